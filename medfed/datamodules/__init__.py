@@ -1,0 +1,1 @@
+"""Readers, patches, partitions, splits and generated cohorts."""

@@ -1,0 +1,1 @@
+"""Federated rounds: messages, channels, clients, runtimes. Knows no model and no algorithm."""

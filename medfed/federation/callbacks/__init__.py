@@ -1,0 +1,1 @@
+"""Lightning callbacks that carry out, evaluate, count and save the federated rounds."""

@@ -1,0 +1,1 @@
+"""Task modules (classification, segmentation, risk) and network builders."""
