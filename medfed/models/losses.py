@@ -1,0 +1,73 @@
+"""Losses that MONAI and PyTorch do not offer in the form needed, as pure functions."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from monai.losses import DiceLoss
+from torch import Tensor
+
+_DICE = DiceLoss(sigmoid=True, batch=True)
+
+
+def focal_loss(
+    logits: Tensor, target: Tensor, *, gamma: float = 2.0, weight: Tensor | None = None
+) -> Tensor:
+    """Focal loss on class indices: the mean over samples of ``-w_y (1 - p_y)^gamma log p_y``.
+
+    MONAI's ``FocalLoss(use_softmax=True)`` also divides by the number of classes, which ties the
+    learning rate to it; otherwise the two are equal.
+
+    Source: T.-Y. Lin et al., "Focal Loss for Dense Object Detection", ICCV 2017, equation 5.
+
+    Args:
+        logits: ``(B, K)``.
+        target: ``(B,)`` class indices.
+        gamma: How strongly well-classified samples are discounted; 0 gives cross-entropy.
+        weight: ``(K,)`` weight of each class, or None.
+
+    Returns:
+        A scalar.
+
+    Example:
+        >>> import torch
+        >>> logits, target = torch.tensor([[0.0, 0.0]]), torch.tensor([1])
+        >>> round(focal_loss(logits, target, gamma=2.0).item(), 4)  # 0.5 ** 2 * log(2)
+        0.1733
+    """
+    log_p = -F.cross_entropy(logits, target, reduction="none")
+    per_sample = -((1 - log_p.exp()) ** gamma) * log_p
+    if weight is not None:
+        per_sample = per_sample * weight[target]
+    return per_sample.mean()
+
+
+def dice_bce_loss(
+    logits: Tensor, target: Tensor, *, dice_weight: float = 1.0, bce_weight: float = 1.0
+) -> Tensor:
+    """Soft Dice plus binary cross-entropy for regions that may overlap (sigmoid outputs).
+
+    MONAI's ``DiceCELoss`` takes a softmax cross-entropy as soon as there are two channels, which
+    contradicts nested regions; so its ``DiceLoss`` is joined with the binary cross-entropy. The
+    Dice is pooled over the batch, lest a patch without a region decide its loss alone.
+
+    Source: F. Milletari et al., "V-Net", 3DV 2016.
+
+    Args:
+        logits: ``(B, R, *spatial)``.
+        target: ``(B, R, *spatial)`` with values 0 and 1.
+        dice_weight: Factor of ``1 - Dice``, averaged over regions.
+        bce_weight: Factor of the cross-entropy, averaged over voxels and regions.
+
+    Returns:
+        A scalar.
+
+    Example:
+        >>> import torch
+        >>> logits, target = torch.full((1, 1, 2, 2), 20.0), torch.ones(1, 1, 2, 2)
+        >>> round(dice_bce_loss(logits, target).item(), 6)
+        0.0
+    """
+    target = target.to(logits.dtype)
+    bce = F.binary_cross_entropy_with_logits(logits, target)
+    dice: Tensor = _DICE(logits, target)
+    return dice_weight * dice + bce_weight * bce

@@ -1,0 +1,208 @@
+"""What every task offers: a loss for training, probabilities, and an evaluation without traces.
+
+Federated training touches three things of a task: its ``network``, its ``loss`` and its
+``evaluate``. The rest makes the same module train centrally with a plain ``Trainer.fit``.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import pytorch_lightning as pl
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from medfed.errors import ConfigError, did_you_mean
+from medfed.models.networks import default_personal
+
+Batch = Mapping[str, Tensor]
+"""``image`` and ``label``, and where they apply ``channels`` and ``case``."""
+
+
+class Meter(Protocol):
+    """Gathers the batches of one split and gives their metrics."""
+
+    def update(self, logits: Tensor, batch: Batch) -> None:
+        """Adds one batch."""
+
+    def compute(self) -> dict[str, float]:
+        """Returns the metrics of all batches so far."""
+
+
+class TaskModule(pl.LightningModule):
+    """A network with a loss and metrics.
+
+    All parameters and buffers live in ``network``, so names relative to it are those of the plain
+    PyTorch network (``class_layers.out.weight``) and a checkpoint holds nothing but weights.
+
+    Args:
+        network: The network, from ``image`` to logits.
+        optimizer: Called with the parameters, returns the optimizer (a Hydra partial).
+        scheduler: Called with the optimizer, returns a schedule stepped once per epoch, or None.
+        personal: Patterns of the names that stay with each client; by default those of
+            :func:`medfed.models.networks.default_personal`.
+        selection: Metric and mode (``"max"`` or ``"min"``) that choose a model on validation data.
+
+    Raises:
+        ConfigError: If ``selection`` names no metric of this task, or another mode.
+    """
+
+    network: nn.Module
+    personal: tuple[str, ...]
+    selection: tuple[str, str]
+
+    def __init__(
+        self,
+        network: nn.Module,
+        optimizer: Callable[..., Optimizer],
+        scheduler: Callable[[Optimizer], Any] | None = None,
+        *,
+        personal: Sequence[str] | None = None,
+        selection: Sequence[str] = ("loss", "min"),
+    ) -> None:
+        super().__init__()
+        self.network = network
+        self.optimizer = optimizer
+        self.scheduler = scheduler
+        self.personal = default_personal(network) if personal is None else tuple(personal)
+        self.selection = self._checked_selection(selection)
+
+    @abstractmethod
+    def criterion(self, logits: Tensor, label: Tensor) -> Tensor:
+        """Returns the scalar loss of logits and labels, without terms on the parameters."""
+
+    @abstractmethod
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """Turns logits into probabilities of the same shape."""
+
+    @abstractmethod
+    def meter(self, *, test: bool = False) -> Meter:
+        """Returns an empty meter; ``test`` may add metrics that are too slow for every round."""
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """The keys of ``evaluate(batches)``."""
+        return tuple(self.meter().compute())
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Returns the network's logits of a batch of images or features."""
+        logits: Tensor = self.network(image)
+        return logits
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Returns the scalar training loss of a batch, the only thing federated training calls."""
+        return self.criterion(self.network(batch["image"]), batch["label"])
+
+    def logits(self, batch: Batch) -> Tensor:
+        """Returns the logits of an evaluation batch, which may be larger than training patches."""
+        return self.forward(batch["image"])
+
+    def predict(self, batch: Batch) -> Tensor:
+        """Returns probabilities in evaluation mode, without gradients.
+
+        Args:
+            batch: A batch with ``image``, on any device.
+
+        Returns:
+            ``(B, K)`` class probabilities, or ``(B, R, *spatial)`` region probabilities.
+        """
+        with self._evaluating():
+            return self.probabilities(self.logits(self._to_network(batch)).float())
+
+    def evaluate(self, batches: Iterable[Batch], *, test: bool = False) -> dict[str, float]:
+        """Measures a split, and leaves module, training flags and random streams as they were.
+
+        Args:
+            batches: The split, e.g. a DataLoader, on any device.
+            test: Also measure what is too slow for validation (Hausdorff distance).
+
+        Returns:
+            Metrics under short names such as ``iou`` or ``auroc``; NaN where one is undefined.
+        """
+        meter = self.meter(test=test)
+        with self._evaluating():
+            for batch in batches:
+                batch = self._to_network(batch)
+                meter.update(self.logits(batch).float(), batch)
+            return meter.compute()
+
+    def picture(self, cases: Mapping[str, Any]) -> Figure | None:
+        """Returns a figure of predictions per client and method, where the task has one."""
+        return None
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Central training: the loss, logged as ``train/loss``."""
+        loss = self.loss(batch)
+        self.log("train/loss", loss.detach(), prog_bar=True, batch_size=len(batch["label"]))
+        return loss
+
+    def on_validation_epoch_start(self) -> None:
+        """Opens the meter of the validation split."""
+        self._meter = self.meter()
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        """Adds a batch to the meter."""
+        self._meter.update(self.logits(batch).float(), batch)
+
+    def on_validation_epoch_end(self) -> None:
+        """Logs the metrics as ``val/…``."""
+        self._log_meter("val")
+
+    def on_test_epoch_start(self) -> None:
+        """Opens the meter of the test split."""
+        self._meter = self.meter(test=True)
+
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
+        """Adds a batch to the meter."""
+        self._meter.update(self.logits(batch).float(), batch)
+
+    def on_test_epoch_end(self) -> None:
+        """Logs the metrics as ``test/…``."""
+        self._log_meter("test")
+
+    def configure_optimizers(self) -> Any:
+        """Builds optimizer and schedule for central training."""
+        optimizer = self.optimizer(self.network.parameters())
+        if self.scheduler is None:
+            return optimizer
+        return {"optimizer": optimizer, "lr_scheduler": self.scheduler(optimizer)}
+
+    def _log_meter(self, split: str) -> None:
+        # Over several ranks this is the mean of the ranks' metrics, not the pooled metric.
+        metrics = {f"{split}/{k}": v for k, v in self._meter.compute().items() if not math.isnan(v)}
+        self.log_dict(metrics, sync_dist=True)
+        del self._meter
+
+    def _checked_selection(self, selection: Sequence[str]) -> tuple[str, str]:
+        metric, mode = selection
+        if metric not in self.metric_names:
+            raise ConfigError(
+                f"Unknown selection metric {metric!r}{did_you_mean(metric, self.metric_names)}."
+            )
+        if mode not in ("max", "min"):
+            raise ConfigError(f"The selection mode must be max or min, not {mode!r}.")
+        return metric, mode
+
+    def _to_network(self, batch: Batch) -> dict[str, Tensor]:
+        # Not self.device: the runtime may have moved the network alone.
+        device = next(self.network.parameters()).device
+        return {name: value.to(device) for name, value in batch.items()}
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """Evaluation mode without gradients; flags of single layers (frozen norms) come back."""
+        flags = [(module, module.training) for module in self.modules()]
+        self.eval()
+        try:
+            # Starting a DataLoader draws a seed from the global stream; fork_rng gives it back.
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                yield
+        finally:
+            for module, training in flags:
+                module.training = training
