@@ -1,0 +1,199 @@
+"""The federated data module: a reader's patients, a partition's clients, one split for each."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
+
+from medfed.datamodules.client_data import Batch, ClientData, Split
+from medfed.datamodules.partitions.base import Partition
+from medfed.datamodules.readers.base import Patient
+from medfed.datamodules.splits import check_leakage, sha256_of, split_patients, warn_small
+from medfed.errors import DataError
+
+
+class FederatedDataModule(pl.LightningDataModule, ABC):
+    """Base of the data modules; a subclass lists patients and builds one client's tensors.
+
+    Attributes:
+        clients: `ClientData` per client id, in the partition's order; filled by `setup`.
+        channel_names: Names of the C channels (or F features).
+        class_names: Names of the classes, or of the regions.
+        description: One line about where the data come from; filled by `setup`.
+    """
+
+    channel_names: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()
+    description: str = ""
+
+    def __init__(
+        self, partition: Partition, seed: int, val_fraction: float, test_fraction: float
+    ) -> None:
+        super().__init__()
+        self.partition = partition
+        self.seed = seed
+        self.val_fraction = val_fraction
+        self.test_fraction = test_fraction
+        self.clients: dict[str, ClientData] = {}
+        self._patients: dict[str, Patient] = {}
+        self._hashes: dict[str, str] | None = None
+
+    @property
+    def in_channels(self) -> int:
+        """Image channels C, or features F."""
+        return len(self.channel_names)
+
+    @property
+    def num_classes(self) -> int:
+        """Classes K of a classification, or regions R of a segmentation."""
+        return len(self.class_names)
+
+    @abstractmethod
+    def list_patients(self) -> list[Patient]:
+        """Lists all patients, each with its centre and label where known."""
+
+    @abstractmethod
+    def build_clients(
+        self, splits: Mapping[str, Mapping[Split, list[str]]], channels: Mapping[str, torch.Tensor]
+    ) -> dict[str, ClientData]:
+        """Reads the patients into memory.
+
+        Args:
+            splits: Patient ids per client and split.
+            channels: (C,) bool per client.
+        """
+
+    def settings(self) -> dict[str, Any]:
+        """Choices that belong beside the splits in the record, such as the evaluated slices."""
+        return {}
+
+    def setup(self, stage: str | None = None) -> None:
+        """Assigns, splits and reads, once; further calls change nothing.
+
+        Args:
+            stage: Ignored: all splits are read together.
+
+        Raises:
+            DataError: If a client has no patients, a patient appears twice, or a file is bad.
+            ConfigError: If the partition does not fit the data.
+        """
+        if self.clients:
+            return
+        self.prepare_data()
+        patients = self.list_patients()
+        self._patients = {p.id: p for p in patients}
+        if len(self._patients) < len(patients):
+            twice = next(p.id for i, p in enumerate(patients) if p in patients[:i])
+            raise DataError(f"Patient {twice} is listed twice; patient ids must be unique.")
+        assigned = self.partition.assign(patients, self.seed)
+        splits = {client: self._split(client, ids) for client, ids in assigned.items()}
+        check_leakage(splits)
+        table = self.partition.availability(list(assigned), self.channel_names, self.seed)
+        self.clients = self.build_clients(splits, table)
+
+    def _split(self, client: str, ids: Sequence[str]) -> dict[Split, list[str]]:
+        if not ids:
+            raise DataError(
+                f"Client {client} has no patients; use fewer clients or another partition."
+            )
+        labels = {i: self._patients[i].label for i in ids}
+        parts = split_patients(ids, self.val_fraction, self.test_fraction, self.seed, labels)
+        warn_small(client, parts)
+        return parts
+
+    def splits(self) -> dict[str, Any]:
+        """The record to be written beside a run, as JSON.
+
+        Returns:
+            ``seed``, ``clients`` (patient ids per client and split), ``channels`` (the names that
+            each client has), ``settings``, and ``files`` (SHA-256 per file that was used).
+        """
+        if self._hashes is None:
+            used = {i for c in self.clients.values() for ids in c.patients.values() for i in ids}
+            files = {f for i in sorted(used) for f in self._patients[i].files.values()}
+            self._hashes = {str(path): sha256_of(path) for path in sorted(files)}
+        return {
+            "seed": self.seed,
+            "clients": {name: dict(c.patients) for name, c in self.clients.items()},
+            "channels": {name: self._present(c) for name, c in self.clients.items()},
+            "settings": self.settings(),
+            "files": dict(self._hashes),
+        }
+
+    def _present(self, client: ClientData) -> list[str]:
+        return [n for n, p in zip(self.channel_names, client.channels.tolist(), strict=True) if p]
+
+    def train_dataloader(self) -> DataLoader[Batch]:
+        """Training samples of all clients together, for central training.
+
+        Returns:
+            A shuffled loader (its own seeded generator) of dict batches.
+        """
+        clients = list(self.clients.values())
+        return DataLoader(
+            ConcatDataset([_Samples(c) for c in clients]),
+            batch_size=clients[0].batch_size,
+            shuffle=True,
+            generator=torch.Generator().manual_seed(self.seed),
+        )
+
+    def val_dataloader(self) -> DataLoader[Batch]:
+        """Validation batches of all clients, in fixed order."""
+        return DataLoader(_Evaluation(list(self.clients.values()), "val"), batch_size=None)
+
+    def test_dataloader(self) -> DataLoader[Batch]:
+        """Test batches of all clients, in fixed order."""
+        return DataLoader(_Evaluation(list(self.clients.values()), "test"), batch_size=None)
+
+
+class _Samples(Dataset[Batch]):
+    """One client's training samples, one by one."""
+
+    def __init__(self, client: ClientData) -> None:
+        self.client = client
+
+    def __len__(self) -> int:
+        return self.client.num_samples
+
+    def __getitem__(self, index: int) -> Batch:
+        label = self.client.train["label"][index]
+        label = label.float() if label.ndim else label
+        image = self.client.train["image"][index]
+        return {"image": image, "label": label, "channels": self.client.channels}
+
+
+class _Evaluation(IterableDataset[Batch]):
+    """Every client's evaluation batches; ``case`` counts on over the clients."""
+
+    def __init__(self, clients: Sequence[ClientData], split: Split) -> None:
+        self.clients = clients
+        self.split = split
+
+    def __iter__(self) -> Iterator[Batch]:
+        offset = 0
+        for client in self.clients:
+            for batch in client.eval_batches(self.split):
+                yield {**batch, "case": batch["case"] + offset}
+            offset += len(client.patients[self.split])
+
+
+def resolve_root(path: str | Path | None) -> Path | None:
+    """Expands ``~``; None stays None.
+
+    Args:
+        path: A path from the configuration.
+
+    Returns:
+        The path.
+
+    Example:
+        >>> resolve_root(None) is None, resolve_root("data").name
+        (True, 'data')
+    """
+    return None if path is None else Path(path).expanduser()

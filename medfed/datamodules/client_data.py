@@ -1,0 +1,143 @@
+"""What one hospital holds: its tensors in memory, and the batches made from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from medfed.datamodules.seeding import derive_seed, torch_rng
+from medfed.errors import DataError
+
+Batch = dict[str, Tensor]
+Split = Literal["train", "val", "test"]
+SPLITS: tuple[Split, ...] = ("train", "val", "test")
+Augment = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+@dataclass
+class ClientData:
+    """One hospital's data, extracted once and kept as contiguous tensors.
+
+    A *block* is a dict of tensors with the same first dimension: ``image`` (N, C, *spatial) or
+    (N, F) float32; ``label`` (N, R, *spatial) for regions (any dtype; batches carry float32) or
+    (N,) int64 for classes; ``case`` (N,) int64, the index of the patient in ``patients[split]``.
+
+    Attributes:
+        id: The client's name, such as ``"hospital_0"``.
+        train: The block of training samples (patches or rows).
+        evaluation: Blocks per evaluation split. A batch never spans two blocks, so that volumes of
+            different sizes may stand beside each other.
+        channels: (C,) bool, which channels this hospital has. The others are zero in every image.
+        label_counts: (K,) float32 over the training samples. Classification: samples per class.
+            Segmentation: voxels of ``[background, region_1, ..., region_R]`` in the patches.
+        patients: The patient ids of every split.
+        batch_size: Samples per training batch.
+        eval_batch_size: Samples (slices, volumes or rows) per evaluation batch.
+        augment: A random MONAI dict transform of one training sample, or None. It is reseeded for
+            every epoch from the epoch's seed.
+
+    Raises:
+        DataError: If there is no training sample.
+    """
+
+    id: str
+    train: Batch
+    evaluation: dict[Split, list[Batch]]
+    channels: Tensor
+    label_counts: Tensor
+    patients: dict[Split, list[str]]
+    batch_size: int
+    eval_batch_size: int = 16
+    augment: Augment | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.num_samples == 0:
+            raise DataError(
+                f"Client {self.id} has no training data; give it patients or leave it out of the "
+                "partition."
+            )
+
+    @property
+    def num_samples(self) -> int:
+        """Training samples (patches or rows)."""
+        return int(self.train["image"].shape[0])
+
+    def to(self, device: torch.device | str) -> ClientData:
+        """Moves the training block, so that batches are gathered on the device.
+
+        Args:
+            device: Where `train_batches` shall yield.
+
+        Returns:
+            The same object.
+        """
+        self.train = {name: value.to(device) for name, value in self.train.items()}
+        return self
+
+    def train_batches(self, seed: int) -> Iterator[Batch]:
+        """One epoch over the training samples; the last, short batch is kept.
+
+        Args:
+            seed: The only source of the order (and of the augmentation): never the global stream.
+
+        Yields:
+            ``{"image", "label", "channels"}`` with B = `batch_size` or fewer samples.
+        """
+        order = torch.randperm(self.num_samples, generator=torch_rng(seed, "order"))
+        order = order.to(self.train["image"].device)
+        if callable(set_state := getattr(self.augment, "set_random_state", None)):
+            set_state(seed=derive_seed(seed, "augment"))
+        for index in order.split(self.batch_size):
+            image = self.train["image"].index_select(0, index)
+            label = self.train["label"].index_select(0, index)
+            yield self._batch(*self._augmented(image, label))
+
+    def train_inputs(self, limit: int) -> Tensor:
+        """Training inputs in a fixed order, spread evenly over the patients.
+
+        Args:
+            limit: How many at most.
+
+        Returns:
+            (min(limit, num_samples), C, *spatial) or (…, F).
+        """
+        count = min(limit, self.num_samples)
+        index = torch.arange(count) * self.num_samples // max(count, 1)
+        return self.train["image"].index_select(0, index.to(self.train["image"].device))
+
+    def eval_batches(self, split: Split) -> Iterator[Batch]:
+        """The samples of a split in fixed order, without augmentation.
+
+        Args:
+            split: ``"val"`` and ``"test"`` yield whole axial slices (or volumes, or rows);
+                ``"train"`` yields the training samples.
+
+        Yields:
+            ``{"image", "label", "channels", "case"}``.
+        """
+        for block in [self.train] if split == "train" else self.evaluation[split]:
+            for start in range(0, block["image"].shape[0], self.eval_batch_size):
+                part = slice(start, start + self.eval_batch_size)
+                batch = self._batch(block["image"][part], block["label"][part])
+                yield {**batch, "case": block["case"][part]}
+
+    def _batch(self, image: Tensor, label: Tensor) -> Batch:
+        if label.ndim > 1 and label.dtype != torch.float32:
+            label = label.float()  # stored as uint8: a quarter of the memory
+        channels = self.channels.to(image.device).expand(image.shape[0], -1)
+        return {"image": image, "label": label, "channels": channels}
+
+    def _augmented(self, image: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
+        if self.augment is None:
+            return image, label
+        samples = zip(image, label, strict=True)
+        done = [self.augment({"image": i, "label": y}) for i, y in samples]
+        images = torch.stack([torch.as_tensor(d["image"]) for d in done]).as_subclass(Tensor)
+        labels = torch.stack([torch.as_tensor(d["label"]) for d in done]).as_subclass(Tensor)
+        # An intensity transform would otherwise fill the channels that the hospital lacks.
+        present = self.channels.to(images.device).view(1, -1, *[1] * (images.ndim - 2))
+        return images * present, labels

@@ -1,0 +1,1 @@
+"""Generated cohorts, written to disk in the formats of the real data."""

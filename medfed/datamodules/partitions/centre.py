@@ -1,0 +1,39 @@
+"""The natural partition: one client per hospital."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from medfed.datamodules.partitions.base import Partition
+from medfed.datamodules.readers.base import Patient, check_names
+from medfed.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class ByCentre(Partition):
+    """Every centre of the data becomes a client with the centre's name.
+
+    Attributes:
+        centres: Names of the centres to keep, in this order; None keeps all, sorted.
+    """
+
+    centres: Sequence[str] | None = None
+
+    def assign(self, patients: Sequence[Patient], seed: int) -> dict[str, list[str]]:
+        """See `Partition.assign`; no random choice is made.
+
+        Example:
+            >>> ByCentre().assign([Patient("a", centre="x"), Patient("b", centre="y")], seed=0)
+            {'x': ['a'], 'y': ['b']}
+        """
+        for patient in patients:
+            if patient.centre is None:
+                raise ConfigError(
+                    f"Patient {patient.id} has no centre; name the centres in the data "
+                    "configuration (data.centre or data.reader.hospitals), or use "
+                    "partition=round_robin."
+                )
+        known = sorted({str(p.centre) for p in patients})
+        names = known if self.centres is None else check_names("centre", self.centres, known)
+        return {name: [p.id for p in patients if p.centre == name] for name in names}

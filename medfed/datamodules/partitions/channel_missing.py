@@ -1,0 +1,110 @@
+"""Hospitals that lack image channels: the client × channel availability table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from medfed.datamodules.partitions.base import Partition
+from medfed.datamodules.readers.base import Patient, check_names
+from medfed.datamodules.seeding import torch_rng
+from medfed.errors import ConfigError, did_you_mean
+
+PRESETS = ("none", "lack_k", "rotate", "random", "table")
+
+
+@dataclass(frozen=True)
+class ChannelMissing(Partition):
+    """Takes channels away from the clients of another partition.
+
+    A missing channel is zero after normalisation, and the presence mask travels in every batch.
+
+    Attributes:
+        assignment: The partition that assigns the patients.
+        preset: ``lack_k``: the listed clients lack `channel`; ``rotate``: client n lacks channel
+            n mod C; ``random``: each channel is missing with `probability`, but no client loses
+            all; ``table``: as written in `table`; ``none``: nothing is missing.
+        channel: For ``lack_k``, the name of the missing channel.
+        clients: For ``lack_k``, the clients that lack it: ids, or positions in the order.
+        probability: For ``random``, in [0, 1).
+        table: For ``table``, the channels that a client *has*, by client id; a client that is not
+            listed has all.
+    """
+
+    assignment: Partition
+    preset: str = "rotate"
+    channel: str | None = None
+    clients: Sequence[str | int] = ()
+    probability: float = 0.0
+    table: Mapping[str, Sequence[str]] | None = None
+
+    def __post_init__(self) -> None:
+        if self.preset not in PRESETS:
+            hint = did_you_mean(self.preset, PRESETS)
+            raise ConfigError(
+                f"Unknown partition.preset={self.preset}; known: {', '.join(PRESETS)}{hint}."
+            )
+        if not 0 <= self.probability < 1:
+            raise ConfigError(f"partition.probability={self.probability} must be in [0, 1).")
+
+    def assign(self, patients: Sequence[Patient], seed: int) -> dict[str, list[str]]:
+        """Leaves the assignment to `assignment`."""
+        return self.assignment.assign(patients, seed)
+
+    def availability(
+        self, clients: Sequence[str], channels: Sequence[str], seed: int
+    ) -> dict[str, Tensor]:
+        """See `Partition.availability`.
+
+        Example:
+            >>> from medfed.datamodules.partitions import ByCentre
+            >>> rotate = ChannelMissing(ByCentre(), "rotate")
+            >>> {k: v.tolist() for k, v in rotate.availability(["a", "b"], ["T1", "T2"], 0).items()}
+            {'a': [False, True], 'b': [True, False]}
+        """
+        if self.preset == "lack_k":
+            missing = self._lacking(clients, channels)
+        elif self.preset == "rotate":
+            missing = {client: [n % len(channels)] for n, client in enumerate(clients)}
+        elif self.preset == "random":
+            missing = {c: self._drawn(c, len(channels), seed) for c in clients}
+        elif self.preset == "table":
+            missing = self._from_table(clients, channels)
+        else:
+            missing = {}
+        present = self.assignment.availability(clients, channels, seed)
+        for client, indices in missing.items():
+            present[client][indices] = False
+            if not present[client].any():
+                raise ConfigError(f"Client {client} would lack every channel; leave it at least 1.")
+        return present
+
+    def _lacking(self, clients: Sequence[str], channels: Sequence[str]) -> dict[str, list[int]]:
+        if self.channel is None or not self.clients:
+            raise ConfigError("partition.preset=lack_k needs partition.channel and .clients.")
+        index = list(channels).index(check_names("channel", [self.channel], channels)[0])
+        names = [_client_at(clients, client) for client in self.clients]
+        return {name: [index] for name in check_names("client", names, clients)}
+
+    def _drawn(self, client: str, count: int, seed: int) -> list[int]:
+        rng = torch_rng(seed, "channel_missing", client)
+        missing = torch.rand(count, generator=rng) < self.probability
+        missing[int(torch.randint(count, (1,), generator=rng))] &= not missing.all()
+        return [int(i) for i in missing.nonzero()]
+
+    def _from_table(self, clients: Sequence[str], channels: Sequence[str]) -> dict[str, list[int]]:
+        if not self.table:
+            raise ConfigError("partition.preset=table needs partition.table.")
+        check_names("client", list(self.table), clients)
+        has = {c: check_names("channel", names, channels) for c, names in self.table.items()}
+        return {c: [i for i, n in enumerate(channels) if n not in has[c]] for c in has}
+
+
+def _client_at(clients: Sequence[str], client: str | int) -> str:
+    """The id at a position; anything else is taken as an id."""
+    if isinstance(client, int) and client in range(len(clients)):
+        return clients[client]
+    return str(client)

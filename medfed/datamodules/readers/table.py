@@ -1,0 +1,198 @@
+"""Tables: one row per sample, numeric features, a label column; a centre and a patient column."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from medfed.datamodules.readers.base import check_names
+from medfed.errors import DataError
+
+MISSING = frozenset({"", "?", "nan", "na", "none", "null"})
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table in memory.
+
+    Attributes:
+        names: (F) feature names.
+        features: (N, F) float64; a missing cell is NaN.
+        labels: (N,) int64 class indices.
+        classes: (K) class names.
+        patients: (N) patient id of every row.
+        centres: (N) centre of every row, or None.
+    """
+
+    names: tuple[str, ...]
+    features: NDArray[np.float64]
+    labels: NDArray[np.int64]
+    classes: tuple[str, ...]
+    patients: tuple[str, ...]
+    centres: tuple[str, ...] | None = None
+
+
+def breast_cancer() -> Table:
+    """Scikit-learn's breast cancer: 569 real patients, 30 features; 1 = malignant.
+
+    Scikit-learn codes malignant as 0; here the disease is the positive class.
+
+    Example:
+        >>> table = breast_cancer()
+        >>> table.features.shape, table.classes, int(table.labels.sum())
+        ((569, 30), ('benign', 'malignant'), 212)
+    """
+    from sklearn.datasets import load_breast_cancer
+
+    data = load_breast_cancer()
+    return Table(
+        names=tuple(str(name) for name in data.feature_names),
+        features=np.asarray(data.data, dtype=np.float64),
+        labels=(data.target == 0).astype(np.int64),
+        classes=("benign", "malignant"),
+        patients=tuple(f"row_{i}" for i in range(len(data.target))),
+    )
+
+
+def read_csv(
+    path: Path,
+    label: str,
+    features: Sequence[str] | None = None,
+    centre: str | None = None,
+    patient: str | None = None,
+    positive: Sequence[str | int | float] | None = None,
+    header: Sequence[str] | None = None,
+) -> Table:
+    """Reads a CSV file.
+
+    Args:
+        path: The file; cells such as an empty one, ``?`` or ``NaN`` are missing.
+        label: Name of the label column.
+        features: Names of the feature columns; None takes all that have no other role.
+        centre: Name of the column with the hospital, if any.
+        patient: Name of the column with the patient, if any; otherwise each row is a patient.
+        positive: Label values that count as class 1, all others as 0; None makes every distinct
+            label value a class, in sorted order.
+        header: Column names of a file that has no header line.
+
+    Returns:
+        The table.
+
+    Raises:
+        DataError: Naming the file, row and column of what cannot be used.
+        ConfigError: If a column does not exist; lists those that do.
+    """
+    columns, rows = _rows(path, header)
+    used = check_names("column", [c for c in (label, centre, patient) if c], columns)
+    names = tuple(c for c in columns if c not in used)
+    if features is not None:
+        names = check_names("column", features, columns)
+    at = {name.lower(): i for i, name in enumerate(columns)}
+    raw = [row[at[label.lower()]].strip() for row in rows]
+    labels, classes = _classes(path, raw, positive)
+    return Table(
+        names=names,
+        features=np.array(
+            [[_cell(path, r, row, at, n) for n in names] for r, row in rows_at(rows)]
+        ),
+        labels=labels,
+        classes=classes,
+        patients=tuple(
+            row[at[patient.lower()]].strip() if patient else f"row_{i}"
+            for i, row in enumerate(rows)
+        ),
+        centres=tuple(row[at[centre.lower()]].strip() for row in rows) if centre else None,
+    )
+
+
+def rows_at(rows: Sequence[list[str]]) -> list[tuple[int, list[str]]]:
+    """Numbers data rows from 1, as a person counts them.
+
+    Args:
+        rows: The rows without the header.
+
+    Returns:
+        Pairs of number and row.
+
+    Example:
+        >>> rows_at([["3.1", "0"]])
+        [(1, ['3.1', '0'])]
+    """
+    return list(enumerate(rows, start=1))
+
+
+def _rows(path: Path, header: Sequence[str] | None) -> tuple[list[str], list[list[str]]]:
+    """Column names and data rows, all of one length."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            rows = [row for row in csv.reader(file) if any(cell.strip() for cell in row)]
+    except FileNotFoundError:
+        raise DataError(f"{path} does not exist; set data.path to a CSV file.") from None
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path} cannot be read as CSV ({error}); save it as UTF-8 CSV.") from error
+    columns = [c.strip() for c in (rows.pop(0) if header is None and rows else header or [])]
+    if not rows:
+        raise DataError(f"{path} has no data rows.")
+    for number, row in rows_at(rows):
+        if len(row) != len(columns):
+            raise DataError(
+                f"{path}, data row {number}: {len(row)} cells, but {len(columns)} columns; "
+                "mend the row or data.header."
+            )
+    return columns, rows
+
+
+def _cell(path: Path, number: int, row: list[str], at: dict[str, int], name: str) -> float:
+    """One feature cell; NaN where missing."""
+    text = row[at[name.lower()]].strip()
+    if text.lower() in MISSING:
+        return float("nan")
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("inf")
+    if not np.isfinite(value):
+        raise DataError(
+            f"{path}, data row {number}, column {name}: {text!r} is not a number; write a number, "
+            "leave it empty, or leave the column out with data.features."
+        )
+    return value
+
+
+def _classes(
+    path: Path, raw: Sequence[str], positive: Sequence[str | int | float] | None
+) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Class index per row, and the class names."""
+    for number, text in enumerate(raw, start=1):
+        if text.lower() in MISSING:
+            raise DataError(f"{path}, data row {number}: the label is missing; remove the row.")
+    values = [_tidy(text) for text in raw]
+    if positive is not None:
+        wanted = {_tidy(str(p)) for p in positive}
+        return np.array([v in wanted for v in values], dtype=np.int64), ("negative", "positive")
+    names = sorted(set(values), key=lambda v: (_number(v), v))
+    if len(names) < 2 or len(names) > 50:
+        raise DataError(
+            f"{path}: the label column has {len(names)} distinct value(s); 2 to 50 classes are "
+            "possible. Name the column in data.label, or the values of class 1 in data.positive."
+        )
+    index = {name: i for i, name in enumerate(names)}
+    return np.array([index[v] for v in values], dtype=np.int64), tuple(names)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return float("inf")
+
+
+def _tidy(text: str) -> str:
+    """``"1.0"`` and ``"1"`` are the same label."""
+    number = _number(text)
+    return str(int(number)) if np.isfinite(number) and number == int(number) else text

@@ -1,0 +1,136 @@
+"""Train, validation and test, always by patient; the leakage guard; hashes of what was read."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from medfed.datamodules.client_data import SPLITS, Split
+from medfed.datamodules.seeding import numpy_rng
+from medfed.errors import ConfigError, DataError
+
+log = logging.getLogger(__name__)
+
+
+def split_patients(
+    patients: Sequence[str],
+    val_fraction: float,
+    test_fraction: float,
+    seed: int,
+    strata: Mapping[str, object] | None = None,
+) -> dict[Split, list[str]]:
+    """Splits one client's patients.
+
+    With three patients or more every split has at least one; with two there is no validation
+    patient, with one only training (both are warned about by `warn_small`).
+
+    Args:
+        patients: Patient ids; their order does not matter.
+        val_fraction: Share of validation patients.
+        test_fraction: Share of test patients.
+        seed: Seed of the shuffle.
+        strata: A label per patient; every label is then split in the same proportions, so that
+            the local test set has the label ratio of the local training set.
+
+    Returns:
+        Sorted patient ids per split.
+
+    Raises:
+        ConfigError: If the fractions leave nothing to train on.
+
+    Example:
+        >>> split_patients(["a", "b", "c"], 0.2, 0.2, seed=0)
+        {'train': ['c'], 'val': ['b'], 'test': ['a']}
+    """
+    if min(val_fraction, test_fraction) < 0 or val_fraction + test_fraction >= 1:
+        raise ConfigError(
+            f"val_fraction={val_fraction} and test_fraction={test_fraction} must be non-negative "
+            "and leave a share for training."
+        )
+    groups: dict[str, list[str]] = {}
+    for patient in sorted(patients):
+        groups.setdefault(str(strata[patient]) if strata else "", []).append(patient)
+    parts: dict[Split, list[str]] = {split: [] for split in SPLITS}
+    for name, group in sorted(groups.items()):
+        order = [group[i] for i in numpy_rng(seed, "split", name).permutation(len(group))]
+        test, val = round(test_fraction * len(group)), round(val_fraction * len(group))
+        parts["test"] += order[:test]
+        parts["val"] += order[test : test + val]
+        parts["train"] += order[test + val :]
+    wanted: dict[Split, bool] = {"train": True, "test": test_fraction > 0, "val": val_fraction > 0}
+    _fill_empty(parts, wanted)
+    return {split: sorted(ids) for split, ids in parts.items()}
+
+
+def _fill_empty(parts: dict[Split, list[str]], wanted: Mapping[Split, bool]) -> None:
+    """Moves single patients so that no wanted split is empty; train comes first, then test."""
+    for split, want in wanted.items():
+        largest = max(parts, key=lambda s: len(parts[s]))
+        if want and not parts[split] and len(parts[largest]) > 1:
+            parts[split].append(parts[largest].pop())
+
+
+def warn_small(client: str, parts: Mapping[Split, Sequence[str]]) -> None:
+    """Warns of a client whose splits are empty or rest on a single training patient.
+
+    Args:
+        client: The client's name.
+        parts: Its patients per split.
+
+    Example:
+        >>> warn_small("a", {"train": ["p", "q"], "val": ["r"], "test": ["s"]})
+    """
+    empty = [split for split in SPLITS if not parts[split]]
+    if empty:
+        log.warning("Client %s has no patient in: %s.", client, ", ".join(empty))
+    elif len(parts["train"]) == 1:
+        log.warning("Client %s trains on a single patient.", client)
+
+
+def check_leakage(clients: Mapping[str, Mapping[Split, Sequence[str]]]) -> None:
+    """Stops the run where a patient appears twice.
+
+    Args:
+        clients: Patient ids per client and split.
+
+    Raises:
+        DataError: Naming the patient and both places.
+
+    Example:
+        >>> check_leakage({"a": {"train": ["p1"], "test": ["p1"]}})  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        medfed.errors.DataError: Patient p1 is in train of a and again in test of a; ...
+    """
+    seen: dict[str, str] = {}
+    for client, parts in clients.items():
+        for split, patients in parts.items():
+            for patient in patients:
+                place = f"{split} of {client}"
+                if patient in seen:
+                    raise DataError(
+                        f"Patient {patient} is in {seen[patient]} and again in {place}; every "
+                        "patient belongs to one split of one client."
+                    )
+                seen[patient] = place
+
+
+def sha256_of(path: Path) -> str:
+    """Hashes a file without holding it in memory.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The SHA-256 digest in hexadecimal.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.NamedTemporaryFile() as file:
+        ...     sha256_of(Path(file.name))[:8]
+        'e3b0c442'
+    """
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,195 @@
+"""Tabular clinical risk: any CSV, or scikit-learn's breast cancer where none is given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.preprocessing import MinMaxScaler
+from torch import Tensor
+
+from medfed.datamodules.base import FederatedDataModule, resolve_root
+from medfed.datamodules.client_data import SPLITS, Batch, ClientData, Split
+from medfed.datamodules.partitions.base import Partition
+from medfed.datamodules.readers.base import Patient
+from medfed.datamodules.readers.table import Table, breast_cancer, read_csv
+from medfed.errors import ConfigError
+
+
+class TabularDataModule(FederatedDataModule):
+    """Rows of a table, scaled to [-1, 1]; ``image`` is (B, F) and ``label`` (B,) int64.
+
+    Args:
+        partition: Assigns patients to clients.
+        seed: Seed of partition and splits.
+        path: A CSV file; None takes scikit-learn's breast cancer.
+        label: Name of the label column.
+        features: Feature columns; None takes all that have no other role.
+        centre: Column with the hospital, for the natural partition.
+        patient: Column with the patient; None makes every row a patient.
+        positive: Label values that count as class 1; None makes every distinct value a class.
+        header: Column names of a file without a header line.
+        val_fraction: Share of validation patients per client.
+        test_fraction: Share of test patients per client.
+        batch_size: Rows per training batch.
+        eval_batch_size: Rows per evaluation batch.
+        scaling: Whose training rows the minimum and maximum come from. ``"client"``: the client's
+            own, so nothing leaves a hospital; ``"pooled"``: all clients', so that one unit means
+            the same everywhere, at the price of 2F numbers per client that would have to be
+            exchanged once beforehand (not counted in the ledger).
+        missing_indicator: Whether to append, per feature, 1 where the cell was missing.
+    """
+
+    def __init__(
+        self,
+        partition: Partition,
+        seed: int = 0,
+        path: str | None = None,
+        label: str = "label",
+        features: Sequence[str] | None = None,
+        centre: str | None = None,
+        patient: str | None = None,
+        positive: Sequence[str | int | float] | None = None,
+        header: Sequence[str] | None = None,
+        val_fraction: float = 0.2,
+        test_fraction: float = 0.2,
+        batch_size: int = 32,
+        eval_batch_size: int = 1024,
+        scaling: Literal["client", "pooled"] = "client",
+        missing_indicator: bool = False,
+    ) -> None:
+        super().__init__(partition, seed, val_fraction, test_fraction)
+        if scaling not in ("client", "pooled"):
+            raise ConfigError(f"Unknown data.scaling={scaling}; known: client, pooled.")
+        self.path = resolve_root(path)
+        self.columns = (label, features, centre, patient, positive, header)
+        self.batch_size = batch_size
+        self.eval_batch_size = eval_batch_size
+        self.scaling = scaling
+        self.missing_indicator = missing_indicator
+        self.table: Table | None = None
+
+    def prepare_data(self) -> None:
+        """Reads the table, so that names and sizes are known."""
+        if self.table is not None:
+            return
+        if self.path is None:
+            self.table = breast_cancer()
+            self.description = (
+                "Data: scikit-learn's breast cancer, 569 patients "
+                "(your own: data=csv data.path=/path/to/table.csv data.label=COLUMN)."
+            )
+        else:
+            self.table = read_csv(self.path, *self.columns)
+            self.description = f"Data: {self.path}, {len(self.table.labels)} rows."
+        names = self.table.names
+        if self.missing_indicator:
+            names += tuple(f"{name} missing" for name in names)
+        self.channel_names = names
+        self.class_names = self.table.classes
+
+    def list_patients(self) -> list[Patient]:
+        """One patient per distinct id, with its centre, and its label where all its rows agree."""
+        self.prepare_data()
+        assert self.table is not None
+        files = {} if self.path is None else {"table": self.path}
+        rows: dict[str, list[int]] = {}
+        for row, name in enumerate(self.table.patients):
+            rows.setdefault(name, []).append(row)
+        self._rows = {name: np.array(index) for name, index in rows.items()}
+        return [self._patient(name, index, files) for name, index in rows.items()]
+
+    def _patient(self, name: str, rows: list[int], files: Mapping[str, Path]) -> Patient:
+        assert self.table is not None
+        labels = {int(self.table.labels[row]) for row in rows}
+        centres = {self.table.centres[row] for row in rows} if self.table.centres else set()
+        if len(centres) > 1:
+            raise ConfigError(
+                f"Patient {name} has rows at several centres ({', '.join(sorted(centres))}); a "
+                "patient belongs to one client."
+            )
+        label = labels.pop() if len(labels) == 1 else None
+        return Patient(name, files, centres.pop() if centres else None, label)
+
+    def build_clients(
+        self, splits: Mapping[str, Mapping[Split, list[str]]], channels: Mapping[str, Tensor]
+    ) -> dict[str, ClientData]:
+        """Scales every client's rows by training statistics; see the base class."""
+        assert self.table is not None
+        train = {c: self.table.features[self._index(parts["train"])] for c, parts in splits.items()}
+        pooled = np.concatenate(list(train.values()))
+        clients = {}
+        for name, parts in splits.items():
+            scaler = fit_scaler(train[name] if self.scaling == "client" else pooled)
+            blocks = {s: self._block(parts[s], scaler, channels[name]) for s in SPLITS}
+            labels = blocks["train"]["label"]
+            clients[name] = ClientData(
+                id=name,
+                train=blocks["train"],
+                evaluation={"val": [blocks["val"]], "test": [blocks["test"]]},
+                channels=channels[name],
+                label_counts=torch.bincount(labels, minlength=self.num_classes).float(),
+                patients={split: list(parts[split]) for split in SPLITS},
+                batch_size=self.batch_size,
+                eval_batch_size=self.eval_batch_size,
+            )
+        return clients
+
+    def _index(self, patients: Sequence[str]) -> NDArray[np.int64]:
+        return np.concatenate([np.empty(0, np.int64), *(self._rows[p] for p in patients)])
+
+    def _block(self, patients: Sequence[str], scaler: MinMaxScaler, present: Tensor) -> Batch:
+        assert self.table is not None
+        index = self._index(patients)
+        image = scale(self.table.features[index], scaler, self.missing_indicator)
+        cases = [np.full(len(self._rows[p]), i) for i, p in enumerate(patients)]
+        return {
+            "image": torch.from_numpy(image) * present,
+            "label": torch.from_numpy(self.table.labels[index]),
+            "case": torch.from_numpy(np.concatenate([np.empty(0, np.int64), *cases])),
+        }
+
+
+def fit_scaler(train: NDArray[np.float64]) -> MinMaxScaler:
+    """Learns minimum and maximum per feature, ignoring missing cells.
+
+    Args:
+        train: (N, F) training rows; NaN is missing. A feature without any value becomes 0.
+
+    Returns:
+        A scaler to [-1, 1] that clips what lies outside the training range.
+
+    Example:
+        >>> fit_scaler(np.array([[0.0], [4.0]])).transform([[1.0], [8.0]]).ravel().tolist()
+        [-0.5, 1.0]
+    """
+    empty = np.isnan(train).all(axis=0)
+    return MinMaxScaler(feature_range=(-1, 1), clip=True).fit(np.where(empty, 0.0, train))
+
+
+def scale(
+    rows: NDArray[np.float64], scaler: MinMaxScaler, missing_indicator: bool = False
+) -> NDArray[np.float32]:
+    """Scales rows and fills missing cells with 0, the middle of the range.
+
+    Args:
+        rows: (N, F); NaN is missing.
+        scaler: From `fit_scaler`.
+        missing_indicator: Whether to append (N, F) indicators of missing cells.
+
+    Returns:
+        (N, F), or (N, 2F) with indicators.
+
+    Example:
+        >>> scaler = fit_scaler(np.array([[0.0], [4.0]]))
+        >>> scale(np.array([[4.0], [np.nan]]), scaler, missing_indicator=True).tolist()
+        [[1.0, 0.0], [0.0, 1.0]]
+    """
+    missing = np.isnan(rows)
+    filled = np.nan_to_num(scaler.transform(rows)) if len(rows) else rows
+    out = np.concatenate([filled, missing], axis=1) if missing_indicator else filled
+    return np.ascontiguousarray(out, dtype=np.float32)
