@@ -1,0 +1,151 @@
+"""The shape of every algorithm: a generator for the server, one function for the client."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor, nn
+
+from medfed.errors import ConfigError
+from medfed.federation.client import Client
+from medfed.federation.message import Message
+from medfed.federation.split import (
+    BufferPolicy,
+    ParameterSplit,
+    normalization_patterns,
+)
+from medfed.federation.tensors import State, Tensors, weighted_mean
+
+Outbox = dict[str, Message]
+Replies = dict[str, Message]
+ServerRound = Generator[Outbox, Replies, State]
+Weighting = Literal["samples", "uniform"]
+PERSONAL_KEYWORDS = ("task", "none", "all", "normalization")
+
+
+@dataclass(frozen=True)
+class ClientInfo:
+    """What the server knows of a client before the first round."""
+
+    id: str
+    num_samples: int
+
+
+@dataclass(frozen=True)
+class Algorithm(ABC):
+    """Hyper-parameters of an algorithm and its two halves. No state lives on ``self``.
+
+    Attributes:
+        personal: The personal part: ``task`` (the task module's own patterns), ``none``,
+            ``all``, ``normalization`` (layers found by type), or glob patterns of names.
+        weighting: Client weights p_n in every mean: ``samples`` (n_n/Σn) or ``uniform`` (1/N).
+
+    Raises:
+        ConfigError: If a value is unknown.
+    """
+
+    personal: str | tuple[str, ...] = "none"
+    weighting: Weighting = "samples"
+
+    def __post_init__(self) -> None:
+        if self.weighting not in ("samples", "uniform"):
+            raise ConfigError(
+                f"algorithm.weighting={self.weighting!r} is unknown; choose samples or uniform."
+            )
+        if isinstance(self.personal, str) and self.personal not in PERSONAL_KEYWORDS:
+            object.__setattr__(self, "personal", (self.personal,))
+        if isinstance(self.personal, list):
+            object.__setattr__(self, "personal", tuple(self.personal))
+
+    def split(
+        self, network: nn.Module, task_patterns: Sequence[str], buffers: BufferPolicy
+    ) -> ParameterSplit:
+        """Divides a network's entries as ``personal`` says.
+
+        Args:
+            network: The model.
+            task_patterns: The personal part that the task module proposes.
+            buffers: The run's buffer policy.
+
+        Raises:
+            ConfigError: If a pattern matches nothing.
+        """
+        patterns: Sequence[str]
+        if self.personal == "task":
+            patterns = task_patterns
+        elif self.personal == "none":
+            patterns = ()
+        elif self.personal == "all":
+            patterns = ("*",)
+        elif self.personal == "normalization":
+            patterns = normalization_patterns(network)
+            if not patterns:
+                raise ConfigError(
+                    "personal=normalization finds no normalisation layer with parameters in this "
+                    "network; choose a model that has some, such as model.network.norm=batch."
+                )
+        else:
+            patterns = self.personal
+        return ParameterSplit.of(network, patterns, buffers)
+
+    def phases(self, round: int) -> tuple[str, ...]:
+        """Returns the phases that :meth:`round` will yield, known before the round starts."""
+        return ("fit",)
+
+    @abstractmethod
+    def init(
+        self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]
+    ) -> tuple[State, State]:
+        """Returns the server's and one client's state before the first round.
+
+        Args:
+            weights: All entries of the initial model, known to everybody.
+            split: Shared and personal names.
+            clients: All clients, in order.
+        """
+
+    @abstractmethod
+    def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
+        """Yields an outbox per phase, receives the replies, and returns the new server state.
+
+        Args:
+            server: The server's state; it is replaced, never changed in place.
+            cohort: The clients of this round, in order.
+            round: The round's number, from 0.
+        """
+
+    @abstractmethod
+    def fit(self, client: Client, message: Message) -> Message:
+        """The client's half: answers one message."""
+
+    @abstractmethod
+    def broadcast(self, server: State, client: str) -> Message:
+        """Returns what a client still lacks of the server's present result.
+
+        It is delivered before an evaluation and counted once, after the last round.
+        """
+
+    @abstractmethod
+    def personal_model(self, client: Client, message: Message) -> Tensors:
+        """Returns all entries of the model that the client evaluates and exports.
+
+        Args:
+            client: The client; its state is read only.
+            message: What :meth:`broadcast` sent.
+        """
+
+    def mean(self, server: State, replies: Mapping[str, Message], part: str) -> Tensors:
+        """Returns the mean of a part over the replies, weighted as ``weighting`` says."""
+        weights = [
+            float(server["num_samples"][c]) if self.weighting == "samples" else 1.0
+            for c in replies
+        ]
+        return weighted_mean([m.parts[part] for m in replies.values()], weights)
+
+
+def client_sizes(clients: Sequence[ClientInfo]) -> Tensors:
+    """Returns the server-state entry from which :meth:`Algorithm.mean` takes its weights."""
+    return {c.id: Tensor([c.num_samples]).double() for c in clients}

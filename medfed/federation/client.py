@@ -1,0 +1,119 @@
+"""What an algorithm may touch of one client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal, Protocol
+
+from torch import Tensor
+
+from medfed.federation.split import ParameterSplit, Update
+from medfed.federation.tensors import State, Tensors
+
+Batch = dict[str, Any]
+Penalty = Callable[[Mapping[str, Tensor]], Tensor]
+GradientAt = Callable[[Mapping[str, Tensor]], Tensors]
+AfterStep = Callable[[Mapping[str, Tensor], GradientAt], None]
+
+
+class ClientData(Protocol):
+    """What the federation needs of a client's data; the datamodules provide it."""
+
+    id: str
+
+    @property
+    def num_samples(self) -> int:
+        """Number of training samples."""
+
+    @property
+    def label_counts(self) -> Tensor:
+        """Training samples per class, shape (K,)."""
+
+    @property
+    def channels(self) -> Tensor:
+        """Which input channels the client has, shape (C,)."""
+
+    @property
+    def batch_size(self) -> int:
+        """Samples per training batch."""
+
+    def train_batches(self, seed: int) -> Iterator[Batch]:
+        """Yields one epoch, shuffled by nothing but the seed."""
+
+    def train_inputs(self, limit: int) -> Tensor:
+        """Returns up to ``limit`` training inputs in a fixed order, shape (n, ...)."""
+
+    def eval_batches(self, split: Literal["train", "val", "test"]) -> Iterator[Batch]:
+        """Yields a split in a fixed order."""
+
+
+class Client(Protocol):
+    """One hospital, as an algorithm sees it.
+
+    Attributes:
+        id: The client's name.
+        data: Its data, for sketches; training goes through :meth:`train`.
+        split: The shared and the personal names.
+        weights: The initial model that all clients start from.
+        state: What persists at the client between rounds.
+        steps: Local gradient steps that one round allows, to be divided among its phases.
+        learning_rate: The step size of this round.
+    """
+
+    id: str
+    data: ClientData
+    split: ParameterSplit
+    weights: Tensors
+    state: State
+
+    @property
+    def steps(self) -> int:
+        """The budget of local gradient steps of one round."""
+
+    @property
+    def learning_rate(self) -> float:
+        """The optimizer's step size in this round."""
+
+    def train(
+        self,
+        start: Mapping[str, Tensor],
+        *,
+        update: Update = "all",
+        steps: int | None = None,
+        penalty: Penalty | None = None,
+        after_step: AfterStep | None = None,
+    ) -> Tensors:
+        """Runs local gradient steps from ``start`` and returns all entries of the model.
+
+        Args:
+            start: All entries, parameters and float buffers.
+            update: Which part may change; the other comes back as it was given.
+            steps: Number of steps; by default the round's whole budget.
+            penalty: A differentiable term added to the loss, of the trained parameters.
+            after_step: Called after each step with the live trained parameters, which it may
+                change in place, and a function that gives the gradient of the same batch at
+                other parameters.
+
+        Raises:
+            NonFiniteError: If a loss is NaN or infinite; client, round and phase are named.
+        """
+
+    def gradient(self, at: Mapping[str, Tensor], *, update: Update = "all") -> Tensors:
+        """Returns the mean gradient over one epoch at fixed entries, without a step."""
+
+
+def share_of(steps: int, index: int, parts: int) -> int:
+    """Divides a budget of steps so that the parts sum to it and each takes at least one.
+
+    Args:
+        steps: The round's budget.
+        index: Which part, from 0.
+        parts: Number of parts.
+
+    Example:
+        >>> [share_of(10, i, 3) for i in range(3)]
+        [3, 3, 4]
+        >>> [share_of(1, i, 2) for i in range(2)]
+        [1, 1]
+    """
+    return max(1, (index + 1) * steps // parts - index * steps // parts)

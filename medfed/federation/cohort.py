@@ -1,0 +1,72 @@
+"""Which clients take part in a round: all, a fraction drawn anew, or a fixed list."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from medfed.errors import ConfigError, did_you_mean
+from medfed.federation.seeding import derive_seed
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """Draws the cohort of a round from the seed and the round's number alone.
+
+    Attributes:
+        fraction: Share of the clients that take part, rounded, at least one.
+        clients: A fixed list; ``None`` to draw from all clients.
+
+    Raises:
+        ConfigError: If the fraction is not in (0, 1], or the list is empty.
+
+    Example:
+        >>> Cohort().of(["a", "b"], seed=0, round=3)
+        ('a', 'b')
+        >>> len(Cohort(fraction=0.5).of(["a", "b", "c", "d"], seed=0, round=3))
+        2
+    """
+
+    fraction: float = 1.0
+    clients: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.fraction <= 1:
+            raise ConfigError(f"cohort.fraction must be in (0, 1], not {self.fraction}.")
+        if self.clients is not None and not self.clients:
+            raise ConfigError("cohort.clients is an empty list; name a client or set it to null.")
+
+    def of(self, known: Sequence[str], seed: int, round: int) -> tuple[str, ...]:
+        """Returns the cohort in the order of ``known``.
+
+        Args:
+            known: All clients of the federation.
+            seed: Seed of the run.
+            round: The round's number.
+
+        Raises:
+            ConfigError: If a listed client does not exist.
+        """
+        for name in self.clients or ():
+            if name not in known:
+                raise ConfigError(
+                    f"cohort.clients names {name!r}, which is no client"
+                    f"{did_you_mean(name, known)}; the clients are {', '.join(known)}."
+                )
+        pool = [c for c in known if self.clients is None or c in self.clients]
+        count = max(1, round_half_up(self.fraction * len(pool)))
+        if count == len(pool):
+            return tuple(pool)
+        drawn = set(random.Random(derive_seed(seed, round, "cohort")).sample(pool, count))
+        return tuple(c for c in pool if c in drawn)
+
+
+def round_half_up(value: float) -> int:
+    """Rounds a non-negative number, halves up.
+
+    Example:
+        >>> round_half_up(2.5)
+        3
+    """
+    return int(value + 0.5)

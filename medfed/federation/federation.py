@@ -1,0 +1,211 @@
+"""One federation and one round of it: the pieces that every runtime drives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from medfed.errors import NonFiniteError
+from medfed.federation.algorithm import Algorithm, ClientInfo, Outbox, ServerRound
+from medfed.federation.channel import Channel, Packet
+from medfed.federation.cohort import Cohort
+from medfed.federation.ledger import Direction, Entry, Ledger
+from medfed.federation.local_client import LocalClient, name_the_place
+from medfed.federation.message import Message
+from medfed.federation.tensors import State, Tensors, digest
+
+
+class Federation:
+    """The server's state, the clients of this process, and what lies between them.
+
+    Args:
+        algorithm: The method.
+        server: The server's state.
+        clients: The clients that this process trains, by id.
+        everyone: All clients of the federation, in order, on whatever rank.
+        channel: Codecs; dense fp32 by default.
+        cohort: Who takes part in a round; everyone by default.
+        seed: Seed of the run.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        server: State,
+        clients: Mapping[str, LocalClient],
+        everyone: Sequence[ClientInfo],
+        channel: Channel | None = None,
+        cohort: Cohort | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.algorithm = algorithm
+        self.server = server
+        self.clients = dict(clients)
+        self.ids = [c.id for c in everyone]
+        self.channel = channel or Channel()
+        self.cohort = cohort or Cohort()
+        self.ledger = Ledger()
+        self.seed = seed
+
+    def to(self, device: torch.device) -> None:
+        """Moves all states to a device."""
+        move: dict[int, Tensor] = {}
+
+        def moved(tensor: Tensor) -> Tensor:
+            # Tensors that several states share are moved once and stay shared.
+            if tensor.device == device:
+                return tensor
+            return move.setdefault(id(tensor), tensor.to(device))
+
+        self.channel.device = device
+        self.server = _map_state(self.server, moved)
+        for client in self.clients.values():
+            client.state = _map_state(client.state, moved)
+            client.weights = {n: moved(t) for n, t in client.weights.items()}
+
+    def members(self, round: int) -> tuple[str, ...]:
+        """Returns the cohort of a round."""
+        return self.cohort.of(self.ids, self.seed, round)
+
+    def open(self, round: int) -> Round:
+        """Starts a round."""
+        return Round(self, round)
+
+    def deliver(self, client: str) -> tuple[Message, Packet]:
+        """Returns what a client lacks of the present result, as it would decode it."""
+        packet = self.channel.encode(self.algorithm.broadcast(self.server, client), "down")
+        return self.channel.decode(packet, "down"), packet
+
+    def personal_model(self, client: str) -> Tensors:
+        """Returns the model that a client of this process evaluates; changes no state."""
+        message, _ = self.deliver(client)
+        return self.algorithm.personal_model(self.clients[client], message)
+
+    def count_delivery(self, round: int) -> None:
+        """Adds the delivery of the final result to every client to the ledger."""
+        for client in self.ids:
+            _, packet = self.deliver(client)
+            self.count(packet, round, "deliver", client, "down")
+
+    def count(
+        self, packet: Packet, round: int, phase: str, client: str, direction: Direction
+    ) -> None:
+        """Adds the bytes of a packet to the ledger."""
+        for part, size in packet.sizes().items():
+            self.ledger.add(Entry(round, phase, client, direction, part, size))
+
+    def digests(self) -> dict[str, str]:
+        """Returns a hash of the server's state and of each client's state in this process."""
+        own = {f"client/{c}": self.clients[c].state for c in self.clients}
+        return {
+            place: digest({f"{g}/{n}": t for g, named in state.items() for n, t in named.items()})
+            for place, state in {"server": self.server, **own}.items()
+        }
+
+
+class Round:
+    """Drives the generator of one round through its phases.
+
+    A runtime calls :meth:`fit` for every client of :attr:`recipients`, in any order and in any
+    process, then :meth:`exchange` with all replies; after the last phase the server's new state
+    is in the federation.
+    """
+
+    def __init__(self, federation: Federation, number: int) -> None:
+        self.federation = federation
+        self.number = number
+        self.cohort = federation.members(number)
+        self.expected = federation.algorithm.phases(number)
+        self._position = 0
+        self._generator: ServerRound = federation.algorithm.round(
+            federation.server, self.cohort, number
+        )
+        self._outbox: Outbox = {}
+        self._sent: dict[str, Packet] = {}
+        self._take(next(self._generator))
+
+    @property
+    def phase(self) -> str:
+        """The phase that is open."""
+        return self.expected[self._position]
+
+    @property
+    def recipients(self) -> list[str]:
+        """The clients of the open phase, in the order of the cohort."""
+        return [c for c in self.cohort if c in self._outbox]
+
+    def fit(self, client: str) -> Packet:
+        """Delivers a client's message, trains, and returns its encoded reply.
+
+        Raises:
+            NonFiniteError: If a loss or the reply is not finite; client, round and phase are named.
+        """
+        federation = self.federation
+        with naming(client, self.number, self.phase):
+            message = federation.channel.decode(self._sent[client], "down")
+            local = federation.clients[client]
+            local.begin(self.number, self.phase)
+            return federation.channel.encode(federation.algorithm.fit(local, message), "up")
+
+    def exchange(self, replies: Mapping[str, Packet]) -> bool:
+        """Hands all replies to the server, in the order of the cohort.
+
+        Returns:
+            Whether another phase is open.
+
+        Raises:
+            ValueError: If a reply is missing or the algorithm departs from its ``phases``.
+        """
+        federation, phase = self.federation, self.phase
+        for client in self.recipients:
+            federation.count(self._sent[client], self.number, phase, client, "down")
+            federation.count(replies[client], self.number, phase, client, "up")
+        decoded = {c: federation.channel.decode(replies[c], "up") for c in self.recipients}
+        self._position += 1
+        try:
+            outbox = self._generator.send(decoded)
+        except StopIteration as stop:
+            if self._position != len(self.expected):
+                raise ValueError(
+                    f"{type(federation.algorithm).__name__} ended round {self.number} before its "
+                    f"phase {self.phase}."
+                ) from None
+            federation.server = stop.value
+            return False
+        self._take(outbox)
+        return True
+
+    def _take(self, outbox: Outbox) -> None:
+        name = type(self.federation.algorithm).__name__
+        if self._position >= len(self.expected):
+            raise ValueError(f"{name} yields more phases than {self.expected}.")
+        for client, message in outbox.items():
+            if message.phase != self.phase or client not in self.cohort:
+                raise ValueError(
+                    f"{name} sent phase {message.phase!r} to {client} where phase {self.phase!r} "
+                    "to members of the cohort was announced."
+                )
+        self._outbox = outbox
+        self._sent = {}
+        for client in self.recipients:
+            with naming(client, self.number, self.phase):
+                self._sent[client] = self.federation.channel.encode(outbox[client], "down")
+
+
+def _map_state(state: State, function: Callable[[Tensor], Tensor]) -> State:
+    return {g: {n: function(t) for n, t in named.items()} for g, named in state.items()}
+
+
+@contextmanager
+def naming(client: str, round: int, phase: str) -> Iterator[None]:
+    """Names client, round and phase in whatever error its body raises."""
+    try:
+        yield
+    except NonFiniteError as error:
+        raise name_the_place(error, client, round, phase) from error
+    except Exception as error:
+        error.add_note(f"(client {client}, round {round}, phase {phase})")
+        raise

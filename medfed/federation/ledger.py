@@ -1,0 +1,76 @@
+"""The byte ledger: what travelled, by round, phase, client, direction and part."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, NamedTuple
+
+Direction = Literal["up", "down"]
+
+
+class Entry(NamedTuple):
+    """One part of one message. ``bytes`` is the length of what travelled."""
+
+    round: int
+    phase: str
+    client: str
+    direction: str
+    part: str
+    bytes: int
+
+
+class Ledger:
+    """All entries of a run, in the order of round, phase and client whatever the number of ranks.
+
+    Example:
+        >>> ledger = Ledger()
+        >>> ledger.add(Entry(0, "fit", "a", "up", "shared", 20))
+        >>> ledger.total(direction="up"), ledger.total(client="b")
+        (20, 0)
+    """
+
+    def __init__(self, entries: Iterable[Entry] = ()) -> None:
+        self.entries: list[Entry] = list(entries)
+
+    def add(self, entry: Entry) -> None:
+        """Appends one entry."""
+        self.entries.append(entry)
+
+    def total(self, **where: object) -> int:
+        """Returns the bytes of the entries whose fields equal the given ones."""
+        return sum(
+            e.bytes for e in self.entries if all(getattr(e, k) == v for k, v in where.items())
+        )
+
+    def totals(self, *fields: str) -> dict[tuple[object, ...], int]:
+        """Returns bytes grouped by the given fields.
+
+        Example:
+            >>> entries = [Entry(0, "fit", "a", d, "shared", 4) for d in ("down", "up", "up")]
+            >>> Ledger(entries).totals("direction")
+            {('down',): 4, ('up',): 8}
+        """
+        sums: Counter[tuple[object, ...]] = Counter()
+        for entry in self.entries:
+            sums[tuple(getattr(entry, f) for f in fields)] += entry.bytes
+        return dict(sums)
+
+    def to_csv(self) -> str:
+        """Returns the ledger as CSV text with a header line."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(Entry._fields)
+        writer.writerows(self.entries)
+        return text.getvalue()
+
+    def state_dict(self) -> dict[str, list[Any]]:
+        """Returns the entries by column, loadable with ``weights_only=True``."""
+        return {f: [getattr(e, f) for e in self.entries] for f in Entry._fields}
+
+    def load_state_dict(self, state: Mapping[str, list[Any]]) -> None:
+        """Replaces the entries by those of :meth:`state_dict`."""
+        rows = zip(*(state[f] for f in Entry._fields), strict=True)
+        self.entries = [Entry(*row) for row in rows]

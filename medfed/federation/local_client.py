@@ -1,0 +1,127 @@
+"""A client whose data and training run in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from medfed.errors import NonFiniteError
+from medfed.federation.client import AfterStep, ClientData, Penalty
+from medfed.federation.split import ParameterSplit, Update
+from medfed.federation.tensors import State, Tensors
+from medfed.federation.training import LocalTrainer
+
+_OPTIMIZER = "optimizer:"
+
+
+class LocalClient:
+    """Implements :class:`medfed.federation.client.Client` on a shared :class:`LocalTrainer`.
+
+    Args:
+        data: The client's data.
+        trainer: The training loop, one for all clients of this process.
+        weights: The initial model, the same object for all clients.
+        state: The algorithm's initial state of a client.
+    """
+
+    def __init__(
+        self, data: ClientData, trainer: LocalTrainer, weights: Tensors, state: State
+    ) -> None:
+        self.id = data.id
+        self.data = data
+        self.trainer = trainer
+        self.weights = weights
+        self.state: State = dict(state)
+        self.loss: float | None = None
+        self.steps_done = 0
+        self._optimizers: State = {}
+        self._round, self._phase, self._calls = 0, "", 0
+
+    @property
+    def split(self) -> ParameterSplit:
+        """The shared and the personal names."""
+        return self.trainer.split
+
+    @property
+    def num_samples(self) -> int:
+        """Number of training samples."""
+        return self.data.num_samples
+
+    @property
+    def steps(self) -> int:
+        """The budget of local gradient steps of one round."""
+        return self.trainer.budget.of(self.data.num_samples, self.data.batch_size)
+
+    @property
+    def learning_rate(self) -> float:
+        """The optimizer's step size in this round."""
+        return self.trainer.rates[min(self._round, len(self.trainer.rates) - 1)]
+
+    def begin(self, round: int, phase: str) -> None:
+        """Says what the next calls belong to; their randomness is drawn from it."""
+        self._round, self._phase, self._calls = round, phase, 0
+
+    def train(
+        self,
+        start: Mapping[str, Tensor],
+        *,
+        update: Update = "all",
+        steps: int | None = None,
+        penalty: Penalty | None = None,
+        after_step: AfterStep | None = None,
+    ) -> Tensors:
+        """See :meth:`medfed.federation.client.Client.train`."""
+        key = self._key()
+        steps = self.steps if steps is None else steps
+        slot = f"{self._phase}/{self._calls}"
+        kept = self.trainer.budget.optimizer_state == "kept"
+        memory = dict(self._optimizers.get(slot, {})) if kept else None
+        end, self.loss = self.trainer.run(
+            self.data,
+            start,
+            key,
+            self.learning_rate,
+            update=update,
+            steps=steps,
+            penalty=penalty,
+            after_step=after_step,
+            memory=memory,
+        )
+        if memory is not None:
+            self._optimizers[slot] = memory
+        self.steps_done += steps
+        return end
+
+    def gradient(self, at: Mapping[str, Tensor], *, update: Update = "all") -> Tensors:
+        """See :meth:`medfed.federation.client.Client.gradient`."""
+        return self.trainer.gradient(self.data, at, self._key(), update)
+
+    def _key(self) -> tuple[str | int, ...]:
+        self._calls += 1
+        return (self._round, self.id, self._phase, self._calls)
+
+    def state_dict(self) -> dict[str, object]:
+        """Returns all that persists, loadable with ``weights_only=True``."""
+        return {"state": self.state, "optimizers": self._optimizers, "steps": self.steps_done}
+
+    def load_state_dict(self, saved: Mapping[str, object]) -> None:
+        """Puts back what :meth:`state_dict` returned, on the trainer's device."""
+        device = self.trainer.device
+
+        def move(state: State) -> State:
+            return {g: {n: t.to(device) for n, t in named.items()} for g, named in state.items()}
+
+        self.state = move(saved["state"])  # type: ignore[arg-type]
+        self._optimizers = move(saved["optimizers"])  # type: ignore[arg-type]
+        self.steps_done = int(saved["steps"])  # type: ignore[call-overload]
+
+
+def name_the_place(error: NonFiniteError, client: str, round: int, phase: str) -> NonFiniteError:
+    """Returns the error with client, round and phase in front.
+
+    Example:
+        >>> str(name_the_place(NonFiniteError("the loss is nan"), "a", 2, "fit"))
+        'Client a, round 2, phase fit: the loss is nan.'
+    """
+    return NonFiniteError(f"Client {client}, round {round}, phase {phase}: {error}.")

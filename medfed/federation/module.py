@@ -1,0 +1,202 @@
+"""The LightningModule of a federated run: an epoch is a round, a batch is a client's task."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, Protocol
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor, nn
+
+from medfed.errors import CheckpointError
+from medfed.federation.channel import Packet
+from medfed.federation.client import Batch
+from medfed.federation.collect import gather_named, rank, world_size
+from medfed.federation.federation import Federation, Round
+from medfed.federation.schedule import (
+    EvaluationTasks,
+    RoundTasks,
+    Task,
+    shard,
+    tasks_of_round,
+)
+from medfed.federation.training import LocalTrainer, to_device
+
+EvalSplit = Literal["train", "val", "test"]
+# Lightning tells users who return no optimizer that nothing will train; here each client has its own.
+_NO_OPTIMIZER = ".*returned `None`, this fit will run with no optimizer.*"
+
+
+class TaskLike(Protocol):
+    """What a federated run needs of a task module."""
+
+    network: nn.Module
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Returns the scalar loss of a batch."""
+
+    def evaluate(self, batches: Iterable[Batch]) -> dict[str, float]:
+        """Returns metrics over batches and changes no state."""
+
+
+class FederatedModule(pl.LightningModule):
+    """Wraps a task module and a federation for one Lightning Trainer on one or many ranks.
+
+    Args:
+        task: The task module; its network is overwritten by whichever client works.
+        federation: All clients; each rank trains those that are dealt to it.
+        local: The training loop of the clients.
+    """
+
+    def __init__(self, task: pl.LightningModule, federation: Federation, local: LocalTrainer):
+        super().__init__()
+        self.task = task
+        self.federation = federation
+        self.local = local
+        self.automatic_optimization = False
+        self.strict_loading = False
+        self.next_round = 0
+        self.open_round: Round | None = None
+        self.packets: dict[str, Packet] = {}
+        self.evaluations: dict[str, dict[str, float]] = {}
+
+    @property
+    def owned(self) -> list[str]:
+        """The clients that this rank trains and whose state it holds."""
+        return shard(self.federation.ids, rank(), world_size())
+
+    def tasks(self, round: int) -> list[Task]:
+        """Returns this rank's tasks of a round."""
+        federation = self.federation
+        return tasks_of_round(
+            round,
+            federation.algorithm.phases(round),
+            federation.members(round),
+            federation.ids,
+            rank(),
+            world_size(),
+        )
+
+    def configure_optimizers(self) -> None:
+        """There is none here: clients make their own."""
+        warnings.filterwarnings("ignore", message=_NO_OPTIMIZER)
+
+    def setup(self, stage: str) -> None:
+        """Lets Lightning's precision plugin see every backward pass."""
+        self.local.backward = self.manual_backward if stage == "fit" else Tensor.backward
+
+    def on_fit_start(self) -> None:
+        """Moves all states to where training runs."""
+        self.federation.to(self.device)
+
+    def on_test_start(self) -> None:
+        """Moves all states to where evaluation runs."""
+        self.federation.to(self.device)
+
+    def transfer_batch_to_device(self, batch: Task, device: torch.device, _: int) -> Task:
+        """Leaves tasks alone; clients move their own batches."""
+        return batch
+
+    def train_dataloader(self) -> RoundTasks:
+        """The tasks of each round."""
+        return RoundTasks(self)
+
+    def val_dataloader(self) -> EvaluationTasks:
+        """One evaluation task per client."""
+        return self._evaluation_tasks("val")
+
+    def test_dataloader(self) -> EvaluationTasks:
+        """One evaluation task per client."""
+        return self._evaluation_tasks("test")
+
+    def _evaluation_tasks(self, phase: str) -> EvaluationTasks:
+        ids = self.federation.ids
+        return EvaluationTasks(tasks_of_round(-1, [phase], ids, ids, rank(), world_size()))
+
+    def training_step(self, batch: Task, batch_idx: int) -> None:
+        """Runs one client's task and keeps its encoded reply until the phase closes."""
+        current = self.open_round
+        if current is not None and batch.client is not None and batch.client in current.recipients:
+            self.packets[batch.client] = current.fit(batch.client)
+
+    def validation_step(self, batch: Task, batch_idx: int) -> None:
+        """Evaluates one client's personal model on its validation split."""
+        self._evaluate(batch.client, "val")
+
+    def test_step(self, batch: Task, batch_idx: int) -> None:
+        """Evaluates one client's personal model on its test split."""
+        self._evaluate(batch.client, "test")
+
+    def _evaluate(self, client: str | None, split: EvalSplit) -> None:
+        if client is not None:
+            self.evaluations[client] = self.evaluate_client(client, split)
+
+    def evaluate_client(self, client: str, split: EvalSplit) -> dict[str, float]:
+        """Returns the metrics of a client's personal model on one of its splits."""
+        self.local.load(self.federation.personal_model(client))
+        batches = self.federation.clients[client].data.eval_batches(split)
+        metrics: dict[str, float] = self.task.evaluate(to_device(b, self.device) for b in batches)
+        return metrics
+
+    def exchange(self) -> bool:
+        """Closes a phase: gathers the replies of all ranks and hands them to the server.
+
+        Returns:
+            Whether another phase of the round is open.
+        """
+        assert self.open_round is not None
+        if world_size() > 1:
+            raw = {c: packet.to_bytes() for c, packet in self.packets.items()}
+            gathered = gather_named(raw, self.device)
+            self.packets = {c: Packet.from_bytes(data) for c, data in gathered.items()}
+        is_open = self.open_round.exchange(self.packets)
+        self.packets = {}
+        return is_open
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Saves the server, every client of every rank and the ledger; a collective call."""
+        buffers = {}
+        for client in self.owned:
+            buffer = io.BytesIO()
+            torch.save(self.federation.clients[client].state_dict(), buffer)
+            buffers[client] = buffer.getvalue()
+        gathered = gather_named(buffers, self.device)
+        # The network holds whichever client came last: scratch, and not part of the result.
+        checkpoint["state_dict"] = {}
+        checkpoint["federation"] = {
+            "algorithm": type(self.federation.algorithm).__name__,
+            "next_round": self.next_round,
+            "server": self.federation.server,
+            "clients": {c: _load(gathered[c]) for c in self.federation.ids},
+            "ledger": self.federation.ledger.state_dict(),
+        }
+
+    def on_load_checkpoint(self, checkpoint: Mapping[str, Any]) -> None:
+        """Restores what :meth:`on_save_checkpoint` saved.
+
+        Raises:
+            CheckpointError: If the checkpoint is of another algorithm or other clients.
+        """
+        saved, federation = checkpoint.get("federation"), self.federation
+        if saved is None:
+            raise CheckpointError("This checkpoint holds no federation; choose one of a medfed run.")
+        name = type(federation.algorithm).__name__
+        if saved["algorithm"] != name or list(saved["clients"]) != federation.ids:
+            raise CheckpointError(
+                f"This checkpoint is of {saved['algorithm']} with the clients "
+                f"{', '.join(saved['clients'])}, the run is of {name} with "
+                f"{', '.join(federation.ids)}."
+            )
+        federation.server = saved["server"]
+        for client, state in saved["clients"].items():
+            federation.clients[client].load_state_dict(state)
+        federation.ledger.load_state_dict(saved["ledger"])
+        federation.to(self.device)
+        self.next_round = saved["next_round"]
+
+
+def _load(data: bytes) -> Any:
+    return torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")

@@ -1,0 +1,159 @@
+"""Which entries of a model are shared and which stay with the client: w = Mx + Nz by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Literal
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from medfed.errors import ConfigError, did_you_mean
+from medfed.federation.tensors import Tensors, select
+
+BufferPolicy = Literal["averaged", "local", "frozen"]
+BUFFER_POLICIES = ("averaged", "local", "frozen")
+Update = Literal["all", "shared", "personal"]
+NORMALIZATION = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.LocalResponseNorm)
+
+
+def float_entries(network: nn.Module) -> Tensors:
+    """Returns live parameters and persistent floating-point buffers by name.
+
+    Integer counters (such as ``num_batches_tracked``) are left out: they are never averaged and
+    do not take part in any result.
+
+    Raises:
+        ConfigError: If a BatchNorm layer uses ``momentum=None``, whose running mean depends on
+            its counter.
+
+    Example:
+        >>> list(float_entries(nn.BatchNorm1d(2)))
+        ['weight', 'bias', 'running_mean', 'running_var']
+    """
+    for name, module in network.named_modules():
+        if isinstance(module, _NormBase) and module.track_running_stats and module.momentum is None:
+            raise ConfigError(
+                f"Layer {name or 'network'} averages its statistics by a counter (momentum=None), "
+                "which cannot be federated; give it a momentum such as 0.1."
+            )
+    kept = network.state_dict(keep_vars=True)
+    return {n: t for n, t in kept.items() if t.is_floating_point()}
+
+
+def normalization_patterns(network: nn.Module) -> tuple[str, ...]:
+    """Returns a pattern for each normalisation layer, found by its type and not by its name.
+
+    Example:
+        >>> normalization_patterns(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
+        ('1.*',)
+    """
+    return tuple(
+        f"{name}.*"
+        for name, module in network.named_modules()
+        if isinstance(module, NORMALIZATION) and any(True for _ in module.parameters())
+    )
+
+
+def match(patterns: Sequence[str], names: Iterable[str]) -> list[str]:
+    """Returns the names that match any of the glob patterns, in the order of ``names``.
+
+    Args:
+        patterns: Globs such as ``class_layers.*``; ``*`` also spans dots.
+        names: Parameter and buffer names.
+
+    Raises:
+        ConfigError: If a pattern matches nothing; the message names near misses.
+
+    Example:
+        >>> match(["head.*"], ["body.weight", "head.weight", "head.bias"])
+        ['head.weight', 'head.bias']
+    """
+    known = list(names)
+    for pattern in patterns:
+        if not any(fnmatchcase(n, pattern) for n in known):
+            roots = dict.fromkeys([*(f"{n.rsplit('.', 1)[0]}.*" for n in known), *known])
+            hint = did_you_mean(pattern, roots) or f"; the parameters are {_shorten(known)}"
+            raise ConfigError(f"The personal pattern {pattern!r} matches no parameter{hint}.")
+    return [n for n in known if any(fnmatchcase(n, p) for p in patterns)]
+
+
+def _shorten(names: Sequence[str], count: int = 6) -> str:
+    more = f" and {len(names) - count} more" if len(names) > count else ""
+    return ", ".join(names[:count]) + more
+
+
+@dataclass(frozen=True)
+class ParameterSplit:
+    """Names of a model's entries, divided into a shared and a personal part.
+
+    Attributes:
+        shared: Names that travel, parameters and averaged buffers.
+        personal: Names that are the client's own, including every buffer that stays.
+        buffers: Names (of either part) that are buffers and not parameters.
+        policy: What happens to buffers: ``averaged`` (they go with the part that their pattern
+            gives them), ``local`` (they stay with the client) or ``frozen`` (they never change).
+    """
+
+    shared: tuple[str, ...]
+    personal: tuple[str, ...]
+    buffers: frozenset[str] = frozenset()
+    policy: BufferPolicy = "averaged"
+
+    @classmethod
+    def of(
+        cls, network: nn.Module, personal: Sequence[str] = (), policy: BufferPolicy = "averaged"
+    ) -> ParameterSplit:
+        """Splits a network by name patterns.
+
+        Args:
+            network: Any module.
+            personal: Globs of the personal part.
+            policy: The buffer policy.
+
+        Raises:
+            ConfigError: If a pattern matches nothing or the policy is unknown.
+
+        Example:
+            >>> net = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+            >>> ParameterSplit.of(net, ["1.*"]).shared
+            ('0.weight', '0.bias')
+        """
+        if policy not in BUFFER_POLICIES:
+            raise ConfigError(
+                f"buffers={policy!r} is unknown; choose one of {', '.join(BUFFER_POLICIES)}."
+            )
+        entries = float_entries(network)
+        buffers = frozenset(set(entries) - {n for n, _ in network.named_parameters()})
+        own = set(match(personal, entries))
+        if policy != "averaged":
+            own |= buffers
+        return cls(
+            tuple(n for n in entries if n not in own),
+            tuple(n for n in entries if n in own),
+            buffers,
+            policy,
+        )
+
+    def names(self, update: Update) -> tuple[str, ...]:
+        """Returns the names of one part, or of both for ``all``."""
+        if update == "all":
+            return self.shared + self.personal
+        return self.shared if update == "shared" else self.personal
+
+    def parameters(self, update: Update) -> tuple[str, ...]:
+        """Returns the names of one part without its buffers."""
+        return tuple(n for n in self.names(update) if n not in self.buffers)
+
+    def split(self, tensors: Mapping[str, Tensor]) -> tuple[Tensors, Tensors]:
+        """Returns the shared and the personal entries.
+
+        Example:
+            >>> import torch
+            >>> t = {"a": torch.ones(1), "b": torch.zeros(1)}
+            >>> ParameterSplit(("a",), ("b",)).split(t)
+            ({'a': tensor([1.])}, {'b': tensor([0.])})
+        """
+        return select(tensors, self.shared), select(tensors, self.personal)

@@ -1,0 +1,153 @@
+"""Flat tensor algebra: the only arithmetic that a federated round adds to local training.
+
+A model, a gradient or a displacement is a ``Tensors``: a flat mapping from parameter name to
+tensor. Tensors held in a ``State`` are never changed in place, so that states share memory freely
+(every client of a federation may refer to one copy of the shared part).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+Tensors = dict[str, Tensor]
+State = dict[str, Tensors]
+
+
+def subtract(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensors:
+    """Returns ``a − b`` over the names of ``a``.
+
+    Args:
+        a: Minuend.
+        b: Subtrahend; must hold every name of ``a``.
+
+    Example:
+        >>> subtract({"w": torch.tensor([3.0])}, {"w": torch.tensor([1.0])})
+        {'w': tensor([2.])}
+    """
+    if not a:
+        return {}
+    names = list(a)
+    return dict(
+        zip(names, torch._foreach_sub([a[n] for n in names], [b[n] for n in names]), strict=True)
+    )
+
+
+def add(a: Mapping[str, Tensor], b: Mapping[str, Tensor], scale: float = 1.0) -> Tensors:
+    """Returns ``a + scale·b`` over the names of ``a``.
+
+    Args:
+        a: First summand.
+        b: Second summand; must hold every name of ``a``.
+        scale: Factor of ``b``.
+
+    Example:
+        >>> add({"w": torch.tensor([3.0])}, {"w": torch.tensor([1.0])}, scale=-2.0)
+        {'w': tensor([1.])}
+    """
+    if not a:
+        return {}
+    names = list(a)
+    sums = torch._foreach_add([a[n] for n in names], [b[n] for n in names], alpha=scale)
+    return dict(zip(names, sums, strict=True))
+
+
+def weighted_mean(items: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -> Tensors:
+    """Returns ``Σ_i weights_i·items_i / Σ_i weights_i``, summed in the given order.
+
+    Args:
+        items: Tensors of equal names and shapes.
+        weights: One non-negative weight per item, not all zero.
+
+    Raises:
+        ValueError: If there is no item or no weight.
+
+    Example:
+        >>> weighted_mean([{"w": torch.tensor([0.0])}, {"w": torch.tensor([4.0])}], [1, 3])
+        {'w': tensor([3.])}
+    """
+    total = float(sum(weights))
+    if not items or total <= 0:
+        raise ValueError("weighted_mean needs at least one item of positive weight.")
+    names = list(items[0])
+    if not names:
+        return {}
+    mean = torch._foreach_mul([items[0][n] for n in names], weights[0] / total)
+    for item, weight in zip(items[1:], weights[1:], strict=True):
+        torch._foreach_add_(mean, [item[n] for n in names], alpha=weight / total)
+    return dict(zip(names, mean, strict=True))
+
+
+def flatten(tensors: Mapping[str, Tensor]) -> Tensor:
+    """Returns all elements as one vector of shape (d,), in the order of the names.
+
+    Example:
+        >>> flatten({"a": torch.ones(1, 2), "b": torch.zeros(1)})
+        tensor([1., 1., 0.])
+    """
+    if not tensors:
+        return torch.zeros(0)
+    return torch.cat([t.reshape(-1) for t in tensors.values()])
+
+
+def unflatten(flat: Tensor, like: Mapping[str, Tensor]) -> Tensors:
+    """Cuts a vector of shape (d,) into views with the names, shapes and dtypes of ``like``.
+
+    Raises:
+        ValueError: If the number of elements differs.
+
+    Example:
+        >>> unflatten(torch.arange(3.0), {"a": torch.ones(1, 2), "b": torch.zeros(1)})
+        {'a': tensor([[0., 1.]]), 'b': tensor([2.])}
+    """
+    sizes = [t.numel() for t in like.values()]
+    if sum(sizes) != flat.numel():
+        raise ValueError(f"{flat.numel()} elements cannot fill {sum(sizes)} places.")
+    pieces = flat.split(sizes)
+    return {
+        n: piece.view(t.shape).to(t.dtype)
+        for (n, t), piece in zip(like.items(), pieces, strict=True)
+    }
+
+
+def select(tensors: Mapping[str, Tensor], names: Iterable[str]) -> Tensors:
+    """Returns the entries of the given names, in their order.
+
+    Example:
+        >>> select({"a": torch.ones(1), "b": torch.zeros(1)}, ["b"])
+        {'b': tensor([0.])}
+    """
+    return {n: tensors[n] for n in names}
+
+
+def first_non_finite(tensors: Mapping[str, Tensor]) -> str | None:
+    """Names the first tensor that holds NaN or infinity; ``None`` where all are finite.
+
+    Example:
+        >>> first_non_finite({"a": torch.ones(2), "b": torch.tensor([float("nan")])})
+        'b'
+    """
+    for name, tensor in tensors.items():
+        if not bool(torch.isfinite(tensor).all()):
+            return name
+    return None
+
+
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """Returns the SHA-256 of names, shapes and exact bits, as a hexadecimal string.
+
+    Example:
+        >>> digest({"a": torch.ones(2)}) == digest({"a": torch.ones(2)})
+        True
+        >>> digest({"a": torch.ones(2)}) == digest({"a": torch.zeros(2)})
+        False
+    """
+    sha = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        sha.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
+        sha.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return sha.hexdigest()

@@ -1,0 +1,337 @@
+"""The one training loop. It alone calls ``backward``; speed is won here once for all methods."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.utils import clip_grad_norm_
+
+from medfed.errors import ConfigError, NonFiniteError
+from medfed.federation.client import AfterStep, Batch, ClientData, Penalty
+from medfed.federation.seeding import derive_seed, seeded
+from medfed.federation.split import ParameterSplit, Update, float_entries
+from medfed.federation.tensors import Tensors, select
+
+OptimizerFactory = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
+SchedulerFactory = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
+
+
+@dataclass(frozen=True)
+class LocalBudget:
+    """How much a client trains in one round, whatever the algorithm does with it.
+
+    Attributes:
+        steps: Gradient steps per round; ``None`` where ``epochs`` counts.
+        epochs: Passes over the client's training data per round, where ``steps`` is ``None``.
+        clip: Largest gradient norm; ``None`` for no clipping.
+        optimizer_state: ``fresh`` for each call of ``train``, or ``kept`` by the client.
+
+    Raises:
+        ConfigError: If a value is out of range.
+
+    Example:
+        >>> LocalBudget(epochs=2).of(num_samples=33, batch_size=16)
+        6
+    """
+
+    steps: int | None = None
+    epochs: int = 1
+    clip: float | None = None
+    optimizer_state: Literal["fresh", "kept"] = "fresh"
+
+    def __post_init__(self) -> None:
+        if (self.steps is not None and self.steps < 1) or self.epochs < 1:
+            raise ConfigError("local.steps and local.epochs must be at least 1.")
+        if self.clip is not None and not self.clip > 0:
+            raise ConfigError(f"local.clip must be positive or null, not {self.clip}.")
+        if self.optimizer_state not in ("fresh", "kept"):
+            raise ConfigError(
+                f"local.optimizer_state must be fresh or kept, not {self.optimizer_state!r}."
+            )
+
+    def of(self, num_samples: int, batch_size: int) -> int:
+        """Returns the gradient steps of one round for a client of that size."""
+        return self.steps or self.epochs * math.ceil(num_samples / batch_size)
+
+
+def learning_rates(
+    optimizer: OptimizerFactory, scheduler: SchedulerFactory | None, rounds: int
+) -> list[float]:
+    """Returns the step size of each round: the schedule advances by one per round.
+
+    Args:
+        optimizer: Makes an optimizer of a list of parameters.
+        scheduler: Makes a schedule of an optimizer; ``None`` for a constant step size.
+        rounds: Number of rounds.
+
+    Example:
+        >>> from functools import partial
+        >>> sgd = partial(torch.optim.SGD, lr=0.5)
+        >>> learning_rates(sgd, partial(torch.optim.lr_scheduler.StepLR, step_size=1), 2)
+        [0.5, 0.05]
+    """
+    dummy = optimizer([nn.Parameter(torch.zeros(1))])
+    schedule = scheduler(dummy) if scheduler else None
+    rates = []
+    for _ in range(rounds):
+        rates.append(float(dummy.param_groups[0]["lr"]))
+        dummy.step()
+        if schedule:
+            schedule.step()
+    return rates
+
+
+@contextmanager
+def training_mode(network: nn.Module, frozen_buffers: bool) -> Iterator[None]:
+    """Puts a network in training mode, its running statistics fixed where they are frozen."""
+    network.train()
+    if frozen_buffers:
+        for module in network.modules():
+            if isinstance(module, _NormBase) and module.track_running_stats:
+                module.eval()
+    try:
+        yield
+    finally:
+        network.train()
+
+
+class LocalTrainer:
+    """Runs local steps of any client on one network, whose weights it overwrites.
+
+    Args:
+        network: The model; its entries are named as in ``split``.
+        loss: Gives the scalar loss of a batch under ``network``.
+        split: Shared and personal names.
+        optimizer: Makes an optimizer of a list of parameters.
+        scheduler: Makes a schedule over rounds; ``None`` for a constant step size.
+        rounds: Length of the schedule.
+        budget: Local steps, clipping and optimizer state.
+        seed: Seed of the run.
+        device: Where training runs.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        loss: Callable[[Batch], Tensor],
+        split: ParameterSplit,
+        optimizer: OptimizerFactory,
+        scheduler: SchedulerFactory | None = None,
+        rounds: int = 1,
+        budget: LocalBudget | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.network = network
+        self.loss = loss
+        self.split = split
+        self.budget = budget or LocalBudget()
+        self.seed = seed
+        self.rates = learning_rates(optimizer, scheduler, rounds)
+        self.backward: Callable[[Tensor], None] = torch.Tensor.backward
+        self._make_optimizer = optimizer
+        self._optimizers: dict[Update, torch.optim.Optimizer] = {}
+        self._entries: Tensors | None = None
+
+    @property
+    def entries(self) -> Tensors:
+        """The network's live parameters and float buffers."""
+        # Looked up again after the network moved to another device.
+        if self._entries is None or any(t.device != self.device for t in self._entries.values()):
+            self._entries = float_entries(self.network)
+            self._optimizers.clear()
+        return self._entries
+
+    @property
+    def device(self) -> torch.device:
+        """Where the network is."""
+        return next(self.network.parameters()).device
+
+    def initial(self) -> Tensors:
+        """Returns a copy of the network's present entries."""
+        return {n: t.detach().clone() for n, t in self.entries.items()}
+
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        """Copies all entries into the network."""
+        names = list(self.entries)
+        with torch.no_grad():
+            torch._foreach_copy_([self.entries[n] for n in names], [weights[n] for n in names])
+
+    def _prepare(self, update: Update, rate: float) -> torch.optim.Optimizer:
+        """Lets exactly the trained parameters require gradients and resets their optimizer."""
+        trained = set(self.split.parameters(update))
+        for name, parameter in self.entries.items():
+            if name not in self.split.buffers:
+                parameter.requires_grad_(name in trained)
+                parameter.grad = None
+        if update not in self._optimizers:
+            parameters = [self.entries[n] for n in self.split.parameters(update)]
+            self._optimizers[update] = self._make_optimizer(parameters)  # type: ignore[arg-type]
+        optimizer = self._optimizers[update]
+        optimizer.state.clear()
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        return optimizer
+
+    def run(
+        self,
+        data: ClientData,
+        start: Mapping[str, Tensor],
+        key: tuple[str | int, ...],
+        rate: float,
+        *,
+        update: Update,
+        steps: int,
+        penalty: Penalty | None,
+        after_step: AfterStep | None,
+        memory: Tensors | None,
+    ) -> tuple[Tensors, float]:
+        """Runs ``steps`` gradient steps; see :meth:`medfed.federation.client.Client.train`.
+
+        Args:
+            data: The client's data.
+            start: All entries at the start.
+            key: Distinguishes this call from all others in the run, for its randomness.
+            rate: The step size.
+            update: The part that may change.
+            steps: Number of steps.
+            penalty: A term added to the loss.
+            after_step: Called after each step.
+            memory: The optimizer's state, continued and updated in place; ``None`` for fresh.
+
+        Returns:
+            All entries at the end, and the mean loss.
+        """
+        if not self.split.parameters(update):
+            raise ConfigError(f"update={update!r} has no parameter to train; check personal.")
+        self.load(start)
+        optimizer = self._prepare(update, rate)
+        trained = {n: self.entries[n] for n in self.split.parameters(update)}
+        if memory:
+            restore_optimizer(optimizer, memory)
+        seed = derive_seed(self.seed, *key, "train")
+        total = torch.zeros((), device=self.device, dtype=torch.float64)
+        with (
+            training_mode(self.network, self.split.policy == "frozen"),
+            seeded(seed, self.device),
+        ):
+            for batch in self._batches(data, seed, steps):
+                optimizer.zero_grad()
+                total += self._backward(batch, trained, penalty)
+                if self.budget.clip is not None:
+                    clip_grad_norm_(trained.values(), self.budget.clip)
+                optimizer.step()
+                if after_step is not None:
+                    with torch.no_grad():
+                        after_step(trained, lambda at, b=batch: self._gradient_at(b, trained, at))
+        if not math.isfinite(mean := float(total) / steps):
+            raise NonFiniteError(
+                "the training loss became NaN or infinite; lower optimizer.lr or set local.clip"
+            )
+        if memory is not None:
+            memory.clear()
+            memory.update(save_optimizer(optimizer))
+        live = select(self.entries, self.split.names(update))
+        return {**start, **{n: t.detach().clone() for n, t in live.items()}}, mean
+
+    def _backward(
+        self, batch: Batch, trained: Mapping[str, Tensor], penalty: Penalty | None
+    ) -> Tensor:
+        """Adds the gradients of one batch and returns the loss without the penalty."""
+        with torch.enable_grad():
+            loss = self.loss(batch)
+            whole = loss if penalty is None else loss + penalty(trained)
+            self.backward(whole)
+        return loss.detach()
+
+    def _gradient_at(
+        self, batch: Batch, trained: Mapping[str, Tensor], at: Mapping[str, Tensor]
+    ) -> Tensors:
+        """Returns the gradient of ``batch`` at other parameters and puts the present ones back."""
+        names = list(trained)
+        live = [trained[n] for n in names]
+        kept = [t.detach().clone() for t in live]
+        torch._foreach_copy_(live, [at[n] for n in names])
+        for tensor in live:
+            tensor.grad = None
+        self._backward(batch, trained, None)
+        gradients = {n: _grad(trained[n]).clone() for n in names}
+        torch._foreach_copy_(live, kept)
+        return gradients
+
+    def gradient(
+        self, data: ClientData, at: Mapping[str, Tensor], key: tuple[str | int, ...], update: Update
+    ) -> Tensors:
+        """Returns the gradient of the mean loss over one epoch at fixed entries."""
+        self.load(at)
+        self._prepare(update, 0.0)
+        trained = {n: self.entries[n] for n in self.split.parameters(update)}
+        sums = {n: torch.zeros_like(t) for n, t in trained.items()}
+        seed, seen = derive_seed(self.seed, *key, "gradient"), 0
+        with training_mode(self.network, self.split.policy == "frozen"), seeded(seed, self.device):
+            for raw in data.train_batches(seed):
+                batch = to_device(raw, self.device)
+                size = len(next(iter(batch.values())))
+                for tensor in trained.values():
+                    tensor.grad = None
+                self._backward(batch, trained, None)
+                torch._foreach_add_(
+                    list(sums.values()), [_grad(t) for t in trained.values()], alpha=size
+                )
+                seen += size
+        torch._foreach_div_(list(sums.values()), seen)
+        return sums
+
+    def _batches(self, data: ClientData, seed: int, steps: int) -> Iterator[Batch]:
+        """Yields exactly ``steps`` batches, epoch after epoch."""
+        done = epoch = 0
+        while done < steps:
+            before = done
+            for batch in data.train_batches(derive_seed(seed, "epoch", epoch)):
+                yield to_device(batch, self.device)
+                done += 1
+                if done == steps:
+                    return
+            if done == before:
+                raise ConfigError(f"Client {data.id} has no training batch.")
+            epoch += 1
+
+
+def _grad(tensor: Tensor) -> Tensor:
+    """Returns a parameter's gradient, zero where the loss does not depend on it."""
+    return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """Moves the tensors of a batch, without waiting where the device allows it."""
+    if device.type == "cpu":
+        return batch
+    return {
+        k: v.to(device, non_blocking=True) if isinstance(v, Tensor) else v
+        for k, v in batch.items()
+    }
+
+
+def save_optimizer(optimizer: torch.optim.Optimizer) -> Tensors:
+    """Returns an optimizer's state as flat tensors named ``index/field``."""
+    kept: dict[Any, dict[str, Any]] = optimizer.state_dict()["state"]
+    return {
+        f"{index}/{field}": value.detach().clone()
+        for index, fields in kept.items()
+        for field, value in fields.items()
+        if isinstance(value, Tensor)
+    }
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Tensor]) -> None:
+    """Puts back what :func:`save_optimizer` returned."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for name, value in saved.items():
+        index, field = name.split("/", 1)
+        optimizer.state[parameters[int(index)]][field] = value.clone()

@@ -1,0 +1,64 @@
+"""FedAvg: local steps from the server's weights, averaged.
+
+McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-efficient learning of deep networks
+from decentralized data, AISTATS 2017, Algorithm 1.
+
+Symbols: w ``shared``, w_k − w ``update``, n_k/n ``weighting="samples"``.
+
+Deviation: clients send the displacement w_k − w instead of w_k. The mean is the same, and a lossy
+codec acts on something small. Entries that the split declares personal stay with the client: none
+in FedAvg itself (except buffers that the run keeps local); FedPer and FedBN declare some.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from medfed.federation.algorithm import Algorithm, ClientInfo, ServerRound, client_sizes
+from medfed.federation.client import Client, Penalty
+from medfed.federation.message import Message
+from medfed.federation.split import ParameterSplit
+from medfed.federation.tensors import State, Tensors, add, subtract
+
+
+@dataclass(frozen=True)
+class FedAvg(Algorithm):
+    """Averages the shared part; the personal part, if any, is trained jointly and kept."""
+
+    def init(
+        self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]
+    ) -> tuple[State, State]:
+        """The server holds the shared part, each client its personal part."""
+        shared, personal = split.split(weights)
+        return {"shared": shared, "num_samples": client_sizes(clients)}, {"personal": personal}
+
+    def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
+        """w ← w + Σ_k p_k (w_k − w)."""
+        outbox = {c: Message("fit", {"shared": server["shared"]}) for c in cohort}
+        replies = yield outbox
+        return {**server, "shared": add(server["shared"], self.mean(server, replies, "shared"))}
+
+    def fit(self, client: Client, message: Message) -> Message:
+        """Trains from the received shared part and replies with its displacement."""
+        start = {**message.parts["shared"], **client.state["personal"]}
+        end = self.local_steps(client, start)
+        shared, client.state["personal"] = client.split.split(end)
+        update = subtract(shared, message.parts["shared"])
+        return Message("fit", {"shared": update}, kinds={"shared": "update"})
+
+    def local_steps(self, client: Client, start: Tensors) -> Tensors:
+        """One client's training; what variants of FedAvg change."""
+        return client.train(start, penalty=self.penalty(client, start))
+
+    def penalty(self, client: Client, start: Tensors) -> Penalty | None:
+        """A term added to the local loss; none in FedAvg."""
+        return None
+
+    def broadcast(self, server: State, client: str) -> Message:
+        """The shared part."""
+        return Message("deliver", {"shared": server["shared"]})
+
+    def personal_model(self, client: Client, message: Message) -> Tensors:
+        """The shared part completed by what the client keeps."""
+        return {**message.parts["shared"], **client.state["personal"]}

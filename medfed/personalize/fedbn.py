@@ -1,0 +1,20 @@
+"""FedBN: normalisation layers stay personal, everything else is averaged.
+
+Li, Jiang, Zhang, Kamp, Dou: FedBN: Federated learning on non-IID features via local batch
+normalization, ICLR 2021, Algorithm 1.
+
+Normalisation layers are found by type, and their running statistics stay with their parameters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from medfed.personalize.fedavg import FedAvg
+
+
+@dataclass(frozen=True)
+class FedBN(FedAvg):
+    """FedAvg over all but the normalisation layers."""
+
+    personal: str | tuple[str, ...] = "normalization"

@@ -1,0 +1,18 @@
+"""FedPer: the head stays personal, body and head are trained jointly.
+
+Arivazhagan, Aggarwal, Singh, Choudhary: Federated learning with personalization layers, 2019,
+Algorithms 1 and 2. Symbols: W_B the shared part, W_P the personal part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from medfed.personalize.fedavg import FedAvg
+
+
+@dataclass(frozen=True)
+class FedPer(FedAvg):
+    """FedAvg over the body; by default the task module says what the personal part is."""
+
+    personal: str | tuple[str, ...] = "task"

@@ -1,0 +1,42 @@
+"""FedRep: head steps with the body frozen, then body steps with the head frozen.
+
+Collins, Hassani, Mokhtari, Shakkottai: Exploiting shared representations for personalized
+federated learning, ICML 2021, Algorithm 1.
+
+Symbols: φ the shared body, h_i the personal head, τ_h ``head_share`` of the round's budget.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from medfed.errors import ConfigError
+from medfed.federation.client import Client
+from medfed.federation.tensors import Tensors
+from medfed.personalize.fedavg import FedAvg
+
+
+@dataclass(frozen=True)
+class FedRep(FedAvg):
+    """FedAvg over the body with alternating local steps.
+
+    Attributes:
+        head_share: Share of the local steps that go to the head, in (0, 1).
+
+    Raises:
+        ConfigError: If the share is out of range.
+    """
+
+    personal: str | tuple[str, ...] = "task"
+    head_share: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.head_share < 1:
+            raise ConfigError(f"algorithm.head_share must be in (0, 1), not {self.head_share}.")
+
+    def local_steps(self, client: Client, start: Tensors) -> Tensors:
+        """Head first, then body."""
+        head = min(max(1, round(self.head_share * client.steps)), max(1, client.steps - 1))
+        adapted = client.train(start, update="personal", steps=head)
+        return client.train(adapted, update="shared", steps=max(1, client.steps - head))

@@ -1,0 +1,44 @@
+"""Local training: every client alone, nothing travels. The baseline that personalization must beat.
+
+No paper; the limit of every personalized method at coupling zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from medfed.federation.algorithm import Algorithm, ClientInfo, ServerRound
+from medfed.federation.client import Client
+from medfed.federation.message import Message
+from medfed.federation.split import ParameterSplit
+from medfed.federation.tensors import State, Tensors
+
+
+@dataclass(frozen=True)
+class Local(Algorithm):
+    """Each client trains its own model with the round's whole budget."""
+
+    def init(
+        self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]
+    ) -> tuple[State, State]:
+        """Every client starts from the same weights."""
+        return {}, {"model": weights}
+
+    def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
+        """Sends empty messages: the server only says that a round takes place."""
+        yield {client: Message("fit") for client in cohort}
+        return server
+
+    def fit(self, client: Client, message: Message) -> Message:
+        """Trains the client's own model."""
+        client.state["model"] = client.train(client.state["model"])
+        return Message("fit")
+
+    def broadcast(self, server: State, client: str) -> Message:
+        """There is nothing to deliver."""
+        return Message("deliver")
+
+    def personal_model(self, client: Client, message: Message) -> Tensors:
+        """The client's own model."""
+        return client.state["model"]

@@ -1,0 +1,121 @@
+"""Small federations whose numbers can be checked by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from torch import Tensor, nn
+
+from medfed.federation.algorithm import Algorithm, ClientInfo
+from medfed.federation.channel import Channel
+from medfed.federation.codecs import Dense
+from medfed.federation.cohort import Cohort
+from medfed.federation.federation import Federation
+from medfed.federation.local_client import LocalClient
+from medfed.federation.training import LocalBudget, LocalTrainer
+
+
+class ToyData:
+    """Regression data of one client; one batch is the whole set unless a size is given."""
+
+    def __init__(self, id: str, x: Tensor, y: Tensor, batch_size: int | None = None):
+        self.id, self.x, self.y = id, x, y
+        self.batch_size = batch_size or len(x)
+        self.num_samples = len(x)
+        self.label_counts = torch.tensor([(y <= 0).sum(), (y > 0).sum()])
+        self.channels = torch.ones(x.shape[1], dtype=torch.bool)
+
+    def train_batches(self, seed: int) -> Iterator[dict]:
+        order = torch.randperm(len(self.x), generator=torch.Generator().manual_seed(seed))
+        if self.batch_size == len(self.x):
+            order = torch.arange(len(self.x))
+        for rows in order.split(self.batch_size):
+            yield {"image": self.x[rows], "label": self.y[rows]}
+
+    def train_inputs(self, limit: int) -> Tensor:
+        return self.x[:limit]
+
+    def eval_batches(self, split: str) -> Iterator[dict]:
+        yield {"image": self.x, "label": self.y}
+
+
+class ToyTask(pl.LightningModule):
+    """Two linear layers (body, head) with optional normalisation between them."""
+
+    personal = ("head.*",)
+
+    def __init__(self, features: int = 3, norm: bool = True, dtype: torch.dtype = torch.float32):
+        super().__init__()
+        torch.manual_seed(0)
+        layers = {"body": nn.Linear(features, 4)}
+        if norm:
+            layers["norm"] = nn.BatchNorm1d(4)
+        layers["head"] = nn.Linear(4, 1)
+        self.network = nn.Sequential()
+        for name, layer in layers.items():
+            self.network.add_module(name, layer.to(dtype))
+
+    def loss(self, batch: dict) -> Tensor:
+        return (self.network(batch["image"]).squeeze(-1) - batch["label"]).square().mean() / 2
+
+    def evaluate(self, batches: Iterable[dict]) -> dict[str, float]:
+        self.network.eval()
+        with torch.no_grad():
+            losses = [float(self.loss(b)) for b in batches]
+        self.network.train()
+        return {"loss": float(np.mean(losses))}
+
+
+def toy_data(
+    clients: int = 3, features: int = 3, dtype: torch.dtype = torch.float32, batch: int | None = None
+) -> list[ToyData]:
+    """Clients of unequal size whose targets differ."""
+    rng = np.random.default_rng(1)
+    data = []
+    for i in range(clients):
+        n = 6 + 2 * i
+        x = rng.normal(size=(n, features))
+        y = x @ rng.normal(size=features) + i
+        data.append(
+            ToyData(f"c{i}", torch.tensor(x, dtype=dtype), torch.tensor(y, dtype=dtype), batch)
+        )
+    return data
+
+
+def toy_federation(
+    algorithm: Algorithm,
+    task: pl.LightningModule | None = None,
+    data: list[ToyData] | None = None,
+    *,
+    rounds: int = 3,
+    steps: int = 2,
+    lr: float = 0.05,
+    momentum: float = 0.0,
+    buffers: str = "averaged",
+    cohort: Cohort | None = None,
+    channel: Channel | None = None,
+    kept: bool = False,
+) -> tuple[pl.LightningModule, Federation, LocalTrainer]:
+    """Builds task, federation and trainer as a real run does."""
+    task = task or ToyTask()
+    data = data or toy_data(batch=3)
+    split = algorithm.split(task.network, task.personal, buffers)
+    local = LocalTrainer(
+        task.network,
+        task.loss,
+        split,
+        partial(torch.optim.SGD, lr=lr, momentum=momentum),
+        rounds=rounds,
+        budget=LocalBudget(steps=steps, optimizer_state="kept" if kept else "fresh"),
+    )
+    weights = local.initial()
+    infos = [ClientInfo(d.id, d.num_samples) for d in data]
+    server, state = algorithm.init(weights, split, infos)
+    clients = {d.id: LocalClient(d, local, weights, state) for d in data}
+    if channel is None and next(iter(weights.values())).dtype == torch.float64:
+        channel = Channel(Dense("float64"), Dense("float64"))
+    return task, Federation(algorithm, server, clients, infos, channel, cohort), local
