@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from matplotlib.figure import Figure
 from monai.inferers import sliding_window_inference
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -12,6 +13,7 @@ from torch.optim import Optimizer
 from medfed.errors import ConfigError
 from medfed.models.losses import dice_bce_loss
 from medfed.models.metrics import SegmentationMeter
+from medfed.models.pictures import Case, contour_grid
 from medfed.models.task import Batch, TaskModule
 
 
@@ -94,6 +96,18 @@ class SegmentationTask(TaskModule):
         )
         assert isinstance(logits, Tensor)
         return logits
+
+    def picture(self, cases: Mapping[str, Case]) -> Figure | None:
+        """Draws true and predicted contours, see :func:`medfed.models.pictures.contour_grid`.
+
+        Args:
+            cases: For each client an image ``(C, H, W)``, its truth ``(R, H, W)`` and, per method,
+                the probabilities ``(R, H, W)`` that :meth:`predict` gave.
+
+        Returns:
+            A Matplotlib figure, rows for clients and columns for methods.
+        """
+        return contour_grid(cases, self.regions, threshold=self.threshold)
 
     def meter(self, *, test: bool = False) -> SegmentationMeter:
         """Returns an empty meter, at test with distances if they were asked for."""
