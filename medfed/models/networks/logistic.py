@@ -1,0 +1,56 @@
+"""Logistic regression."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from medfed.errors import ConfigError
+
+
+class LogisticRegression(nn.Module):
+    """Multinomial logistic regression whose first class is the reference.
+
+    The logit of class 0 is fixed at zero, so two classes need one weight per feature, and the
+    coefficients are identified (a softmax over free logits has a direction that changes nothing).
+    All coefficients start at zero: the problem is convex, and clients then start as equals.
+
+    Args:
+        in_channels: Number of features F.
+        out_channels: Number of classes K, at least 2.
+
+    Shapes:
+        ``(B, F)`` to ``(B, K)`` logits. Parameters: ``linear.weight (K-1, F)``, ``linear.bias``.
+
+    Raises:
+        ConfigError: If there are fewer than two classes.
+
+    Example:
+        >>> net = LogisticRegression(in_channels=30, out_channels=2)
+        >>> net(torch.ones(4, 30)).shape, [name for name, _ in net.named_parameters()]
+        (torch.Size([4, 2]), ['linear.weight', 'linear.bias'])
+    """
+
+    def __init__(self, in_channels: int, out_channels: int = 2) -> None:
+        super().__init__()
+        if out_channels < 2:
+            raise ConfigError(f"Logistic regression needs out_channels >= 2, not {out_channels}.")
+        self.linear = nn.Linear(in_channels, out_channels - 1)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns the logits ``(B, K)`` of features ``(B, F)``."""
+        free = self.linear(x)
+        return torch.cat([torch.zeros_like(free[:, :1]), free], dim=1)
+
+
+def logistic_regression(in_channels: int, out_channels: int = 2) -> LogisticRegression:
+    """Builds :class:`LogisticRegression` on ``in_channels`` features for ``out_channels`` classes.
+
+    Example:
+        >>> from medfed.models.networks import count_parameters
+        >>> count_parameters(logistic_regression(30))
+        31
+    """
+    return LogisticRegression(in_channels, out_channels)

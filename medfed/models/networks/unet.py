@@ -1,0 +1,141 @@
+"""U-Nets for segmentation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from monai.networks.nets import BasicUNet, UNet
+from monai.networks.nets.basic_unet import UpCat
+from torch import nn
+
+from medfed.errors import ConfigError, did_you_mean
+from medfed.models.networks.common import check_spatial_dims
+
+_NORMS: dict[str, str | tuple[str, dict[str, bool]]] = {
+    "batch": "batch",
+    # MONAI's bare "instance" has no scale and shift, which leaves FedBN nothing to keep local.
+    "instance": ("instance", {"affine": True}),
+}
+
+
+def unet(
+    spatial_dims: int,
+    in_channels: int,
+    out_channels: int,
+    *,
+    channels: Sequence[int] = (8, 16, 32, 64, 128),
+    strides: Sequence[int] = (2, 2, 2, 2),
+    num_res_units: int = 1,
+    norm: str = "batch",
+    dropout: float = 0.0,
+) -> nn.Module:
+    """Builds MONAI's recursive U-Net, which halves the resolution in its first convolution.
+
+    It is several times quicker than :func:`basic_unet`, since no convolution of the contracting
+    path runs at full resolution.
+
+    Source: E. Kerfoot et al., "Left-Ventricle Quantification Using Residual U-Net", STACOM 2018.
+
+    Args:
+        spatial_dims: 2 or 3.
+        in_channels: Image channels C.
+        out_channels: Regions R.
+        channels: Width of each level, the finest first.
+        strides: Stride between levels, one fewer than ``channels``; sides of the patch must be
+            divisible by their product.
+        num_res_units: Convolutions per residual unit, 0 for plain convolutions.
+        norm: ``"batch"`` or ``"instance"`` (with scale and shift).
+        dropout: Dropout probability.
+
+    Returns:
+        A network from ``(B, C, *spatial)`` to logits ``(B, R, *spatial)``.
+
+    Raises:
+        ConfigError: If ``spatial_dims`` or ``norm`` is unknown, or the lengths do not fit.
+
+    Example:
+        >>> from medfed.models.networks import count_parameters
+        >>> count_parameters(unet(2, 4, 3))
+        211657
+    """
+    check_spatial_dims(spatial_dims)
+    if len(channels) < 2 or len(strides) != len(channels) - 1:
+        raise ConfigError(
+            f"A U-Net needs at least two channels and one stride fewer than channels, "
+            f"not channels {list(channels)} with strides {list(strides)}."
+        )
+    net: nn.Module = UNet(
+        spatial_dims=spatial_dims,
+        in_channels=in_channels,
+        out_channels=out_channels,
+        channels=tuple(channels),
+        strides=tuple(strides),
+        num_res_units=num_res_units,
+        norm=_norm(norm),
+        dropout=dropout,
+    )
+    return net
+
+
+def basic_unet(
+    spatial_dims: int,
+    in_channels: int,
+    out_channels: int,
+    *,
+    features: Sequence[int] = (8, 16, 32, 64, 128, 8),
+    norm: str = "batch",
+    dropout: float = 0.0,
+    published: bool = False,
+) -> nn.Module:
+    """Builds the classic U-Net: two convolutions per level, max pooling, transposed convolutions.
+
+    Source: O. Ronneberger et al., "U-Net", MICCAI 2015; T. Falk et al., Nature Methods 2019.
+
+    Args:
+        spatial_dims: 2 or 3.
+        in_channels: Image channels C.
+        out_channels: Regions R.
+        features: Widths of the five levels, and of the last up-sampling block.
+        norm: ``"batch"`` or ``"instance"`` (with scale and shift).
+        dropout: Dropout probability.
+        published: Match the 486,562 parameters that pFedNet reports (for 3 channels in and 2 out):
+            convolutions without bias, and a last transposed convolution that halves its channels.
+
+    Returns:
+        A network from ``(B, C, *spatial)`` to logits ``(B, R, *spatial)``.
+
+    Raises:
+        ConfigError: If ``spatial_dims`` or ``norm`` is unknown, or there are not six features.
+
+    Example:
+        >>> from medfed.models.networks import count_parameters
+        >>> [count_parameters(basic_unet(2, 3, 2, published=flag)) for flag in (False, True)]
+        [488394, 486562]
+    """
+    check_spatial_dims(spatial_dims)
+    if len(features) != 6:
+        raise ConfigError(f"A BasicUNet needs six features, not {list(features)}.")
+    act = ("LeakyReLU", {"negative_slope": 0.1, "inplace": True})  # MONAI's default
+    net: nn.Module = BasicUNet(
+        spatial_dims=spatial_dims,
+        in_channels=in_channels,
+        out_channels=out_channels,
+        features=tuple(features),
+        act=act,
+        norm=_norm(norm),
+        bias=not published,
+        dropout=dropout,
+    )
+    if published:
+        net.upcat_1 = UpCat(
+            spatial_dims, features[1], features[0], features[5], act, _norm(norm), False, dropout
+        )
+    return net
+
+
+def _norm(name: str) -> str | tuple[str, dict[str, bool]]:
+    if name not in _NORMS:
+        raise ConfigError(
+            f"Unknown norm {name!r}: use batch or instance{did_you_mean(name, _NORMS)}."
+        )
+    return _NORMS[name]
