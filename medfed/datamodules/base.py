@@ -14,6 +14,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
 from medfed.datamodules.client_data import Batch, ClientData, Split
 from medfed.datamodules.partitions.base import Partition
 from medfed.datamodules.readers.base import Patient
+from medfed.datamodules.seeding import derive_seed
 from medfed.datamodules.splits import check_leakage, sha256_of, split_patients, warn_small
 from medfed.errors import DataError
 
@@ -103,7 +104,8 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
                 f"Client {client} has no patients; use fewer clients or another partition."
             )
         labels = {i: self._patients[i].label for i in ids}
-        parts = split_patients(ids, self.val_fraction, self.test_fraction, self.seed, labels)
+        seed = derive_seed(self.seed, client)
+        parts = split_patients(ids, self.val_fraction, self.test_fraction, seed, labels)
         warn_small(client, parts)
         return parts
 

@@ -1,0 +1,230 @@
+"""Brain tumour segmentation: patches for training, whole slices or volumes for evaluation."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from medfed.datamodules import patches
+from medfed.datamodules.base import FederatedDataModule, resolve_root
+from medfed.datamodules.client_data import Augment, Batch, ClientData, Split
+from medfed.datamodules.generated.brats import BratsCohort
+from medfed.datamodules.partitions.base import Partition
+from medfed.datamodules.readers.base import Patient, Reader
+from medfed.datamodules.seeding import torch_rng
+from medfed.errors import ConfigError, DataError
+
+log = logging.getLogger(__name__)
+
+
+class BratsDataModule(FederatedDataModule):
+    """Multi-channel volumes with region masks, from any reader.
+
+    Every volume is read once, in `setup`; the patches of the training patients and the slices of
+    the others stay in memory (the full layout of 484 cases needs a cache, which this is not).
+    Clients then hold ``image`` (N, C, h, w[, d]) and ``label`` (N, R, h, w[, d]).
+
+    Args:
+        partition: Assigns patients and channels to clients.
+        reader: Makes the reader for a folder.
+        seed: Seed of partition, splits and patch positions.
+        path: The data; None generates `generated` below `root`.
+        root: Folder for generated data.
+        generated: The cohort to generate where `path` is None.
+        spatial_dims: 2 for axial slices, 3 for volumes.
+        patch_size: (h, w) or (h, w, d).
+        patches_per_patient: Patches from every training patient.
+        background_share: Share of the patches that is centred off the tumour.
+        eval_every: Evaluate every n-th axial slice of those that contain brain, 1 for all.
+        val_fraction: Share of validation patients per client.
+        test_fraction: Share of test patients per client.
+        batch_size: Patches per training batch.
+        eval_batch_size: Slices (or volumes) per evaluation batch.
+        augment: A random MONAI dict transform of keys ``image`` and ``label``, or None.
+    """
+
+    def __init__(
+        self,
+        partition: Partition,
+        reader: Callable[[Path], Reader],
+        seed: int = 0,
+        path: str | None = None,
+        root: str = "data",
+        generated: BratsCohort | None = None,
+        spatial_dims: int = 2,
+        patch_size: Sequence[int] = (64, 64),
+        patches_per_patient: int = 32,
+        background_share: float = 0.25,
+        eval_every: int = 1,
+        val_fraction: float = 0.2,
+        test_fraction: float = 0.2,
+        batch_size: int = 16,
+        eval_batch_size: int = 16,
+        augment: Augment | None = None,
+    ) -> None:
+        super().__init__(partition, seed, val_fraction, test_fraction)
+        if not 0 <= background_share <= 1 or patches_per_patient < 1 or eval_every < 1:
+            raise ConfigError(
+                f"data.background_share={background_share} must be in [0, 1], and "
+                f"patches_per_patient={patches_per_patient} and eval_every={eval_every} positive."
+            )
+        self.make_reader = reader
+        self.path = resolve_root(path)
+        self.root = Path(root).expanduser()
+        self.generated = generated
+        self.spatial_dims = spatial_dims
+        self.size = patches.patch_size_3d(patch_size, spatial_dims)
+        self.patches_per_patient = patches_per_patient
+        self.background_share = background_share
+        self.eval_every = eval_every
+        self.batch_size = batch_size
+        self.eval_batch_size = eval_batch_size
+        self.augment = augment
+        self.reader: Reader | None = None
+
+    def prepare_data(self) -> None:
+        """Generates the cohort where no path is given and it is not there yet."""
+        if self.reader is not None:
+            return
+        path = self.path or self._generate()
+        self.reader = self.make_reader(path)
+        self.channel_names = self.reader.channels
+        self.class_names = self.reader.regions
+        self.description = self.description or f"Data: {path}."
+
+    def _generate(self) -> Path:
+        if self.generated is None:
+            raise ConfigError("data.path is not set and data.generated is empty; set data.path.")
+        path, new = self.generated.ensure(self.root)
+        count = self.generated.hospitals * self.generated.patients
+        self.description = (
+            f"{'Generated' if new else 'Data:'} a BraTS-like cohort of {count} patients in {path} "
+            "(real data: data=brats data.path=/path/to/Task01_BrainTumour)."
+        )
+        if new:
+            log.info(self.description)
+        return path
+
+    def list_patients(self) -> list[Patient]:
+        """See the base class."""
+        self.prepare_data()
+        assert self.reader is not None
+        return self.reader.patients()
+
+    def settings(self) -> dict[str, Any]:
+        """How patches were drawn and slices chosen."""
+        return {
+            "patch_size": list(self.size[: self.spatial_dims]),
+            "patches_per_patient": self.patches_per_patient,
+            "background_share": self.background_share,
+            "eval_slices": f"every {self.eval_every} of the axial slices with brain"
+            if self.spatial_dims == 2
+            else "whole volumes",
+        }
+
+    def build_clients(
+        self, splits: Mapping[str, Mapping[Split, list[str]]], channels: Mapping[str, Tensor]
+    ) -> dict[str, ClientData]:
+        """See the base class."""
+        return {name: self._client(name, splits[name], channels[name]) for name in splits}
+
+    def _client(self, name: str, parts: Mapping[Split, list[str]], present: Tensor) -> ClientData:
+        drawn = [self.training_block(p, n, present) for n, p in enumerate(parts["train"])]
+        if not drawn:
+            raise DataError(f"Client {name} has no training patient; give it more patients.")
+        train = {key: torch.cat([block[key] for block in drawn]) for key in drawn[0]}
+        evaluation: dict[Split, list[Batch]] = {}
+        for split in ("val", "test"):
+            blocks = (self.evaluation_block(p, n, present) for n, p in enumerate(parts[split]))
+            evaluation[split] = list(blocks)
+        return ClientData(
+            id=name,
+            train={**train, "label": train["label"].float()},
+            evaluation=evaluation,
+            channels=present,
+            label_counts=voxel_counts(train["label"]),
+            patients={split: list(ids) for split, ids in parts.items()},
+            batch_size=self.batch_size,
+            eval_batch_size=self.eval_batch_size if self.spatial_dims == 2 else 1,
+            augment=self.augment,
+        )
+
+    def _read(self, patient: str, present: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Image with missing channels zeroed, label, and brain mask."""
+        assert self.reader is not None
+        sample = self.reader.read(self._patients[patient])
+        image = sample["image"]
+        brain = (image != 0).any(dim=0)
+        if not brain.any():
+            raise DataError(f"Patient {patient} has only zero voxels; leave the patient out.")
+        image[~present] = 0
+        return image, sample["label"], brain
+
+    def training_block(self, patient: str, case: int, present: Tensor) -> Batch:
+        """Draws one patient's patches; their places depend on the seed and the patient alone.
+
+        Args:
+            patient: Patient id.
+            case: Its index in the split.
+            present: (C,) bool.
+
+        Returns:
+            ``image`` (P, C, h, w[, d]), ``label`` (P, R, h, w[, d]) uint8, ``case`` (P,).
+        """
+        image, label, brain = self._read(patient, present)
+        image, label = patches.pad_to(image, self.size), patches.pad_to(label, self.size)
+        centres = patches.sample_centres(
+            tumour=label.any(dim=0),
+            brain=patches.pad_to(brain[None], self.size)[0],
+            count=self.patches_per_patient,
+            background_share=self.background_share,
+            size=self.size,
+            generator=torch_rng(self.seed, "patches", patient),
+        ).tolist()
+        images = torch.stack([patches.crop(image, c, self.size) for c in centres])
+        labels = torch.stack([patches.crop(label, c, self.size) for c in centres])
+        if self.spatial_dims == 2:
+            images, labels = images.squeeze(-1), labels.squeeze(-1)
+        return {"image": images, "label": labels, "case": torch.full((len(images),), case)}
+
+    def evaluation_block(self, patient: str, case: int, present: Tensor) -> Batch:
+        """Takes one patient's whole axial slices, or the volume.
+
+        Args:
+            patient: Patient id.
+            case: Its index in the split.
+            present: (C,) bool.
+
+        Returns:
+            ``image`` (S, C, H, W) or (1, C, H, W, D), ``label`` alike, ``case`` (S,) or (1,).
+        """
+        image, label, brain = self._read(patient, present)
+        if self.spatial_dims == 3:
+            image, label = image[None], label[None]
+        else:
+            slices = patches.brain_slices(brain, self.eval_every)
+            image, label = patches.axial(image, slices), patches.axial(label, slices)
+        return {"image": image, "label": label, "case": torch.full((len(image),), case)}
+
+
+def voxel_counts(label: Tensor) -> Tensor:
+    """Counts background and region voxels.
+
+    Args:
+        label: (N, R, *spatial), 0 or 1; regions may overlap.
+
+    Returns:
+        (1 + R,) float32: voxels in no region, then voxels of every region.
+
+    Example:
+        >>> voxel_counts(torch.tensor([[[0, 1, 1, 0]], [[0, 0, 0, 0]]])).tolist()
+        [6.0, 2.0]
+    """
+    regions = label.bool().transpose(0, 1).flatten(1)
+    background = (~regions.any(dim=0)).sum()
+    return torch.cat([background[None], regions.sum(dim=1)]).float()

@@ -1,0 +1,79 @@
+"""The layout of the Medical Segmentation Decathlon, task 1: brain tumours.
+
+``dataset.json`` lists the cases; ``imagesTr/BRATS_*.nii.gz`` are 4-D with the channels FLAIR, T1w,
+T1gd and T2w; ``labelsTr`` has 1 oedema, 2 non-enhancing and 3 enhancing tumour.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from medfed.datamodules.readers.base import Patient, check_names, with_hospitals
+from medfed.datamodules.readers.nifti import NiftiReader
+from medfed.errors import DataError
+
+REGIONS = {"whole": (1, 2, 3), "core": (2, 3), "enhancing": (3,)}
+
+
+class MSDReader(NiftiReader):
+    """Reads MSD Task01_BrainTumour and what is generated in its layout.
+
+    Args:
+        path: The folder with ``dataset.json``. A ``centres.json`` beside it, {case: hospital}, is
+            used if there is one.
+        channels: Channels to read, in this order.
+        regions: Any of ``whole``, ``core`` and ``enhancing``.
+        hospitals: Where no hospital is named: into how many contiguous blocks of cases to cut.
+
+    Raises:
+        ConfigError: If a region or channel is unknown.
+        DataError: If ``dataset.json`` is missing or unreadable.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        channels: Sequence[str] = ("FLAIR", "T1w", "T1gd", "T2w"),
+        regions: Sequence[str] = ("whole",),
+        hospitals: int | None = None,
+    ) -> None:
+        self.path = path
+        self.hospitals = hospitals
+        chosen = check_names("region", regions, list(REGIONS))
+        self._index = _read_json(path / "dataset.json")
+        modality = {int(k): str(v) for k, v in self._index.get("modality", {}).items()}
+        known = [modality[k] for k in sorted(modality)]
+        super().__init__(channels, {name: REGIONS[name] for name in chosen}, (1, 2, 3))
+        self._select = [known.index(name) for name in check_names("channel", channels, known)]
+
+    def patients(self) -> list[Patient]:
+        """See `readers.base.Reader.patients`."""
+        centres = self.path / "centres.json"
+        named = _read_json(centres) if centres.exists() else {}
+        patients = [self._patient(entry, named) for entry in self._index.get("training", [])]
+        if not patients:
+            raise DataError(f"{self.path / 'dataset.json'} lists no training cases.")
+        return with_hospitals(sorted(patients, key=lambda p: p.id), self.hospitals)
+
+    def _patient(self, entry: dict[str, str], named: dict[str, str]) -> Patient:
+        files = {role: self.path / entry[role] for role in ("image", "label")}
+        case = files["image"].name.removesuffix(".gz").removesuffix(".nii")
+        return Patient(case, files, named.get(case))
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DataError(
+            f"{path} does not exist; set data.path to a folder in the layout of MSD "
+            "Task01_BrainTumour, or use data=brats_folder for one folder per case."
+        ) from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} is not readable JSON ({error}); copy it again.") from error
+    if not isinstance(content, dict):
+        raise DataError(f"{path} must hold a JSON object.")
+    return content
