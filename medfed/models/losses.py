@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from monai.losses import DiceLoss
 from torch import Tensor
@@ -29,7 +30,6 @@ def focal_loss(
         A scalar.
 
     Example:
-        >>> import torch
         >>> logits, target = torch.tensor([[0.0, 0.0]]), torch.tensor([1])
         >>> round(focal_loss(logits, target, gamma=2.0).item(), 4)  # 0.5 ** 2 * log(2)
         0.1733
@@ -62,11 +62,12 @@ def dice_bce_loss(
         A scalar.
 
     Example:
-        >>> import torch
         >>> logits, target = torch.full((1, 1, 2, 2), 20.0), torch.ones(1, 1, 2, 2)
         >>> round(dice_bce_loss(logits, target).item(), 6)
         0.0
     """
+    if logits.dtype in (torch.float16, torch.bfloat16):
+        logits = logits.float()  # sums over a patch exceed what half precision can count
     target = target.to(logits.dtype)
     bce = F.binary_cross_entropy_with_logits(logits, target)
     dice: Tensor = _DICE(logits, target)

@@ -108,10 +108,11 @@ def hausdorff95(pred: Tensor, truth: Tensor) -> Tensor:
         >>> hausdorff95(pred, truth).item()
         3.0
     """
+    pred, truth = pred.cpu(), truth.cpu()  # distance transforms come from SciPy
     some_pred, some_truth = pred.flatten(2).any(2), truth.flatten(2).any(2)
     diagonal = math.sqrt(sum((n - 1) ** 2 for n in pred.shape[2:]))
     distance = torch.full(pred.shape[:2], math.nan, dtype=torch.float64)
-    distance[(some_pred ^ some_truth).cpu()] = diagonal
+    distance[some_pred ^ some_truth] = diagonal
     with warnings.catch_warnings():
         # MONAI 1.6 calls its own function with an argument that it has deprecated.
         warnings.filterwarnings(

@@ -1,0 +1,94 @@
+"""Every configuration of a model, an optimizer and a schedule is built and trains one step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hydra.utils import instantiate
+from omegaconf import DictConfig, ListConfig, OmegaConf
+
+from medfed.models.task import TaskModule
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+def names(group: str) -> list[str]:
+    return sorted(path.stem for path in (CONFIGS / group).glob("*.yaml"))
+
+
+def compose(model: str, optimizer: str = "sgd", scheduler: str = "constant") -> DictConfig:
+    """The root keys that a training configuration supplies."""
+    logistic = model == "logistic"
+    root = {
+        "in_channels": 7 if logistic else 2,
+        "out_channels": 2,
+        "spatial_dims": 2,
+        "regions": ["whole", "core"],
+        "patch_size": [32, 32],
+        "trainer": {"max_epochs": 5},
+    }
+    groups = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+    for group, name in groups.items():
+        root[group] = OmegaConf.load(CONFIGS / group / f"{name}.yaml")
+    return OmegaConf.create(root)
+
+
+def build(cfg: DictConfig) -> TaskModule:
+    task = instantiate(cfg.model)
+    assert isinstance(task, TaskModule)
+    return task
+
+
+def step(task: TaskModule, cfg: DictConfig) -> None:
+    image = torch.randn(2, 7) if cfg.in_channels == 7 else torch.randn(2, 2, 32, 32)
+    label = torch.tensor([0, 1])
+    if hasattr(task, "regions"):
+        label = (torch.rand(2, 2, 32, 32) > 0.5).float()
+    built = task.configure_optimizers()
+    before = [p.detach().clone() for p in task.parameters()]
+    task.loss({"image": image, "label": label}).backward()
+    built["optimizer"].step()
+    built["lr_scheduler"].step()
+    assert any(not torch.equal(a, b) for a, b in zip(before, task.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("model", names("model"))
+def test_model(model):
+    cfg = compose(model)
+    task = build(cfg)
+    step(task, cfg)
+    assert not [name for name, value in vars(task).items() if isinstance(value, ListConfig)]
+    lists = (*task.personal, *task.selection, *getattr(task, "regions", ()))
+    assert all(type(value) is str for value in lists)
+    assert task.personal
+
+
+@pytest.mark.parametrize("optimizer", names("optimizer"))
+@pytest.mark.parametrize("scheduler", names("scheduler"))
+def test_optimizer_and_scheduler(optimizer, scheduler):
+    cfg = compose("logistic", optimizer, scheduler)
+    step(build(cfg), cfg)
+
+
+def rates(scheduler: str) -> list[float]:
+    cfg = compose("logistic", "sgd", scheduler)
+    built = build(cfg).configure_optimizers()
+    found = []
+    for _ in range(5):
+        found.append(built["optimizer"].param_groups[0]["lr"])
+        built["optimizer"].step()
+        built["lr_scheduler"].step()
+    return found
+
+
+def test_constant_is_constant():
+    assert rates("constant") == [0.01] * 5
+
+
+def test_cosine_falls_over_the_run():
+    found = rates("cosine")
+    assert found[0] == 0.01
+    assert found == sorted(found, reverse=True)
+    assert 0 < found[-1] < 0.001

@@ -1,0 +1,78 @@
+"""Losses against NumPy, SciPy and MONAI."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from monai.losses import FocalLoss
+from scipy.special import expit, log_softmax
+
+from medfed.models.losses import dice_bce_loss, focal_loss
+from tests.models.tiny import make_task
+
+
+@pytest.fixture
+def classes():
+    g = torch.Generator().manual_seed(3)
+    logits = torch.randn(17, 3, generator=g, dtype=torch.float64)
+    return logits, torch.randint(3, (17,), generator=g)
+
+
+@pytest.mark.parametrize("gamma", [0.0, 1.0, 2.5])
+@pytest.mark.parametrize("weight", [None, [1.0, 2.0, 0.5]])
+def test_focal_loss_is_its_formula(classes, gamma, weight):
+    logits, target = classes
+    log_p = log_softmax(logits.numpy(), axis=1)[np.arange(17), target.numpy()]
+    w = np.ones(17) if weight is None else np.array(weight)[target.numpy()]
+    expected = np.mean(-w * (1 - np.exp(log_p)) ** gamma * log_p)
+    given = None if weight is None else torch.tensor(weight, dtype=torch.float64)
+    assert focal_loss(logits, target, gamma=gamma, weight=given).item() == pytest.approx(expected)
+
+
+def test_focal_loss_is_monai_times_classes(classes):
+    logits, target = classes
+    monai = FocalLoss(gamma=2.0, use_softmax=True, to_onehot_y=True)(logits, target[:, None])
+    assert focal_loss(logits, target).item() == pytest.approx(3 * monai.item(), rel=1e-6)
+
+
+def test_focal_loss_without_focus_is_cross_entropy(classes):
+    assert torch.isclose(focal_loss(*classes, gamma=0.0), F.cross_entropy(*classes))
+
+
+@pytest.mark.parametrize("spatial", [(6, 5), (4, 3, 5)])
+def test_dice_bce_is_its_formula(spatial):
+    g = torch.Generator().manual_seed(4)
+    logits = torch.randn(2, 3, *spatial, generator=g, dtype=torch.float64)
+    target = (torch.rand(2, 3, *spatial, generator=g) > 0.6).double()
+    z, y = logits.numpy(), target.numpy()
+    p, axes = expit(z), (0, *range(2, z.ndim))
+    dice = 1 - (2 * (p * y).sum(axes) + 1e-5) / ((p + y).sum(axes) + 1e-5)
+    bce = -(y * np.log(p) + (1 - y) * np.log(1 - p)).mean()
+    loss = dice_bce_loss(logits, target, dice_weight=0.7, bce_weight=1.3)
+    assert loss.item() == pytest.approx(0.7 * dice.mean() + 1.3 * bce, rel=1e-6)
+
+
+def test_dice_bce_accepts_integer_labels_and_extreme_logits():
+    logits = torch.tensor([[[[300.0, -300.0]]]], requires_grad=True)
+    loss = dice_bce_loss(logits, torch.tensor([[[[1, 0]]]]))
+    loss.backward()
+    assert loss.item() == pytest.approx(0.0, abs=1e-5)
+    assert logits.grad.isfinite().all()
+
+
+def test_class_weights_follow_sklearn_convention(classes):
+    logits, target = classes
+    task = make_task("classification", num_classes=3, class_weights=[1.0, 4.0, 0.0])
+    log_p = log_softmax(logits.numpy(), axis=1)[np.arange(17), target.numpy()]
+    w = np.array([1.0, 4.0, 0.0])[target.numpy()]
+    assert task.criterion(logits, target).item() == pytest.approx(-(w * log_p).sum() / w.sum())
+    assert not [name for name in task.state_dict() if "weights" in name]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_dice_bce_sums_half_precision_in_single(dtype):
+    logits = torch.randn(4, 1, 64, 64, generator=torch.Generator().manual_seed(0)).to(dtype)
+    target = (logits > 0.5).float()
+    assert torch.equal(dice_bce_loss(logits, target), dice_bce_loss(logits.float(), target))

@@ -1,0 +1,155 @@
+"""Metrics against scikit-learn, SciPy and NumPy."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from scipy.ndimage import binary_erosion
+from scipy.spatial.distance import cdist
+from sklearn import metrics as sk
+
+from medfed.models.losses import dice_bce_loss
+from medfed.models.metrics import (
+    CLASSIFICATION_METRICS,
+    ClassificationMeter,
+    SegmentationMeter,
+    classification_metrics,
+    hausdorff95,
+)
+
+
+def numpy_ece(probs: np.ndarray, label: np.ndarray, bins: int) -> float:
+    confidence, hit = probs.max(1), probs.argmax(1) == label
+    edges, total = np.linspace(0, 1, bins + 1), 0.0
+    for low, high in pairwise(edges):
+        inside = (confidence > low) & (confidence <= high)
+        if inside.any():
+            total += inside.mean() * abs(confidence[inside].mean() - hit[inside].mean())
+    return total
+
+
+@pytest.mark.parametrize("k", [2, 4])
+@pytest.mark.parametrize("seed", range(3))
+def test_classification_metrics_agree_with_sklearn(k, seed):
+    g = torch.Generator().manual_seed(seed)
+    probs = (2 * torch.randn(200, k, generator=g)).softmax(1)
+    label = torch.randint(k, (200,), generator=g)
+    scores = classification_metrics(probs, label, n_bins=10)
+    p, y = probs.double().numpy(), label.numpy()
+    auroc = np.mean([sk.roc_auc_score(y == c, p[:, c]) for c in range(k)])
+    assert scores["accuracy"] == pytest.approx(sk.accuracy_score(y, p.argmax(1)))
+    assert scores["balanced_accuracy"] == pytest.approx(
+        sk.balanced_accuracy_score(y, p.argmax(1)), abs=1e-6
+    )
+    assert scores["auroc"] == pytest.approx(auroc, abs=1e-6)
+    assert scores["ece"] == pytest.approx(numpy_ece(probs.numpy(), y, 10), abs=1e-6)
+
+
+def test_one_class_has_no_auroc_and_raises_no_warning():
+    probs = torch.tensor([[0.3, 0.7], [0.6, 0.4]])
+    scores = classification_metrics(probs, torch.tensor([1, 1]))
+    assert math.isnan(scores["auroc"])
+    assert scores["accuracy"] == scores["balanced_accuracy"] == 0.5
+    assert math.isfinite(scores["ece"])
+
+
+def test_balanced_accuracy_ignores_classes_that_are_only_predicted():
+    probs = torch.eye(3)[[0, 1, 2, 1]]
+    y = torch.tensor([0, 1, 1, 1])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # scikit-learn mentions the class without a true sample
+        expected = sk.balanced_accuracy_score(y.numpy(), probs.argmax(1).numpy())
+    assert classification_metrics(probs, y)["balanced_accuracy"] == pytest.approx(expected)
+
+
+def test_meters_do_not_depend_on_batches():
+    g = torch.Generator().manual_seed(0)
+    logits, label = torch.randn(20, 2, generator=g), torch.randint(2, (20,), generator=g)
+    results = []
+    for size in (20, 7, 1):
+        meter = ClassificationMeter(torch.nn.functional.cross_entropy)
+        for z, y in zip(logits.split(size), label.split(size), strict=True):
+            meter.update(z, {"label": y})
+        results.append(meter.compute())
+    assert results[0] == results[1] == results[2]
+
+
+def test_empty_meters_are_nan():
+    scores = ClassificationMeter(torch.nn.functional.cross_entropy).compute()
+    assert set(scores) == {"loss", *CLASSIFICATION_METRICS}
+    scores |= SegmentationMeter(dice_bce_loss, ["a"], hausdorff=True).compute()
+    assert all(math.isnan(v) for v in scores.values())
+
+
+@pytest.mark.parametrize("spatial", [(9, 7), (5, 6, 4)])
+def test_overlap_is_pooled_and_per_case(spatial):
+    g = torch.Generator().manual_seed(5)
+    logits = torch.randn(6, 2, *spatial, generator=g)
+    truth = (torch.rand(6, 2, *spatial, generator=g) > 0.7).float()
+    case = torch.tensor([7, 7, 3, 7, 3, 9])
+    meter = SegmentationMeter(dice_bce_loss, ["whole", "core"])
+    for part in (slice(0, 4), slice(4, 6)):
+        meter.update(logits[part], {"label": truth[part], "case": case[part]})
+    scores = meter.compute()
+    p, t = (logits > 0).numpy(), truth.numpy() > 0.5
+    for r, name in enumerate(("whole", "core")):
+        a, b = p[:, r].ravel(), t[:, r].ravel()
+        assert scores[f"iou/{name}"] == pytest.approx(sk.jaccard_score(b, a))
+        assert scores[f"dice/{name}"] == pytest.approx(sk.f1_score(b, a))
+        cases = [sk.f1_score(t[m, r].ravel(), p[m, r].ravel()) for m in masks(case)]
+        assert scores[f"dice_case/{name}"] == pytest.approx(np.mean(cases))
+    assert scores["iou"] == pytest.approx((scores["iou/whole"] + scores["iou/core"]) / 2)
+
+
+def masks(case: torch.Tensor) -> list[np.ndarray]:
+    return [(case == c).numpy() for c in case.unique()]
+
+
+def test_without_case_each_image_is_one():
+    truth = torch.zeros(2, 1, 4, 4)
+    truth[0, :, :2], truth[1, :, :1] = 1, 1
+    meter = SegmentationMeter(dice_bce_loss, ["a"])
+    for i in (0, 1):  # the first is found, the second missed
+        meter.update((truth[i : i + 1] * (1 - i)) * 20 - 10, {"label": truth[i : i + 1]})
+    scores = meter.compute()
+    assert scores["dice_case"] == 0.5
+    assert scores["dice"] == pytest.approx(2 * 8 / (8 + 12))
+
+
+def test_absent_region_is_nan_and_left_out_of_the_mean():
+    truth = torch.zeros(1, 2, 4, 4)
+    truth[:, 0] = 1
+    meter = SegmentationMeter(dice_bce_loss, ["here", "nowhere"], hausdorff=True)
+    meter.update(truth * 20 - 10, {"label": truth})
+    scores = meter.compute()
+    assert math.isnan(scores["iou/nowhere"])
+    assert math.isnan(scores["hd95/nowhere"])
+    assert scores["iou"] == scores["dice"] == scores["dice_case"] == 1.0
+    assert scores["hd95"] == 0.0
+
+
+def edges(mask: np.ndarray) -> np.ndarray:
+    return np.argwhere(mask & ~binary_erosion(mask))
+
+
+@pytest.mark.parametrize("spatial", [(20, 18), (12, 11, 10)])
+def test_hausdorff_agrees_with_all_pairs(spatial):
+    grid = torch.stack(torch.meshgrid(*(torch.arange(n) for n in spatial), indexing="ij"))
+    centre = torch.tensor([n // 2 for n in spatial]).view(-1, *(1,) * len(spatial))
+    truth = ((grid - centre).square().sum(0) < 14)[None, None]
+    pred = ((grid - centre - 1).square().sum(0) < 9)[None, None]
+    d = cdist(edges(pred[0, 0].numpy()), edges(truth[0, 0].numpy()))
+    expected = max(np.percentile(d.min(1), 95), np.percentile(d.min(0), 95))
+    assert hausdorff95(pred, truth).item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_hausdorff_of_a_missed_region_is_the_diagonal():
+    truth = torch.zeros(1, 1, 4, 5, dtype=torch.bool)
+    truth[..., 1, 1] = True
+    assert hausdorff95(~truth & False, truth).item() == 5.0
+    assert hausdorff95(truth, truth).item() == 0.0

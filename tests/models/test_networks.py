@@ -1,0 +1,124 @@
+"""Parameter counts, output shapes, and which names the personal patterns pick."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+import pytest
+import torch
+from torch import nn
+
+from medfed.errors import ConfigError
+from medfed.models.networks import (
+    basic_unet,
+    count_parameters,
+    default_personal,
+    densenet121,
+    densenet_bc,
+    logistic_regression,
+    unet,
+)
+
+COUNTS = [
+    (densenet_bc(2, 1, 2), 198_224),
+    (densenet_bc(2, 1, 2, stem="small"), 197_744),
+    (densenet121(2, 1, 2), 6_949_634),
+    (unet(2, 4, 3), 211_657),
+    (basic_unet(2, 4, 3), 488_475),
+    (basic_unet(2, 3, 2), 488_394),
+    (basic_unet(2, 3, 2, published=True), 486_562),
+    (logistic_regression(58), 59),
+]
+
+
+def picked(net: nn.Module, patterns: tuple[str, ...]) -> list[str]:
+    names = list(net.state_dict())
+    for pattern in patterns:
+        assert any(fnmatchcase(name, pattern) for name in names), f"{pattern} matches nothing"
+    return [name for name in names if any(fnmatchcase(name, p) for p in patterns)]
+
+
+@pytest.mark.parametrize(("net", "count"), COUNTS)
+def test_parameter_count(net, count):
+    assert count_parameters(net) == count
+
+
+@pytest.mark.parametrize("spatial_dims", [2, 3])
+@pytest.mark.parametrize(
+    ("build", "out"),
+    [
+        (lambda d: densenet_bc(d, 2, 3, block_config=(2, 2)), (2, 3)),
+        (lambda d: densenet_bc(d, 2, 3, block_config=(2, 2), stem="small"), (2, 3)),
+        (lambda d: unet(d, 2, 3, channels=(4, 8, 16), strides=(2, 2)), None),
+        (lambda d: unet(d, 2, 3, channels=(4, 8), strides=(2,), norm="instance"), None),
+        (lambda d: basic_unet(d, 2, 3, features=(2, 2, 4, 4, 4, 2)), None),
+        (lambda d: basic_unet(d, 2, 3, features=(2, 2, 4, 4, 4, 2), published=True), None),
+    ],
+)
+def test_output_shape(build, out, spatial_dims):
+    size = (32,) * spatial_dims
+    logits = build(spatial_dims)(torch.randn(2, 2, *size))
+    assert logits.shape == (out or (2, 3, *size))
+
+
+def test_small_stem_keeps_resolution():
+    features = densenet_bc(2, 1, 2, stem="small").features
+    x = torch.randn(1, 1, 32, 32)
+    for name in ("conv0", "norm0", "relu0", "pool0"):
+        x = getattr(features, name)(x)
+    assert x.shape == (1, 12, 32, 32)
+
+
+def test_densenet_personal_is_the_classifier():
+    net = densenet_bc(2, 1, 2, block_config=(2, 2))
+    names = picked(net, default_personal(net))
+    assert names == ["class_layers.out.weight", "class_layers.out.bias"]
+
+
+@pytest.mark.parametrize("published", [False, True])
+def test_basic_unet_personal_is_up_path_and_output(published):
+    net = basic_unet(2, 1, 1, published=published)
+    shared = set(net.state_dict()) - set(picked(net, default_personal(net)))
+    assert {name.split(".")[0] for name in shared} == {
+        "conv_0",
+        *(f"down_{i}" for i in (1, 2, 3, 4)),
+    }
+
+
+@pytest.mark.parametrize("depth", [2, 3, 5])
+@pytest.mark.parametrize("units", [0, 2])
+def test_unet_personal_is_up_path_and_output(depth, units):
+    widths = tuple(2 * 2**i for i in range(depth))
+    net = unet(2, 1, 1, channels=widths, strides=(2,) * (depth - 1), num_res_units=units)
+    expected, level, path = [], net.model, "model"
+    while isinstance(level, nn.Sequential) and hasattr(level[1], "submodule"):
+        up = level[2]
+        expected += [f"{path}.2.{name}" for name in up.state_dict()]
+        level, path = level[1].submodule, f"{path}.1.submodule"
+    assert sorted(picked(net, default_personal(net))) == sorted(expected)
+
+
+def test_logistic_is_all_personal_and_starts_at_zero():
+    net = logistic_regression(4, 3)
+    assert picked(net, default_personal(net)) == ["linear.weight", "linear.bias"]
+    assert torch.equal(net(torch.randn(5, 4)), torch.zeros(5, 3))
+
+
+def test_other_networks_have_no_default():
+    assert default_personal(nn.Linear(2, 2)) == ()
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (lambda: densenet_bc(4, 1, 2), "spatial_dims must be 2 or 3"),
+        (lambda: densenet_bc(2, 1, 2, stem="smal"), "did you mean small"),
+        (lambda: unet(2, 1, 1, channels=(4, 8), strides=(2, 2)), "one stride fewer"),
+        (lambda: unet(2, 1, 1, norm="bach"), "did you mean batch"),
+        (lambda: basic_unet(2, 1, 1, features=(4, 8)), "six features"),
+        (lambda: logistic_regression(3, 1), "out_channels >= 2"),
+    ],
+)
+def test_bad_options(build, words):
+    with pytest.raises(ConfigError, match=words):
+        build()

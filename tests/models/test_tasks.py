@@ -1,0 +1,211 @@
+"""What holds for every task: evaluation leaves no trace, and central training works."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import math
+import random
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+from sklearn.linear_model import LogisticRegression
+from torch.utils.data import DataLoader
+
+from medfed.errors import ConfigError
+from medfed.models.networks import logistic_regression
+from medfed.models.risk import RiskTask
+from medfed.models.segmentation import SegmentationTask
+from tests.models.tiny import SGD, make_batch, make_samples, make_task
+
+# Facts about a tiny run on a small machine, not about the task.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
+    pytest.mark.filterwarnings("ignore:.*is smaller than the logging interval"),
+]
+
+
+def state_hash(task: torch.nn.Module) -> str:
+    digest = hashlib.sha256()
+    for name, value in task.state_dict().items():
+        digest.update(name.encode() + value.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def trainer(tmp_path, **options):
+    return pl.Trainer(
+        accelerator="cpu",
+        default_root_dir=tmp_path,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **options,
+    )
+
+
+def test_names_are_those_of_the_network(kind):
+    task = make_task(kind)
+    assert list(task.state_dict()) == [f"network.{n}" for n in task.network.state_dict()]
+
+
+def test_evaluate_gives_the_declared_metrics(kind):
+    task = make_task(kind)
+    scores = task.evaluate([make_batch(kind)])
+    assert tuple(scores) == task.metric_names
+    assert task.selection[0] in scores
+    assert all(isinstance(v, float) and math.isfinite(v) for v in scores.values())
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_evaluate_leaves_no_trace(kind, training):
+    task = make_task(kind).train(training)
+    frozen = next(m for m in task.network.modules() if not list(m.children()))
+    frozen.train(not training)
+    loader = DataLoader(make_samples(kind), batch_size=8, shuffle=True)
+    before = state_hash(task), [m.training for m in task.modules()], set(vars(task))
+    streams = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
+    task.evaluate(loader)
+    task.predict(make_batch(kind))
+    assert (state_hash(task), [m.training for m in task.modules()], set(vars(task))) == before
+    assert torch.equal(torch.get_rng_state(), streams[0])
+    assert random.getstate() == streams[1]
+    assert np.array_equal(np.random.get_state()[1], streams[2])
+    assert all(p.grad is None for p in task.parameters())
+
+
+def test_evaluate_restores_the_flags_after_an_error(kind):
+    task = make_task(kind).train()
+    with pytest.raises(KeyError):
+        task.evaluate([{"image": make_batch(kind)["image"]}])
+    assert task.network.training
+    assert torch.is_grad_enabled()
+
+
+def test_evaluate_of_nothing_is_nan(kind):
+    assert all(math.isnan(v) for v in make_task(kind).evaluate([]).values())
+
+
+def test_loss_is_a_scalar_with_gradients(kind):
+    task = make_task(kind)
+    loss = task.loss(make_batch(kind))
+    loss.backward()
+    assert loss.shape == ()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in task.network.parameters())
+
+
+def test_predict_gives_probabilities(kind):
+    probs = make_task(kind).predict(make_batch(kind))
+    assert not probs.requires_grad
+    assert ((probs >= 0) & (probs <= 1)).all()
+    if kind != "segmentation":
+        assert torch.allclose(probs.sum(1), torch.ones(8))
+
+
+def test_central_training(kind, tmp_path):
+    task, samples = make_task(kind), make_samples(kind)
+    loader = DataLoader(samples, batch_size=8)
+    before = task.evaluate(loader)
+    run = trainer(tmp_path, max_epochs=6)
+    run.fit(task, loader, loader)
+    after = task.evaluate(loader)
+    assert after["loss"] < 0.9 * before["loss"]
+    assert run.callback_metrics["val/loss"].item() == pytest.approx(after["loss"], rel=1e-5)
+    assert run.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.05 / 8)  # two epochs a step
+    (tested,) = run.test(task, loader, verbose=False)
+    metric = task.selection[0]
+    assert tested[f"test/{metric}"] == pytest.approx(after[metric], rel=1e-5)
+
+
+def test_checkpoint_holds_only_weights(kind, tmp_path):
+    task = make_task(kind)
+    run = trainer(tmp_path, max_steps=1)
+    loader = DataLoader(make_samples(kind, 8), batch_size=4)
+    run.fit(task, loader, loader)
+    run.save_checkpoint(tmp_path / "last.ckpt")
+    loaded = torch.load(tmp_path / "last.ckpt", weights_only=True)
+    other = make_task(kind)
+    other.load_state_dict(loaded["state_dict"])
+    assert state_hash(other) == state_hash(task)
+
+
+def test_sliding_window_of_a_pointwise_network_is_the_network():
+    net = torch.nn.Conv2d(2, 2, 1)
+    task = SegmentationTask(net, SGD, regions=["a", "b"], patch_size=[16, 16])
+    whole = SegmentationTask(net, SGD, regions=["a", "b"])
+    for size in (11, 16, 40):  # smaller than a window, equal, larger
+        batch = make_batch("segmentation", 2, size)
+        assert torch.allclose(task.predict(batch), whole.predict(batch), atol=1e-6)
+
+
+def test_volumes():
+    net = torch.nn.Conv3d(1, 1, 3, padding=1)
+    task = SegmentationTask(net, SGD, regions=["a"], patch_size=[8, 8, 8], hausdorff=True)
+    label = torch.zeros(1, 1, 12, 10, 9)
+    label[..., 3:7, 3:7, 3:7] = 1
+    scores = task.evaluate([{"image": label, "label": label, "case": torch.tensor([4])}], test=True)
+    assert set(scores) - set(task.metric_names) == {"hd95", "hd95/a"}
+
+
+def test_penalty_trains_but_is_not_measured():
+    plain, penalised = make_task("risk"), make_task("risk", l2=0.5)
+    for task in (plain, penalised):
+        torch.nn.init.constant_(task.network.linear.weight, 2.0)
+        torch.nn.init.constant_(task.network.linear.bias, 3.0)
+    batch = make_batch("risk")
+    gap = penalised.loss(batch) - plain.loss(batch)
+    assert gap.item() == pytest.approx(0.25 * 5 * 4.0, rel=1e-5)
+    assert penalised.evaluate([batch]) == plain.evaluate([batch])
+
+
+def test_risk_reaches_sklearns_coefficients():
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(80, 4, generator=g, dtype=torch.float64)
+    y = (x @ torch.tensor([1.0, -2.0, 0.5, 0.0]).double() + torch.randn(80, generator=g) > 0).long()
+    task = RiskTask(logistic_regression(4).double(), SGD, l2=0.1)
+    lbfgs = torch.optim.LBFGS(
+        task.network.parameters(), max_iter=200, line_search_fn="strong_wolfe",
+        tolerance_grad=1e-10, tolerance_change=1e-14,
+    )  # fmt: skip
+
+    def closure() -> torch.Tensor:
+        lbfgs.zero_grad()
+        loss = task.loss({"image": x, "label": y})
+        loss.backward()
+        return loss
+
+    lbfgs.step(closure)
+    # scikit-learn minimises C * sum(losses) + |w|^2 / 2.
+    reference = LogisticRegression(C=1 / (80 * 0.1), tol=1e-10, max_iter=1000).fit(x, y)
+    assert np.allclose(task.network.linear.weight.detach(), reference.coef_, atol=1e-5)
+    assert np.allclose(task.network.linear.bias.detach(), reference.intercept_, atol=1e-5)
+
+
+def test_personal_can_be_overridden():
+    assert make_task("classification").personal == ("class_layers.*",)
+    assert make_task("classification", personal=["features.norm5.*"]).personal == (
+        "features.norm5.*",
+    )
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (lambda: make_task("classification", loss="focl"), "did you mean focal"),
+        (lambda: make_task("classification", class_weights=[1, 2, 3]), "3 class_weights"),
+        (lambda: make_task("classification", selection=["acuracy", "max"]), "did you mean acc"),
+        (lambda: make_task("risk", selection=["loss", "lowest"]), "must be max or min"),
+        (lambda: make_task("risk", l2=-1.0), "must not be negative"),
+        (lambda: make_task("segmentation", regions=[]), "names of its regions"),
+        (lambda: make_task("segmentation", overlap=1.0), "must lie in"),
+    ],
+)
+def test_bad_options(build, words):
+    with pytest.raises(ConfigError, match=words):
+        build()
+
+
+def test_no_scheduler():
+    task = RiskTask(logistic_regression(5), functools.partial(torch.optim.Adam, lr=0.1))
+    assert isinstance(task.configure_optimizers(), torch.optim.Adam)
