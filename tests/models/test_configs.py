@@ -27,7 +27,7 @@ def compose(model: str, optimizer: str = "sgd", scheduler: str = "constant") -> 
         "spatial_dims": 2,
         "regions": ["whole", "core"],
         "patch_size": [32, 32],
-        "trainer": {"max_epochs": 5},
+        "rounds": 5,
     }
     groups = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
     for group, name in groups.items():
