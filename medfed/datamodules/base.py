@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,8 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         splits = {client: self._split(client, ids) for client, ids in assigned.items()}
         check_leakage(splits)
         table = self.partition.availability(list(assigned), self.channel_names, self.seed)
-        self.clients = self.build_clients(splits, table)
+        with one_thread():
+            self.clients = self.build_clients(splits, table)
 
     def _split(self, client: str, ids: Sequence[str]) -> dict[Split, list[str]]:
         if not ids:
@@ -183,6 +185,26 @@ class _Evaluation(IterableDataset[Batch]):
             for batch in client.eval_batches(self.split):
                 yield {**batch, "case": batch["case"] + offset}
             offset += len(client.patients[self.split])
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Runs PyTorch on one thread, and restores the number afterwards.
+
+    The sums in a z-score depend on how many threads add them up; data must not. (On a busy machine
+    it is faster, too: the tensors of one volume are small.)
+
+    Example:
+        >>> with one_thread():
+        ...     torch.get_num_threads()
+        1
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def resolve_root(path: str | Path | None) -> Path | None:

@@ -84,7 +84,7 @@ class NiftiReader:
 
     def _check_finite(self, image: Tensor, paths: Sequence[Path]) -> None:
         for channel, (name, voxels) in enumerate(zip(self.channels, image, strict=True)):
-            if not torch.isfinite(voxels).all():
+            if not voxels.sum(dtype=torch.float64).isfinite():  # one pass, without a mask
                 path = paths[channel] if len(paths) > 1 else paths[0]
                 raise DataError(
                     f"{path}: channel {name} has NaN or infinite voxels; repair the file or leave "
@@ -93,15 +93,21 @@ class NiftiReader:
 
     def _to_regions(self, label: Tensor, path: Path) -> Tensor:
         """(H, W, D) label values to (R, H, W, D) uint8."""
-        strange = ~torch.isin(label, torch.tensor(self._known_labels, dtype=label.dtype))
+        codes = label.to(torch.uint8)
+        strange = (codes != label) | ~_is_one_of(codes, self._known_labels)
         if strange.any():
             raise DataError(
                 f"{path}: unknown label value {label[strange][0].item():g}; known: "
                 f"{', '.join(map(str, self._known_labels))}. Check the mask, or name the values in "
                 "data.reader."
             )
-        values = (torch.tensor(v, dtype=label.dtype) for v in self._region_labels.values())
-        return torch.stack([torch.isin(label, v) for v in values]).to(torch.uint8)
+        masks = [_is_one_of(codes, values) for values in self._region_labels.values()]
+        return torch.stack(masks).to(torch.uint8)
+
+
+def _is_one_of(codes: Tensor, values: Sequence[int]) -> Tensor:
+    """As torch.isin, several times faster for a few values of uint8."""
+    return torch.stack([codes == value for value in values]).any(dim=0)
 
 
 @contextmanager
