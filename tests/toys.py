@@ -62,7 +62,7 @@ class ToyTask(pl.LightningModule):
     def loss(self, batch: dict) -> Tensor:
         return (self.network(batch["image"]).squeeze(-1) - batch["label"]).square().mean() / 2
 
-    def evaluate(self, batches: Iterable[dict]) -> dict[str, float]:
+    def evaluate(self, batches: Iterable[dict], *, test: bool = False) -> dict[str, float]:
         self.network.eval()
         with torch.no_grad():
             losses = [float(self.loss(b)) for b in batches]

@@ -7,6 +7,7 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from medfed.errors import ConfigError
@@ -136,6 +137,10 @@ class Algorithm(ABC):
             client: The client; its state is read only.
             message: What :meth:`broadcast` sent.
         """
+
+    def pictures(self, server: State, clients: Sequence[str]) -> dict[str, Figure]:
+        """Returns pictures of the server's state, by name; none unless an algorithm has some."""
+        return {}
 
     def mean(self, server: State, replies: Mapping[str, Message], part: str) -> Tensors:
         """Returns the mean of a part over the replies, weighted as ``weighting`` says."""

@@ -56,6 +56,7 @@ class Client(Protocol):
         split: The shared and the personal names.
         weights: The initial model that all clients start from.
         state: What persists at the client between rounds.
+        phase_index: Position of the present phase within the round, from 0.
         steps: Local gradient steps that one round allows, to be divided among its phases.
         learning_rate: The step size of this round.
     """
@@ -65,6 +66,7 @@ class Client(Protocol):
     split: ParameterSplit
     weights: Tensors
     state: State
+    phase_index: int
 
     @property
     def steps(self) -> int:

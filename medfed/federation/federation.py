@@ -147,7 +147,7 @@ class Round:
         with naming(client, self.number, self.phase):
             message = federation.channel.decode(self._sent[client], "down")
             local = federation.clients[client]
-            local.begin(self.number, self.phase)
+            local.begin(self.number, self.phase, self._position)
             return federation.channel.encode(federation.algorithm.fit(local, message), "up")
 
     def exchange(self, replies: Mapping[str, Packet]) -> bool:

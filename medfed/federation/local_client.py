@@ -36,6 +36,7 @@ class LocalClient:
         self.loss: float | None = None
         self.steps_done = 0
         self._optimizers: State = {}
+        self.phase_index = 0
         self._round, self._phase, self._calls = 0, "", 0
 
     @property
@@ -58,9 +59,9 @@ class LocalClient:
         """The optimizer's step size in this round."""
         return self.trainer.rates[min(self._round, len(self.trainer.rates) - 1)]
 
-    def begin(self, round: int, phase: str) -> None:
+    def begin(self, round: int, phase: str, index: int) -> None:
         """Says what the next calls belong to; their randomness is drawn from it."""
-        self._round, self._phase, self._calls = round, phase, 0
+        self._round, self._phase, self.phase_index, self._calls = round, phase, index, 0
 
     def train(
         self,
@@ -99,11 +100,11 @@ class LocalClient:
 
     def _key(self) -> tuple[str | int, ...]:
         self._calls += 1
-        return (self._round, self.id, self._phase, self._calls)
+        return (self._round, self.id, self._phase, self.phase_index, self._calls)
 
     def state_dict(self) -> dict[str, object]:
-        """Returns all that persists, loadable with ``weights_only=True``."""
-        return {"state": self.state, "optimizers": self._optimizers, "steps": self.steps_done}
+        """Returns what the client itself keeps, loadable with ``weights_only=True``."""
+        return {"state": self.state, "optimizers": self._optimizers}
 
     def load_state_dict(self, saved: Mapping[str, object]) -> None:
         """Puts back what :meth:`state_dict` returned, on the trainer's device."""
@@ -114,7 +115,6 @@ class LocalClient:
 
         self.state = move(saved["state"])  # type: ignore[arg-type]
         self._optimizers = move(saved["optimizers"])  # type: ignore[arg-type]
-        self.steps_done = int(saved["steps"])  # type: ignore[call-overload]
 
 
 def name_the_place(error: NonFiniteError, client: str, round: int, phase: str) -> NonFiniteError:

@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor, nn
 
 from medfed.errors import CheckpointError
@@ -38,7 +39,7 @@ class TaskLike(Protocol):
     def loss(self, batch: Batch) -> Tensor:
         """Returns the scalar loss of a batch."""
 
-    def evaluate(self, batches: Iterable[Batch]) -> dict[str, float]:
+    def evaluate(self, batches: Iterable[Batch], *, test: bool = False) -> dict[str, float]:
         """Returns metrics over batches and changes no state."""
 
 
@@ -138,7 +139,8 @@ class FederatedModule(pl.LightningModule):
         """Returns the metrics of a client's personal model on one of its splits."""
         self.local.load(self.federation.personal_model(client))
         batches = self.federation.clients[client].data.eval_batches(split)
-        metrics: dict[str, float] = self.task.evaluate(to_device(b, self.device) for b in batches)
+        on_device = (to_device(b, self.device) for b in batches)
+        metrics: dict[str, float] = self.task.evaluate(on_device, test=split == "test")
         return metrics
 
     def exchange(self) -> bool:
@@ -156,6 +158,12 @@ class FederatedModule(pl.LightningModule):
         self.packets = {}
         return is_open
 
+    def gather_steps(self) -> dict[str, int]:
+        """Returns the gradient steps of every client so far; a collective call."""
+        clients = self.federation.clients
+        own = {c: str(clients[c].steps_done).encode() for c in self.owned}
+        return {c: int(n) for c, n in gather_named(own, self.device).items()}
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Saves the server, every client of every rank and the ledger; a collective call."""
         buffers = {}
@@ -164,11 +172,13 @@ class FederatedModule(pl.LightningModule):
             torch.save(self.federation.clients[client].state_dict(), buffer)
             buffers[client] = buffer.getvalue()
         gathered = gather_named(buffers, self.device)
+        steps = self.gather_steps()
         # The network holds whichever client came last: scratch, and not part of the result.
         checkpoint["state_dict"] = {}
         checkpoint["federation"] = {
             "algorithm": type(self.federation.algorithm).__name__,
             "next_round": self.next_round,
+            "steps": {c: int(steps[c]) for c in self.federation.ids},
             "server": self.federation.server,
             "clients": {c: _load(gathered[c]) for c in self.federation.ids},
             "ledger": self.federation.ledger.state_dict(),
@@ -193,9 +203,13 @@ class FederatedModule(pl.LightningModule):
         federation.server = saved["server"]
         for client, state in saved["clients"].items():
             federation.clients[client].load_state_dict(state)
-        federation.ledger.load_state_dict(saved["ledger"])
+        if self.trainer.state.fn == TrainerFn.FITTING:
+            # A test of the selected round must not forget what later rounds cost.
+            federation.ledger.load_state_dict(saved["ledger"])
+            self.next_round = saved["next_round"]
+            for client, steps in saved["steps"].items():
+                federation.clients[client].steps_done = steps
         federation.to(self.device)
-        self.next_round = saved["next_round"]
 
 
 def _load(data: bytes) -> Any:

@@ -1,4 +1,4 @@
-"""Logs what has travelled."""
+"""Logs what has travelled, and what the server says of its own work."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ class CommunicationLogger(pl.Callback):
         ledger, number = pl_module.federation.ledger, pl_module.next_round - 1
         so_far = ledger.totals("direction")
         latest = [e for e in ledger.entries if e.round == number]
-        metrics = {}
+        metrics: dict[str, float] = {}
         for direction in ("up", "down"):
             metrics[f"bytes/{direction}_total"] = so_far.get((direction,), 0)
             metrics[f"bytes/{direction}"] = sum(e.bytes for e in latest if e.direction == direction)
+        for name, value in pl_module.federation.server.get("diagnostics", {}).items():
+            metrics[f"server/{name}"] = float(value)
         trainer.logger.log_metrics(metrics, step=number)

@@ -1,0 +1,218 @@
+"""From a configuration to a finished run: build the objects, fit, test once, write it all down."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from medfed import results
+from medfed.config import build
+from medfed.datamodules.base import FederatedDataModule
+from medfed.errors import CheckpointError, ConfigError
+from medfed.federation.algorithm import ClientInfo
+from medfed.federation.callbacks import (
+    CommunicationLogger,
+    FederatedRounds,
+    PersonalEvaluation,
+    RoundCheckpoint,
+    RoundProgress,
+)
+from medfed.federation.callbacks.checkpoint import BEST, is_whole, last_whole
+from medfed.federation.channel import Channel
+from medfed.federation.collect import rank
+from medfed.federation.federation import Federation
+from medfed.federation.local_client import LocalClient
+from medfed.federation.module import FederatedModule
+from medfed.federation.seeding import derive_seed
+from medfed.federation.training import LocalTrainer
+from medfed.models.task import TaskModule
+from medfed.run_folder import open_folder
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class Experiment:
+    """The objects of a run, for whoever wants to look closer than its folder."""
+
+    config: DictConfig
+    data: FederatedDataModule
+    task: TaskModule
+    module: FederatedModule
+    evaluation: PersonalEvaluation
+    trainer: pl.Trainer
+    folder: Path
+
+
+def prepare(config: DictConfig) -> tuple[FederatedDataModule, TaskModule]:
+    """Reads the data and builds the task, whose channels and classes the data decide.
+
+    Args:
+        config: The configuration; facts of the data that are null are filled in.
+    """
+    torch.set_num_threads(config.threads)
+    data: FederatedDataModule = build(config.data)
+    data.setup()
+    if rank() == 0:
+        _log.info("%s", data.description)
+    facts = {
+        "in_channels": data.in_channels,
+        "out_channels": data.num_classes,
+        "regions": list(data.class_names),
+        "patch_size": getattr(data, "patch_size", None),
+    }
+    with open_dict(config):
+        for key, value in facts.items():
+            if config[key] is None:
+                config[key] = list(value) if isinstance(value, tuple) else value
+    torch.manual_seed(derive_seed(config.seed, "initial weights"))
+    return data, build(config.model)
+
+
+def federate(
+    config: DictConfig, data: FederatedDataModule, task: TaskModule
+) -> tuple[Federation, LocalTrainer]:
+    """Builds the federation of all clients and their common training loop."""
+    algorithm = build(config.algorithm)
+    split = algorithm.split(task.network, task.personal, config.buffers)
+    local = LocalTrainer(
+        task.network,
+        task.loss,
+        split,
+        build(config.optimizer),
+        build(config.scheduler),
+        config.rounds,
+        build(config.local),
+        config.seed,
+    )
+    weights = local.initial()
+    everyone = [ClientInfo(c.id, c.num_samples) for c in data.clients.values()]
+    server, state = algorithm.init(weights, split, everyone)
+    clients = {c.id: LocalClient(c, local, weights, state) for c in data.clients.values()}
+    channel = Channel(build(config.codec.up), build(config.codec.down))
+    cohort = build(config.cohort)
+    cohort.of([c.id for c in everyone], config.seed, 0)  # an unknown client stops the run here
+    return Federation(algorithm, server, clients, everyone, channel, cohort, config.seed), local
+
+
+def build_experiment(config: DictConfig) -> Experiment:
+    """Builds all objects of a run and opens its folder.
+
+    Args:
+        config: The composed configuration.
+
+    Raises:
+        MedfedError: If something in the configuration, the data or the run folder does not fit.
+    """
+    if config.rounds < 1:
+        raise ConfigError(f"rounds must be at least 1, not {config.rounds}.")
+    data, task = prepare(config)
+    federation, local = federate(config, data, task)
+    module = FederatedModule(task, federation, local)
+    folder = Path(config.folder)
+    if rank() == 0:
+        folder = open_folder(config, data.splits())
+    metric, mode = task.selection
+    evaluation = PersonalEvaluation(metric, mode)
+    trainer: pl.Trainer = build(
+        config.trainer,
+        max_epochs=config.rounds,
+        callbacks=_callbacks(config, folder, evaluation),
+        logger=build(config.logger),
+        check_val_every_n_epoch=config.evaluation.every,
+        num_sanity_val_steps=0,
+        enable_model_summary=False,
+        enable_progress_bar=bool(config.progress),
+        default_root_dir=str(folder),
+    )
+    if trainer.logger and rank() == 0:
+        resolved: Any = OmegaConf.to_container(config, resolve=True)
+        trainer.logger.log_hyperparams(resolved)
+    return Experiment(config, data, task, module, evaluation, trainer, folder)
+
+
+def _callbacks(
+    config: DictConfig, folder: Path, evaluation: PersonalEvaluation
+) -> list[pl.Callback]:
+    checkpoints = RoundCheckpoint(
+        folder / "checkpoints", config.checkpoint.keep, config.checkpoint.every, evaluation
+    )
+    callbacks: list[pl.Callback] = [
+        FederatedRounds(),
+        evaluation,
+        CommunicationLogger(),
+        checkpoints,
+    ]
+    if config.progress:
+        callbacks.append(RoundProgress(evaluation))
+    if config.evaluation.patience is not None:
+        monitor = f"val/{evaluation.metric}"
+        patience, mode = config.evaluation.patience, evaluation.mode
+        callbacks.append(pl.callbacks.EarlyStopping(monitor, patience=patience, mode=mode))
+    return callbacks
+
+
+def train(config: DictConfig) -> tuple[dict[str, Any], Experiment]:
+    """Runs or resumes an experiment.
+
+    The round with the best validation score is selected; the test split is read once, at the end.
+
+    Args:
+        config: The composed configuration.
+
+    Returns:
+        The summary that ``summary.json`` holds, and the objects.
+
+    Raises:
+        MedfedError: If something does not fit; see :func:`build_experiment`.
+    """
+    experiment = build_experiment(config)
+    checkpoints = experiment.folder / "checkpoints"
+    start = last_whole(checkpoints) if config.resume is not None else None
+    experiment.trainer.fit(experiment.module, ckpt_path=start, weights_only=True)
+    results.write_hashes(experiment.module, experiment.folder)
+    test_selected(experiment)
+    return results.write(experiment), experiment
+
+
+def test_selected(experiment: Experiment) -> None:
+    """Loads the round that validation selects and measures it on the test split."""
+    best = experiment.folder / "checkpoints" / BEST
+    if not is_whole(best):
+        raise CheckpointError(f"{best} is missing or torn; resume or repeat the run.")
+    experiment.trainer.test(
+        experiment.module, ckpt_path=best, weights_only=True, verbose=False
+    )
+
+
+def reopen(folder: Path) -> Experiment:
+    """Rebuilds the objects of a finished run from its folder, for evaluation.
+
+    Args:
+        folder: The run folder.
+
+    Raises:
+        CheckpointError: If it is no run folder or its splits have changed since.
+    """
+    saved = folder / "config.yaml"
+    if not saved.is_file():
+        raise CheckpointError(f"{folder} is no run folder (it has no config.yaml).")
+    config = OmegaConf.load(saved)
+    assert isinstance(config, DictConfig)
+    config.resume, config.folder = str(folder), str(folder)
+    config.logger = OmegaConf.create({"_target_": "medfed.tracking.no_logger"})
+    experiment = build_experiment(config)
+    kept = json.loads((folder / "splits.json").read_text())
+    if kept["clients"] != experiment.data.splits()["clients"]:
+        raise CheckpointError(
+            f"The data do not give the splits that {folder}/splits.json records; the test "
+            "patients would not be the same."
+        )
+    return experiment

@@ -1,0 +1,60 @@
+"""Trains one federation: ``python scripts/train.py experiment=brats_pfednet algorithm=fedavg``."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import warnings
+from typing import Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig
+
+from medfed.config import CONFIG_DIR, check_overrides, one_sentence
+from medfed.errors import ConfigError
+
+# Lightning 2.6 names torch's pytree leaves in a way that newer torch deprecates.
+warnings.filterwarnings("ignore", message=".*LeafSpec.*")
+
+
+def refuse_sweeps_over_ranks(config: DictConfig) -> None:
+    """Stops ``-m`` with several ranks: each would start the whole sweep again.
+
+    Raises:
+        ConfigError: If both are asked for.
+    """
+    ranks = config.trainer.devices
+    if HydraConfig.get().mode == RunMode.MULTIRUN and ranks not in (1, "1"):
+        raise ConfigError(
+            f"-m cannot be combined with trainer.devices={ranks}; sweep with one rank per run, or "
+            "start the runs one by one."
+        )
+
+
+@hydra.main(version_base="1.3", config_path=str(CONFIG_DIR), config_name="train")
+def run(config: DictConfig) -> float | None:
+    """Runs the composed configuration and returns the selection metric's mean on validation."""
+    with one_sentence():
+        refuse_sweeps_over_ranks(config)
+        # Imported late, so that --help and mistakes in the configuration answer at once.
+        from medfed.experiment import train
+
+        logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
+        _, experiment = train(config)
+        best = experiment.evaluation.best_round()
+        return None if best is None else experiment.evaluation.score(best)
+
+
+def main(arguments: list[str] | None = None) -> Any:
+    """Checks the command line, then hands over to Hydra."""
+    if arguments is not None:
+        sys.argv[1:] = arguments
+    with one_sentence():
+        check_overrides(sys.argv[1:])
+    return run()
+
+
+if __name__ == "__main__":
+    main()
