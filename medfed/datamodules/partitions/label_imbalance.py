@@ -73,7 +73,7 @@ class LabelImbalance(Partition):
         size = self._size(shares, len(negatives), len(positives))
         clients = {}
         for name, share in zip(client_names(self.num_clients), shares, strict=True):
-            count = round(size * share)
+            count = _half_up(size * share)
             chosen = [positives.pop() for _ in range(count)]
             chosen += [negatives.pop() for _ in range(size - count)]
             clients[name] = sorted(chosen)
@@ -96,7 +96,7 @@ class LabelImbalance(Partition):
         """The largest common client size that both labels suffice for, or the one asked for."""
 
         def fits(size: int) -> bool:
-            used = sum(round(size * share) for share in shares)
+            used = sum(_half_up(size * share) for share in shares)
             return used <= positives and size * len(shares) - used <= negatives
 
         largest = (negatives + positives) // len(shares)
@@ -108,3 +108,8 @@ class LabelImbalance(Partition):
                 "clients, a smaller delta or fewer samples_per_client."
             )
         return size
+
+
+def _half_up(value: float) -> int:
+    """Rounds a half up; Python's own rounding to even would favour one label."""
+    return int(value + 0.5)

@@ -78,7 +78,7 @@ class NiftiReader:
             image = image[self._select]
         self._check_finite(image, images)
         return {
-            "image": _NORMALIZE(image).contiguous(),
+            "image": _NORMALIZE(image).as_tensor().contiguous(),  # MetaTensor is slow
             "label": self._to_regions(label[0], mask),
         }
 

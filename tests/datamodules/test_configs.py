@@ -1,0 +1,44 @@
+"""Every shipped data and partition node builds what it names, with every setting written out."""
+
+import inspect
+from pathlib import Path
+
+import pytest
+from hydra.utils import get_class, instantiate
+from omegaconf import OmegaConf
+
+from medfed.datamodules.base import FederatedDataModule
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+CASES = [
+    (data, partition)
+    for data in ("brats", "brats_folder", "breast_cancer", "csv")
+    for partition in ("centre", "channel_missing", "label_imbalance", "round_robin")
+]
+
+
+def compose(data, partition):
+    nodes = {
+        g: OmegaConf.load(CONFIGS / g / f"{n}.yaml")
+        for g, n in (("data", data), ("partition", partition))
+    }
+    config = OmegaConf.create({**nodes, "seed": 3})
+    if OmegaConf.is_missing(config.data, "path"):
+        config.data.path = "somewhere"
+    return config
+
+
+@pytest.mark.parametrize(("data", "partition"), CASES)
+def test_instantiates(data, partition):
+    config = compose(data, partition)
+    module = instantiate(config.data)
+    assert isinstance(module, FederatedDataModule)
+    assert module.seed == 3
+    assert type(module.partition).__name__ == config.partition._target_.rsplit(".", 1)[1]
+
+
+@pytest.mark.parametrize("data", ["brats", "brats_folder", "csv"])
+def test_every_setting_is_written_out(data):
+    node = compose(data, "centre").data
+    parameters = set(inspect.signature(get_class(node._target_)).parameters)
+    assert parameters == {key for key in node if not key.startswith("_")}

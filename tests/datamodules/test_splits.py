@@ -1,0 +1,51 @@
+import logging
+
+import pytest
+
+from medfed.datamodules.splits import check_leakage, split_patients, warn_small
+from medfed.errors import ConfigError, DataError
+
+
+@pytest.mark.parametrize(
+    ("count", "sizes"),
+    [(1, [1, 0, 0]), (2, [1, 0, 1]), (3, [1, 1, 1]), (4, [2, 1, 1]), (10, [6, 2, 2])],
+)
+def test_sizes(count, sizes):
+    ids = [f"p{i}" for i in range(count)]
+    parts = split_patients(ids, 0.2, 0.2, seed=1)
+    assert [len(parts[s]) for s in ("train", "val", "test")] == sizes
+    assert sorted(i for part in parts.values() for i in part) == sorted(ids)
+
+
+def test_order_does_not_matter_but_the_seed_does():
+    ids = [f"p{i}" for i in range(30)]
+    assert split_patients(ids, 0.2, 0.2, 1) == split_patients(ids[::-1], 0.2, 0.2, 1)
+    assert split_patients(ids, 0.2, 0.2, 1) != split_patients(ids, 0.2, 0.2, 2)
+
+
+def test_strata_keep_the_label_ratio():
+    labels = {f"p{i}": int(i < 80) for i in range(100)}
+    parts = split_patients(list(labels), 0.2, 0.3, 0, labels)
+    for split, size in (("train", 50), ("val", 20), ("test", 30)):
+        assert sum(labels[i] for i in parts[split]) == 0.8 * size
+
+
+def test_no_test_split_where_none_is_wanted():
+    assert split_patients(["a", "b", "c"], 0.3, 0.0, 0)["test"] == []
+    with pytest.raises(ConfigError, match="leave a share for training"):
+        split_patients(["a"], 0.5, 0.5, 0)
+
+
+def test_leakage_names_the_patient_and_both_places():
+    good = {"a": {"train": ["p1"], "val": ["p2"]}, "b": {"train": ["p3"]}}
+    check_leakage(good)
+    with pytest.raises(DataError, match="Patient p2 is in val of a and again in test of b"):
+        check_leakage({**good, "b": {"test": ["p2"]}})
+
+
+def test_small_clients_are_warned_about(caplog):
+    with caplog.at_level(logging.WARNING):
+        warn_small("tiny", {"train": ["p"], "val": [], "test": []})
+        warn_small("small", {"train": ["p"], "val": ["q"], "test": ["r"]})
+    assert "tiny has no patient in: val, test" in caplog.text
+    assert "small trains on a single patient" in caplog.text
