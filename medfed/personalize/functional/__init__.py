@@ -1,1 +1,62 @@
 """The pure maths of the algorithms: tensors in, tensors out, no federation type."""
+
+from medfed.personalize.functional.graph import (
+    complete_edges,
+    edge_similarity,
+    edges_from_file,
+    edges_from_names,
+    knn_edges,
+    ring_edges,
+    star_edges,
+    undirected_edges,
+)
+from medfed.personalize.functional.graph_algebra import (
+    connected_components,
+    graph_laplacian,
+    incidence,
+)
+from medfed.personalize.functional.lasso import (
+    LassoResult,
+    LassoState,
+    network_lasso,
+    solve_network_lasso,
+)
+from medfed.personalize.functional.prox import check_norm, dual_norm, project_l1_ball, prox_norm
+from medfed.personalize.functional.sketches import (
+    data_sketch,
+    feature_sketch,
+    frequent_directions,
+    label_sketch,
+    model_sketch,
+    sketch_vector,
+    symmetric_vector,
+)
+
+__all__ = [
+    "LassoResult",
+    "LassoState",
+    "check_norm",
+    "complete_edges",
+    "connected_components",
+    "data_sketch",
+    "dual_norm",
+    "edge_similarity",
+    "edges_from_file",
+    "edges_from_names",
+    "feature_sketch",
+    "frequent_directions",
+    "graph_laplacian",
+    "incidence",
+    "knn_edges",
+    "label_sketch",
+    "model_sketch",
+    "network_lasso",
+    "project_l1_ball",
+    "prox_norm",
+    "ring_edges",
+    "sketch_vector",
+    "solve_network_lasso",
+    "star_edges",
+    "symmetric_vector",
+    "undirected_edges",
+]

@@ -29,13 +29,15 @@ def undirected_edges(pairs: Tensor) -> Tensor:
                 [0, 2]])
     """
     ordered = pairs.reshape(-1, 2).long().sort(dim=1).values
-    return torch.unique(ordered, dim=0)
+    unique: Tensor = torch.unique(ordered, dim=0)
+    return unique
 
 
 def knn_edges(sketches: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Joins every client to its k nearest, in either direction.
 
-    Source: pFedNet, its similarity graph (N = 5 and k = 3 in the paper). Ties go to the lower index.
+    Source: pFedNet, its similarity graph (N = 5, k = 3 in the paper). Ties go to the lower
+    index.
 
     Args:
         sketches: ``(N, s)`` tensor, a row per client, comparable by Euclidean distance.
@@ -166,7 +168,7 @@ def edges_from_names(pairs: Iterable[Sequence[str]], clients: Sequence[str]) -> 
 
 
 def edges_from_file(path: str | Path, clients: Sequence[str]) -> Tensor:
-    """Reads a graph from a text file with two client names per line.
+    r"""Reads a graph from a text file with two client names per line.
 
     Names are separated by a comma, or else by blanks. A ``#`` starts a comment, and a name alone
     on its line is a client without neighbours.
@@ -186,7 +188,7 @@ def edges_from_file(path: str | Path, clients: Sequence[str]) -> Tensor:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     file = Path(folder, "edges.txt")
-        ...     _ = file.write_text("# who resembles whom\\nnorth south\\nsouth, east\\n")
+        ...     _ = file.write_text("# who resembles whom\nnorth south\nsouth, east\n")
         ...     edges_from_file(file, ["north", "east", "south"]).tolist()
         [[0, 2], [1, 2]]
     """

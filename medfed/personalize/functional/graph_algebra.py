@@ -69,3 +69,45 @@ def connected_components(n: int, edges: Tensor) -> Tensor:
     found: Sequence[int] = scipy_components(graph, directed=False)[1].tolist()
     order = {label: i for i, label in enumerate(dict.fromkeys(found))}
     return torch.tensor([order[label] for label in found], dtype=torch.long)
+
+
+def consensus(v: Tensor, edges: Tensor) -> tuple[Tensor, Tensor]:
+    """The component means, and the smallest dual that would hold all points there.
+
+    Z = V - Omega Q^T at the optimum, with each row of Omega inside the dual ball of radius weight.
+    Where the smallest Omega that reaches the means fits, the means are the exact solution.
+
+    Args:
+        v: ``(N, d)`` tensor.
+        edges: ``(M, 2)`` long tensor on the CPU.
+
+    Returns:
+        The means ``(N, d)``, constant on each component, and Omega ``(M, d)``.
+
+    Example:
+        >>> means, omega = consensus(torch.tensor([[1.0], [5.0]]), torch.tensor([[0, 1]]))
+        >>> means.tolist(), omega.tolist()
+        ([[3.0], [3.0]], [[-2.0]])
+    """
+    n = v.shape[0]
+    label = connected_components(n, edges)
+    same = (label.unsqueeze(0) == label.unsqueeze(1)).double()
+    average = same / same.sum(1, keepdim=True)
+    center = average.to(v) @ v
+    inverse = torch.linalg.inv(graph_laplacian(n, edges) + average)
+    return center, (incidence(n, edges).T @ inverse).to(v) @ (v - center)
+
+
+def initial_rho(n: int, edges: Tensor) -> float:
+    """The penalty that balances the slowest and the fastest mode of the graph.
+
+    Modes of eigenvalue l contract by 1 / (1 + rho l) where edges are fused and by
+    rho l / (1 + rho l) where they are not; rho = 1 / sqrt(l_min l_max) is fair to both.
+
+    Example:
+        >>> initial_rho(2, torch.tensor([[0, 1]]))
+        0.5
+    """
+    spectrum = torch.linalg.eigvalsh(graph_laplacian(n, edges))
+    positive = spectrum[spectrum > 1e-9 * spectrum[-1]]
+    return round(float(1.0 / torch.sqrt(positive[0] * positive[-1])), 12)

@@ -17,8 +17,6 @@ Omega   rho times what remains of ``state.point``
 
 from __future__ import annotations
 
-import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -27,24 +25,18 @@ import torch
 from torch import Tensor
 
 from medfed.errors import ConfigError
-from medfed.personalize.functional.graph_algebra import (
-    connected_components,
-    graph_laplacian,
-    incidence,
-)
+from medfed.personalize.functional.graph_algebra import consensus, initial_rho
 from medfed.personalize.functional.lasso_checks import (
     check_edges,
     check_limits,
     check_points,
     check_weight,
 )
+from medfed.personalize.functional.lasso_iteration import Limits, iterate
 from medfed.personalize.functional.prox import check_norm, dual_norm
 
 if TYPE_CHECKING:
-    from medfed.personalize.functional.lasso_steps import AdmmSteps, ResidualNorms
-
-CHECK_EVERY = 5
-"""Iterations between two looks at the residuals, which cost about half an iteration."""
+    from medfed.personalize.functional.lasso_steps import AdmmSteps
 
 
 class LassoState(NamedTuple):
@@ -205,104 +197,11 @@ def _solve(
         steps = _steps(points, edges, weight, p, point, float(state.rho))
         if steps.rho != start:
             steps.rescale(start)
-    limits = _Limits(tol, spread, _norm(points), torch.finfo(points.dtype).eps)
-    count, norms, converged = _iterate(steps, limits, max_iter, adapt=rho is None)
+    limits = Limits(tol, spread, _norm(points), torch.finfo(points.dtype).eps)
+    count, norms, converged = iterate(steps, limits, max_iter, adapt=rho is None)
     state = LassoState(steps.a, torch.tensor(steps.rho, dtype=torch.float64))
     z = steps.z.to(v.dtype)
     return LassoResult(z, state, count, norms.primal, norms.dual, converged)
-
-
-def consensus(v: Tensor, edges: Tensor) -> tuple[Tensor, Tensor]:
-    """The component means, and the smallest dual that would hold all points there.
-
-    Z = V - Omega Q^T at the optimum, with each row of Omega inside the dual ball of radius weight.
-    Where the smallest Omega that reaches the means fits, the means are the exact solution.
-
-    Args:
-        v: ``(N, d)`` tensor.
-        edges: ``(M, 2)`` long tensor on the CPU.
-
-    Returns:
-        The means ``(N, d)``, constant on each component, and Omega ``(M, d)``.
-
-    Example:
-        >>> means, omega = consensus(torch.tensor([[1.0], [5.0]]), torch.tensor([[0, 1]]))
-        >>> means.tolist(), omega.tolist()
-        ([[3.0], [3.0]], [[-2.0]])
-    """
-    n = v.shape[0]
-    label = connected_components(n, edges)
-    same = (label.unsqueeze(0) == label.unsqueeze(1)).double()
-    average = same / same.sum(1, keepdim=True)
-    center = average.to(v) @ v
-    inverse = torch.linalg.inv(graph_laplacian(n, edges) + average)
-    return center, (incidence(n, edges).T @ inverse).to(v) @ (v - center)
-
-
-def initial_rho(n: int, edges: Tensor) -> float:
-    """The penalty that balances the slowest and the fastest mode of the graph.
-
-    Modes of eigenvalue l contract by 1 / (1 + rho l) where edges are fused and by
-    rho l / (1 + rho l) where they are not; rho = 1 / sqrt(l_min l_max) is fair to both.
-
-    Example:
-        >>> initial_rho(2, torch.tensor([[0, 1]]))
-        0.5
-    """
-    spectrum = torch.linalg.eigvalsh(graph_laplacian(n, edges))
-    positive = spectrum[spectrum > 1e-9 * spectrum[-1]]
-    return round(float(1.0 / torch.sqrt(positive[0] * positive[-1])), 12)
-
-
-class _Limits(NamedTuple):
-    """Boyd's tolerances, the absolute one in units of the spread of the data."""
-
-    tol: float
-    spread: float
-    size: float
-    eps: float
-
-    def excess(self, norms: ResidualNorms) -> tuple[float, float]:
-        """The primal and the dual residual as multiples of their tolerances."""
-        # Below some rounding errors of the data itself no residual can fall.
-        floor = 4.0 * self.eps * self.size
-        primal = floor + self.tol * (self.spread + max(norms.gaps, norms.splitting))
-        dual = floor + self.tol * (self.spread + norms.pull)
-        return norms.primal / primal, norms.dual / dual
-
-
-def _iterate(
-    steps: AdmmSteps, limits: _Limits, max_iter: int, adapt: bool
-) -> tuple[int, ResidualNorms, bool]:
-    """Runs ADMM until both residuals are small; returns iterations, residuals and success."""
-    next_change = CHECK_EVERY
-    for count in range(1, max_iter + 1):
-        steps.step()
-        if count % CHECK_EVERY and count != max_iter:
-            continue
-        norms = steps.residuals()
-        primal, dual = limits.excess(norms)
-        if max(primal, dual) <= 1.0:
-            return count, norms, True
-        if adapt and count >= next_change:
-            # Ever rarer, so that rho is constant in the end and convergence is certain.
-            next_change = 2 * count
-            _balance(steps, primal, dual)
-    warnings.warn(
-        f"The network lasso stopped after max_iter={max_iter} iterations above its tolerance; "
-        "raise max_iter or tol.",
-        RuntimeWarning,
-        stacklevel=2,
-    )
-    return max_iter, norms, False
-
-
-def _balance(steps: AdmmSteps, primal: float, dual: float) -> None:
-    """Changes rho where one residual is far larger than the other."""
-    ratio = math.sqrt(primal / dual) if dual > 0 else 10.0
-    ratio = min(max(ratio, 0.1), 10.0)
-    if not 0.5 < ratio < 2.0:
-        steps.rescale(steps.rho * ratio)
 
 
 def _steps(v: Tensor, edges: Tensor, weight: Tensor, p: float, a: Tensor, rho: float) -> AdmmSteps:

@@ -85,7 +85,7 @@ def admm_step(
     norm: int,
     width: int,
 ) -> Array:
-    """One iteration: overwrites ``a`` and ``z``, returns the squared norm of each new row of ``a``.
+    """One iteration: overwrites ``a`` and ``z``, returns sums for the new row norms.
 
     Args:
         a: ``(M, d)`` splitting plus scaled dual, updated in place.
@@ -99,7 +99,7 @@ def admm_step(
         width: Columns in a block.
 
     Returns:
-        ``(M,)`` float64 squared row norms, only for p = 2; zeros otherwise.
+        ``(M, width)`` float64: for p = 2 the squared norms of the rows once summed over columns.
     """
     count, d = a.shape
     dual = np.empty((count, width), a.dtype)
@@ -108,7 +108,8 @@ def admm_step(
     for lo in range(0, d, width):
         n = min(width, d - lo)
         for i in range(v.shape[0]):
-            rhs[i, :n] = v[i, lo : lo + n]
+            for c in range(n):
+                rhs[i, c] = v[i, lo + c]
         for e in range(count):
             row, u = a[e, lo : lo + n], dual[e, :n]
             head, tail = rhs[edges[e, 0], :n], rhs[edges[e, 1], :n]
@@ -127,7 +128,7 @@ def admm_step(
                 for c in range(n):
                     x = np.float64(row[c])
                     total[c] += x * x
-    return sums.sum(axis=1)
+    return sums
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
@@ -179,7 +180,8 @@ def residual_norms(
         width: Columns in a block.
 
     Returns:
-        ``(5,)``: the norms of ZQ - W, of V - Z - Omega Q^T, of ZQ, of W and of Omega Q^T.
+        ``(5, width)`` float64: once summed over columns, the squared norms of ZQ - W,
+        V - Z - Omega Q^T, ZQ, W and Omega Q^T.
     """
     count, d = a.shape
     u = np.empty(width, a.dtype)
@@ -187,7 +189,9 @@ def residual_norms(
     sums = np.zeros((5, width), np.float64)
     for lo in range(0, d, width):
         n = min(width, d - lo)
-        pull[:, :n] = 0
+        for i in range(v.shape[0]):
+            for c in range(n):
+                pull[i, c] = 0
         for e in range(count):
             i, j = edges[e, 0], edges[e, 1]
             row = a[e, lo : lo + n]
@@ -196,14 +200,14 @@ def residual_norms(
             _push(pull[i, :n], pull[j, :n], u[:n], rho)
         for i in range(v.shape[0]):
             _node_sums(v[i, lo : lo + n], z[i, lo : lo + n], pull[i, :n], sums)
-    return np.sqrt(sums.sum(axis=1))
+    return sums
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _excess(row: Array, level: float, total: Array, count: Array) -> tuple[float, float]:
     """The sum and the number of the magnitudes above ``level``."""
-    total[:] = 0.0
-    count[:] = 0.0
+    for c in range(total.shape[0]):
+        total[c] = count[c] = 0.0
     for lo in range(0, row.shape[0], _ROW_CHUNK):
         part = row[lo : lo + _ROW_CHUNK]
         for c in range(part.shape[0]):
@@ -211,7 +215,11 @@ def _excess(row: Array, level: float, total: Array, count: Array) -> tuple[float
             above = x > level
             total[c] += x if above else 0.0
             count[c] += 1.0 if above else 0.0
-    return total.sum(), count.sum()
+    size = number = 0.0
+    for c in range(total.shape[0]):
+        size += total[c]
+        number += count[c]
+    return size, number
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]

@@ -91,9 +91,8 @@ class TorchSteps(AdmmSteps):
     """The readable reference, and the path for tensors on an accelerator."""
 
     def _prepare(self) -> None:
-        like = {"dtype": self.v.dtype, "device": self.v.device}
-        self.inverse = self._inverse().to(**like)
-        self.tau = (self.weight / self.rho).to(**like)
+        self.inverse = self._inverse().to(self.v)
+        self.tau = (self.weight / self.rho).to(self.v)
         self.heads, self.tails = self.edges.to(self.v.device).unbind(1)
 
     def step(self) -> None:
@@ -101,6 +100,7 @@ class TorchSteps(AdmmSteps):
         w = prox_norm(self.a, self.tau, self.p)
         u = self.a.sub_(w)
         self.z = self.inverse @ (self.v + self.rho * self._to_nodes(w.sub_(u)))
+        del w
         self.a = u.add_(self._gaps())
 
     def residuals(self) -> ResidualNorms:
@@ -140,14 +140,15 @@ class FusedSteps(AdmmSteps):
         self._inverse_array = self._inverse().to(self.v.dtype).numpy()
         self._rho_scalar = self._arrays[0].dtype.type(self.rho)
         self._levels = np.zeros(m)
-        self._update_cut((self._arrays[0].astype(np.float64) ** 2).sum(1) if self.p == 2 else None)
+        # Row by row, so that no second (M, d) array in double precision comes about.
+        norms = [torch.linalg.vector_norm(row, dtype=torch.float64) for row in self.a]
+        self._update_cut(torch.stack(norms).square().numpy())
 
-    def _update_cut(self, squares: kernels.Array | None) -> None:
+    def _update_cut(self, squares: kernels.Array) -> None:
         """Finds the number per row that splits the present ``a`` into W and U."""
         if self._norm == kernels.ONE:
             cut = self._tau
         elif self._norm == kernels.TWO:
-            assert squares is not None
             cut = kernels.ball_scales(squares, self._tau)
         else:
             kernels.clip_levels(self._arrays[0], self._tau, self._levels)
@@ -157,7 +158,7 @@ class FusedSteps(AdmmSteps):
 
     def step(self) -> None:
         """One iteration: new Z, W and dual."""
-        squares = kernels.admm_step(
+        sums = kernels.admm_step(
             *self._arrays,
             self._inverse_array,
             self._rho_scalar,
@@ -165,11 +166,11 @@ class FusedSteps(AdmmSteps):
             self._norm,
             self._width,
         )
-        self._update_cut(squares)
+        self._update_cut(sums.sum(axis=1))
 
     def residuals(self) -> ResidualNorms:
         """The residuals of the present iterate."""
-        norms = kernels.residual_norms(
+        sums = kernels.residual_norms(
             *self._arrays, self._rho_scalar, self._cut, self._norm, self._width
         )
-        return ResidualNorms(*(float(x) for x in norms))
+        return ResidualNorms(*np.sqrt(sums.sum(axis=1)).tolist())

@@ -16,6 +16,8 @@ from medfed.errors import ConfigError
 NORMS = (1.0, 2.0, math.inf)
 """The values of p that have a proximal map here."""
 
+_SORTED_AT_ONCE = 2**22
+
 
 def check_norm(p: float) -> float:
     """Returns p as a float where it is 1, 2 or infinity.
@@ -56,7 +58,8 @@ def dual_norm(rows: Tensor, p: float) -> Tensor:
     q = {1.0: math.inf, 2.0: 2.0, math.inf: 1.0}[check_norm(p)]
     if rows.shape[1] == 0:
         return rows.new_zeros(rows.shape[0])
-    return torch.linalg.vector_norm(rows, ord=q, dim=1)
+    norms: Tensor = torch.linalg.vector_norm(rows, ord=q, dim=1)
+    return norms
 
 
 def project_l1_ball(a: Tensor, radius: float | Tensor) -> Tensor:
@@ -79,7 +82,8 @@ def project_l1_ball(a: Tensor, radius: float | Tensor) -> Tensor:
         tensor([[2., 0.]])
     """
     r = _per_row(a, radius)
-    return torch.sign(a) * torch.relu(a.abs() - _l1_threshold(a, r))
+    cut = _l1_threshold(a, r)
+    return torch.relu(a - cut) - torch.relu(-a - cut)
 
 
 def prox_norm(a: Tensor, tau: float | Tensor, p: float) -> Tensor:
@@ -141,6 +145,14 @@ def _l1_threshold(a: Tensor, radius: Tensor) -> Tensor:
     if a.numel() == 0:
         return a.new_zeros(a.shape[0], 1)
     radius = radius.double().expand(a.shape[0], 1)
+    # In groups of rows: sorting takes several times the memory of what is sorted.
+    rows = max(1, _SORTED_AT_ONCE // a.shape[1])
+    parts = zip(a.split(rows), radius.split(rows), strict=True)
+    return torch.cat([_sorted_threshold(part, r) for part, r in parts])
+
+
+def _sorted_threshold(a: Tensor, radius: Tensor) -> Tensor:
+    """:func:`_l1_threshold` for a group of rows."""
     size = torch.sort(a.abs().double(), dim=1, descending=True).values
     rank = torch.arange(1, a.shape[1] + 1, dtype=size.dtype, device=a.device)
     candidates = (size.cumsum(1) - radius) / rank
