@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -18,6 +19,8 @@ from medfed.datamodules.partitions.base import Partition
 from medfed.datamodules.readers.base import Patient
 from medfed.datamodules.readers.table import Table, breast_cancer, read_csv
 from medfed.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 
 class TabularDataModule(FederatedDataModule):
@@ -126,13 +129,15 @@ class TabularDataModule(FederatedDataModule):
         for name, parts in splits.items():
             scaler = fit_scaler(train[name] if self.scaling == "client" else pooled)
             blocks = {s: self._block(parts[s], scaler, channels[name]) for s in SPLITS}
-            labels = blocks["train"]["label"]
+            counts = torch.bincount(blocks["train"]["label"], minlength=self.num_classes).float()
+            if (counts > 0).sum() < 2:
+                log.warning("Client %s trains on a single class.", name)
             clients[name] = ClientData(
                 id=name,
                 train=blocks["train"],
                 evaluation={"val": [blocks["val"]], "test": [blocks["test"]]},
                 channels=channels[name],
-                label_counts=torch.bincount(labels, minlength=self.num_classes).float(),
+                label_counts=counts,
                 patients={split: list(parts[split]) for split in SPLITS},
                 batch_size=self.batch_size,
                 eval_batch_size=self.eval_batch_size,

@@ -154,3 +154,11 @@ def test_bad_columns_and_files(table, tmp_path):
         ConfigError, match=r"Patient p2 has rows at several centres \(Basel, Bern\)"
     ):
         module(table)
+
+
+def test_one_class_clients_are_allowed_and_warned_about(caplog):
+    data = TabularDataModule(LabelImbalance(2, positive_fractions=[0.0, 0.5]))
+    data.setup()
+    assert data.clients["hospital_0"].label_counts[1] == 0
+    assert "Client hospital_0 trains on a single class" in caplog.text
+    assert "hospital_1" not in caplog.text

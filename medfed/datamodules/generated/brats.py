@@ -20,7 +20,7 @@ from medfed.datamodules.seeding import numpy_rng
 from medfed.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
-VERSION = 1  # raise when the images change, so that an old cohort is not taken for the new one
+VERSION = 2  # raise when the images change, so that an old cohort is not taken for the new one
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class BratsCohort:
     """
 
     hospitals: int = 5
-    patients: int = 10
+    patients: int = 12
     shape: tuple[int, int, int] = (80, 80, 20)
     seed: int = 2017
 

@@ -12,15 +12,15 @@ TRAITS: dict[str, tuple[float, float]] = {
     "tumour_size": (0.24, 0.44),
     "position": (-0.3, 0.3),
     "enhancing": (0.35, 1.0),
-    "strength": (0.55, 1.0),
+    "strength": (0.6, 1.0),
     "spots": (0.5, 7.0),
     "scars": (0.0, 0.8),
-    "outline": (-0.10, 0.16),
+    "outline": (-0.08, 0.12),
     "noise": (0.02, 0.075),
     "bias": (0.05, 0.40),
     "blur": (0.1, 0.9),
-    "gamma": (-0.40, 0.40),
-    "protocol": (0.0, 1.0),
+    "gamma": (-0.30, 0.30),
+    "protocol": (0.0, 0.7),
 }
 
 

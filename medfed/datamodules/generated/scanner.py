@@ -46,9 +46,9 @@ def acquire(rng: Rng, head: Head, hospital: Hospital) -> NDArray[np.int16]:
         (H, W, D, 4) int16, 0 outside the brain and at least 1 inside.
     """
     table = INTENSITIES + hospital.protocol * PROTOCOL
-    visible = np.clip(hospital.strength * rng.uniform(0.75, 1.25), 0.3, 1.1)
+    visible = np.clip(hospital.strength * rng.uniform(0.6, 1.3), 0.35, 1.1)
     table[:, TUMOUR] = table[:, [WHITE]] + visible * (table[:, TUMOUR] - table[:, [WHITE]])
-    table *= rng.normal(1, 0.03, size=table.shape)
+    table *= rng.normal(1, 0.06, size=table.shape)  # no two patients are alike
     images = np.tensordot(table.astype(np.float32), head.weights, axes=1)
     texture = smooth_noise(rng, head.brain.shape, 1.5)
     scanned = [_channel(rng, x, texture, n, hospital) for n, x in enumerate(images)]
@@ -63,7 +63,7 @@ def _channel(
     shape = image.shape
     image = image * (1 + 0.04 * texture)
     image = gaussian_filter(image, (hospital.blur, hospital.blur, 0))
-    image = np.maximum(image, 0) ** np.exp(hospital.gamma * (-1) ** n)
+    image = np.maximum(image, 0) ** np.exp(hospital.gamma * (-1) ** n + rng.normal(0, 0.1))
     image = image * np.exp(hospital.bias * _shading(rng, shape))
     if rng.random() < 0.25:  # motion: a shifted, faint copy of this channel alone
         image = image + 0.10 * np.roll(image, int(rng.integers(8, 16)), axis=int(rng.integers(2)))
