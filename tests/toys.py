@@ -102,7 +102,7 @@ def toy_federation(
 ) -> tuple[pl.LightningModule, Federation, LocalTrainer]:
     """Builds task, federation and trainer as a real run does."""
     task = task or ToyTask()
-    data = data or toy_data(batch=3)
+    data = data or toy_data(batch=4)
     split = algorithm.split(task.network, task.personal, buffers)
     local = LocalTrainer(
         task.network,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from matplotlib.figure import Figure
 from torch import Tensor, nn
@@ -43,6 +43,7 @@ class Algorithm(ABC):
         personal: The personal part: ``task`` (the task module's own patterns), ``none``,
             ``all``, ``normalization`` (layers found by type), or glob patterns of names.
         weighting: Client weights p_n in every mean: ``samples`` (n_n/Σn) or ``uniform`` (1/N).
+        leaves: The parts that may leave a client; no other may be in a reply.
 
     Raises:
         ConfigError: If a value is unknown.
@@ -50,6 +51,7 @@ class Algorithm(ABC):
 
     personal: str | tuple[str, ...] = "none"
     weighting: Weighting = "samples"
+    leaves: ClassVar[tuple[str, ...]] = ("shared",)
 
     def __post_init__(self) -> None:
         if self.weighting not in ("samples", "uniform"):

@@ -148,7 +148,10 @@ class Round:
             message = federation.channel.decode(self._sent[client], "down")
             local = federation.clients[client]
             local.begin(self.number, self.phase, self._position)
-            return federation.channel.encode(federation.algorithm.fit(local, message), "up")
+            reply = federation.algorithm.fit(local, message)
+            if extra := set(reply.parts) - set(federation.algorithm.leaves):
+                raise ValueError(f"{sorted(extra)} may not leave a client.")
+            return federation.channel.encode(reply, "up")
 
     def exchange(self, replies: Mapping[str, Packet]) -> bool:
         """Hands all replies to the server, in the order of the cohort.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from medfed.federation.algorithm import Algorithm, ClientInfo, ServerRound
 from medfed.federation.client import Client
@@ -18,6 +19,8 @@ from medfed.federation.tensors import State, Tensors
 @dataclass(frozen=True)
 class Local(Algorithm):
     """Each client trains its own model with the round's whole budget."""
+
+    leaves: ClassVar[tuple[str, ...]] = ()
 
     def init(
         self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from matplotlib.figure import Figure
@@ -82,6 +82,7 @@ class PFedNet(Algorithm):
     graph: SimilarityGraph = field(default_factory=SimilarityGraph)
     tolerance: float = 1e-6
     max_iter: int = 500
+    leaves: ClassVar[tuple[str, ...]] = ("sketch", "shared", "personal")
 
     def __post_init__(self) -> None:
         super().__post_init__()

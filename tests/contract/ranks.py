@@ -1,0 +1,56 @@
+"""Runs every algorithm on one rank of a process group and writes what the rank ended with.
+
+Started as a process per rank by test_ranks.py; all algorithms share the one process group.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+warnings.filterwarnings("ignore", message=".*LeafSpec.*")
+
+import torch  # noqa: E402
+
+from medfed.federation.collect import rank  # noqa: E402
+from medfed.federation.module import FederatedModule  # noqa: E402
+from medfed.federation.strategy import ClientSharding  # noqa: E402
+from tests.contract.harness import NAMES, half, lightning  # noqa: E402
+
+
+def outcome(module: FederatedModule) -> dict[str, Any]:
+    """What must not depend on the number of ranks: only this rank's clients are its own."""
+    digests = module.federation.digests()
+    own = {"server", *(f"client/{c}" for c in module.owned)}
+    return {
+        "digests": {k: v for k, v in digests.items() if k in own},
+        "ledger": module.federation.ledger.to_csv(),
+        "steps": module.gather_steps(),
+    }
+
+
+def main(out: Path, ranks: int) -> None:
+    """Runs straight and resumed."""
+    torch.set_num_threads(1)
+    results = {}
+    for name in NAMES:
+        for label, cohort in (("all", None), ("half", half())):
+            trainer = {"devices": ranks, "strategy": ClientSharding(process_group_backend="gloo")}
+            module, evaluation = lightning(name, cohort=cohort, trainer=trainer)
+            results[f"{name}/{label}"] = outcome(module) | {"history": evaluation.history}
+        folder = out / name
+        trainer = {"devices": ranks, "strategy": ClientSharding(process_group_backend="gloo")}
+        lightning(name, folder, rounds=1, trainer=trainer)
+        trainer = {"devices": ranks, "strategy": ClientSharding(process_group_backend="gloo")}
+        module, _ = lightning(
+            name, folder, resume=folder / "round_00000.ckpt", trainer=trainer
+        )
+        results[f"{name}/resumed"] = outcome(module)
+    (out / f"rank{rank()}.json").write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

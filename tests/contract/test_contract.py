@@ -1,0 +1,155 @@
+"""What every algorithm promises, whatever it computes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from medfed.federation.channel import Channel, Packet
+from medfed.federation.cohort import Cohort
+from medfed.federation.ledger import Ledger
+from medfed.federation.message import Message
+from medfed.federation.reference import run_reference
+from medfed.federation.tensors import digest
+from tests.contract.harness import NAMES, ROUNDS, federation, half, lightning
+
+pytestmark = pytest.mark.parametrize("name", NAMES)
+
+
+class Serialising(Channel):
+    """Takes every message and every packet through bytes."""
+
+    def encode(self, message, direction):
+        packet = super().encode(Message.from_bytes(message.to_bytes()), direction)
+        return Packet.from_bytes(packet.to_bytes())
+
+
+class Recording(Channel):
+    """Remembers what clients send."""
+
+    def __init__(self):
+        super().__init__()
+        self.sent: list[Message] = []
+
+    def encode(self, message, direction):
+        if direction == "up":
+            self.sent.append(message)
+        return super().encode(message, direction)
+
+
+def test_training_changes_what_is_evaluated(name):
+    _, fed, _ = federation(name)
+    before = {c: digest(fed.personal_model(c)) for c in fed.ids}
+    run_reference(fed, 1)
+    assert all(digest(fed.personal_model(c)) != before[c] for c in fed.ids)
+
+
+@pytest.mark.parametrize("cohort", [None, half()], ids=["all", "half"])
+def test_lightning_equals_reference(name, cohort):
+    _, fed, _ = federation(name, cohort=cohort)
+    run_reference(fed, ROUNDS)
+    module, _ = lightning(name, cohort=cohort)
+    assert module.federation.digests() == fed.digests()
+    assert module.federation.ledger.to_csv() == fed.ledger.to_csv()
+
+
+def test_resumed_equals_straight(name, tmp_path: Path):
+    straight, record = lightning(name, tmp_path / "a", cohort=half())
+    lightning(name, tmp_path / "b", rounds=1, cohort=half())
+    resumed, again = lightning(
+        name, tmp_path / "b", resume=tmp_path / "b" / "round_00000.ckpt", cohort=half()
+    )
+    assert resumed.federation.digests() == straight.federation.digests()
+    assert resumed.federation.ledger.to_csv() == straight.federation.ledger.to_csv()
+    assert again.history == record.history
+    assert [c.steps_done for c in resumed.federation.clients.values()] == [
+        c.steps_done for c in straight.federation.clients.values()
+    ]
+
+
+def test_a_checkpoint_is_written_every_round(name, tmp_path: Path):
+    lightning(name, tmp_path, rounds=2)
+    names = {p.name for p in tmp_path.iterdir()}
+    assert {"round_00000.ckpt", "round_00001.ckpt", "best.ckpt"} <= names
+    assert not [n for n in names if "partial" in n]
+
+
+def test_serialised_messages_change_nothing(name):
+    _, plain, _ = federation(name)
+    _, serial, _ = federation(name, channel=Serialising())
+    assert run_reference(plain, ROUNDS).digests() == run_reference(serial, ROUNDS).digests()
+    assert plain.ledger.to_csv() == serial.ledger.to_csv()
+
+
+def test_evaluation_changes_nothing(name):
+    quiet, _ = lightning(name, evaluate=False)
+    evaluated, record = lightning(name, evaluate=True)
+    assert len(record.history) == ROUNDS * 3
+    assert evaluated.federation.digests() == quiet.federation.digests()
+    state = torch.random.get_rng_state()
+    before = evaluated.federation.digests()
+    for client in evaluated.federation.ids:
+        evaluated.evaluate_client(client, "val")
+    assert evaluated.federation.digests() == before
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_clients_outside_the_cohort_are_untouched(name):
+    _, fed, _ = federation(name, cohort=Cohort(clients=["c0", "c2"]))
+    before = fed.digests()["client/c1"]
+    run_reference(fed, 2)
+    assert fed.digests()["client/c1"] == before
+    assert fed.clients["c1"].steps_done == 0
+    assert fed.ledger.total(client="c1") == 0
+
+
+@pytest.mark.parametrize("policy", ["averaged", "local", "frozen"])
+def test_only_declared_parts_leave_a_client(name, policy):
+    channel = Recording()
+    _, fed, local = federation(name, channel=channel, buffers=policy)
+    run_reference(fed, 2)
+    split = local.split
+    allowed = {"shared": set(split.shared), "personal": set(split.parameters("personal"))}
+    for message in channel.sent:
+        assert set(message.parts) <= set(fed.algorithm.leaves)
+        for part in {"shared", "personal"} & set(message.parts):
+            assert set(message.parts[part]) == allowed[part]
+    if policy != "averaged":
+        sent = {n for m in channel.sent for part in m.parts.values() for n in part}
+        assert not sent & split.buffers
+
+
+def test_frozen_buffers_never_change(name):
+    _, fed, local = federation(name, buffers="frozen")
+    start = {n: local.initial()[n] for n in local.split.buffers}
+    run_reference(fed, 2)
+    for client in fed.ids:
+        model = fed.personal_model(client)
+        assert all(torch.equal(model[n], start[n]) for n in start)
+
+
+def test_yields_match_phases(name):
+    _, fed, _ = federation(name)
+    run_reference(fed, 2)
+    for number in range(2):
+        current = [e.phase for e in fed.ledger.entries if e.round == number]
+        assert list(dict.fromkeys(current)) == [
+            p for p in dict.fromkeys(fed.algorithm.phases(number)) if p in current
+        ]
+        assert set(current) <= set(fed.algorithm.phases(number))
+
+
+def test_equal_budgets(name):
+    _, fed, _ = federation(name, steps=6)
+    run_reference(fed, 2)
+    assert {c.steps_done for c in fed.clients.values()} == {12}
+
+
+def test_the_ledger_survives_its_state(name):
+    _, fed, _ = federation(name)
+    run_reference(fed, 1)
+    again = Ledger()
+    again.load_state_dict(fed.ledger.state_dict())
+    assert again.to_csv() == fed.ledger.to_csv()

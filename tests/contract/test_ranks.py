@@ -1,0 +1,72 @@
+"""One rank equals two, bit for bit, with clients dealt unevenly and with half cohorts."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.contract.harness import NAMES, half, lightning
+from tests.contract.ranks import outcome
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory) -> list[dict]:
+    out = tmp_path_factory.mktemp("ranks")
+    port = str(free_port())
+    started = []
+    for rank in range(2):
+        env = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+            "LOCAL_RANK": str(rank),
+            "NODE_RANK": "0",
+            "OMP_NUM_THREADS": "1",
+        }
+        command = [sys.executable, "-m", "tests.contract.ranks", str(out), "2"]
+        started.append(
+            subprocess.Popen(
+                command, env=env, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            )
+        )
+    logs = [p.communicate(timeout=280)[0].decode() for p in started]
+    assert [p.returncode for p in started] == [0, 0], "\n".join(logs)
+    return [json.loads((out / f"rank{r}.json").read_text()) for r in range(2)]
+
+
+@pytest.mark.parametrize("cohort", ["all", "half"])
+@pytest.mark.parametrize("name", NAMES)
+def test_two_ranks_equal_one(name, cohort, two_ranks):
+    module, evaluation = lightning(name, cohort=half() if cohort == "half" else None)
+    expected = outcome(module)
+    seen: dict[str, str] = {}
+    for result in (r[f"{name}/{cohort}"] for r in two_ranks):
+        assert result["ledger"] == expected["ledger"]
+        assert result["steps"] == expected["steps"]
+        assert result["digests"]["server"] == expected["digests"]["server"]
+        assert result["history"] == json.loads(json.dumps(evaluation.history))
+        seen |= result["digests"]
+    assert seen == expected["digests"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_two_ranks_resumed_equal_straight(name, two_ranks):
+    for result in two_ranks:
+        straight, resumed = result[f"{name}/all"], result[f"{name}/resumed"]
+        for key in ("digests", "ledger", "steps"):
+            assert resumed[key] == straight[key]
