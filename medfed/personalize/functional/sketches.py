@@ -208,8 +208,8 @@ def _shrink(rows: Tensor, size: int) -> Tensor:
     directions = vt[:size]
     # A singular vector has no sign of its own; a fixed one keeps the bits the same everywhere.
     peak = directions.gather(1, directions.abs().argmax(1, keepdim=True))
-    sign: Tensor = torch.where(peak < 0, -1.0, 1.0)
-    return kept.unsqueeze(1) * directions * sign
+    shrunk: Tensor = kept.unsqueeze(1) * directions * torch.where(peak < 0, -1.0, 1.0)
+    return shrunk
 
 
 def _average(images: Tensor, axis: int, length: int) -> Tensor:
