@@ -18,6 +18,28 @@ SPLITS: tuple[Split, ...] = ("train", "val", "test")
 Augment = Callable[[dict[str, Any]], dict[str, Any]]
 
 
+def gather(values: Tensor, index: Tensor) -> Tensor:
+    """Picks samples; on the CPU by NumPy, on one thread.
+
+    A batch is about a megabyte: starting PyTorch's threads for it costs more than copying it, and
+    on a busy machine thirty times as much.
+
+    Args:
+        values: (N, ...).
+        index: (B,) int64 on the same device.
+
+    Returns:
+        (B, ...), a copy.
+
+    Example:
+        >>> gather(torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([2, 0])).tolist()
+        [[3.0], [1.0]]
+    """
+    if values.device.type != "cpu":
+        return values.index_select(0, index)
+    return torch.from_numpy(values.numpy().take(index.numpy(), axis=0))
+
+
 @dataclass
 class ClientData:
     """One hospital's data, extracted once and kept as contiguous tensors.
@@ -92,8 +114,7 @@ class ClientData:
         if callable(set_state := getattr(self.augment, "set_random_state", None)):
             set_state(seed=derive_seed(seed, "augment"))
         for index in order.split(self.batch_size):
-            image = self.train["image"].index_select(0, index)
-            label = self.train["label"].index_select(0, index)
+            image, label = gather(self.train["image"], index), gather(self.train["label"], index)
             yield self._batch(*self._augmented(image, label))
 
     def train_inputs(self, limit: int) -> Tensor:

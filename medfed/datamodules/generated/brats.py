@@ -7,7 +7,9 @@ import json
 import logging
 import shutil
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import nibabel as nib
@@ -98,14 +100,14 @@ class BratsCohort:
         """
         (folder / "imagesTr").mkdir()
         (folder / "labelsTr").mkdir()
-        centres: dict[str, str] = {}
-        for hospital in make_hospitals(self.hospitals, self.seed):
-            for _ in range(self.patients):
-                case = f"BRATS_{len(centres) + 1:03d}"
-                self._write_case(folder, case, hospital)
-                centres[case] = hospital.name
+        hospitals = make_hospitals(self.hospitals, self.seed)
+        owners = [hospital for hospital in hospitals for _ in range(self.patients)]
+        cases = {f"BRATS_{n:03d}": hospital for n, hospital in enumerate(owners, start=1)}
+        with ThreadPoolExecutor(max_workers=4) as pool:  # each case has a generator of its own
+            list(pool.map(partial(self._write_case, folder), cases, cases.values()))
+        centres = {case: hospital.name for case, hospital in cases.items()}
         (folder / "centres.json").write_text(json.dumps(centres, indent=1))
-        (folder / "dataset.json").write_text(json.dumps(self._index(list(centres)), indent=1))
+        (folder / "dataset.json").write_text(json.dumps(self._index(list(cases)), indent=1))
 
     def _write_case(self, folder: Path, case: str, hospital: Hospital) -> None:
         rng = numpy_rng(self.seed, "brats", case)

@@ -63,7 +63,8 @@ def _channel(
     shape = image.shape
     image = image * (1 + 0.04 * texture)
     image = gaussian_filter(image, (hospital.blur, hospital.blur, 0))
-    image = np.maximum(image, 0) ** np.exp(hospital.gamma * (-1) ** n + rng.normal(0, 0.1))
+    exponent = np.exp(hospital.gamma * (-1) ** n + rng.normal(0, 0.1))
+    image = np.power(np.maximum(image, 0), exponent, dtype=np.float32)
     image = image * np.exp(hospital.bias * _shading(rng, shape))
     if rng.random() < 0.25:  # motion: a shifted, faint copy of this channel alone
         image = image + 0.10 * np.roll(image, int(rng.integers(8, 16)), axis=int(rng.integers(2)))
