@@ -58,7 +58,8 @@ def test_the_settings_lead_to_different_models():
     for setting in SETTINGS.values():
         changes = dict(setting)
         weighting = changes.pop("weighting", "samples")
-        ends.append(run_both_ways(FedAvg(weighting=weighting), **changes)[0].server["shared"])
+        federation, _ = run_both_ways(FedAvg(weighting=weighting), **changes)
+        ends.append(federation.server["shared"])
     flat = [np.concatenate([e[n].numpy().ravel() for n in ALL]) for e in ends]
     gaps = [np.abs(a - b).max() for i, a in enumerate(flat) for b in flat[:i]]
     assert min(gaps) > 1e-3
