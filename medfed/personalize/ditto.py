@@ -56,7 +56,7 @@ class Ditto(FedAvg):
         client.state["model"] = client.train(
             client.state["model"],
             steps=share_of(client.steps, 1, 2),
-            penalty=Proximity(self.strength, anchor),
+            penalty=Proximity(self.strength, anchor) if anchor else None,
         )
         return reply
 

@@ -42,4 +42,4 @@ class FedProx(FedAvg):
         """(μ/2)‖w − w^t‖² over the shared parameters."""
         buffers = client.split.buffers
         anchor = {n: start[n] for n in client.split.shared if n not in buffers}
-        return Proximity(self.mu, anchor)
+        return Proximity(self.mu, anchor) if anchor else None

@@ -93,6 +93,10 @@ class PFedNet(Algorithm):
             raise ConfigError(
                 "algorithm.shared_rounds and algorithm.personal_rounds must be 0 or more, not both 0."
             )
+        if self.local_steps is not None and self.local_steps < 1:
+            raise ConfigError(
+                f"algorithm.local_steps must be 1 or more, or null, not {self.local_steps}."
+            )
         if self.z_step not in ("scaled", "literal"):
             raise ConfigError(
                 f"algorithm.z_step={self.z_step!r} is unknown; choose scaled or literal."
@@ -180,7 +184,7 @@ class PFedNet(Algorithm):
                 row[start : start + update.numel()].add_(update.reshape(-1), alpha=scale)
                 start += update.numel()
         z, server["admm"], server["diagnostics"] = self._solve(v, server, self.strength * eta_z)
-        like = {n: t.flatten(1)[0] for n, t in server["personal"].items()}
+        like = {n: t[0].flatten() for n, t in server["personal"].items()}
         columns = z.split([t.numel() for t in like.values()], dim=1)
         server["personal"] = {
             n: c.reshape(server["personal"][n].shape) for n, c in zip(like, columns, strict=True)
