@@ -82,6 +82,7 @@ def federate(
     """Builds the federation of all clients and their common training loop."""
     algorithm = build(config.algorithm)
     split = algorithm.split(task.network, task.personal, config.buffers)
+    algorithm = algorithm.adapted(split)
     local = LocalTrainer(
         task.network,
         task.loss,

@@ -94,6 +94,10 @@ class Algorithm(ABC):
             patterns = self.personal
         return ParameterSplit.of(network, patterns, buffers)
 
+    def adapted(self, split: ParameterSplit) -> Algorithm:
+        """Returns the algorithm for a model split like this; most need no change."""
+        return self
+
     def phases(self, round: int) -> tuple[str, ...]:
         """Returns the phases that :meth:`round` will yield, known before the round starts."""
         return ("fit",)

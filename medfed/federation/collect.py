@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -15,8 +16,10 @@ def world_size() -> int:
 
 
 def rank() -> int:
-    """Returns this process's rank, 0 without a process group."""
-    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+    """Returns this process's rank, also before its process group is there; 0 without one."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank()
+    return int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")))
 
 
 def all_gather_bytes(payload: bytes, device: torch.device) -> list[bytes]:

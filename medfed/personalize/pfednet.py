@@ -24,7 +24,7 @@ Deviations, each because the printed form is wrong or slow:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -91,7 +91,8 @@ class PFedNet(Algorithm):
             raise ConfigError(f"algorithm.strength must not be negative, not {self.strength}.")
         if min(self.shared_rounds, self.personal_rounds) < 0 or not self._phases_per_round:
             raise ConfigError(
-                "algorithm.shared_rounds and algorithm.personal_rounds must be 0 or more, not both 0."
+                "algorithm.shared_rounds and algorithm.personal_rounds must be 0 or more, and one of "
+                "them positive for a part that the model has."
             )
         if self.local_steps is not None and self.local_steps < 1:
             raise ConfigError(
@@ -111,6 +112,18 @@ class PFedNet(Algorithm):
         # In later rounds only clients that take part for the first time are asked.
         return ("sketch",) if self.graph.needs_sketches else ()
 
+    def adapted(self, split: ParameterSplit) -> PFedNet:
+        """Drops the phases of a part that the model lacks, such as x in logistic regression.
+
+        Raises:
+            ConfigError: If no phase is left.
+        """
+        return replace(
+            self,
+            shared_rounds=self.shared_rounds if split.parameters("shared") else 0,
+            personal_rounds=self.personal_rounds if split.parameters("personal") else 0,
+        )
+
     def phases(self, round: int) -> tuple[str, ...]:
         """Sketches of newcomers, I times x, J times Z."""
         work = ("shared",) * self.shared_rounds + ("personal",) * self.personal_rounds
@@ -120,17 +133,6 @@ class PFedNet(Algorithm):
         self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]
     ) -> tuple[State, State]:
         """Everybody knows the initial x and z."""
-        parameters = {
-            "shared_rounds": split.parameters("shared"),
-            "personal_rounds": split.parameters("personal"),
-        }
-        for name, present in parameters.items():
-            if getattr(self, name) and not present:
-                part = name.removesuffix("_rounds")
-                raise ConfigError(
-                    f"The model has no {part} part; set algorithm.{name}=0 or change "
-                    "algorithm.personal."
-                )
         rows = select(weights, split.parameters("personal"))
         count = len(clients)
         server: State = {

@@ -1,0 +1,98 @@
+"""A run killed at any moment resumes to the same result, on one rank and on two."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ROUNDS = 5
+OVERRIDES = [
+    "experiment=clinical_pfednet",
+    f"rounds={ROUNDS}",
+    "logger=none",
+    "local.optimizer_state=kept",
+    "optimizer.momentum=0.9",
+    "algorithm.strength=0.05",
+]
+
+
+def start(folder: Path, *more: str) -> subprocess.Popen:
+    command = [sys.executable, str(ROOT / "scripts" / "train.py"), *OVERRIDES, *more]
+    return subprocess.Popen(
+        [*command, f"hydra.run.dir={folder}"],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+
+
+def finish(process: subprocess.Popen) -> str:
+    text = process.communicate(timeout=200)[0].decode()
+    assert process.returncode == 0, text
+    return text
+
+
+def outcome(folder: Path) -> dict:
+    summary = json.loads((folder / "summary.json").read_text())
+    return {
+        "hashes": json.loads((folder / "hashes.json").read_text()),
+        "metrics": (folder / "metrics.csv").read_text(),
+        "ledger": (folder / "ledger.csv").read_text(),
+        "summary": summary,
+    }
+
+
+def kill_after(process: subprocess.Popen, folder: Path, rounds: int, delay: float) -> None:
+    """Sends SIGKILL to all processes of a run, a moment after it has written some checkpoints."""
+    deadline = time.monotonic() + 150
+    while len(list((folder / "checkpoints").glob("round_*.sha256"))) < rounds:
+        if process.poll() is not None or time.monotonic() > deadline:
+            break
+        time.sleep(0.01)
+    time.sleep(delay)
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory) -> dict:
+    folder = tmp_path_factory.mktemp("straight") / "run"
+    finish(start(folder))
+    return outcome(folder)
+
+
+@pytest.mark.parametrize("trainer", ["cpu", "ddp"])
+def test_killed_and_resumed_equals_straight(trainer, straight, tmp_path):
+    folder = tmp_path / "run"
+    rng = random.Random(trainer)
+    process = start(folder, f"trainer={trainer}")
+    kill_after(process, folder, rounds=2, delay=rng.uniform(0, 0.2))
+    assert not (folder / "summary.json").exists()
+    # A torn file: the newest checkpoint loses its tail, as after a power cut.
+    newest = sorted((folder / "checkpoints").glob("round_*.ckpt"))[-1]
+    newest.write_bytes(newest.read_bytes()[:-100])
+    text = finish(start(folder, f"trainer={trainer}", f"resume={folder}"))
+    assert "torn" in text
+    assert outcome(folder) == straight
+
+
+def test_a_changed_configuration_is_refused(tmp_path):
+    folder = tmp_path / "run"
+    finish(start(folder, "rounds=1"))
+    process = start(folder, "rounds=1", f"resume={folder}", "algorithm.strength=0.7")
+    text = process.communicate()[0].decode()
+    assert process.returncode == 1
+    assert "algorithm.strength: 0.05 -> 0.7" in text.splitlines()[-1]
+    assert "Traceback" not in text
