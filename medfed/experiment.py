@@ -188,9 +188,7 @@ def test_selected(experiment: Experiment) -> None:
     best = experiment.folder / "checkpoints" / BEST
     if not is_whole(best):
         raise CheckpointError(f"{best} is missing or torn; resume or repeat the run.")
-    experiment.trainer.test(
-        experiment.module, ckpt_path=best, weights_only=True, verbose=False
-    )
+    experiment.trainer.test(experiment.module, ckpt_path=best, weights_only=True, verbose=False)
 
 
 def reopen(folder: Path) -> Experiment:

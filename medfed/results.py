@@ -70,9 +70,7 @@ def write(experiment: Experiment) -> dict[str, Any]:
     return summary
 
 
-def summarise(
-    experiment: Experiment, best: int | None, steps: dict[str, int]
-) -> dict[str, Any]:
+def summarise(experiment: Experiment, best: int | None, steps: dict[str, int]) -> dict[str, Any]:
     """Returns what ``summary.json`` holds, in a form that survives JSON."""
     test = experiment.evaluation.test
     names = list(next(iter(test.values())))
@@ -83,13 +81,15 @@ def summarise(
         "selection": list(experiment.task.selection),
         "selected_round": best,
         "rounds": experiment.module.next_round,
-        "clients": {c: m for c, m in test.items()},
+        "clients": dict(test),
         "federation": {
             n: federation_statistics([m[n] for m in test.values()], n.split("/")[0] in FALLING)
             for n in names
         },
         "bytes": {d: ledger.total(direction=d) for d in ("up", "down")},
-        "bytes_by_part": {f"{d}/{p}": b for (d, p), b in ledger.totals("direction", "part").items()},
+        "bytes_by_part": {
+            f"{d}/{p}": b for (d, p), b in ledger.totals("direction", "part").items()
+        },
         "bytes_by_client": {
             c: {d: ledger.total(client=c, direction=d) for d in ("up", "down")} for c in test
         },

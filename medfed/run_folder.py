@@ -23,7 +23,15 @@ from medfed.errors import CheckpointError
 from medfed.federation.callbacks.evaluation import Record
 from medfed.federation.tensors import Tensors
 
-PACKAGES = ("medfed", "torch", "pytorch-lightning", "monai", "torchmetrics", "numpy", "scikit-learn")
+PACKAGES = (
+    "medfed",
+    "torch",
+    "pytorch-lightning",
+    "monai",
+    "torchmetrics",
+    "numpy",
+    "scikit-learn",
+)
 # What may differ between a run and its continuation: where and how it runs, not what it computes.
 NOT_THE_EXPERIMENT = ("resume", "folder", "trainer", "logger", "progress")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -36,7 +37,7 @@ def no_logger() -> bool:
     return False
 
 
-def log_figures(logger: Logger | bool | None, figures: dict[str, Figure | Path]) -> None:
+def log_figures(logger: Logger | bool | None, figures: Mapping[str, Figure | Path]) -> None:
     """Sends pictures to W&B, where it is the logger.
 
     Args:

@@ -71,7 +71,10 @@ class ToyTask(pl.LightningModule):
 
 
 def toy_data(
-    clients: int = 3, features: int = 3, dtype: torch.dtype = torch.float32, batch: int | None = None
+    clients: int = 3,
+    features: int = 3,
+    dtype: torch.dtype = torch.float32,
+    batch: int | None = None,
 ) -> list[ToyData]:
     """Clients of unequal size whose targets differ."""
     rng = np.random.default_rng(1)

@@ -151,8 +151,7 @@ class Algorithm(ABC):
     def mean(self, server: State, replies: Mapping[str, Message], part: str) -> Tensors:
         """Returns the mean of a part over the replies, weighted as ``weighting`` says."""
         weights = [
-            float(server["num_samples"][c]) if self.weighting == "samples" else 1.0
-            for c in replies
+            float(server["num_samples"][c]) if self.weighting == "samples" else 1.0 for c in replies
         ]
         return weighted_mean([m.parts[part] for m in replies.values()], weights)
 

@@ -53,24 +53,24 @@ class Client(Protocol):
     Attributes:
         id: The client's name.
         data: Its data, for sketches; training goes through :meth:`train`.
-        split: The shared and the personal names.
         weights: The initial model that all clients start from.
         state: What persists at the client between rounds.
         phase_index: Position of the present phase within the round, from 0.
-        steps: Local gradient steps that one round allows, to be divided among its phases.
-        learning_rate: The step size of this round.
     """
 
     id: str
     data: ClientData
-    split: ParameterSplit
     weights: Tensors
     state: State
     phase_index: int
 
     @property
+    def split(self) -> ParameterSplit:
+        """The shared and the personal names."""
+
+    @property
     def steps(self) -> int:
-        """The budget of local gradient steps of one round."""
+        """Local gradient steps that one round allows, to be divided among its phases."""
 
     @property
     def learning_rate(self) -> float:

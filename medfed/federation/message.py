@@ -45,7 +45,9 @@ class Message:
     def __post_init__(self) -> None:
         for part, kind in self.kinds.items():
             if kind not in KINDS or part not in self.parts:
-                raise ValueError(f"kinds={{{part!r}: {kind!r}}} needs a part sent and one of {KINDS}.")
+                raise ValueError(
+                    f"kinds={{{part!r}: {kind!r}}} needs a part sent and one of {KINDS}."
+                )
 
     def kind(self, part: str) -> Kind:
         """Returns the declared kind of a part."""

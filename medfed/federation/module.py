@@ -27,7 +27,7 @@ from medfed.federation.schedule import (
 from medfed.federation.training import LocalTrainer, to_device
 
 EvalSplit = Literal["train", "val", "test"]
-# Lightning tells users who return no optimizer that nothing will train; here each client has its own.
+# Lightning warns who returns no optimizer that nothing will train; here clients have their own.
 _NO_OPTIMIZER = ".*returned `None`, this fit will run with no optimizer.*"
 
 
@@ -52,7 +52,9 @@ class FederatedModule(pl.LightningModule):
         local: The training loop of the clients.
     """
 
-    def __init__(self, task: pl.LightningModule, federation: Federation, local: LocalTrainer):
+    task: TaskLike
+
+    def __init__(self, task: TaskLike, federation: Federation, local: LocalTrainer) -> None:
         super().__init__()
         self.task = task
         self.federation = federation
@@ -140,8 +142,7 @@ class FederatedModule(pl.LightningModule):
         self.local.load(self.federation.personal_model(client))
         batches = self.federation.clients[client].data.eval_batches(split)
         on_device = (to_device(b, self.device) for b in batches)
-        metrics: dict[str, float] = self.task.evaluate(on_device, test=split == "test")
-        return metrics
+        return self.task.evaluate(on_device, test=split == "test")
 
     def exchange(self) -> bool:
         """Closes a phase: gathers the replies of all ranks and hands them to the server.
@@ -192,7 +193,9 @@ class FederatedModule(pl.LightningModule):
         """
         saved, federation = checkpoint.get("federation"), self.federation
         if saved is None:
-            raise CheckpointError("This checkpoint holds no federation; choose one of a medfed run.")
+            raise CheckpointError(
+                "This checkpoint holds no federation; choose one of a medfed run."
+            )
         name = type(federation.algorithm).__name__
         if saved["algorithm"] != name or list(saved["clients"]) != federation.ids:
             raise CheckpointError(

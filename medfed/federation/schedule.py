@@ -47,9 +47,7 @@ def padded(
         >>> padded(["a", "b", "c"], ["a", "b", "c"], rank=1, ranks=2)
         ['b', None]
     """
-    shares = [
-        [c for c in shard(everyone, r, ranks) if c in set(chosen)] for r in range(ranks)
-    ]
+    shares = [[c for c in shard(everyone, r, ranks) if c in set(chosen)] for r in range(ranks)]
     width = max(1, *(len(s) for s in shares))
     return [*shares[rank], *[None] * (width - len(shares[rank]))]
 

@@ -34,7 +34,7 @@ class FedAvg(Algorithm):
         return {"shared": shared, "num_samples": client_sizes(clients)}, {"personal": personal}
 
     def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
-        """w ← w + Σ_k p_k (w_k − w)."""
+        """Adds the mean displacement: w ← w + Σ_k p_k (w_k − w)."""
         outbox = {c: Message("fit", {"shared": server["shared"]}) for c in cohort}
         replies = yield outbox
         return {**server, "shared": add(server["shared"], self.mean(server, replies, "shared"))}

@@ -91,8 +91,8 @@ class PFedNet(Algorithm):
             raise ConfigError(f"algorithm.strength must not be negative, not {self.strength}.")
         if min(self.shared_rounds, self.personal_rounds) < 0 or not self._phases_per_round:
             raise ConfigError(
-                "algorithm.shared_rounds and algorithm.personal_rounds must be 0 or more, and one of "
-                "them positive for a part that the model has."
+                "algorithm.shared_rounds and algorithm.personal_rounds must be 0 or more, and one "
+                "of them positive for a part that the model has."
             )
         if self.local_steps is not None and self.local_steps < 1:
             raise ConfigError(

@@ -60,13 +60,16 @@ class SimilarityGraph:
         for name, known in (("kind", KINDS), ("sketch", SKETCHES)):
             if (value := getattr(self, name)) not in known:
                 raise ConfigError(
-                    f"algorithm.graph.{name}={value!r} is unknown{did_you_mean(str(value), known)}; "
+                    f"algorithm.graph.{name}={value!r} is unknown"
+                    f"{did_you_mean(str(value), known)}; "
                     f"choose one of {', '.join(known)}."
                 )
         if (self.kind == "edges") != (self.edges is not None):
             raise ConfigError("algorithm.graph.edges goes with algorithm.graph.kind=edges.")
         if self.neighbours < 1:
-            raise ConfigError(f"algorithm.graph.neighbours must be 1 or more, not {self.neighbours}.")
+            raise ConfigError(
+                f"algorithm.graph.neighbours must be 1 or more, not {self.neighbours}."
+            )
 
     @property
     def needs_sketches(self) -> bool:

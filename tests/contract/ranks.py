@@ -45,9 +45,7 @@ def main(out: Path, ranks: int) -> None:
         trainer = {"devices": ranks, "strategy": ClientSharding(process_group_backend="gloo")}
         lightning(name, folder, rounds=1, trainer=trainer)
         trainer = {"devices": ranks, "strategy": ClientSharding(process_group_backend="gloo")}
-        module, _ = lightning(
-            name, folder, resume=folder / "round_00000.ckpt", trainer=trainer
-        )
+        module, _ = lightning(name, folder, resume=folder / "round_00000.ckpt", trainer=trainer)
         results[f"{name}/resumed"] = outcome(module)
     (out / f"rank{rank()}.json").write_text(json.dumps(results))
 

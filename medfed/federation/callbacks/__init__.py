@@ -6,4 +6,10 @@ from medfed.federation.callbacks.evaluation import PersonalEvaluation
 from medfed.federation.callbacks.progress import RoundProgress
 from medfed.federation.callbacks.rounds import FederatedRounds
 
-__all__ = ["CommunicationLogger", "FederatedRounds", "PersonalEvaluation", "RoundCheckpoint", "RoundProgress"]
+__all__ = [
+    "CommunicationLogger",
+    "FederatedRounds",
+    "PersonalEvaluation",
+    "RoundCheckpoint",
+    "RoundProgress",
+]

@@ -1,0 +1,39 @@
+# `make demo` and `make test` do everything on a fresh machine; the rest is for developers.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# torch's own CPU build is chosen by setting PIP_INDEX_URL or PIP_EXTRA_INDEX_URL beforehand.
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test lint format setup clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "medfed needs Python 3.11 or newer; call make PYTHON=python3.12, for example."; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+demo: $(STAMP)
+	rm -rf outputs/demo
+	$(BIN)/python scripts/train.py -m experiment=brats_pfednet algorithm=pfednet,fedavg,local \
+		hydra.sweep.dir=outputs/demo
+	$(BIN)/python scripts/compare.py runs=outputs/demo
+
+test: $(STAMP)
+	$(BIN)/python -m pytest
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) outputs multirun build *.egg-info
