@@ -207,6 +207,8 @@ def reopen(folder: Path) -> Experiment:
     assert isinstance(config, DictConfig)
     config.resume, config.folder = str(folder), str(folder)
     config.logger = OmegaConf.create({"_target_": "medfed.tracking.no_logger"})
+    config.trainer.devices, config.trainer.strategy = 1, "auto"  # however many ranks trained it
+    config.progress = False
     experiment = build_experiment(config)
     kept = json.loads((folder / "splits.json").read_text())
     if kept["clients"] != experiment.data.splits()["clients"]:

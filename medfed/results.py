@@ -102,7 +102,7 @@ def print_summary(summary: dict[str, Any], folder: Path, console: Console | None
     console = console or wide_console()
     columns = [n for n in next(iter(summary["clients"].values())) if "/" not in n]
     table = Table(
-        title=f"{summary['name']}, {summary['algorithm']}: test metrics of round "
+        title=f"{summary['name']}, {summary['algorithm']}: {summary.get('split', 'test')} metrics of round "
         f"{(summary['selected_round'] or 0) + 1} of {summary['rounds']} "
         f"(selected by validation {summary['selection'][0]})"
     )

@@ -65,6 +65,7 @@ class FederatedModule(pl.LightningModule):
         self.open_round: Round | None = None
         self.packets: dict[str, Packet] = {}
         self.evaluations: dict[str, dict[str, float]] = {}
+        self.test_split: EvalSplit = "test"
 
     @property
     def owned(self) -> list[str]:
@@ -130,8 +131,8 @@ class FederatedModule(pl.LightningModule):
         self._evaluate(batch.client, "val")
 
     def test_step(self, batch: Task, batch_idx: int) -> None:
-        """Evaluates one client's personal model on its test split."""
-        self._evaluate(batch.client, "test")
+        """Evaluates one client's personal model on its test split, or on :attr:`test_split`."""
+        self._evaluate(batch.client, self.test_split)
 
     def _evaluate(self, client: str | None, split: EvalSplit) -> None:
         if client is not None:
