@@ -7,18 +7,18 @@ and shapes are agreed on with the model and do not travel; everything else is co
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from medfed.errors import NonFiniteError
 from medfed.federation.codecs import Codec, Dense
 from medfed.federation.ledger import Direction
 from medfed.federation.message import Kind, Message
-from medfed.federation.tensors import Tensors, first_non_finite, flatten, unflatten
+from medfed.federation.tensors import Layout, Tensors, cut, first_non_finite, flatten, layout_of
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class EncodedPart:
 
     kind: Kind
     data: bytes
-    layout: tuple[tuple[str, tuple[int, ...], str], ...]
+    layout: Layout
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Channel:
             if direction == "down":
                 self._encoded[part] = (tensors, parts[part])
         for name, value in message.scalars.items():
-            if not torch.isfinite(torch.tensor(value)):
+            if not math.isfinite(value):
                 raise NonFiniteError(f"the scalar {name} is {value}")
         return Packet(message.phase, message.scalars, parts)
 
@@ -114,10 +114,7 @@ class Channel:
         flat = flatten(tensors)
         if not bool(torch.isfinite(flat.sum())) and (name := first_non_finite(tensors)):
             raise NonFiniteError(f"{part}/{name} holds NaN or infinity")
-        layout = tuple(
-            (n, tuple(t.shape), str(t.dtype).removeprefix("torch.")) for n, t in tensors.items()
-        )
-        return EncodedPart(kind, self.codecs[direction].encode(flat), layout)
+        return EncodedPart(kind, self.codecs[direction].encode(flat), layout_of(tensors))
 
     def decode(self, packet: Packet, direction: Direction) -> Message:
         """Turns the bytes back into the message that the receiver continues from."""
@@ -128,11 +125,7 @@ class Channel:
                 parts[part] = memo[1]
                 continue
             flat = self.codecs[direction].decode(encoded.data).to(self.device)
-            like: dict[str, Tensor] = {
-                name: torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
-                for name, shape, dtype in encoded.layout
-            }
-            parts[part] = unflatten(flat, like)
+            parts[part] = cut(flat, encoded.layout)
             if direction == "down":
                 self._decoded[part] = (encoded, parts[part])
         kinds = {part: e.kind for part, e in packet.parts.items()}

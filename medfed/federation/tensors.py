@@ -8,6 +8,7 @@ tensor. Tensors held in a ``State`` are never changed in place, so that states s
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
@@ -15,6 +16,8 @@ from torch import Tensor
 
 Tensors = dict[str, Tensor]
 State = dict[str, Tensors]
+Layout = tuple[tuple[str, tuple[int, ...], str], ...]
+"""Name, shape and dtype (such as ``"float32"``) of each tensor."""
 
 
 def subtract(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensors:
@@ -103,13 +106,37 @@ def unflatten(flat: Tensor, like: Mapping[str, Tensor]) -> Tensors:
         >>> unflatten(torch.arange(3.0), {"a": torch.ones(1, 2), "b": torch.zeros(1)})
         {'a': tensor([[0., 1.]]), 'b': tensor([2.])}
     """
-    sizes = [t.numel() for t in like.values()]
+    return cut(flat, layout_of(like))
+
+
+def layout_of(tensors: Mapping[str, Tensor]) -> Layout:
+    """Returns the layout by which :func:`cut` undoes :func:`flatten`.
+
+    Example:
+        >>> layout_of({"a": torch.ones(1, 2)})
+        (('a', (1, 2), 'float32'),)
+    """
+    return tuple(
+        (n, tuple(t.shape), str(t.dtype).removeprefix("torch.")) for n, t in tensors.items()
+    )
+
+
+def cut(flat: Tensor, layout: Layout) -> Tensors:
+    """Cuts a vector of shape (d,) into views with the names, shapes and dtypes of ``layout``.
+
+    Raises:
+        ValueError: If the number of elements differs.
+
+    Example:
+        >>> cut(torch.arange(3.0), (("a", (1, 2), "float32"), ("b", (), "float32")))
+        {'a': tensor([[0., 1.]]), 'b': tensor(2.)}
+    """
+    sizes = [math.prod(shape) for _, shape, _ in layout]
     if sum(sizes) != flat.numel():
         raise ValueError(f"{flat.numel()} elements cannot fill {sum(sizes)} places.")
-    pieces = flat.split(sizes)
     return {
-        n: piece.view(t.shape).to(t.dtype)
-        for (n, t), piece in zip(like.items(), pieces, strict=True)
+        name: piece.view(shape).to(getattr(torch, dtype))
+        for (name, shape, dtype), piece in zip(layout, flat.split(sizes), strict=True)
     }
 
 

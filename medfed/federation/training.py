@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -99,7 +100,24 @@ def training_mode(network: nn.Module, frozen_buffers: bool) -> Iterator[None]:
     try:
         yield
     finally:
-        network.train()
+        if frozen_buffers:
+            network.train()
+
+
+class _Plan(NamedTuple):
+    """What one ``update`` trains. It is looked up once, for a round asks for it at every client.
+
+    Attributes:
+        trained: The live parameters that it trains.
+        fixed: All other live parameters.
+        changing: The live entries that training may change: ``trained`` and their buffers.
+        optimizer: The optimizer of ``trained``.
+    """
+
+    trained: Tensors
+    fixed: list[Tensor]
+    changing: Tensors
+    optimizer: torch.optim.Optimizer
 
 
 class LocalTrainer:
@@ -136,16 +154,21 @@ class LocalTrainer:
         self.rates = learning_rates(optimizer, scheduler, rounds)
         self.backward: Callable[[Tensor], None] = torch.Tensor.backward
         self._make_optimizer = optimizer
-        self._optimizers: dict[Update, torch.optim.Optimizer] = {}
-        self._entries: Tensors | None = None
+        self._plans: dict[Update, _Plan] = {}
+        self._entries: Tensors = {}
+        self._places: list[_Place] = []
+        self._entries_device: torch.device | None = None
 
     @property
     def entries(self) -> Tensors:
         """The network's live parameters and float buffers."""
-        # Looked up again after the network moved to another device.
-        if self._entries is None or any(t.device != self.device for t in self._entries.values()):
+        # A network that is moved keeps its parameters but gets new buffers, also on the way back.
+        moved = self._entries_device != self.device
+        if moved or not all(held.get(name) is t for held, name, t in self._places):
             self._entries = float_entries(self.network)
-            self._optimizers.clear()
+            self._places = _places(self.network)
+            self._entries_device = self.device
+            self._plans.clear()
         return self._entries
 
     @property
@@ -159,25 +182,35 @@ class LocalTrainer:
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """Copies all entries into the network."""
-        names = list(self.entries)
+        entries = self.entries
         with torch.no_grad():
-            torch._foreach_copy_([self.entries[n] for n in names], [weights[n] for n in names])
+            torch._foreach_copy_(list(entries.values()), [weights[n] for n in entries])
 
-    def _prepare(self, update: Update, rate: float) -> torch.optim.Optimizer:
+    def _prepare(self, update: Update, rate: float) -> _Plan:
         """Lets exactly the trained parameters require gradients and resets their optimizer."""
-        trained = set(self.split.parameters(update))
-        for name, parameter in self.entries.items():
-            if name not in self.split.buffers:
-                parameter.requires_grad_(name in trained)
+        entries = self.entries
+        if update not in self._plans:
+            self._plans[update] = self._plan(entries, update)
+        plan = self._plans[update]
+        for group, trained in ((plan.trained.values(), True), (plan.fixed, False)):
+            for parameter in group:
+                parameter.requires_grad_(trained)
                 parameter.grad = None
-        if update not in self._optimizers:
-            parameters = [self.entries[n] for n in self.split.parameters(update)]
-            self._optimizers[update] = self._make_optimizer(parameters)  # type: ignore[arg-type]
-        optimizer = self._optimizers[update]
-        optimizer.state.clear()
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        return optimizer
+        plan.optimizer.state.clear()
+        for options in plan.optimizer.param_groups:
+            options["lr"] = rate
+        return plan
+
+    def _plan(self, entries: Tensors, update: Update) -> _Plan:
+        """Looks up what an update trains and makes its optimizer."""
+        trained = select(entries, self.split.parameters(update))
+        outside = self.split.buffers.union(trained)
+        return _Plan(
+            trained,
+            [t for n, t in entries.items() if n not in outside],
+            select(entries, self.split.names(update)),
+            self._make_optimizer(list(trained.values())),  # type: ignore[arg-type]
+        )
 
     def run(
         self,
@@ -211,8 +244,7 @@ class LocalTrainer:
         if not self.split.parameters(update):
             raise ConfigError(f"update={update!r} has no parameter to train; check personal.")
         self.load(start)
-        optimizer = self._prepare(update, rate)
-        trained = {n: self.entries[n] for n in self.split.parameters(update)}
+        trained, _, changing, optimizer = self._prepare(update, rate)
         if memory:
             restore_optimizer(optimizer, memory)
         seed = derive_seed(self.seed, *key, "train")
@@ -229,7 +261,7 @@ class LocalTrainer:
                 optimizer.step()
                 if after_step is not None:
                     with torch.no_grad():
-                        after_step(trained, lambda at, b=batch: self._gradient_at(b, trained, at))
+                        after_step(trained, partial(self._gradient_at, batch, trained))
         if not math.isfinite(mean := float(total) / steps):
             raise NonFiniteError(
                 "the training loss became NaN or infinite; lower optimizer.lr or set local.clip"
@@ -237,8 +269,7 @@ class LocalTrainer:
         if memory is not None:
             memory.clear()
             memory.update(save_optimizer(optimizer))
-        live = select(self.entries, self.split.names(update))
-        return {**start, **{n: t.detach().clone() for n, t in live.items()}}, mean
+        return {**start, **{n: t.detach().clone() for n, t in changing.items()}}, mean
 
     def _backward(
         self, batch: Batch, trained: Mapping[str, Tensor], penalty: Penalty | None
@@ -270,8 +301,7 @@ class LocalTrainer:
     ) -> Tensors:
         """Returns the gradient of the mean loss over one epoch at fixed entries."""
         self.load(at)
-        self._prepare(update, 0.0)
-        trained = {n: self.entries[n] for n in self.split.parameters(update)}
+        trained = self._prepare(update, 0.0).trained
         sums = {n: torch.zeros_like(t) for n, t in trained.items()}
         seed, seen = derive_seed(self.seed, *key, "gradient"), 0
         with training_mode(self.network, self.split.policy == "frozen"), seeded(seed, self.device):
@@ -303,6 +333,19 @@ class LocalTrainer:
             epoch += 1
 
 
+_Place = tuple[dict[str, Any], str, Tensor | None]
+
+
+def _places(network: nn.Module) -> list[_Place]:
+    """Lists where a network keeps each of its tensors, to notice when it keeps another there."""
+    return [
+        (held, name, tensor)
+        for module in network.modules()
+        for held in (module._parameters, module._buffers)
+        for name, tensor in held.items()
+    ]
+
+
 def _grad(tensor: Tensor) -> Tensor:
     """Returns a parameter's gradient, zero where the loss does not depend on it."""
     return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
@@ -313,8 +356,7 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
     if device.type == "cpu":
         return batch
     return {
-        k: v.to(device, non_blocking=True) if isinstance(v, Tensor) else v
-        for k, v in batch.items()
+        k: v.to(device, non_blocking=True) if isinstance(v, Tensor) else v for k, v in batch.items()
     }
 
 
