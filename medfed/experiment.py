@@ -188,7 +188,10 @@ def test_selected(experiment: Experiment) -> None:
     best = experiment.folder / "checkpoints" / BEST
     if not is_whole(best):
         raise CheckpointError(f"{best} is missing or torn; resume or repeat the run.")
+    # The checkpoint brings the record up to its own round; that of later rounds must stay.
+    history = experiment.evaluation.history
     experiment.trainer.test(experiment.module, ckpt_path=best, weights_only=True, verbose=False)
+    experiment.evaluation.history = history or experiment.evaluation.history
 
 
 def reopen(folder: Path) -> Experiment:
