@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any, get_args
 
-import yaml
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError  # type: ignore[import-untyped]
 
 from medfed.errors import CheckpointError, ConfigError, MedfedError, did_you_mean
 from medfed.experiment import Experiment, reopen, test_selected
@@ -82,13 +82,13 @@ def _reopened(folder: Path) -> Experiment:
         kept = json.loads((folder / "splits.json").read_text())["files"]
     except MedfedError:
         raise
-    except (OSError, ValueError, KeyError, yaml.YAMLError, OmegaConfBaseException) as error:
+    except (OSError, ValueError, KeyError, YAMLError, OmegaConfBaseException) as error:
         first = str(error).splitlines()[0]
         raise CheckpointError(f"The run folder {folder} cannot be read: {first}.") from error
     # The data may have moved, so only the contents count.
     if sorted(kept.values()) != sorted(experiment.data.splits()["files"].values()):
         raise CheckpointError(
-            f"The data files are not those that {folder}/splits.json records; a measurement on them "
-            "would not be of the same images."
+            f"The data files are not those that {folder}/splits.json records; the numbers would "
+            "not be of the same data."
         )
     return experiment

@@ -1,0 +1,110 @@
+"""What a comparison leaves behind: a table, a report and pictures in one folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from medfed.comparison import Comparison, compare
+from medfed.comparison_pictures import client_dots, cost_scatter, label_of, method_curves
+from medfed.comparison_report import falls, print_table, to_csv, to_markdown
+from medfed.lambda_path import LambdaPath, lambda_path
+from medfed.models.pictures import contour_grid
+from medfed.personalize.pictures import coupling_path
+from medfed.pictures import load_cases, save_figures
+from medfed.results import wide_console
+from medfed.run_folder import write_text
+from medfed.runs import common_folder, find_runs
+
+_CAPTIONS = {
+    "clients": "Test metric of every client under every method.",
+    "bytes": "Mean test metric against the bytes that travelled.",
+    "validation": "Validation metric against the round.",
+    "contours": "One test slice per client, true and predicted contours of every method.",
+    "lambda_path": "Personal models as the coupling λ grows, after their last round; the metric "
+    "is that of the selected round.",
+}
+
+
+def compare_runs(
+    runs: str | Sequence[str], out: Path | None = None, metric: str | None = None
+) -> Comparison:
+    """Compares runs, prints the table and writes ``comparison.csv``, ``.md`` and pictures.
+
+    Args:
+        runs: Run folders, or folders that hold runs.
+        out: Where to write; ``None`` takes the folder that holds all runs.
+        metric: The metric of the pictures; ``None`` takes the one that selected the rounds.
+
+    Returns:
+        The comparison.
+
+    Raises:
+        MedfedError: If the runs cannot be read or compared.
+    """
+    folders = find_runs(runs)
+    comparison = compare(folders, metric)
+    path = lambda_path(comparison)
+    folder = common_folder(folders) if out is None else out.expanduser()
+    pictures = save_figures(folder, figures(comparison, path))
+    captions = {_CAPTIONS[name]: file for name, file in pictures.items()}
+    write_text(folder / "comparison.csv", to_csv(comparison))
+    paragraphs = []
+    if path is not None:
+        write_text(folder / "lambda_path.csv", path.to_csv())
+        paragraphs = [path.describe()]
+    write_text(folder / "comparison.md", to_markdown(comparison, captions, paragraphs))
+    console = wide_console()
+    print_table(comparison, console)
+    for line in (*paragraphs, f"Report and pictures: {folder}"):
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
+    return comparison
+
+
+def figures(comparison: Comparison, path: LambdaPath | None = None) -> dict[str, Figure | None]:
+    """Draws all pictures of a comparison; None stands where there is nothing to draw.
+
+    Args:
+        comparison: The methods and their runs.
+        path: The λ path, where there is one.
+    """
+    methods, metric = comparison.methods, comparison.metric
+    values = {
+        m.name: {c: [r.summary["clients"][c][metric] for r in m.runs] for c in comparison.clients}
+        for m in methods
+    }
+    points = {
+        m.name: [
+            (sum(r.summary["bytes"].values()), r.summary["federation"][metric]["mean"])
+            for r in m.runs
+        ]
+        for m in methods
+    }
+    histories = {m.name: [r.history() for r in m.runs] for m in methods}
+    cases = load_cases({m.name: m.runs[0].folder for m in methods})
+    regions = list(methods[0].runs[0].config.regions)
+    return {
+        "lambda_path": None if path is None else draw_path(path),
+        "clients": client_dots(values, metric),
+        "validation": method_curves(histories, metric, falls(metric)),
+        "bytes": cost_scatter(points, metric),
+        "contours": contour_grid(cases, regions) if cases else None,
+    }
+
+
+def draw_path(path: LambdaPath) -> Figure:
+    """Draws the λ path."""
+    places, variance = path.components()
+    return coupling_path(
+        path.strengths,
+        places,
+        variance,
+        path.coupling,
+        path.scores,
+        score_label=f"test {label_of(path.metric)},\nmean over clients",
+        end_label=f"{'consensus' if path.is_consensus() else 'mean'} at λ = {path.strengths[-1]:g}",
+        p=path.p,
+        shares=path.shares,
+    )

@@ -1,0 +1,219 @@
+"""The tables of a comparison: on the terminal, as CSV and as Markdown."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+from medfed.comparison import Cell, Comparison
+from medfed.results import FALLING, size, wide_console
+
+_STATISTICS = ("mean", "sd", "worst")
+_COLUMNS = 6  # methods that fit side by side
+_TITLE = "Test metrics of the rounds that validation selected (* best)"
+
+
+class Row(NamedTuple):
+    """One line of the table: a cell per method.
+
+    Attributes:
+        metric: ``iou``, ``bytes up``, ``steps`` and the like.
+        place: A client, or ``mean``, ``sd``, ``worst`` or ``total`` over the clients.
+        cells: One per method.
+        best: Which cells are the best of the line; empty where nothing is to be won.
+    """
+
+    metric: str
+    place: str
+    cells: tuple[Cell, ...]
+    best: frozenset[int] = frozenset()
+
+
+def falls(metric: str) -> bool:
+    """Whether smaller values of a metric are better.
+
+    Example:
+        >>> falls("loss"), falls("dice/whole")
+        (True, False)
+    """
+    return metric.split("/")[0] in FALLING
+
+
+def best_of(values: Sequence[float], smaller: bool = False) -> frozenset[int]:
+    """Returns the positions of the best values, ties included; none where all are equal.
+
+    Args:
+        values: One per method; NaN never wins.
+        smaller: Whether smaller is better.
+
+    Example:
+        >>> sorted(best_of([0.5, 0.9, 0.9])), sorted(best_of([1.0, 1.0]))
+        ([1, 2], [])
+    """
+    finite = [v for v in values if math.isfinite(v)]
+    if not finite or min(finite) == max(finite):
+        return frozenset()
+    target = min(finite) if smaller else max(finite)
+    return frozenset(i for i, v in enumerate(values) if v == target)
+
+
+def rows(comparison: Comparison) -> Iterator[Row]:
+    """Yields the table: per metric the clients and their mean, sd and worst; then what it cost."""
+    methods = comparison.methods
+    for metric in comparison.metrics:
+        for client in comparison.clients:
+            cells = tuple(m.test(metric, client) for m in methods)
+            yield Row(metric, client, cells, best_of([c.value for c in cells], falls(metric)))
+        for place in _STATISTICS:
+            cells = tuple(m.federation(metric, place) for m in methods)
+            best = best_of([c.value for c in cells], falls(metric))
+            yield Row(metric, place, cells, frozenset() if place == "sd" else best)
+    for way in ("up", "down"):
+        cells = tuple(m.over_seeds(lambda s, w=way: s["bytes"][w]) for m in methods)  # type: ignore[misc]
+        yield Row(f"bytes {way}", "total", cells)
+    for client in comparison.clients:
+        cells = tuple(m.over_seeds(lambda s, c=client: s["steps"][c]) for m in methods)  # type: ignore[misc]
+        yield Row("steps", client, cells)
+    selected = tuple(m.over_seeds(lambda s: (s["selected_round"] or 0) + 1) for m in methods)
+    yield Row("selected round", "total", selected)
+
+
+def to_csv(comparison: Comparison) -> str:
+    """Returns the table as CSV, a line per metric, place and method."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["metric", "place", "method", "seeds", "value", "sd_over_seeds", "best"])
+    for row in rows(comparison):
+        for i, (method, cell) in enumerate(zip(comparison.methods, row.cells, strict=True)):
+            sd = "" if cell.sd is None else repr(cell.sd)
+            best = int(i in row.best)
+            seeds = len(method.runs)
+            writer.writerow([*row[:2], method.name, seeds, repr(cell.value), sd, best])
+    return text.getvalue()
+
+
+def print_table(comparison: Comparison, console: Console | None = None) -> None:
+    """Prints the table, the best method of each line marked, and the notes.
+
+    Of many methods it prints a line each, without their clients; the files have all.
+    """
+    console = console or wide_console()
+    many = len(comparison.methods) > _COLUMNS
+    console.print(_line_per_method(comparison) if many else _column_per_method(comparison))
+    for note in (winner(comparison), *comparison.notes):
+        console.print(note, soft_wrap=True, highlight=False, markup=False)
+
+
+def winner(comparison: Comparison) -> str:
+    """Says which method has the best mean over the clients."""
+    metric = comparison.metric
+    cells = [m.federation(metric, "mean") for m in comparison.methods]
+    best = sorted(best_of([c.value for c in cells], falls(metric)))
+    if not best:
+        return f"No method is best by mean {metric}."
+    names = " and ".join(comparison.methods[i].name for i in best)
+    return f"Best by mean {metric}: {names} ({cells[best[0]].value:.4f})."
+
+
+def _column_per_method(comparison: Comparison) -> Table:
+    table = Table(title=_TITLE)
+    table.add_column("metric")
+    table.add_column("client")
+    for method in comparison.methods:
+        table.add_column(method.name, justify="right")
+    previous = ""
+    for row in _shown(comparison):
+        group = "cost" if row.place == "total" else row.metric
+        if previous and (group != previous or row.place == "mean"):
+            table.add_section()
+        label = row.metric if group == "cost" or group != previous else ""
+        table.add_row(label, "" if group == "cost" else row.place, *_bold(row))
+        previous = group
+    return table
+
+
+def _line_per_method(comparison: Comparison) -> Table:
+    wanted = [r for r in _shown(comparison) if r.place in (*_STATISTICS, "total")]
+    table = Table(title=_TITLE)
+    table.add_column("method")
+    for row in wanted:
+        title = row.metric if row.place == "total" else f"{row.metric} {row.place}"
+        table.add_column(title.replace("_", " "), justify="right")
+    columns = [_bold(row) for row in wanted]
+    for i, method in enumerate(comparison.methods):
+        table.add_row(method.name, *(column[i] for column in columns))
+    return table
+
+
+def to_markdown(
+    comparison: Comparison, pictures: Mapping[str, Path], more: Sequence[str] = ()
+) -> str:
+    """Returns the report.
+
+    Args:
+        comparison: The methods and their numbers.
+        pictures: Caption to picture file, which lies beside the report.
+        more: Further paragraphs.
+    """
+    names = [m.name for m in comparison.methods]
+    lines = [
+        "# Comparison",
+        "",
+        f"Test metrics of the rounds that validation selected, {len(comparison.clients)} clients; "
+        "the best method of each line is **bold**.",
+        "",
+        "| metric | client | " + " | ".join(names) + " |",
+        "|---|---|" + "---:|" * len(names),
+    ]
+    for row in _shown(comparison):
+        cells = [t.rstrip(" *") for t in _texts(row)]
+        cells = [f"**{t}**" if i in row.best else t for i, t in enumerate(cells)]
+        place = "" if row.place == "total" else row.place
+        lines.append(f"| {row.metric} | {place} | " + " | ".join(cells) + " |")
+    lines += ["", *(f"- {note}" for note in (winner(comparison), *comparison.notes)), ""]
+    lines += [line for paragraph in more for line in (paragraph, "")]
+    for caption, path in pictures.items():
+        lines += [f"![{caption}]({path.name})", "", caption, ""]
+    lines += ["Runs:", ""]
+    for method in comparison.methods:
+        folders = ", ".join(f"`{r.folder}` (seed {r.seed})" for r in method.runs)
+        lines.append(f"- {method.name}: {folders}")
+    return "\n".join(lines) + "\n"
+
+
+def _shown(comparison: Comparison) -> Iterator[Row]:
+    """The rows for people: one line for the mean gradient steps of a client."""
+    for row in rows(comparison):
+        if row.metric != "steps":
+            yield row
+        elif row.place == comparison.clients[0]:
+            mean = (
+                m.over_seeds(lambda s: sum(s["steps"].values()) / len(s["steps"]))
+                for m in comparison.methods
+            )
+            yield Row("steps per client", "total", tuple(mean))
+
+
+def _texts(row: Row) -> list[str]:
+    """Writes the cells of a row in its unit; the best carry a star."""
+    texts = []
+    for i, (value, sd) in enumerate(row.cells):
+        if row.metric.startswith("bytes"):
+            text = size(round(value))
+        elif row.metric.startswith(("steps", "selected")):
+            text = f"{value:g}"
+        else:
+            text = f"{value:.4f}" + (f" ± {sd:.4f}" if sd is not None else "")
+        texts.append(text + (" *" if i in row.best else "  "))
+    return texts
+
+
+def _bold(row: Row) -> list[str]:
+    return [f"[bold]{t}[/bold]" if i in row.best else t for i, t in enumerate(_texts(row))]

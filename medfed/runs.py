@@ -1,0 +1,166 @@
+"""Finished runs as their folders describe them: where they are, and which belong together."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from yaml import YAMLError  # type: ignore[import-untyped]
+
+from medfed.config import changed_keys
+from medfed.errors import CheckpointError
+from medfed.evaluation import finished
+from medfed.federation.callbacks.evaluation import Record
+from medfed.run_folder import NOT_THE_EXPERIMENT
+
+# Differences that make no other method: where, when and under which name it ran.
+_NO_METHOD = (*NOT_THE_EXPERIMENT, "name", "threads", "evaluation", "checkpoint")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One finished run, as its folder describes it."""
+
+    folder: Path
+    config: DictConfig
+    summary: dict[str, Any]
+
+    @property
+    def seed(self) -> int:
+        """The seed of the run."""
+        return int(self.config.seed)
+
+    @cached_property
+    def patients(self) -> dict[str, dict[str, list[str]]]:
+        """Patient ids per client and split."""
+        splits: dict[str, dict[str, list[str]]] = _parse(self.folder / "splits.json")["clients"]
+        return splits
+
+    def history(self) -> list[Record]:
+        """Returns the validation metrics of every evaluated round."""
+        with (self.folder / "metrics.csv").open() as file:
+            rows = [row for row in csv.DictReader(file) if row["split"] == "val"]
+        fixed = ("round", "client", "split")
+        return [
+            Record(
+                int(row["round"]),
+                row["client"],
+                {n: float(v) if v else math.nan for n, v in row.items() if n not in fixed},
+            )
+            for row in rows
+        ]
+
+
+def find_runs(runs: str | Sequence[str]) -> list[Path]:
+    """Lists run folders: those that are named, and all finished ones below a folder that is none.
+
+    Args:
+        runs: A folder or several.
+
+    Raises:
+        CheckpointError: If a folder is not there or holds no run.
+    """
+    found: list[Path] = []
+    for name in [runs] if isinstance(runs, str) else runs:
+        folder = Path(name).expanduser()
+        inside = [p.parent for p in folder.rglob("summary.json")]
+        if not folder.is_dir():
+            raise CheckpointError(f"There is no folder {folder}.")
+        if (folder / "config.yaml").is_file():
+            inside = [folder]
+        if not inside:
+            raise CheckpointError(f"{folder} holds no finished run (no summary.json below it).")
+        found += sorted(inside, key=lambda p: _natural(str(p)))
+    return list(dict.fromkeys(found))
+
+
+def common_folder(runs: Sequence[Path]) -> Path:
+    """Returns the folder that holds all runs."""
+    return Path(os.path.commonpath([p.absolute().parent for p in runs]))
+
+
+def read_run(folder: Path) -> Run:
+    """Reads a finished run.
+
+    Raises:
+        CheckpointError: If it is not a run folder, has not finished or cannot be read.
+    """
+    summary = finished(folder)
+    try:
+        config = OmegaConf.load(folder / "config.yaml")
+    except (OSError, YAMLError) as error:
+        first = str(error).splitlines()[0]
+        raise CheckpointError(f"{folder}/config.yaml cannot be read: {first}.") from error
+    assert isinstance(config, DictConfig)
+    return Run(folder, config, summary)
+
+
+def differences(one: Run, other: Run) -> list[str]:
+    """Returns the keys in which two configurations differ, seeds and run conditions left out."""
+    changed = (c.split(": ")[0] for c in changed_keys(one.config, other.config, _NO_METHOD))
+    return [key for key in changed if key.split(".")[-1] != "seed"]
+
+
+def check_same_patients(runs: Sequence[Run]) -> None:
+    """Checks that runs of one seed have the same patients in every split of every client.
+
+    Raises:
+        CheckpointError: If not, or if the clients themselves or the selection metric differ.
+    """
+    by_seed: dict[int, Run] = {}
+    for run in runs:
+        one = runs[0]
+        if list(run.patients) != list(one.patients):
+            raise CheckpointError(
+                f"The clients of {run.folder} are not those of {one.folder}; only runs on the same "
+                "clients can be compared."
+            )
+        if run.summary["selection"] != one.summary["selection"]:
+            raise CheckpointError(
+                f"{run.folder} selects its round by {run.summary['selection'][0]}, {one.folder} by "
+                f"{one.summary['selection'][0]}; only equal selections can be compared."
+            )
+        twin = by_seed.setdefault(run.seed, run)
+        for client, parts in run.patients.items():
+            if parts != twin.patients[client]:
+                raise CheckpointError(
+                    f"The patients of {client} in {run.folder} are not those in {twin.folder}; "
+                    "only runs on the same splits can be compared."
+                )
+
+
+def without_repeats(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
+    """Keeps the latest of runs that are equal in all, seed included, and says so."""
+    kept: list[Run] = []
+    notes = []
+    for run in runs:
+        twin = next((k for k in kept if k.seed == run.seed and not differences(k, run)), None)
+        if twin is None:
+            kept.append(run)
+            continue
+        old, new = sorted((twin, run), key=lambda r: (r.folder / "summary.json").stat().st_mtime)
+        kept[kept.index(twin)] = new
+        notes.append(f"{old.folder} is repeated by {new.folder}; only the latter counts.")
+    return kept, notes
+
+
+def _natural(text: str) -> list[tuple[int, str]]:
+    """Orders ``2_x`` before ``10_x``."""
+    return [(int(t), "") if t.isdigit() else (-1, t) for t in re.split(r"(\d+)", text)]
+
+
+def _parse(path: Path) -> dict[str, Any]:
+    try:
+        content: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}.") from error
+    return content
