@@ -1,0 +1,385 @@
+"""The training loop against loops written by hand, in float64."""
+
+import copy
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from medfed.errors import ConfigError, NonFiniteError
+from medfed.federation import training
+from medfed.federation.local_client import LocalClient
+from medfed.federation.reference import run_reference
+from medfed.federation.tensors import Tensors, digest
+from medfed.federation.training import LocalBudget, LocalTrainer, learning_rates
+from medfed.personalize.fedavg import FedAvg
+from medfed.personalize.fedper import FedPer
+from tests.toys import ToyTask, toy_data, toy_federation
+
+LR, MOMENTUM = 0.05, 0.9
+DOUBLE = torch.float64
+
+
+def toy_client(
+    algorithm: FedAvg | None = None, *, norm: bool = True, batch: int | None = None, **options
+) -> LocalClient:
+    """A client in double precision; without a batch size, a batch is all its data."""
+    task, data = ToyTask(norm=norm, dtype=DOUBLE), toy_data(dtype=DOUBLE, batch=batch)
+    options = {"momentum": MOMENTUM, "lr": LR, "steps": 3, **options}
+    _, federation, _ = toy_federation(algorithm or FedAvg(), task, data, **options)
+    client = federation.clients["c1"]
+    client.begin(0, "fit", 0)
+    return client
+
+
+def by_hand(
+    client: LocalClient,
+    start: Tensors,
+    steps: int,
+    velocity: Tensors,
+    change: Callable[[Tensors, Tensors], Tensors] = lambda gradients, weights: gradients,
+) -> Tensors:
+    """SGD with momentum on full batches; ``change`` acts on the gradients."""
+    network = copy.deepcopy(client.trainer.network).train()
+    network.load_state_dict(start, strict=False)
+    for _ in range(steps):
+        weights = dict(network.named_parameters())
+        loss = square_loss(network, client.data.x, client.data.y)
+        gradients = dict(zip(weights, torch.autograd.grad(loss, weights.values()), strict=True))
+        with torch.no_grad():
+            for n, g in change(gradients, weights).items():
+                velocity[n] = MOMENTUM * velocity.get(n, 0) + g
+                weights[n] -= LR * velocity[n]
+    return {n: t.detach() for n, t in network.state_dict().items() if t.is_floating_point()}
+
+
+def square_loss(network: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return (network(x).squeeze(-1) - y).square().mean() / 2
+
+
+def assert_close(a: Tensors, b: Tensors) -> None:
+    assert set(a) == set(b)
+    for n in a:
+        torch.testing.assert_close(a[n], b[n], rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["fresh", "kept"])
+def test_momentum_is_fresh_or_kept(kept: bool) -> None:
+    client = toy_client(kept=kept)
+    got = expected = client.weights
+    velocity: Tensors = {}
+    for number in range(3):
+        client.begin(number, "fit", 0)
+        got = client.train(got)
+        expected = by_hand(client, expected, 3, velocity)
+        if not kept:
+            velocity.clear()
+    assert_close(got, expected)
+    assert bool(client.state_dict()["optimizers"]) == kept
+
+
+def test_kept_momentum_belongs_to_phase_and_call() -> None:
+    client = toy_client(kept=True)
+    first = client.train(client.weights)
+    second = client.train(client.weights)
+    assert digest(first) == digest(second)
+    assert set(client.state_dict()["optimizers"]) == {"fit/1", "fit/2"}
+
+
+def test_kept_momentum_of_one_client_is_not_another_ones() -> None:
+    _, federation, _ = toy_federation(FedAvg(), momentum=MOMENTUM, kept=True)
+    alone = federation.clients["c1"]
+    _, twin, _ = toy_federation(FedAvg(), momentum=MOMENTUM, kept=True)
+    for number in range(2):
+        for c in twin.clients.values():
+            c.begin(number, "fit", 0)
+            ends = c.train(c.weights)
+            if c.id == "c1":
+                among_others = ends
+        alone.begin(number, "fit", 0)
+        end = alone.train(alone.weights)
+    assert digest(end) == digest(among_others)
+
+
+def test_penalty_adds_its_gradient_but_not_to_the_loss() -> None:
+    client, mu = toy_client(), 0.7
+    anchor = {n: t + 1 for n, t in client.weights.items()}
+
+    def penalty(weights: Tensors) -> Tensor:
+        return mu / 2 * sum((t - anchor[n]).square().sum() for n, t in weights.items())
+
+    def change(gradients: Tensors, weights: Tensors) -> Tensors:
+        return {n: g + mu * (weights[n] - anchor[n]) for n, g in gradients.items()}
+
+    got = client.train(client.weights, penalty=penalty)
+    assert_close(got, by_hand(client, client.weights, 3, {}, change))
+    client.train(client.weights, steps=1)
+    without = client.loss
+    client.train(client.weights, steps=1, penalty=penalty)
+    assert client.loss == without
+
+
+def test_clip_bounds_the_norm_of_the_whole_gradient() -> None:
+    client, clip = toy_client(), 0.01
+    client.trainer.budget = LocalBudget(steps=3, clip=clip)
+
+    def change(gradients: Tensors, weights: Tensors) -> Tensors:
+        norm = math.sqrt(sum(float(g.square().sum()) for g in gradients.values()))
+        assert norm > clip
+        return {n: g * clip / (norm + 1e-6) for n, g in gradients.items()}
+
+    got = client.train(client.weights)
+    assert_close(got, by_hand(client, client.weights, 3, {}, change))
+
+
+def test_after_step_gets_gradients_of_the_same_batch_elsewhere() -> None:
+    client = toy_client(norm=False, batch=3)
+    batches: list[dict] = []
+    original = client.data.train_batches
+
+    def recording(seed: int) -> Iterator[dict]:
+        for batch in original(seed):
+            batches.append(batch)
+            yield batch
+
+    client.data.train_batches = recording
+    network = copy.deepcopy(client.trainer.network)
+    at = {n: t + 0.1 for n, t in client.weights.items()}
+    network.load_state_dict(at)
+    calls = 0
+
+    def after_step(weights: Tensors, grad_at: Callable[[Tensors], Tensors]) -> None:
+        nonlocal calls
+        before = digest(weights)
+        gradients = grad_at(at)
+        assert digest(weights) == before
+        with torch.enable_grad():
+            loss = square_loss(network, batches[-1]["image"], batches[-1]["label"])
+        exact = torch.autograd.grad(loss, list(network.parameters()))
+        assert_close(gradients, dict(zip(gradients, exact, strict=True)))
+        calls += 1
+
+    client.data.batch_size = 3
+    watched = client.train(client.weights, steps=5, after_step=after_step)
+    assert calls == 5
+    client.begin(0, "fit", 0)
+    assert digest(watched) == digest(client.train(client.weights, steps=5))
+
+
+def test_after_step_may_change_the_weights() -> None:
+    client = toy_client()
+
+    def zero(weights: Tensors, grad_at: Callable[[Tensors], Tensors]) -> None:
+        weights["head.bias"].zero_()
+
+    end = client.train(client.weights, after_step=zero)
+    assert end["head.bias"].item() == 0
+    assert end["head.weight"].abs().sum() > 0
+
+
+STATISTICS = {"norm.running_mean", "norm.running_var"}
+
+
+@pytest.mark.parametrize("policy", ["averaged", "local", "frozen"])
+def test_buffer_policies(policy: str) -> None:
+    client = toy_client(buffers=policy)
+    end = client.train(client.weights)
+    changed = {n for n in end if not torch.equal(end[n], client.weights[n])}
+    parameters = set(end) - STATISTICS - {"body.bias"}  # which normalisation cancels
+    assert parameters <= changed
+    assert STATISTICS & changed == (set() if policy == "frozen" else STATISTICS)
+    assert (set(client.split.shared) >= STATISTICS) == (policy == "averaged")
+
+
+@pytest.mark.parametrize("policy", ["averaged", "local", "frozen"])
+def test_frozen_statistics_normalise(policy: str) -> None:
+    client = toy_client(buffers=policy)
+    network = copy.deepcopy(client.trainer.network)
+    start = dict(client.weights)
+    start["norm.running_mean"] = torch.full_like(start["norm.running_mean"], 0.5)
+    network.load_state_dict(start, strict=False)
+    network.train(policy != "frozen")
+    client.train(start, steps=1)
+    expected = square_loss(network, client.data.x, client.data.y).item()
+    assert client.loss == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("update", ["personal", "shared"])
+def test_the_other_part_comes_back_as_given(update: str) -> None:
+    client = toy_client(FedPer())
+    end = client.train(client.weights, update=update)
+    given, trained = client.split.shared, client.split.personal
+    if update == "shared":
+        given, trained = trained, given
+    assert all(end[n] is client.weights[n] for n in given)
+    assert any(not torch.equal(end[n], client.weights[n]) for n in trained)
+
+
+def test_alternating_parts_equals_separate_trainers() -> None:
+    client = toy_client(FedPer())
+    ends = [client.train(client.weights, update=u) for u in ("personal", "shared", "all")]
+    for position, update in enumerate(("personal", "shared", "all"), start=1):
+        other = toy_client(FedPer())
+        other._calls = position - 1
+        assert digest(ends[position - 1]) == digest(other.train(other.weights, update=update))
+
+
+def test_nothing_to_train_is_an_error() -> None:
+    client = toy_client()
+    with pytest.raises(ConfigError, match="personal"):
+        client.train(client.weights, update="personal")
+
+
+def test_start_and_result_are_not_the_network() -> None:
+    client = toy_client()
+    before = digest(client.weights)
+    end = client.train(client.weights)
+    kept = digest(end)
+    client.train(client.weights, steps=1)
+    assert digest(client.weights) == before
+    assert digest(end) == kept
+
+
+@pytest.mark.parametrize("batch", [None, 3, 4])
+def test_gradient_is_that_of_the_mean_loss(batch: int | None) -> None:
+    client = toy_client(norm=False, batch=batch)
+    network = copy.deepcopy(client.trainer.network)
+    loss = square_loss(network, client.data.x, client.data.y)
+    exact = torch.autograd.grad(loss, list(network.parameters()))
+    got = client.gradient(client.weights)
+    assert_close(got, dict(zip(got, exact, strict=True)))
+
+
+def test_gradient_takes_no_step_and_keeps_statistics() -> None:
+    client = toy_client()
+    before = digest(client.weights)
+    once = client.gradient(client.weights)
+    assert set(once) == set(client.split.parameters("all"))
+    assert digest(once) == digest(client.gradient(client.weights))
+    assert digest(client.weights) == before
+    assert client.steps_done == 0
+
+
+def test_gradient_of_an_unused_parameter_is_zero() -> None:
+    client = toy_client()
+    client.trainer.loss = lambda batch: client.trainer.network.head.bias.square().sum()
+    got = client.gradient(client.weights)
+    assert got["body.weight"].count_nonzero() == 0
+    assert got["head.bias"].item() == pytest.approx(2 * client.weights["head.bias"].item())
+
+
+def test_steps_run_on_over_epochs_that_differ() -> None:
+    client = toy_client(batch=3)  # 8 samples: 3 batches per epoch
+    seeds, sizes = [], []
+    original = client.data.train_batches
+
+    def recording(seed: int) -> Iterator[dict]:
+        seeds.append(seed)
+        for batch in original(seed):
+            sizes.append(len(batch["label"]))
+            yield batch
+
+    client.data.train_batches = recording
+    client.train(client.weights, steps=7)
+    assert sizes == [3, 3, 2, 3, 3, 2, 3]
+    assert len(set(seeds)) == 3
+    assert client.steps_done == 7
+
+
+def test_a_client_without_batches_is_named() -> None:
+    client = toy_client()
+    client.data.train_batches = lambda seed: iter(())
+    with pytest.raises(ConfigError, match="c1"):
+        client.train(client.weights)
+
+
+def test_randomness_is_drawn_from_the_key_alone() -> None:
+    client = toy_client()
+    client.trainer.loss = lambda batch: (
+        square_loss(client.trainer.network, batch["image"], batch["label"]) * torch.rand(())
+    )
+    torch.manual_seed(5)
+    stream = torch.get_rng_state()
+    first = digest(client.train(client.weights))
+    assert torch.equal(torch.get_rng_state(), stream)
+    torch.manual_seed(6)
+    assert digest(client.train(client.weights)) != first  # the second call of the phase
+    client.begin(0, "fit", 0)
+    assert digest(client.train(client.weights)) == first
+    client.begin(1, "fit", 0)
+    assert digest(client.train(client.weights)) != first
+
+
+def test_a_loss_that_is_not_finite_names_the_place() -> None:
+    _, federation, _ = toy_federation(FedAvg(), lr=1e30, steps=5)
+    with pytest.raises(NonFiniteError, match=r"^Client c0, round 0, phase fit: .*optimizer\.lr"):
+        run_reference(federation, 1)
+
+
+def test_entries_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = toy_client()
+    look_up, calls = training.float_entries, []
+    monkeypatch.setattr(training, "float_entries", lambda net: calls.append(0) or look_up(net))
+    for update in ("all", "shared"):
+        client.train(client.weights, update=update)
+        client.gradient(client.weights, update=update)
+    assert calls == []  # the initial weights had looked them up
+
+
+def test_buffers_that_a_move_replaced_are_found_again() -> None:
+    client = toy_client()
+    before = digest(client.train(client.weights))
+    client.trainer.network.float().double()  # as from GPU to CPU and back: new buffers
+    client.begin(0, "fit", 0)
+    assert digest(client.train(client.weights)) == before
+    client.trainer.load(client.weights)
+    live = client.trainer.network.state_dict()
+    assert all(torch.equal(live[n], t) for n, t in client.weights.items())
+
+
+def test_frozen_layers_train_again_afterwards() -> None:
+    client = toy_client(buffers="frozen")
+    client.train(client.weights)
+    assert all(m.training for m in client.trainer.network.modules())
+
+
+def test_schedule_sets_the_rate_of_each_round() -> None:
+    sgd = partial(torch.optim.SGD, lr=LR)
+    halve = partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.5)
+    assert learning_rates(sgd, halve, 3) == [LR, LR / 2, LR / 4]
+    task, data = ToyTask(dtype=DOUBLE), toy_data(dtype=DOUBLE)[0]
+    split = FedAvg().split(task.network, (), "averaged")
+    trainer = LocalTrainer(task.network, task.loss, split, sgd, halve, rounds=3)
+    client = LocalClient(data, trainer, trainer.initial(), {})
+    steps = []
+    for number in range(4):
+        client.begin(number, "fit", 0)
+        end = client.train(client.weights, steps=1)
+        steps.append((end["head.bias"] - client.weights["head.bias"]).item())
+    ratios = [a / b for a, b in zip(steps[1:], steps[:-1], strict=True)]
+    assert ratios == pytest.approx([0.5, 0.5, 1.0])  # after its end the schedule stands
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"steps": 0}, {"epochs": 0}, {"clip": 0.0}, {"clip": math.nan}, {"optimizer_state": "lost"}],
+)
+def test_budget_refuses(options: dict) -> None:
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        LocalBudget(**options)
+
+
+def test_optimizer_state_survives_a_save() -> None:
+    ends = []
+    for reload in (False, True):
+        client = toy_client(kept=True)
+        client.train(client.weights)
+        if reload:
+            saved, client = client.state_dict(), toy_client(kept=True)
+            client.load_state_dict(saved)
+        client.begin(1, "fit", 0)
+        ends.append(digest(client.train(client.weights)))
+    assert ends[0] == ends[1]
