@@ -29,7 +29,8 @@ def test_command_composes(page, command):
     script, *arguments = shlex.split(command)
     assert (ROOT / script).is_file()
     if script.startswith("scripts/"):
-        check_overrides(arguments, name=Path(script).stem)
+        placed = [a for a in arguments if "_FOLDER" not in a]  # of a run that a reader has
+        check_overrides(placed, name=Path(script).stem)
 
 
 def test_links_lead_somewhere():

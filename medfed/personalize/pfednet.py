@@ -64,6 +64,7 @@ class PFedNet(Algorithm):
         local_steps: E, gradient steps per phase; ``None`` divides the round's budget.
         z_step: ``scaled`` (η_z = Nη) or ``literal`` (η_z = η).
         graph: The similarity graph.
+        rho: The ADMM's penalty ρ, held fixed; ``None`` balances the residuals.
         tolerance: Residual tolerance of the ADMM.
         max_iter: ADMM iterations per Z step, at most.
 
@@ -80,6 +81,7 @@ class PFedNet(Algorithm):
     local_steps: int | None = None
     z_step: Literal["scaled", "literal"] = "scaled"
     graph: SimilarityGraph = field(default_factory=SimilarityGraph)
+    rho: float | None = None
     tolerance: float = 1e-6
     max_iter: int = 500
     leaves: ClassVar[tuple[str, ...]] = ("sketch", "shared", "personal")
@@ -185,22 +187,26 @@ class PFedNet(Algorithm):
             for update in reply.parts["personal"].values():
                 row[start : start + update.numel()].add_(update.reshape(-1), alpha=scale)
                 start += update.numel()
-        z, server["admm"], server["diagnostics"] = self._solve(v, server, self.strength * eta_z)
+        z, server["admm"], server["diagnostics"] = self._solve(v, server, eta_z)
         like = {n: t[0].flatten() for n, t in server["personal"].items()}
         columns = z.split([t.numel() for t in like.values()], dim=1)
         server["personal"] = {
             n: c.reshape(server["personal"][n].shape) for n, c in zip(like, columns, strict=True)
         }
 
-    def _solve(self, v: Tensor, server: State, weight: float) -> tuple[Tensor, Tensors, Tensors]:
+    def _solve(self, v: Tensor, server: State, eta_z: float) -> tuple[Tensor, Tensors, Tensors]:
         """Returns Z, the ADMM's state for a warm start, and how the iteration went."""
-        warm = server["admm"]
+        warm, graph = server["admm"], server["graph"]
+        weight: float | Tensor = self.strength * eta_z
+        if self.graph.weighted:
+            weight = weight * edge_similarity(graph["distance"].cpu())
         done = solve_network_lasso(
             v,
-            server["graph"]["edges"],
+            graph["edges"].cpu(),
             weight,
             self.p,
             state=LassoState(warm["point"], warm["rho"]) if warm else None,
+            rho=None if self.rho is None else self.rho * eta_z,
             tol=self.tolerance,
             max_iter=self.max_iter,
         )
@@ -263,8 +269,8 @@ class PFedNet(Algorithm):
         graph = server["graph"]
         if not graph:
             return {}
-        similarity = edge_similarity(graph["distance"])
-        return {"graph": similarity_graph(clients, graph["edges"], similarity)}
+        similarity = edge_similarity(graph["distance"].cpu())
+        return {"graph": similarity_graph(clients, graph["edges"].cpu(), similarity)}
 
     def personal_model(self, client: Client, message: Message) -> Tensors:
         """Mx + N z_n with the newest values."""

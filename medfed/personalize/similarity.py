@@ -44,6 +44,8 @@ class SimilarityGraph:
         sketch_size: Rows of a data sketch.
         sketch_inputs: Training inputs that a data sketch summarises, at most.
         edges: For ``edges``: pairs of client ids, or the path of a file with a pair per line.
+        weighted: Couple similar neighbours more strongly: an edge's weight is its similarity,
+            in (0, 1]; by default all edges weigh 1.
 
     Raises:
         ConfigError: If a value is unknown or the edges are missing.
@@ -55,6 +57,7 @@ class SimilarityGraph:
     sketch_size: int = 8
     sketch_inputs: int = 256
     edges: Sequence[Sequence[str]] | str | None = None
+    weighted: bool = False
 
     def __post_init__(self) -> None:
         for name, known in (("kind", KINDS), ("sketch", SKETCHES)):
@@ -122,6 +125,6 @@ class SimilarityGraph:
                 "edges": torch.zeros(0, 2, dtype=torch.long),
                 "distance": torch.zeros(0, dtype=torch.float64),
             }
-        rows = torch.stack([sketch_vector(sketches[clients[i]]) for i in known])
+        rows = torch.stack([sketch_vector(sketches[clients[i]].cpu()) for i in known])
         edges, distance = knn_edges(rows, min(self.neighbours, len(known) - 1))
         return {"edges": torch.tensor(known)[edges], "distance": distance}
