@@ -81,3 +81,20 @@ def test_fedrep_divides_its_budget(share, steps, monkeypatch):
     assert min(head, body) >= 1
     assert abs(head - share * steps) <= 1
     assert len(calls) == 2 * 3
+
+
+def test_an_opening_sketch_does_not_shift_the_shares(monkeypatch):
+    """Of 5 steps x has 2 and z has 3, whether or not a phase of sketches comes first."""
+    calls = []
+    train = LocalClient.train
+
+    def watched(self, start, **options):
+        calls.append((options["update"], options["steps"]))
+        return train(self, start, **options)
+
+    monkeypatch.setattr(LocalClient, "train", watched)
+    for graph in (RING, SimilarityGraph(sketch="label", neighbours=1)):
+        calls.clear()
+        _, federation, _ = toy_federation(PFedNet(graph=graph), steps=5)
+        run_reference(federation, 1)
+        assert calls == [("shared", 2)] * 3 + [("personal", 3)] * 3
