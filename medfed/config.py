@@ -2,24 +2,56 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, InstantiationException, MissingConfigException
-from hydra.utils import instantiate
+from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from medfed.errors import ConfigError, MedfedError, did_you_mean
+from medfed.errors import (
+    CheckpointError,
+    ConfigError,
+    MedfedError,
+    NonFiniteError,
+    did_you_mean,
+)
 
 CONFIG_DIR = Path(__file__).resolve().parent.parent / "configs"
+
+# Sections that a value must not replace; a group's options are chosen by group=OPTION.
+SECTIONS = (
+    *("local", "cohort", "evaluation", "checkpoint", "codec", "codec.up", "codec.down"),
+    *("data", "partition", "model", "optimizer", "scheduler", "algorithm", "trainer", "logger"),
+)
+# Keys outside of any constructor: the smallest whole number, and whether null will do.
+WHOLE_NUMBERS = {
+    "rounds": (1, False),
+    "seed": (0, False),
+    "threads": (1, False),
+    "evaluation.every": (1, False),
+    "evaluation.patience": (1, True),
+    "checkpoint.keep": (1, False),
+    "checkpoint.every": (1, False),
+}
+_WORDS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    NoneType: "null",
+}
 
 # ${either:a,b} is a where it is set and b where it is null.
 OmegaConf.register_new_resolver("either", lambda a, b: b if a is None else a, replace=True)
@@ -29,14 +61,17 @@ OmegaConf.register_new_resolver("either", lambda a, b: b if a is None else a, re
 def one_sentence() -> Iterator[None]:
     """Prints a user's error as one sentence on stderr and exits with status 1.
 
-    ``HYDRA_FULL_ERROR=1`` shows the traceback instead.
+    ``HYDRA_FULL_ERROR=1`` shows the traceback instead. Of the errors that stop all ranks alike, the
+    first rank speaks for all.
     """
     try:
         yield
     except MedfedError as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
-        print(f"error: {error}", file=sys.stderr)
+        first = os.environ.get("LOCAL_RANK", "0") == os.environ.get("NODE_RANK", "0") == "0"
+        if first or not isinstance(error, NonFiniteError | CheckpointError):
+            print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
 
 
@@ -53,11 +88,38 @@ def load(overrides: Sequence[str] = (), name: str = "train") -> DictConfig:
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
         try:
-            return compose(name, overrides=list(overrides))
+            config: DictConfig = compose(name, overrides=list(overrides))
         except MissingConfigException as error:
             raise ConfigError(_explain_option(error)) from error
         except (HydraException, OmegaConfBaseException) as error:
             raise ConfigError(_explain_key(error, overrides, name)) from error
+    _check_sections(config)
+    return config
+
+
+def check_values(config: DictConfig) -> None:
+    """Checks that nothing is left open, and the numbers that no constructor checks.
+
+    Raises:
+        ConfigError: If a value is missing, or a number is not whole or too small.
+
+    Example:
+        >>> check_values(OmegaConf.create({"rounds": 0}))
+        Traceback (most recent call last):
+        ...
+        medfed.errors.ConfigError: rounds must be a whole number of at least 1, not 0.
+    """
+    if missing := sorted(OmegaConf.missing_keys(config)):
+        raise ConfigError(f"{missing[0]} has no value yet; set it by {missing[0]}=VALUE.")
+    for key, (least, optional) in WHOLE_NUMBERS.items():
+        value = OmegaConf.select(config, key)
+        if value is None and optional:
+            continue
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise ConfigError(
+                f"{key} must be a whole number of at least {least}{' or null' * optional}, "
+                f"not {value}."
+            )
 
 
 def check_overrides(arguments: Sequence[str], name: str = "train") -> None:
@@ -87,7 +149,14 @@ def check_overrides(arguments: Sequence[str], name: str = "train") -> None:
         values = list(override.sweep_string_iterator()) if override.is_sweep_override() else []
         for value in values[1:]:
             load([*single[:i], f"{override.get_key_element()}={value}", *single[i + 1 :]], name)
-    load(single, name)
+    config = load(single, name)
+    resume = OmegaConf.select(config, "resume")
+    # Checked here, because Hydra would make the folder.
+    if resume is not None and not (Path(str(resume)) / "config.yaml").is_file():
+        raise CheckpointError(
+            f"resume={resume} is no run folder (it has no config.yaml); name the folder that the "
+            "interrupted run printed."
+        )
 
 
 def build(node: Any, **kwargs: Any) -> Any:
@@ -99,16 +168,27 @@ def build(node: Any, **kwargs: Any) -> Any:
 
     Raises:
         ConfigError: If the constructor does not accept the arguments.
+
+    Example:
+        >>> node = {"_target_": "medfed.federation.cohort.Cohort", "fraction": "half"}
+        >>> build(OmegaConf.create({"cohort": node}).cohort)
+        Traceback (most recent call last):
+        ...
+        medfed.errors.ConfigError: cohort.fraction must be a number, not 'half'.
     """
+    if not isinstance(node, DictConfig):
+        raise ConfigError(f"{node!r} stands where the configuration needs a section.")
+    _check_types(node)
     try:
         return instantiate(node, **kwargs)
     except InstantiationException as error:
-        cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, MedfedError):
+        cause: BaseException = error
+        while not isinstance(cause, MedfedError) and cause.__cause__ is not None:
             cause = cause.__cause__
-        if cause is not None:
+        if isinstance(cause, MedfedError):
             raise cause from error
-        raise ConfigError(f"{node.get('_target_')}: {first_line(error)}") from error
+        place = node._get_full_key(None) or str(node.get("_target_"))
+        raise ConfigError(f"{place} cannot be used as it is: {first_line(cause)}") from error
 
 
 def changed_keys(old: DictConfig, new: DictConfig, ignore: Sequence[str] = ()) -> list[str]:
@@ -134,10 +214,10 @@ def changed_keys(old: DictConfig, new: DictConfig, ignore: Sequence[str] = ()) -
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the first line of an error's message.
+    r"""Returns the first line of an error's message.
 
     Example:
-        >>> first_line(ValueError("one\\ntwo"))
+        >>> first_line(ValueError("one\ntwo"))
         'one'
     """
     return (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -157,6 +237,50 @@ def _leaves(config: DictConfig, ignore: Sequence[str]) -> dict[str, Any]:
     assert isinstance(resolved, dict)
     walk({k: v for k, v in resolved.items() if k not in ignore}, "")
     return found
+
+
+def _check_sections(config: DictConfig) -> None:
+    """Refuses ``codec.up=fp16``, which Hydra takes for a value in place of a section."""
+    for section in SECTIONS:
+        value = OmegaConf.select(config, section)
+        if value is not None and not isinstance(value, DictConfig):
+            root = section.partition(".")[0]
+            group = section if root == section else f"{root}@{section}"
+            is_group = (CONFIG_DIR / root).is_dir()
+            how = f"choose an option by {group}=OPTION" if is_group else "set one of its keys"
+            raise ConfigError(f"{section}={value} would replace a whole section; {how}.")
+
+
+def _check_types(node: DictConfig) -> None:
+    """Compares plain values with the annotations of the constructors that will receive them."""
+    hints = _annotations(str(node["_target_"])) if "_target_" in node else {}
+    for key in node:
+        value = node[key]
+        if isinstance(value, DictConfig):
+            _check_types(value)
+            continue
+        hint = hints.get(str(key))
+        kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        if not set(kinds) <= set(_WORDS) or _is_any_of(value, kinds):
+            continue
+        words = " or ".join(word for kind, word in _WORDS.items() if kind in kinds)
+        raise ConfigError(f"{node._get_full_key(str(key))} must be {words}, not {value!r}.")
+
+
+def _annotations(target: str) -> dict[str, Any]:
+    try:
+        found = get_object(target)
+        if inspect.isclass(found) and not is_dataclass(found):
+            found = found.__init__
+        return get_type_hints(found)
+    except Exception:  # an unknown target or annotation: the constructor will speak for itself
+        return {}
+
+
+def _is_any_of(value: object, kinds: Sequence[Any]) -> bool:
+    if isinstance(value, bool):
+        return bool in kinds
+    return isinstance(value, tuple(kinds)) or (isinstance(value, int) and float in kinds)
 
 
 def _explain_option(error: MissingConfigException) -> str:
@@ -189,6 +313,9 @@ def _explain_key(error: Exception, overrides: Sequence[str], name: str) -> str:
             except ConfigError:
                 break
             known = [str(k) for k in node if not str(k).startswith("_")]
+            if leaf in known:
+                inner = ", ".join(f"{key}.{k}" for k in node[leaf])
+                return f"{key!r} is no group; set {inner}, such as codec@codec.up=fp32."
             where = f"{parent} has" if parent else "the top level has"
             return f"Unknown key {key!r}{did_you_mean(leaf, known)}; {where} {', '.join(known)}."
     return f"The configuration cannot be composed: {first_line(error)}"

@@ -13,13 +13,14 @@ import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from medfed import results
-from medfed.config import build
+from medfed.config import build, check_values, first_line
 from medfed.datamodules.base import FederatedDataModule
 from medfed.errors import CheckpointError, ConfigError
 from medfed.federation.algorithm import ClientInfo
 from medfed.federation.callbacks import (
     CommunicationLogger,
     FederatedRounds,
+    Patience,
     PersonalEvaluation,
     RoundCheckpoint,
     RoundProgress,
@@ -31,11 +32,12 @@ from medfed.federation.federation import Federation
 from medfed.federation.local_client import LocalClient
 from medfed.federation.module import FederatedModule
 from medfed.federation.seeding import derive_seed
-from medfed.federation.training import LocalTrainer
+from medfed.federation.training import LocalTrainer, learning_rates
 from medfed.models.task import TaskModule
 from medfed.run_folder import open_folder
 
 _log = logging.getLogger(__name__)
+PRECISIONS = ("32-true", "bf16-mixed", "64-true", "32", "bf16", "64")
 
 
 @dataclass
@@ -66,6 +68,7 @@ def prepare(config: DictConfig) -> tuple[FederatedDataModule, TaskModule]:
         "in_channels": data.in_channels,
         "out_channels": data.num_classes,
         "regions": list(data.class_names),
+        "spatial_dims": getattr(data, "spatial_dims", 2),
         "patch_size": getattr(data, "patch_size", None),
     }
     with open_dict(config):
@@ -73,7 +76,33 @@ def prepare(config: DictConfig) -> tuple[FederatedDataModule, TaskModule]:
             if config[key] is None:
                 config[key] = list(value) if isinstance(value, tuple) else value
     torch.manual_seed(derive_seed(config.seed, "initial weights"))
-    return data, build(config.model)
+    task: TaskModule = build(config.model)
+    if str(config.trainer.precision).startswith("64"):
+        task.double()
+    try_model(task, data)
+    return data, task
+
+
+def try_model(task: TaskModule, data: FederatedDataModule) -> None:
+    """Computes the loss of one batch, so that a model which does not fit stops nothing half-way.
+
+    Raises:
+        ConfigError: If the model cannot take a training batch.
+    """
+    client = next(iter(data.clients.values()))
+    batch = next(iter(client.train_batches(0)))
+    training = task.network.training
+    task.network.eval()
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            task.loss(batch)
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        shapes = " and ".join(f"{k} {tuple(batch[k].shape)}" for k in ("image", "label"))
+        raise ConfigError(
+            f"The model cannot take the batches of these data ({shapes}): {first_line(error)}; "
+            "choose another model, or another data.patch_size."
+        ) from error
+    task.network.train(training)
 
 
 def federate(
@@ -83,12 +112,19 @@ def federate(
     algorithm = build(config.algorithm)
     split = algorithm.split(task.network, task.personal, config.buffers)
     algorithm = algorithm.adapted(split)
+    optimizer, scheduler = build(config.optimizer), build(config.scheduler)
+    try:
+        learning_rates(optimizer, scheduler, config.rounds)
+    except Exception as error:
+        raise ConfigError(
+            f"The optimizer or its scheduler cannot be used as it is: {first_line(error)}"
+        ) from error
     local = LocalTrainer(
         task.network,
         task.loss,
         split,
-        build(config.optimizer),
-        build(config.scheduler),
+        optimizer,
+        scheduler,
         config.rounds,
         build(config.local),
         config.seed,
@@ -112,14 +148,12 @@ def build_experiment(config: DictConfig) -> Experiment:
     Raises:
         MedfedError: If something in the configuration, the data or the run folder does not fit.
     """
-    if config.rounds < 1:
-        raise ConfigError(f"rounds must be at least 1, not {config.rounds}.")
+    check_values(config)
+    check_runtime(config)
     data, task = prepare(config)
     federation, local = federate(config, data, task)
     module = FederatedModule(task, federation, local)
     folder = Path(config.folder)
-    if rank() == 0:
-        folder = open_folder(config, data.splits())
     metric, mode = task.selection
     evaluation = PersonalEvaluation(metric, mode)
     trainer: pl.Trainer = build(
@@ -133,10 +167,36 @@ def build_experiment(config: DictConfig) -> Experiment:
         enable_progress_bar=bool(config.progress),
         default_root_dir=str(folder),
     )
+    if rank() == 0:
+        open_folder(config, data.splits())
     if trainer.logger and rank() == 0:
         resolved: Any = OmegaConf.to_container(config, resolve=True)
         trainer.logger.log_hyperparams(resolved)
     return Experiment(config, data, task, module, evaluation, trainer, folder)
+
+
+def check_runtime(config: DictConfig) -> None:
+    """Checks what Lightning would refuse late, or silently change.
+
+    Raises:
+        ConfigError: If precision, accelerator or the rounds of evaluation cannot be used.
+    """
+    precision = str(config.trainer.precision)
+    if precision not in PRECISIONS:
+        raise ConfigError(
+            f"trainer.precision={precision} is not supported (float16 would need scaled losses); "
+            f"choose {', '.join(PRECISIONS[:3])}."
+        )
+    if config.trainer.accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
+        raise ConfigError(
+            f"trainer.accelerator={config.trainer.accelerator} finds no GPU on this machine; "
+            "choose trainer=cpu or trainer=ddp."
+        )
+    if config.evaluation.every > config.rounds:
+        raise ConfigError(
+            f"evaluation.every={config.evaluation.every} is more than rounds={config.rounds}, so "
+            "that no round could be selected; evaluate more often."
+        )
 
 
 def _callbacks(
@@ -154,9 +214,7 @@ def _callbacks(
     if config.progress:
         callbacks.append(RoundProgress(evaluation))
     if config.evaluation.patience is not None:
-        monitor = f"val/{evaluation.metric}"
-        patience, mode = config.evaluation.patience, evaluation.mode
-        callbacks.append(pl.callbacks.EarlyStopping(monitor, patience=patience, mode=mode))
+        callbacks.append(Patience(evaluation, config.evaluation.patience))
     return callbacks
 
 

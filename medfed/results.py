@@ -24,7 +24,7 @@ from medfed.run_folder import (
     write_json,
     write_text,
 )
-from medfed.tracking import log_figures
+from medfed.tracking import close, log_figures
 
 if TYPE_CHECKING:
     from medfed.experiment import Experiment
@@ -66,6 +66,7 @@ def write(experiment: Experiment) -> dict[str, Any]:
         write_json(folder / "summary.json", summary)
         pictures = draw_run(experiment)
         log_figures(experiment.trainer.logger, pictures)
+        close(experiment.trainer.logger)
         print_summary(summary, folder)
     return summary
 
@@ -102,8 +103,8 @@ def print_summary(summary: dict[str, Any], folder: Path, console: Console | None
     console = console or wide_console()
     columns = [n for n in next(iter(summary["clients"].values())) if "/" not in n]
     table = Table(
-        title=f"{summary['name']}, {summary['algorithm']}: {summary.get('split', 'test')} metrics of round "
-        f"{(summary['selected_round'] or 0) + 1} of {summary['rounds']} "
+        title=f"{summary['name']}, {summary['algorithm']}: {summary.get('split', 'test')} metrics "
+        f"of round {(summary['selected_round'] or 0) + 1} of {summary['rounds']} "
         f"(selected by validation {summary['selection'][0]})"
     )
     for name in ("client", *columns, "steps", "up", "down"):

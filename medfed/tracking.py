@@ -48,3 +48,9 @@ def log_figures(logger: Logger | bool | None, figures: Mapping[str, Figure | Pat
         for name, figure in figures.items():
             image = str(figure) if isinstance(figure, Path) else figure
             logger.log_image(key=name, images=[image])
+
+
+def close(logger: Logger | bool | None) -> None:
+    """Ends the W&B run, so that its process does not outlive the run; others have nothing open."""
+    if isinstance(logger, WandbLogger):
+        logger.experiment.finish()

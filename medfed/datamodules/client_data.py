@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from medfed.datamodules.seeding import derive_seed, torch_rng
-from medfed.errors import DataError
+from medfed.errors import ConfigError, DataError
 
 Batch = dict[str, Tensor]
 Split = Literal["train", "val", "test"]
@@ -64,6 +64,7 @@ class ClientData:
 
     Raises:
         DataError: If there is no training sample.
+        ConfigError: If a batch size is below 1.
     """
 
     id: str
@@ -81,6 +82,11 @@ class ClientData:
             raise DataError(
                 f"Client {self.id} has no training data; give it patients or leave it out of the "
                 "partition."
+            )
+        if self.batch_size < 1 or self.eval_batch_size < 1:
+            raise ConfigError(
+                f"data.batch_size={self.batch_size} and data.eval_batch_size="
+                f"{self.eval_batch_size} must be at least 1."
             )
 
     @property

@@ -12,11 +12,11 @@ import torch
 from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor, nn
 
-from medfed.errors import CheckpointError
+from medfed.errors import CheckpointError, NonFiniteError
 from medfed.federation.channel import Packet
 from medfed.federation.client import Batch
 from medfed.federation.collect import gather_named, rank, world_size
-from medfed.federation.federation import Federation, Round
+from medfed.federation.federation import Federation, Round, naming
 from medfed.federation.schedule import (
     EvaluationTasks,
     RoundTasks,
@@ -64,6 +64,7 @@ class FederatedModule(pl.LightningModule):
         self.next_round = 0
         self.open_round: Round | None = None
         self.packets: dict[str, Packet] = {}
+        self.failures: dict[str, str] = {}
         self.evaluations: dict[str, dict[str, float]] = {}
         self.test_split: EvalSplit = "test"
 
@@ -124,7 +125,13 @@ class FederatedModule(pl.LightningModule):
         """Runs one client's task and keeps its encoded reply until the phase closes."""
         current = self.open_round
         if current is not None and batch.client is not None and batch.client in current.recipients:
-            self.packets[batch.client] = current.fit(batch.client)
+            try:
+                self.packets[batch.client] = current.fit(batch.client)
+            except NonFiniteError as error:
+                if world_size() == 1:
+                    raise
+                # The other ranks wait for replies: they hear of it where the phase closes.
+                self.failures[batch.client] = str(error)
 
     def validation_step(self, batch: Task, batch_idx: int) -> None:
         """Evaluates one client's personal model on its validation split."""
@@ -136,7 +143,8 @@ class FederatedModule(pl.LightningModule):
 
     def _evaluate(self, client: str | None, split: EvalSplit) -> None:
         if client is not None:
-            self.evaluations[client] = self.evaluate_client(client, split)
+            with naming(client, self.next_round - 1, "evaluation"):
+                self.evaluations[client] = self.evaluate_client(client, split)
 
     def evaluate_client(self, client: str, split: EvalSplit) -> dict[str, float]:
         """Returns the metrics of a client's personal model on one of its splits."""
@@ -150,12 +158,21 @@ class FederatedModule(pl.LightningModule):
 
         Returns:
             Whether another phase of the round is open.
+
+        Raises:
+            NonFiniteError: On every rank, if a client of any rank failed.
         """
         assert self.open_round is not None
         if world_size() > 1:
-            raw = {c: packet.to_bytes() for c, packet in self.packets.items()}
+            raw = {f"reply/{c}": packet.to_bytes() for c, packet in self.packets.items()}
+            raw |= {f"failure/{c}": text.encode() for c, text in self.failures.items()}
             gathered = gather_named(raw, self.device)
-            self.packets = {c: Packet.from_bytes(data) for c, data in gathered.items()}
+            for client in self.open_round.recipients:
+                if failure := gathered.get(f"failure/{client}"):
+                    raise NonFiniteError(failure.decode())
+            self.packets = {
+                c: Packet.from_bytes(gathered[f"reply/{c}"]) for c in self.open_round.recipients
+            }
         is_open = self.open_round.exchange(self.packets)
         self.packets = {}
         return is_open

@@ -92,12 +92,13 @@ class TaskModule(pl.LightningModule):
 
     def forward(self, image: Tensor) -> Tensor:
         """Returns the network's logits of a batch of images or features."""
-        logits: Tensor = self.network(image)
+        # Data are float32; a network in double precision is given double.
+        logits: Tensor = self.network(image.to(next(self.network.parameters()).dtype))
         return logits
 
     def loss(self, batch: Batch) -> Tensor:
         """Returns the scalar training loss of a batch, the only thing federated training calls."""
-        return self.criterion(self.network(batch["image"]), batch["label"])
+        return self.criterion(self.forward(batch["image"]), batch["label"])
 
     def logits(self, batch: Batch) -> Tensor:
         """Returns the logits of an evaluation batch, which may be larger than training patches."""

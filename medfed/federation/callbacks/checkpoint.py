@@ -51,6 +51,9 @@ class RoundCheckpoint(Checkpoint):
             return
         path = self.folder / f"round_{number:05d}.ckpt"
         partial = path.with_suffix(".partial")
+        if trainer.is_global_zero:
+            # After a kill it may be one file with the best checkpoint.
+            partial.unlink(missing_ok=True)
         trainer.save_checkpoint(partial)
         if trainer.is_global_zero:
             if best:
