@@ -116,7 +116,7 @@ class SimilarityGraph:
         else:
             make = {"complete": complete_edges, "star": star_edges, "ring": ring_edges}
             edges = make[self.kind](len(clients))
-        return {"edges": edges, "distance": torch.ones(len(edges), dtype=torch.float64)}
+        return {"edges": edges, "distance": torch.zeros(len(edges), dtype=torch.float64)}
 
     def _nearest(self, clients: Sequence[str], sketches: Mapping[str, Tensor]) -> Tensors:
         known = [i for i, c in enumerate(clients) if c in sketches]
