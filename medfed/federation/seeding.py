@@ -39,5 +39,9 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
     """
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)
+        if device.type == "cpu":
+            # torch.manual_seed would also format a stack trace for a GPU that is not in use.
+            torch.default_generator.manual_seed(seed)
+        else:
+            torch.manual_seed(seed)
         yield

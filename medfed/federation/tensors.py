@@ -134,10 +134,13 @@ def cut(flat: Tensor, layout: Layout) -> Tensors:
     sizes = [math.prod(shape) for _, shape, _ in layout]
     if sum(sizes) != flat.numel():
         raise ValueError(f"{flat.numel()} elements cannot fill {sum(sizes)} places.")
-    return {
-        name: piece.view(shape).to(getattr(torch, dtype))
-        for (name, shape, dtype), piece in zip(layout, flat.split(sizes), strict=True)
-    }
+    tensors = {}
+    own = str(flat.dtype).removeprefix("torch.")
+    for (name, shape, dtype), piece in zip(layout, flat.split(sizes), strict=True):
+        # Most entries of a deep network are vectors of one type: the pieces as they are.
+        shaped = piece if len(shape) == 1 else piece.view(shape)
+        tensors[name] = shaped if dtype == own else shaped.to(getattr(torch, dtype))
+    return tensors
 
 
 def select(tensors: Mapping[str, Tensor], names: Iterable[str]) -> Tensors:
