@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from medfed.federation.callbacks.evaluation import Record
@@ -50,7 +51,7 @@ def method_curves(
     left.set(title="mean over clients", xlabel="round", ylabel=f"validation {label_of(metric)}")
     right.set(title="worst client", xlabel="round")
     for axes in (left, right):
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(alpha=0.3)
     title = "band: range over seeds" if several else None
     right.legend(
@@ -142,6 +143,7 @@ def cost_scatter(points: Mapping[str, Sequence[tuple[float, float]]], metric: st
         axes.set_xlim(left=-sent[0] / 6)
     else:
         axes.set_xlim(-0.04 * max(sent, default=1), 1.08 * max(sent, default=1))
+        axes.xaxis.set_major_locator(MaxNLocator(6))
     axes.margins(y=0.12)
     axes.xaxis.set_major_formatter(lambda count, _: size(round(count)))
     axes.set(

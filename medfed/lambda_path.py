@@ -26,6 +26,7 @@ from medfed.federation.callbacks.checkpoint import last_whole
 from medfed.runs import Run, differences
 
 _STRENGTH = "algorithm.strength"
+_SHORTEST = 3  # strengths that make a path
 _SLACK = 1e-6  # relative: how far a solver's tolerance may lift the coupling
 
 
@@ -109,7 +110,7 @@ class LambdaPath:
 
 
 def lambda_path(comparison: Comparison) -> LambdaPath | None:
-    """Reads the longest λ path among the methods, or returns None where no λ was varied.
+    """Reads the longest λ path among the methods, or returns None where no three λ are.
 
     Args:
         comparison: Methods; of several seeds the first is drawn.
@@ -118,7 +119,7 @@ def lambda_path(comparison: Comparison) -> LambdaPath | None:
         CheckpointError: If a run's last checkpoint is missing or torn.
     """
     methods = _sweep(comparison.methods)
-    if len(methods) < 2:
+    if len(methods) < _SHORTEST:
         return None
     runs = [m.runs[0] for m in methods]
     solutions = [read_solution(run) for run in runs]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from medfed.federation.callbacks.evaluation import Record
 from medfed.federation.ledger import Entry
@@ -37,7 +38,9 @@ def metric_curves(history: Sequence[Record], metric: str, selected: int | None =
     values = {(r.round, r.client): r.metrics[metric] for r in history}
     for client in clients:
         line = [values.get((n, client), math.nan) for n in rounds]
-        style = {"color": _GREY, "lw": 0.8} if many else {"lw": 1.4, "label": client}
+        style: dict[str, Any] = (
+            {"color": _GREY, "lw": 0.8} if many else {"lw": 1.4, "label": client}
+        )
         axes.plot([n + 1 for n in rounds], line, marker="." if len(rounds) < 30 else None, **style)
     table = np.array([[values.get((n, c), math.nan) for c in clients] for n in rounds])
     known = ~np.all(np.isnan(table), axis=1)
@@ -47,7 +50,7 @@ def metric_curves(history: Sequence[Record], metric: str, selected: int | None =
     if selected is not None:
         axes.axvline(selected + 1, color="black", lw=0.8, ls=":", label="selected round")
     axes.set(xlabel="round", ylabel=f"validation {metric}")
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     return figure

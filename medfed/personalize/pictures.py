@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -91,6 +92,7 @@ def coupling_path(
     plane.legend(
         fontsize=9.5, loc="upper center", bbox_to_anchor=(0.5, -0.1), frameon=False, ncols=5
     )
+    plane.margins(0.08)
     plane.grid(alpha=0.25)
     norm = "∞" if np.isinf(p) else f"{p:g}"
     upper = figure.add_subplot(grid[0, 1])
@@ -155,6 +157,7 @@ def _name_strengths(axes: Any, strengths: Floats, places: Floats) -> None:
             va="bottom" if above else "top",
             fontsize=9,
             zorder=5,
+            path_effects=[withStroke(linewidth=3, foreground="white")],
         )
         taken[above] = place
 

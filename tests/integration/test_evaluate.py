@@ -1,0 +1,127 @@
+"""scripts/evaluate.py measures what training measured, and leaves the run as it was."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from medfed.config import load
+from medfed.errors import CheckpointError, ConfigError
+from medfed.evaluation import evaluate_run
+from medfed.experiment import train
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = ("experiment=clinical_pfednet", "rounds=2", "local.steps=2", "logger=none")
+
+
+@pytest.fixture(scope="module")
+def finished_run(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("evaluate") / "run"
+    train(load([*SMALL, "progress=false", f"folder={folder}"]))
+    return folder
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    files = (p for p in folder.rglob("*") if p.is_file())
+    return {str(p.relative_to(folder)): p.read_bytes() for p in files}
+
+
+@pytest.fixture
+def copy(finished_run, tmp_path) -> Path:
+    shutil.copytree(finished_run, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def test_the_test_split_gives_the_summary_again_and_nothing_else_changes(copy):
+    before = contents(copy)
+    summary = json.loads((copy / "summary.json").read_text())
+    evaluate_run(copy)
+    after = contents(copy)
+    written = json.loads(after.pop("evaluation_test.json"))
+    assert after == before
+    assert written["clients"] == summary["clients"]
+    assert written["federation"] == summary["federation"]
+    assert written["selected_round"] == summary["selected_round"]
+
+
+def test_validation_metrics_are_those_that_selected_the_round(copy):
+    measured = evaluate_run(copy, "val")
+    lines = [line.split(",") for line in (copy / "metrics.csv").read_text().splitlines()]
+    column = lines[0].index("balanced_accuracy")
+    best = str(measured["selected_round"])
+    recorded = {row[1]: float(row[column]) for row in lines if row[0] == best and row[2] == "val"}
+    assert {c: m["balanced_accuracy"] for c, m in measured["clients"].items()} == recorded
+
+
+def test_all_rounds_stay_in_the_record(finished_run):
+    rows = [line.split(",") for line in (finished_run / "metrics.csv").read_text().splitlines()]
+    assert {row[0] for row in rows if row[2] == "val"} == {"0", "1"}
+
+
+def test_an_unknown_split_is_named(copy):
+    with pytest.raises(ConfigError, match=r"Unknown split=vall \(did you mean val"):
+        evaluate_run(copy, "vall")
+
+
+def test_a_folder_without_a_run(tmp_path):
+    with pytest.raises(CheckpointError, match="is no run folder"):
+        evaluate_run(tmp_path)
+
+
+def test_an_unfinished_run(copy):
+    (copy / "summary.json").unlink()
+    with pytest.raises(CheckpointError, match="has not finished"):
+        evaluate_run(copy)
+
+
+def test_a_torn_checkpoint(copy):
+    best = copy / "checkpoints" / "best.ckpt"
+    best.write_bytes(best.read_bytes()[:-10])
+    with pytest.raises(CheckpointError, match="missing or torn"):
+        evaluate_run(copy)
+
+
+def test_a_torn_record(copy):
+    (copy / "splits.json").write_text("{")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        evaluate_run(copy)
+
+
+def test_changed_patients(copy):
+    splits = json.loads((copy / "splits.json").read_text())
+    splits["clients"]["hospital_0"]["test"].pop()
+    (copy / "splits.json").write_text(json.dumps(splits))
+    with pytest.raises(CheckpointError, match="do not give the splits"):
+        evaluate_run(copy)
+
+
+def test_changed_files(copy):
+    splits = json.loads((copy / "splits.json").read_text())
+    splits["files"] = {"table.csv": "0" * 64}
+    (copy / "splits.json").write_text(json.dumps(splits))
+    with pytest.raises(CheckpointError, match="data files are not those"):
+        evaluate_run(copy)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [([], "Name the run folder"), (["rum=x"], "did you mean run")],
+)
+def test_the_script_answers_in_one_sentence(arguments, message, tmp_path):
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "evaluate.py"), *arguments],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert not list(tmp_path.iterdir())
