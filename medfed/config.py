@@ -191,6 +191,31 @@ def build(node: Any, **kwargs: Any) -> Any:
         raise ConfigError(f"{place} cannot be used as it is: {first_line(cause)}") from error
 
 
+def quote_folders(arguments: Sequence[str], key: str) -> list[str]:
+    """Quotes the folders of one override, because those of sweeps have ``=`` in their names.
+
+    Args:
+        arguments: The command line without the program.
+        key: The override, ``key=DIR`` or ``key=[DIR,DIR]``.
+
+    Example:
+        >>> quote_folders(["run=a/0_seed=1", "split=val"], "run")
+        ['run="a/0_seed=1"', 'split=val']
+        >>> quote_folders(["runs=[a=1,b]"], "runs")
+        ['runs=["a=1","b"]']
+    """
+    quoted = []
+    for argument in arguments:
+        name, _, value = argument.partition("=")
+        if name == key and "=" in value and not {"'", '"'} & set(value):
+            if value.startswith("[") and value.endswith("]"):
+                value = "[" + ",".join(f'"{v.strip()}"' for v in value[1:-1].split(",")) + "]"
+            else:
+                value = f'"{value}"'
+        quoted.append(f"{name}={value}" if "=" in argument else argument)
+    return quoted
+
+
 def changed_keys(old: DictConfig, new: DictConfig, ignore: Sequence[str] = ()) -> list[str]:
     """Names the leaves in which two configurations differ.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import hydra
 from omegaconf import DictConfig, OmegaConf
 
-from medfed.config import CONFIG_DIR, check_overrides, one_sentence
+from medfed.config import CONFIG_DIR, check_overrides, one_sentence, quote_folders
 from medfed.errors import ConfigError
 
 # Lightning 2.6 names torch's pytree leaves in a way that newer torch deprecates.
@@ -36,6 +36,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Checks the command line, then hands over to Hydra."""
     if arguments is not None:
         sys.argv[1:] = arguments
+    sys.argv[1:] = quote_folders(sys.argv[1:], "run")
     with one_sentence():
         check_overrides(sys.argv[1:], name="evaluate")
     run()
