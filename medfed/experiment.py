@@ -64,12 +64,14 @@ def prepare(config: DictConfig) -> tuple[FederatedDataModule, TaskModule]:
     data.setup()
     if rank() == 0:
         _log.info("%s", data.description)
+    spatial_dims = getattr(data, "spatial_dims", 2)
     facts = {
         "in_channels": data.in_channels,
         "out_channels": data.num_classes,
         "regions": list(data.class_names),
-        "spatial_dims": getattr(data, "spatial_dims", 2),
-        "patch_size": getattr(data, "patch_size", None),
+        "spatial_dims": spatial_dims,
+        # Slices pass the network whole; volumes, whose depth rarely suits it, window by window.
+        "patch_size": getattr(data, "size", None) if spatial_dims == 3 else None,
     }
     with open_dict(config):
         for key, value in facts.items():
@@ -84,25 +86,29 @@ def prepare(config: DictConfig) -> tuple[FederatedDataModule, TaskModule]:
 
 
 def try_model(task: TaskModule, data: FederatedDataModule) -> None:
-    """Computes the loss of one batch, so that a model which does not fit stops nothing half-way.
+    """Computes one loss and one evaluation, so that a model which does not fit fails at once.
 
     Raises:
-        ConfigError: If the model cannot take a training batch.
+        ConfigError: If the model cannot take a training batch or an evaluation image.
     """
     client = next(iter(data.clients.values()))
     batch = next(iter(client.train_batches(0)))
-    training = task.network.training
+    flags = {m: m.training for m in task.network.modules()}
     task.network.eval()
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             task.loss(batch)
+            if getattr(task, "patch_size", ()) is None:  # whole images are segmented at once
+                batch = next(iter(client.eval_batches("val")), batch)
+                task.evaluate([{name: values[:1] for name, values in batch.items()}])
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         shapes = " and ".join(f"{k} {tuple(batch[k].shape)}" for k in ("image", "label"))
         raise ConfigError(
             f"The model cannot take the batches of these data ({shapes}): {first_line(error)}; "
-            "choose another model, or another data.patch_size."
+            "choose another model or data.patch_size, or set patch_size for sliding windows."
         ) from error
-    task.network.train(training)
+    for module, training in flags.items():
+        module.training = training
 
 
 def federate(

@@ -1,0 +1,89 @@
+"""Runs of the shipped experiments, made small."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from medfed.config import load
+from medfed.experiment import Experiment, train
+
+ROOT = Path(__file__).resolve().parents[2]
+CLINICAL = (
+    "experiment=clinical_pfednet",
+    "rounds=3",
+    "local.steps=2",
+    "logger=none",
+    "progress=false",
+)
+
+
+IMAGING = (
+    "experiment=brats_pfednet",
+    "rounds=2",
+    "local.steps=2",
+    "logger=none",
+    "progress=false",
+    "data.patch_size=[16,16]",
+    "data.patches_per_patient=4",
+    "data.batch_size=4",
+    "model.network.channels=[4,8]",
+    "model.network.strides=[2]",
+)
+
+
+def imaging(root: Path, hospitals: int = 2) -> tuple[str, ...]:
+    """The imaging experiment on a cohort of a few small heads, generated once below ``root``."""
+    return (
+        *IMAGING,
+        f"data.root={root}",
+        f"data.generated.hospitals={hospitals}",
+        "data.generated.patients=4",
+        "data.generated.shape=[32,32,8]",
+        "data.val_fraction=0.25",
+        "data.test_fraction=0.25",
+    )
+
+
+def run(folder: Path, *overrides: str) -> tuple[dict[str, Any], Experiment]:
+    """Runs an experiment in this process; what it leaves is in ``folder``."""
+    return train(load([*overrides, f"folder={folder}"]))
+
+
+def resume(folder: Path, *overrides: str) -> tuple[dict[str, Any], Experiment]:
+    """Continues a run in this process."""
+    return run(folder, *overrides, f"resume={folder}")
+
+
+def script(*overrides: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """Runs ``scripts/train.py`` as a user does."""
+    return subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "train.py"), *overrides],
+        cwd=cwd,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+def outcome(folder: Path) -> dict[str, Any]:
+    """What two equal runs have in common, byte for byte."""
+    models = sorted((folder / "models").glob("*.safetensors"))
+    return {
+        "hashes": json.loads((folder / "hashes.json").read_text()),
+        "metrics": (folder / "metrics.csv").read_text(),
+        "ledger": (folder / "ledger.csv").read_text(),
+        "summary": json.loads((folder / "summary.json").read_text()),
+        "models": {p.name: p.read_bytes() for p in models},
+    }
+
+
+def left_in(folder: Path) -> list[str]:
+    """The files below a folder."""
+    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())

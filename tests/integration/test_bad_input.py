@@ -1,0 +1,315 @@
+"""Whatever a user gets wrong is answered in one sentence, and nothing half-written is left."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import sys
+
+import pytest
+import torch
+
+from medfed.config import check_overrides, load, one_sentence
+from medfed.datamodules.generated import BratsCohort
+from medfed.errors import CheckpointError, ConfigError, DataError, MedfedError, NonFiniteError
+from medfed.federation.callbacks.checkpoint import is_whole, last_whole, rounds_in
+from medfed.federation.local_client import LocalClient
+from medfed.models.risk import RiskTask
+from tests.integration.runs import CLINICAL, imaging, left_in, outcome, resume, run, script
+
+EDGES = "algorithm.graph.kind=edges algorithm.graph.edges="
+CASES = {
+    # Options, keys and values that do not exist
+    "algorithm=pfednett": "Unknown algorithm 'pfednett' (did you mean pfednet",
+    "data=breast": "Unknown data 'breast' (did you mean brats, breast_cancer?); choose one of",
+    "codec@codec.up=fp16": "Unknown codec 'fp16' (did you mean fp64, fp32?)",
+    "codec.up=fp16": "codec.up=fp16 would replace a whole section; choose an option by codec@",
+    "codec=fp32": "'codec' is no group; set codec.up, codec.down, such as codec@codec.up=fp32",
+    "local=3": "local=3 would replace a whole section; set one of its keys",
+    "algoritm=fedavg": "Unknown key 'algoritm' (did you mean algorithm",
+    "round=3": "Unknown key 'round' (did you mean rounds",
+    "local.step=3": "Unknown key 'local.step' (did you mean steps?); local has steps, epochs,",
+    "algorithm.graph.neighbors=2": "'algorithm.graph.neighbors' (did you mean neighbours?)",
+    "+trainer.gpus=1": "trainer cannot be used as it is: Trainer.__init__() got an unexpected",
+    "+optimizer.foo=1": "scheduler cannot be used as it is: SGD.__init__() got an unexpected",
+    "algorithm.weighting=sample": "algorithm.weighting='sample' is unknown; choose samples or",
+    "buffers=average": "buffers='average' is unknown; choose one of averaged, local, frozen.",
+    "algorithm.p=3": "p is 3, but a norm here has p = 1, 2 or inf",
+    "algorithm.graph.kind=knnn": "algorithm.graph.kind='knnn' is unknown (did you mean knn?)",
+    "algorithm.graph.sketch=datas": "sketch='datas' is unknown (did you mean data?)",
+    "algorithm.z_step=half": "algorithm.z_step='half' is unknown; choose scaled or literal",
+    "local.optimizer_state=old": "local.optimizer_state must be fresh or kept, not 'old'",
+    "model.selection=[auroc2,max]": "Unknown selection metric 'auroc2' (did you mean auroc",
+    # Numbers that cannot be
+    "rounds=0": "rounds must be a whole number of at least 1, not 0.",
+    "rounds=many": "rounds must be a whole number of at least 1, not many.",
+    "seed=null": "seed must be a whole number of at least 0, not None.",
+    "threads=0": "threads must be a whole number of at least 1, not 0.",
+    "evaluation.patience=0": "evaluation.patience must be a whole number of at least 1 or null,",
+    "evaluation.every=4": "evaluation.every=4 is more than rounds=3, so that no round could",
+    "checkpoint.every=0.5": "checkpoint.every must be a whole number of at least 1, not 0.5.",
+    "local.steps=0": "local.steps and local.epochs must be at least 1.",
+    "local.steps=many": "local.steps must be a whole number or null, not 'many'.",
+    "local.clip=0": "local.clip must be positive or null, not 0",
+    "cohort.fraction=half": "cohort.fraction must be a number, not 'half'.",
+    "algorithm.strength=-1": "algorithm.strength must not be negative, not -1",
+    "algorithm=fedprox algorithm.mu=big": "algorithm.mu must be a number, not 'big'.",
+    "optimizer.lr=-1": "The optimizer or its scheduler cannot be used as it is: Invalid learning",
+    "scheduler=step scheduler.step_size=0": "scheduler cannot be used as it is: integer modulo",
+    "data.batch_size=0": "data.batch_size=0 and data.eval_batch_size=1024 must be at least 1.",
+    "trainer.devices=0": "trainer cannot be used as it is: `Trainer(devices=0)`",
+    "trainer.precision=16-mixed": "trainer.precision=16-mixed is not supported (float16 would",
+    # Names that fit nothing
+    "algorithm.personal=network.linear": "The personal pattern 'network.linear' matches no "
+    "parameter (did you mean linear.*?).",
+    f"{EDGES}[[hospital_0,hospital_1],[hospital_1,hospital_9]]": "The graph names client "
+    "'hospital_9', which does not take part (did you mean hospital_4",
+    f"{EDGES}[[hospital_0,hospital_1],[hospital_1,hospital_2]]": "The graph lacks client "
+    "'hospital_3' and 1 more",
+    "algorithm.graph.kind=edges": "algorithm.graph.edges goes with algorithm.graph.kind=edges.",
+    "cohort.clients=[hospital_9]": "cohort.clients names 'hospital_9', which is no client (did",
+    "cohort.clients=[]": "cohort.clients is an empty list; name a client or set it to null.",
+    "algorithm=fedbn": "personal=normalization finds no normalisation layer with parameters",
+    # Data
+    "data=csv data.path=/no/such.csv": "/no/such.csv does not exist; set data.path to a CSV file.",
+    "data=csv": "data.path has no value yet; set it by data.path=VALUE.",
+    "partition=round_robin partition.num_clients=570": "num_clients=570 does not fit 569 patients",
+    "partition.num_clients=570": "do not suffice for 570 clients of 1 samples",
+    "partition=centre": "has no centre; name the centres in the data configuration",
+    "model=densenet_bc": "The model cannot take the batches of these data (image (32, 30)",
+}
+
+
+def one(sentence: str) -> bool:
+    return "\n" not in sentence and "Traceback" not in sentence and len(sentence) < 400
+
+
+@pytest.mark.parametrize(("overrides", "message"), CASES.items())
+def test_clinical(overrides, message, tmp_path):
+    folder = tmp_path / "run"
+    with pytest.raises(MedfedError) as caught:
+        run(folder, *CLINICAL, *overrides.split())
+    assert message in str(caught.value)
+    assert one(str(caught.value))
+    assert not folder.exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_no_gpu(tmp_path):
+    with pytest.raises(ConfigError, match="accelerator=gpu finds no GPU on this machine; choose"):
+        run(tmp_path / "run", *CLINICAL, "trainer=gpu")
+    assert not (tmp_path / "run").exists()
+
+
+IMAGING = {
+    "data.path=/no/such/folder": "/no/such/folder/dataset.json does not exist; set data.path to a",
+    "partition.preset=lack_k partition.channel=FLARE partition.clients=[0]": "Unknown channel "
+    "FLARE; known: FLAIR, T1w, T1gd, T2w (did you mean FLAIR?).",
+    "partition.preset=rotat": "Unknown partition.preset=rotat; known: none, lack_k, rotate",
+    "partition.preset=lack_k partition.channel=T1w partition.clients=[bern]": "Unknown client "
+    "bern; known: hospital_0, hospital_1",
+    "data.reader.channels=[FLAIR,T9]": "Unknown channel T9; known: FLAIR, T1w, T1gd, T2w",
+    "data.reader.regions=[hole]": "Unknown region hole; known: whole, core, enhancing",
+    "partition.assignment.centres=[Bern]": "Unknown centre Bern; known: hospital_0, hospital_1",
+    "data.patch_size=[15,16]": "The model cannot take the batches of these data (image (4, 4, 15",
+    "data.generated.shape=[33,32,8]": "4, 33, 32)): ",
+    "data.spatial_dims=3": "does not fit data.spatial_dims=3",
+    "algorithm.personal=up": "The personal pattern 'up' matches no parameter; the parameters are",
+}
+
+
+@pytest.mark.parametrize(("overrides", "message"), IMAGING.items())
+def test_imaging(overrides, message, tmp_path, cohort_root):
+    folder = tmp_path / "run"
+    with pytest.raises(MedfedError) as caught:
+        run(folder, *imaging(cohort_root), *overrides.split())
+    assert message in str(caught.value)
+    assert one(str(caught.value))
+    assert not folder.exists()
+
+
+def test_a_truncated_volume_is_named(tmp_path, cohort_root):
+    cohort = BratsCohort(hospitals=2, patients=4, shape=(32, 32, 8)).ensure(cohort_root)[0]
+    path = tmp_path / "copy"
+    shutil.copytree(cohort, path)
+    torn = sorted((path / "imagesTr").glob("*.nii.gz"))[2]
+    torn.write_bytes(torn.read_bytes()[: torn.stat().st_size // 2])
+    with pytest.raises(DataError, match=f"{torn.name} is truncated or corrupt"):
+        run(tmp_path / "run", *imaging(cohort_root), f"data.path={path}")
+    assert not (tmp_path / "run").exists()
+
+
+# A run that fails on its way, and checkpoints that are not as they were.
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("straight") / "run"
+    run(folder, *CLINICAL)
+    return folder
+
+
+def bad_loss(monkeypatch):
+    loss, calls = RiskTask.loss, []
+
+    def broken(self, batch):
+        calls.append(1)
+        # One forward pass tries the model; a round has 5 clients with 2 steps.
+        return loss(self, batch) * (float("nan") if len(calls) == 1 + 10 + 2 * 2 + 1 else 1.0)
+
+    monkeypatch.setattr(RiskTask, "loss", broken)
+
+
+def bad_reply(monkeypatch):
+    train = LocalClient.train
+
+    def broken(self, start, **options):
+        end = train(self, start, **options)
+        if (self.id, self._round) == ("hospital_2", 1):
+            end = {n: t / 0 for n, t in end.items()}
+        return end
+
+    monkeypatch.setattr(LocalClient, "train", broken)
+
+
+@pytest.mark.parametrize(
+    ("damage", "what"),
+    [
+        (bad_loss, "the training loss became NaN or infinite; lower optimizer.lr or set local."),
+        (bad_reply, "personal/linear.weight holds NaN or infinity"),
+    ],
+)
+def test_a_number_that_is_not_finite_stops_the_round(damage, what, tmp_path, straight):
+    folder = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        damage(patch)
+        with pytest.raises(NonFiniteError) as caught:
+            run(folder, *CLINICAL)
+    assert str(caught.value).startswith(f"Client hospital_2, round 1, phase personal: {what}")
+    assert one(str(caught.value))
+    # The round before is whole, and the run goes on from there as if nothing had happened.
+    good = last_whole(folder / "checkpoints")
+    assert good is not None
+    assert good.name == "round_00000.ckpt"
+    assert torch.load(good, weights_only=True)["federation"]["next_round"] == 1
+    assert not any("partial" in name or "summary" in name for name in left_in(folder))
+    resume(folder, *CLINICAL)
+    assert outcome(folder) == outcome(straight)
+
+
+def tear(path):
+    path.write_bytes(path.read_bytes()[:-50])
+
+
+def test_the_checkpoint_before_a_torn_one_is_used(tmp_path, straight, caplog):
+    folder = tmp_path / "run"
+    shutil.copytree(straight, folder)
+    tear(rounds_in(folder / "checkpoints")[-1])
+    with caplog.at_level(logging.WARNING):
+        resume(folder, *CLINICAL)
+    assert "round_00002.ckpt is torn or unfinished; the checkpoint before it is used" in caplog.text
+    assert outcome(folder) == outcome(straight)
+
+
+def test_only_torn_checkpoints(tmp_path, straight):
+    folder = tmp_path / "run"
+    shutil.copytree(straight, folder)
+    for path in rounds_in(folder / "checkpoints"):
+        tear(path)
+    with pytest.raises(CheckpointError, match=r"Every checkpoint in .* is torn; start the run"):
+        resume(folder, *CLINICAL)
+
+
+def test_a_checkpoint_of_another_federation(tmp_path, straight):
+    folder = tmp_path / "run"
+    other = ("partition.num_clients=4", "algorithm.graph.neighbours=2")
+    run(folder, *CLINICAL, "rounds=1", *other)
+    checkpoint = rounds_in(straight / "checkpoints")[0]
+    shutil.rmtree(folder / "checkpoints")
+    shutil.copytree(checkpoint.parent, folder / "checkpoints")
+    with pytest.raises(CheckpointError, match=r"is of PFedNet with the clients .*_4, the run is"):
+        resume(folder, *CLINICAL, "rounds=1", *other)
+
+
+def test_a_changed_configuration(straight, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(straight, folder)
+    before = left_in(folder)
+    with pytest.raises(CheckpointError, match=r"another configuration \(local.steps: 2 -> 3\); re"):
+        resume(folder, *CLINICAL, "local.steps=3")
+    assert left_in(folder) == before
+    assert all(is_whole(p) for p in rounds_in(folder / "checkpoints"))
+
+
+def test_a_folder_that_is_no_run(tmp_path):
+    with pytest.raises(CheckpointError, match=r"is no run folder \(it has no config.yaml\)"):
+        check_overrides([f"resume={tmp_path / 'nowhere'}"])
+    with pytest.raises(CheckpointError, match=r"is no run folder \(it has no config.yaml\)"):
+        resume(tmp_path / "nowhere", *CLINICAL)
+    assert not (tmp_path / "nowhere").exists()
+
+
+# The command line itself.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["algorithm=fedavgg"], "Unknown algorithm 'fedavgg' (did you mean fedavg"),
+        (["resume=nowhere"], "resume=nowhere is no run folder (it has no config.yaml)"),
+        (["-m", "algorithm=fedavg,fedprx"], "Unknown algorithm 'fedprx' (did you mean fedprox"),
+        (["rounds"], "The command line cannot be read"),
+    ],
+)
+def test_mistakes_are_answered_before_hydra_starts(arguments, message, tmp_path):
+    done = script(*arguments, cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.startswith(f"error: {message}")
+    assert done.stderr.count("\n") == 1
+    assert left_in(tmp_path) == []
+
+
+def test_a_sweep_over_ranks_is_refused(tmp_path):
+    done = script("-m", *CLINICAL, "seed=0,1", "trainer=ddp", cwd=tmp_path)
+    assert done.returncode == 1
+    lines = [line for line in done.stderr.splitlines() if line]
+    assert lines == [
+        "error: -m cannot be combined with trainer.devices=2; sweep with one rank per run, or "
+        "start the runs one by one."
+    ]
+    assert "Traceback" not in done.stdout
+
+
+def test_a_loss_that_is_not_finite_ends_every_rank(tmp_path):
+    folder = tmp_path / "run"
+    rates = ("optimizer.lr=0.01", "scheduler=step", "scheduler.step_size=1", "scheduler.gamma=1e40")
+    done = script(*CLINICAL, *rates, "local.steps=9", "trainer=ddp", f"hydra.run.dir={folder}")
+    assert done.returncode == 1
+    assert done.stderr == (
+        "error: Client hospital_0, round 1, phase personal: the training loss became NaN or "
+        "infinite; lower optimizer.lr or set local.clip.\n"
+    )
+    good = last_whole(folder / "checkpoints")
+    assert good is not None
+    assert good.name == "round_00000.ckpt"
+    assert not (folder / "summary.json").exists()
+
+
+def test_the_sentence_and_the_exit_code(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    with pytest.raises(SystemExit) as stopped, one_sentence():
+        load(["rouds=1"])
+    assert stopped.value.code == 1
+    assert capsys.readouterr().err.startswith("error: Unknown key 'rouds' (did you mean rounds")
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    with pytest.raises(ConfigError, match="Unknown key 'rouds'"), one_sentence():
+        load(["rouds=1"])
+
+
+def test_ranks_do_not_repeat_what_stops_them_all(capsys, monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    for error, said in ((NonFiniteError("a"), ""), (DataError("b"), "error: b\n")):
+        with pytest.raises(SystemExit), one_sentence():
+            raise error
+        assert capsys.readouterr().err == said

@@ -1,0 +1,256 @@
+"""Every switch of a run does what it says, on small runs of the shipped experiments."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+from collections import defaultdict
+from functools import partial
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from medfed.federation.callbacks.checkpoint import last_whole
+from medfed.federation.reference import run_reference
+from medfed.federation.training import LocalTrainer
+from medfed.models.classification import ClassificationTask
+from medfed.models.networks import densenet_bc
+from medfed.personalize.fedavg import FedAvg
+from tests.integration.runs import (
+    CLINICAL,
+    IMAGING,
+    ROOT,
+    imaging,
+    left_in,
+    outcome,
+    resume,
+    run,
+    script,
+)
+from tests.toys import ToyData, toy_federation
+
+SHARED = Path(os.environ.get("MEDFED_SHARED", ROOT.parent / "shared"))
+SIX = SHARED / "data" / "brats2018"
+
+
+def models(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
+    paths = sorted((folder / "models").glob("*.safetensors"))
+    return {p.stem: safetensors.torch.load_file(p) for p in paths}
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+# Rounds
+
+
+def test_early_stopping_and_its_resume(tmp_path):
+    folder = tmp_path / "run"
+    patient = (*CLINICAL, "rounds=6", "optimizer.lr=0", "evaluation.patience=1")
+    summary, _ = run(folder, *patient)
+    assert summary["rounds"] == 2  # the second evaluation is no better than the first
+    assert summary["selected_round"] == 0
+    straight = outcome(folder)
+    for name in ("summary.json", "hashes.json", "metrics.csv", "ledger.csv"):
+        (folder / name).unlink()
+    shutil.rmtree(folder / "models")
+    resume(folder, *patient)
+    assert outcome(folder) == straight
+
+
+def test_evaluation_of_every_second_round(tmp_path):
+    summary, experiment = run(tmp_path, *CLINICAL, "rounds=5", "evaluation.every=2")
+    assert {r.round for r in experiment.evaluation.history} == {1, 3}
+    assert summary["selected_round"] in (1, 3)
+    assert summary["rounds"] == 5
+
+
+def test_a_fraction_of_the_clients(tmp_path):
+    _, experiment = run(tmp_path, *CLINICAL, "algorithm=fedavg", "cohort.fraction=0.5")
+    cohorts = defaultdict(set)
+    for entry in experiment.module.federation.ledger.entries:
+        if entry.phase == "fit":
+            cohorts[entry.round].add(entry.client)
+    assert [len(cohorts[n]) for n in range(3)] == [3, 3, 3]
+    assert len({frozenset(c) for c in cohorts.values()}) > 1
+
+
+# Steps
+
+
+def test_a_schedule_over_rounds(tmp_path, monkeypatch):
+    used, train = defaultdict(set), LocalTrainer.run
+
+    def spy(self, data, start, key, rate, **options):
+        used[key[0]].add(rate)
+        return train(self, data, start, key, rate, **options)
+
+    monkeypatch.setattr(LocalTrainer, "run", spy)
+    schedule = ("scheduler=step", "scheduler.step_size=2", "scheduler.gamma=0.5")
+    run(tmp_path, *CLINICAL, *schedule, "optimizer.lr=0.2")
+    assert dict(used) == {0: {0.2}, 1: {0.2}, 2: {0.1}}
+
+
+def test_adam_whose_state_is_kept(tmp_path):
+    adam = (*CLINICAL, "algorithm=fedavg", "optimizer=adam")
+    kept = ("local.optimizer_state=kept", "local.steps=2")
+    run(tmp_path / "kept", *adam, *kept)
+    run(tmp_path / "fresh", *adam)
+    assert outcome(tmp_path / "kept")["hashes"] != outcome(tmp_path / "fresh")["hashes"]
+    checkpoint = last_whole(tmp_path / "kept" / "checkpoints")
+    assert checkpoint is not None
+    saved = torch.load(checkpoint, weights_only=True)["federation"]["clients"]["hospital_0"]
+    (memory,) = saved["optimizers"].values()
+    assert memory["0/step"] == 3 * 2
+    assert memory["0/exp_avg"].abs().sum() > 0
+
+
+# Buffers
+
+
+@pytest.mark.parametrize("policy", ["averaged", "local", "frozen"])
+def test_buffers_of_a_unet(policy, tmp_path, cohort_root):
+    small = (*imaging(cohort_root), "rounds=1", "algorithm=fedavg")
+    run(tmp_path, *small, f"buffers={policy}")
+    left, right = models(tmp_path).values()
+    means = [n for n in left if n.endswith("running_mean")]
+    assert means
+    assert not any("num_batches_tracked" in n for n in left)
+    if policy == "frozen":
+        assert all(not left[n].any() and not right[n].any() for n in means)
+    else:
+        assert all(torch.equal(left[n], right[n]) == (policy == "averaged") for n in means)
+    assert all(torch.equal(left[n], right[n]) for n in left if n.endswith("conv.weight"))
+
+
+@pytest.mark.parametrize("policy", ["averaged", "local", "frozen"])
+def test_buffers_of_a_densenet(policy):
+    torch.manual_seed(0)
+    network = densenet_bc(
+        spatial_dims=2,
+        in_channels=1,
+        out_channels=2,
+        growth_rate=2,
+        block_config=(2, 2),
+        init_features=4,
+        stem="small",
+    )
+    task = ClassificationTask(network, partial(torch.optim.SGD, lr=0.1), num_classes=2)
+    data = [ToyData(f"c{i}", torch.randn(8, 1, 8, 8) + i, torch.arange(8) % 2, 4) for i in range(2)]
+    for client in data:
+        client.label_counts = torch.tensor([4.0, 4.0])
+    federation = toy_federation(FedAvg(), task, data, buffers=policy)[1]
+    initial = federation.clients["c0"].weights
+    run_reference(federation, 2)
+    left, right = (federation.personal_model(c.id) for c in data)
+    buffers = [n for n in left if n.endswith(("running_mean", "running_var"))]
+    assert buffers
+    for name in buffers:
+        assert torch.equal(left[name], right[name]) == (policy != "local")
+        assert torch.equal(left[name], initial[name]) == (policy == "frozen")
+
+
+# Shapes, numbers, ranks
+
+
+def test_three_dimensions_follow_the_data(tmp_path, cohort_root):
+    volumes = ("data.spatial_dims=3", "data.patch_size=[16,16,8]", "rounds=1")
+    summary, experiment = run(tmp_path, *imaging(cohort_root), *volumes)
+    assert experiment.config.spatial_dims == 3
+    assert list(experiment.config.patch_size) == [16, 16, 8]
+    assert any(t.ndim == 5 for t in models(tmp_path)["hospital_0"].values())
+    assert set(summary["clients"]) == {"hospital_0", "hospital_1"}
+    assert (tmp_path / "pictures" / "contours.png").stat().st_size > 1000
+
+
+def test_double_precision(tmp_path, cohort_root):
+    double = ("trainer.precision=64-true", "codec@codec.up=fp64", "codec@codec.down=fp64")
+    small = (*imaging(cohort_root), "rounds=1", "algorithm=fedavg")
+    wide, _ = run(tmp_path / "double", *small, *double)
+    narrow, _ = run(tmp_path / "single", *small)
+    assert {t.dtype for t in models(tmp_path / "double")["hospital_0"].values()} == {torch.float64}
+    header = 12
+    messages = len(wide["clients"])
+    assert wide["bytes"]["up"] - header * messages == 2 * (
+        narrow["bytes"]["up"] - header * messages
+    )
+    for client, metrics in narrow["clients"].items():
+        assert wide["clients"][client]["loss"] == pytest.approx(metrics["loss"], rel=1e-3)
+
+
+def test_bfloat16(tmp_path, cohort_root):
+    small = (*imaging(cohort_root), "rounds=1", "algorithm=fedavg")
+    rounded, _ = run(tmp_path / "bf16", *small, "trainer.precision=bf16-mixed")
+    exact, _ = run(tmp_path / "single", *small)
+    for client, metrics in exact["clients"].items():
+        assert rounded["clients"][client]["loss"] == pytest.approx(metrics["loss"], rel=0.05)
+        assert rounded["clients"][client]["loss"] != metrics["loss"]
+
+
+def test_ranks_with_unequal_numbers_of_clients(tmp_path, cohort_root):
+    small = imaging(cohort_root, hospitals=3)
+    run(tmp_path / "one", *small)
+    done = script(*small, "trainer=ddp", f"hydra.run.dir={tmp_path / 'two'}")
+    assert done.returncode == 0, done.stderr
+    assert outcome(tmp_path / "two") == outcome(tmp_path / "one")
+    assert len(models(tmp_path / "two")) == 3
+
+
+# The whole imaging experiment
+
+
+def test_what_a_run_leaves(tmp_path, cohort_root):
+    folder = tmp_path / "run"
+    summary, experiment = run(folder, *imaging(cohort_root))
+    files = left_in(folder)
+    clients = ["hospital_0", "hospital_1"]
+    for name in ("config.yaml", "splits.json", "metrics.csv", "hashes.json", "summary.json"):
+        assert name in files
+    assert not [name for name in files if "partial" in name]
+    versions = json.loads((folder / "versions.json").read_text())
+    assert {"commit", "python", "torch", "monai"} <= set(versions)
+    splits = json.loads((folder / "splits.json").read_text())
+    assert {c: {s: len(i) for s, i in p.items()} for c, p in splits["clients"].items()} == {
+        c: {"train": 2, "val": 1, "test": 1} for c in clients
+    }
+    ledger = rows(folder / "ledger.csv")
+    for direction in ("up", "down"):
+        total = sum(int(r["bytes"]) for r in ledger if r["direction"] == direction)
+        assert total == summary["bytes"][direction] > 0
+    assert json.loads((folder / "summary.json").read_text()) == summary
+    metrics = rows(folder / "metrics.csv")
+    assert [(r["round"], r["client"], r["split"]) for r in metrics if r["split"] == "val"] == [
+        (str(n), c, "val") for n in range(2) for c in clients
+    ]
+    assert [r["client"] for r in metrics if r["split"] == "test"] == clients
+    assert all(0 <= float(r["dice"]) <= 1 for r in metrics)
+    hashes = json.loads((folder / "hashes.json").read_text())
+    assert set(hashes) == {"server", *(f"client/{c}" for c in clients)}
+    own = models(folder)
+    assert set(own) == set(clients)
+    assert set(own["hospital_0"]) == set(experiment.module.local.entries)
+    assert [f for f in files if f.startswith("predictions")] == [
+        f"predictions/{c}.npz" for c in clients
+    ]
+    pictures = {p.name: p.stat().st_size for p in (folder / "pictures").glob("*.png")}
+    assert {"bytes.png", "contours.png", "graph.png", "val_iou.png"} <= set(pictures)
+    assert min(pictures.values()) > 1000
+    assert summary["steps"] == dict.fromkeys(clients, 2 * 2)
+
+
+@pytest.mark.skipif(not SIX.is_dir(), reason=f"the six BraTS 2018 patients are not in {SIX}")
+def test_six_real_patients(tmp_path):
+    real = ("data=brats_folder", f"data.path={SIX}", "data.eval_every=40", "rounds=1")
+    summary, experiment = run(tmp_path, *IMAGING, *real)
+    assert experiment.data.channel_names == ("FLAIR", "T1")
+    assert set(summary["clients"]) == {"hospital_0", "hospital_1"}
+    for metrics in summary["clients"].values():
+        assert 0 <= metrics["dice"] <= 1
+        assert 0 < metrics["loss"] < 10
+    assert (tmp_path / "pictures" / "contours.png").stat().st_size > 1000
