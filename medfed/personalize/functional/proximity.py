@@ -30,8 +30,6 @@ class Proximity:
     def __call__(self, parameters: Mapping[str, Tensor]) -> Tensor:
         """Returns the penalty at ``parameters``, a scalar."""
         names = list(self.anchor)
-        gaps = torch._foreach_sub(
-            [parameters[n] for n in names], [self.anchor[n] for n in names]
-        )
+        gaps = torch._foreach_sub([parameters[n] for n in names], [self.anchor[n] for n in names])
         squares = torch.stack([gap.square().sum() for gap in gaps])
         return self.weight / 2 * squares.sum()
