@@ -1,0 +1,90 @@
+import pytest
+import torch
+from torch import nn
+
+from medfed.errors import ConfigError
+from medfed.federation.split import (
+    ParameterSplit,
+    float_entries,
+    match,
+    normalization_patterns,
+)
+
+
+def network() -> nn.Sequential:
+    net = nn.Sequential()
+    net.add_module("body", nn.Linear(3, 4))
+    net.add_module("bn_like_name", nn.Linear(4, 4))
+    net.add_module("middle", nn.BatchNorm1d(4))
+    net.add_module("other", nn.GroupNorm(2, 4))
+    net.add_module("plain", nn.LayerNorm(4, elementwise_affine=False))
+    net.add_module("head", nn.Linear(4, 1))
+    return net
+
+
+def test_parts_are_disjoint_and_complete():
+    net = network()
+    split = ParameterSplit.of(net, ["head.*", "middle.weight"])
+    entries = float_entries(net)
+    assert set(split.shared) | set(split.personal) == set(entries)
+    assert not set(split.shared) & set(split.personal)
+    assert split.personal == ("middle.weight", "head.weight", "head.bias")
+    shared, personal = split.split(entries)
+    assert {**shared, **personal}.keys() == entries.keys()
+    assert "middle.num_batches_tracked" not in entries
+
+
+@pytest.mark.parametrize(
+    ("policy", "shared", "parameters"),
+    [("averaged", True, False), ("local", False, False), ("frozen", False, False)],
+)
+def test_buffers_follow_their_policy(policy, shared, parameters):
+    split = ParameterSplit.of(network(), ["head.*"], policy)
+    assert split.buffers == {"middle.running_mean", "middle.running_var"}
+    assert ("middle.running_mean" in split.shared) == shared
+    assert ("middle.running_mean" in split.parameters("all")) == parameters
+    assert split.parameters("personal") == ("head.weight", "head.bias")
+
+
+def test_normalisation_is_found_by_type_and_not_by_name():
+    assert normalization_patterns(network()) == ("middle.*", "other.*")
+    split = ParameterSplit.of(network(), normalization_patterns(network()))
+    assert "bn_like_name.weight" in split.shared
+    assert "middle.running_var" in split.personal
+
+
+@pytest.mark.parametrize(
+    ("pattern", "hint"),
+    [
+        ("heads.*", r"'heads.\*' matches no parameter \(did you mean head.\*"),
+        ("head.wieght", r"\(did you mean head.weight"),
+        ("head", r"\(did you mean head.\*"),
+        ("zzzzzzzz", r"; the parameters are body.weight, body.bias, .* and 6 more\."),
+    ],
+)
+def test_a_pattern_that_matches_nothing_names_near_misses(pattern, hint):
+    with pytest.raises(ConfigError, match=hint):
+        ParameterSplit.of(network(), ["body.*", pattern])
+
+
+def test_an_order_of_patterns_changes_nothing():
+    names = ["a.x", "b.y", "a.z"]
+    assert match(["b.*", "a.z"], names) == match(["a.z", "b.*"], names) == ["b.y", "a.z"]
+
+
+def test_statistics_by_a_counter_are_refused():
+    net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, momentum=None))
+    with pytest.raises(ConfigError, match=r"Layer 1 averages its statistics by a counter"):
+        float_entries(net)
+
+
+def test_unknown_policy():
+    with pytest.raises(ConfigError, match="buffers='mean' is unknown; choose one of averaged, "):
+        ParameterSplit.of(network(), policy="mean")
+
+
+def test_entries_are_live():
+    net = network()
+    with torch.no_grad():
+        float_entries(net)["head.bias"].fill_(5)
+    assert net.head.bias.item() == 5
