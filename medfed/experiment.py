@@ -17,6 +17,7 @@ from medfed.config import build, check_values, first_line
 from medfed.datamodules.base import FederatedDataModule
 from medfed.errors import CheckpointError, ConfigError
 from medfed.federation.algorithm import ClientInfo
+from medfed.federation.budget import learning_rates
 from medfed.federation.callbacks import (
     CommunicationLogger,
     FederatedRounds,
@@ -32,7 +33,7 @@ from medfed.federation.federation import Federation
 from medfed.federation.local_client import LocalClient
 from medfed.federation.module import FederatedModule
 from medfed.federation.seeding import derive_seed
-from medfed.federation.training import LocalTrainer, learning_rates
+from medfed.federation.training import LocalTrainer
 from medfed.models.task import TaskModule
 from medfed.run_folder import open_folder
 

@@ -5,8 +5,8 @@ from omegaconf import OmegaConf
 
 from medfed.config import CONFIG_DIR, build, changed_keys, check_overrides, check_values, load
 from medfed.errors import ConfigError
+from medfed.federation.budget import LocalBudget
 from medfed.federation.cohort import Cohort
-from medfed.federation.training import LocalBudget
 
 EXPERIMENTS = sorted(p.stem for p in (CONFIG_DIR / "experiment").glob("*.yaml"))
 

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from medfed.federation.algorithm import Algorithm, ClientInfo
+from medfed.federation.budget import LocalBudget
 from medfed.federation.channel import Channel
 from medfed.federation.codecs import Dense
 from medfed.federation.cohort import Cohort
 from medfed.federation.federation import Federation
 from medfed.federation.local_client import LocalClient
-from medfed.federation.training import LocalBudget, LocalTrainer
+from medfed.federation.training import LocalTrainer
 
 
 class ToyData:

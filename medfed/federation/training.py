@@ -3,105 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.utils import clip_grad_norm_
 
 from medfed.errors import ConfigError, NonFiniteError
+from medfed.federation.budget import (
+    LocalBudget,
+    OptimizerFactory,
+    SchedulerFactory,
+    learning_rates,
+    restore_optimizer,
+    save_optimizer,
+)
 from medfed.federation.client import AfterStep, Batch, ClientData, Penalty
+from medfed.federation.normalization import normalises_batches, training_mode
 from medfed.federation.seeding import derive_seed, seeded
 from medfed.federation.split import ParameterSplit, Update, float_entries
 from medfed.federation.tensors import Tensors, select
-
-OptimizerFactory = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
-SchedulerFactory = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
-
-
-@dataclass(frozen=True)
-class LocalBudget:
-    """How much a client trains in one round, whatever the algorithm does with it.
-
-    Attributes:
-        steps: Gradient steps per round; ``None`` where ``epochs`` counts.
-        epochs: Passes over the client's training data per round, where ``steps`` is ``None``.
-        clip: Largest gradient norm; ``None`` for no clipping.
-        optimizer_state: ``fresh`` for each call of ``train``, or ``kept`` by the client.
-
-    Raises:
-        ConfigError: If a value is out of range.
-
-    Example:
-        >>> LocalBudget(epochs=2).of(num_samples=33, batch_size=16)
-        6
-    """
-
-    steps: int | None = None
-    epochs: int = 1
-    clip: float | None = None
-    optimizer_state: Literal["fresh", "kept"] = "fresh"
-
-    def __post_init__(self) -> None:
-        if (self.steps is not None and self.steps < 1) or self.epochs < 1:
-            raise ConfigError("local.steps and local.epochs must be at least 1.")
-        if self.clip is not None and not self.clip > 0:
-            raise ConfigError(f"local.clip must be positive or null, not {self.clip}.")
-        if self.optimizer_state not in ("fresh", "kept"):
-            raise ConfigError(
-                f"local.optimizer_state must be fresh or kept, not {self.optimizer_state!r}."
-            )
-
-    def of(self, num_samples: int, batch_size: int) -> int:
-        """Returns the gradient steps of one round for a client of that size."""
-        return self.steps or self.epochs * math.ceil(num_samples / batch_size)
-
-
-def learning_rates(
-    optimizer: OptimizerFactory, scheduler: SchedulerFactory | None, rounds: int
-) -> list[float]:
-    """Returns the step size of each round: the schedule advances by one per round.
-
-    Args:
-        optimizer: Makes an optimizer of a list of parameters.
-        scheduler: Makes a schedule of an optimizer; ``None`` for a constant step size.
-        rounds: Number of rounds.
-
-    Example:
-        >>> from functools import partial
-        >>> sgd = partial(torch.optim.SGD, lr=0.5)
-        >>> learning_rates(sgd, partial(torch.optim.lr_scheduler.StepLR, step_size=1), 2)
-        [0.5, 0.05]
-    """
-    dummy = optimizer([nn.Parameter(torch.zeros(1))])
-    schedule = scheduler(dummy) if scheduler else None
-    rates = []
-    for _ in range(rounds):
-        rates.append(float(dummy.param_groups[0]["lr"]))
-        dummy.step()
-        if schedule:
-            schedule.step()
-    return rates
-
-
-@contextmanager
-def training_mode(network: nn.Module, frozen_buffers: bool) -> Iterator[None]:
-    """Puts a network in training mode, its running statistics fixed where they are frozen."""
-    network.train()
-    if frozen_buffers:
-        for module in network.modules():
-            if isinstance(module, _NormBase) and module.track_running_stats:
-                module.eval()
-    try:
-        yield
-    finally:
-        if frozen_buffers:
-            network.train()
 
 
 class _Plan(NamedTuple):
@@ -319,11 +242,18 @@ class LocalTrainer:
         return sums
 
     def _batches(self, data: ClientData, seed: int, steps: int) -> Iterator[Batch]:
-        """Yields exactly ``steps`` batches, epoch after epoch."""
+        """Yields exactly ``steps`` batches, epoch after epoch.
+
+        A last batch of one sample is passed over where BatchNorm has to make statistics of it.
+        """
         done = epoch = 0
+        lone = self.split.policy != "frozen" and normalises_batches(self.network)
+        lone = lone and data.num_samples > data.batch_size > 1
         while done < steps:
             before = done
             for batch in data.train_batches(derive_seed(seed, "epoch", epoch)):
+                if lone and len(next(iter(batch.values()))) == 1:
+                    continue
                 yield to_device(batch, self.device)
                 done += 1
                 if done == steps:
@@ -358,22 +288,3 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
     return {
         k: v.to(device, non_blocking=True) if isinstance(v, Tensor) else v for k, v in batch.items()
     }
-
-
-def save_optimizer(optimizer: torch.optim.Optimizer) -> Tensors:
-    """Returns an optimizer's state as flat tensors named ``index/field``."""
-    kept: dict[Any, dict[str, Any]] = optimizer.state_dict()["state"]
-    return {
-        f"{index}/{field}": value.detach().clone()
-        for index, fields in kept.items()
-        for field, value in fields.items()
-        if isinstance(value, Tensor)
-    }
-
-
-def restore_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Tensor]) -> None:
-    """Puts back what :func:`save_optimizer` returned."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    for name, value in saved.items():
-        index, field = name.split("/", 1)
-        optimizer.state[parameters[int(index)]][field] = value.clone()

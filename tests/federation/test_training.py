@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from medfed.errors import ConfigError, NonFiniteError
 from medfed.federation import training
+from medfed.federation.budget import LocalBudget, learning_rates
 from medfed.federation.local_client import LocalClient
 from medfed.federation.reference import run_reference
 from medfed.federation.tensors import Tensors, digest
-from medfed.federation.training import LocalBudget, LocalTrainer, learning_rates
+from medfed.federation.training import LocalTrainer
 from medfed.personalize.fedavg import FedAvg
 from medfed.personalize.fedper import FedPer
 from tests.toys import ToyTask, toy_data, toy_federation
@@ -383,3 +384,14 @@ def test_optimizer_state_survives_a_save() -> None:
         client.begin(1, "fit", 0)
         ends.append(digest(client.train(client.weights)))
     assert ends[0] == ends[1]
+
+
+@pytest.mark.parametrize("policy", ["averaged", "frozen"])
+def test_a_lone_last_sample_is_no_batch_for_batchnorm(policy):
+    data = toy_data(1, batch=5)  # six samples: five and one
+    _, federation, local = toy_federation(FedAvg(), data=data, steps=4, buffers=policy)
+    sizes = [len(b["label"]) for b in local._batches(data[0], seed=0, steps=4)]
+    assert sizes == ([5, 5, 5, 5] if policy == "averaged" else [5, 1, 5, 1])
+    if policy == "averaged":
+        run_reference(federation, 1)
+        assert federation.clients["c0"].steps_done == 4
