@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# torch's own CPU build is chosen by setting PIP_INDEX_URL or PIP_EXTRA_INDEX_URL beforehand.
+WORKERS ?= 2
 STAMP := $(VENV)/.installed
 
 .PHONY: demo test lint format setup clean
@@ -24,7 +24,7 @@ demo: $(STAMP)
 	$(BIN)/python scripts/compare.py runs=outputs/demo
 
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import is_dataclass
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, InstantiationException, MissingConfigException
-from hydra.utils import get_object, instantiate
+from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from medfed.config_checks import check_types
 from medfed.errors import (
     CheckpointError,
     ConfigError,
@@ -35,24 +33,6 @@ SECTIONS = (
     *("local", "cohort", "evaluation", "checkpoint", "codec", "codec.up", "codec.down"),
     *("data", "partition", "model", "optimizer", "scheduler", "algorithm", "trainer", "logger"),
 )
-# Keys outside of any constructor: the smallest whole number, and whether null will do.
-WHOLE_NUMBERS = {
-    "rounds": (1, False),
-    "seed": (0, False),
-    "threads": (1, False),
-    "evaluation.every": (1, False),
-    "evaluation.patience": (1, True),
-    "checkpoint.keep": (1, False),
-    "checkpoint.every": (1, False),
-}
-_WORDS = {
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    str: "text",
-    NoneType: "null",
-}
-
 # ${either:a,b} is a where it is set and b where it is null.
 OmegaConf.register_new_resolver("either", lambda a, b: b if a is None else a, replace=True)
 
@@ -95,31 +75,6 @@ def load(overrides: Sequence[str] = (), name: str = "train") -> DictConfig:
             raise ConfigError(_explain_key(error, overrides, name)) from error
     _check_sections(config)
     return config
-
-
-def check_values(config: DictConfig) -> None:
-    """Checks that nothing is left open, and the numbers that no constructor checks.
-
-    Raises:
-        ConfigError: If a value is missing, or a number is not whole or too small.
-
-    Example:
-        >>> check_values(OmegaConf.create({"rounds": 0}))
-        Traceback (most recent call last):
-        ...
-        medfed.errors.ConfigError: rounds must be a whole number of at least 1, not 0.
-    """
-    if missing := sorted(OmegaConf.missing_keys(config)):
-        raise ConfigError(f"{missing[0]} has no value yet; set it by {missing[0]}=VALUE.")
-    for key, (least, optional) in WHOLE_NUMBERS.items():
-        value = OmegaConf.select(config, key)
-        if value is None and optional:
-            continue
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ConfigError(
-                f"{key} must be a whole number of at least {least}{' or null' * optional}, "
-                f"not {value}."
-            )
 
 
 def check_overrides(arguments: Sequence[str], name: str = "train") -> None:
@@ -178,7 +133,7 @@ def build(node: Any, **kwargs: Any) -> Any:
     """
     if not isinstance(node, DictConfig):
         raise ConfigError(f"{node!r} stands where the configuration needs a section.")
-    _check_types(node)
+    check_types(node)
     try:
         return instantiate(node, **kwargs)
     except InstantiationException as error:
@@ -274,38 +229,6 @@ def _check_sections(config: DictConfig) -> None:
             is_group = (CONFIG_DIR / root).is_dir()
             how = f"choose an option by {group}=OPTION" if is_group else "set one of its keys"
             raise ConfigError(f"{section}={value} would replace a whole section; {how}.")
-
-
-def _check_types(node: DictConfig) -> None:
-    """Compares plain values with the annotations of the constructors that will receive them."""
-    hints = _annotations(str(node["_target_"])) if "_target_" in node else {}
-    for key in node:
-        value = node[key]
-        if isinstance(value, DictConfig):
-            _check_types(value)
-            continue
-        hint = hints.get(str(key))
-        kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-        if not set(kinds) <= set(_WORDS) or _is_any_of(value, kinds):
-            continue
-        words = " or ".join(word for kind, word in _WORDS.items() if kind in kinds)
-        raise ConfigError(f"{node._get_full_key(str(key))} must be {words}, not {value!r}.")
-
-
-def _annotations(target: str) -> dict[str, Any]:
-    try:
-        found = get_object(target)
-        if inspect.isclass(found) and not is_dataclass(found):
-            found = found.__init__
-        return get_type_hints(found)
-    except Exception:  # an unknown target or annotation: the constructor will speak for itself
-        return {}
-
-
-def _is_any_of(value: object, kinds: Sequence[Any]) -> bool:
-    if isinstance(value, bool):
-        return bool in kinds
-    return isinstance(value, tuple(kinds)) or (isinstance(value, int) and float in kinds)
 
 
 def _explain_option(error: MissingConfigException) -> str:

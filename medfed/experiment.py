@@ -13,7 +13,8 @@ import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from medfed import results
-from medfed.config import build, check_values, first_line
+from medfed.config import build, first_line
+from medfed.config_checks import check_values
 from medfed.datamodules.base import FederatedDataModule
 from medfed.errors import CheckpointError, ConfigError
 from medfed.federation.algorithm import ClientInfo

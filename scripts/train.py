@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import hydra
@@ -13,7 +17,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from medfed.config import CONFIG_DIR, check_overrides, one_sentence
-from medfed.errors import ConfigError
+from medfed.errors import ConfigError, MedfedError
 
 # Lightning 2.6 names torch's pytree leaves in a way that newer torch deprecates.
 warnings.filterwarnings("ignore", message=".*LeafSpec.*")
@@ -33,10 +37,21 @@ def refuse_sweeps_over_ranks(config: DictConfig) -> None:
         )
 
 
+@contextmanager
+def nothing_half_written(folder: Path) -> Iterator[None]:
+    """Removes the folder that Hydra made where a mistake stops the run before it is opened."""
+    try:
+        yield
+    except MedfedError:
+        if not (folder / "config.yaml").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
 @hydra.main(version_base="1.3", config_path=str(CONFIG_DIR), config_name="train")
 def run(config: DictConfig) -> float | None:
     """Runs the composed configuration and returns the selection metric's mean on validation."""
-    with one_sentence():
+    with one_sentence(), nothing_half_written(Path(config.folder)):
         refuse_sweeps_over_ranks(config)
         # Imported late, so that --help and mistakes in the configuration answer at once.
         from medfed.experiment import train

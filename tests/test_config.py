@@ -3,7 +3,8 @@
 import pytest
 from omegaconf import OmegaConf
 
-from medfed.config import CONFIG_DIR, build, changed_keys, check_overrides, check_values, load
+from medfed.config import CONFIG_DIR, build, changed_keys, check_overrides, load
+from medfed.config_checks import check_values
 from medfed.errors import ConfigError
 from medfed.federation.budget import LocalBudget
 from medfed.federation.cohort import Cohort

@@ -173,8 +173,8 @@ class Round:
         except StopIteration as stop:
             if self._position != len(self.expected):
                 raise ValueError(
-                    f"{type(federation.algorithm).__name__} ended round {self.number} before its "
-                    f"phase {self.phase}."
+                    f"{type(federation.algorithm).__name__} ended round {self.number + 1} before "
+                    f"its phase {self.phase}."
                 ) from None
             federation.server = stop.value
             return False
@@ -210,5 +210,5 @@ def naming(client: str, round: int, phase: str) -> Iterator[None]:
     except NonFiniteError as error:
         raise name_the_place(error, client, round, phase) from error
     except Exception as error:
-        error.add_note(f"(client {client}, round {round}, phase {phase})")
+        error.add_note(f"(client {client}, round {round + 1}, phase {phase})")
         raise

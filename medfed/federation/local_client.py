@@ -118,10 +118,10 @@ class LocalClient:
 
 
 def name_the_place(error: NonFiniteError, client: str, round: int, phase: str) -> NonFiniteError:
-    """Returns the error with client, round and phase in front.
+    """Returns the error with client, round (as people count, from 1) and phase in front.
 
     Example:
         >>> str(name_the_place(NonFiniteError("the loss is nan"), "a", 2, "fit"))
-        'Client a, round 2, phase fit: the loss is nan.'
+        'Client a, round 3, phase fit: the loss is nan.'
     """
-    return NonFiniteError(f"Client {client}, round {round}, phase {phase}: {error}.")
+    return NonFiniteError(f"Client {client}, round {round + 1}, phase {phase}: {error}.")

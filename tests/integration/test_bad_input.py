@@ -185,7 +185,7 @@ def test_a_number_that_is_not_finite_stops_the_round(damage, what, tmp_path, str
         damage(patch)
         with pytest.raises(NonFiniteError) as caught:
             run(folder, *CLINICAL)
-    assert str(caught.value).startswith(f"Client hospital_2, round 1, phase personal: {what}")
+    assert str(caught.value).startswith(f"Client hospital_2, round 2, phase personal: {what}")
     assert one(str(caught.value))
     # The round before is whole, and the run goes on from there as if nothing had happened.
     good = last_whole(folder / "checkpoints")
@@ -287,7 +287,7 @@ def test_a_loss_that_is_not_finite_ends_every_rank(tmp_path):
     done = script(*CLINICAL, *rates, "local.steps=9", "trainer=ddp", f"hydra.run.dir={folder}")
     assert done.returncode == 1
     assert done.stderr == (
-        "error: Client hospital_0, round 1, phase personal: the training loss became NaN or "
+        "error: Client hospital_0, round 2, phase personal: the training loss became NaN or "
         "infinite; lower optimizer.lr or set local.clip.\n"
     )
     good = last_whole(folder / "checkpoints")

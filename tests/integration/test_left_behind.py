@@ -1,0 +1,27 @@
+"""A mistake that only the data reveal leaves no run folder behind."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_no_folder_is_left(tmp_path):
+    folder = tmp_path / "run"
+    done = subprocess.run(
+        [
+            *(sys.executable, "scripts/train.py", "experiment=clinical_pfednet"),
+            *("partition.num_clients=5000", f"hydra.run.dir={folder}"),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.strip().splitlines()[-1].startswith("error: partition.num_clients=5000")
+    assert "Traceback" not in done.stderr
+    assert not folder.exists()
