@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor
 
@@ -102,19 +103,19 @@ class LocalClient:
         self._calls += 1
         return (self._round, self.id, self._phase, self.phase_index, self._calls)
 
-    def state_dict(self) -> dict[str, object]:
+    def state_dict(self) -> dict[str, Any]:
         """Returns what the client itself keeps, loadable with ``weights_only=True``."""
         return {"state": self.state, "optimizers": self._optimizers}
 
-    def load_state_dict(self, saved: Mapping[str, object]) -> None:
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Puts back what :meth:`state_dict` returned, on the trainer's device."""
         device = self.trainer.device
 
         def move(state: State) -> State:
             return {g: {n: t.to(device) for n, t in named.items()} for g, named in state.items()}
 
-        self.state = move(saved["state"])  # type: ignore[arg-type]
-        self._optimizers = move(saved["optimizers"])  # type: ignore[arg-type]
+        self.state = move(saved["state"])
+        self._optimizers = move(saved["optimizers"])
 
 
 def name_the_place(error: NonFiniteError, client: str, round: int, phase: str) -> NonFiniteError:

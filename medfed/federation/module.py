@@ -183,14 +183,23 @@ class FederatedModule(pl.LightningModule):
         own = {c: str(clients[c].steps_done).encode() for c in self.owned}
         return {c: int(n) for c, n in gather_named(own, self.device).items()}
 
+    def _gather_states(self) -> dict[str, dict[str, Any]]:
+        """Returns what every client keeps; a collective call.
+
+        A rank's clients are saved together, so that what they share (the decoded shared part) is
+        one tensor in the checkpoint and after resuming, too.
+        """
+        own = {c: self.federation.clients[c].state_dict() for c in self.owned}
+        if world_size() == 1:
+            return own
+        buffer = io.BytesIO()
+        torch.save(own, buffer)
+        gathered = gather_named({str(rank()): buffer.getvalue()}, self.device)
+        return {c: state for data in gathered.values() for c, state in _load(data).items()}
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Saves the server, every client of every rank and the ledger; a collective call."""
-        buffers = {}
-        for client in self.owned:
-            buffer = io.BytesIO()
-            torch.save(self.federation.clients[client].state_dict(), buffer)
-            buffers[client] = buffer.getvalue()
-        gathered = gather_named(buffers, self.device)
+        states = self._gather_states()
         steps = self.gather_steps()
         # The network holds whichever client came last: scratch, and not part of the result.
         checkpoint["state_dict"] = {}
@@ -199,7 +208,7 @@ class FederatedModule(pl.LightningModule):
             "next_round": self.next_round,
             "steps": {c: int(steps[c]) for c in self.federation.ids},
             "server": self.federation.server,
-            "clients": {c: _load(gathered[c]) for c in self.federation.ids},
+            "clients": {c: states[c] for c in self.federation.ids},
             "ledger": self.federation.ledger.state_dict(),
         }
 

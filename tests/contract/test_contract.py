@@ -153,3 +153,26 @@ def test_the_ledger_survives_its_state(name):
     again = Ledger()
     again.load_state_dict(fed.ledger.state_dict())
     assert again.to_csv() == fed.ledger.to_csv()
+
+
+def test_memory_grows_with_the_personal_part_only(name, tmp_path: Path):
+    lightning(name, tmp_path, rounds=1)
+    path = tmp_path / "round_00000.ckpt"
+    resumed, _ = lightning(name, tmp_path, rounds=2, resume=path)
+    for module in (lightning(name, rounds=2)[0], resumed):
+        split = module.local.split
+        whole = name in {"local", "ditto"}  # which keep a whole model of their own
+        for entry in () if whole else split.shared:
+            kept = {
+                tensor.data_ptr()
+                for client in module.federation.clients.values()
+                for named in client.state.values()
+                for n, tensor in named.items()
+                if n == entry
+            }
+            assert len(kept) <= 1
+    if not whole:
+        saved = torch.load(path, weights_only=True)["federation"]["clients"]
+        for entry in split.shared:
+            held = [g[entry] for c in saved.values() for g in c["state"].values() if entry in g]
+            assert len({t.untyped_storage().data_ptr() for t in held}) <= 1
