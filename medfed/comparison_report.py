@@ -208,7 +208,7 @@ def _texts(row: Row) -> list[str]:
         if row.metric.startswith("bytes"):
             text = size(round(value))
         elif row.metric.startswith(("steps", "selected")):
-            text = f"{value:g}"
+            text = f"{value:.1f}".removesuffix(".0")
         else:
             text = f"{value:.4f}" + (f" ± {sd:.4f}" if sd is not None else "")
         texts.append(text + (" *" if i in row.best else "  "))

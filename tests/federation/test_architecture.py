@@ -1,6 +1,9 @@
 """Who may import whom, and that there is one training loop."""
 
 import ast
+import re
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -54,3 +57,19 @@ def test_backward_is_called_in_one_place():
         and node.func.attr in ("backward", "manual_backward")
     ]
     assert calls == ["federation/training.py"]
+
+
+def test_every_imported_package_is_declared():
+    project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["project"]
+    declared = {re.split(r"[<>=!~\[ ]", d)[0].lower() for d in project["dependencies"]}
+    distributions = {
+        "sklearn": "scikit-learn",
+        "hydra": "hydra-core",
+        "pytorch_lightning": "pytorch-lightning",
+    }
+    known = {*sys.stdlib_module_names, "medfed"}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for module in imported(path):
+            root = module.partition(".")[0]
+            name = distributions.get(root, root).lower()
+            assert root in known or name in declared, f"{path.name} imports {root}"
