@@ -64,6 +64,7 @@ def test_every_imported_package_is_declared():
     declared = {re.split(r"[<>=!~\[ ]", d)[0].lower() for d in project["dependencies"]}
     distributions = {
         "sklearn": "scikit-learn",
+        "yaml": "pyyaml",
         "hydra": "hydra-core",
         "pytorch_lightning": "pytorch-lightning",
     }
