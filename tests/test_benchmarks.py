@@ -1,0 +1,31 @@
+"""The benchmarks run; what they measure is no test."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("round_overhead.py --rounds 1 --clients 2 --blocks 1", "ratio: median"),
+        ("network_lasso.py --largest 4", "ns/column"),
+    ],
+)
+def test_runs(command, expected):
+    script, *options = command.split()
+    done = subprocess.run(
+        [sys.executable, f"benchmarks/{script}", *options],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert expected in done.stdout
