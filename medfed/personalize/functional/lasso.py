@@ -74,7 +74,6 @@ def network_lasso(
     edges: Tensor | Sequence[Sequence[int]],
     weight: float | Tensor,
     p: float = 2.0,
-    *,
     tol: float = 1e-7,
     max_iter: int = 5000,
 ) -> Tensor:
