@@ -9,7 +9,8 @@ from matplotlib.figure import Figure
 
 from medfed.comparison import Comparison, compare
 from medfed.comparison_pictures import client_dots, cost_scatter, label_of, method_curves
-from medfed.comparison_report import falls, print_table, to_csv, to_markdown
+from medfed.comparison_report import print_table, to_csv, to_markdown
+from medfed.federation.callbacks.evaluation import smaller_is_better
 from medfed.lambda_path import LambdaPath, lambda_path
 from medfed.models.pictures import contour_grid
 from medfed.personalize.pictures import coupling_path
@@ -88,7 +89,7 @@ def figures(comparison: Comparison, path: LambdaPath | None = None) -> dict[str,
     return {
         "lambda_path": None if path is None else draw_path(path),
         "clients": client_dots(values, metric),
-        "validation": method_curves(histories, metric, falls(metric)),
+        "validation": method_curves(histories, metric, smaller_is_better(metric)),
         "bytes": cost_scatter(points, metric),
         "contours": contour_grid(cases, regions) if cases else None,
     }

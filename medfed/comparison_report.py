@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from medfed.comparison import Cell, Comparison
-from medfed.results import FALLING, size, wide_console
+from medfed.federation.callbacks.evaluation import smaller_is_better
+from medfed.results import size, wide_console
 
 _STATISTICS = ("mean", "sd", "worst")
 _COLUMNS = 6  # methods that fit side by side
@@ -34,16 +35,6 @@ class Row(NamedTuple):
     place: str
     cells: tuple[Cell, ...]
     best: frozenset[int] = frozenset()
-
-
-def falls(metric: str) -> bool:
-    """Whether smaller values of a metric are better.
-
-    Example:
-        >>> falls("loss"), falls("dice/whole")
-        (True, False)
-    """
-    return metric.split("/")[0] in FALLING
 
 
 def best_of(values: Sequence[float], smaller: bool = False) -> frozenset[int]:
@@ -70,10 +61,11 @@ def rows(comparison: Comparison) -> Iterator[Row]:
     for metric in comparison.metrics:
         for client in comparison.clients:
             cells = tuple(m.test(metric, client) for m in methods)
-            yield Row(metric, client, cells, best_of([c.value for c in cells], falls(metric)))
+            best = best_of([c.value for c in cells], smaller_is_better(metric))
+            yield Row(metric, client, cells, best)
         for place in _STATISTICS:
             cells = tuple(m.federation(metric, place) for m in methods)
-            best = best_of([c.value for c in cells], falls(metric))
+            best = best_of([c.value for c in cells], smaller_is_better(metric))
             yield Row(metric, place, cells, frozenset() if place == "sd" else best)
     for way in ("up", "down"):
         cells = tuple(m.over_seeds(lambda s, w=way: s["bytes"][w]) for m in methods)  # type: ignore[misc]
@@ -115,7 +107,7 @@ def winner(comparison: Comparison) -> str:
     """Says which method has the best mean over the clients."""
     metric = comparison.metric
     cells = [m.federation(metric, "mean") for m in comparison.methods]
-    best = sorted(best_of([c.value for c in cells], falls(metric)))
+    best = sorted(best_of([c.value for c in cells], smaller_is_better(metric)))
     if not best:
         return f"No method is best by mean {metric}."
     names = " and ".join(comparison.methods[i].name for i in best)

@@ -77,19 +77,23 @@ def load(overrides: Sequence[str] = (), name: str = "train") -> DictConfig:
     return config
 
 
-def check_overrides(arguments: Sequence[str], name: str = "train") -> None:
+def check_overrides(arguments: Sequence[str], name: str = "train") -> list[DictConfig]:
     """Checks the command line before Hydra takes over, so that a mistake is one sentence.
 
     Args:
         arguments: The command line without the program.
         name: The primary config.
 
+    Returns:
+        What was composed: the first values of a sweep, then each further value; empty where the
+        command line only asks for help.
+
     Raises:
         ConfigError: See :func:`load`.
     """
     overrides = [a for a in arguments if not a.startswith("-")]
     if any(a.startswith("--") and a != "--multirun" for a in arguments) or "-h" in arguments:
-        return
+        return []
     try:
         parsed = OverridesParser.create().parse_overrides(overrides)
     except HydraException as error:
@@ -100,10 +104,12 @@ def check_overrides(arguments: Sequence[str], name: str = "train") -> None:
         else str(o.input_line)
         for o in parsed
     ]
+    further = []
     for i, override in enumerate(parsed):
         values = list(override.sweep_string_iterator()) if override.is_sweep_override() else []
         for value in values[1:]:
-            load([*single[:i], f"{override.get_key_element()}={value}", *single[i + 1 :]], name)
+            changed = f"{override.get_key_element()}={value}"
+            further.append(load([*single[:i], changed, *single[i + 1 :]], name))
     config = load(single, name)
     resume = OmegaConf.select(config, "resume")
     # Checked here, because Hydra would make the folder.
@@ -112,6 +118,7 @@ def check_overrides(arguments: Sequence[str], name: str = "train") -> None:
             f"resume={resume} is no run folder (it has no config.yaml); name the folder that the "
             "interrupted run printed."
         )
+    return [config, *further]
 
 
 def build(node: Any, **kwargs: Any) -> Any:

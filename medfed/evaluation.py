@@ -11,8 +11,9 @@ from yaml import YAMLError  # type: ignore[import-untyped]
 
 from medfed.errors import CheckpointError, ConfigError, MedfedError, did_you_mean
 from medfed.experiment import Experiment, reopen, test_selected
+from medfed.federation.callbacks.evaluation import smaller_is_better
 from medfed.federation.module import EvalSplit
-from medfed.results import FALLING, load_summary
+from medfed.results import load_summary
 from medfed.run_folder import federation_statistics, write_json
 
 
@@ -45,7 +46,7 @@ def evaluate_run(folder: Path, split: str = "test") -> dict[str, Any]:
         "split": split,
         "clients": clients,
         "federation": {
-            n: federation_statistics([m[n] for m in clients.values()], n.split("/")[0] in FALLING)
+            n: federation_statistics([m[n] for m in clients.values()], smaller_is_better(n))
             for n in names
         },
     }

@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from medfed.federation.callbacks.evaluation import Record
+from medfed.federation.callbacks.evaluation import Record, smaller_is_better
 from medfed.federation.collect import gather_named, rank
 from medfed.federation.module import FederatedModule
 from medfed.models.pictures import slice_with_most
@@ -28,8 +28,6 @@ from medfed.tracking import close, log_figures
 
 if TYPE_CHECKING:
     from medfed.experiment import Experiment
-
-FALLING = ("loss", "ece", "hd95")
 
 
 def write_hashes(module: FederatedModule, folder: Path) -> dict[str, str]:
@@ -84,7 +82,7 @@ def summarise(experiment: Experiment, best: int | None, steps: dict[str, int]) -
         "rounds": experiment.module.next_round,
         "clients": dict(test),
         "federation": {
-            n: federation_statistics([m[n] for m in test.values()], n.split("/")[0] in FALLING)
+            n: federation_statistics([m[n] for m in test.values()], smaller_is_better(n))
             for n in names
         },
         "bytes": {d: ledger.total(direction=d) for d in ("up", "down")},

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import hydra
-from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from medfed.config import CONFIG_DIR, check_overrides, one_sentence
@@ -30,7 +28,7 @@ def refuse_sweeps_over_ranks(config: DictConfig) -> None:
         ConfigError: If both are asked for.
     """
     ranks = config.trainer.devices
-    if HydraConfig.get().mode == RunMode.MULTIRUN and ranks not in (1, "1"):
+    if ranks not in (1, "1"):
         raise ConfigError(
             f"-m cannot be combined with trainer.devices={ranks}; sweep with one rank per run, or "
             "start the runs one by one."
@@ -52,7 +50,6 @@ def nothing_half_written(folder: Path) -> Iterator[None]:
 def run(config: DictConfig) -> float | None:
     """Runs the composed configuration and returns the selection metric's mean on validation."""
     with one_sentence(), nothing_half_written(Path(config.folder)):
-        refuse_sweeps_over_ranks(config)
         # Imported late, so that --help and mistakes in the configuration answer at once.
         from medfed.experiment import train
 
@@ -67,7 +64,10 @@ def main(arguments: list[str] | None = None) -> Any:
     if arguments is not None:
         sys.argv[1:] = arguments
     with one_sentence():
-        check_overrides(sys.argv[1:])
+        configs = check_overrides(sys.argv[1:])
+        if {"-m", "--multirun"} & set(sys.argv):
+            for config in configs:
+                refuse_sweeps_over_ranks(config)
     return run()
 
 

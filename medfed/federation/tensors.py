@@ -96,19 +96,6 @@ def flatten(tensors: Mapping[str, Tensor]) -> Tensor:
     return torch.cat([t.reshape(-1) for t in tensors.values()])
 
 
-def unflatten(flat: Tensor, like: Mapping[str, Tensor]) -> Tensors:
-    """Cuts a vector of shape (d,) into views with the names, shapes and dtypes of ``like``.
-
-    Raises:
-        ValueError: If the number of elements differs.
-
-    Example:
-        >>> unflatten(torch.arange(3.0), {"a": torch.ones(1, 2), "b": torch.zeros(1)})
-        {'a': tensor([[0., 1.]]), 'b': tensor([2.])}
-    """
-    return cut(flat, layout_of(like))
-
-
 def layout_of(tensors: Mapping[str, Tensor]) -> Layout:
     """Returns the layout by which :func:`cut` undoes :func:`flatten`.
 

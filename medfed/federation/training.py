@@ -55,7 +55,6 @@ class LocalTrainer:
         rounds: Length of the schedule.
         budget: Local steps, clipping and optimizer state.
         seed: Seed of the run.
-        device: Where training runs.
     """
 
     def __init__(

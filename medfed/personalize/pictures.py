@@ -41,11 +41,12 @@ def similarity_graph(
     nx.draw_networkx_edges(graph, place, ax=axes, width=widths, edge_color="#56B4E9", alpha=0.8)
     names = {c: f"{c}\n{labels[c]}" if labels else c for c in clients}
     nx.draw_networkx_nodes(graph, place, ax=axes, node_color="#E69F00", node_size=260)
-    raised = {c: (x * 1.18, y * 1.18) for c, (x, y) in place.items()}
-    nx.draw_networkx_labels(graph, raised, names, ax=axes, font_size=8)
+    for client, (x, y) in place.items():
+        side = "center" if abs(x) < 0.15 else "left" if x > 0 else "right"
+        axes.text(1.1 * x, 1.13 * y, names[client], ha=side, va="center", fontsize=8)
     if len(clients) <= 10:
         shown = {(a, b): f"{d['weight']:.2f}" for a, b, d in graph.edges(data=True)}
-        nx.draw_networkx_edge_labels(graph, place, shown, ax=axes, font_size=7, label_pos=0.4)
+        nx.draw_networkx_edge_labels(graph, place, shown, ax=axes, font_size=7, label_pos=0.24)
     axes.set_title("Similarity network of the clients (edge weights: similarity of sketches)")
     axes.title.set_fontsize(10)
     axes.margins(0.25)

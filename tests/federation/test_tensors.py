@@ -56,9 +56,9 @@ def test_flatten_and_cut_are_inverse_and_keep_dtypes() -> None:
 
 
 @pytest.mark.parametrize("length", [8, 10])
-def test_unflatten_refuses_another_length(length: int) -> None:
+def test_cut_refuses_another_length(length: int) -> None:
     with pytest.raises(ValueError, match="cannot fill 9 places"):
-        T.unflatten(torch.zeros(length), some(0))
+        T.cut(torch.zeros(length), T.layout_of(some(0)))
 
 
 def test_first_non_finite_names_the_tensor() -> None:

@@ -25,3 +25,20 @@ def test_no_folder_is_left(tmp_path):
     assert done.stderr.strip().splitlines()[-1].startswith("error: 357 negatives")
     assert "Traceback" not in done.stderr
     assert not folder.exists()
+
+
+def test_a_refused_sweep_leaves_no_folder(tmp_path):
+    done = subprocess.run(
+        [
+            *(sys.executable, "scripts/train.py", "-m", "experiment=clinical_pfednet"),
+            *("trainer=cpu,ddp", f"hydra.sweep.dir={tmp_path / 'sweep'}"),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.strip().startswith("error: -m cannot be combined with trainer.devices=2")
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "sweep").exists()

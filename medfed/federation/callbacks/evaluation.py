@@ -44,7 +44,9 @@ class PersonalEvaluation(pl.Callback):
             finite = [m[name] for m in metrics.values() if math.isfinite(m[name])]
             if finite:
                 values[f"val/{name}"] = sum(finite) / len(finite)
-                values[f"val/{name}_worst"] = max(finite) if _falls(name) else min(finite)
+                values[f"val/{name}_worst"] = (
+                    max(finite) if smaller_is_better(name) else min(finite)
+                )
         for name, value in values.items():
             pl_module.log(name, value, logger=False, sync_dist=True, batch_size=1)
         if trainer.logger:
@@ -87,9 +89,14 @@ class PersonalEvaluation(pl.Callback):
         self.history = [Record(*row) for row in state_dict["history"]]
 
 
-def _falls(name: str) -> bool:
-    """Whether smaller values of a metric are better."""
-    return name.split("/")[0] in {"loss", "ece", "hd95"}
+def smaller_is_better(metric: str) -> bool:
+    """Returns whether smaller values of a metric are better.
+
+    Example:
+        >>> smaller_is_better("loss"), smaller_is_better("iou/whole")
+        (True, False)
+    """
+    return metric.split("/")[0] in {"loss", "ece", "hd95"}
 
 
 def _gather(module: FederatedModule) -> dict[str, dict[str, float]]:
