@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,38 @@ import pytorch_lightning as pl
 import torch
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
 
-from medfed.datamodules.client_data import Batch, ClientData, Split
-from medfed.datamodules.partitions.base import Partition
+from medfed.datamodules.client_data import SPLITS, Batch, ClientData, Split
+from medfed.datamodules.partitions.base import Partition, Site
 from medfed.datamodules.readers.base import Patient
 from medfed.datamodules.seeding import derive_seed
 from medfed.datamodules.splits import check_leakage, sha256_of, split_patients, warn_small
 from medfed.errors import DataError
+
+
+@dataclass(frozen=True)
+class ClientPlan:
+    """All that the partition and the split decide about one client, before data are read.
+
+    Attributes:
+        patients: Patient ids per split.
+        channels: (C,) bool, the channels that it has.
+        shares: (K,) wanted class proportions, or None.
+        site: Its scanner, or None.
+    """
+
+    patients: Mapping[Split, list[str]]
+    channels: torch.Tensor
+    shares: tuple[float, ...] | None = None
+    site: Site | None = None
+
+    def record(self, channel_names: Sequence[str]) -> dict[str, Any]:
+        """Returns what is worth writing down beside the patients, for JSON."""
+        present = zip(channel_names, self.channels.tolist(), strict=True)
+        return {
+            "channels": [name for name, has in present if has],
+            "class_shares": None if self.shares is None else list(self.shares),
+            "site": None if self.site is None else self.site.record(),
+        }
 
 
 class FederatedDataModule(pl.LightningDataModule, ABC):
@@ -25,6 +52,7 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
 
     Attributes:
         clients: `ClientData` per client id, in the partition's order; filled by `setup`.
+        plans: What was decided about every client; filled by `setup`.
         channel_names: Names of the C channels (or F features).
         class_names: Names of the classes, or of the regions.
         description: One line about where the data come from; filled by `setup`.
@@ -43,6 +71,7 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         self.val_fraction = val_fraction
         self.test_fraction = test_fraction
         self.clients: dict[str, ClientData] = {}
+        self.plans: dict[str, ClientPlan] = {}
         self._patients: dict[str, Patient] = {}
         self._hashes: dict[str, str] | None = None
 
@@ -61,14 +90,11 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         """Lists all patients, each with its centre and label where known."""
 
     @abstractmethod
-    def build_clients(
-        self, splits: Mapping[str, Mapping[Split, list[str]]], channels: Mapping[str, torch.Tensor]
-    ) -> dict[str, ClientData]:
-        """Reads the patients into memory.
+    def build_clients(self, plans: Mapping[str, ClientPlan]) -> dict[str, ClientData]:
+        """Reads the patients, or opens the cache that holds them.
 
         Args:
-            splits: Patient ids per client and split.
-            channels: (C,) bool per client.
+            plans: What each client has, by client id.
         """
 
     def settings(self) -> dict[str, Any]:
@@ -96,9 +122,15 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         assigned = self.partition.assign(patients, self.seed)
         splits = {client: self._split(client, ids) for client, ids in assigned.items()}
         check_leakage(splits)
-        table = self.partition.availability(list(assigned), self.channel_names, self.seed)
+        names, partition = list(assigned), self.partition
+        channels = partition.availability(names, self.channel_names, self.seed)
+        shares = partition.class_shares(names, self.num_classes, self.seed)
+        sites = partition.sites(names, self.seed)
+        self.plans = {
+            n: ClientPlan(splits[n], channels[n], shares.get(n), sites.get(n)) for n in names
+        }
         with one_thread():
-            self.clients = self.build_clients(splits, table)
+            self.clients = self.build_clients(self.plans)
 
     def _split(self, client: str, ids: Sequence[str]) -> dict[Split, list[str]]:
         if not ids:
@@ -106,6 +138,13 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
                 f"Client {client} has no patients; use fewer clients or another partition."
             )
         labels = {i: self._patients[i].label for i in ids}
+        given: dict[Split, list[str]] = {split: [] for split in SPLITS}
+        for i in ids:
+            if (place := self._patients[i].split) is not None:
+                given[place].append(i)
+        if sum(map(len, given.values())) == len(ids):
+            warn_small(client, given)
+            return given
         seed = derive_seed(self.seed, client)
         parts = split_patients(ids, self.val_fraction, self.test_fraction, seed, labels)
         warn_small(client, parts)
@@ -115,23 +154,25 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         """The record to be written beside a run, as JSON.
 
         Returns:
-            ``seed``, ``clients`` (patient ids per client and split), ``channels`` (the names that
-            each client has), ``settings``, and ``files`` (SHA-256 per file that was used).
+            ``seed``, ``clients`` (patient ids per client and split), ``partition`` (channels,
+            class shares and scanner of each client), ``settings``, and ``files`` (SHA-256 per file
+            that was used).
         """
         if self._hashes is None:
-            used = {i for c in self.clients.values() for ids in c.patients.values() for i in ids}
-            files = {f for i in sorted(used) for f in self._patients[i].files.values()}
-            self._hashes = {str(path): sha256_of(path) for path in sorted(files)}
+            used = {i for p in self.plans.values() for ids in p.patients.values() for i in ids}
+            self._hashes = self.file_hashes(sorted(used))
         return {
             "seed": self.seed,
-            "clients": {name: dict(c.patients) for name, c in self.clients.items()},
-            "channels": {name: self._present(c) for name, c in self.clients.items()},
+            "clients": {name: dict(p.patients) for name, p in self.plans.items()},
+            "partition": {name: p.record(self.channel_names) for name, p in self.plans.items()},
             "settings": self.settings(),
             "files": dict(self._hashes),
         }
 
-    def _present(self, client: ClientData) -> list[str]:
-        return [n for n, p in zip(self.channel_names, client.channels.tolist(), strict=True) if p]
+    def file_hashes(self, patients: Sequence[str]) -> dict[str, str]:
+        """Returns the SHA-256 of every file of the given patients, by path."""
+        files = {f for i in patients for f in self._patients[i].files.values()}
+        return {str(path): sha256_of(path) for path in sorted(files)}
 
     def train_dataloader(self) -> DataLoader[Batch]:
         """Training samples of all clients together, for central training.
@@ -166,10 +207,8 @@ class _Samples(Dataset[Batch]):
         return self.client.num_samples
 
     def __getitem__(self, index: int) -> Batch:
-        label = self.client.train["label"][index]
-        label = label.float() if label.ndim else label
-        image = self.client.train["image"][index]
-        return {"image": image, "label": label, "channels": self.client.channels}
+        batch = self.client.samples(torch.tensor([index]))
+        return {name: values[0] for name, values in batch.items()}
 
 
 class _Evaluation(IterableDataset[Batch]):

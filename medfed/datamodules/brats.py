@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from medfed.datamodules import patches
-from medfed.datamodules.base import FederatedDataModule, resolve_root
+from medfed.datamodules.base import ClientPlan, FederatedDataModule, resolve_root
 from medfed.datamodules.client_data import Augment, Batch, ClientData, Split
 from medfed.datamodules.generated.brats import BratsCohort
 from medfed.datamodules.partitions.base import Partition
@@ -127,13 +127,12 @@ class BratsDataModule(FederatedDataModule):
             else "whole volumes",
         }
 
-    def build_clients(
-        self, splits: Mapping[str, Mapping[Split, list[str]]], channels: Mapping[str, Tensor]
-    ) -> dict[str, ClientData]:
+    def build_clients(self, plans: Mapping[str, ClientPlan]) -> dict[str, ClientData]:
         """See the base class."""
-        return {name: self._client(name, splits[name], channels[name]) for name in splits}
+        return {name: self._client(name, plan) for name, plan in plans.items()}
 
-    def _client(self, name: str, parts: Mapping[Split, list[str]], present: Tensor) -> ClientData:
+    def _client(self, name: str, plan: ClientPlan) -> ClientData:
+        parts, present = plan.patients, plan.channels
         drawn = [self.training_block(p, n, present) for n, p in enumerate(parts["train"])]
         if not drawn:
             raise DataError(f"Client {name} has no training patient; give it more patients.")

@@ -1,10 +1,10 @@
-"""What one hospital holds: its tensors in memory, and the batches made from them."""
+"""What one hospital holds: its samples, in memory or mapped from disk, and batches of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -18,15 +18,31 @@ SPLITS: tuple[Split, ...] = ("train", "val", "test")
 Augment = Callable[[dict[str, Any]], dict[str, Any]]
 
 
-def gather(values: Tensor, index: Tensor) -> Tensor:
+class Rows(Protocol):
+    """Samples that need not lie in memory, such as those of a cache on disk."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(N, ...), as of a tensor."""
+        ...
+
+    def take(self, index: Tensor) -> Tensor:
+        """Returns the samples (B, ...) with the given numbers (B,) int64, as a CPU tensor."""
+        ...
+
+
+Block = Mapping[str, Tensor | Rows]
+
+
+def gather(values: Tensor | Rows, index: Tensor) -> Tensor:
     """Picks samples; on the CPU by NumPy, on one thread.
 
     A batch is about a megabyte: starting PyTorch's threads for it costs more than copying it, and
     on a busy machine thirty times as much.
 
     Args:
-        values: (N, ...).
-        index: (B,) int64 on the same device.
+        values: (N, ...), a tensor or `Rows`.
+        index: (B,) int64, best on the same device.
 
     Returns:
         (B, ...), a copy.
@@ -35,24 +51,28 @@ def gather(values: Tensor, index: Tensor) -> Tensor:
         >>> gather(torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([2, 0])).tolist()
         [[3.0], [1.0]]
     """
+    if not isinstance(values, Tensor):
+        return values.take(index.cpu())
     if values.device.type != "cpu":
-        return values.index_select(0, index)
-    return torch.from_numpy(values.numpy().take(index.numpy(), axis=0))
+        return values.index_select(0, index.to(values.device))
+    return torch.from_numpy(values.numpy().take(index.cpu().numpy(), axis=0))
 
 
 @dataclass
 class ClientData:
     """One hospital's data, extracted once and kept as contiguous tensors.
 
-    A *block* is a dict of tensors with the same first dimension: ``image`` (N, C, *spatial) or
-    (N, F) float32; ``label`` (N, R, *spatial) for regions (any dtype; batches carry float32) or
-    (N,) int64 for classes; ``case`` (N,) int64, the index of the patient in ``patients[split]``.
+    A *block* maps names to tensors (or `Rows`, whose samples stay on disk) with the same first
+    dimension: ``image`` (N, C, *spatial) or (N, F) float32; ``label`` (N, R, *spatial) for regions
+    (any dtype; batches carry float32) or (N,) int64 for classes; ``case`` (N,) int64, the index of
+    the patient in ``patients[split]``.
 
     Attributes:
         id: The client's name, such as ``"hospital_0"``.
         train: The block of training samples (patches or rows).
-        evaluation: Blocks per evaluation split. A batch never spans two blocks, so that volumes of
-            different sizes may stand beside each other.
+        evaluation: Blocks per evaluation split; the sequence may read a block when it is asked for.
+            A batch never spans two blocks, so that volumes of different sizes may stand beside
+            each other.
         channels: (C,) bool, which channels this hospital has. The others are zero in every image.
         label_counts: (K,) float32 over the training samples. Classification: samples per class.
             Segmentation: voxels of ``[background, region_1, ..., region_R]`` in the patches.
@@ -68,8 +88,8 @@ class ClientData:
     """
 
     id: str
-    train: Batch
-    evaluation: dict[Split, list[Batch]]
+    train: Block
+    evaluation: Mapping[Split, Sequence[Block]]
     channels: Tensor
     label_counts: Tensor
     patients: dict[Split, list[str]]
@@ -103,8 +123,22 @@ class ClientData:
         Returns:
             The same object.
         """
-        self.train = {name: value.to(device) for name, value in self.train.items()}
+        self.train = {
+            name: value.to(device) if isinstance(value, Tensor) else value
+            for name, value in self.train.items()
+        }
         return self
+
+    def samples(self, index: Tensor) -> Batch:
+        """Picks training samples, without augmentation.
+
+        Args:
+            index: (B,) int64.
+
+        Returns:
+            ``{"image", "label", "channels"}``.
+        """
+        return self._batch(gather(self.train["image"], index), gather(self.train["label"], index))
 
     def train_batches(self, seed: int) -> Iterator[Batch]:
         """One epoch over the training samples; the last, short batch is kept.
@@ -116,7 +150,7 @@ class ClientData:
             ``{"image", "label", "channels"}`` with B = `batch_size` or fewer samples.
         """
         order = torch.randperm(self.num_samples, generator=torch_rng(seed, "order"))
-        order = order.to(self.train["image"].device)
+        order = order.to(getattr(self.train["image"], "device", order.device))
         if callable(set_state := getattr(self.augment, "set_random_state", None)):
             set_state(seed=derive_seed(seed, "augment"))
         for index in order.split(self.batch_size):
@@ -134,7 +168,7 @@ class ClientData:
         """
         count = min(limit, self.num_samples)
         index = torch.arange(count) * self.num_samples // max(count, 1)
-        return self.train["image"].index_select(0, index.to(self.train["image"].device))
+        return gather(self.train["image"], index)
 
     def eval_batches(self, split: Split) -> Iterator[Batch]:
         """The samples of a split in fixed order, without augmentation.
@@ -147,10 +181,10 @@ class ClientData:
             ``{"image", "label", "channels", "case"}``.
         """
         for block in [self.train] if split == "train" else self.evaluation[split]:
-            for start in range(0, block["image"].shape[0], self.eval_batch_size):
-                part = slice(start, start + self.eval_batch_size)
-                batch = self._batch(block["image"][part], block["label"][part])
-                yield {**batch, "case": block["case"][part]}
+            everything = torch.arange(block["image"].shape[0])
+            for index in everything.split(self.eval_batch_size):
+                taken = {name: _consecutive(block[name], index) for name in ("image", "label")}
+                yield {**self._batch(**taken), "case": _consecutive(block["case"], index)}
 
     def _batch(self, image: Tensor, label: Tensor) -> Batch:
         if label.ndim > 1 and label.dtype != torch.float32:
@@ -168,3 +202,10 @@ class ClientData:
         # An intensity transform would otherwise fill the channels that the hospital lacks.
         present = self.channels.to(images.device).view(1, -1, *[1] * (images.ndim - 2))
         return images * present, labels
+
+
+def _consecutive(values: Tensor | Rows, index: Tensor) -> Tensor:
+    """Samples that stand in a row: a view where they are a tensor."""
+    if isinstance(values, Tensor):
+        return values[int(index[0]) : int(index[-1]) + 1]
+    return values.take(index)

@@ -7,6 +7,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from torch import Tensor
+
 from medfed.datamodules.client_data import SPLITS, Split
 from medfed.datamodules.seeding import numpy_rng
 from medfed.errors import ConfigError, DataError
@@ -87,6 +89,21 @@ def warn_small(client: str, parts: Mapping[Split, Sequence[str]]) -> None:
         log.warning("Client %s has no patient in: %s.", client, ", ".join(empty))
     elif len(parts["train"]) == 1:
         log.warning("Client %s trains on a single patient.", client)
+
+
+def warn_one_class(client: str, counts: Tensor) -> None:
+    """Warns of a client that trains on a single class.
+
+    Args:
+        client: The client's name.
+        counts: (K,) training samples per class.
+
+    Example:
+        >>> import torch
+        >>> warn_one_class("a", torch.tensor([3.0, 1.0]))
+    """
+    if int((counts > 0).sum()) < 2:
+        log.warning("Client %s trains on a single class.", client)
 
 
 def check_leakage(clients: Mapping[str, Mapping[Split, Sequence[str]]]) -> None:

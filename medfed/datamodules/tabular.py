@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -13,14 +12,13 @@ from numpy.typing import NDArray
 from sklearn.preprocessing import MinMaxScaler
 from torch import Tensor
 
-from medfed.datamodules.base import FederatedDataModule, resolve_root
-from medfed.datamodules.client_data import SPLITS, Batch, ClientData, Split
+from medfed.datamodules.base import ClientPlan, FederatedDataModule, resolve_root
+from medfed.datamodules.client_data import SPLITS, Batch, ClientData
 from medfed.datamodules.partitions.base import Partition
 from medfed.datamodules.readers.base import Patient
 from medfed.datamodules.readers.table import Table, breast_cancer, read_csv
+from medfed.datamodules.splits import warn_one_class
 from medfed.errors import ConfigError
-
-log = logging.getLogger(__name__)
 
 
 class TabularDataModule(FederatedDataModule):
@@ -118,27 +116,25 @@ class TabularDataModule(FederatedDataModule):
         label = labels.pop() if len(labels) == 1 else None
         return Patient(name, files, centres.pop() if centres else None, label)
 
-    def build_clients(
-        self, splits: Mapping[str, Mapping[Split, list[str]]], channels: Mapping[str, Tensor]
-    ) -> dict[str, ClientData]:
+    def build_clients(self, plans: Mapping[str, ClientPlan]) -> dict[str, ClientData]:
         """Scales every client's rows by training statistics; see the base class."""
         assert self.table is not None
-        train = {c: self.table.features[self._index(parts["train"])] for c, parts in splits.items()}
+        features = self.table.features
+        train = {c: features[self._index(plan.patients["train"])] for c, plan in plans.items()}
         pooled = np.concatenate(list(train.values()))
         clients = {}
-        for name, parts in splits.items():
+        for name, plan in plans.items():
             scaler = fit_scaler(train[name] if self.scaling == "client" else pooled)
-            blocks = {s: self._block(parts[s], scaler, channels[name]) for s in SPLITS}
+            blocks = {s: self._block(plan.patients[s], scaler, plan.channels) for s in SPLITS}
             counts = torch.bincount(blocks["train"]["label"], minlength=self.num_classes).float()
-            if (counts > 0).sum() < 2:
-                log.warning("Client %s trains on a single class.", name)
+            warn_one_class(name, counts)
             clients[name] = ClientData(
                 id=name,
                 train=blocks["train"],
                 evaluation={"val": [blocks["val"]], "test": [blocks["test"]]},
-                channels=channels[name],
+                channels=plan.channels,
                 label_counts=counts,
-                patients={split: list(parts[split]) for split in SPLITS},
+                patients={split: list(plan.patients[split]) for split in SPLITS},
                 batch_size=self.batch_size,
                 eval_batch_size=self.eval_batch_size,
             )

@@ -142,7 +142,8 @@ def test_splits_are_json_with_the_hashes_of_the_files(brats, cohort):
     path = cohort / "imagesTr" / "BRATS_001.nii.gz"
     assert record["files"][str(path)] == sha256_of(path)
     assert record["settings"]["patch_size"] == [16, 16]
-    assert record["channels"]["hospital_0"] == ["FLAIR", "T1w", "T1gd", "T2w"]
+    four = ["FLAIR", "T1w", "T1gd", "T2w"]
+    assert record["partition"]["hospital_0"]["channels"] == four
 
 
 def test_setup_twice_changes_nothing_and_threads_are_restored(brats):

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from medfed.datamodules.partitions.base import Partition
-from medfed.datamodules.readers.base import Patient, check_names
+from medfed.datamodules.partitions.base import Wrapped
+from medfed.datamodules.readers.base import check_names
 from medfed.datamodules.seeding import torch_rng
 from medfed.errors import ConfigError, did_you_mean
 
@@ -17,7 +17,7 @@ PRESETS = ("none", "lack_k", "rotate", "random", "table")
 
 
 @dataclass(frozen=True)
-class ChannelMissing(Partition):
+class ChannelMissing(Wrapped):
     """Takes channels away from the clients of another partition.
 
     A missing channel is zero after normalisation, and the presence mask travels in every batch.
@@ -34,7 +34,6 @@ class ChannelMissing(Partition):
             listed has all.
     """
 
-    assignment: Partition
     preset: str = "rotate"
     channel: str | None = None
     clients: Sequence[str | int] = ()
@@ -49,10 +48,6 @@ class ChannelMissing(Partition):
             )
         if not 0 <= self.probability < 1:
             raise ConfigError(f"partition.probability={self.probability} must be in [0, 1).")
-
-    def assign(self, patients: Sequence[Patient], seed: int) -> dict[str, list[str]]:
-        """Leaves the assignment to `assignment`."""
-        return self.assignment.assign(patients, seed)
 
     def availability(
         self, clients: Sequence[str], channels: Sequence[str], seed: int

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from torch import Tensor
 
@@ -25,12 +25,34 @@ class Patient:
         files: The files that belong to it, by role.
         centre: The hospital that it comes from, where the data names one.
         label: Its class, where it has exactly one; partitions by label need it.
+        counts: Samples per class, where it has several samples (nodule candidates of one scan).
+        split: The split that the data set itself puts it in, where it does.
     """
 
     id: str
     files: Mapping[str, Path] = field(default_factory=dict)
     centre: str | None = None
     label: int | None = None
+    counts: tuple[int, ...] | None = None
+    split: Literal["train", "val", "test"] | None = None
+
+    def class_counts(self, num_classes: int) -> tuple[int, ...]:
+        """Returns the samples per class, (K,); a patient with one label is one sample.
+
+        Raises:
+            ConfigError: If neither a label nor counts are known.
+
+        Example:
+            >>> Patient("a", label=1).class_counts(3)
+            (0, 1, 0)
+        """
+        if self.counts is not None:
+            return (*self.counts, *[0] * (num_classes - len(self.counts)))
+        if self.label is None:
+            raise ConfigError(
+                f"Patient {self.id} has no label; a partition by label needs one per patient."
+            )
+        return tuple(int(k == self.label) for k in range(num_classes))
 
 
 class Reader(Protocol):
