@@ -22,7 +22,7 @@ CASES = {
     # Options, keys and values that do not exist
     "algorithm=pfednett": "Unknown algorithm 'pfednett' (did you mean pfednet",
     "data=breast": "Unknown data 'breast' (did you mean brats, breast_cancer?); choose one of",
-    "codec@codec.up=fp16": "Unknown codec 'fp16' (did you mean fp64, fp32?)",
+    "codec@codec.up=fp46": "Unknown codec 'fp46' (did you mean fp64, fp16, fp32?)",
     "codec.up=fp16": "codec.up=fp16 would replace a whole section; choose an option by codec@",
     "codec=fp32": "'codec' is no group; set codec.up, codec.down, such as codec@codec.up=fp32",
     "local=3": "local=3 would replace a whole section; set one of its keys",

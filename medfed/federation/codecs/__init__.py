@@ -1,6 +1,7 @@
 """What turns tensors into the bytes that travel."""
 
-from medfed.federation.codecs.base import Codec, CodecError
+from medfed.federation.codecs.base import Codec
 from medfed.federation.codecs.dense import Dense
+from medfed.federation.codecs.reader import CodecError
 
 __all__ = ["Codec", "CodecError", "Dense"]
