@@ -14,7 +14,7 @@ from medfed.datamodules import patches
 from medfed.datamodules.base import ClientPlan, FederatedDataModule, resolve_root
 from medfed.datamodules.client_data import Augment, Batch, ClientData, Split
 from medfed.datamodules.generated.brats import BratsCohort
-from medfed.datamodules.partitions.base import Partition
+from medfed.datamodules.partitions.base import Partition, Site
 from medfed.datamodules.readers.base import Patient, Reader
 from medfed.datamodules.seeding import torch_rng
 from medfed.errors import ConfigError, DataError
@@ -132,15 +132,16 @@ class BratsDataModule(FederatedDataModule):
         return {name: self._client(name, plan) for name, plan in plans.items()}
 
     def _client(self, name: str, plan: ClientPlan) -> ClientData:
-        parts, present = plan.patients, plan.channels
-        drawn = [self.training_block(p, n, present) for n, p in enumerate(parts["train"])]
+        parts, present, site = plan.patients, plan.channels, plan.site
+        drawn = [self.training_block(p, n, present, site) for n, p in enumerate(parts["train"])]
         if not drawn:
             raise DataError(f"Client {name} has no training patient; give it more patients.")
         train = {key: torch.cat([block[key] for block in drawn]) for key in drawn[0]}
         evaluation: dict[Split, list[Batch]] = {}
         for split in ("val", "test"):
-            blocks = (self.evaluation_block(p, n, present) for n, p in enumerate(parts[split]))
-            evaluation[split] = list(blocks)
+            evaluation[split] = [
+                self.evaluation_block(p, n, present, site) for n, p in enumerate(parts[split])
+            ]
         return ClientData(
             id=name,
             train={**train, "label": train["label"].float()},
@@ -153,29 +154,36 @@ class BratsDataModule(FederatedDataModule):
             augment=self.augment,
         )
 
-    def _read(self, patient: str, present: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Image with missing channels zeroed, label, and brain mask."""
+    def _read(
+        self, patient: str, present: Tensor, site: Site | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Image as the site's scanner shows it, missing channels zeroed; label; brain mask."""
         assert self.reader is not None
         sample = self.reader.read(self._patients[patient])
         image = sample["image"]
         brain = (image != 0).any(dim=0)
         if not brain.any():
             raise DataError(f"Patient {patient} has only zero voxels; leave the patient out.")
+        if site is not None:
+            image = site.apply(image, patient)
         image[~present] = 0
         return image, sample["label"], brain
 
-    def training_block(self, patient: str, case: int, present: Tensor) -> Batch:
+    def training_block(
+        self, patient: str, case: int, present: Tensor, site: Site | None = None
+    ) -> Batch:
         """Draws one patient's patches; their places depend on the seed and the patient alone.
 
         Args:
             patient: Patient id.
             case: Its index in the split.
             present: (C,) bool.
+            site: The client's scanner, or None.
 
         Returns:
             ``image`` (P, C, h, w[, d]), ``label`` (P, R, h, w[, d]) uint8, ``case`` (P,).
         """
-        image, label, brain = self._read(patient, present)
+        image, label, brain = self._read(patient, present, site)
         image, label = patches.pad_to(image, self.size), patches.pad_to(label, self.size)
         centres = patches.sample_centres(
             tumour=label.any(dim=0),
@@ -191,18 +199,21 @@ class BratsDataModule(FederatedDataModule):
             images, labels = images.squeeze(-1), labels.squeeze(-1)
         return {"image": images, "label": labels, "case": torch.full((len(images),), case)}
 
-    def evaluation_block(self, patient: str, case: int, present: Tensor) -> Batch:
+    def evaluation_block(
+        self, patient: str, case: int, present: Tensor, site: Site | None = None
+    ) -> Batch:
         """Takes one patient's whole axial slices, or the volume.
 
         Args:
             patient: Patient id.
             case: Its index in the split.
             present: (C,) bool.
+            site: The client's scanner, or None.
 
         Returns:
             ``image`` (S, C, H, W) or (1, C, H, W, D), ``label`` alike, ``case`` (S,) or (1,).
         """
-        image, label, brain = self._read(patient, present)
+        image, label, brain = self._read(patient, present, site)
         if self.spatial_dims == 3:
             image, label = image[None], label[None]
         else:
