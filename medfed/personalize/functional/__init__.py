@@ -1,5 +1,6 @@
 """The pure maths of the algorithms: tensors in, tensors out, no federation type."""
 
+from medfed.personalize.functional.fused_lasso import fused_lasso, fused_lasso_blocks
 from medfed.personalize.functional.graph import (
     complete_edges,
     edge_similarity,
@@ -45,6 +46,8 @@ __all__ = [
     "edges_from_names",
     "feature_sketch",
     "frequent_directions",
+    "fused_lasso",
+    "fused_lasso_blocks",
     "graph_laplacian",
     "incidence",
     "knn_edges",
