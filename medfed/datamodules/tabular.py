@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -27,7 +27,7 @@ class TabularDataModule(FederatedDataModule):
     Args:
         partition: Assigns patients to clients.
         seed: Seed of partition and splits.
-        path: A CSV file; None takes scikit-learn's breast cancer.
+        path: A CSV file (or what `reader` reads); None takes scikit-learn's breast cancer.
         label: Name of the label column.
         features: Feature columns; None takes all that have no other role.
         centre: Column with the hospital, for the natural partition.
@@ -43,6 +43,9 @@ class TabularDataModule(FederatedDataModule):
             the same everywhere, at the price of 2F numbers per client that would have to be
             exchanged once beforehand (not counted in the ledger).
         missing_indicator: Whether to append, per feature, 1 where the cell was missing.
+        reader: Reads `path` where it is no CSV file; the columns are then the reader's affair.
+        negative: Label values that count as class 0, where `positive` is given; None takes all
+            others.
     """
 
     def __init__(
@@ -62,12 +65,15 @@ class TabularDataModule(FederatedDataModule):
         eval_batch_size: int = 1024,
         scaling: Literal["client", "pooled"] = "client",
         missing_indicator: bool = False,
+        reader: Callable[[Path], Table] | None = None,
+        negative: Sequence[str | int | float] | None = None,
     ) -> None:
         super().__init__(partition, seed, val_fraction, test_fraction)
         if scaling not in ("client", "pooled"):
             raise ConfigError(f"Unknown data.scaling={scaling}; known: client, pooled.")
         self.path = resolve_root(path)
-        self.columns = (label, features, centre, patient, positive, header)
+        self.columns = (label, features, centre, patient, positive, header, negative)
+        self.read = reader or (lambda file: read_csv(file, *self.columns))
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size
         self.scaling = scaling
@@ -85,7 +91,7 @@ class TabularDataModule(FederatedDataModule):
                 "(your own: data=csv data.path=/path/to/table.csv data.label=COLUMN)."
             )
         else:
-            self.table = read_csv(self.path, *self.columns)
+            self.table = self.read(self.path)
             self.description = f"Data: {self.path}, {len(self.table.labels)} rows."
         names = self.table.names
         if self.missing_indicator:
@@ -97,15 +103,15 @@ class TabularDataModule(FederatedDataModule):
         """One patient per distinct id, with its centre, and its label where all its rows agree."""
         self.prepare_data()
         assert self.table is not None
-        files = {} if self.path is None else {"table": self.path}
         rows: dict[str, list[int]] = {}
         for row, name in enumerate(self.table.patients):
             rows.setdefault(name, []).append(row)
         self._rows = {name: np.array(index) for name, index in rows.items()}
-        return [self._patient(name, index, files) for name, index in rows.items()]
+        return [self._patient(name, index) for name, index in rows.items()]
 
-    def _patient(self, name: str, rows: list[int], files: Mapping[str, Path]) -> Patient:
+    def _patient(self, name: str, rows: list[int]) -> Patient:
         assert self.table is not None
+        files = {"table": self.table.files[rows[0]]} if self.table.files else {}
         labels = {int(self.table.labels[row]) for row in rows}
         centres = {self.table.centres[row] for row in rows} if self.table.centres else set()
         if len(centres) > 1:

@@ -12,7 +12,7 @@ from medfed.datamodules.base import FederatedDataModule
 CONFIGS = Path(__file__).parents[2] / "configs"
 CASES = [
     (data, partition)
-    for data in ("brats", "brats_folder", "breast_cancer", "csv")
+    for data in ("brats", "brats_folder", "breast_cancer", "csv", "heart")
     for partition in ("centre", "channel_missing", "label_imbalance", "round_robin")
 ]
 

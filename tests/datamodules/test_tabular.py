@@ -134,7 +134,10 @@ def test_positive_values_header_and_features(tmp_path):
         (("50,1.0", "old,1.0"), r"table\.csv, data row 1, column age: 'old' is not a number"),
         (("50,1.0", "inf,1.0"), r"data row 1, column age: 'inf'"),
         (("50,1.0,0", "50,1.0"), r"data row 1: 4 cells, but 5 columns"),
-        (("50,1.0,0", "50,1.0,"), r"data row 1: the label is missing"),
+        (("50,1.0,0", "50,1.0,"), r"data row 1, column label: the cell is missing"),
+        (("p2,Bern", ",Bern"), r"data row 3, column id: the cell is missing"),
+        (("p2,Bern", "p2,?"), r"data row 3, column site: the cell is missing"),
+        (("age,sugar", "age,Age"), r"table\.csv: column Age occurs twice"),
         ((CSV[CSV.index("p1") :], ""), r"has no data rows"),
     ],
 )
@@ -142,6 +145,18 @@ def test_bad_cells_are_named(table, change, message):
     table.write_text(CSV.replace(*change))
     with pytest.raises(DataError, match=message):
         module(table)
+
+
+def test_unknown_labels_are_named(table):
+    table.write_text(CSV.replace("90,8.0,1", "90,8.0,2"))
+    assert module(table, positive=[1, 2], negative=[0]).num_classes == 2
+    assert module(table, positive=[1]).table.labels.tolist() == [0, 0, 1, 1, 0, 1, 0]
+    with pytest.raises(DataError, match=r"data row 7: the label 2 is none of 0, 1; mend the row"):
+        module(table, positive=[1], negative=[0])
+    with pytest.raises(
+        DataError, match=r"no row has a label of data\.positive \(ill\); .* 0, 1, 2"
+    ):
+        module(table, positive=["ill"])
 
 
 def test_bad_columns_and_files(table, tmp_path):

@@ -27,6 +27,7 @@ class Table:
         classes: (K) class names.
         patients: (N) patient id of every row.
         centres: (N) centre of every row, or None.
+        files: (N) the file of every row; empty where there is none.
     """
 
     names: tuple[str, ...]
@@ -35,6 +36,7 @@ class Table:
     classes: tuple[str, ...]
     patients: tuple[str, ...]
     centres: tuple[str, ...] | None = None
+    files: tuple[Path, ...] = ()
 
 
 def breast_cancer() -> Table:
@@ -67,6 +69,7 @@ def read_csv(
     patient: str | None = None,
     positive: Sequence[str | int | float] | None = None,
     header: Sequence[str] | None = None,
+    negative: Sequence[str | int | float] | None = None,
 ) -> Table:
     """Reads a CSV file.
 
@@ -79,6 +82,8 @@ def read_csv(
         positive: Label values that count as class 1, all others as 0; None makes every distinct
             label value a class, in sorted order.
         header: Column names of a file that has no header line.
+        negative: Label values that count as class 0, where `positive` is given; None takes all
+            others.
 
     Returns:
         The table.
@@ -93,8 +98,7 @@ def read_csv(
     if features is not None:
         names = check_names("column", features, columns)
     at = {name.lower(): i for i, name in enumerate(columns)}
-    raw = [row[at[label.lower()]].strip() for row in rows]
-    labels, classes = _classes(path, raw, positive)
+    labels, classes = _classes(path, _column(path, rows, at, label), positive, negative)
     return Table(
         names=names,
         features=np.array(
@@ -103,10 +107,10 @@ def read_csv(
         labels=labels,
         classes=classes,
         patients=tuple(
-            row[at[patient.lower()]].strip() if patient else f"row_{i}"
-            for i, row in enumerate(rows)
+            _column(path, rows, at, patient) if patient else (f"row_{i}" for i in range(len(rows)))
         ),
-        centres=tuple(row[at[centre.lower()]].strip() for row in rows) if centre else None,
+        centres=tuple(_column(path, rows, at, centre)) if centre else None,
+        files=(path,) * len(rows),
     )
 
 
@@ -138,6 +142,10 @@ def _rows(path: Path, header: Sequence[str] | None) -> tuple[list[str], list[lis
     columns = [c.strip() for c in (rows.pop(0) if header is None and rows else header or [])]
     if not rows:
         raise DataError(f"{path} has no data rows.")
+    if twice := {c for c in columns if [x.lower() for x in columns].count(c.lower()) > 1}:
+        raise DataError(
+            f"{path}: column {min(twice)} occurs twice; give every column a name of its own."
+        )
     for number, row in rows_at(rows):
         if len(row) != len(columns):
             raise DataError(
@@ -145,6 +153,18 @@ def _rows(path: Path, header: Sequence[str] | None) -> tuple[list[str], list[lis
                 "mend the row or data.header."
             )
     return columns, rows
+
+
+def _column(path: Path, rows: Sequence[list[str]], at: dict[str, int], name: str) -> list[str]:
+    """The cells of a column that may not be missing: label, patient or centre."""
+    cells = [row[at[name.lower()]].strip() for row in rows]
+    for number, text in enumerate(cells, start=1):
+        if text.lower() in MISSING:
+            raise DataError(
+                f"{path}, data row {number}, column {name}: the cell is missing; fill it in or "
+                "remove the row."
+            )
+    return cells
 
 
 def _cell(path: Path, number: int, row: list[str], at: dict[str, int], name: str) -> float:
@@ -165,15 +185,17 @@ def _cell(path: Path, number: int, row: list[str], at: dict[str, int], name: str
 
 
 def _classes(
-    path: Path, raw: Sequence[str], positive: Sequence[str | int | float] | None
+    path: Path,
+    raw: Sequence[str],
+    positive: Sequence[str | int | float] | None,
+    negative: Sequence[str | int | float] | None,
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Class index per row, and the class names."""
-    for number, text in enumerate(raw, start=1):
-        if text.lower() in MISSING:
-            raise DataError(f"{path}, data row {number}: the label is missing; remove the row.")
     values = [_tidy(text) for text in raw]
     if positive is not None:
         wanted = {_tidy(str(p)) for p in positive}
+        known = set(values) if negative is None else {_tidy(str(n)) for n in negative}
+        _check_labels(path, values, wanted, known | wanted)
         return np.array([v in wanted for v in values], dtype=np.int64), ("negative", "positive")
     names = sorted(set(values), key=lambda v: (_number(v), v))
     if len(names) < 2 or len(names) > 50:
@@ -183,6 +205,21 @@ def _classes(
         )
     index = {name: i for i, name in enumerate(names)}
     return np.array([index[v] for v in values], dtype=np.int64), tuple(names)
+
+
+def _check_labels(path: Path, values: Sequence[str], wanted: set[str], known: set[str]) -> None:
+    """Refuses labels that are neither positive nor negative, and positives that never occur."""
+    for number, value in enumerate(values, start=1):
+        if value not in known:
+            raise DataError(
+                f"{path}, data row {number}: the label {value} is none of "
+                f"{', '.join(sorted(known))}; mend the row."
+            )
+    if not wanted & set(values):
+        raise DataError(
+            f"{path}: no row has a label of data.positive ({', '.join(sorted(wanted))}); the "
+            f"labels are {', '.join(sorted(set(values))[:10])}."
+        )
 
 
 def _number(text: str) -> float:

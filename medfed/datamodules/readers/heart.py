@@ -1,0 +1,165 @@
+"""The UCI Heart Disease data: four hospitals, one file each, 920 patients.
+
+Source: A. Janosi, W. Steinbrunn, M. Pfisterer, R. Detrano, "Heart Disease", UCI Machine Learning
+Repository, 1989, doi:10.24432/C52P4X: the files ``processed.{centre}.data``.
+"""
+
+from __future__ import annotations
+
+import csv
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from medfed.datamodules.readers.base import check_names
+from medfed.datamodules.readers.table import Table, read_csv
+from medfed.errors import DataError
+
+log = logging.getLogger(__name__)
+
+FEATURES = (
+    *("age", "sex", "cp", "trestbps", "chol", "fbs", "restecg"),
+    *("thalach", "exang", "oldpeak", "slope", "ca", "thal"),
+)
+TARGET = "num"
+# Rows, and rows without disease, as published.
+PUBLISHED = {
+    "cleveland": (303, 164),
+    "hungarian": (294, 188),
+    "switzerland": (123, 8),
+    "va": (200, 51),
+}
+# No living patient has these; all of Switzerland's cholesterol, for one, is 0.
+NEVER_ZERO = ("trestbps", "chol")
+
+
+def read_heart(path: Path, centres: Sequence[str] = tuple(PUBLISHED)) -> Table:
+    """Reads the hospitals' files from one folder.
+
+    A cell is missing where it is ``?``, ``NaN`` or empty, ``-9`` (as in the unprocessed files), or
+    a blood pressure or cholesterol of 0. Class 1 is any disease (``num`` from 1 to 4).
+
+    Args:
+        path: The folder of ``processed.cleveland.data`` and so on, with or without a header line.
+        centres: Which hospitals to read.
+
+    Returns:
+        The table; patients are named by hospital and row, such as ``cleveland_17``.
+
+    Raises:
+        DataError: If a file is missing or not as published: a cell is no number, a column is
+            missing, a target is not 0 to 4, or a file of the published length has other class
+            counts (copies with an inverted target are about).
+        ConfigError: If a centre is unknown.
+    """
+    names = check_names("centre", centres, tuple(PUBLISHED))
+    if not path.is_dir():
+        raise DataError(
+            f"{path} is not a folder; set data.path to the folder of processed.cleveland.data and "
+            "its like."
+        )
+    tables = [_read_centre(path / f"processed.{name}.data", name) for name in names]
+    return Table(
+        names=FEATURES,
+        features=np.concatenate([t.features for t in tables]),
+        labels=np.concatenate([t.labels for t in tables]),
+        classes=("no disease", "disease"),
+        patients=tuple(p for t in tables for p in t.patients),
+        centres=tuple(n for n, t in zip(names, tables, strict=True) for _ in t.patients),
+        files=tuple(f for t in tables for f in t.files),
+    )
+
+
+def _read_centre(file: Path, centre: str) -> Table:
+    if not file.is_file():
+        raise DataError(
+            f"{file} does not exist; add it, or leave {centre} out of data.reader.centres."
+        )
+    table = read_csv(
+        file,
+        label=TARGET,
+        features=FEATURES,
+        positive=(1, 2, 3, 4),
+        negative=(0,),
+        header=_header(file),
+    )
+    check_counts(file, centre, table.labels)
+    return Table(
+        names=FEATURES,
+        features=without_impossible(table.features),
+        labels=table.labels,
+        classes=table.classes,
+        patients=tuple(f"{centre}_{n}" for n in range(1, len(table.labels) + 1)),
+        files=(file,) * len(table.labels),
+    )
+
+
+def _header(file: Path) -> tuple[str, ...] | None:
+    """The published columns, or None where the file names its columns itself."""
+    with file.open(newline="", encoding="utf-8-sig", errors="replace") as lines:
+        first = next((r for r in csv.reader(lines) if any(c.strip() for c in r)), [])
+    cells = [cell.strip().lower() for cell in first]
+    if any(_is_number(cell) for cell in cells):
+        return (*FEATURES, TARGET)  # with a bad cell, perhaps, which is named later
+    if lacking := [c for c in (*FEATURES, TARGET) if c not in cells]:
+        raise DataError(
+            f"{file}: the header lacks {', '.join(lacking)}; name the columns as published "
+            f"({', '.join((*FEATURES, TARGET))}), or remove the header line."
+        )
+    return None
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def without_impossible(features: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Marks the codes of missing values as missing.
+
+    Args:
+        features: (N, 13), columns as in `FEATURES`.
+
+    Returns:
+        A copy in which -9, and 0 for blood pressure and cholesterol, are NaN.
+
+    Example:
+        >>> row = np.array([[63.0, 1, 1, 0, 233, 1, 2, 150, 0, 2.3, 3, -9, 6]])
+        >>> np.isnan(without_impossible(row)).nonzero()[1].tolist()
+        [3, 11]
+    """
+    missing = features == -9
+    for name in NEVER_ZERO:
+        missing[:, FEATURES.index(name)] |= features[:, FEATURES.index(name)] == 0
+    return np.where(missing, np.nan, features)
+
+
+def check_counts(file: Path, centre: str, labels: NDArray[np.int64]) -> None:
+    """Compares the class counts with the published ones.
+
+    Args:
+        file: For the message.
+        centre: A hospital of `PUBLISHED`.
+        labels: (N,), 0 or 1.
+
+    Raises:
+        DataError: If the file has the published number of rows, but other counts.
+
+    Example:
+        >>> check_counts(Path("processed.va.data"), "va", np.repeat([0, 1], [51, 149]))
+    """
+    rows, healthy = PUBLISHED[centre]
+    found = int((labels == 0).sum())
+    if len(labels) != rows:
+        log.warning("%s has %d rows, the published file %d.", file, len(labels), rows)
+    elif found != healthy:
+        raise DataError(
+            f"{file} has {found} patients without disease, the published file {healthy} of its "
+            f"{rows}; the target seems recoded (inverted copies are about), so take UCI's own file."
+        )
