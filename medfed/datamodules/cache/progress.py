@@ -1,0 +1,84 @@
+"""How far the preparation is: a rich bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+SECONDS = 10.0  # between plain lines
+
+
+class Steps:
+    """Counts finished items; a context manager.
+
+    Args:
+        total: How many there are.
+        quiet: Whether to show nothing.
+        console: Where to write; standard error by default.
+    """
+
+    def __init__(self, total: int, quiet: bool = False, console: Console | None = None) -> None:
+        self.total = total
+        self.quiet = quiet
+        self.console = console or Console(file=sys.stderr)
+        self.done = 0
+        self._bar: Progress | None = None
+        self._task = TaskID(0)
+        self._began = self._spoke = time.monotonic()
+
+    def __enter__(self) -> Steps:
+        if self.console.is_terminal and not self.quiet:
+            self._bar = Progress(
+                TextColumn("preparing"),
+                BarColumn(bar_width=32),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[item]}"),
+                TimeElapsedColumn(),
+                TextColumn("left"),
+                TimeRemainingColumn(),
+                console=self.console,
+            )
+            self._task = self._bar.add_task("", total=self.total, item="")
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def advance(self, item: str) -> None:
+        """Counts one item.
+
+        Args:
+            item: Its id; the end of it is shown.
+        """
+        self.done += 1
+        if self._bar:
+            self._bar.update(self._task, advance=1, item=item[-24:])
+            return
+        now = time.monotonic()
+        if self.quiet or (now - self._spoke < SECONDS and self.done < self.total):
+            return
+        self._spoke, spent = now, now - self._began
+        left = spent / self.done * (self.total - self.done)
+        self.console.print(
+            f"prepared {self.done}/{self.total}  {spent:.0f} s, about {left:.0f} s left",
+            highlight=False,
+        )
