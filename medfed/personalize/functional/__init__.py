@@ -1,6 +1,6 @@
 """The pure maths of the algorithms: tensors in, tensors out, no federation type."""
 
-from medfed.personalize.functional.fused_lasso import fused_lasso, fused_lasso_blocks
+from medfed.personalize.functional.fused_lasso_exact import fused_lasso, fused_lasso_blocks
 from medfed.personalize.functional.graph import (
     complete_edges,
     edge_similarity,
