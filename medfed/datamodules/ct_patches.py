@@ -1,0 +1,255 @@
+"""Patches of CT scans around candidates: 2-D, 2.5-D and 3-D, reading only the slabs they need.
+
+A patch is axial and lies on the patient grid of `readers.metaimage`, whatever the direction matrix
+of the scan: h runs from front to back, w from the patient's right to left, d from foot to head. The
+voxel that holds the candidate comes to lie at ``size // 2``; what lies outside the scan is air.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import SimpleITK as sitk
+from numpy.typing import NDArray
+
+from medfed.datamodules.readers.luna16 import Candidates
+from medfed.datamodules.readers.metaimage import Scan, open_scan
+from medfed.errors import ConfigError, DataError
+
+Patches = NDArray[np.int16]
+SLAB_BYTES = 32 << 20  # at most so much of a scan at a time, unless one patch needs more
+
+
+@dataclass(frozen=True)
+class PatchSpec:
+    """What is cut.
+
+    Attributes:
+        size: (h, w) for axial patches or (h, w, d) for cubes, in pixels.
+        slices: Adjacent slices that become the channels of a 2-D patch, an odd number: 3 is 2.5-D.
+        spacing: mm per pixel to resample to, in-plane for 2-D and along all axes for 3-D; None
+            keeps the scan's own.
+        window: HU that are told apart; darker and brighter ones are clipped.
+        pad_hu: HU outside the scan, before the clipping; -1000 is air.
+    """
+
+    size: tuple[int, ...] = (32, 32)
+    slices: int = 1
+    spacing: float | None = None
+    window: tuple[int, int] = (-1000, 400)
+    pad_hu: int = -1000
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", tuple(self.size))
+        object.__setattr__(self, "window", tuple(self.window))
+        if len(self.size) not in (2, 3) or min(self.size) < 1:
+            raise ConfigError(f"Patch size {list(self.size)} must be 2 or 3 positive numbers.")
+        if self.slices < 1 or self.slices % 2 == 0 or (self.slices > 1 and len(self.size) == 3):
+            raise ConfigError(
+                f"slices={self.slices} must be an odd number, and 1 for 3-D patches "
+                f"(size {list(self.size)})."
+            )
+        if self.spacing is not None and not self.spacing > 0:
+            raise ConfigError(f"spacing={self.spacing} must be positive (mm), or null.")
+        low, high = self.window
+        if not -(1 << 15) <= low < high < 1 << 15:
+            raise ConfigError(f"window={list(self.window)} must be two HU, the lower one first.")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(C, h, w) or (1, h, w, d).
+
+        Example:
+            >>> PatchSpec(slices=3).shape, PatchSpec(size=(8, 8, 4)).shape
+            ((3, 32, 32), (1, 8, 8, 4))
+        """
+        return (self.slices, *self.size)
+
+    @property
+    def grid(self) -> NDArray[np.int64]:
+        """(3,) pixels along x, y, z."""
+        h, w, d = (*self.size, self.slices)[:3]
+        return np.array([w, h, d], dtype=np.int64)
+
+    def steps(self, spacing: Sequence[float]) -> NDArray[np.float64]:
+        """Returns (3,) voxels per pixel along x, y, z for a scan of the given spacing (mm)."""
+        if self.spacing is None:
+            return np.ones(3)
+        steps = self.spacing / np.asarray(spacing, dtype=np.float64)
+        if len(self.size) == 2:
+            steps[2] = 1.0  # slices stay the scan's own
+        return steps
+
+
+@dataclass(frozen=True)
+class Slab:
+    """A box of a scan, read at once, and the patches that it serves.
+
+    Attributes:
+        low: (3,) first voxel x, y, z of the patient grid.
+        high: (3,) one past the last.
+        members: Indices of the candidates.
+    """
+
+    low: NDArray[np.int64]
+    high: NDArray[np.int64]
+    members: tuple[int, ...]
+
+
+def extract(header: Path, candidates: Candidates, spec: PatchSpec) -> Patches:
+    """Cuts the patches of one scan.
+
+    Args:
+        header: The scan's ``.mhd`` or ``.mha`` file.
+        candidates: n points in it.
+        spec: What to cut.
+
+    Returns:
+        (n, C, h, w) or (n, 1, h, w, d) int16 HU inside the window, in the order of the candidates.
+
+    Raises:
+        DataError: If the scan cannot be read or a candidate lies outside of it.
+    """
+    scan = open_scan(header)
+    centres = centre_voxels(scan, candidates)
+    patches = np.empty((len(candidates), *spec.shape), dtype=np.int16)
+    for slab in plan_slabs(scan, centres, spec):
+        voxels = scan.read(slab.low.tolist(), slab.high.tolist())
+        for member in slab.members:
+            patches[member] = _cut(voxels, slab.low, centres[member], scan, spec)
+    return patches
+
+
+def to_unit(patches: Patches, window: tuple[int, int]) -> NDArray[np.float32]:
+    """Scales HU to [-1, 1].
+
+    Args:
+        patches: int16 HU inside the window, any shape.
+        window: The HU that become -1 and 1.
+
+    Returns:
+        float32 of the same shape.
+
+    Example:
+        >>> to_unit(np.array([-1000, -300, 400], dtype=np.int16), (-1000, 400)).tolist()
+        [-1.0, 0.0, 1.0]
+    """
+    low, high = window
+    unit = patches.astype(np.float32)
+    unit -= np.float32((low + high) / 2)
+    unit /= np.float32((high - low) / 2)
+    return unit
+
+
+def centre_voxels(scan: Scan, candidates: Candidates) -> NDArray[np.int64]:
+    """Finds the voxels that hold the candidates.
+
+    Args:
+        scan: The scan.
+        candidates: n points.
+
+    Returns:
+        (n, 3) x, y, z of the patient grid. On the border of two voxels the one further to the
+        left, back or head is taken, whichever way the scan is stored.
+
+    Raises:
+        DataError: If one lies outside the scan; names its row.
+    """
+    # The transform's rounding errors must not decide on which side of a border a point lies.
+    voxels = np.floor(np.round(scan.locate(candidates.world), 6) + 0.5).astype(np.int64)
+    outside = ((voxels < 0) | (voxels >= scan.size)).any(axis=1)
+    if outside.any():
+        at = int(outside.argmax())
+        point = ", ".join(f"{mm:g}" for mm in candidates.world[at])
+        raise DataError(
+            f"{candidates.source}, data row {candidates.row[at]}: ({point}) mm lies outside scan "
+            f"{scan.header}; mend or remove the row."
+        )
+    return voxels
+
+
+def plan_slabs(scan: Scan, centres: NDArray[np.int64], spec: PatchSpec) -> Iterator[Slab]:
+    """Groups patches that need the same slices of the file, so that each slice is read once.
+
+    A group ends where the next patch shares no slice with it, or where the slab would exceed
+    `SLAB_BYTES`: a scan is never held whole for the sake of its patches.
+
+    Args:
+        scan: The scan.
+        centres: (n, 3) voxels x, y, z.
+        spec: What to cut.
+
+    Yields:
+        Slabs whose members together are all n patches.
+    """
+    first, last = _reach(spec, scan.spacing)
+    lows = np.maximum(centres + first, 0)
+    highs = np.minimum(centres + last + 1, scan.size)
+    group: list[int] = []
+    for member in np.argsort(lows[:, scan.slow_axis], kind="stable").tolist():
+        if group and not _fits(scan, lows[[*group, member]], highs[[*group, member]]):
+            yield _slab(lows, highs, group)
+            group = []
+        group.append(member)
+    if group:
+        yield _slab(lows, highs, group)
+
+
+def _slab(lows: NDArray[np.int64], highs: NDArray[np.int64], group: list[int]) -> Slab:
+    return Slab(lows[group].min(axis=0), highs[group].max(axis=0), tuple(group))
+
+
+def _fits(scan: Scan, lows: NDArray[np.int64], highs: NDArray[np.int64]) -> bool:
+    """Whether the last box still joins the others."""
+    z = scan.slow_axis
+    if lows[-1, z] >= highs[:-1, z].max():
+        return False
+    size = highs.max(axis=0) - lows.min(axis=0)
+    size[scan.axes.index(0)] = scan.file_size[0]  # rows are read whole
+    return int(size.prod()) * 2 <= SLAB_BYTES
+
+
+def _reach(
+    spec: PatchSpec, spacing: Sequence[float]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(3,) first and last voxel that a patch touches, counted from its centre."""
+    steps = spec.steps(spacing)
+    before, after = spec.grid // 2 * steps, (spec.grid - 1 - spec.grid // 2) * steps
+    return -np.ceil(before).astype(np.int64), np.ceil(after).astype(np.int64)
+
+
+def _cut(
+    voxels: Patches, low: NDArray[np.int64], centre: NDArray[np.int64], scan: Scan, spec: PatchSpec
+) -> Patches:
+    """One patch, (C, h, w) or (1, h, w, d), from a slab (z, y, x) that begins at `low`."""
+    first, last = _reach(spec, scan.spacing)
+    begin, end = centre + first, centre + last + 1
+    inner, stop = np.maximum(begin, low), np.minimum(end, low + voxels.shape[::-1])
+    block = voxels[tuple(slice(a, b) for a, b in zip(inner - low, stop - low, strict=True))[::-1]]
+    block = np.clip(block, *spec.window)
+    if spec.spacing is None:
+        air = ((inner - begin)[::-1], (end - stop)[::-1])
+        patch = np.pad(block, np.stack(air, axis=1), constant_values=spec.pad_hu)
+    else:
+        patch = _resample(block, inner - centre, scan, spec)
+    patch = np.clip(patch, *spec.window)
+    return patch if len(spec.size) == 2 else patch.transpose(1, 2, 0)[None]
+
+
+def _resample(block: Patches, offset: NDArray[np.int64], scan: Scan, spec: PatchSpec) -> Patches:
+    """Linear interpolation of a block (z, y, x) that begins `offset` voxels from the centre."""
+    # All in voxels, counted from the centre: whole numbers stay exact, however the scan is stored.
+    image = sitk.GetImageFromArray(block)
+    image.SetOrigin(offset.astype(float).tolist())
+    steps = spec.steps(scan.spacing)
+    resample = sitk.ResampleImageFilter()
+    resample.SetNumberOfThreads(1)
+    resample.SetSize(spec.grid.tolist())
+    resample.SetOutputSpacing(steps.tolist())
+    resample.SetOutputOrigin((-(spec.grid // 2) * steps).tolist())
+    resample.SetInterpolator(sitk.sitkLinear)
+    resample.SetDefaultPixelValue(spec.pad_hu)
+    return np.asarray(sitk.GetArrayFromImage(resample.Execute(image)))

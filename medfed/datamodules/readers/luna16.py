@@ -1,0 +1,250 @@
+"""LUNA16: CT scans as MetaImage files, and a table of candidates for lung nodules.
+
+``subset0`` to ``subset9`` hold ``<seriesuid>.mhd`` and ``.raw`` (a flat folder does as well);
+``candidates.csv`` or ``candidates_V2.csv`` name the candidates and ``annotations.csv`` the nodules.
+As published, LUNA16 has one scan per patient, so a series is a patient here.
+
+Source: A. A. A. Setio et al., "Validation, comparison, and combination of algorithms for automatic
+detection of pulmonary nodules in computed tomography images: The LUNA16 challenge", Medical Image
+Analysis 42, 2017.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from medfed.datamodules.readers.base import Patient
+from medfed.datamodules.readers.centres import named_centres
+from medfed.datamodules.readers.metaimage import storage_of
+from medfed.datamodules.readers.points import Points, read_points
+from medfed.datamodules.readers.subsampling import RULE, subsample
+from medfed.datamodules.splits import sha256_of
+from medfed.errors import ConfigError, DataError
+
+log = logging.getLogger(__name__)
+
+CANDIDATE_FILES = ("candidates_V2.csv", "candidates.csv")
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The candidates of one scan.
+
+    Attributes:
+        world: (n, 3) mm x y z, as in the CSV.
+        label: (n,) int64, 1 = nodule.
+        row: (n,) int64 row in the CSV; the first data row is 1.
+        source: The CSV, for error sentences.
+    """
+
+    world: NDArray[np.float64]
+    label: NDArray[np.int64]
+    row: NDArray[np.int64]
+    source: str = "candidates"
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+
+class Luna16Reader:
+    """Finds the scans and candidates of LUNA16; no voxels are read here.
+
+    Args:
+        path: The folder with the subsets and the CSV files. A ``centres.json`` (or
+            ``.csv``) there is used, see `readers.centres.named_centres`.
+        candidates: Name of the candidates' CSV; None takes V2 where it is present, else the first.
+        negatives_per_positive: How many non-nodules to keep for every nodule of the data set; None
+            keeps all. Nodules are always kept.
+        seed: Seed of that choice. Each candidate has a rank of its own that depends on the seed,
+            the series and the candidate's place among the rows of its series: another scan, or
+            another ratio, moves only the rank up to which candidates are kept.
+        missing: What to do about candidates whose scan is absent: ``"error"`` or ``"skip"``, for
+            those who have only some of the subsets.
+
+    Raises:
+        ConfigError: For an unknown choice.
+        DataError: Naming the file, row or series that cannot be used.
+    """
+
+    channels = ("CT",)
+    classes = ("non-nodule", "nodule")
+
+    def __init__(
+        self,
+        path: Path,
+        candidates: str | None = None,
+        negatives_per_positive: float | None = 10.0,
+        seed: int = 0,
+        missing: Literal["error", "skip"] = "error",
+    ) -> None:
+        _check_options(negatives_per_positive, missing)
+        self.path = path
+        self.negatives_per_positive = negatives_per_positive
+        self.seed = seed
+        self._scans = find_scans(path)
+        self._csv = _find_csv(path, candidates)
+        points = read_points(self._csv, "class")
+        self._check_classes(points)
+        self._skipped = self._absent(points, missing)
+        usable = np.array([s in self._scans for s in points.series], dtype=bool)[points.scan]
+        kept = usable & subsample(points, usable, negatives_per_positive, seed)
+        self._counts = {"listed": _count(points.value), "kept": _count(points.value[kept])}
+        if not kept.any():
+            raise DataError(
+                f"{self._csv}: no candidate is left; it has no nodule to count the others by. Set "
+                "data.reader.negatives_per_positive=null to keep all."
+            )
+        self._candidates = self._group(points, kept)
+
+    def patients(self) -> list[Patient]:
+        """Lists the scans that have candidates after the subsampling, sorted by series id.
+
+        Returns:
+            ``id`` is the series id, ``files`` the header and, where it is a file of its own, the
+            raw voxels; ``counts`` are non-nodules and nodules.
+
+        Raises:
+            DataError: If voxels are missing or their number is not what the header says.
+        """
+        centres = named_centres(self.path, self._candidates)
+        return [self._patient(series, centres.get(series)) for series in sorted(self._candidates)]
+
+    def _patient(self, series: str, centre: str | None) -> Patient:
+        header = self._scans[series]
+        files = {"header": header}
+        if (voxels := storage_of(header).file) != header:
+            files["raw"] = voxels
+        negatives, positives = np.bincount(self._candidates[series].label, minlength=2).tolist()
+        return Patient(series, files, centre, counts=(negatives, positives))
+
+    def candidates_of(self, series: str) -> Candidates:
+        """Returns the candidates of one scan that the subsampling left.
+
+        Args:
+            series: The series id.
+
+        Raises:
+            DataError: If the series has none.
+        """
+        if series not in self._candidates:
+            raise DataError(f"{self._csv} has no candidates for series {series}.")
+        return self._candidates[series]
+
+    def record(self) -> dict[str, Any]:
+        """Returns how the candidates were chosen, for JSON."""
+        return {
+            "candidates": self._csv.name,
+            "sha256": sha256_of(self._csv),
+            "rule": "all candidates" if self.negatives_per_positive is None else RULE,
+            "negatives_per_positive": self.negatives_per_positive,
+            "seed": self.seed,
+            **self._counts,
+            "absent_series": self._skipped,
+        }
+
+    def _check_classes(self, points: Points) -> None:
+        strange = (points.value != 0) & (points.value != 1)
+        if strange.any():
+            at = int(strange.argmax())
+            raise DataError(
+                f"{self._csv}, data row {points.row[at]}: class {points.value[at]:g} is unknown; "
+                "known: 0 (non-nodule) and 1 (nodule). Mend the row."
+            )
+
+    def _absent(self, points: Points, missing: str) -> int:
+        """How many series of the table have no scan."""
+        absent = [n for n, series in enumerate(points.series) if series not in self._scans]
+        if not absent:
+            return 0
+        rows = int(np.isin(points.scan, absent).sum())
+        if missing == "error":
+            row = points.row[int((points.scan == absent[0]).argmax())]
+            raise DataError(
+                f"{self._csv}, data row {row}: series {points.series[absent[0]]} has no .mhd file "
+                f"below {self.path} ({len(absent)} of {len(points.series)} series have none); copy "
+                "the scans there, or set data.reader.missing=skip."
+            )
+        if len(absent) == len(points.series):
+            raise DataError(
+                f"{self._csv}: none of its {len(absent)} series has a scan below {self.path}; set "
+                "data.path to the folder with the subsets."
+            )
+        log.warning(
+            "%s: %d of %d series have no scan; their %d candidates are skipped.",
+            self._csv, len(absent), len(points.series), rows,
+        )  # fmt: skip
+        return len(absent)
+
+    def _group(self, points: Points, kept: NDArray[np.bool_]) -> dict[str, Candidates]:
+        """Candidates by series, in the order of the rows."""
+        order = np.flatnonzero(kept)
+        order = order[np.argsort(points.scan[order], kind="stable")]
+        cuts = np.flatnonzero(np.diff(points.scan[order])) + 1
+        return {
+            points.series[points.scan[rows[0]]]: Candidates(
+                world=points.world[rows],
+                label=points.value[rows].astype(np.int64),
+                row=points.row[rows],
+                source=str(self._csv),
+            )
+            for rows in np.split(order, cuts)
+            if len(rows)
+        }
+
+
+def find_scans(path: Path) -> dict[str, Path]:
+    """Finds the headers in a folder and in its subfolders ``subset*``.
+
+    Args:
+        path: The folder.
+
+    Returns:
+        Header by series id, which is the file's name without ``.mhd`` or ``.mha``.
+
+    Raises:
+        DataError: If there is no scan, or one series twice.
+    """
+    scans: dict[str, Path] = {}
+    folders = [path, *sorted(path.glob("subset*"))]
+    for header in (f for folder in folders for f in sorted(folder.glob("*.mh[ad]"))):
+        series = header.name[: -len(".mhd")]  # series ids contain dots
+        if series in scans:
+            raise DataError(f"{header} and {scans[series]} are the same series; remove one.")
+        scans[series] = header
+    if not scans:
+        raise DataError(
+            f"{path} has no .mhd scans, neither itself nor in folders subset0 to subset9; set "
+            "data.path to the folder of LUNA16."
+        )
+    return scans
+
+
+def _count(labels: NDArray[np.float64]) -> dict[str, int]:
+    positives = int((labels == 1).sum())
+    return {"non-nodule": len(labels) - positives, "nodule": positives}
+
+
+def _check_options(ratio: float | None, missing: str) -> None:
+    if ratio is not None and not ratio >= 0:
+        raise ConfigError(
+            f"data.reader.negatives_per_positive={ratio} must be 0 or more, or null for all."
+        )
+    if missing not in ("error", "skip"):
+        raise ConfigError(f"data.reader.missing={missing!r} is unknown; known: error, skip.")
+
+
+def _find_csv(path: Path, name: str | None) -> Path:
+    names = CANDIDATE_FILES if name is None else (name,)
+    for file in (path / n for n in names):
+        if file.is_file():
+            return file
+    raise DataError(
+        f"{path} has no {' or '.join(names)}; unpack it there, or name it in "
+        "data.reader.candidates."
+    )
