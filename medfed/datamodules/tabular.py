@@ -13,12 +13,16 @@ from sklearn.preprocessing import MinMaxScaler
 from torch import Tensor
 
 from medfed.datamodules.base import ClientPlan, FederatedDataModule, resolve_root
-from medfed.datamodules.client_data import SPLITS, Batch, ClientData
+from medfed.datamodules.client_data import SPLITS, Batch, ClientData, Split
 from medfed.datamodules.partitions.base import Partition
 from medfed.datamodules.readers.base import Patient
 from medfed.datamodules.readers.table import Table, breast_cancer, read_csv
+from medfed.datamodules.samples import Samples
+from medfed.datamodules.seeding import derive_seed
 from medfed.datamodules.splits import warn_one_class
 from medfed.errors import ConfigError
+
+Index = NDArray[np.int64]
 
 
 class TabularDataModule(FederatedDataModule):
@@ -103,35 +107,23 @@ class TabularDataModule(FederatedDataModule):
         """One patient per distinct id, with its centre, and its label where all its rows agree."""
         self.prepare_data()
         assert self.table is not None
-        rows: dict[str, list[int]] = {}
-        for row, name in enumerate(self.table.patients):
-            rows.setdefault(name, []).append(row)
-        self._rows = {name: np.array(index) for name, index in rows.items()}
-        return [self._patient(name, index) for name, index in rows.items()]
-
-    def _patient(self, name: str, rows: list[int]) -> Patient:
-        assert self.table is not None
-        files = {"table": self.table.files[rows[0]]} if self.table.files else {}
-        labels = {int(self.table.labels[row]) for row in rows}
-        centres = {self.table.centres[row] for row in rows} if self.table.centres else set()
-        if len(centres) > 1:
-            raise ConfigError(
-                f"Patient {name} has rows at several centres ({', '.join(sorted(centres))}); a "
-                "patient belongs to one client."
-            )
-        label = labels.pop() if len(labels) == 1 else None
-        return Patient(name, files, centres.pop() if centres else None, label)
+        table = self.table
+        self.samples = Samples(
+            table.labels, self.num_classes, table.patients, table.centres or (), files=table.files
+        )
+        return self.samples.list_patients()
 
     def build_clients(self, plans: Mapping[str, ClientPlan]) -> dict[str, ClientData]:
         """Scales every client's rows by training statistics; see the base class."""
         assert self.table is not None
         features = self.table.features
-        train = {c: features[self._index(plan.patients["train"])] for c, plan in plans.items()}
+        chosen = {client: self._select(client, plan) for client, plan in plans.items()}
+        train = {client: features[parts["train"][0]] for client, parts in chosen.items()}
         pooled = np.concatenate(list(train.values()))
         clients = {}
         for name, plan in plans.items():
             scaler = fit_scaler(train[name] if self.scaling == "client" else pooled)
-            blocks = {s: self._block(plan.patients[s], scaler, plan.channels) for s in SPLITS}
+            blocks = {s: self._block(*chosen[name][s], scaler, plan.channels) for s in SPLITS}
             counts = torch.bincount(blocks["train"]["label"], minlength=self.num_classes).float()
             warn_one_class(name, counts)
             clients[name] = ClientData(
@@ -146,18 +138,26 @@ class TabularDataModule(FederatedDataModule):
             )
         return clients
 
-    def _index(self, patients: Sequence[str]) -> NDArray[np.int64]:
-        return np.concatenate([np.empty(0, np.int64), *(self._rows[p] for p in patients)])
+    def _select(self, client: str, plan: ClientPlan) -> dict[Split, tuple[Index, Index]]:
+        if plan.site is not None:
+            raise ConfigError(
+                f"Client {client} has a scanner, but tables have no images; choose another "
+                "partition than site_effect."
+            )
+        return {
+            split: self.samples.select(
+                plan.patients[split], plan.shares, derive_seed(self.seed, client, split)
+            )
+            for split in SPLITS
+        }
 
-    def _block(self, patients: Sequence[str], scaler: MinMaxScaler, present: Tensor) -> Batch:
+    def _block(self, index: Index, case: Index, scaler: MinMaxScaler, present: Tensor) -> Batch:
         assert self.table is not None
-        index = self._index(patients)
         image = scale(self.table.features[index], scaler, self.missing_indicator)
-        cases = [np.full(len(self._rows[p]), i) for i, p in enumerate(patients)]
         return {
             "image": torch.from_numpy(image) * present,
             "label": torch.from_numpy(self.table.labels[index]),
-            "case": torch.from_numpy(np.concatenate([np.empty(0, np.int64), *cases])),
+            "case": torch.from_numpy(case),
         }
 
 

@@ -166,7 +166,7 @@ def test_bad_columns_and_files(table, tmp_path):
         module(tmp_path / "none.csv")
     table.write_text(CSV.replace("p2,Bern", "p2,Basel").replace("p3,Bern", "p2,Bern"))
     with pytest.raises(
-        ConfigError, match=r"Patient p2 has rows at several centres \(Basel, Bern\)"
+        ConfigError, match=r"Patient p2 has samples at several centres \(Basel, Bern\)"
     ):
         module(table)
 
