@@ -35,6 +35,10 @@ class Reader:
         """The number of bytes not yet read."""
         return len(self._rest)
 
+    def peek(self) -> Array:
+        """Returns all that is left as bytes, without moving on."""
+        return np.frombuffer(self._rest, np.uint8)
+
     def take(self, count: int) -> memoryview:
         """Returns the next ``count`` bytes, which are only allocated if they are there.
 
