@@ -85,6 +85,14 @@ class Reader(Protocol):
         """
         ...
 
+    def shape(self, patient: Patient) -> tuple[int, ...]:
+        """Reads the three sizes from a header alone; `read` may return them in another order."""
+        ...
+
+    def record(self) -> dict[str, object]:
+        """Returns all that decides what `read` makes of a patient's files, for JSON."""
+        ...
+
 
 def check_names(kind: str, wanted: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
     """Matches names case-insensitively against what the data offers.

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from medfed.datamodules.readers.base import Patient, check_names, with_hospitals
+from medfed.datamodules.readers.centres import named_centres
 from medfed.datamodules.readers.nifti import NiftiReader
 from medfed.errors import DataError
+
+Pattern = str | Sequence[str]  # alternatives: the first that matches a file is taken
 
 
 class FolderReader(NiftiReader):
     """Reads folders such as ``case_0/FLAIR.nii.gz``, ``case_0/T1.nii.gz``, ``case_0/GT_W.nii.gz``.
 
     Args:
-        path: The folder that holds the case folders.
-        modalities: File name or glob pattern per channel, such as ``{FLAIR: "*_flair.nii.gz"}``.
-        label: File name or glob pattern of the mask.
+        path: The folder that holds the case folders. A ``centres.json`` or ``centres.csv`` in it
+            names the hospitals, see `readers.centres.named_centres`.
+        modalities: File name or glob pattern per channel, such as ``{FLAIR: "*_flair.nii.gz"}``, or
+            a list of alternatives.
+        label: File name or glob pattern of the mask, or alternatives.
         regions: Label values of every region, such as ``{whole: [1, 2, 4], enhancing: [4]}``. These
             values and 0 are the only ones that may occur.
         channels: Which of the modalities to read, in this order; None reads all.
-        hospitals: Into how many hospitals, contiguous in sorted order, to cut the cases.
+        hospitals: Where no hospital is named: into how many contiguous blocks of cases to cut.
+        known_labels: Values that may occur beside those of the regions.
 
     Raises:
         ConfigError: If a channel is unknown.
@@ -29,15 +36,16 @@ class FolderReader(NiftiReader):
     def __init__(
         self,
         path: Path,
-        modalities: Mapping[str, str],
-        label: str,
+        modalities: Mapping[str, Pattern],
+        label: Pattern,
         regions: Mapping[str, Sequence[int]],
         channels: Sequence[str] | None = None,
         hospitals: int | None = None,
+        known_labels: Sequence[int] = (),
     ) -> None:
         names = check_names("channel", channels or list(modalities), list(modalities))
-        values = sorted({value for region in regions.values() for value in region})
-        super().__init__(names, regions, values)
+        values = {value for region in regions.values() for value in region}
+        super().__init__(names, regions, sorted(values.union(known_labels)))
         self.path = path
         self.hospitals = hospitals
         self._patterns = {**{name: modalities[name] for name in names}, "label": label}
@@ -46,24 +54,50 @@ class FolderReader(NiftiReader):
         """See `readers.base.Reader.patients`; the id is the folder's name."""
         if not self.path.is_dir():
             raise DataError(f"{self.path} is not a folder; set data.path to the folder of cases.")
-        folders = [f for f in self.path.iterdir() if f.is_dir() and not f.name.startswith(".")]
+        folders = self.case_folders()
         if not folders:
             raise DataError(f"{self.path} has no case folders; set data.path to their parent.")
         patients = [
             Patient(folder.name, {r: _find(folder, r, p) for r, p in self._patterns.items()})
-            for folder in sorted(folders)
+            for folder in sorted(folders, key=lambda folder: folder.name)
         ]
+        centres = self.centres([p.id for p in patients])
+        patients = [replace(p, centre=centres.get(p.id)) for p in patients]
         return with_hospitals(patients, self.hospitals)
 
+    def case_folders(self) -> list[Path]:
+        """Lists the folders of the cases."""
+        return [folder for folder in self.path.iterdir() if is_visible_folder(folder)]
 
-def _find(folder: Path, role: str, pattern: str) -> Path:
-    """The one file that a pattern matches."""
-    found = sorted(folder.glob(pattern))
+    def centres(self, cases: Sequence[str]) -> Mapping[str, str]:
+        """Returns the hospital of each case that is known to come from one."""
+        return named_centres(self.path, cases)
+
+
+def is_visible_folder(path: Path) -> bool:
+    """Returns whether this is a folder that is not hidden.
+
+    Example:
+        >>> is_visible_folder(Path(".git"))
+        False
+    """
+    return path.is_dir() and not path.name.startswith(".")
+
+
+def _find(folder: Path, role: str, pattern: Pattern) -> Path:
+    """The one file that a pattern matches; of several patterns, the first that matches any."""
+    patterns = [pattern] if isinstance(pattern, str) else list(pattern)
+    # Archives made on a Mac hold a hidden shadow of every file.
+    visible = sorted(f for f in folder.iterdir() if not f.name.startswith("."))
+    found: list[Path] = []
+    for one in patterns:
+        found = found or [f for f in visible if f.match(one)]
     if len(found) != 1:
         what = "mask" if role == "label" else f"modality {role}"
-        names = ", ".join(sorted(f.name for f in folder.iterdir())[:8])
+        names = ", ".join(f.name for f in visible[:8])
         raise DataError(
-            f"{folder}: {len(found)} files match {pattern} ({what}), but exactly one must; the "
-            f"folder has: {names or 'nothing'}. Add the file, mend data.reader, or remove the case."
+            f"{folder}: {len(found)} files match {' or '.join(patterns)} ({what}), but exactly "
+            f"one must; the folder has: {names or 'nothing'}. Add the file, mend data.reader, or "
+            "remove the case."
         )
     return found[0]

@@ -6,12 +6,12 @@ T1gd and T2w; ``labelsTr`` has 1 oedema, 2 non-enhancing and 3 enhancing tumour.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from medfed.datamodules.readers.base import Patient, check_names, with_hospitals
+from medfed.datamodules.readers.centres import named_centres, read_json
 from medfed.datamodules.readers.nifti import NiftiReader
 from medfed.errors import DataError
 
@@ -22,8 +22,8 @@ class MSDReader(NiftiReader):
     """Reads MSD Task01_BrainTumour and what is generated in its layout.
 
     Args:
-        path: The folder with ``dataset.json``. A ``centres.json`` beside it, {case: hospital}, is
-            used if there is one.
+        path: The folder with ``dataset.json``. A ``centres.json`` or ``centres.csv`` beside it
+            names the hospitals, see `readers.centres.named_centres`.
         channels: Channels to read, in this order.
         regions: Any of ``whole``, ``core`` and ``enhancing``.
         hospitals: Where no hospital is named: into how many contiguous blocks of cases to cut.
@@ -43,7 +43,14 @@ class MSDReader(NiftiReader):
         self.path = path
         self.hospitals = hospitals
         chosen = check_names("region", regions, list(REGIONS))
-        self._index = _read_json(path / "dataset.json")
+        self._file = path / "dataset.json"
+        if not self._file.exists():
+            raise DataError(
+                f"{self._file} does not exist; set data.path to a folder in the layout of MSD "
+                "Task01_BrainTumour, or use data=brats_challenge or data=brats_folder for one "
+                "folder per case."
+            )
+        self._index = read_json(self._file)
         modality = {int(k): str(v) for k, v in self._index.get("modality", {}).items()}
         known = [modality[k] for k in sorted(modality)]
         super().__init__(channels, {name: REGIONS[name] for name in chosen}, (1, 2, 3))
@@ -51,29 +58,18 @@ class MSDReader(NiftiReader):
 
     def patients(self) -> list[Patient]:
         """See `readers.base.Reader.patients`."""
-        centres = self.path / "centres.json"
-        named = _read_json(centres) if centres.exists() else {}
-        patients = [self._patient(entry, named) for entry in self._index.get("training", [])]
+        patients = [self._patient(entry) for entry in self._index.get("training", [])]
         if not patients:
-            raise DataError(f"{self.path / 'dataset.json'} lists no training cases.")
+            raise DataError(f"{self._file} lists no training cases.")
+        centres = named_centres(self.path, [p.id for p in patients])
+        patients = [replace(p, centre=centres.get(p.id)) for p in patients]
         return with_hospitals(sorted(patients, key=lambda p: p.id), self.hospitals)
 
-    def _patient(self, entry: dict[str, str], named: dict[str, str]) -> Patient:
-        files = {role: self.path / entry[role] for role in ("image", "label")}
-        case = files["image"].name.removesuffix(".gz").removesuffix(".nii")
-        return Patient(case, files, named.get(case))
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise DataError(
-            f"{path} does not exist; set data.path to a folder in the layout of MSD "
-            "Task01_BrainTumour, or use data=brats_folder for one folder per case."
-        ) from None
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} is not readable JSON ({error}); copy it again.") from error
-    if not isinstance(content, dict):
-        raise DataError(f"{path} must hold a JSON object.")
-    return content
+    def _patient(self, entry: object) -> Patient:
+        try:
+            files = {role: self.path / entry[role] for role in ("image", "label")}  # type: ignore[index]
+        except (TypeError, KeyError):
+            raise DataError(
+                f"{self._file}: the training case {entry} is no pair of image and label."
+            ) from None
+        return Patient(files["image"].name.removesuffix(".gz").removesuffix(".nii"), files)

@@ -1,0 +1,131 @@
+"""NIfTI files as arrays in RAS orientation, checked; z-scores over the voxels that are not zero.
+
+By nibabel alone: its ``as_closest_canonical`` is what MONAI's ``Orientation`` does, and MONAI's
+transforms spend half of their time on tensors that carry metadata along.
+"""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Sequence
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import torch
+from torch import Tensor
+
+from medfed.errors import DataError
+
+
+def load_ras(path: Path) -> Tensor:
+    """Reads a volume, or the volumes of a 4-D file, with axes towards right, anterior, superior.
+
+    A compressed file is unpacked as a whole, so that its own checksum is compared: nibabel reads
+    no further than the last voxel, and would take flipped bits for voxels.
+
+    Args:
+        path: ``.nii`` or ``.nii.gz`` of shape (H, W, D) or (H, W, D, C).
+
+    Returns:
+        (C, H, W, D) float32, contiguous, with the file's slope and intercept applied.
+
+    Raises:
+        DataError: If the file cannot be read, or has another number of axes.
+    """
+    try:
+        image = nib.load(path)
+        if path.suffix == ".gz":
+            image = type(image).from_bytes(gzip.decompress(path.read_bytes()))
+        array = np.asanyarray(nib.as_closest_canonical(image).dataobj)
+        array = array.astype(np.float32, order="F", copy=False)
+    except FileNotFoundError:
+        raise _missing(path) from None
+    except Exception as error:  # whatever a library raises on bad bytes
+        raise _corrupt(path, error) from error
+    if array.ndim not in (3, 4):
+        raise DataError(f"{path} has shape {array.shape}; a volume has three axes, or four.")
+    array = array.reshape(*array.shape[:3], -1, order="F")
+    return torch.from_numpy(np.ascontiguousarray(array.transpose(3, 0, 1, 2)))
+
+
+def zscore(image: Tensor) -> Tensor:
+    """Normalises each channel over its voxels that are not zero; zero stays zero.
+
+    Args:
+        image: (C, *spatial) float32; changed in place.
+
+    Returns:
+        The same tensor. A channel of one value, or without any, becomes zero.
+
+    Example:
+        >>> zscore(torch.tensor([[0.0, 1.0, 3.0]]))
+        tensor([[ 0., -1.,  1.]])
+    """
+    for channel in image:
+        inside = channel != 0
+        voxels = channel[inside]
+        if len(voxels):
+            mean, std = voxels.mean().item(), voxels.std(correction=0).item()
+            channel[inside] = (voxels - mean) / (std or 1.0)
+    return image
+
+
+def check_geometry(paths: Sequence[Path]) -> None:
+    """Checks, from the headers alone, that all files of a patient lie on one grid.
+
+    Args:
+        paths: Images and mask.
+
+    Raises:
+        DataError: Naming the first file that is missing, unreadable, or on another grid.
+    """
+    (first, shape, affine), *others = [(path, *read_header(path)) for path in paths]
+    for path, other_shape, other_affine in others:
+        if other_shape != shape:
+            raise DataError(
+                f"{path} has shape {other_shape}, but {first} has {shape}; images and mask of a "
+                "patient must agree."
+            )
+        if not np.allclose(other_affine, affine, atol=1e-3):
+            raise DataError(
+                f"{path} has another affine than {first}; resample images and mask of the "
+                "patient to one grid."
+            )
+
+
+def read_header(path: Path) -> tuple[tuple[int, ...], np.ndarray]:
+    """Reads no voxels.
+
+    Args:
+        path: A NIfTI file.
+
+    Returns:
+        The three spatial sizes as they are stored, and the affine (4, 4).
+
+    Raises:
+        DataError: If the file is missing, unreadable, flat, or has no valid affine.
+    """
+    try:
+        image = nib.load(path)
+    except FileNotFoundError:
+        raise _missing(path) from None
+    except Exception as error:
+        raise _corrupt(path, error) from error
+    if len(image.shape) < 3:
+        raise DataError(f"{path} has shape {image.shape}; a volume needs three dimensions.")
+    affine = image.affine
+    if not np.isfinite(affine).all() or abs(np.linalg.det(affine[:3, :3])) < 1e-9:
+        raise DataError(f"{path} has no valid affine; its orientation is unknown: convert it anew.")
+    return tuple(image.shape[:3]), affine
+
+
+def _missing(path: Path) -> DataError:
+    return DataError(f"{path} is missing; copy it there or leave the patient out.")
+
+
+def _corrupt(path: Path, error: Exception) -> DataError:
+    cause = str(error).partition("\n")[0].rstrip(".") or type(error).__name__
+    return DataError(
+        f"{path} is truncated or corrupt ({cause}); copy it again or leave the patient out."
+    )
