@@ -11,9 +11,10 @@ Clipping cuts off both ends and leaves a knot at each cut, ``low_i`` and ``high_
 ======  ====================================================================================
 symbol  here
 ======  ====================================================================================
-knots   ``x``: positions in increasing order, from ``first`` to ``last``
-        ``a``, ``b``: the line ``a t + b`` that the derivative gains to the right of a knot
-line    ``slope t + level``: leftmost piece plus gamma, or minus the rightmost piece plus gamma
+knots   ``(position, a, b)`` with positions in increasing order from ``first`` to ``last``;
+        the derivative gains the line ``a t + b`` to the right of a knot
+low     where ``slope t + level``, the piece at that place plus gamma, is 0
+high    where ``fall t + height``, gamma minus the piece at that place, is 0
 ======  ====================================================================================
 
 Heights are kept relative to the bound that they are cut at, so gamma enters once and a large one
@@ -30,62 +31,58 @@ from numba import njit
 Array = np.ndarray[Any, Any]
 
 _START = 4096
-"""Places for knots at first. Random data has some dozens of knots at a time: they stay in cache."""
+"""Places for knots at first. Random data has a dozen knots at a time: they stay in cache."""
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _recentred(old: Array, first: int, last: int, size: int) -> Array:
-    """A copy with room for ``size`` knots and those from ``first`` to ``last`` in its middle."""
-    new = np.empty(size)
-    count = last - first + 1
-    start = (size - count) // 2
-    new[start : start + count] = old[first : last + 1]
-    return new
+def _recentred(knots: Array, first: int, last: int) -> tuple[Array, int, int]:
+    """The knots from ``first`` to ``last`` in the middle of their room, or of one twice as large.
+
+    It is called where a knot touches an end of the room. At most half of the new room is filled,
+    so a quarter of it in steps passes before the next call: linear time in all.
+    """
+    count, room = last - first + 1, knots.shape[0]
+    moved = np.empty((2 * room if 2 * count > room else room, 3))
+    start = (moved.shape[0] - count) // 2
+    moved[start : start + count] = knots[first : last + 1]
+    return moved, start, start + count - 1
 
 
 @njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
 def _forward(g: Array, gamma: float, low: Array, high: Array) -> None:
     """Writes the bounds that each element has towards its right neighbour."""
-    size = min(_START, 2 * g.shape[0] + 2)
-    x, a, b = np.empty(size), np.empty(size), np.empty(size)
-    first = size // 2 - 1
+    # One row per knot: position, slope, level. Read together, they lie together.
+    knots = np.empty((min(_START, 2 * g.shape[0] + 2), 3))
+    first = knots.shape[0] // 2 - 1
     last = first + 1
     y = np.float64(g[0])
-    x[first], a[first], b[first] = y - gamma, 1.0, gamma - y
-    x[last], a[last], b[last] = y + gamma, -1.0, y + gamma
-    low[0], high[0] = x[first], x[last]
+    knots[first, 0], knots[first, 1], knots[first, 2] = y - gamma, 1.0, gamma - y
+    knots[last, 0], knots[last, 1], knots[last, 2] = y + gamma, -1.0, y + gamma
+    low[0], high[0] = y - gamma, y + gamma
     for i in range(1, g.shape[0]):
-        if first == 0 or last == size - 1:
-            # Copying half of the room at most, after a quarter of the room in steps: linear.
-            room = 2 * size if 2 * (last - first + 1) > size else size
-            count = last - first + 1
-            x = _recentred(x, first, last, room)
-            a = _recentred(a, first, last, room)
-            b = _recentred(b, first, last, room)
-            size = room
-            first = (size - count) // 2
-            last = first + count - 1
+        if first == 0 or last == knots.shape[0] - 1:
+            knots, first, last = _recentred(knots, first, last)
         y = np.float64(g[i])
         slope, level, left = 1.0, -y, first
-        while left <= last and slope * x[left] + level <= 0.0:
-            slope += a[left]
-            level += b[left]
+        while left <= last and slope * knots[left, 0] + level <= 0.0:
+            slope += knots[left, 1]
+            level += knots[left, 2]
             left += 1
         fall, height, right = -1.0, y, last
-        while right >= left and fall * x[right] + height <= 0.0:
-            fall += a[right]
-            height += b[right]
+        while right >= left and fall * knots[right, 0] + height <= 0.0:
+            fall += knots[right, 1]
+            height += knots[right, 2]
             right -= 1
         if right < left:
             # One line is cut twice. Stated, not summed, so that rounding does not build up.
             fall, height = -slope, 2.0 * gamma - level
             lower, upper = -level / slope, height / slope
         else:
-            lower = min(-level / slope, x[left])
-            upper = max(-height / fall, x[right])
+            lower = min(-level / slope, knots[left, 0])
+            upper = max(-height / fall, knots[right, 0])
         first, last = left - 1, right + 1
-        x[first], a[first], b[first] = lower, slope, level
-        x[last], a[last], b[last] = upper, fall, height
+        knots[first, 0], knots[first, 1], knots[first, 2] = lower, slope, level
+        knots[last, 0], knots[last, 1], knots[last, 2] = upper, fall, height
         low[i], high[i] = lower, upper
 
 
@@ -95,10 +92,9 @@ def _backward(w: Array, high: Array) -> None:
     value = w.dtype.type(0)
     for i in range(w.shape[0] - 1, -1, -1):
         # A value goes on bit by bit until a bound cuts it, so fused neighbours are equal floats.
-        if value < w[i]:
-            value = w[i]
-        elif value > high[i]:
-            value = high[i]
+        # Selected, not branched on: which bound cuts is as random as the data.
+        value = w[i] if value < w[i] else value
+        value = high[i] if value > high[i] else value
         w[i] = value
 
 
