@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import logging
-import shutil
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import nibabel as nib
 import numpy as np
 
 from medfed.datamodules.generated.anatomy import make_head
+from medfed.datamodules.generated.cohort import Cohort
 from medfed.datamodules.generated.hospital import Hospital, make_hospitals
 from medfed.datamodules.generated.scanner import CHANNELS, acquire
 from medfed.datamodules.seeding import numpy_rng
-from medfed.errors import ConfigError, DataError
-
-log = logging.getLogger(__name__)
-VERSION = 2  # raise when the images change, so that an old cohort is not taken for the new one
+from medfed.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class BratsCohort:
+class BratsCohort(Cohort):
     """What is generated; equal parameters give equal files, byte by byte.
 
     Attributes:
@@ -34,7 +29,15 @@ class BratsCohort:
         patients: Patients per hospital.
         shape: Voxels (H, W, D); slices are thick.
         seed: Seed of everything. It is the data's own: another seed is another data set.
+
+    Example:
+        >>> BratsCohort().name == BratsCohort(seed=1).name
+        False
     """
+
+    kind: ClassVar[str] = "brats"
+    version: ClassVar[int] = 2
+    index: ClassVar[str] = "dataset.json"
 
     hospitals: int = 5
     patients: int = 12
@@ -48,49 +51,6 @@ class BratsCohort:
                 "data.generated needs at least 1 hospital and patient, and 3 sizes of 8 or more: "
                 f"{self}."
             )
-
-    @property
-    def name(self) -> str:
-        """Folder name, with a hash of the parameters.
-
-        Example:
-            >>> BratsCohort().name == BratsCohort(seed=1).name
-            False
-        """
-        text = json.dumps({"version": VERSION, **asdict(self)}, sort_keys=True)
-        return f"brats_{hashlib.sha256(text.encode()).hexdigest()[:10]}"
-
-    def ensure(self, root: Path) -> tuple[Path, bool]:
-        """Generates the cohort unless it is there.
-
-        Args:
-            root: Data folder; the cohort lies in ``generated/`` below it.
-
-        Returns:
-            The cohort's folder, and whether it was generated now.
-
-        Raises:
-            DataError: If the folder cannot be written; nothing half-written is left.
-        """
-        target = root / "generated" / self.name
-        if target.exists():
-            return target, False
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            part = Path(tempfile.mkdtemp(prefix=f".{self.name}.", dir=target.parent))
-        except OSError as error:
-            raise DataError(f"Cannot write to {root} ({error}); set data.root.") from error
-        try:
-            self.write(part)
-            part.chmod(0o755)
-            part.rename(target)
-        except OSError as error:
-            # Another process may have finished first; its files are the same.
-            if not (target / "dataset.json").exists():
-                raise DataError(f"Cannot write {target} ({error}); set data.root.") from error
-        finally:
-            shutil.rmtree(part, ignore_errors=True)
-        return target, True
 
     def write(self, folder: Path) -> None:
         """Writes images, labels, ``dataset.json`` and ``centres.json``.
@@ -137,5 +97,5 @@ class BratsCohort:
             },
             "numTraining": len(cases),
             "training": pairs,
-            "parameters": {"version": VERSION, **asdict(self)},
+            "parameters": {"version": self.version, **asdict(self)},
         }

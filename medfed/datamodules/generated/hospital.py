@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from medfed.datamodules.seeding import numpy_rng
+from medfed.datamodules.generated.cohort import spread_traits
 
 # Range of every trait over the hospitals. Each trait is spread evenly, in an order of its own, so
 # that any two hospitals differ in most of them.
@@ -74,12 +74,5 @@ def make_hospitals(count: int, seed: int) -> list[Hospital]:
         >>> sorted(round(h.bias, 3) for h in make_hospitals(3, seed=0))
         [0.05, 0.225, 0.4]
     """
-    traits: dict[str, list[float]] = {}
-    for name, (low, high) in TRAITS.items():
-        steps = [i / max(count - 1, 1) for i in range(count)]
-        order = numpy_rng(seed, "trait", name).permutation(count)
-        traits[name] = [low + (high - low) * steps[i] for i in order]
-    return [
-        Hospital(f"hospital_{n}", **{name: values[n] for name, values in traits.items()})
-        for n in range(count)
-    ]
+    drawn = spread_traits(TRAITS, count, seed)
+    return [Hospital(f"hospital_{n}", **traits) for n, traits in enumerate(drawn)]
