@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from medfed.datamodules.partitions.base import Partition, Site
 from medfed.datamodules.readers.base import Patient
 from medfed.datamodules.seeding import derive_seed
 from medfed.datamodules.splits import check_leakage, sha256_of, split_patients, warn_small
+from medfed.datamodules.threads import one_thread
 from medfed.errors import DataError
 
 
@@ -224,26 +224,6 @@ class _Evaluation(IterableDataset[Batch]):
             for batch in client.eval_batches(self.split):
                 yield {**batch, "case": batch["case"] + offset}
             offset += len(client.patients[self.split])
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Runs PyTorch on one thread, and restores the number afterwards.
-
-    The sums in a z-score depend on how many threads add them up; data must not. (On a busy machine
-    it is faster, too: the tensors of one volume are small.)
-
-    Example:
-        >>> with one_thread():
-        ...     torch.get_num_threads()
-        1
-    """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def resolve_root(path: str | Path | None) -> Path | None:

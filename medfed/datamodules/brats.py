@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,18 @@ from torch import Tensor
 
 from medfed.datamodules import patches
 from medfed.datamodules.base import ClientPlan, FederatedDataModule, resolve_root
-from medfed.datamodules.client_data import Augment, Batch, ClientData, Split
+from medfed.datamodules.cache import Recipe, Store, build, ensure, find
+from medfed.datamodules.client_data import Augment, Batch, Block, ClientData, Split
 from medfed.datamodules.generated.brats import BratsCohort
-from medfed.datamodules.partitions.base import Partition, Site
+from medfed.datamodules.partitions.base import Partition
 from medfed.datamodules.readers.base import Patient, Reader
 from medfed.datamodules.seeding import torch_rng
+from medfed.datamodules.volume_cache import (
+    BlocksOnDemand,
+    cached_hashes,
+    cached_volume,
+    volume_recipe,
+)
 from medfed.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
@@ -25,8 +34,10 @@ log = logging.getLogger(__name__)
 class BratsDataModule(FederatedDataModule):
     """Multi-channel volumes with region masks, from any reader.
 
-    Every volume is read once, in `setup`; the patches of the training patients and the slices of
-    the others stay in memory (the full layout of 484 cases needs a cache, which this is not).
+    The patches of the training patients are drawn once, in `setup`, and stay in memory; so do the
+    slices (or volumes) of the others, unless they take more than `memory_gb`. They are then read
+    patient by patient at every evaluation, from a cache of all volumes, which is made where it is
+    missing. A cache that is there is used in any case; it changes no number.
     Clients then hold ``image`` (N, C, h, w[, d]) and ``label`` (N, R, h, w[, d]).
 
     Args:
@@ -35,6 +46,8 @@ class BratsDataModule(FederatedDataModule):
         seed: Seed of partition, splits and patch positions.
         path: The data; None generates `generated` below `root`.
         root: Folder for generated data.
+        cache: Folder of caches; None is ``cache`` below `root`.
+        memory_gb: Validation and test images up to this size (10^9 bytes) are kept in memory.
         generated: The cohort to generate where `path` is None.
         spatial_dims: 2 for axial slices, 3 for volumes.
         patch_size: (h, w) or (h, w, d).
@@ -55,6 +68,8 @@ class BratsDataModule(FederatedDataModule):
         seed: int = 0,
         path: str | None = None,
         root: str = "data",
+        cache: str | None = None,
+        memory_gb: float = 2.0,
         generated: BratsCohort | None = None,
         spatial_dims: int = 2,
         patch_size: Sequence[int] = (64, 64),
@@ -76,6 +91,8 @@ class BratsDataModule(FederatedDataModule):
         self.make_reader = reader
         self.path = resolve_root(path)
         self.root = Path(root).expanduser()
+        self.cache = resolve_root(cache) or self.root / "cache"
+        self.memory_gb = memory_gb
         self.generated = generated
         self.spatial_dims = spatial_dims
         self.size = patches.patch_size_3d(patch_size, spatial_dims)
@@ -86,12 +103,14 @@ class BratsDataModule(FederatedDataModule):
         self.eval_batch_size = eval_batch_size
         self.augment = augment
         self.reader: Reader | None = None
+        self.store: Store | None = None
+        self._source: Path | None = None
 
     def prepare_data(self) -> None:
         """Generates the cohort where no path is given and it is not there yet."""
         if self.reader is not None:
             return
-        path = self.path or self._generate()
+        path = self._source = self.path or self._generate()
         self.reader = self.make_reader(path)
         self.channel_names = self.reader.channels
         self.class_names = self.reader.regions
@@ -127,63 +146,106 @@ class BratsDataModule(FederatedDataModule):
             else "whole volumes",
         }
 
+    def recipe(self) -> Recipe:
+        """What the cache is made of: every patient's volume, as the reader gives it."""
+        patients = self.list_patients()
+        assert self.reader is not None
+        assert self._source is not None
+        command = "scripts/prepare.py with the same data settings"
+        return volume_recipe(self.reader, patients, self._source, command)
+
+    def build_cache(self, workers: int | None = None) -> Store:
+        """Makes the cache, or completes or verifies the one that is there.
+
+        Args:
+            workers: Worker processes; None takes as many as there are cores.
+
+        Returns:
+            The cache, also kept for `setup`.
+        """
+        self.store = build(self.recipe(), self.cache, workers)
+        return self.store
+
     def build_clients(self, plans: Mapping[str, ClientPlan]) -> dict[str, ClientData]:
         """See the base class."""
-        return {name: self._client(name, plan) for name, plan in plans.items()}
+        in_memory = self._evaluation_bytes(plans) <= self.memory_gb * 1e9
+        if self.store is None and in_memory:
+            self.store = find(self.recipe(), self.cache)
+        elif self.store is None:
+            self.store, made = ensure(self.recipe(), self.cache)
+            if made:
+                log.info("Prepared the volumes once, in %s.", self.store.folder)
+        return {name: self._client(name, plan, in_memory) for name, plan in plans.items()}
 
-    def _client(self, name: str, plan: ClientPlan) -> ClientData:
-        parts, present, site = plan.patients, plan.channels, plan.site
-        drawn = [self.training_block(p, n, present, site) for n, p in enumerate(parts["train"])]
+    def _evaluation_bytes(self, plans: Mapping[str, ClientPlan]) -> int:
+        """Bytes of all validation and test images and labels, about: air counts, too."""
+        assert self.reader is not None
+        voxel = 4 * self.in_channels + self.num_classes
+        ids = [i for p in plans.values() for s in ("val", "test") for i in p.patients[s]]
+        voxels = sum(math.prod(self.reader.shape(self._patients[i])) for i in ids)
+        return voxels * voxel // (self.eval_every if self.spatial_dims == 2 else 1)
+
+    def _client(self, name: str, plan: ClientPlan, in_memory: bool) -> ClientData:
+        parts = plan.patients
+        drawn = [self.training_block(p, n, plan) for n, p in enumerate(parts["train"])]
         if not drawn:
             raise DataError(f"Client {name} has no training patient; give it more patients.")
         train = {key: torch.cat([block[key] for block in drawn]) for key in drawn[0]}
-        evaluation: dict[Split, list[Batch]] = {}
+        evaluation: dict[Split, Sequence[Block]] = {}
         for split in ("val", "test"):
-            evaluation[split] = [
-                self.evaluation_block(p, n, present, site) for n, p in enumerate(parts[split])
-            ]
+            read = partial(self._nth_block, parts[split], plan)
+            blocks = BlocksOnDemand(len(parts[split]), read)
+            evaluation[split] = list(blocks) if in_memory else blocks
         return ClientData(
             id=name,
             train={**train, "label": train["label"].float()},
             evaluation=evaluation,
-            channels=present,
-            label_counts=voxel_counts(train["label"]),
+            channels=plan.channels,
+            label_counts=patches.voxel_counts(train["label"]),
             patients={split: list(ids) for split, ids in parts.items()},
             batch_size=self.batch_size,
             eval_batch_size=self.eval_batch_size if self.spatial_dims == 2 else 1,
             augment=self.augment,
         )
 
-    def _read(
-        self, patient: str, present: Tensor, site: Site | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Image as the site's scanner shows it, missing channels zeroed; label; brain mask."""
+    def _nth_block(self, patients: Sequence[str], plan: ClientPlan, case: int) -> Batch:
+        return self.evaluation_block(patients[case], case, plan)
+
+    def file_hashes(self, patients: Sequence[str]) -> dict[str, str]:
+        """See the base class; a cache has the hashes of the files that it was made of."""
+        if self.store is None:
+            return super().file_hashes(patients)
+        found = [cached_hashes(self.store, self._patients[i]) for i in patients]
+        return dict(sorted(item for hashes in found for item in hashes.items()))
+
+    def _read(self, patient: str, plan: ClientPlan) -> tuple[Tensor, Tensor, Tensor]:
+        """Image with missing channels zeroed, label, and brain mask."""
         assert self.reader is not None
-        sample = self.reader.read(self._patients[patient])
+        if self.store is not None:
+            sample = cached_volume(self.store, patient)
+        else:
+            sample = self.reader.read(self._patients[patient])
         image = sample["image"]
         brain = (image != 0).any(dim=0)
         if not brain.any():
             raise DataError(f"Patient {patient} has only zero voxels; leave the patient out.")
-        if site is not None:
-            image = site.apply(image, patient)
-        image[~present] = 0
+        if plan.site is not None:
+            image = plan.site.apply(image, patient)
+        image[~plan.channels] = 0
         return image, sample["label"], brain
 
-    def training_block(
-        self, patient: str, case: int, present: Tensor, site: Site | None = None
-    ) -> Batch:
+    def training_block(self, patient: str, case: int, plan: ClientPlan) -> Batch:
         """Draws one patient's patches; their places depend on the seed and the patient alone.
 
         Args:
             patient: Patient id.
             case: Its index in the split.
-            present: (C,) bool.
-            site: The client's scanner, or None.
+            plan: The client's channels and scanner.
 
         Returns:
             ``image`` (P, C, h, w[, d]), ``label`` (P, R, h, w[, d]) uint8, ``case`` (P,).
         """
-        image, label, brain = self._read(patient, present, site)
+        image, label, brain = self._read(patient, plan)
         image, label = patches.pad_to(image, self.size), patches.pad_to(label, self.size)
         centres = patches.sample_centres(
             tumour=label.any(dim=0),
@@ -199,42 +261,21 @@ class BratsDataModule(FederatedDataModule):
             images, labels = images.squeeze(-1), labels.squeeze(-1)
         return {"image": images, "label": labels, "case": torch.full((len(images),), case)}
 
-    def evaluation_block(
-        self, patient: str, case: int, present: Tensor, site: Site | None = None
-    ) -> Batch:
+    def evaluation_block(self, patient: str, case: int, plan: ClientPlan) -> Batch:
         """Takes one patient's whole axial slices, or the volume.
 
         Args:
             patient: Patient id.
             case: Its index in the split.
-            present: (C,) bool.
-            site: The client's scanner, or None.
+            plan: The client's channels and scanner.
 
         Returns:
             ``image`` (S, C, H, W) or (1, C, H, W, D), ``label`` alike, ``case`` (S,) or (1,).
         """
-        image, label, brain = self._read(patient, present, site)
+        image, label, brain = self._read(patient, plan)
         if self.spatial_dims == 3:
             image, label = image[None], label[None]
         else:
             slices = patches.brain_slices(brain, self.eval_every)
             image, label = patches.axial(image, slices), patches.axial(label, slices)
         return {"image": image, "label": label, "case": torch.full((len(image),), case)}
-
-
-def voxel_counts(label: Tensor) -> Tensor:
-    """Counts background and region voxels.
-
-    Args:
-        label: (N, R, *spatial), 0 or 1; regions may overlap.
-
-    Returns:
-        (1 + R,) float32: voxels in no region, then voxels of every region.
-
-    Example:
-        >>> voxel_counts(torch.tensor([[[0, 1, 1, 0]], [[0, 0, 0, 0]]])).tolist()
-        [6.0, 2.0]
-    """
-    regions = label.bool().transpose(0, 1).flatten(1)
-    background = (~regions.any(dim=0)).sum()
-    return torch.cat([background[None], regions.sum(dim=1)]).float()

@@ -165,3 +165,21 @@ def axial(volume: Tensor, slices: Tensor) -> Tensor:
         torch.Size([2, 2, 5, 6])
     """
     return volume.index_select(3, slices).permute(3, 0, 1, 2).contiguous()
+
+
+def voxel_counts(label: Tensor) -> Tensor:
+    """Counts background and region voxels.
+
+    Args:
+        label: (N, R, *spatial), 0 or 1; regions may overlap.
+
+    Returns:
+        (1 + R,) float32: voxels in no region, then voxels of every region.
+
+    Example:
+        >>> voxel_counts(torch.tensor([[[0, 1, 1, 0]], [[0, 0, 0, 0]]])).tolist()
+        [6.0, 2.0]
+    """
+    regions = label.bool().transpose(0, 1).flatten(1)
+    background = (~regions.any(dim=0)).sum()
+    return torch.cat([background[None], regions.sum(dim=1)]).float()
