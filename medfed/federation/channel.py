@@ -1,132 +1,231 @@
-"""What stands around every send and reply: a codec turns tensors into bytes and back.
+"""What stands around every send and reply: tensors become bytes and tensors again.
 
 Training continues from the decoded result, so what a codec loses is lost for the run, too. Names
 and shapes are agreed on with the model and do not travel; everything else is counted.
+
+Either end owns a memory: a flat dictionary from ``mode/part/layout`` to a vector (see
+:mod:`medfed.federation.link`). The channel itself keeps nothing that a result depends on: whoever
+calls it hands in the memory of the client at this end, gets a new one back, and decides whether to
+keep it. An evaluation does not, and a message that cannot be coded leaves everything as it was.
 """
 
 from __future__ import annotations
 
-import json
+import hashlib
 import math
-import struct
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from medfed.errors import NonFiniteError
-from medfed.federation.codecs import Codec, Dense
+from medfed.federation.codecs import Codec
 from medfed.federation.ledger import Direction
+from medfed.federation.link import Link
 from medfed.federation.message import Kind, Message
-from medfed.federation.tensors import Layout, Tensors, cut, first_non_finite, flatten, layout_of
+from medfed.federation.packet import EncodedPart, Packet
+from medfed.federation.parts import decode_part, encode_part
+from medfed.federation.seeding import derive_seed
+from medfed.federation.tensors import Layout, Tensors, first_non_finite, flatten, layout_of
+
+Memory = Tensors
+
+
+class Place(NamedTuple):
+    """Where a message belongs; random choices of codecs are keyed by it.
+
+    Attributes:
+        client: The client at the other end.
+        round: The round's number; -1 for what is delivered outside of rounds.
+        phase: Position of the phase within the round.
+    """
+
+    client: str = ""
+    round: int = -1
+    phase: int = 0
+
+
+NOWHERE = Place()
 
 
 @dataclass(frozen=True)
-class EncodedPart:
-    """One part as bytes, with the layout that both ends know from the model."""
+class _Sent:
+    """A part that went down; whoever is sent the same from the same memory gets the same bytes."""
 
+    tensors: Tensors
     kind: Kind
-    data: bytes
-    layout: Layout
-
-
-@dataclass(frozen=True)
-class Packet:
-    """A message as it travels."""
-
-    phase: str
-    scalars: Mapping[str, float]
-    parts: Mapping[str, EncodedPart]
-
-    def sizes(self) -> dict[str, int]:
-        """Returns the bytes of each part; scalars travel as 8-byte numbers."""
-        sizes = {part: len(encoded.data) for part, encoded in self.parts.items()}
-        if self.scalars:
-            sizes["scalars"] = len(struct.pack(f"<{len(self.scalars)}d", *self.scalars.values()))
-        return sizes
-
-    def to_bytes(self) -> bytes:
-        """Returns the packet as one byte string, for the transport between ranks."""
-        head = {
-            "phase": self.phase,
-            "scalars": dict(self.scalars),
-            "parts": [(p, e.kind, e.layout, len(e.data)) for p, e in self.parts.items()],
-        }
-        text = json.dumps(head).encode()
-        payload = [e.data for e in self.parts.values()]
-        return b"".join((len(text).to_bytes(8, "little"), text, *payload))
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Packet:
-        """Reads what :meth:`to_bytes` wrote."""
-        start = 8 + int.from_bytes(data[:8], "little")
-        head = json.loads(data[8:start])
-        parts = {}
-        for part, kind, layout, size in head["parts"]:
-            rows = tuple((name, tuple(shape), dtype) for name, shape, dtype in layout)
-            parts[part] = EncodedPart(kind, data[start : start + size], rows)
-            start += size
-        return cls(head["phase"], head["scalars"], parts)
+    before: Tensor | None
+    draw: int | None
+    encoded: EncodedPart
+    after: Tensor | None
 
 
 class Channel:
-    """Codecs of both directions.
+    """Both directions between the server and its clients.
 
     Args:
-        up: Codec of what clients send; dense fp32 by default.
-        down: Codec of what the server sends; dense fp32 by default.
+        up: What clients send goes through it: a link, or a codec alone; dense fp32 by default.
+        down: The same for what the server sends.
         device: Where decoded tensors are put.
+        seed: Seed of the run.
+        buffers: Names of tensors that no lossy codec may touch (BatchNorm statistics).
     """
 
     def __init__(
-        self, up: Codec | None = None, down: Codec | None = None, device: str = "cpu"
+        self,
+        up: Link | Codec | None = None,
+        down: Link | Codec | None = None,
+        device: str = "cpu",
+        seed: int = 0,
+        buffers: Collection[str] = (),
     ) -> None:
-        self.codecs: dict[Direction, Codec] = {"up": up or Dense(), "down": down or Dense()}
+        self.links: dict[Direction, Link] = {"up": _link(up), "down": _link(down)}
+        self._others = {d: Link(zstd=link.zstd) for d, link in self.links.items()}
         self.device = torch.device(device)
+        self.seed = seed
+        self.buffers = frozenset(buffers)
         # A part that is broadcast is one object in many messages: it is coded once, and its
         # decoded tensors are one object at all clients, so memory grows with personal parts only.
-        self._encoded: dict[str, tuple[Tensors, EncodedPart]] = {}
+        self._encoded: dict[str, list[_Sent]] = {}
         self._decoded: dict[str, tuple[EncodedPart, Tensors]] = {}
 
-    def encode(self, message: Message, direction: Direction) -> Packet:
+    def encode(
+        self,
+        message: Message,
+        direction: Direction,
+        place: Place = NOWHERE,
+        memory: Memory | None = None,
+    ) -> tuple[Packet, Memory]:
         """Turns a message into the bytes that travel.
+
+        Args:
+            message: The message.
+            direction: The way it goes.
+            place: Where it belongs.
+            memory: What the sender remembers of this client and direction.
+
+        Returns:
+            The packet, and what the sender remembers if it is sent.
 
         Raises:
             NonFiniteError: If a tensor or scalar holds NaN or infinity; it is named.
         """
-        parts = {}
+        parts, after = {}, dict(memory or {})
         for part, tensors in message.parts.items():
-            memo = self._encoded.get(part) if direction == "down" else None
-            if memo is not None and memo[0] is tensors and memo[1].kind == message.kind(part):
-                parts[part] = memo[1]
-                continue
-            parts[part] = self._encode_part(part, tensors, message.kind(part), direction)
-            if direction == "down":
-                self._encoded[part] = (tensors, parts[part])
+            kind, link = message.kind(part), self._link(direction, message.phase, part)
+            key = memory_key(link, part, kind, layout_of(tensors))
+            sent = self._sent(part, tensors, kind, link, direction, place, after.get(key))
+            parts[part] = sent.encoded
+            if sent.after is not None:
+                after[key] = sent.after
         for name, value in message.scalars.items():
             if not math.isfinite(value):
                 raise NonFiniteError(f"the scalar {name} is {value}")
-        return Packet(message.phase, message.scalars, parts)
+        return Packet(message.phase, message.scalars, parts), after
 
-    def _encode_part(
-        self, part: str, tensors: Tensors, kind: Kind, direction: Direction
-    ) -> EncodedPart:
-        flat = flatten(tensors)
-        if not bool(torch.isfinite(flat.sum())) and (name := first_non_finite(tensors)):
-            raise NonFiniteError(f"{part}/{name} holds NaN or infinity")
-        return EncodedPart(kind, self.codecs[direction].encode(flat), layout_of(tensors))
+    def decode(
+        self, packet: Packet, direction: Direction, memory: Memory | None = None
+    ) -> tuple[Message, Memory]:
+        """Turns the bytes back into the message that the receiver continues from.
 
-    def decode(self, packet: Packet, direction: Direction) -> Message:
-        """Turns the bytes back into the message that the receiver continues from."""
-        parts: dict[str, Tensors] = {}
+        Args:
+            packet: What :meth:`encode` returned.
+            direction: The way it went.
+            memory: What the receiver remembers of this client and direction.
+
+        Returns:
+            The message, and what the receiver remembers from now on.
+
+        Raises:
+            CodecError: If bytes are foreign or truncated.
+        """
+        parts, after = {}, dict(memory or {})
         for part, encoded in packet.parts.items():
-            memo = self._decoded.get(part)
-            if memo is not None and memo[0] is encoded:
-                parts[part] = memo[1]
-                continue
-            flat = self.codecs[direction].decode(encoded.data).to(self.device)
-            parts[part] = cut(flat, encoded.layout)
-            if direction == "down":
-                self._decoded[part] = (encoded, parts[part])
+            link = self._link(direction, packet.phase, part)
+            key = memory_key(link, part, encoded.kind, encoded.layout)
+            parts[part], kept = self._received(part, encoded, link, direction, after.get(key))
+            if kept is not None:
+                after[key] = kept
         kinds = {part: e.kind for part, e in packet.parts.items()}
-        return Message(packet.phase, parts, packet.scalars, kinds)
+        return Message(packet.phase, parts, packet.scalars, kinds), after
+
+    def _link(self, direction: Direction, phase: str, part: str) -> Link:
+        link = self.links[direction]
+        return link if link.compresses(phase, part) else self._others[direction]
+
+    def _sent(
+        self,
+        part: str,
+        tensors: Tensors,
+        kind: Kind,
+        link: Link,
+        direction: Direction,
+        place: Place,
+        before: Tensor | None,
+    ) -> _Sent:
+        known = self._encoded.get(part, []) if direction == "down" else []
+        known = [s for s in known if s.tensors is tensors]
+        same = [s for s in known if s.kind == kind and s.before is before]
+        if link.direct and same:
+            return same[0]
+        flat = flatten(tensors).detach()
+        total = float(flat.sum())
+        if not math.isfinite(total) and (name := first_non_finite(tensors)):
+            raise NonFiniteError(f"{part}/{name} holds NaN or infinity")
+        draw, rng = None, None
+        if not link.direct:
+            # Downwards the content stands for the client: who is sent the same gets the same
+            # bytes, on whatever rank, and what differs is drawn independently.
+            who = place.client if direction == "up" else total.hex()
+            draw = derive_seed(self.seed, place.round, who, place.phase, direction, part, "codec")
+            if again := [s for s in same if s.draw == draw]:
+                return again[0]
+            rng = np.random.default_rng(draw)
+        encoded, after = encode_part(tensors, kind, link, self.buffers, before, rng, flat)
+        sent = _Sent(tensors, kind, before, draw, encoded, after)
+        if direction == "down":
+            self._encoded[part] = [*known, sent]
+        return sent
+
+    def _received(
+        self,
+        part: str,
+        encoded: EncodedPart,
+        link: Link,
+        direction: Direction,
+        before: Tensor | None,
+    ) -> tuple[Tensors, Tensor | None]:
+        memo = self._decoded.get(part)
+        if memo is not None and memo[0] is encoded:
+            return memo[1], encoded.received.memory if encoded.received else None
+        tensors, after = decode_part(encoded, link, self.buffers, before, self.device)
+        if direction == "down":
+            self._decoded[part] = (encoded, tensors)
+        return tensors, after
+
+
+def memory_key(link: Link, part: str, kind: Kind, layout: Layout) -> str:
+    """Returns the name under which an end remembers a part; empty where nothing is remembered.
+
+    Example:
+        >>> memory_key(Link(shift=0.5), "shared", "update", (("w", (2,), "float32"),))
+        'shift/shared/b5c87b37'
+        >>> memory_key(Link(), "shared", "update", ())
+        ''
+    """
+    mode = link.mode(kind)
+    return "" if mode == "plain" else f"{mode}/{part}/{_fingerprint(layout)}"
+
+
+@lru_cache(maxsize=1024)
+def _fingerprint(layout: Layout) -> str:
+    """8 hexadecimal digits for names and shapes, so that parts of one name do not mix."""
+    return hashlib.blake2b(repr(layout).encode(), digest_size=4).hexdigest()
+
+
+def _link(given: Link | Codec | None) -> Link:
+    return given if isinstance(given, Link) else Link(given)

@@ -10,11 +10,12 @@ from torch import Tensor
 
 from medfed.errors import NonFiniteError
 from medfed.federation.algorithm import Algorithm, ClientInfo, Outbox, ServerRound
-from medfed.federation.channel import Channel, Packet
+from medfed.federation.channel import Channel, Place
 from medfed.federation.cohort import Cohort
 from medfed.federation.ledger import Direction, Entry, Ledger
 from medfed.federation.local_client import LocalClient, name_the_place
 from medfed.federation.message import Message
+from medfed.federation.packet import Packet
 from medfed.federation.tensors import State, Tensors, digest
 
 
@@ -29,6 +30,9 @@ class Federation:
         channel: Codecs; dense fp32 by default.
         cohort: Who takes part in a round; everyone by default.
         seed: Seed of the run.
+
+    Attributes:
+        memory: What the server's end of the channel remembers, by direction and client.
     """
 
     def __init__(
@@ -49,6 +53,10 @@ class Federation:
         self.cohort = cohort or Cohort()
         self.ledger = Ledger()
         self.seed = seed
+        self.memory: dict[Direction, State] = {"up": {}, "down": {}}
+        self.channel.seed = seed
+        # No lossy codec may touch buffers; every client has the same model.
+        self.channel.buffers = next((c.split.buffers for c in self.clients.values()), frozenset())
 
     def to(self, device: torch.device) -> None:
         """Moves all states to a device."""
@@ -62,8 +70,10 @@ class Federation:
 
         self.channel.device = device
         self.server = _map_state(self.server, moved)
+        self.memory = {d: _map_state(kept, moved) for d, kept in self.memory.items()}
         for client in self.clients.values():
             client.state = _map_state(client.state, moved)
+            client.memory = _map_state(client.memory, moved)
             client.weights = {n: moved(t) for n, t in client.weights.items()}
 
     def members(self, round: int) -> tuple[str, ...]:
@@ -74,35 +84,48 @@ class Federation:
         """Starts a round."""
         return Round(self, round)
 
+    def delivery(self, client: str) -> Packet:
+        """Returns what a client lacks of the present result; neither end remembers it."""
+        message = self.algorithm.broadcast(self.server, client)
+        kept = self.memory["down"].get(client)
+        return self.channel.encode(message, "down", Place(client), kept)[0]
+
     def deliver(self, client: str) -> tuple[Message, Packet]:
-        """Returns what a client lacks of the present result, as it would decode it."""
-        packet = self.channel.encode(self.algorithm.broadcast(self.server, client), "down")
-        return self.channel.decode(packet, "down"), packet
+        """Returns what a client of this process lacks, as it would decode it, and its bytes."""
+        packet = self.delivery(client)
+        kept = self.clients[client].memory["down"]
+        return self.channel.decode(packet, "down", kept)[0], packet
 
     def personal_model(self, client: str) -> Tensors:
-        """Returns the model that a client of this process evaluates; changes no state."""
+        """Returns the model that a client of this process evaluates; changes no state.
+
+        It is the model that the client would have: what a lossy codec withholds is not in it.
+        """
         message, _ = self.deliver(client)
         return self.algorithm.personal_model(self.clients[client], message)
 
     def count_delivery(self, round: int) -> None:
         """Adds the delivery of the final result to every client to the ledger."""
         for client in self.ids:
-            _, packet = self.deliver(client)
-            self.count(packet, round, "deliver", client, "down")
+            self.count(self.delivery(client), round, "deliver", client, "down")
 
     def count(
         self, packet: Packet, round: int, phase: str, client: str, direction: Direction
     ) -> None:
         """Adds the bytes of a packet to the ledger."""
+        dense = packet.dense_sizes()
         for part, size in packet.sizes().items():
-            self.ledger.add(Entry(round, phase, client, direction, part, size))
+            self.ledger.add(Entry(round, phase, client, direction, part, size, dense[part]))
 
     def digests(self) -> dict[str, str]:
-        """Returns a hash of the server's state and of each client's state in this process."""
-        own = {f"client/{c}": self.clients[c].state for c in self.clients}
-        return {
-            place: digest({f"{g}/{n}": t for g, named in state.items() for n, t in named.items()})
-            for place, state in {"server": self.server, **own}.items()
+        """Returns a hash of what the server and each client of this process keep.
+
+        What their ends of the channel remember is part of it.
+        """
+        kept = {f"{d}/{c}": named for d, state in self.memory.items() for c, named in state.items()}
+        hashes = {"server": _digest(self.server, kept)}
+        return hashes | {
+            f"client/{c}": _digest(local.state, local.memory) for c, local in self.clients.items()
         }
 
 
@@ -145,13 +168,16 @@ class Round:
         """
         federation = self.federation
         with naming(client, self.number, self.phase):
-            message = federation.channel.decode(self._sent[client], "down")
-            local = federation.clients[client]
+            channel, local = federation.channel, federation.clients[client]
+            message, received = channel.decode(self._sent[client], "down", local.memory["down"])
             local.begin(self.number, self.phase, self._position)
             reply = federation.algorithm.fit(local, message)
             if extra := set(reply.parts) - set(federation.algorithm.leaves):
                 raise ValueError(f"{sorted(extra)} may not leave a client.")
-            return federation.channel.encode(reply, "up")
+            place = Place(client, self.number, self._position)
+            packet, sent = channel.encode(reply, "up", place, local.memory["up"])
+            local.memory = {"down": received, "up": sent}
+            return packet
 
     def exchange(self, replies: Mapping[str, Packet]) -> bool:
         """Hands all replies to the server, in the order of the cohort.
@@ -166,7 +192,7 @@ class Round:
         for client in self.recipients:
             federation.count(self._sent[client], self.number, phase, client, "down")
             federation.count(replies[client], self.number, phase, client, "up")
-        decoded = {c: federation.channel.decode(replies[c], "up") for c in self.recipients}
+        decoded = self._decoded(replies)
         self._position += 1
         try:
             outbox = self._generator.send(decoded)
@@ -181,6 +207,18 @@ class Round:
         self._take(outbox)
         return True
 
+    def _decoded(self, replies: Mapping[str, Packet]) -> dict[str, Message]:
+        channel, kept = self.federation.channel, dict(self.federation.memory["up"])
+        decoded = {}
+        for client in self.recipients:
+            with naming(client, self.number, self.phase):
+                message, after = channel.decode(replies[client], "up", kept.get(client))
+                decoded[client] = message
+                if after:
+                    kept[client] = after
+        self.federation.memory["up"] = kept
+        return decoded
+
     def _take(self, outbox: Outbox) -> None:
         name = type(self.federation.algorithm).__name__
         if self._position >= len(self.expected):
@@ -193,13 +231,24 @@ class Round:
                 )
         self._outbox = outbox
         self._sent = {}
+        channel, kept = self.federation.channel, dict(self.federation.memory["down"])
         for client in self.recipients:
             with naming(client, self.number, self.phase):
-                self._sent[client] = self.federation.channel.encode(outbox[client], "down")
+                place = Place(client, self.number, self._position)
+                sent = channel.encode(outbox[client], "down", place, kept.get(client))
+                self._sent[client], after = sent
+                if after:
+                    kept[client] = after
+        self.federation.memory["down"] = kept
 
 
 def _map_state(state: State, function: Callable[[Tensor], Tensor]) -> State:
     return {g: {n: function(t) for n, t in named.items()} for g, named in state.items()}
+
+
+def _digest(state: State, memory: State) -> str:
+    whole = state | {f"memory/{group}": named for group, named in memory.items()}
+    return digest({f"{g}/{n}": t for g, named in whole.items() for n, t in named.items()})
 
 
 @contextmanager

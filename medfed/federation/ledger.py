@@ -5,14 +5,24 @@ from __future__ import annotations
 import csv
 import io
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 Direction = Literal["up", "down"]
 
 
 class Entry(NamedTuple):
-    """One part of one message. ``bytes`` is the length of what travelled."""
+    """One part of one message.
+
+    Attributes:
+        round: The round's number.
+        phase: The phase of the round.
+        client: The client that sent or received it.
+        direction: ``up`` or ``down``.
+        part: The part's name, or ``scalars``.
+        bytes: The length of what travelled.
+        dense: What the length would have been with every element in fp32, header included.
+    """
 
     round: int
     phase: str
@@ -20,6 +30,7 @@ class Entry(NamedTuple):
     direction: str
     part: str
     bytes: int
+    dense: int
 
 
 class Ledger:
@@ -27,9 +38,9 @@ class Ledger:
 
     Example:
         >>> ledger = Ledger()
-        >>> ledger.add(Entry(0, "fit", "a", "up", "shared", 20))
-        >>> ledger.total(direction="up"), ledger.total(client="b")
-        (20, 0)
+        >>> ledger.add(Entry(0, "fit", "a", "up", "shared", 20, 80))
+        >>> ledger.total(direction="up"), ledger.total(client="b"), ledger.savings(direction="up")
+        (20, 0, 4.0)
     """
 
     def __init__(self, entries: Iterable[Entry] = ()) -> None:
@@ -41,16 +52,26 @@ class Ledger:
 
     def total(self, **where: object) -> int:
         """Returns the bytes of the entries whose fields equal the given ones."""
-        return sum(
-            e.bytes for e in self.entries if all(getattr(e, k) == v for k, v in where.items())
-        )
+        return sum(e.bytes for e in self._where(where))
+
+    def savings(self, **where: object) -> float:
+        """Returns how many times fewer bytes travelled than with fp32; 1 where nothing did.
+
+        Args:
+            where: Fields and the values that they must have.
+        """
+        dense, sent = sum(e.dense for e in self._where(where)), self.total(**where)
+        return dense / sent if sent else 1.0
+
+    def _where(self, fields: Mapping[str, object]) -> Iterator[Entry]:
+        return (e for e in self.entries if all(getattr(e, k) == v for k, v in fields.items()))
 
     def totals(self, *fields: str) -> dict[tuple[object, ...], int]:
         """Returns bytes grouped by the given fields.
 
         Example:
-            >>> entries = [Entry(0, "fit", "a", d, "shared", 4) for d in ("down", "up", "up")]
-            >>> Ledger(entries).totals("direction")
+            >>> ways = ("down", "up", "up")
+            >>> Ledger(Entry(0, "fit", "a", d, "shared", 4, 4) for d in ways).totals("direction")
             {('down',): 4, ('up',): 8}
         """
         sums: Counter[tuple[object, ...]] = Counter()

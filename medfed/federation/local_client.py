@@ -24,6 +24,9 @@ class LocalClient:
         trainer: The training loop, one for all clients of this process.
         weights: The initial model, the same object for all clients.
         state: The algorithm's initial state of a client.
+
+    Attributes:
+        memory: What this end of the channel remembers, by direction; empty without lossy codecs.
     """
 
     def __init__(
@@ -34,6 +37,7 @@ class LocalClient:
         self.trainer = trainer
         self.weights = weights
         self.state: State = dict(state)
+        self.memory: State = {"up": {}, "down": {}}
         self.loss: float | None = None
         self.steps_done = 0
         self._optimizers: State = {}
@@ -105,7 +109,7 @@ class LocalClient:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what the client itself keeps, loadable with ``weights_only=True``."""
-        return {"state": self.state, "optimizers": self._optimizers}
+        return {"state": self.state, "optimizers": self._optimizers, "memory": self.memory}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Puts back what :meth:`state_dict` returned, on the trainer's device."""
@@ -116,6 +120,7 @@ class LocalClient:
 
         self.state = move(saved["state"])
         self._optimizers = move(saved["optimizers"])
+        self.memory = move(saved["memory"])
 
 
 def name_the_place(error: NonFiniteError, client: str, round: int, phase: str) -> NonFiniteError:

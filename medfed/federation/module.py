@@ -13,10 +13,10 @@ from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor, nn
 
 from medfed.errors import CheckpointError, NonFiniteError
-from medfed.federation.channel import Packet
 from medfed.federation.client import Batch
 from medfed.federation.collect import gather_named, rank, world_size
 from medfed.federation.federation import Federation, Round, naming
+from medfed.federation.packet import Packet
 from medfed.federation.schedule import (
     EvaluationTasks,
     RoundTasks,
@@ -208,6 +208,7 @@ class FederatedModule(pl.LightningModule):
             "next_round": self.next_round,
             "steps": {c: int(steps[c]) for c in self.federation.ids},
             "server": self.federation.server,
+            "memory": self.federation.memory,
             "clients": {c: states[c] for c in self.federation.ids},
             "ledger": self.federation.ledger.state_dict(),
         }
@@ -230,7 +231,7 @@ class FederatedModule(pl.LightningModule):
                 f"{', '.join(saved['clients'])}, the run is of {name} with "
                 f"{', '.join(federation.ids)}."
             )
-        federation.server = saved["server"]
+        federation.server, federation.memory = saved["server"], saved["memory"]
         for client, state in saved["clients"].items():
             federation.clients[client].load_state_dict(state)
         if self.trainer.state.fn == TrainerFn.FITTING:

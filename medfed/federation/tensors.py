@@ -108,6 +108,16 @@ def layout_of(tensors: Mapping[str, Tensor]) -> Layout:
     )
 
 
+def numel(layout: Layout) -> int:
+    """Returns the number of elements.
+
+    Example:
+        >>> numel((("a", (1, 2), "float32"), ("b", (), "float32")))
+        3
+    """
+    return sum(math.prod(shape) for _, shape, _ in layout)
+
+
 def cut(flat: Tensor, layout: Layout) -> Tensors:
     """Cuts a vector of shape (d,) into views with the names, shapes and dtypes of ``layout``.
 

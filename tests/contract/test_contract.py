@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from medfed.federation.channel import Channel, Packet
+from medfed.federation.channel import Channel
 from medfed.federation.cohort import Cohort
 from medfed.federation.ledger import Ledger
 from medfed.federation.message import Message
+from medfed.federation.packet import Packet
 from medfed.federation.reference import run_reference
 from medfed.federation.tensors import digest
 from tests.contract.harness import NAMES, ROUNDS, federation, half, lightning
@@ -21,9 +22,9 @@ pytestmark = pytest.mark.parametrize("name", NAMES)
 class Serialising(Channel):
     """Takes every message and every packet through bytes."""
 
-    def encode(self, message, direction):
-        packet = super().encode(Message.from_bytes(message.to_bytes()), direction)
-        return Packet.from_bytes(packet.to_bytes())
+    def encode(self, message, *where):
+        packet, memory = super().encode(Message.from_bytes(message.to_bytes()), *where)
+        return Packet.from_bytes(packet.to_bytes()), memory
 
 
 class Recording(Channel):
@@ -33,10 +34,10 @@ class Recording(Channel):
         super().__init__()
         self.sent: list[Message] = []
 
-    def encode(self, message, direction):
+    def encode(self, message, direction, *where):
         if direction == "up":
             self.sent.append(message)
-        return super().encode(message, direction)
+        return super().encode(message, direction, *where)
 
 
 def test_training_changes_what_is_evaluated(name):

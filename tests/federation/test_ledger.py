@@ -6,10 +6,10 @@ import torch
 from medfed.federation.ledger import Entry, Ledger
 
 ENTRIES = [
-    Entry(0, "fit", "a", "down", "shared", 10),
-    Entry(0, "fit", "a", "up", "shared", 7),
-    Entry(0, "fit", "b", "up", "shared", 5),
-    Entry(1, "fit", "a", "up", "sketch", 3),
+    Entry(0, "fit", "a", "down", "shared", 10, 40),
+    Entry(0, "fit", "a", "up", "shared", 7, 28),
+    Entry(0, "fit", "b", "up", "shared", 5, 20),
+    Entry(1, "fit", "a", "up", "sketch", 3, 12),
 ]
 
 
@@ -28,6 +28,14 @@ def test_totals_agree_however_they_are_grouped():
         assert sum(ledger.totals(*fields).values()) == 25
 
 
+def test_savings_compare_with_fp32():
+    ledger = Ledger([Entry(0, "fit", "a", "up", "shared", 10, 40), *ENTRIES[2:]])
+    assert ledger.savings(client="a", part="shared") == 4.0
+    assert ledger.savings() == (40 + 20 + 12) / (10 + 5 + 3)
+    assert ledger.savings(client="nobody") == 1.0
+    assert Ledger().savings() == 1.0
+
+
 def test_csv_holds_every_entry_in_order():
     rows = list(csv.reader(io.StringIO(Ledger(ENTRIES).to_csv())))
     assert rows[0] == list(Entry._fields)
@@ -36,7 +44,7 @@ def test_csv_holds_every_entry_in_order():
 
 def test_state_survives_a_checkpoint(tmp_path):
     torch.save(Ledger(ENTRIES).state_dict(), tmp_path / "ledger.pt")
-    restored = Ledger([Entry(9, "x", "y", "up", "z", 1)])
+    restored = Ledger([Entry(9, "x", "y", "up", "z", 1, 4)])
     restored.load_state_dict(torch.load(tmp_path / "ledger.pt", weights_only=True))
     assert restored.entries == ENTRIES
     restored.add(ENTRIES[0])
