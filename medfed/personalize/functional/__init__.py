@@ -1,6 +1,7 @@
 """The pure maths of the algorithms: tensors in, tensors out, no federation type."""
 
 from medfed.personalize.functional.fused_lasso_exact import fused_lasso, fused_lasso_blocks
+from medfed.personalize.functional.fused_lasso_splitting import FusedLassoResult, fused_lasso_admm
 from medfed.personalize.functional.graph import (
     complete_edges,
     edge_similarity,
@@ -34,6 +35,7 @@ from medfed.personalize.functional.sketches import (
 )
 
 __all__ = [
+    "FusedLassoResult",
     "LassoResult",
     "LassoState",
     "check_norm",
@@ -47,6 +49,7 @@ __all__ = [
     "feature_sketch",
     "frequent_directions",
     "fused_lasso",
+    "fused_lasso_admm",
     "fused_lasso_blocks",
     "graph_laplacian",
     "incidence",

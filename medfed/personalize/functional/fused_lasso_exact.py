@@ -168,10 +168,37 @@ def check_vector(g: Tensor, name: str = "g") -> Tensor:
     return g.contiguous() if g.device.type == "cpu" else _host_like(g).copy_(g)
 
 
+def magnitude(g: Tensor, name: str = "g") -> float:
+    """The sum of magnitudes, a bound on every sum in the dynamic programme.
+
+    Args:
+        g: ``(d,)`` vector.
+        name: What an error calls it.
+
+    Returns:
+        The sum in float64.
+
+    Raises:
+        ValueError: If ``g`` holds NaN or infinity, or numbers whose sum overflows.
+
+    Example:
+        >>> magnitude(torch.tensor([3.0, -4.0]))
+        7.0
+    """
+    total = float(torch.linalg.vector_norm(g, ord=1, dtype=torch.float64))
+    # Four times, because a line's height may reach twice gamma plus the sum.
+    if 4 * total < float("inf"):
+        return total
+    bad = (~torch.isfinite(g)).nonzero().flatten().tolist()
+    if bad:
+        raise ValueError(f"{name}[{bad[0]}] is {float(g[bad[0]])}, but it must be finite.")
+    raise ValueError(f"{name} holds numbers so large that their sum overflows; scale it down.")
+
+
 def _solve(g: Tensor, gamma: float, name: str) -> Tensor:
     """:func:`fused_lasso` with gamma checked and a name for errors."""
     source = check_vector(g, name)
-    total = _magnitude(source, name)
+    total = magnitude(source, name)
     if gamma == 0:
         return g.detach().clone()
     if gamma >= total:
@@ -187,18 +214,6 @@ def _solve(g: Tensor, gamma: float, name: str) -> Tensor:
 def _host_like(g: Tensor) -> Tensor:
     """Main memory for a vector like ``g``, pinned where a GPU reads or writes it."""
     return torch.empty(g.shape, dtype=g.dtype, pin_memory=g.device.type == "cuda")
-
-
-def _magnitude(g: Tensor, name: str) -> float:
-    """The sum of magnitudes, a bound on every sum in the dynamic programme."""
-    total = float(torch.linalg.vector_norm(g, ord=1, dtype=torch.float64))
-    # Four times, because a line's height may reach twice gamma plus the sum.
-    if 4 * total < float("inf"):
-        return total
-    bad = (~torch.isfinite(g)).nonzero().flatten().tolist()
-    if bad:
-        raise ValueError(f"{name}[{bad[0]}] is {float(g[bad[0]])}, but it must be finite.")
-    raise ValueError(f"{name} holds numbers so large that their sum overflows; scale it down.")
 
 
 def _per_block(gamma: float | Sequence[float] | Tensor, count: int) -> list[float]:

@@ -7,7 +7,7 @@ import torch
 from scipy.optimize import lsq_linear
 
 from medfed.errors import ConfigError
-from medfed.personalize.functional import fused_lasso, fused_lasso_blocks
+from medfed.personalize.functional import fused_lasso, fused_lasso_admm, fused_lasso_blocks
 
 D = 3000
 GENERATOR = np.random.default_rng(0)
@@ -150,7 +150,7 @@ def test_by_hand():
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 @pytest.mark.parametrize("gamma", [5.0, 1e3, 3e5])
 def test_knots_outgrow_their_first_room(gamma, sign):
-    """A flattening ramp keeps up to 20000 knots alive, a straight one walks through the room."""
+    """A flattening ramp keeps thousands of knots alive, a straight one walks through the room."""
     steps = np.arange(30_000)
     for g in (np.sqrt(steps), steps / 7.0):
         for vector in (sign * g, sign * g[::-1]):
@@ -219,3 +219,51 @@ def test_bad_tensors(g):
 def test_bad_gammas_of_blocks(gamma, message):
     with pytest.raises(ConfigError, match=message):
         fused_lasso_blocks([torch.zeros(3), torch.zeros(3)], gamma)
+
+
+@pytest.mark.parametrize("rho", [1.0, 3.0, 10.0])
+@pytest.mark.parametrize("name", ["gaussian", "walk", "tied", "pieces", "alternating", "zero"])
+def test_equals_the_corrected_admm(name, rho):
+    """The limit does not depend on rho, so the threshold is gamma / rho, not the printed rho."""
+    g = torch.from_numpy(VECTORS[name][:60].copy())
+    for gamma in (0.0, 0.05, 0.5, 2.0):
+        found = fused_lasso_admm(g, gamma, rho=rho, iterations=50_000, tol=1e-9)
+        assert found.converged
+        largest = max(float(g.abs().max()), 1.0)
+        torch.testing.assert_close(found.w, fused_lasso(g, gamma), rtol=0, atol=1e-6 * largest)
+
+
+@pytest.mark.parametrize("d", [0, 1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_admm_of_short_vectors(d, dtype):
+    g = torch.tensor([1.5, -2.0], dtype=dtype)[:d]
+    for gamma in (0.0, 0.3, 1.0, math.inf):
+        found = fused_lasso_admm(g, gamma, tol=1e-9)
+        assert found.w.dtype == dtype
+        torch.testing.assert_close(found.w, fused_lasso(g, gamma), rtol=0, atol=1e-6)
+
+
+def test_admm_reports():
+    g = torch.randn(300, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    loose, tight = (fused_lasso_admm(g, 0.2, tol=tol) for tol in (1e-3, 1e-8))
+    assert loose.iterations < tight.iterations
+    assert max(tight.primal, tight.dual) <= 1e-8 * float(g.norm())
+    with pytest.warns(RuntimeWarning, match="iterations=3"):
+        stopped = fused_lasso_admm(g, 0.2, iterations=3)
+    assert (stopped.iterations, stopped.converged) == (3, False)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rho": 0.0}, "rho"),
+        ({"tol": 0.0}, "tol"),
+        ({"iterations": 0}, "iter"),
+        ({"gamma": -1.0}, "gamma"),
+    ],
+)
+def test_admm_refuses(options, message):
+    with pytest.raises(ConfigError, match=message):
+        fused_lasso_admm(torch.ones(3), **{"gamma": 1.0, **options})
+    with pytest.raises(ValueError, match=r"g\[0\] is nan"):
+        fused_lasso_admm(torch.tensor([math.nan]), 1.0)
