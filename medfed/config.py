@@ -32,6 +32,7 @@ CONFIG_DIR = Path(__file__).resolve().parent.parent / "configs"
 SECTIONS = (
     *("local", "cohort", "evaluation", "checkpoint", "codec", "codec.up", "codec.down"),
     *("data", "partition", "model", "optimizer", "scheduler", "algorithm", "trainer", "logger"),
+    *("partition.assignment", "partition.assignment.assignment"),
 )
 # ${either:a,b} is a where it is set and b where it is null.
 OmegaConf.register_new_resolver("either", lambda a, b: b if a is None else a, replace=True)
@@ -258,6 +259,7 @@ def _explain_key(error: Exception, overrides: Sequence[str], name: str) -> str:
             return f"{override!r} is no override; write key=value."
         if f"'{key}'" in str(error) or f"{key!r}" in str(error):
             rest = [o for o in overrides if o is not override]
+            key = key.rpartition("@")[2]  # group@place: the place is what there is none of
             parent, _, leaf = key.rpartition(".")
             try:
                 config = load(rest, name)

@@ -1,12 +1,14 @@
 """Every shipped data and partition node builds what it names, with every setting written out."""
 
 import inspect
+from functools import cache
 from pathlib import Path
 
 import pytest
 from hydra.utils import get_class, instantiate
 from omegaconf import OmegaConf
 
+from medfed.config import load
 from medfed.datamodules.base import FederatedDataModule
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -17,10 +19,16 @@ CASES = [
 ]
 
 
+@cache
+def composed(partition):
+    """The node with its own defaults, which a plain reading of the file would leave out."""
+    return load([f"partition={partition}"]).partition
+
+
 def compose(data, partition):
     nodes = {
-        g: OmegaConf.load(CONFIGS / g / f"{n}.yaml")
-        for g, n in (("data", data), ("partition", partition))
+        "data": OmegaConf.load(CONFIGS / "data" / f"{data}.yaml"),
+        "partition": composed(partition),
     }
     config = OmegaConf.create({**nodes, "seed": 3})
     if OmegaConf.is_missing(config.data, "path"):

@@ -6,6 +6,7 @@ channels (`ChannelMissing`) or scanners takes another one that assigns the patie
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,18 +15,24 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from medfed.datamodules.client_data import Split
 from medfed.datamodules.readers.base import Patient
+from medfed.errors import ConfigError
 
 
 class Site(Protocol):
     """What the scanner of one client does to its images."""
 
     def apply(self, image: Tensor, *key: object) -> Tensor:
-        """Returns the image (C, *spatial) as this scanner shows it; voxels that are 0 stay 0.
+        """Returns the image (C, *spatial) as this scanner shows it.
 
         Args:
-            image: Normalised image of any number of spatial dimensions; left as it is.
+            image: Normalised image of two or three spatial dimensions, left as it is: either
+                z-scored with background 0, which stays 0, or scaled to [-1, 1].
             key: What the randomness is drawn from, such as the patient's id.
+
+        Raises:
+            ConfigError: If it is no image.
         """
         ...
 
@@ -98,6 +105,17 @@ class Partition(ABC):
         """
         return {}
 
+    def splits(self, clients: Sequence[str]) -> dict[str, dict[Split, list[str]]]:
+        """Says which patients train, validate and test, where that is decided beforehand.
+
+        Args:
+            clients: Client ids in order.
+
+        Returns:
+            Patient ids per split and client; a client that is left out is split by the seed.
+        """
+        return {}
+
 
 @dataclass(frozen=True)
 class Wrapped(Partition):
@@ -108,6 +126,13 @@ class Wrapped(Partition):
     """
 
     assignment: Partition
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.assignment, Partition):
+            raise ConfigError(
+                f"partition.assignment={self.assignment} is no partition; choose one by "
+                "partition@partition.assignment=OPTION."
+            )
 
     def assign(self, patients: Sequence[Patient], seed: int) -> dict[str, list[str]]:
         """Leaves the assignment to `assignment`."""
@@ -129,6 +154,10 @@ class Wrapped(Partition):
         """Leaves the scanners to `assignment`."""
         return self.assignment.sites(clients, seed)
 
+    def splits(self, clients: Sequence[str]) -> dict[str, dict[Split, list[str]]]:
+        """Leaves the splits to `assignment`."""
+        return self.assignment.splits(clients)
+
 
 def client_names(count: int) -> list[str]:
     """Names clients that have no name of their own.
@@ -144,3 +173,48 @@ def client_names(count: int) -> list[str]:
         ['hospital_0', 'hospital_1']
     """
     return [f"hospital_{i}" for i in range(count)]
+
+
+def in_order(patients: Sequence[Patient]) -> list[Patient]:
+    """Sorts patients by id, numbers by value, so that no partition depends on how they are listed.
+
+    Args:
+        patients: Patients with distinct ids.
+
+    Returns:
+        The same patients.
+
+    Example:
+        >>> [p.id for p in in_order([Patient("row_10"), Patient("row_9"), Patient("row_1")])]
+        ['row_1', 'row_9', 'row_10']
+    """
+
+    def key(patient: Patient) -> tuple[list[str | int], str]:
+        pieces = re.split(r"(\d+)", patient.id)
+        return [int(p) if i % 2 else p for i, p in enumerate(pieces)], patient.id
+
+    return sorted(patients, key=key)
+
+
+def check_count(num_clients: int, patients: int, least: int = 1) -> None:
+    """Checks that there are enough patients for the clients.
+
+    Args:
+        num_clients: Number of clients.
+        patients: Number of patients.
+        least: Patients that every client needs.
+
+    Raises:
+        ConfigError: If there is no client, or too few patients.
+
+    Example:
+        >>> check_count(3, 2)
+        Traceback (most recent call last):
+        ...
+        medfed.errors.ConfigError: partition.num_clients=3 does not fit 2 patients.
+    """
+    if num_clients < 1 or num_clients * least > patients:
+        each = f" of at least {least} for each client" if least > 1 else ""
+        raise ConfigError(
+            f"partition.num_clients={num_clients} does not fit {patients} patients{each}."
+        )

@@ -41,6 +41,7 @@ class ChannelMissing(Wrapped):
     table: Mapping[str, Sequence[str]] | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.preset not in PRESETS:
             hint = did_you_mean(self.preset, PRESETS)
             raise ConfigError(

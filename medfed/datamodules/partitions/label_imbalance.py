@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from medfed.datamodules.partitions.base import Partition, client_names
+import numpy as np
+from numpy.typing import NDArray
+
+from medfed.datamodules.partitions.base import Partition, client_names, in_order
+from medfed.datamodules.partitions.dealing import Counts, by_client, count_classes, deal_whole
 from medfed.datamodules.readers.base import Patient
-from medfed.datamodules.seeding import numpy_rng
+from medfed.datamodules.seeding import derive_seed, numpy_rng
 from medfed.errors import ConfigError
 
 
@@ -18,11 +22,17 @@ class LabelImbalance(Partition):
     Samples are used at most once; what does not fit the ratios stays unused. The split of every
     client is stratified, so its test set has the same ratio as its training set.
 
+    A patient with several samples stays whole: patients are dealt so that every client has enough
+    negatives and positives for its ratio at about the largest equal size, and every split of a
+    client is then thinned to the ratio (`class_shares`).
+
     Attributes:
         num_clients: Number of clients.
         delta: δ = negatives per positive of the first half of the clients.
         positive_fractions: Share of positives per client, in place of `delta`.
-        samples_per_client: Patients per client; None takes as many as the rarer label allows.
+        samples_per_client: Samples per client; None takes as many as the rarer label allows. Where
+            patients stay whole, the number that a client can at least be thinned to before it is
+            split.
     """
 
     num_clients: int
@@ -68,8 +78,10 @@ class LabelImbalance(Partition):
             >>> LabelImbalance(2, 3.0, samples_per_client=4).assign(patients, seed=0)
             {'hospital_0': ['2', '4', '5', '8'], 'hospital_1': ['1', '3', '6', '9']}
         """
+        patients, shares = in_order(patients), self.fractions()
+        if any(p.counts is not None for p in patients):
+            return self._deal_whole(patients, shares, seed)
         negatives, positives = self._pools(patients, seed)
-        shares = self.fractions()
         size = self._size(shares, len(negatives), len(positives))
         clients = {}
         for name, share in zip(client_names(self.num_clients), shares, strict=True):
@@ -78,6 +90,42 @@ class LabelImbalance(Partition):
             chosen += [negatives.pop() for _ in range(size - count)]
             clients[name] = sorted(chosen)
         return clients
+
+    def class_shares(
+        self, clients: Sequence[str], num_classes: int, seed: int
+    ) -> dict[str, tuple[float, ...]]:
+        """See `Partition.class_shares`; clients are taken in the order of `assign`.
+
+        Example:
+            >>> LabelImbalance(2, delta=3.0).class_shares(["a", "b"], 2, seed=0)
+            {'a': (0.75, 0.25), 'b': (0.25, 0.75)}
+        """
+        if num_classes != 2:
+            raise ConfigError(
+                f"partition=label_imbalance needs 2 classes, but the data have {num_classes}; use "
+                "partition=dirichlet or another partition."
+            )
+        return {c: (1 - f, f) for c, f in zip(clients, self.fractions(), strict=True)}
+
+    def _deal_whole(
+        self, patients: Sequence[Patient], shares: Sequence[float], seed: int
+    ) -> dict[str, list[str]]:
+        """Deals whole patients so that every client can be thinned to as many samples."""
+        counts = _binary_counts(patients)
+        wishes = np.array([(1 - f, f) for f in shares])
+        seed = derive_seed(seed, "label_imbalance")
+
+        def deal(size: int) -> tuple[NDArray[np.int64], bool]:
+            owner = deal_whole(counts, wishes * size, seed, spare=False)
+            have = [counts[owner == n].sum(axis=0) for n in range(len(shares))]
+            return owner, bool((have >= wishes * size - 1e-6).all())
+
+        size = self.samples_per_client or _largest(lambda n: deal(n)[1], int(counts.sum()))
+        owner, enough = deal(size)
+        if size == 0 or not enough:
+            negatives, positives = counts.sum(axis=0)
+            raise ConfigError(_too_few(negatives, positives, len(shares), size))
+        return by_client([p.id for p in patients], owner, client_names(self.num_clients))
 
     def _pools(self, patients: Sequence[Patient], seed: int) -> tuple[list[str], list[str]]:
         pools: dict[int, list[str]] = {0: [], 1: []}
@@ -102,14 +150,39 @@ class LabelImbalance(Partition):
         largest = (negatives + positives) // len(shares)
         size = self.samples_per_client or next((n for n in range(largest, 0, -1) if fits(n)), 0)
         if size == 0 or not fits(size):
-            raise ConfigError(
-                f"{negatives} negatives and {positives} positives do not suffice for "
-                f"{len(shares)} clients of {size or 1} samples with these label ratios; use fewer "
-                "clients, a smaller delta or fewer samples_per_client."
-            )
+            raise ConfigError(_too_few(negatives, positives, len(shares), size))
         return size
 
 
 def _half_up(value: float) -> int:
     """Rounds a half up; Python's own rounding to even would favour one label."""
     return int(value + 0.5)
+
+
+def _too_few(negatives: int, positives: int, clients: int, size: int) -> str:
+    return (
+        f"{negatives} negatives and {positives} positives do not suffice for {clients} clients of "
+        f"{size or 1} samples with these label ratios; use fewer clients, a smaller delta or fewer "
+        "samples_per_client."
+    )
+
+
+def _largest(fits: Callable[[int], bool], bound: int) -> int:
+    """The largest whole number up to a bound that fits, by bisection; 0 where none does."""
+    least, most = 0, bound
+    while least < most:
+        middle = (least + most + 1) // 2
+        least, most = (middle, most) if fits(middle) else (least, middle - 1)
+    return least
+
+
+def _binary_counts(patients: Sequence[Patient]) -> Counts:
+    """Negatives and positives per patient, (P, 2)."""
+    counts = count_classes(patients)
+    beyond = counts[:, 2:].any(axis=1)
+    if beyond.any():
+        raise ConfigError(
+            f"Patient {patients[int(beyond.argmax())].id} has samples beyond classes 0 and 1; "
+            "partition=label_imbalance needs 2 classes."
+        )
+    return np.pad(counts, ((0, 0), (0, 2 - counts.shape[1])))

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from medfed.datamodules.partitions.base import Partition, client_names
+from medfed.datamodules.partitions.base import Partition, check_count, client_names, in_order
 from medfed.datamodules.readers.base import Patient
 from medfed.datamodules.seeding import numpy_rng
-from medfed.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -30,11 +29,8 @@ class RoundRobin(Partition):
             >>> RoundRobin(2, shuffle=False).assign([Patient("a"), Patient("b"), Patient("c")], 0)
             {'hospital_0': ['a', 'c'], 'hospital_1': ['b']}
         """
-        if not 1 <= self.num_clients <= len(patients):
-            raise ConfigError(
-                f"partition.num_clients={self.num_clients} does not fit {len(patients)} patients."
-            )
-        ids = [p.id for p in patients]
+        check_count(self.num_clients, len(patients))
+        ids = [p.id for p in in_order(patients)]
         if self.shuffle:
             ids = [ids[i] for i in numpy_rng(seed, "round_robin").permutation(len(ids))]
         names = client_names(self.num_clients)

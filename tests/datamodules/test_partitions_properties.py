@@ -1,0 +1,241 @@
+"""What every partition has to keep, whatever the patients; statistics of the random ones."""
+
+import random
+
+import numpy as np
+import pytest
+
+from medfed.datamodules.partitions import (
+    ByCentre,
+    ChannelMissing,
+    Dirichlet,
+    LabelGroups,
+    LabelImbalance,
+    QuantitySkew,
+    RoundRobin,
+    Shards,
+)
+from medfed.datamodules.partitions.label_groups import group_of
+from medfed.datamodules.readers import Patient
+from medfed.errors import ConfigError
+
+GROUPS = [[0], [1]]
+EVERYONE = {  # partitions that use every patient
+    "round_robin": RoundRobin(4),
+    "dirichlet": Dirichlet(4, alpha=0.5, min_patients=2),
+    "shards": Shards(4),
+    "power": QuantitySkew(4, "power", exponent=1.5),
+    "lognormal": QuantitySkew(4, "lognormal", sigma=0.7),
+    "shares": QuantitySkew(4, "shares", shares=[5, 1, 1, 0.5]),
+    "channels": ChannelMissing(Dirichlet(4), "rotate"),
+}
+PARTITIONS = {
+    **EVERYONE,
+    "imbalance": LabelImbalance(4, delta=3.0),
+    "groups": LabelGroups(4, GROUPS),
+    "fixed": LabelImbalance(4, positive_fractions=[0.1, 0.5, 0.5, 0.9], samples_per_client=6),
+}
+
+
+def cohort(case, counts=False, size=None):
+    """Patients in random order, of two classes, one sample each or several."""
+    rng = random.Random(case)
+    patients = []
+    for i in range(size or rng.randint(40, 160)):
+        several = (rng.randint(0, 9), rng.randint(0, 3) if rng.random() < 0.6 else 0)
+        patients.append(
+            Patient(f"p{i}", counts=several)
+            if counts
+            else Patient(f"p{i}", label=int(rng.random() < 0.4))
+        )
+    rng.shuffle(patients)
+    return patients
+
+
+@pytest.mark.parametrize(
+    ("name", "several"),
+    # Patients with samples of both groups are refused: see the tests of label groups.
+    [(n, s) for n in PARTITIONS for s in (False, True) if (n, s) != ("groups", True)],
+)
+@pytest.mark.parametrize("case", range(6))
+def test_properties(name, several, case):
+    partition, patients = PARTITIONS[name], cohort(case, several)
+    clients = partition.assign(patients, seed=case)
+    dealt = [i for ids in clients.values() for i in ids]
+    assert len(dealt) == len(set(dealt))
+    assert set(dealt) <= {p.id for p in patients}
+    assert len(clients) == 4
+    assert all(clients.values())
+    assert all(ids == sorted(ids) for ids in clients.values())
+    if name in EVERYONE:
+        assert len(dealt) == len(patients)
+    backwards = sorted(patients, key=lambda p: p.id, reverse=True)
+    assert list(clients.items()) == list(partition.assign(backwards, seed=case).items())
+    assert clients != partition.assign(patients, seed=case + 100)
+
+
+@pytest.mark.parametrize("name", set(PARTITIONS) - {"groups", "imbalance", "fixed"})
+def test_too_few_patients(name):
+    with pytest.raises(ConfigError, match="num_clients=4 does not fit 3 patients"):
+        PARTITIONS[name].assign(cohort(0, size=3), seed=0)
+
+
+@pytest.mark.parametrize("name", set(PARTITIONS) - {"round_robin", "power", "lognormal", "shares"})
+def test_labels_are_needed(name):
+    with pytest.raises(ConfigError, match="Patient x"):
+        PARTITIONS[name].assign([*cohort(0), Patient("x")], seed=0)
+
+
+def table(clients, patients, classes):
+    """Patients per client and class."""
+    label = {p.id: p.label for p in patients}
+    return np.array(
+        [np.bincount([label[i] for i in ids], minlength=classes) for ids in clients.values()]
+    )
+
+
+@pytest.mark.parametrize("alpha", [0.3, 1.0, 10.0])
+def test_dirichlet_mean_and_variance(alpha):
+    """p ~ Dir_N(alpha) has mean 1/N and variance (1/N)(1 - 1/N)/(N alpha + 1)."""
+    classes, clients = 40, 5
+    patients = [Patient(f"{i}", label=i % classes) for i in range(classes * 200)]
+    partition = Dirichlet(clients, alpha, min_patients=1)
+    drawn = [table(partition.assign(patients, s), patients, classes) / 200 for s in range(10)]
+    shares = np.concatenate([d.T for d in drawn])  # 400 draws of proportions
+    assert np.allclose(shares.sum(axis=1), 1)
+    variance = (1 / clients) * (1 - 1 / clients) / (clients * alpha + 1)
+    assert np.allclose(shares.mean(axis=0), 1 / clients, atol=4 * np.sqrt(variance / 400))
+    assert shares.var() == pytest.approx(variance, rel=0.1)
+
+
+def test_dirichlet_keeps_the_least_size_and_says_when_it_cannot():
+    patients = [Patient(str(i), label=i % 2) for i in range(60)]
+    for seed in range(20):
+        clients = Dirichlet(4, alpha=0.2, min_patients=5).assign(patients, seed)
+        assert min(map(len, clients.values())) >= 5
+    with pytest.raises(ConfigError, match=r"alpha=0\.001, never did all 20 clients get 3 of the"):
+        Dirichlet(20, alpha=0.001).assign(patients, 0)
+
+
+def test_dirichlet_with_whole_patients_comes_near_to_the_drawn_numbers():
+    rng = np.random.default_rng(0)
+    patients = [Patient(f"{i}", counts=tuple(rng.integers(0, 6, 3).tolist())) for i in range(600)]
+    counts = {p.id: np.array(p.counts) for p in patients}
+    for alpha, skewed in ((0.5, True), (1000.0, False)):
+        clients = Dirichlet(4, alpha).assign(patients, seed=1)
+        have = np.array([sum(counts[i] for i in ids) for ids in clients.values()])
+        shares = have / have.sum(axis=0)
+        if skewed:
+            assert shares.max() > 0.45
+        else:
+            assert np.allclose(shares, 0.25, atol=0.02)
+
+
+@pytest.mark.parametrize("per_client", [1, 2, 3])
+def test_shards_hold_few_labels(per_client):
+    clients, classes = 20, 10
+    patients = [Patient(f"{i}", label=i % classes) for i in range(997)]
+    for seed in range(5):
+        dealt = Shards(clients, per_client).assign(patients, seed)
+        held = (table(dealt, patients, classes) > 0).sum(axis=1)
+        # Each cut between two labels adds at most one label to one shard.
+        assert held.sum() <= clients * per_client + classes - 1
+        assert held.max() <= 2 * per_client  # a shard is smaller than a label
+        sizes = [len(ids) for ids in dealt.values()]
+        assert max(sizes) - min(sizes) <= per_client
+
+
+def test_shards_of_whole_patients_go_by_the_share_of_positives():
+    patients = [Patient(f"{i}", counts=(100 - i, i)) for i in range(100)]
+    for ids in Shards(5, 1).assign(patients, seed=0).values():
+        numbers = sorted(map(int, ids))
+        assert numbers == list(range(numbers[0], numbers[0] + 20))
+
+
+def test_label_groups():
+    groups = [[0, 1, 2], [3, 4], [5, 6, 7], [8, 9]]
+    patients = [Patient(f"{i}", label=i % 11) for i in range(660)]
+    clients = LabelGroups(10, groups).assign(patients, seed=0)
+    assert len(clients) == 10
+    held = table(clients, patients, 11)
+    for name, row in zip(clients, held, strict=True):
+        assert np.flatnonzero(row).tolist() == groups[group_of(name)]
+    per_group = [group_of(name) for name in clients]
+    assert per_group == sorted(per_group)
+    assert set(np.bincount(per_group)) == {2, 3}
+    assert (held[:, :10].sum(axis=0) == 60).all()  # all of a group's labels are used
+    assert held[:, 10].sum() == 0  # the label of no group is not
+    for label in range(10):  # and evenly within the group
+        column = held[:, label][held[:, label] > 0]
+        assert column.max() - column.min() <= 1
+
+
+def test_label_groups_take_patients_with_several_samples_of_one_group():
+    partition = LabelGroups(2, [[0, 1], [2]])
+    inside = [Patient("a", counts=(3, 1, 0)), Patient("b", counts=(0, 0, 2))]
+    expected = {"group_0_hospital_0": ["a"], "group_1_hospital_0": ["b"]}
+    assert partition.assign(inside, 0) == expected
+    with pytest.raises(ConfigError, match="Patient c has samples of more than one label group"):
+        partition.assign([*inside, Patient("c", counts=(1, 0, 1))], 0)
+
+
+@pytest.mark.parametrize("exponent", [0.0, 1.0, 2.0])
+def test_power_law(exponent):
+    sizes = [
+        len(ids)
+        for ids in QuantitySkew(8, exponent=exponent).assign(cohort(1, size=4000), 0).values()
+    ]
+    law = np.arange(1, 9) ** -exponent
+    assert np.abs(np.array(sizes) - 4000 * law / law.sum()).max() < 1
+
+
+def test_lognormal_sizes():
+    patients = cohort(1, size=20_000)
+    sizes = [
+        len(ids)
+        for s in range(5)
+        for ids in QuantitySkew(60, "lognormal", sigma=0.8).assign(patients, s).values()
+    ]
+    assert np.log(sizes).std() == pytest.approx(0.8, rel=0.12)  # 300 draws: 4 % standard error
+
+
+def test_explicit_shares_and_at_least_one_patient_each():
+    def sizes(shares, size):
+        skew = QuantitySkew(len(shares), "shares", shares=shares)
+        return [len(ids) for ids in skew.assign(cohort(1, size=size), 0).values()]
+
+    assert sizes([50, 30, 20], 200) == [100, 60, 40]
+    assert sizes([1e9, 1, 1], 10) == [8, 1, 1]
+
+
+def test_quantity_skew_leaves_labels_alike():
+    patients = cohort(2, size=4000)
+    prevalence = np.mean([p.label for p in patients])
+    held = table(QuantitySkew(4).assign(patients, 0), patients, 2)
+    size = held.sum(axis=1)
+    error = np.sqrt(prevalence * (1 - prevalence) / size)
+    assert (np.abs(held[:, 1] / size - prevalence) < 4 * error).all()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Dirichlet(2, alpha=0), "must be positive"),
+        (lambda: Dirichlet(2, min_patients=0), "must be positive"),
+        (lambda: Shards(2, 0), "shards_per_client=0 must be at least 1"),
+        (lambda: LabelGroups(2, [[0, 1], [1]]), "no label in two of them"),
+        (lambda: LabelGroups(2, [[0], []]), "none of them empty"),
+        (lambda: LabelGroups(1, GROUPS), "num_clients=1 is fewer than 2 groups"),
+        (lambda: QuantitySkew(2, "powr"), r"Unknown partition.law=powr; .* \(did you mean power"),
+        (lambda: QuantitySkew(2, exponent=-1), "must be at least 0"),
+        (lambda: QuantitySkew(2, "shares"), "needs partition.shares, 2 positive numbers"),
+        (lambda: QuantitySkew(2, "shares", shares=[1, 0]), "2 positive numbers"),
+        (lambda: LabelGroups(4, [[0], [7]]).assign(cohort(0), 0), "Group 1 .labels 7. has 0 pat"),
+        (lambda: ChannelMissing(None), "partition.assignment=None is no partition; choose one by"),
+        (lambda: group_of("hospital_0"), "Client hospital_0 is in no label group"),
+        (lambda: ByCentre().assign(cohort(0), 0), "has no centre"),
+    ],
+)
+def test_bad_settings(make, message):
+    with pytest.raises(ConfigError, match=message):
+        make()
