@@ -14,7 +14,7 @@ from torch import Tensor
 
 from medfed.datamodules import patches
 from medfed.datamodules.base import ClientPlan, FederatedDataModule, resolve_root
-from medfed.datamodules.cache import Recipe, Store, build, ensure, find
+from medfed.datamodules.cache import Recipe, Store, build, find
 from medfed.datamodules.client_data import Augment, Batch, Block, ClientData, Split
 from medfed.datamodules.generated.brats import BratsCohort
 from medfed.datamodules.partitions.base import Partition
@@ -88,6 +88,8 @@ class BratsDataModule(FederatedDataModule):
                 f"data.background_share={background_share} must be in [0, 1], and "
                 f"patches_per_patient={patches_per_patient} and eval_every={eval_every} positive."
             )
+        if memory_gb < 0:
+            raise ConfigError(f"data.memory_gb={memory_gb} must not be negative.")
         self.make_reader = reader
         self.path = resolve_root(path)
         self.root = Path(root).expanduser()
@@ -169,12 +171,10 @@ class BratsDataModule(FederatedDataModule):
     def build_clients(self, plans: Mapping[str, ClientPlan]) -> dict[str, ClientData]:
         """See the base class."""
         in_memory = self._evaluation_bytes(plans) <= self.memory_gb * 1e9
-        if self.store is None and in_memory:
-            self.store = find(self.recipe(), self.cache)
-        elif self.store is None:
-            self.store, made = ensure(self.recipe(), self.cache)
-            if made:
-                log.info("Prepared the volumes once, in %s.", self.store.folder)
+        self.store = self.store or find(self.recipe(), self.cache)
+        if self.store is None and not in_memory:
+            store = self.build_cache()
+            log.info("Prepared the volumes once, in %s.", store.folder)
         return {name: self._client(name, plan, in_memory) for name, plan in plans.items()}
 
     def _evaluation_bytes(self, plans: Mapping[str, ClientPlan]) -> int:
