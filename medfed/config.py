@@ -25,12 +25,14 @@ from medfed.errors import (
     NonFiniteError,
     did_you_mean,
 )
+from medfed.overrides import GROUPS, hydra_spelling
 
 CONFIG_DIR = Path(__file__).resolve().parent.parent / "configs"
 
 # Sections that a value must not replace; a group's options are chosen by group=OPTION.
 SECTIONS = (
     *("local", "cohort", "evaluation", "checkpoint", "codec", "codec.up", "codec.down"),
+    *("channel", "channel.up", "channel.down", "channel.up.cer", "channel.down.cer"),
     *("data", "partition", "model", "optimizer", "scheduler", "algorithm", "trainer", "logger"),
     *("partition.assignment", "partition.assignment.assignment"),
 )
@@ -69,7 +71,7 @@ def load(overrides: Sequence[str] = (), name: str = "train") -> DictConfig:
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
         try:
-            config: DictConfig = compose(name, overrides=list(overrides))
+            config: DictConfig = compose(name, overrides=hydra_spelling(overrides))
         except MissingConfigException as error:
             raise ConfigError(_explain_option(error)) from error
         except (HydraException, OmegaConfBaseException) as error:
@@ -92,7 +94,7 @@ def check_overrides(arguments: Sequence[str], name: str = "train") -> list[DictC
     Raises:
         ConfigError: See :func:`load`.
     """
-    overrides = [a for a in arguments if not a.startswith("-")]
+    overrides = hydra_spelling([a for a in arguments if not a.startswith("-")])
     if any(a.startswith("--") and a != "--multirun" for a in arguments) or "-h" in arguments:
         return []
     try:
@@ -228,12 +230,12 @@ def _leaves(config: DictConfig, ignore: Sequence[str]) -> dict[str, Any]:
 
 
 def _check_sections(config: DictConfig) -> None:
-    """Refuses ``codec.up=fp16``, which Hydra takes for a value in place of a section."""
+    """Refuses ``cohort=all``, which Hydra takes for a value in place of a section."""
     for section in SECTIONS:
         value = OmegaConf.select(config, section)
         if value is not None and not isinstance(value, DictConfig):
             root = section.partition(".")[0]
-            group = section if root == section else f"{root}@{section}"
+            group = section if section in (root, *GROUPS) else f"{root}@{section}"
             is_group = (CONFIG_DIR / root).is_dir()
             how = f"choose an option by {group}=OPTION" if is_group else "set one of its keys"
             raise ConfigError(f"{section}={value} would replace a whole section; {how}.")
@@ -272,7 +274,7 @@ def _explain_key(error: Exception, overrides: Sequence[str], name: str) -> str:
             known = [str(k) for k in node if not str(k).startswith("_")]
             if leaf in known:
                 inner = ", ".join(f"{key}.{k}" for k in node[leaf])
-                return f"{key!r} is no group; set {inner}, such as codec@codec.up=fp32."
+                return f"{key!r} is no group; set {inner}, such as {key}.up=fp32."
             where = f"{parent} has" if parent else "the top level has"
             return f"Unknown key {key!r}{did_you_mean(leaf, known)}; {where} {', '.join(known)}."
     return f"The configuration cannot be composed: {first_line(error)}"

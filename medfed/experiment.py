@@ -13,6 +13,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from medfed import results
+from medfed.channels import build_channel
 from medfed.config import build, first_line
 from medfed.config_checks import check_values
 from medfed.datamodules.base import FederatedDataModule
@@ -28,7 +29,6 @@ from medfed.federation.callbacks import (
     RoundProgress,
 )
 from medfed.federation.callbacks.checkpoint import BEST, is_whole, last_whole
-from medfed.federation.channel import Channel
 from medfed.federation.collect import rank
 from medfed.federation.federation import Federation
 from medfed.federation.local_client import LocalClient
@@ -141,7 +141,7 @@ def federate(
     everyone = [ClientInfo(c.id, c.num_samples) for c in data.clients.values()]
     server, state = algorithm.init(weights, split, everyone)
     clients = {c.id: LocalClient(c, local, weights, state) for c in data.clients.values()}
-    channel = Channel(build(config.codec.up), build(config.codec.down))
+    channel = build_channel(config, algorithm)
     cohort = build(config.cohort)
     cohort.of([c.id for c in everyone], config.seed, 0)  # an unknown client stops the run here
     return Federation(algorithm, server, clients, everyone, channel, cohort, config.seed), local

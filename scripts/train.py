@@ -16,6 +16,7 @@ from omegaconf import DictConfig
 
 from medfed.config import CONFIG_DIR, check_overrides, one_sentence
 from medfed.errors import ConfigError, MedfedError
+from medfed.overrides import hydra_spelling
 
 # Lightning 2.6 names torch's pytree leaves in a way that newer torch deprecates.
 warnings.filterwarnings("ignore", message=".*LeafSpec.*")
@@ -63,6 +64,7 @@ def main(arguments: list[str] | None = None) -> Any:
     """Checks the command line, then hands over to Hydra."""
     if arguments is not None:
         sys.argv[1:] = arguments
+    sys.argv[1:] = hydra_spelling(sys.argv[1:])
     with one_sentence():
         configs = check_overrides(sys.argv[1:])
         if {"-m", "--multirun"} & set(sys.argv):

@@ -43,6 +43,16 @@ def test_every_value_of_a_sweep_is_checked():
         check_overrides(["-m", "seed=0,1", "algorithm=local,fedagv"])
 
 
+def test_codecs_are_chosen_by_their_place():
+    plain = load(["codec.up=stc", "codec.up.sparsity=0.1"])
+    assert plain == load(["codec@codec.up=stc", "codec.up.sparsity=0.1"])
+    assert (plain.codec.up.sparsity, plain.codec.down.dtype) == (0.1, "float32")
+    swept = check_overrides(["-m", "codec.up=fp32,stc", "codec.down=stc"])
+    assert [c.codec.up._target_.rsplit(".", 1)[1] for c in swept] == ["Dense", "STC"]
+    with pytest.raises(ConfigError, match=r"Unknown codec 'stcc' \(did you mean stc"):
+        check_overrides(["-m", "codec.up=fp32,stcc"])
+
+
 def test_help_is_left_to_hydra():
     check_overrides(["--help", "nonsense=1"])
 
