@@ -120,7 +120,8 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
             twice = next(p.id for i, p in enumerate(patients) if p in patients[:i])
             raise DataError(f"Patient {twice} is listed twice; patient ids must be unique.")
         assigned = self.partition.assign(patients, self.seed)
-        splits = {client: self._split(client, ids) for client, ids in assigned.items()}
+        given = self.partition.splits(list(assigned))
+        splits = {c: self._split(c, ids, given.get(c)) for c, ids in assigned.items()}
         check_leakage(splits)
         names, partition = list(assigned), self.partition
         channels = partition.availability(names, self.channel_names, self.seed)
@@ -132,11 +133,16 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         with one_thread():
             self.clients = self.build_clients(self.plans)
 
-    def _split(self, client: str, ids: Sequence[str]) -> dict[Split, list[str]]:
+    def _split(
+        self, client: str, ids: Sequence[str], fixed: dict[Split, list[str]] | None = None
+    ) -> dict[Split, list[str]]:
         if not ids:
             raise DataError(
                 f"Client {client} has no patients; use fewer clients or another partition."
             )
+        if fixed is not None:
+            warn_small(client, fixed)
+            return fixed
         labels = {i: self._patients[i].label for i in ids}
         given: dict[Split, list[str]] = {split: [] for split in SPLITS}
         for i in ids:

@@ -4,6 +4,7 @@ import inspect
 from functools import cache
 
 import pytest
+from omegaconf import OmegaConf
 
 from medfed.config import CONFIG_DIR, build, check_overrides, load
 from medfed.datamodules import partitions
@@ -11,12 +12,20 @@ from medfed.datamodules.partitions.base import Wrapped
 from medfed.errors import ConfigError
 
 NAMES = sorted(p.stem for p in (CONFIG_DIR / "partition").glob("*.yaml"))
-WRAPPERS = ["channel_missing"]
 
 
 @cache
 def node(*overrides):
-    return load(["folder=nowhere", *overrides]).partition
+    return load(overrides).partition
+
+
+def built(*overrides):
+    """The partition; a file that has to be named is named."""
+    config = node(*overrides)
+    for part in (config, config.get("assignment", config)):
+        if OmegaConf.is_missing(part, "file"):
+            part.file = "splits.json"
+    return build(config)
 
 
 def test_every_partition_has_a_config():
@@ -26,18 +35,19 @@ def test_every_partition_has_a_config():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_setting_is_written_out(name):
-    partition = build(node(f"partition={name}"))
+    partition = built(f"partition={name}")
     parameters = set(inspect.signature(type(partition)).parameters)
     assert parameters == {key for key in node(f"partition={name}") if not key.startswith("_")}
 
 
-@pytest.mark.parametrize("wrapper", WRAPPERS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("wrapper", "name"),
+    [*(("channel_missing", name) for name in NAMES), ("site_effect", "label_groups")],
+)
 def test_every_partition_can_be_wrapped(wrapper, name):
-    chosen = node(f"partition={wrapper}", f"partition@partition.assignment={name}")
-    partition = build(chosen)
+    partition = built(f"partition={wrapper}", f"partition@partition.assignment={name}")
     assert isinstance(partition, Wrapped)
-    assert type(partition.assignment) is type(build(node(f"partition={name}")))
+    assert type(partition.assignment) is type(built(f"partition={name}"))
 
 
 def test_two_wrappers():
@@ -45,7 +55,7 @@ def test_two_wrappers():
     partition = build(
         node(
             "partition=channel_missing",
-            "partition@partition.assignment=channel_missing",
+            "partition@partition.assignment=site_effect",
             "partition@partition.assignment.assignment=shards",
             "partition.assignment.assignment.num_clients=3",
         )

@@ -8,7 +8,9 @@ from medfed.datamodules.partitions.label_groups import LabelGroups
 from medfed.datamodules.partitions.label_imbalance import LabelImbalance
 from medfed.datamodules.partitions.quantity_skew import QuantitySkew
 from medfed.datamodules.partitions.round_robin import RoundRobin
+from medfed.datamodules.partitions.saved import Saved
 from medfed.datamodules.partitions.shards import Shards
+from medfed.datamodules.partitions.site_effect import SiteEffect
 
 __all__ = [
     "ByCentre",
@@ -19,5 +21,7 @@ __all__ = [
     "Partition",
     "QuantitySkew",
     "RoundRobin",
+    "Saved",
     "Shards",
+    "SiteEffect",
 ]

@@ -1,0 +1,149 @@
+"""A saved partition: the clients of an earlier run, or of a file written by hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from medfed.datamodules.client_data import SPLITS, Split
+from medfed.datamodules.partitions.base import Partition, Site
+from medfed.datamodules.readers.base import Patient, check_names
+from medfed.datamodules.site import Scanner
+from medfed.errors import DataError
+
+
+@dataclass(frozen=True)
+class Saved(Partition):
+    """Takes everything from a JSON file; no random choice is made and no seed is used.
+
+    The file is a run's ``splits.json`` or has the same form: under ``clients`` the patients of each
+    client, as ``{"train": [...], "val": [...], "test": [...]}``, which fixes the splits, too, or as
+    a plain list, which is split by the run's seed; under ``partition``, if at all, ``channels``,
+    ``class_shares`` and ``site`` of each client. Other keys are not looked at, so data that were
+    read from elsewhere, or have changed, are accepted as long as the patients have the same ids.
+
+    Attributes:
+        file: The JSON file.
+    """
+
+    file: str
+
+    def assign(self, patients: Sequence[Patient], seed: int) -> dict[str, list[str]]:
+        """See `Partition.assign`.
+
+        Raises:
+            DataError: If the file cannot be used, or names a patient that the data lack.
+        """
+        known = {p.id for p in patients}
+        assigned = {}
+        for client, held in self._clients.items():
+            ids = [i for part in held.values() for i in part] if isinstance(held, dict) else held
+            if unknown := [i for i in ids if i not in known]:
+                raise DataError(
+                    f"{self.file}: client {client} has patient {unknown[0]}, which is not among "
+                    f"the {len(known)} patients of these data (nor are {len(unknown) - 1} others "
+                    "of this client); use the file with the data that it was written for."
+                )
+            assigned[client] = sorted(ids)
+        return assigned
+
+    def availability(
+        self, clients: Sequence[str], channels: Sequence[str], seed: int
+    ) -> dict[str, Tensor]:
+        """See `Partition.availability`; a client without a record has all channels."""
+        present = super().availability(clients, channels, seed)
+        for client in clients:
+            if (names := self._recorded(client, "channels")) is not None:
+                has = check_names("channel", names, channels)
+                present[client] = torch.tensor([channel in has for channel in channels])
+        return present
+
+    def class_shares(
+        self, clients: Sequence[str], num_classes: int, seed: int
+    ) -> dict[str, tuple[float, ...]]:
+        """See `Partition.class_shares`."""
+        found = {c: self._recorded(c, "class_shares") for c in clients}
+        return {client: tuple(map(float, s)) for client, s in found.items() if s is not None}
+
+    def sites(self, clients: Sequence[str], seed: int) -> dict[str, Site]:
+        """See `Partition.sites`; fields and noise are those of the earlier run."""
+        found = {c: self._recorded(c, "site") for c in clients}
+        try:
+            return {client: Scanner(**s) for client, s in found.items() if s is not None}
+        except TypeError as error:
+            raise DataError(f"{self.file}: a scanner cannot be used as it is: {error}.") from error
+
+    def splits(self, clients: Sequence[str]) -> dict[str, dict[Split, list[str]]]:
+        """See `Partition.splits`."""
+        return {
+            client: {split: sorted(held.get(split, [])) for split in SPLITS}
+            for client, held in self._clients.items()
+            if client in clients and isinstance(held, dict)
+        }
+
+    def _recorded(self, client: str, key: str) -> Any:
+        return self._content.get("partition", {}).get(client, {}).get(key)
+
+    @property
+    def _clients(self) -> dict[str, Any]:
+        return dict(self._content["clients"])
+
+    @cached_property
+    def _content(self) -> Mapping[str, Any]:
+        return read_partition(Path(self.file).expanduser())
+
+
+def read_partition(path: Path) -> dict[str, Any]:
+    """Reads the record of a partition and checks its form.
+
+    Args:
+        path: A JSON file; see `Saved`.
+
+    Returns:
+        Its content, with ``clients`` as described there.
+
+    Raises:
+        DataError: If it is missing, no JSON, or of another form.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        ...     _ = file.write('{"clients": {"a": ["p1", "p2"]}}')
+        ...     file.flush()
+        ...     read_partition(Path(file.name))
+        {'clients': {'a': ['p1', 'p2']}}
+    """
+    try:
+        content = json.loads(path.read_text())
+    except OSError as error:
+        raise DataError(
+            f"{path} cannot be read ({error.strerror}); set partition.file to the splits.json of a "
+            "run."
+        ) from error
+    except ValueError as error:
+        raise DataError(f"{path} is no JSON file ({error}); take a run's splits.json.") from error
+    clients = content.get("clients") if isinstance(content, dict) else None
+    if not isinstance(clients, dict) or not clients:
+        raise DataError(f'{path} has no "clients"; it must look like the splits.json of a run.')
+    for client, held in clients.items():
+        parts = held if isinstance(held, dict) else {"train": held}
+        if not set(parts) <= set(SPLITS) or not all(map(_is_list_of_ids, parts.values())):
+            raise DataError(
+                f"{path}: client {client} must have a list of patient ids, or one under each of "
+                f"{', '.join(SPLITS)}."
+            )
+    records = content.get("partition", {})
+    if not isinstance(records, dict) or not all(isinstance(r, dict) for r in records.values()):
+        raise DataError(f'{path}: "partition" must hold a record for each client.')
+    return dict(content)
+
+
+def _is_list_of_ids(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(i, str) for i in value)

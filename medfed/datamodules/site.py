@@ -1,0 +1,139 @@
+"""What a scanner does to an image: shading, coarser voxels, another grey scale, noise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from monai.transforms import (
+    NormalizeIntensity,
+    RandBiasField,
+    RandGaussianNoise,
+    RandSimulateLowResolution,
+)
+from torch import Tensor
+
+from medfed.datamodules.seeding import derive_seed
+from medfed.errors import ConfigError
+
+UNCHANGED = {"bias_field": 0.0, "resolution": 1.0, "gamma": 1.0, "noise": 0.0}
+_NORMALIZE = NormalizeIntensity(nonzero=True, channel_wise=True)
+_UPSAMPLE = {2: "bilinear", 3: "trilinear"}
+
+
+@dataclass(frozen=True)
+class Scanner:
+    """The scanner of one client, applied to images that are normalised already.
+
+    Intensities y in [0, 1] are changed in the order in which a scanner would change them: a smooth
+    field multiplies them, voxels grow, and y becomes y^gamma. Noise is added last, in units of the
+    normalised image. Two kinds of images are told apart by their values:
+
+    - Z-scored volumes, whose background is 0 (a z-scored image always has a value beyond 1). Of
+      every channel, the non-zero voxels are stretched from least to greatest over [0, 1], changed
+      and mapped back; zeros stay 0; and the channel is z-scored again over its non-zero voxels, so
+      that only what normalisation cannot undo remains. Give it whole volumes, not patches.
+    - Images on the fixed scale [-1, 1] (CT windows, photographs), all values within it. There is no
+      background: every voxel changes, and what leaves the scale is clipped. Nothing is normalised
+      again, as nothing was: the grey values of a patch depend on no other voxel's.
+
+    Attributes:
+        client: Whose scanner it is.
+        seed: Seed of fields and noise, which are drawn anew for every key.
+        bias_field: b >= 0; the logarithm of the field is cubic along every axis, with Legendre
+            coefficients from U(-b, b).
+        resolution: In (0, 1], the factor by which every axis is sampled more coarsely, before the
+            image is brought back to its grid.
+        gamma: Exponent, positive; above 1 darkens.
+        noise: Standard deviation of Gaussian noise in units of the normalised image.
+    """
+
+    client: str
+    seed: int
+    bias_field: float = 0.0
+    resolution: float = 1.0
+    gamma: float = 1.0
+    noise: float = 0.0
+
+    def __post_init__(self) -> None:
+        good = {
+            "bias_field": 0 <= self.bias_field < float("inf"),
+            "resolution": 0 < self.resolution <= 1,
+            "gamma": 0 < self.gamma < float("inf"),
+            "noise": 0 <= self.noise < float("inf"),
+        }
+        for name, fine in good.items():
+            if not fine:
+                raise ConfigError(
+                    f"The scanner of client {self.client} has {name}={getattr(self, name)}; "
+                    "bias_field and noise must be at least 0, gamma positive, and resolution in "
+                    "(0, 1]."
+                )
+
+    def apply(self, image: Tensor, *key: object) -> Tensor:
+        """See `partitions.base.Site.apply`; deterministic in seed, client and key.
+
+        Example:
+            >>> dark = Scanner("a", seed=0, gamma=2.0)
+            >>> dark.apply(torch.tensor([[[-1.0, 0.0, 1.0]]]), "patient").tolist()
+            [[[-1.0, -0.5, 1.0]]]
+        """
+        if image.ndim not in (3, 4):
+            raise ConfigError(
+                f"A scanner changes images (C, H, W) or (C, H, W, D), not values of shape "
+                f"{tuple(image.shape)}; partition=site_effect needs images."
+            )
+        image = image.as_subclass(Tensor).float()
+        bounded = bool(image.abs().max() <= 1 + 1e-5)
+        inside = torch.ones_like(image, dtype=torch.bool) if bounded else image != 0
+        low, high = (-1.0, 1.0) if bounded else _extent(image, inside)
+        unit = ((image - low) / (high - low)).where(inside, 0.0)
+        changed = self._intensities(unit, key) * (high - low) + low
+        changed = self._noisy(changed, key)
+        if bounded:
+            return changed.clamp(-1, 1)
+        return torch.as_tensor(_NORMALIZE(changed.where(inside, 0.0))).as_subclass(Tensor)
+
+    def record(self) -> dict[str, Any]:
+        """Returns the parameters, from which the same scanner can be made again."""
+        return asdict(self)
+
+    def _intensities(self, unit: Tensor, key: Sequence[object]) -> Tensor:
+        """Shading, resolution and gamma of (C, *spatial) intensities in [0, 1]."""
+        if self.bias_field > 0:
+            draw = RandBiasField(prob=1.0, coeff_range=(-self.bias_field, self.bias_field))
+            draw.set_random_state(seed=self._seed("bias_field", key))
+            # One field for all channels; MONAI would compute it once for each.
+            unit = unit * torch.as_tensor(draw(torch.ones_like(unit[:1]))).as_subclass(Tensor)
+        if self.resolution < 1:
+            coarsen = RandSimulateLowResolution(
+                prob=1.0,
+                downsample_mode="area",
+                upsample_mode=_UPSAMPLE[unit.ndim - 1],
+                zoom_range=(self.resolution, self.resolution),
+            )
+            unit = torch.as_tensor(coarsen(unit)).as_subclass(Tensor)
+        # Not AdjustContrast: it stretches by each image's own extremes, so that the same grey value
+        # would come out differently in two patches.
+        return unit if self.gamma == 1 else unit.clamp(min=0).pow(self.gamma)
+
+    def _noisy(self, image: Tensor, key: Sequence[object]) -> Tensor:
+        if self.noise == 0:
+            return image
+        draw = RandGaussianNoise(prob=1.0, std=self.noise, sample_std=False)
+        draw.set_random_state(seed=self._seed("noise", key))
+        return torch.as_tensor(draw(image)).as_subclass(Tensor)
+
+    def _seed(self, purpose: str, key: Sequence[object]) -> int:
+        return derive_seed(self.seed, "scanner", self.client, purpose, *key)
+
+
+def _extent(image: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:
+    """Least and greatest value of every channel over its voxels inside, (C, 1, ...) each."""
+    axes = tuple(range(1, image.ndim))
+    low = image.where(inside, torch.inf).amin(axes, keepdim=True)
+    high = image.where(inside, -torch.inf).amax(axes, keepdim=True)
+    flat = ~(high > low)  # an empty channel, or one of a single value
+    return low.where(~flat, 0.0), high.where(~flat, 1.0)
