@@ -93,7 +93,9 @@ class Codec(ABC):
         if length is None and stated > max(MAX_UNCHECKED, 8 * len(data)):
             raise CodecError(f"{len(data)} bytes claim {stated} elements; that was not expected.")
         reader = Reader(memoryview(data)[HEADER_BYTES:])
-        values = torch.from_numpy(self._unpack(reader, stated))
+        # Damaged numbers may overflow; what comes of it is refused below.
+        with np.errstate(all="ignore"):
+            values = torch.from_numpy(self._unpack(reader, stated))
         reader.finish()
         if not _finite(values):
             raise CodecError("The message decodes to NaN or infinity, which no codec sends.")

@@ -1,16 +1,47 @@
-"""The k largest magnitudes of a vector in three reads, without sorting it."""
+"""Which elements are sent: the k largest magnitudes, in three reads, or k random ones."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 from numba import njit
 
+from medfed.errors import ConfigError
+
 Array = np.ndarray[Any, Any]
 
 _HIGH, _LOW = 16, 15
 """The 31 bits of a float32 magnitude, whose order is that of the numbers, in two halves."""
+
+
+def check_share(name: str, share: float) -> float:
+    """Returns a share of elements that a codec can keep.
+
+    Raises:
+        ConfigError: If it is not in (0, 1]; ``name`` is named.
+
+    Example:
+        >>> check_share("sparsity", 0.5)
+        0.5
+    """
+    if not 0 < share <= 1:
+        raise ConfigError(f"codec {name}={share} must be above 0 and at most 1.")
+    return float(share)
+
+
+def count_of(share: float, length: int) -> int:
+    """The number of elements that a share is, rounded up.
+
+    Example:
+        >>> count_of(0.01, 7_000_000), count_of(0.01, 1), count_of(0.01, 0)
+        (70000, 1, 0)
+        >>> count_of(0.07, 100)
+        7
+    """
+    # 0.07 * 100 is a little more than 7 in floating point, which would keep one more.
+    return min(length, math.ceil(share * length * (1 - 1e-12)))
 
 
 def largest(values: Array, k: int) -> Array:
@@ -80,3 +111,39 @@ def _select(bits: Array, k: int) -> Array:
             count += 1
             ties -= 1
     return out[:count]
+
+
+def random_positions(d: int, k: int, seed: int) -> Array:
+    """Returns ``k`` of ``d`` positions, all subsets with equal probability (Floyd's method).
+
+    The stream (SplitMix64) is written out here because both ends must draw the same positions,
+    whatever their versions of NumPy.
+
+    Args:
+        d: How many positions there are.
+        k: How many are drawn, at most d.
+        seed: From 0 to 2^64 - 1.
+
+    Returns:
+        ``(k,)`` int64, increasing.
+
+    Example:
+        >>> random_positions(10, 3, 1), random_positions(3, 3, 5)
+        (array([4, 6, 9]), array([0, 1, 2]))
+    """
+    taken: Array = _floyd(d, k, np.uint64(seed))
+    return np.flatnonzero(taken)
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _floyd(d: int, k: int, state: Any) -> Array:
+    """The drawn positions as ``(d,)`` booleans."""
+    taken = np.zeros(d, np.bool_)
+    for last in range(d - k, d):
+        state += np.uint64(0x9E3779B97F4A7C15)
+        z = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        z ^= z >> np.uint64(31)
+        at = np.int64(np.float64(z >> np.uint64(11)) * 2.0**-53 * (last + 1))
+        taken[last if taken[at] else at] = True
+    return taken

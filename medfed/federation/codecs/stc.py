@@ -15,16 +15,14 @@ message says; random positions never are, those of piecewise constant vectors ma
 
 from __future__ import annotations
 
-import math
 import struct
 from collections.abc import Iterable
 
 import numpy as np
 
-from medfed.errors import ConfigError
 from medfed.federation.codecs.base import Array, Buffer, Codec
 from medfed.federation.codecs.reader import Reader
-from medfed.federation.codecs.selection import largest
+from medfed.federation.codecs.selection import check_share, count_of, largest
 from medfed.federation.codecs.support import pack_support, unpack_support
 
 
@@ -67,31 +65,3 @@ class STC(Codec):
         values = np.zeros(length, np.float32)
         values[indices] = np.where(negative, -mu, mu)
         return values
-
-
-def check_share(name: str, share: float) -> float:
-    """Returns a share of elements that a codec can keep.
-
-    Raises:
-        ConfigError: If it is not in (0, 1]; ``name`` is named.
-
-    Example:
-        >>> check_share("sparsity", 0.5)
-        0.5
-    """
-    if not 0 < share <= 1:
-        raise ConfigError(f"codec {name}={share} must be above 0 and at most 1.")
-    return float(share)
-
-
-def count_of(share: float, length: int) -> int:
-    """The number of elements that a share is, rounded up.
-
-    Example:
-        >>> count_of(0.01, 7_000_000), count_of(0.01, 1), count_of(0.01, 0)
-        (70000, 1, 0)
-        >>> count_of(0.07, 100)
-        7
-    """
-    # 0.07 * 100 is a little more than 7 in floating point, which would keep one more.
-    return min(length, math.ceil(share * length * (1 - 1e-12)))
