@@ -1,6 +1,7 @@
 """Who may import whom, and that there is one training loop."""
 
 import ast
+import itertools
 import re
 import sys
 import tomllib
@@ -61,7 +62,9 @@ def test_backward_is_called_in_one_place():
 
 def test_every_imported_package_is_declared():
     project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["project"]
-    declared = {re.split(r"[<>=!~\[ ]", d)[0].lower() for d in project["dependencies"]}
+    extras = {e: d for e, d in project["optional-dependencies"].items() if e != "dev"}
+    wanted = [*project["dependencies"], *itertools.chain(*extras.values())]
+    declared = {re.split(r"[<>=!~\[ ]", d)[0].lower() for d in wanted}
     distributions = {
         "sklearn": "scikit-learn",
         "yaml": "pyyaml",
