@@ -34,7 +34,8 @@ class Scanner:
     - Z-scored volumes, whose background is 0 (a z-scored image always has a value beyond 1). Of
       every channel, the non-zero voxels are stretched from least to greatest over [0, 1], changed
       and mapped back; zeros stay 0; and the channel is z-scored again over its non-zero voxels, so
-      that only what normalisation cannot undo remains. Give it whole volumes, not patches.
+      that only what normalisation cannot undo remains. Field and coarser grid span the box around
+      the body. Give it whole volumes, not patches.
     - Images on the fixed scale [-1, 1] (CT windows, photographs), all values within it. There is no
       background: every voxel changes, and what leaves the scale is clipped. Nothing is normalised
       again, as nothing was: the grey values of a patch depend on no other voxel's.
@@ -86,19 +87,25 @@ class Scanner:
                 f"{tuple(image.shape)}; partition=site_effect needs images."
             )
         image = image.as_subclass(Tensor).float()
-        bounded = bool(image.abs().max() <= 1 + 1e-5)
-        inside = torch.ones_like(image, dtype=torch.bool) if bounded else image != 0
-        low, high = (-1.0, 1.0) if bounded else _extent(image, inside)
-        unit = ((image - low) / (high - low)).where(inside, 0.0)
-        changed = self._intensities(unit, key) * (high - low) + low
-        changed = self._noisy(changed, key)
-        if bounded:
-            return changed.clamp(-1, 1)
-        return torch.as_tensor(_NORMALIZE(changed.where(inside, 0.0))).as_subclass(Tensor)
+        least, greatest = image.aminmax()
+        if least >= -1 - 1e-5 and greatest <= 1 + 1e-5:
+            shown = self._intensities((image + 1) / 2, key) * 2 - 1
+            return self._noisy(shown, key).clamp(-1, 1)
+        shown, box = image.clone(), _box(image)
+        shown[box] = self._body(image[box], key)
+        return shown
 
     def record(self) -> dict[str, Any]:
         """Returns the parameters, from which the same scanner can be made again."""
         return asdict(self)
+
+    def _body(self, image: Tensor, key: Sequence[object]) -> Tensor:
+        """The same for the part of a z-scored image that has more than background."""
+        inside = image != 0
+        low, high = _extent(image, inside)
+        unit = ((image - low) / (high - low)).where(inside, 0.0)
+        shown = self._noisy(self._intensities(unit, key) * (high - low) + low, key)
+        return torch.as_tensor(_NORMALIZE(shown.where(inside, 0.0))).as_subclass(Tensor)
 
     def _intensities(self, unit: Tensor, key: Sequence[object]) -> Tensor:
         """Shading, resolution and gamma of (C, *spatial) intensities in [0, 1]."""
@@ -128,6 +135,17 @@ class Scanner:
 
     def _seed(self, purpose: str, key: Sequence[object]) -> int:
         return derive_seed(self.seed, "scanner", self.client, purpose, *key)
+
+
+def _box(image: Tensor) -> tuple[slice, ...]:
+    """The smallest box around the non-zero voxels of all channels."""
+    voxels = (image != 0).any(dim=0)
+    box = [slice(None)]
+    for axis in range(voxels.ndim):
+        others = [other for other in range(voxels.ndim) if other != axis]
+        filled = voxels.any(dim=others).nonzero()
+        box.append(slice(int(filled[0]), int(filled[-1]) + 1))
+    return tuple(box)
 
 
 def _extent(image: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:
