@@ -96,9 +96,11 @@ def test_worker_processes_make_the_same_bytes(source, cache, tmp_path):
 def test_a_finished_cache_is_opened_and_not_made_again(source, cache):
     first, made = ensure(recipe(source), cache, quiet=True)
     assert made
+    assert first.new
     assert were_read(source) == [f"scan.{i}" for i in range(COUNT)]
     second, made = ensure(recipe(source), cache, quiet=True)
     assert not made
+    assert not second.new
     assert second.manifest.checksum == first.manifest.checksum
     build(recipe(source), cache, quiet=True)
     assert not were_read(source)

@@ -109,7 +109,10 @@ def _whole(recipe: Recipe, root: Path) -> Store | None:
 
 
 def _make_all(recipe: Recipe, folder: Path, workers: int | None, quiet: bool) -> list[Entry]:
-    tasks = [(recipe.read, item, i, folder) for i, item in enumerate(recipe.items)]
+    # What will be joined is compared with its checksum when it is resumed; only the joined file has
+    # to wait for the disk.
+    sync = not recipe.joined
+    tasks = [(recipe.read, item, i, folder, sync) for i, item in enumerate(recipe.items)]
     if workers is None:
         size = sum(source[1] for item in recipe.items for source in item.sources())
         workers = len(os.sched_getaffinity(0)) if size > SMALL else 1
@@ -156,7 +159,9 @@ def start_worker() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def make_item(read: Callable[..., Arrays], item: Item, index: int, folder: Path) -> Entry:
+def make_item(
+    read: Callable[..., Arrays], item: Item, index: int, folder: Path, sync: bool = True
+) -> Entry:
     """Makes one item, or keeps it where it is whole and its sources have not changed.
 
     The arrays are written first, each atomically, and sealed by a JSON file with their checksum.
@@ -166,6 +171,7 @@ def make_item(read: Callable[..., Arrays], item: Item, index: int, folder: Path)
         item: The item.
         index: Its position in the recipe.
         folder: The cache's folder.
+        sync: Whether to wait for the disk.
 
     Returns:
         The item's entry for the manifest.
@@ -190,8 +196,8 @@ def make_item(read: Callable[..., Arrays], item: Item, index: int, folder: Path)
     with files.writing(folder):
         seal.unlink(missing_ok=True)
         for name, array in arrays.items():
-            files.write_array(folder / shard(index, name), array)
-        files.write_json(seal, asdict(entry))
+            files.write_array(folder / shard(index, name), array, sync)
+        files.write_json(seal, asdict(entry), sync)
     return entry
 
 
@@ -220,7 +226,7 @@ def _finish(recipe: Recipe, folder: Path, entries: list[Entry]) -> Store:
     sizes = {path: (folder / path).stat().st_size for path in paths}
     manifest = Manifest(recipe.name, dict(recipe.settings), recipe.joined, entries, sizes)
     manifest.write(folder)
-    return Store(folder, manifest, recipe.command)
+    return Store(folder, manifest, recipe.command, new=True)
 
 
 def _join(folder: Path, name: str, counts: Sequence[int]) -> None:

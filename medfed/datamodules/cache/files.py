@@ -50,14 +50,16 @@ there, or set data.cache to another folder.
 
 
 @contextmanager
-def atomic(path: Path) -> Iterator[BinaryIO]:
-    """Opens a file that gets its name only when all of it is on the disk.
+def atomic(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
+    """Opens a file that gets its name only when all of it is written.
 
     It is written beside its place under another name, synchronised and renamed, so a process that
     is killed, or a machine that loses power, leaves the whole file or none.
 
     Args:
         path: The file's name in the end; an older file of that name is replaced.
+        sync: Whether to wait for the disk. Without, a machine that loses power may leave a torn
+            file under the name: for files that are never used without comparing a checksum.
 
     Yields:
         The file, open for writing.
@@ -76,13 +78,15 @@ def atomic(path: Path) -> Iterator[BinaryIO]:
     try:
         with partial.open("wb") as file:
             yield file
-            file.flush()
-            os.fsync(file.fileno())
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
         partial.replace(path)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)
+    if sync:
+        sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:
@@ -111,14 +115,15 @@ def remove_partial(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def write_array(path: Path, array: NDArray[Any]) -> None:
+def write_array(path: Path, array: NDArray[Any], sync: bool = True) -> None:
     """Writes a ``.npy`` file, atomically and without pickle.
 
     Args:
         path: The file.
         array: Any array of numbers.
+        sync: See `atomic`.
     """
-    with atomic(path) as file:
+    with atomic(path, sync) as file:
         np.lib.format.write_array(file, array, allow_pickle=False)
 
 
@@ -141,14 +146,15 @@ def map_array(path: Path) -> NDArray[Any]:
     return np.asarray(mapped)  # without the memmap class, whose indexing is slow
 
 
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
+def write_json(path: Path, content: Mapping[str, Any], sync: bool = True) -> None:
     """Writes JSON, atomically.
 
     Args:
         path: The file.
         content: What JSON can hold.
+        sync: See `atomic`.
     """
-    with atomic(path) as file:
+    with atomic(path, sync) as file:
         file.write((json.dumps(content, indent=1) + "\n").encode())
 
 

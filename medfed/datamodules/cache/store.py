@@ -93,11 +93,13 @@ class Store:
         folder: Where it lies.
         manifest: What it holds.
         command: What to run to make it again, for error sentences.
+        new: Whether it was made, or completed, just now.
     """
 
     folder: Path
     manifest: Manifest
     command: str
+    new: bool = False
     _rows: dict[str, range] = field(init=False, repr=False)
     _index: dict[str, int] = field(init=False, repr=False)
 

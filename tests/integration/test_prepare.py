@@ -1,0 +1,130 @@
+"""``scripts/prepare.py`` as a user calls it, and the training that it prepares."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from medfed.config import check_overrides, load
+from medfed.datamodules.generated.luna16 import LunaCohort
+from medfed.errors import ConfigError, DataError
+from medfed.preparation import prepare
+from tests.integration.runs import ROOT, run
+
+COHORT = LunaCohort(hospitals=2, patients=4, shape=(48, 48, 24), lookalikes=8, seed=1)
+SMALL = (
+    "data.generated.hospitals=2",
+    "data.generated.patients=4",
+    "data.generated.shape=[48,48,24]",
+    "data.generated.lookalikes=8",
+    "data.generated.seed=1",
+)
+
+
+@pytest.fixture(scope="module")
+def luna_path(tmp_path_factory) -> Path:
+    return COHORT.ensure(tmp_path_factory.mktemp("luna"))[0]
+
+
+def script(*overrides: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "scripts/prepare.py", *overrides],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_prepares_verifies_and_names_the_command_to_train(luna_path, tmp_path, caplog):
+    overrides = ["data=luna16", f"data.path={luna_path}", f"data.cache={tmp_path}"]
+    done = script(*overrides)
+    assert done.returncode == 0, done.stderr
+    for line in (
+        rf"Data: {luna_path}\.",
+        rf"Cache: {tmp_path}/luna16_\w+",
+        r"Items: 8",
+        r"Samples: \d+ \(\d+ non-nodule, \d+ nodule\)",
+        r"Size: \d+\.\d MB, from sources of \d\.\d MB",
+        r"Made in \d+\.\d s \(\d+\.\d items/s, \d+\.\d MB/s of sources\)",
+        r"Checksum: [0-9a-f]{64}",
+    ):
+        assert re.search(rf"^{line}$", done.stdout, re.MULTILINE), line
+    assert "prepared 8/8" in done.stderr
+    command = shlex.split(done.stdout.splitlines()[-1].removeprefix("Train on them: python "))
+    assert command[0] == "scripts/train.py"
+    assert set(overrides) < set(command)
+    (config,) = check_overrides(command[1:])
+    assert config.data.path == str(luna_path)
+    with caplog.at_level(logging.INFO):
+        data = prepare(load(overrides, "prepare"), overrides)
+    assert "It was there; verified in" in caplog.text
+    assert data.store.manifest.checksum in done.stdout
+
+
+def test_show_sets_up_the_clients(luna_path, tmp_path):
+    overrides = [f"data.path={luna_path}", f"data.cache={tmp_path}", "partition=round_robin"]
+    data = prepare(load([*overrides, "partition.num_clients=3", "show=true"], "prepare"))
+    assert len(data.clients) == 3
+
+
+def test_data_without_a_cache_need_nothing(caplog):
+    with caplog.at_level(logging.INFO):
+        prepare(load(["data=breast_cancer"], "prepare"), ["data=breast_cancer"])
+    assert "need no preparation" in caplog.text
+    assert "scripts/train.py data=breast_cancer" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("workers=0", r"workers must be a whole number of at least 1 or null, not 0"),
+        ("seed=-1", r"seed must be a whole number of at least 0, not -1"),
+        ("data.patches.slices=2", r"slices=2 must be an odd number"),
+        ("data.reader.missing=ignore", r"data\.reader\.missing='ignore' is unknown"),
+        ("worker=2", r"Unknown key 'worker' \(did you mean workers"),
+    ],
+)
+def test_mistakes_are_one_sentence(override, sentence, tmp_path):
+    with pytest.raises(ConfigError, match=sentence):
+        prepare(load([f"data.root={tmp_path}", *SMALL, override], "prepare"))
+
+
+def test_data_without_a_path():
+    with pytest.raises(ConfigError, match=r"data\.path has no value yet; set it by data\.path="):
+        prepare(load(["data=csv"], "prepare"))
+
+
+def test_a_path_without_scans(tmp_path):
+    with pytest.raises(DataError, match=r"has no \.mhd scans"):
+        prepare(load([f"data.path={tmp_path}"], "prepare"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_experiment_trains_on_the_prepared_patches(tmp_path):
+    settings = (f"data.root={tmp_path}", *SMALL, "data.patches.size=[16,16]")
+    data = prepare(load(settings, "prepare"))
+    manifest = data.store.folder / "manifest.json"
+    before = manifest.stat().st_mtime_ns
+    summary, _ = run(
+        tmp_path / "run",
+        "experiment=luna16_pfednet",
+        *settings,
+        "partition=centre",
+        "rounds=1",
+        "local.steps=2",
+        "model.network.block_config=[1,1,1]",
+        "logger=none",
+        "progress=false",
+    )
+    assert set(summary["clients"]) == {"hospital_0", "hospital_1"}
+    assert manifest.stat().st_mtime_ns == before
