@@ -37,18 +37,19 @@ def kmeans_line(values: Array, weights: Array, entries: int) -> Array:
         >>> kmeans_line(np.float32([1, 9, 2, 10]), np.array([1, 1, 3, 1]), 2)
         array([1.75, 9.5 ], dtype=float32)
     """
-    points, place = np.unique(values, return_inverse=True)
+    order = np.argsort(values)
+    points, kept = np.unique(values[order], return_index=True)
     if points.size <= entries:
         return points
     # Squares of float32 numbers near either end of their range fit in float64, sums as well.
-    x, w = points.astype(np.float64), np.bincount(place, weights)
+    x, w = points.astype(np.float64), np.add.reduceat(weights[order].astype(np.float64), kept)
     if x.size <= POINTS:
-        return _means(x, w, _intervals(x, w, entries)).astype(np.float32)
-    starts = _gather(x, w)
-    coarse, mass = _means(x, w, starts), np.add.reduceat(w, starts)
-    centres = _means(coarse, mass, _intervals(coarse, mass, entries))
+        return _means(x * w, w, _intervals(x, w, entries)).astype(np.float32)
+    moments, starts = x * w, _gather(x, w)
+    coarse, mass = _means(moments, w, starts), np.add.reduceat(w, starts)
+    centres = _means(coarse * mass, mass, _intervals(coarse, mass, entries))
     for _ in range(_LLOYD):
-        improved = _means(x, w, _starts(x, centres))
+        improved = _means(moments, w, _starts(x, centres))
         if np.array_equal(improved, centres):
             break
         centres = improved
@@ -62,21 +63,26 @@ def nearest(values: Array, centres: Array) -> Array:
         >>> nearest(np.float32([0, 6, 4]), np.float32([1, 9]))
         array([0, 1, 0])
     """
-    middle = (centres[1:].astype(np.float64) + centres[:-1]) / 2
-    found: Array = np.searchsorted(middle, values)
+    found: Array = np.searchsorted(_middles(centres), values)
     return found
 
 
-def _means(x: Array, w: Array, starts: Array) -> Array:
-    """The weighted means of consecutive intervals of sorted points."""
-    means: Array = np.add.reduceat(x * w, starts) / np.add.reduceat(w, starts)
+def _middles(centres: Array) -> Array:
+    """The numbers as near to one centre as to the next, which go to the lower."""
+    middles: Array = (centres[1:].astype(np.float64) + centres[:-1]) / 2
+    return middles
+
+
+def _means(moments: Array, w: Array, starts: Array) -> Array:
+    """The means of consecutive intervals of sorted points, of which w x and w are given."""
+    means: Array = np.add.reduceat(moments, starts) / np.add.reduceat(w, starts)
     return means
 
 
 def _starts(x: Array, centres: Array) -> Array:
     """Where the intervals nearest to each centre begin; centres that are nearest to none go."""
-    begins = np.searchsorted(nearest(x, centres), np.arange(centres.size))
-    return np.unique(begins[begins < x.size])
+    begins = np.searchsorted(x, _middles(centres), side="right")
+    return np.unique(np.concatenate(([0], begins[begins < x.size])))
 
 
 def _gather(x: Array, w: Array) -> Array:

@@ -78,7 +78,7 @@ def pack_half(values: Array) -> tuple[bytes, memoryview]:
     """
     largest = max(float(values.max()), -float(values.min())) if values.size else 0.0
     shift = _FP16_EXPONENT - math.frexp(largest)[1] if largest else 0
-    return struct.pack("<h", shift), np.ldexp(values, shift).astype("<f2").data
+    return struct.pack("<h", shift), _shifted(values, shift).astype("<f2").data
 
 
 def unpack_half(reader: Reader, length: int) -> Array:
@@ -90,8 +90,15 @@ def unpack_half(reader: Reader, length: int) -> Array:
     (shift,) = reader.numbers("<h")
     if not -_FP16_EXPONENT - 128 <= shift <= _FP16_EXPONENT + 150:
         raise CodecError(f"The exponent {shift} of a float16 message is out of range.")
-    values: Array = np.ldexp(reader.array("<f2", length).astype(np.float32), -shift)
-    return values
+    return _shifted(reader.array("<f2", length).astype(np.float32), -shift)
+
+
+def _shifted(values: Array, shift: int) -> Array:
+    """``values * 2^shift``, in two steps because a float32 power of two may overflow."""
+    first = shift // 2
+    shifted: Array = values * np.float32(2.0**first)
+    shifted *= np.float32(2.0 ** (shift - first))
+    return shifted
 
 
 def _to_bfloat16(values: Array) -> Array:
