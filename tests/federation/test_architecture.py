@@ -66,6 +66,7 @@ def test_every_imported_package_is_declared():
     wanted = [*project["dependencies"], *itertools.chain(*extras.values())]
     declared = {re.split(r"[<>=!~\[ ]", d)[0].lower() for d in wanted}
     distributions = {
+        "PIL": "pillow",
         "sklearn": "scikit-learn",
         "yaml": "pyyaml",
         "hydra": "hydra-core",

@@ -22,16 +22,19 @@ from torch import nn
 from medfed.models.networks.common import count_parameters
 from medfed.models.networks.densenet import densenet121, densenet_bc
 from medfed.models.networks.logistic import LogisticRegression, logistic_regression
+from medfed.models.networks.small_cnn import SmallCNN, small_cnn
 from medfed.models.networks.unet import basic_unet, unet
 
 __all__ = [
     "LogisticRegression",
+    "SmallCNN",
     "basic_unet",
     "count_parameters",
     "default_personal",
     "densenet121",
     "densenet_bc",
     "logistic_regression",
+    "small_cnn",
     "unet",
 ]
 
@@ -43,9 +46,9 @@ def default_personal(network: nn.Module) -> tuple[str, ...]:
         network: A network of this module, or any other.
 
     Returns:
-        ``fnmatch`` patterns on names relative to ``network``: the classifier of a DenseNet, the
-        up-sampling path and output layer of a U-Net, all of a logistic regression. An empty tuple
-        (nothing personal) for other networks.
+        ``fnmatch`` patterns on names relative to ``network``: the classifier of a DenseNet or a
+        small CNN, the up-sampling path and output layer of a U-Net, all of a logistic regression.
+        An empty tuple (nothing personal) for other networks.
 
     Example:
         >>> default_personal(densenet_bc(2, 1, 2))
@@ -55,6 +58,8 @@ def default_personal(network: nn.Module) -> tuple[str, ...]:
     """
     if isinstance(network, LogisticRegression):
         return ("*",)
+    if isinstance(network, SmallCNN):
+        return ("head.*",)
     if isinstance(network, DenseNet):
         return ("class_layers.*",)
     if isinstance(network, BasicUNet):

@@ -1,0 +1,177 @@
+"""Class-named folders of PNG, JPEG, TIFF or BMP images: a user's own 2-D data."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+
+from medfed.datamodules.readers.image_set import ImageSet, channel_names, given_path
+from medfed.datamodules.samples import Samples
+from medfed.errors import ConfigError, DataError
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
+
+
+def read_image_folder(
+    path: Path | None,
+    size: Sequence[int] = (64, 64),
+    color: str = "grey",
+    patient_pattern: str | None = None,
+    centre_pattern: str | None = None,
+    classes: Sequence[str] | None = None,
+) -> ImageSet:
+    """Reads ``path/CLASS/**/*.png`` and its like into memory, at one size.
+
+    Args:
+        path: The folder that holds one folder per class.
+        size: Height and width; images are resized as they are, without keeping their aspect.
+        color: ``"grey"`` or ``"rgb"``; all images are converted.
+        patient_pattern: Regular expression with one group, searched in the file's name: the
+            patient's id. None makes every image a patient.
+        centre_pattern: Regular expression with one group, searched in the path below `path`: the
+            hospital.
+        classes: Folders to read, in the order of the labels; None reads all, sorted.
+
+    Returns:
+        Images (N, C, height, width). Grey images of 16 bits are scaled to 8.
+
+    Raises:
+        DataError: If a folder is missing or empty, an image cannot be read, or a pattern finds
+            nothing in a name.
+        ConfigError: If a setting cannot be used.
+    """
+    path = given_path(path)
+    _check(size, color)
+    names = tuple(classes) if classes is not None else _class_folders(path)
+    if len(names) < 2:
+        found = ", ".join(names) or "none"
+        raise DataError(
+            f"{path} must hold a folder for each of two classes or more; found: {found}."
+        )
+    folders = {name: _images_in(path / name) for name in names}
+    files = [file for found in folders.values() for file in found]
+    with ThreadPoolExecutor(max_workers=4) as pool:  # decoding releases the interpreter's lock
+        images = list(pool.map(partial(read_image, size=size, color=color), files))
+    patients = [_search("patient", patient_pattern, f.name, f) for f in files]
+    centres = [_search("centre", centre_pattern, f.relative_to(path).as_posix(), f) for f in files]
+    samples = Samples(
+        labels=np.repeat(np.arange(len(names)), [len(found) for found in folders.values()]),
+        num_classes=len(names),
+        patients=patients if patient_pattern else [f.relative_to(path).as_posix() for f in files],
+        centres=centres if centre_pattern else (),
+        files=files,
+    )
+    stacked = np.stack(images)
+    return ImageSet(stacked, channel_names(stacked.shape[1]), names, samples, str(path))
+
+
+def read_image(file: Path, size: Sequence[int], color: str) -> NDArray[np.uint8]:
+    """Reads one image.
+
+    Args:
+        file: The file; of several pages or frames, the first is taken.
+        size: Height and width.
+        color: ``"grey"`` or ``"rgb"``.
+
+    Returns:
+        (C, height, width).
+
+    Raises:
+        DataError: If it cannot be read.
+    """
+    try:
+        with Image.open(file) as image:
+            upright = ImageOps.exif_transpose(image)
+            plain = eight_bits(upright).convert("L" if color == "grey" else "RGB")
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DataError(
+            f"{file} cannot be read as an image ({reason}); mend or remove the file."
+        ) from error
+    height, width = size
+    if plain.size != (width, height):
+        plain = plain.resize((width, height), Image.Resampling.BILINEAR)
+    pixels = np.asarray(plain, dtype=np.uint8)
+    return pixels[None] if color == "grey" else np.ascontiguousarray(np.moveaxis(pixels, -1, 0))
+
+
+def eight_bits(image: Image.Image) -> Image.Image:
+    """Scales 16-bit grey values to 8 bits, which Pillow's own conversion would clip.
+
+    Args:
+        image: Of any mode.
+
+    Returns:
+        The image, or one of mode ``L``.
+
+    Raises:
+        ValueError: If its values are of an unknown range (32 bits, or floating).
+
+    Example:
+        >>> image = Image.fromarray(np.array([[0, 257 * 100, 65535]], np.uint16))
+        >>> np.asarray(eight_bits(image)).tolist()
+        [[0, 100, 255]]
+    """
+    if image.mode.startswith("I;16"):
+        values = np.asarray(image).astype(np.float64)
+        return Image.fromarray(np.round(values / 257).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise ValueError("its values have 32 bits and no known range; save it with 8 or 16 bits")
+    return image
+
+
+def _check(size: Sequence[int], color: str) -> None:
+    if len(size) != 2 or min(size) < 1:
+        raise ConfigError(
+            f"data.reader.size={list(size)} must be a height and a width of at least 1."
+        )
+    if color not in ("grey", "rgb"):
+        raise ConfigError(f"Unknown data.reader.color={color}; known: grey, rgb.")
+
+
+def _class_folders(path: Path) -> tuple[str, ...]:
+    if not path.is_dir():
+        raise DataError(f"{path} is not a folder; set data.path to the folder of class folders.")
+    return tuple(sorted(f.name for f in path.iterdir() if f.is_dir() and f.name[0] != "."))
+
+
+def _images_in(folder: Path) -> list[Path]:
+    files = [f for f in folder.rglob("*") if f.suffix.lower() in SUFFIXES and f.name[0] != "."]
+    if not files:
+        what = "has no images" if folder.is_dir() else "is not a folder"
+        raise DataError(
+            f"{folder} {what}; add images ({', '.join(SUFFIXES)}), or choose the class folders by "
+            "data.reader.classes."
+        )
+    return sorted(files)
+
+
+def _search(what: str, pattern: str | None, text: str, file: Path) -> str:
+    """The one group of a pattern in a name; empty where there is no pattern."""
+    if pattern is None:
+        return ""
+    try:
+        expression = re.compile(pattern)
+    except re.error as error:
+        raise ConfigError(
+            f"data.reader.{what}_pattern={pattern} is no regular expression ({error})."
+        ) from error
+    if expression.groups != 1:
+        raise ConfigError(
+            f"data.reader.{what}_pattern={pattern} has {expression.groups} groups; it needs one, "
+            "such as ^(p[0-9]+)_."
+        )
+    found = expression.search(text)
+    if found is None or not found[1]:
+        raise DataError(
+            f"{file}: data.reader.{what}_pattern={pattern} finds no {what} in {text}; mend the "
+            "pattern or the name."
+        )
+    return str(found[1])

@@ -1,0 +1,169 @@
+"""The ``.npz`` files of MedMNIST: small images with official splits.
+
+Source: J. Yang et al., "MedMNIST v2", Scientific Data 10:41, 2023. A file holds
+``{train,val,test}_images``, uint8 (n, h, w), (n, h, w, 3) or (n, d, h, w), and
+``{train,val,test}_labels``, integers (n, 1).
+"""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from medfed.datamodules.client_data import SPLITS, Split
+from medfed.datamodules.readers.image_set import (
+    ImageSet,
+    channel_names,
+    check_classes,
+    given_path,
+)
+from medfed.datamodules.samples import Samples
+from medfed.errors import DataError
+
+NPZ = "{train,val,test}_images and {train,val,test}_labels of the MedMNIST convention"
+BROKEN = (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error)
+
+
+def read_medmnist(path: Path | None, classes: Sequence[str] | None = None) -> ImageSet:
+    """Reads a file in the MedMNIST convention into memory.
+
+    MedMNIST does not say which images are of one patient, so each image is a patient here; only
+    the official splits keep the images of one patient together (where its makers did).
+
+    Args:
+        path: The ``.npz`` file; it is read without pickle.
+        classes: Class names, in the order of the labels; None takes the numbers.
+
+    Returns:
+        Images (N, C, h, w) or (N, 1, d, h, w): training, validation, test.
+
+    Raises:
+        DataError: If the file is torn or does not follow the convention.
+        ConfigError: If there is no path.
+    """
+    path = given_path(path)
+    if path.exists() and not zipfile.is_zipfile(path):
+        raise DataError(f"{path} is no whole .npz file; download or write it again.")
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return _image_set(path, arrays, classes)
+    except FileNotFoundError:
+        raise DataError(f"{path} does not exist; set data.path to a .npz file.") from None
+    except BROKEN as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DataError(
+            f"{path} cannot be read as .npz ({reason}); download or write it again."
+        ) from error
+
+
+def _image_set(
+    path: Path, arrays: Mapping[str, NDArray[np.uint8]], classes: Sequence[str] | None
+) -> ImageSet:
+    wanted = [f"{split}_{kind}" for split in SPLITS for kind in ("images", "labels")]
+    if lacking := [name for name in wanted if name not in arrays]:
+        raise DataError(f"{path} lacks {', '.join(lacking)}; it must hold {NPZ}.")
+    labels = {split: _labels(path, split, arrays[f"{split}_labels"]) for split in SPLITS}
+    joined = np.concatenate(list(labels.values()))
+    names = _class_names(path, joined, classes)
+    check_classes(path, joined, names)
+    ids = [f"{split}_{n}" for split in SPLITS for n in range(len(labels[split]))]
+    images = _images(path, arrays, labels)
+    return ImageSet(
+        images=images,
+        channels=channel_names(images.shape[1]),
+        classes=names,
+        samples=Samples(
+            labels=joined,
+            num_classes=len(names),
+            patients=ids,
+            splits=[split for split in SPLITS for _ in labels[split]],
+            files=[path] * len(ids),
+        ),
+        source=str(path),
+    )
+
+
+def _labels(path: Path, split: str, values: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """(n,) class indices of one split."""
+    key = f"{path}, {split}_labels"
+    if values.ndim == 2 and values.shape[1] > 1:
+        raise DataError(
+            f"{key}: {values.shape[1]} labels per image; only one class per image can be learned."
+        )
+    if values.dtype.kind not in "iu" or values.ndim not in (1, 2):
+        raise DataError(f"{key}: {values.dtype} {values.shape} must be integers (n, 1).")
+    labels = values.reshape(-1).astype(np.int64)
+    if len(labels) and labels.min() < 0:
+        raise DataError(f"{key}: the label {labels.min()} is negative; classes count from 0.")
+    return labels
+
+
+def _class_names(
+    path: Path, labels: NDArray[np.int64], classes: Sequence[str] | None
+) -> tuple[str, ...]:
+    count = int(labels.max(initial=-1)) + 1
+    if classes is not None and len(classes) < count:
+        raise DataError(
+            f"{path} has labels up to {count - 1}, but data.reader.classes names {len(classes)} "
+            "classes."
+        )
+    return tuple(classes) if classes is not None else tuple(str(k) for k in range(count))
+
+
+def _images(
+    path: Path, arrays: Mapping[str, NDArray[np.uint8]], labels: Mapping[Split, NDArray[np.int64]]
+) -> NDArray[np.uint8]:
+    """All images, channels first; one split after the other, lest there be two copies of all."""
+    out = np.empty(0, np.uint8)
+    filled = 0
+    for split in SPLITS:
+        images = channels_first(path, split, arrays[f"{split}_images"])
+        if len(images) != len(labels[split]):
+            raise DataError(
+                f"{path}: {len(images)} {split}_images, but {len(labels[split])} {split}_labels."
+            )
+        if filled == 0:
+            out = np.empty((sum(map(len, labels.values())), *images.shape[1:]), np.uint8)
+        if images.shape[1:] != out.shape[1:]:
+            raise DataError(
+                f"{path}: {split}_images are {images.shape[1:]}, the others {out.shape[1:]}; all "
+                "must have one size."
+            )
+        out[filled : filled + len(images)] = images
+        filled += len(images)
+    return out
+
+
+def channels_first(path: Path, split: str, images: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Moves or adds the channel axis.
+
+    Args:
+        path: For the message.
+        split: For the message.
+        images: (n, h, w), (n, h, w, 3) or (n, d, h, w), uint8.
+
+    Returns:
+        (n, 1, h, w), (n, 3, h, w) or (n, 1, d, h, w), a view.
+
+    Raises:
+        DataError: If they are of another type or shape.
+
+    Example:
+        >>> channels_first(Path("a.npz"), "val", np.zeros((5, 28, 28, 3), np.uint8)).shape
+        (5, 3, 28, 28)
+        >>> channels_first(Path("a.npz"), "val", np.zeros((5, 28, 28, 28), np.uint8)).shape
+        (5, 1, 28, 28, 28)
+    """
+    if images.dtype != np.uint8 or images.ndim not in (3, 4):
+        raise DataError(
+            f"{path}, {split}_images: {images.dtype} {images.shape} must be uint8 (n, h, w), "
+            "(n, h, w, 3) or (n, d, h, w)."
+        )
+    if images.ndim == 4 and images.shape[-1] == 3:
+        return np.moveaxis(images, -1, 1)
+    return images[:, None]

@@ -1,0 +1,119 @@
+"""A small convolutional network for images of 8 to about 64 pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from monai.networks.blocks import Convolution
+from monai.networks.layers import get_pool_layer
+from torch import Tensor, nn
+
+from medfed.errors import ConfigError, did_you_mean
+from medfed.models.networks.common import check_spatial_dims
+
+_GROUPS = 4
+_NORMS: dict[str, str | tuple[str, dict[str, int | bool]] | None] = {
+    "group": ("group", {"num_groups": _GROUPS}),
+    "batch": "batch",
+    "instance": ("instance", {"affine": True}),
+    "none": None,
+}
+
+
+class SmallCNN(nn.Module):
+    """Convolutions, the mean over all places, and a linear head.
+
+    The mean makes it independent of the size of the images. Group normalisation, the default,
+    keeps no statistics, so that there are none to average over unlike clients.
+
+    Args:
+        spatial_dims: 2 or 3.
+        in_channels: Image channels C.
+        out_channels: Classes K.
+        channels: Width of each convolution; all but the first halve the resolution.
+        norm: ``"group"``, ``"batch"``, ``"instance"`` (with scale and shift) or ``"none"``.
+        dropout: Dropout probability before the head.
+
+    Shapes:
+        ``(B, C, *spatial)`` to ``(B, K)`` logits. Parameters: ``features.*`` and ``head.*``.
+
+    Raises:
+        ConfigError: If ``spatial_dims`` or ``norm`` is unknown, or a width does not suit them.
+
+    Example:
+        >>> import torch
+        >>> net = SmallCNN(2, in_channels=1, out_channels=10)
+        >>> net(torch.ones(4, 1, 8, 8)).shape, net(torch.ones(4, 1, 28, 28)).shape
+        (torch.Size([4, 10]), torch.Size([4, 10]))
+    """
+
+    def __init__(
+        self,
+        spatial_dims: int,
+        in_channels: int,
+        out_channels: int,
+        *,
+        channels: Sequence[int] = (16, 32, 64),
+        norm: str = "group",
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        check_spatial_dims(spatial_dims)
+        _check(channels, norm)
+        widths = [in_channels, *channels]
+        self.features = nn.Sequential(
+            *(
+                Convolution(
+                    spatial_dims,
+                    widths[i],
+                    widths[i + 1],
+                    strides=1 if i == 0 else 2,
+                    act="relu",
+                    norm=_NORMS[norm],
+                )
+                for i in range(len(channels))
+            ),
+            get_pool_layer(("adaptiveavg", {"output_size": 1}), spatial_dims),
+            nn.Flatten(),
+            nn.Dropout(dropout),
+        )
+        self.head = nn.Linear(widths[-1], out_channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns the logits ``(B, K)`` of images ``(B, C, *spatial)``."""
+        logits: Tensor = self.head(self.features(x))
+        return logits
+
+
+def small_cnn(
+    spatial_dims: int,
+    in_channels: int,
+    out_channels: int,
+    *,
+    channels: Sequence[int] = (16, 32, 64),
+    norm: str = "group",
+    dropout: float = 0.0,
+) -> SmallCNN:
+    """Builds :class:`SmallCNN`; arguments, shapes and errors are those of the class.
+
+    Example:
+        >>> from medfed.models.networks import count_parameters
+        >>> count_parameters(small_cnn(2, 1, 10))
+        24170
+    """
+    return SmallCNN(
+        spatial_dims, in_channels, out_channels, channels=channels, norm=norm, dropout=dropout
+    )
+
+
+def _check(channels: Sequence[int], norm: str) -> None:
+    if norm not in _NORMS:
+        raise ConfigError(
+            f"Unknown norm {norm!r}: use one of {', '.join(_NORMS)}{did_you_mean(norm, _NORMS)}."
+        )
+    if not channels or min(channels) < 1:
+        raise ConfigError(f"A small CNN needs one positive width or more, not {list(channels)}.")
+    if norm == "group" and any(width % _GROUPS for width in channels):
+        raise ConfigError(
+            f"With norm 'group' all widths must be multiples of {_GROUPS}, not {list(channels)}."
+        )
