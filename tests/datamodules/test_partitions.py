@@ -121,6 +121,7 @@ def test_label_imbalance_takes_as_many_as_fit():
         (LabelImbalance(2, positive_fractions=[0.5]), "one per client"),
         (LabelImbalance(2, samples_per_client=400), "do not suffice for 2 clients of 400"),
         (LabelImbalance(900), "do not suffice"),
+        (LabelImbalance(2, samples_per_client=0), "samples_per_client=0 must be positive or null"),
     ],
 )
 def test_bad_label_settings(partition, message):

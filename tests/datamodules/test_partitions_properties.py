@@ -98,9 +98,9 @@ def table(clients, patients, classes):
 def test_dirichlet_mean_and_variance(alpha):
     """p ~ Dir_N(alpha) has mean 1/N and variance (1/N)(1 - 1/N)/(N alpha + 1)."""
     classes, clients = 40, 5
-    patients = [Patient(f"{i}", label=i % classes) for i in range(classes * 200)]
+    patients = [Patient(f"{i}", label=i % classes) for i in range(classes * 50)]
     partition = Dirichlet(clients, alpha, min_patients=1)
-    drawn = [table(partition.assign(patients, s), patients, classes) / 200 for s in range(10)]
+    drawn = [table(partition.assign(patients, s), patients, classes) / 50 for s in range(10)]
     shares = np.concatenate([d.T for d in drawn])  # 400 draws of proportions
     assert np.allclose(shares.sum(axis=1), 1)
     variance = (1 / clients) * (1 - 1 / clients) / (clients * alpha + 1)
@@ -190,7 +190,7 @@ def test_power_law(exponent):
 
 
 def test_lognormal_sizes():
-    patients = cohort(1, size=20_000)
+    patients = cohort(1, size=6000)
     sizes = [
         len(ids)
         for s in range(5)

@@ -53,6 +53,10 @@ class LabelImbalance(Partition):
             >>> LabelImbalance(3, delta=3.0).fractions()
             [0.25, 0.25, 0.75]
         """
+        if self.samples_per_client is not None and self.samples_per_client < 1:
+            raise ConfigError(
+                f"partition.samples_per_client={self.samples_per_client} must be positive or null."
+            )
         if self.positive_fractions is not None:
             shares = [float(f) for f in self.positive_fractions]
             if len(shares) != self.num_clients or not all(0 <= f <= 1 for f in shares):
