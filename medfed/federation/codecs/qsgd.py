@@ -39,6 +39,9 @@ class QSGD(Codec):
     q >= 2. For 1 <= q < 2 the norm is larger by up to r = n^(1/q - 1/2), and
     omega = min(n r^2 / (4 s^2), sqrt(n) r / s).
 
+    After the header: s (4 bytes), n (8), the norms (float32), positions and signs of what is not
+    zero as in :func:`pack_support`, the code (1 byte), the levels less one.
+
     Args:
         levels: s, how many whole steps the norm is divided into.
         norm: q >= 1; ``inf`` is the largest magnitude.

@@ -29,6 +29,10 @@ class RunLength(Codec):
     Where runs do not pay, elements go one by one (4 bytes, or b bits and the codebook); where the
     codebook does not pay, values go as they are.
 
+    After the header: the kind (1 byte: 1 for runs, 2 for a codebook), the number of values (8); the
+    code (1) and the lengths less one; the size of the codebook (2) and its entries (float32); the
+    values as float32 or codes.
+
     Args:
         codebook_bits: b from 1 to 8, or 0 for no codebook.
 

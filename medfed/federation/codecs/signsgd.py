@@ -23,6 +23,8 @@ class SignSGD(Codec):
     Not unbiased; a contraction with delta = ||v||_1^2 / (d ||v||_2^2), which is 1/d at least and
     2/pi for Gaussian elements.
 
+    After the header: the scale (float32), then one bit per element, 1 for minus.
+
     Example:
         >>> import torch
         >>> codec = SignSGD()

@@ -26,6 +26,8 @@ class TopK(Codec):
     Ties are broken by position, the lower first; zeros are never sent. Not unbiased; a contraction
     with delta >= k/d (in float16 times 1 - 2^-22).
 
+    After the header: positions as in :func:`pack_support`, the type (1 byte), the values.
+
     Args:
         fraction: Share of the elements that is kept, in (0, 1].
         values: ``float32`` or ``float16``, in which they are sent.
@@ -66,11 +68,13 @@ class RandomK(Codec):
     Scaled by d/k it is unbiased with E||C(v) - v||^2 = omega ||v||^2, omega = d/k - 1. Unscaled it
     is a contraction with delta = k/d in expectation, and asks for error feedback.
 
+    After the header: seed and k (8 bytes each), the type (1 byte), the values by position.
+
     Args:
         fraction: Share of the elements that is kept, in (0, 1].
         scaled: Whether what is sent is scaled by d/k.
         values: ``float32`` or ``float16``, in which they are sent; ``float16`` rounds to nearest,
-            which is a bias of 2^-11 of each element at most.
+            a bias of 2^-11 of each element at most, and is not called unbiased.
         seed: Seed of the codec's own generator.
 
     Raises:
@@ -96,7 +100,7 @@ class RandomK(Codec):
         self.fraction = check_share("fraction", fraction)
         self.scaled = scaled
         self.values = _check_values(values)
-        self.unbiased = scaled
+        self.unbiased = scaled and values == "float32"
         self.feedback = not scaled
 
     def _pack(self, values: Array, rng: np.random.Generator) -> Iterable[Buffer]:

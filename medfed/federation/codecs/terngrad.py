@@ -26,6 +26,8 @@ class TernGrad(Codec):
     Unbiased, E||C(v) - v||^2 = s ||v||_1 - ||v||_2^2 <= omega ||v||^2 with
     omega = (sqrt(d) - 1) / 2.
 
+    After the header: s (float32), then positions and signs as in :func:`pack_support`.
+
     Args:
         seed: Seed of the codec's own generator.
 
