@@ -16,6 +16,8 @@ ROOT = Path(__file__).resolve().parents[1]
     [
         ("round_overhead.py --rounds 1 --clients 2 --blocks 1", "ratio: median"),
         ("network_lasso.py --largest 4", "ns/column"),
+        ("codecs.py --elements 1000 --repeats 1", "runlength_codebook"),
+        ("fused_lasso.py --largest 3", "ns/element"),
     ],
 )
 def test_runs(command, expected):

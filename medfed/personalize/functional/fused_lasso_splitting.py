@@ -80,7 +80,7 @@ def fused_lasso_admm(
     if magnitude(vector) == 0:
         return FusedLassoResult(torch.zeros_like(g), 0, 0.0, 0.0, True)
     y = vector.double().numpy()
-    limit = tol * float(np.linalg.norm(y))
+    limit = tol * _norm(y)
     s, u = np.zeros_like(y), np.zeros_like(y)
     factor = _factor(len(y), rho)
     for count in range(1, iterations + 1):
@@ -88,9 +88,9 @@ def fused_lasso_admm(
         a = differences(w) + u
         # What soft-thresholding takes away is the new dual.
         taken = np.clip(a, -cut, cut)
-        primal = float(np.linalg.norm(taken - u))
+        primal = _norm(taken - u)
         before, s, u = s, a - taken, taken
-        dual = rho * float(np.linalg.norm(adjoint(s - before)))
+        dual = rho * _norm(adjoint(s - before))
         if primal <= limit and dual <= limit:
             return FusedLassoResult(torch.from_numpy(w).to(g), count, primal, dual, True)
     warnings.warn(
@@ -124,6 +124,11 @@ def adjoint(u: Array) -> Array:
     out = u.copy()
     out[1:] -= u[:-1]
     return out
+
+
+def _norm(x: Array) -> float:
+    # By PyTorch, whose threads the run sets; BLAS would start its own.
+    return float(torch.linalg.vector_norm(torch.from_numpy(x)))
 
 
 def _factor(d: int, rho: float) -> tuple[Array, Array]:
