@@ -82,7 +82,7 @@ def decode_part(
     device = device or torch.device("cpu")
     coded, dense = sections(encoded.layout, link, buffers)
     least = dense_bytes(dense) if dense else 0
-    data = link.unsqueezed(encoded.data, limit=64 + 16 * numel(encoded.layout))
+    data = link.unsqueezed(encoded.data, limit=1024 + 32 * numel(encoded.layout))
     if len(data) < least:
         raise CodecError(f"{len(data)} bytes are too few for {least} bytes of buffers.")
     end, tensors, after = len(data) - least, {}, None
