@@ -69,17 +69,16 @@ class NiftiReader:
 
     def _load_images(self, paths: Sequence[Path]) -> Tensor:
         """(C, H, W, D) float32, the chosen channels."""
+        if self._select is not None:
+            return load_ras(paths[0], self._select)
         loaded = [load_ras(path) for path in paths]
-        wanted = 1 if len(paths) > 1 or self._select is None else max(self._select) + 1
         for path, image in zip(paths, loaded, strict=True):
-            if len(image) < wanted or (wanted == 1 and len(image) > 1):
+            if len(image) > 1:
                 raise DataError(
-                    f"{path} has {len(image)} channels, but {wanted} are needed; mend the file or "
-                    "name the channels as they are."
+                    f"{path} has {len(image)} channels, but 1 is needed; use the layout of MSD for "
+                    "files that hold all modalities."
                 )
-        if len(loaded) > 1:
-            return torch.cat(loaded)
-        return loaded[0] if self._select is None else loaded[0][self._select]
+        return torch.cat(loaded) if len(loaded) > 1 else loaded[0]
 
     def _check_finite(self, image: Tensor, paths: Sequence[Path]) -> None:
         for channel, (name, voxels) in enumerate(zip(self.channels, image, strict=True)):

@@ -18,7 +18,7 @@ from torch import Tensor
 from medfed.errors import DataError
 
 
-def load_ras(path: Path) -> Tensor:
+def load_ras(path: Path, channels: Sequence[int] | None = None) -> Tensor:
     """Reads a volume, or the volumes of a 4-D file, with axes towards right, anterior, superior.
 
     A compressed file is unpacked as a whole, so that its own checksum is compared: nibabel reads
@@ -26,27 +26,36 @@ def load_ras(path: Path) -> Tensor:
 
     Args:
         path: ``.nii`` or ``.nii.gz`` of shape (H, W, D) or (H, W, D, C).
+        channels: Which of a 4-D file's volumes to return, in this order; None returns all.
 
     Returns:
         (C, H, W, D) float32, contiguous, with the file's slope and intercept applied.
 
     Raises:
-        DataError: If the file cannot be read, or has another number of axes.
+        DataError: If the file cannot be read, has another number of axes, or lacks a channel.
     """
     try:
         image = nib.load(path)
         if path.suffix == ".gz":
             image = type(image).from_bytes(gzip.decompress(path.read_bytes()))
         array = np.asanyarray(nib.as_closest_canonical(image).dataobj)
-        array = array.astype(np.float32, order="F", copy=False)
     except FileNotFoundError:
         raise _missing(path) from None
     except Exception as error:  # whatever a library raises on bad bytes
         raise _corrupt(path, error) from error
     if array.ndim not in (3, 4):
         raise DataError(f"{path} has shape {array.shape}; a volume has three axes, or four.")
-    array = array.reshape(*array.shape[:3], -1, order="F")
-    return torch.from_numpy(np.ascontiguousarray(array.transpose(3, 0, 1, 2)))
+    array = array.reshape(*array.shape[:3], -1)
+    wanted = range(array.shape[3]) if channels is None else channels
+    if max(wanted) >= array.shape[3]:
+        raise DataError(
+            f"{path} has {array.shape[3]} channels, but {max(wanted) + 1} are needed; mend the "
+            "file or name the channels as they are."
+        )
+    loaded = np.empty((len(wanted), *array.shape[:3]), dtype=np.float32)
+    for target, channel in zip(loaded, wanted, strict=True):
+        target[:] = array[..., channel]
+    return torch.from_numpy(loaded)
 
 
 def zscore(image: Tensor) -> Tensor:
