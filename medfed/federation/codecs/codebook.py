@@ -3,8 +3,9 @@
 On a line the clusters are intervals, so the best ones are found exactly by dynamic programming over
 sorted points (Wang and Song, The R Journal 3, 2011), here with divide and conquer in O(k m log m).
 More than ``POINTS`` distinct values are first gathered in as many narrow intervals, and the centres
-are then improved on all values by Lloyd's iteration. The general-purpose k-means of scikit-learn
-takes minutes for the millions of values that one message has, and stops in a local optimum.
+are then improved by Lloyd's iteration on all values (from 2^17 values on, on classes of values that
+agree in 12 bits of precision). The general-purpose k-means of scikit-learn starts at random, stops
+in a local optimum, and measures the distance of each value from each centre.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from numba import njit
 Array = np.ndarray[Any, Any]
 
 POINTS = 2048
+_MANY = 2**17
 _LLOYD = 20
 
 
@@ -37,12 +39,9 @@ def kmeans_line(values: Array, weights: Array, entries: int) -> Array:
         >>> kmeans_line(np.float32([1, 9, 2, 10]), np.array([1, 1, 3, 1]), 2)
         array([1.75, 9.5 ], dtype=float32)
     """
-    order = np.argsort(values)
-    points, kept = np.unique(values[order], return_index=True)
-    if points.size <= entries:
-        return points
-    # Squares of float32 numbers near either end of their range fit in float64, sums as well.
-    x, w = points.astype(np.float64), np.add.reduceat(weights[order].astype(np.float64), kept)
+    x, w = _classes(values, weights) if values.size > _MANY else _sorted(values, weights)
+    if x.size <= entries:
+        return x.astype(np.float32)
     if x.size <= POINTS:
         return _means(x * w, w, _intervals(x, w, entries)).astype(np.float32)
     moments, starts = x * w, _gather(x, w)
@@ -65,6 +64,28 @@ def nearest(values: Array, centres: Array) -> Array:
     """
     found: Array = np.searchsorted(_middles(centres), values)
     return found
+
+
+def _sorted(values: Array, weights: Array) -> tuple[Array, Array]:
+    """The distinct values in order, in float64, which holds their squares, and their weights."""
+    order = np.argsort(values)
+    x = values[order].astype(np.float64)
+    kept = np.flatnonzero(np.diff(x, prepend=-np.inf))
+    return x[kept], np.add.reduceat(weights[order].astype(np.float64), kept)
+
+
+def _classes(values: Array, weights: Array) -> tuple[Array, Array]:
+    """As :func:`_sorted`, but numbers that share their first 20 bits are one, at their mean."""
+    bits = values.view(np.uint32)
+    # Bits in the order of the numbers: negative ones are turned round and put first.
+    keys = (bits ^ np.where(bits >> 31, np.uint32(2**32 - 1), np.uint32(2**31))) >> 12
+    mass = np.bincount(keys, weights)
+    taken = np.flatnonzero(mass)
+    if taken.size < 8 * POINTS:
+        # Numbers that are close together relative to their size would be lumped.
+        return _sorted(values, weights)
+    moments = np.bincount(keys, weights * values.astype(np.float64))
+    return moments[taken] / mass[taken], mass[taken]
 
 
 def _middles(centres: Array) -> Array:

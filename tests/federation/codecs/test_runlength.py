@@ -11,7 +11,7 @@ from sklearn.cluster import KMeans
 from medfed.errors import ConfigError
 from medfed.federation.codecs import RunLength
 from medfed.federation.codecs.base import HEADER_BYTES
-from medfed.federation.codecs.codebook import POINTS, kmeans_line, nearest
+from medfed.federation.codecs.codebook import POINTS, _classes, kmeans_line, nearest
 
 RNG = np.random.default_rng(0)
 
@@ -50,6 +50,22 @@ def test_large_codebooks_are_no_worse_than_scikit_learns(entries, power):
     assert loss(values, weights, centres) <= 1.01 * theirs.inertia_
     nearest_by_hand = np.abs(values[:500, None] - centres.astype(np.float64)).argmin(1)
     np.testing.assert_array_equal(nearest(values[:500], centres), nearest_by_hand)
+
+
+@pytest.mark.parametrize("offset", [0, 1000])
+def test_classes_of_values_cost_next_to_nothing(offset):
+    values = (RNG.standard_normal(200_000) + offset).astype(np.float32)
+    weights = RNG.integers(1, 5, values.size)
+    x, w = _classes(values, weights)
+    assert (x.size == np.unique(values).size) == bool(offset)
+    assert x.size > 8 * POINTS
+    assert w.sum() == weights.sum()
+    assert (np.diff(x) > 0).all()
+    centres = kmeans_line(values, weights, 16)
+    gaps = np.abs(values[:, None] - centres.astype(np.float64)).argmin(1)
+    means = np.bincount(gaps, weights * values.astype(np.float64)) / np.bincount(gaps, weights)
+    # The centres are the means of what is nearest to them, almost.
+    assert loss(values, weights, centres) <= 1.0001 * loss(values, weights, means)
 
 
 def test_few_values_are_their_own_codebook():
