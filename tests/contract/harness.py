@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,39 @@ from medfed.federation.callbacks import (
     PersonalEvaluation,
     RoundCheckpoint,
 )
+from medfed.federation.channel import Channel
+from medfed.federation.codecs import QSGD, STC
 from medfed.federation.cohort import Cohort
 from medfed.federation.federation import Federation
+from medfed.federation.link import Link
+from medfed.federation.message import Message
 from medfed.federation.module import FederatedModule
+from medfed.federation.packet import Packet
+from medfed.personalize.cer import CER
 from tests.toys import ToyTask, toy_federation
 
 NAMES = sorted(p.stem for p in (CONFIG_DIR / "algorithm").glob("*.yaml"))
 ROUNDS = 3
+# Between them: residuals, shifts, references, factors, random choices both ways, CER both ways.
+LOSSY: dict[str, Callable[[], dict[str, Link]]] = {
+    "stc": lambda: {
+        "up": Link(STC(0.2), cer=CER(0.1, per_tensor=True)),
+        "down": Link(QSGD(levels=4)),
+    },
+    "shifted": lambda: {
+        "up": Link(QSGD(levels=4), shift="auto"),
+        "down": Link(STC(0.2), cer=CER(0.1)),
+    },
+}
 logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
+
+
+class Serialising(Channel):
+    """Takes every message and every packet through bytes."""
+
+    def encode(self, message, *where):
+        packet, memory = super().encode(Message.from_bytes(message.to_bytes()), *where)
+        return Packet.from_bytes(packet.to_bytes()), memory
 
 
 @functools.cache
@@ -92,3 +118,8 @@ def lightning(
 def half() -> Cohort:
     """Two of the three clients take part in each round."""
     return Cohort(fraction=0.67)
+
+
+def lossy(setting: str) -> Channel:
+    """A channel of its own, because a channel belongs to one federation."""
+    return Channel(**LOSSY[setting]())

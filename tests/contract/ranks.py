@@ -18,7 +18,7 @@ import torch  # noqa: E402
 from medfed.federation.collect import rank  # noqa: E402
 from medfed.federation.module import FederatedModule  # noqa: E402
 from medfed.federation.strategy import ClientSharding  # noqa: E402
-from tests.contract.harness import NAMES, half, lightning  # noqa: E402
+from tests.contract.harness import NAMES, half, lightning, lossy  # noqa: E402
 
 
 def outcome(module: FederatedModule) -> dict[str, Any]:
@@ -47,6 +47,14 @@ def main(out: Path, ranks: int) -> None:
         trainer = {"devices": ranks, "strategy": ClientSharding(process_group_backend="gloo")}
         module, _ = lightning(name, folder, resume=folder / "round_00000.ckpt", trainer=trainer)
         results[f"{name}/resumed"] = outcome(module)
+        folder = out / f"{name}-lossy"
+        for label, resume in (("lossy", None), ("lossy resumed", folder / "round_00000.ckpt")):
+            trainer = {"devices": ranks, "strategy": ClientSharding(process_group_backend="gloo")}
+            rounds, channel = (2, lossy("stc"))
+            module, _ = lightning(
+                name, folder, rounds, resume, cohort=half(), channel=channel, trainer=trainer
+            )
+            results[f"{name}/{label}"] = outcome(module)
     (out / f"rank{rank()}.json").write_text(json.dumps(results))
 
 

@@ -11,20 +11,11 @@ from medfed.federation.channel import Channel
 from medfed.federation.cohort import Cohort
 from medfed.federation.ledger import Ledger
 from medfed.federation.message import Message
-from medfed.federation.packet import Packet
 from medfed.federation.reference import run_reference
 from medfed.federation.tensors import digest
-from tests.contract.harness import NAMES, ROUNDS, federation, half, lightning
+from tests.contract.harness import NAMES, ROUNDS, Serialising, federation, half, lightning
 
 pytestmark = pytest.mark.parametrize("name", NAMES)
-
-
-class Serialising(Channel):
-    """Takes every message and every packet through bytes."""
-
-    def encode(self, message, *where):
-        packet, memory = super().encode(Message.from_bytes(message.to_bytes()), *where)
-        return Packet.from_bytes(packet.to_bytes()), memory
 
 
 class Recording(Channel):

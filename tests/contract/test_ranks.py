@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.harness import NAMES, half, lightning
+from medfed.federation.reference import run_reference
+from tests.contract.harness import NAMES, federation, half, lightning, lossy
 from tests.contract.ranks import outcome
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -70,3 +71,16 @@ def test_two_ranks_resumed_equal_straight(name, two_ranks):
         straight, resumed = result[f"{name}/all"], result[f"{name}/resumed"]
         for key in ("digests", "ledger", "steps"):
             assert resumed[key] == straight[key]
+
+
+@pytest.mark.parametrize("label", ["lossy", "lossy resumed"])
+@pytest.mark.parametrize("name", NAMES)
+def test_two_ranks_with_lossy_codecs_equal_the_plain_loop(name, label, two_ranks):
+    """Memory that lives on one rank only is in the checkpoint, too."""
+    _, fed, _ = federation(name, channel=lossy("stc"), cohort=half(), rounds=2)
+    expected, seen = run_reference(fed, 2), {}
+    for result in (r[f"{name}/{label}"] for r in two_ranks):
+        assert result["ledger"] == expected.ledger.to_csv()
+        assert result["digests"]["server"] == expected.digests()["server"]
+        seen |= result["digests"]
+    assert seen == expected.digests()
