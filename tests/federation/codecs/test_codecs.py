@@ -217,7 +217,7 @@ def expected_error(codec, values):
 
 @pytest.mark.parametrize("codec", UNBIASED.values(), ids=UNBIASED)
 def test_unbiased_with_the_stated_variance(codec):
-    d, repeats = 60, 1500
+    d, repeats = 60, 1000
     values = gaussian(d, 3)
     values[5] = 0
     source = rng(11)
@@ -228,7 +228,7 @@ def test_unbiased_with_the_stated_variance(codec):
     assert bool(((draws.mean(0) - truth).abs() <= 5 * standard_error + 1e-6).all())
     errors = (draws - truth).square().sum(1)
     expected, omega = expected_error(codec, values)
-    assert errors.mean() == pytest.approx(expected, rel=0.08, abs=1e-12)
+    assert errors.mean() == pytest.approx(expected, rel=0.1, abs=1e-12)
     assert expected <= omega * float(truth.square().sum())
 
 
