@@ -156,6 +156,10 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         warn_small(client, parts)
         return parts
 
+    def centre_of(self, patient: str) -> str | None:
+        """Returns the hospital that the data name for a patient, after `setup`."""
+        return self._patients[patient].centre
+
     def splits(self) -> dict[str, Any]:
         """The record to be written beside a run, as JSON.
 
