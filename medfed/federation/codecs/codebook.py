@@ -107,12 +107,16 @@ def _starts(x: Array, centres: Array) -> Array:
 
 
 def _gather(x: Array, w: Array) -> Array:
-    """Begins of at most ``POINTS`` intervals: half of equal width, half of equal weight."""
-    half = POINTS // 2
-    by_width = np.searchsorted(x, np.linspace(x[0], x[-1], half, endpoint=False))
+    """Begins of at most ``POINTS`` intervals: a third each of equal width, weight and count.
+
+    Equal counts see to it that there are enough, wherever outliers and heavy points lie.
+    """
+    third = POINTS // 3
+    by_width = np.searchsorted(x, np.linspace(x[0], x[-1], third, endpoint=False))
     mass = np.cumsum(w)
-    by_weight = np.searchsorted(mass, np.linspace(0, mass[-1], half, endpoint=False))
-    return np.union1d(by_width, by_weight)
+    by_weight = np.searchsorted(mass, np.linspace(0, mass[-1], third, endpoint=False))
+    by_count = np.arange(third) * x.size // third
+    return np.unique(np.concatenate((by_width, by_weight, by_count)))
 
 
 def _intervals(x: Array, w: Array, entries: int) -> Array:

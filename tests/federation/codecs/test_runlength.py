@@ -85,6 +85,13 @@ def test_outliers_leave_the_small_values_a_centre():
     assert abs(centres[2]) < 2
 
 
+def test_an_outlier_and_a_heavy_value_do_not_take_all_centres():
+    values = np.float32([1e30, *RNG.standard_normal(4000)])
+    weights = np.ones(values.size)
+    weights[7] = 1e12
+    assert kmeans_line(values, weights, 256).size == 256
+
+
 def test_bytes_of_runs():
     values = torch.tensor([0.5, -1.5]).repeat_interleave(torch.tensor([1000, 1]))
     data = RunLength().encode(values)
