@@ -12,9 +12,11 @@ from medfed.config import load
 from medfed.datamodules.base import FederatedDataModule
 
 CONFIGS = Path(__file__).parents[2] / "configs"
+VOLUMES = ("brats", "brats_challenge", "brats_folder")
+IMAGES = ("digits", "image_folder", "medmnist")
 CASES = [
     (data, partition)
-    for data in ("brats", "brats_challenge", "brats_folder", "breast_cancer", "csv", "heart")
+    for data in (*VOLUMES, *IMAGES, "breast_cancer", "csv", "heart")
     for partition in ("centre", "channel_missing", "label_imbalance", "round_robin")
 ]
 
@@ -45,7 +47,7 @@ def test_instantiates(data, partition):
     assert type(module.partition).__name__ == config.partition._target_.rsplit(".", 1)[1]
 
 
-@pytest.mark.parametrize("data", ["brats", "brats_challenge", "brats_folder", "csv"])
+@pytest.mark.parametrize("data", [*VOLUMES, *IMAGES, "csv"])
 def test_every_setting_is_written_out(data):
     node = compose(data, "centre").data
     parameters = set(inspect.signature(get_class(node._target_)).parameters)

@@ -16,6 +16,7 @@ from medfed.models.networks import (
     densenet121,
     densenet_bc,
     logistic_regression,
+    small_cnn,
     unet,
 )
 
@@ -28,6 +29,7 @@ COUNTS = [
     (basic_unet(2, 3, 2), 488_394),
     (basic_unet(2, 3, 2, published=True), 486_562),
     (logistic_regression(58), 59),
+    (small_cnn(2, 1, 10), 24_170),
 ]
 
 
@@ -49,6 +51,8 @@ def test_parameter_count(net, count):
     [
         (lambda d: densenet_bc(d, 2, 3, block_config=(2, 2)), (2, 3)),
         (lambda d: densenet_bc(d, 2, 3, block_config=(2, 2), stem="small"), (2, 3)),
+        (lambda d: small_cnn(d, 2, 3, channels=(4, 8), strides=(1, 2)), (2, 3)),
+        (lambda d: small_cnn(d, 2, 3, channels=(4,), strides=(2,), norm="none"), (2, 3)),
         (lambda d: unet(d, 2, 3, channels=(4, 8, 16), strides=(2, 2)), None),
         (lambda d: unet(d, 2, 3, channels=(4, 8), strides=(2,), norm="instance"), None),
         (lambda d: basic_unet(d, 2, 3, features=(2, 2, 4, 4, 4, 2)), None),
@@ -98,6 +102,12 @@ def test_unet_personal_is_up_path_and_output(depth, units):
     assert sorted(picked(net, default_personal(net))) == sorted(expected)
 
 
+def test_small_cnn_personal_is_the_head_and_nothing_is_averaged_but_weights():
+    net = small_cnn(2, 1, 2)
+    assert picked(net, default_personal(net)) == ["head.weight", "head.bias"]
+    assert not list(net.buffers())
+
+
 def test_logistic_is_all_personal_and_starts_at_zero():
     net = logistic_regression(4, 3)
     assert picked(net, default_personal(net)) == ["linear.weight", "linear.bias"]
@@ -116,6 +126,9 @@ def test_other_networks_have_no_default():
         (lambda: unet(2, 1, 1, channels=(4, 8), strides=(2, 2)), "one stride fewer"),
         (lambda: unet(2, 1, 1, norm="bach"), "did you mean batch"),
         (lambda: basic_unet(2, 1, 1, features=(4, 8)), "six features"),
+        (lambda: small_cnn(2, 1, 2, norm="groups"), "did you mean group"),
+        (lambda: small_cnn(2, 1, 2, channels=(6, 12, 24)), "multiples of 4"),
+        (lambda: small_cnn(2, 1, 2, channels=(8, 8)), "as many strides"),
         (lambda: logistic_regression(3, 1), "out_channels >= 2"),
     ],
 )

@@ -30,7 +30,8 @@ class SmallCNN(nn.Module):
         spatial_dims: 2 or 3.
         in_channels: Image channels C.
         out_channels: Classes K.
-        channels: Width of each convolution; all but the first halve the resolution.
+        channels: Width of each convolution.
+        strides: Stride of each convolution, 2 to halve the resolution.
         norm: ``"group"``, ``"batch"``, ``"instance"`` (with scale and shift) or ``"none"``.
         dropout: Dropout probability before the head.
 
@@ -54,12 +55,13 @@ class SmallCNN(nn.Module):
         out_channels: int,
         *,
         channels: Sequence[int] = (16, 32, 64),
+        strides: Sequence[int] = (1, 2, 2),
         norm: str = "group",
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
         check_spatial_dims(spatial_dims)
-        _check(channels, norm)
+        _check(channels, strides, norm)
         widths = [in_channels, *channels]
         self.features = nn.Sequential(
             *(
@@ -67,7 +69,7 @@ class SmallCNN(nn.Module):
                     spatial_dims,
                     widths[i],
                     widths[i + 1],
-                    strides=1 if i == 0 else 2,
+                    strides=strides[i],
                     act="relu",
                     norm=_NORMS[norm],
                 )
@@ -91,6 +93,7 @@ def small_cnn(
     out_channels: int,
     *,
     channels: Sequence[int] = (16, 32, 64),
+    strides: Sequence[int] = (1, 2, 2),
     norm: str = "group",
     dropout: float = 0.0,
 ) -> SmallCNN:
@@ -102,17 +105,26 @@ def small_cnn(
         24170
     """
     return SmallCNN(
-        spatial_dims, in_channels, out_channels, channels=channels, norm=norm, dropout=dropout
+        spatial_dims,
+        in_channels,
+        out_channels,
+        channels=channels,
+        strides=strides,
+        norm=norm,
+        dropout=dropout,
     )
 
 
-def _check(channels: Sequence[int], norm: str) -> None:
+def _check(channels: Sequence[int], strides: Sequence[int], norm: str) -> None:
     if norm not in _NORMS:
         raise ConfigError(
             f"Unknown norm {norm!r}: use one of {', '.join(_NORMS)}{did_you_mean(norm, _NORMS)}."
         )
-    if not channels or min(channels) < 1:
-        raise ConfigError(f"A small CNN needs one positive width or more, not {list(channels)}.")
+    if not channels or min(*channels, *strides) < 1 or len(channels) != len(strides):
+        raise ConfigError(
+            "A small CNN needs positive channels and as many strides, not channels "
+            f"{list(channels)} with strides {list(strides)}."
+        )
     if norm == "group" and any(width % _GROUPS for width in channels):
         raise ConfigError(
             f"With norm 'group' all widths must be multiples of {_GROUPS}, not {list(channels)}."

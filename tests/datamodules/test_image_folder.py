@@ -1,0 +1,190 @@
+"""Class-named folders of images: formats, patients, hospitals, and what must not pass."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import SimpleITK as sitk
+import torch
+from PIL import Image
+
+from medfed.config import load
+from medfed.datamodules.client_data import SPLITS
+from medfed.datamodules.images import ImageDataModule
+from medfed.datamodules.partitions import ByCentre, LabelImbalance, RoundRobin
+from medfed.datamodules.readers.image_folder import read_image_folder
+from medfed.datamodules.seeding import numpy_rng
+from medfed.errors import ConfigError, DataError
+from medfed.experiment import prepare
+
+PATIENT, CENTRE = "^(p[0-9]+)_", "_(Bern|Basel)_"
+
+
+def pixels(*shape):
+    return numpy_rng("folder", *shape).integers(0, 256, shape, dtype=np.uint8)
+
+
+def save(array, path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(array).save(path)
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Twelve patients at two hospitals with three lesions each, benign or malignant or both."""
+    rng = numpy_rng("folder")
+    for patient in range(12):
+        centre = ("Bern", "Basel")[patient % 2]
+        for lesion in range(3):
+            kind = ("benign", "malignant")[int(rng.random() < (patient % 4) / 3)]
+            image = rng.integers(0, 256, (16, 16), dtype=np.uint8)
+            save(image, tmp_path / kind / f"p{patient}_{centre}_{lesion}.png")
+    return tmp_path
+
+
+def module(path, partition=None, **settings):
+    reader = partial(read_image_folder, **{"size": (16, 16), **settings})
+    data = ImageDataModule(partition or RoundRobin(2), reader, path=str(path))
+    data.setup()
+    return data
+
+
+def test_pixels_are_those_that_simpleitk_reads(tmp_path):
+    """PNG and TIFF, grey, colour and 16 bits; JPEG and BMP follow the same path."""
+    grey, colour = pixels(20, 30), pixels(20, 30, 3)
+    deep = pixels(20, 30).astype(np.uint16) * 257
+    files = [
+        save(grey, tmp_path / "a" / "1.png"),
+        save(deep, tmp_path / "a" / "deeper" / "2.PNG"),
+        save(deep, tmp_path / "b" / "3.tif"),
+        save(grey, tmp_path / "b" / "4.tiff"),
+    ]
+    found = read_image_folder(tmp_path, (20, 30))
+    assert list(found.samples.files) == files
+    assert (found.classes, found.channels) == (("a", "b"), ("grey",))
+    assert found.samples.labels.tolist() == [0, 0, 1, 1]
+    for image, file in zip(found.images, files, strict=True):
+        other = sitk.GetArrayFromImage(sitk.ReadImage(str(file))).astype(np.float64)
+        scale = 257 if other.max() > 255 else 1
+        assert np.array_equal(image[0], np.round(other / scale))
+    for name in ("a/1.png", "b/3.bmp"):
+        save(colour, tmp_path / "rgb" / name)
+    found = read_image_folder(tmp_path / "rgb", (20, 30), color="rgb")
+    assert found.channels == ("red", "green", "blue")
+    for image in found.images:
+        assert np.array_equal(np.moveaxis(image, 0, -1), colour)
+
+
+def test_other_sizes_colours_and_orientations_are_brought_to_one(tmp_path):
+    ramp = np.tile(np.linspace(0, 255, 64).astype(np.uint8), (32, 1))
+    save(ramp, tmp_path / "a" / "ramp.png")
+    save(np.stack([ramp] * 3, -1), tmp_path / "a" / "ramp.jpg")
+    save(np.dstack([ramp] * 4), tmp_path / "b" / "alpha.png")
+    turned = Image.Exif()
+    turned[0x0112] = 6  # to be shown turned by 90 degrees
+    Image.fromarray(np.rot90(ramp)).save(tmp_path / "b" / "turned.jpg", exif=turned, quality=95)
+    found = read_image_folder(tmp_path, (8, 16))
+    assert found.images.shape == (4, 1, 8, 16)
+    wanted = ramp.reshape(8, 4, 16, 4).mean((1, 3))  # the mean over what became one pixel
+    for image in found.images:
+        assert np.abs(image[0].astype(float) - wanted).max() < 6
+
+
+def test_patients_stay_together_and_hospitals_are_clients(folder):
+    data = module(folder, ByCentre(), patient_pattern=PATIENT, centre_pattern=CENTRE)
+    assert list(data.clients) == ["Basel", "Bern"]
+    seen = []
+    for name, client in data.clients.items():
+        for split in SPLITS:
+            batches = list(client.eval_batches(split))
+            cases = torch.cat([b["case"] for b in batches])
+            assert torch.bincount(cases).tolist() == [3] * len(client.patients[split])
+            assert len(client.patients[split]) >= 1
+            seen += client.patients[split]
+            assert all((int(p[1:]) % 2 == 0) == (name == "Bern") for p in client.patients[split])
+    assert sorted(seen) == sorted(f"p{n}" for n in range(12))
+    assert len(data.splits()["files"]) == 36
+    plain = module(folder)
+    assert sum(len(ids) for c in plain.clients.values() for ids in c.patients.values()) == 36
+
+
+def test_every_split_is_thinned_to_the_wanted_shares(folder):
+    partition = LabelImbalance(2, positive_fractions=[0.5, 0.5])
+    data = module(folder, partition, patient_pattern=PATIENT)
+    labels = {f.as_posix(): f.parent.name for f in folder.rglob("*.png")}
+    kept = 0
+    for client in data.clients.values():
+        assert client.label_counts[0] == client.label_counts[1] > 0
+        for split in SPLITS:
+            found = torch.cat([b["label"] for b in client.eval_batches(split)])
+            assert abs(int((found == 0).sum() - (found == 1).sum())) <= 1
+            kept += len(found)
+    assert 12 <= kept < len(labels)
+
+
+def test_corrupt_images_are_named(folder):
+    path = next(iter((folder / "benign").glob("*.png")))
+    whole = path.read_bytes()
+    for torn in (b"", b"no image", whole[: len(whole) // 2]):
+        path.write_bytes(torn)
+        with pytest.raises(
+            DataError, match=rf"{path.name} cannot be read as an image \(.+\); mend"
+        ):
+            module(folder)
+    Image.fromarray(np.zeros((8, 8), np.float32)).save(path.with_suffix(".tif"))
+    path.unlink()
+    with pytest.raises(DataError, match=r"\.tif cannot be read .*32 bits and no known range"):
+        module(folder)
+
+
+def test_folders_without_images_or_with_one_class(folder):
+    (folder / "unsure").mkdir()
+    with pytest.raises(DataError, match=r"unsure has no images; add images \(\.png"):
+        module(folder)
+    assert module(folder, classes=["malignant", "benign"]).class_names == ("malignant", "benign")
+    with pytest.raises(DataError, match="nowhere is not a folder"):
+        module(folder, classes=["benign", "nowhere"])
+    with pytest.raises(DataError, match=r"a folder for each of two classes or more; found: benign"):
+        module(folder, classes=["benign"])
+    with pytest.raises(DataError, match=r"benign must hold a folder for each .* found: none"):
+        module(folder / "benign")
+    with pytest.raises(DataError, match=r"none is not a folder; set data\.path"):
+        module(folder / "none")
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        (
+            {"patient_pattern": "^(q[0-9]+)_"},
+            DataError,
+            r"png: data\.reader\.patient_pattern=.* no p",
+        ),
+        ({"patient_pattern": "^p[0-9]+_"}, ConfigError, "patient_pattern=.* has 0 groups"),
+        ({"centre_pattern": "(Bern"}, ConfigError, "centre_pattern=.* is no regular expression"),
+        (
+            {"patient_pattern": "_(B)", "centre_pattern": CENTRE},
+            ConfigError,
+            r"Patient B has samples at several centres \(Basel, Bern\)",
+        ),
+        ({"size": (16,)}, ConfigError, r"data\.reader\.size=\[16\] must be a height and a width"),
+        ({"color": "gray"}, ConfigError, r"Unknown data\.reader\.color=gray; known: grey, rgb"),
+    ],
+)
+def test_bad_settings_are_named(folder, settings, error, message):
+    with pytest.raises(error, match=message):
+        module(folder, **settings)
+
+
+def test_from_the_command_line(folder):
+    config = load(
+        [
+            *("data=image_folder", f"data.path={folder}", "model=small_cnn", "partition=centre"),
+            *(f'data.reader.centre_pattern="{CENTRE}"', "data.reader.color=rgb"),
+        ]
+    )
+    data, task = prepare(config)
+    batch = next(data.clients["Bern"].train_batches(0))
+    assert batch["image"].shape[1:] == (3, 64, 64)
+    assert task(batch["image"]).shape[1:] == (2,)
