@@ -16,6 +16,8 @@ ROOT = Path(__file__).resolve().parents[1]
     [
         ("round_overhead.py --rounds 1 --clients 2 --blocks 1", "ratio: median"),
         ("network_lasso.py --largest 4", "ns/column"),
+        ("loading.py --patches 64 --layers 1 --epochs 1", "share of loading: median"),
+        ("prepare.py --scans 2 --size 64 64 32 --repeats 1 --kills 0", "620 candidates per scan"),
         ("codecs.py --elements 1000 --repeats 1", "runlength_codebook"),
         ("fused_lasso.py --largest 3", "ns/element"),
     ],
