@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import SimpleITK as sitk
 from numpy.typing import NDArray
+from scipy.ndimage import affine_transform
 
 from medfed.datamodules.readers.luna16 import Candidates
 from medfed.datamodules.readers.metaimage import Scan, open_scan
@@ -54,9 +54,14 @@ class PatchSpec:
             )
         if self.spacing is not None and not self.spacing > 0:
             raise ConfigError(f"spacing={self.spacing} must be positive (mm), or null.")
-        low, high = self.window
-        if not -(1 << 15) <= low < high < 1 << 15:
-            raise ConfigError(f"window={list(self.window)} must be two HU, the lower one first.")
+        hounsfield = (*self.window, self.pad_hu)
+        if any(hu != int(hu) or abs(hu) >= 1 << 15 for hu in hounsfield) or len(hounsfield) != 3:
+            raise ConfigError(
+                f"window={list(self.window)} must be two HU and pad_hu={self.pad_hu} one: whole "
+                "numbers above -32768 and below 32768."
+            )
+        if self.window[0] >= self.window[1]:
+            raise ConfigError(f"window={list(self.window)} must have the lower HU first.")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -229,27 +234,27 @@ def _cut(
     begin, end = centre + first, centre + last + 1
     inner, stop = np.maximum(begin, low), np.minimum(end, low + voxels.shape[::-1])
     block = voxels[tuple(slice(a, b) for a, b in zip(inner - low, stop - low, strict=True))[::-1]]
-    block = np.clip(block, *spec.window)
-    if spec.spacing is None:
-        air = ((inner - begin)[::-1], (end - stop)[::-1])
-        patch = np.pad(block, np.stack(air, axis=1), constant_values=spec.pad_hu)
-    else:
-        patch = _resample(block, inner - centre, scan, spec)
-    patch = np.clip(patch, *spec.window)
-    return patch if len(spec.size) == 2 else patch.transpose(1, 2, 0)[None]
+    air = np.stack([(inner - begin)[::-1], (end - stop)[::-1]], axis=1)
+    block = np.clip(np.pad(block, air, constant_values=spec.pad_hu), *spec.window)
+    if spec.spacing is not None:
+        block = _resample(block, first, spec.grid, spec.steps(scan.spacing))
+    return block if len(spec.size) == 2 else block.transpose(1, 2, 0)[None]
 
 
-def _resample(block: Patches, offset: NDArray[np.int64], scan: Scan, spec: PatchSpec) -> Patches:
-    """Linear interpolation of a block (z, y, x) that begins `offset` voxels from the centre."""
-    # All in voxels, counted from the centre: whole numbers stay exact, however the scan is stored.
-    image = sitk.GetImageFromArray(block)
-    image.SetOrigin(offset.astype(float).tolist())
-    steps = spec.steps(scan.spacing)
-    resample = sitk.ResampleImageFilter()
-    resample.SetNumberOfThreads(1)
-    resample.SetSize(spec.grid.tolist())
-    resample.SetOutputSpacing(steps.tolist())
-    resample.SetOutputOrigin((-(spec.grid // 2) * steps).tolist())
-    resample.SetInterpolator(sitk.sitkLinear)
-    resample.SetDefaultPixelValue(spec.pad_hu)
-    return np.asarray(sitk.GetArrayFromImage(resample.Execute(image)))
+def _resample(
+    block: Patches, first: NDArray[np.int64], grid: NDArray[np.int64], steps: NDArray[np.float64]
+) -> Patches:
+    """Linear interpolation of a block (z, y, x) that begins `first` voxels from the centre."""
+    # In voxels, counted from the centre: whole steps stay exact, however the scan is stored. A
+    # rounding error at the block's end must not let a row fall outside: hence "nearest".
+    start = -(grid // 2) * steps - first
+    values = affine_transform(
+        block,
+        steps[::-1],
+        start[::-1],
+        output_shape=tuple(grid[::-1].tolist()),
+        output=np.float64,
+        order=1,
+        mode="nearest",
+    )
+    return np.asarray(np.rint(values), dtype=np.int16)
