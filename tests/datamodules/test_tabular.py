@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.datamodules.partitions import ByCentre, LabelImbalance, RoundRobin
+from medfed.datamodules.partitions import ByCentre, LabelImbalance, RoundRobin, SiteEffect
 from medfed.datamodules.readers.table import read_csv
 from medfed.datamodules.tabular import TabularDataModule
 from medfed.errors import ConfigError, DataError
@@ -115,6 +115,27 @@ def test_rows_of_a_patient_stay_together(table):
     split = next(s for s, ids in parts.items() if "p1" in ids)
     rows = sum(len(b["image"]) for b in data.clients["Bern"].eval_batches(split))
     assert rows == 2
+
+
+def test_splits_of_patients_with_several_rows_are_thinned_to_the_wanted_shares(tmp_path):
+    """Every patient has two rows of class 0 and one of class 1; every split keeps 1:1."""
+    lines = [f"p{n},{n},{int(row == 2)}" for n in range(20) for row in range(3)]
+    path = tmp_path / "visits.csv"
+    path.write_text("\n".join(["id,age,label", *lines]))
+    partition = LabelImbalance(2, positive_fractions=[0.5, 0.5])
+    data = module(path, partition=partition, centre=None)
+    for client in data.clients.values():
+        for split in ("train", "val", "test"):
+            batches = list(client.eval_batches(split))
+            labels = torch.cat([b["label"] for b in batches])
+            patients = len(client.patients[split])
+            assert torch.bincount(labels).tolist() == [patients, patients]
+            assert int(torch.cat([b["case"] for b in batches]).max()) < patients
+
+
+def test_tables_have_no_scanner():
+    with pytest.raises(ConfigError, match="Client hospital_0 has a scanner, but tables have no im"):
+        TabularDataModule(SiteEffect(RoundRobin(2))).setup()
 
 
 def test_positive_values_header_and_features(tmp_path):
