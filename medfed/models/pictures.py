@@ -32,7 +32,8 @@ def contour_grid(
 ) -> Figure:
     """Draws true and predicted contours, a row per client and a column per method.
 
-    The background of a row is the first channel that its client has (that is not constant).
+    The background of a row is the first channel that its client has (that is not constant). The
+    first axis of an image runs to the right and the second upwards, so that heads stand upright.
     True contours are green and dashed, predicted ones coloured by region; the title of a panel has
     the Dice of its slice, averaged over the regions that are present or predicted.
 
@@ -111,13 +112,14 @@ def _empty_figure(columns: int, rows: int) -> Figure:
 def _draw(axes: Any, background: np.ndarray, truth: Tensor, prob: Tensor, threshold: float) -> None:
     """Draws one panel; a contour exists only where the level is crossed."""
     low, high = np.percentile(background, (1, 99.5))
-    axes.imshow(background, cmap="gray", vmin=low, vmax=max(high, low + 1e-6))
+    # An axial slice of a RAS volume is (right, anterior): its second axis is drawn upwards.
+    axes.imshow(background.T, cmap="gray", vmin=low, vmax=max(high, low + 1e-6), origin="lower")
     for r, (true, predicted) in enumerate(zip(_arrays(truth), _arrays(prob), strict=True)):
         colour = COLOURS[r % len(COLOURS)]
         if predicted.min() < threshold <= predicted.max():
-            axes.contour(predicted, levels=[threshold], colors=[colour], linewidths=1.4)
+            axes.contour(predicted.T, levels=[threshold], colors=[colour], linewidths=1.4)
         if true.min() < 0.5 < true.max():
-            axes.contour(true, levels=[0.5], colors=[_TRUE], linewidths=1.1, linestyles=["--"])
+            axes.contour(true.T, levels=[0.5], colors=[_TRUE], linewidths=1.1, linestyles=["--"])
 
 
 def _title(prob: Tensor, truth: Tensor, threshold: float) -> str:

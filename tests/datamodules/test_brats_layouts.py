@@ -1,14 +1,18 @@
 """The same patient in every layout, convention and orientation is read as the same."""
 
 import itertools
+from functools import partial
 
 import nibabel as nib
 import numpy as np
 import pytest
+import SimpleITK as sitk
 import torch
 
+from medfed.datamodules import patches
 from medfed.datamodules.readers import BratsChallengeReader, FolderReader, MSDReader
 from medfed.datamodules.readers.volumes import load_ras, zscore
+from medfed.datamodules.seeding import torch_rng
 from medfed.errors import ConfigError
 from tests.datamodules.brats_layouts import (
     ENHANCING,
@@ -122,6 +126,50 @@ def test_axes_run_right_anterior_superior_whatever_the_file_has(permutation, sig
         step = np.diff(places, axis=axis).reshape(-1, 3)
         assert np.allclose(step, step[0])  # neighbours in the file are neighbours here
         assert step[0].argmax() == abs(step[0]).argmax() == axis
+
+
+def by_simpleitk(path):
+    """A volume in RAS, read by another library, whose own world has left and posterior first."""
+    turned = sitk.DICOMOrient(sitk.ReadImage(path), "LPS")
+    return sitk.GetArrayFromImage(turned).T[::-1, ::-1].astype(float)
+
+
+@pytest.mark.parametrize(("permutation", "signs"), ORIENTATIONS[::11])
+@pytest.mark.parametrize("size", [(6, 4), (6, 4, 2)])
+def test_patches_equal_those_cut_from_what_another_library_reads(
+    permutation, signs, size, tmp_path, make_brats
+):
+    affine = oblique(list(permutation), signs)
+    write_challenge(tmp_path, {name: make_head(n, affine=affine) for n, name in enumerate("abc")})
+    data = make_brats(
+        partial(BratsChallengeReader, regions=REGIONS, hospitals=1),
+        path=str(tmp_path),
+        spatial_dims=len(size),
+        patch_size=size,
+    )
+    data.setup()
+    client = data.clients["hospital_0"]
+    (case,) = client.patients["train"]
+    folder = tmp_path / case
+    raw = [by_simpleitk(folder / f"{case}{s}.nii.gz") for s in ("_flair", "_t1", "_t1ce", "_t2")]
+    volume = np.stack([np.where(c, (c - c[c != 0].mean()) / c[c != 0].std(), 0) for c in raw])
+    values = by_simpleitk(folder / f"{case}_seg.nii.gz")
+    centres = patches.sample_centres(
+        torch.from_numpy(values > 0),
+        torch.from_numpy((volume != 0).any(axis=0)),
+        count=8,
+        background_share=0.25,
+        size=(*size, 1)[:3],
+        generator=torch_rng(data.seed, "patches", case),
+    ).tolist()
+    for n, centre in enumerate(centres):
+        lengths = zip(centre, (*size, 1)[:3], strict=True)
+        window = tuple(slice(c - s // 2, c - s // 2 + s) for c, s in lengths)
+        image, label = volume[:, *window], values[window] == 4
+        shape = (4, *size)
+        assert np.allclose(client.train["image"][n].numpy(), image.reshape(shape), atol=1e-4)
+        assert np.array_equal(client.train["label"][n, 2].numpy(), label.reshape(size))
+    assert client.train["label"][:, 2].any()
 
 
 def test_one_patient_in_all_orientations_is_one_patient(tmp_path):

@@ -44,6 +44,20 @@ def test_background_is_the_first_available_channel_cropped_to_the_body(case):
     assert shown.max() == image[1].max()
 
 
+def test_the_first_axis_runs_to_the_right_and_the_second_upwards():
+    image = torch.ones(1, 30, 20)
+    truth = torch.zeros(1, 30, 20)
+    image[:, 24:28, 12:18] = truth[:, 24:28, 12:18] = 9  # to the right, and to the front
+    axes = contour_grid({"A": (image, truth, {"m": truth})}, ["whole"], crop=False).axes[0]
+    shown = axes.images[0]
+    rows, columns = (shown.get_array() == 9).nonzero()
+    assert shown.origin == "lower"
+    assert (columns.min(), columns.max(), rows.min(), rows.max()) == (24, 27, 12, 17)
+    for contours in axes.collections:  # the true and the predicted one
+        line = contours.get_paths()[0].vertices
+        assert abs(line.mean(axis=0) - (25.5, 14.5)).max() < 1
+
+
 def test_empty_and_constant_inputs_are_drawn(case):
     blank, none = torch.zeros(1, 8, 8), torch.zeros(1, 8, 8)
     figure = contour_grid({"A": (blank, none, {"m": none})}, ["whole"])
