@@ -7,6 +7,7 @@ voxel that holds the candidate comes to lie at ``size // 2``; what lies outside 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from medfed.datamodules.readers.metaimage import Scan, open_scan
 from medfed.errors import ConfigError, DataError
 
 Patches = NDArray[np.int16]
+Box = tuple[list[int], list[int]]  # first voxel x, y, z, and one past the last
 SLAB_BYTES = 32 << 20  # at most so much of a scan at a time, unless one patch needs more
 
 
@@ -120,12 +122,18 @@ def extract(header: Path, candidates: Candidates, spec: PatchSpec) -> Patches:
     """
     scan = open_scan(header)
     centres = centre_voxels(scan, candidates)
+    first, last = _reach(spec, scan.spacing)
+    size, steps = (last - first + 1)[::-1].tolist(), spec.steps(scan.spacing)
     patches = np.empty((len(candidates), *spec.shape), dtype=np.int16)
     for slab in plan_slabs(scan, centres, spec):
         voxels = scan.read(slab.low.tolist(), slab.high.tolist())
-        for member in slab.members:
-            patches[member] = _cut(voxels, slab.low, centres[member], scan, spec)
-    return patches
+        begins = (centres[list(slab.members)] + first - slab.low)[:, ::-1]
+        for member, begin in zip(slab.members, begins.tolist(), strict=True):
+            block = _cut(voxels, begin, size, spec.pad_hu)
+            if spec.spacing is not None:
+                block = _resample(np.clip(block, *spec.window), first, spec.grid, steps)
+            patches[member] = block if len(spec.size) == 2 else block.transpose(1, 2, 0)[None]
+    return np.clip(patches, *spec.window, out=patches)
 
 
 def to_unit(patches: Patches, window: tuple[int, int]) -> NDArray[np.float32]:
@@ -193,28 +201,27 @@ def plan_slabs(scan: Scan, centres: NDArray[np.int64], spec: PatchSpec) -> Itera
     first, last = _reach(spec, scan.spacing)
     lows = np.maximum(centres + first, 0)
     highs = np.minimum(centres + last + 1, scan.size)
-    group: list[int] = []
-    for member in np.argsort(lows[:, scan.slow_axis], kind="stable").tolist():
-        if group and not _fits(scan, lows[[*group, member]], highs[[*group, member]]):
-            yield _slab(lows, highs, group)
-            group = []
-        group.append(member)
-    if group:
-        yield _slab(lows, highs, group)
-
-
-def _slab(lows: NDArray[np.int64], highs: NDArray[np.int64], group: list[int]) -> Slab:
-    return Slab(lows[group].min(axis=0), highs[group].max(axis=0), tuple(group))
-
-
-def _fits(scan: Scan, lows: NDArray[np.int64], highs: NDArray[np.int64]) -> bool:
-    """Whether the last box still joins the others."""
     z = scan.slow_axis
-    if lows[-1, z] >= highs[:-1, z].max():
-        return False
-    size = highs.max(axis=0) - lows.min(axis=0)
-    size[scan.axes.index(0)] = scan.file_size[0]  # rows are read whole
-    return int(size.prod()) * 2 <= SLAB_BYTES
+    order = np.argsort(lows[:, z], kind="stable").tolist()
+    group: list[int] = []
+    box: Box = ([], [])
+    # In plain numbers: a scan with all its candidates has hundreds of patches.
+    for member, low, high in zip(order, lows[order].tolist(), highs[order].tolist(), strict=True):
+        wider = ([*map(min, box[0], low)], [*map(max, box[1], high)]) if group else (low, high)
+        if group and (low[z] >= box[1][z] or _num_bytes(scan, wider) > SLAB_BYTES):
+            yield Slab(np.array(box[0]), np.array(box[1]), tuple(group))
+            group, wider = [], (low, high)
+        group.append(member)
+        box = wider
+    if group:
+        yield Slab(np.array(box[0]), np.array(box[1]), tuple(group))
+
+
+def _num_bytes(scan: Scan, box: Box) -> int:
+    """What reading a box takes: rows are read whole."""
+    size = [high - low for low, high in zip(*box, strict=True)]
+    size[scan.axes.index(0)] = scan.file_size[0]
+    return 2 * math.prod(size)
 
 
 def _reach(
@@ -226,19 +233,17 @@ def _reach(
     return -np.ceil(before).astype(np.int64), np.ceil(after).astype(np.int64)
 
 
-def _cut(
-    voxels: Patches, low: NDArray[np.int64], centre: NDArray[np.int64], scan: Scan, spec: PatchSpec
-) -> Patches:
-    """One patch, (C, h, w) or (1, h, w, d), from a slab (z, y, x) that begins at `low`."""
-    first, last = _reach(spec, scan.spacing)
-    begin, end = centre + first, centre + last + 1
-    inner, stop = np.maximum(begin, low), np.minimum(end, low + voxels.shape[::-1])
-    block = voxels[tuple(slice(a, b) for a, b in zip(inner - low, stop - low, strict=True))[::-1]]
-    air = np.stack([(inner - begin)[::-1], (end - stop)[::-1]], axis=1)
-    block = np.clip(np.pad(block, air, constant_values=spec.pad_hu), *spec.window)
-    if spec.spacing is not None:
-        block = _resample(block, first, spec.grid, spec.steps(scan.spacing))
-    return block if len(spec.size) == 2 else block.transpose(1, 2, 0)[None]
+def _cut(voxels: Patches, begin: Sequence[int], size: Sequence[int], pad_hu: int) -> Patches:
+    """The block of a slab that begins at `begin`, all (z, y, x), with air beyond the slab."""
+    ends = [b + s for b, s in zip(begin, size, strict=True)]
+    inner = [max(b, 0) for b in begin]
+    part = voxels[tuple(map(slice, inner, ends))]
+    if part.shape == tuple(size):
+        return part
+    block = np.full(size, pad_hu, dtype=np.int16)
+    starts = [i - b for i, b in zip(inner, begin, strict=True)]
+    block[tuple(slice(s, s + n) for s, n in zip(starts, part.shape, strict=True))] = part
+    return block
 
 
 def _resample(
