@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from medfed.errors import CheckpointError, ConfigError, did_you_mean
 from medfed.runs import Run, check_same_patients, differences, read_run, without_repeats
@@ -161,7 +161,7 @@ def method_names(runs: Sequence[Run]) -> list[str]:
     for run in runs:
         name = str(run.summary["algorithm"])
         keys = differing[name]
-        settings = dict.fromkeys(_setting(run, key, keys) for key in keys)
+        settings = dict.fromkeys(_setting(run, key, keys) for key in keys if _has(run, key))
         names.append(" ".join([name, *settings]))
     return names
 
@@ -192,11 +192,18 @@ def _setting(run: Run, key: str, keys: Sequence[str]) -> str:
     value = OmegaConf.select(run.config, key)
     text = f"{value:g}" if isinstance(value, float) else str(value)
     if leaf == "_target_":
-        return f"{parents[-1]}={text.split('.')[-1]}"
+        return f"{'.'.join(parents)}={text.split('.')[-1]}"
     rivals = [k for k in keys if k.split(".")[-1] == leaf]
     if any(OmegaConf.select(run.config, k) != value for k in rivals):
         leaf = ".".join([*parents[-1:], leaf])
     return f"{leaf}={text}"
+
+
+def _has(run: Run, key: str) -> bool:
+    """Whether a run has a setting at all: another codec has other keys."""
+    parent, _, leaf = key.rpartition(".")
+    section = OmegaConf.select(run.config, parent) if parent else run.config
+    return isinstance(section, DictConfig) and leaf in section
 
 
 def _listed(values: Sequence[object]) -> str:

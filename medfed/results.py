@@ -89,6 +89,14 @@ def summarise(experiment: Experiment, best: int | None, steps: dict[str, int]) -
         "bytes_by_part": {
             f"{d}/{p}": b for (d, p), b in ledger.totals("direction", "part").items()
         },
+        "savings": {
+            **{d: ledger.savings(direction=d) for d in ("up", "down")},
+            "both": ledger.savings(),
+        },
+        "savings_by_part": {
+            f"{d}/{p}": ledger.savings(direction=d, part=p)
+            for d, p in ledger.totals("direction", "part")
+        },
         "bytes_by_client": {
             c: {d: ledger.total(client=c, direction=d) for d in ("up", "down")} for c in test
         },
@@ -122,7 +130,24 @@ def print_summary(summary: dict[str, Any], folder: Path, console: Console | None
         total = [size(summary["bytes"][d]) for d in ("up", "down")] if row == "mean" else ["", ""]
         table.add_row(row, *values, "", *total)
     console.print(table)
+    console.print(sent_line(summary), highlight=False)
     console.print(f"Results and pictures: {folder}", soft_wrap=True, highlight=False)
+
+
+def sent_line(summary: dict[str, Any]) -> str:
+    """Says what travelled, and how many times less that is than with fp32.
+
+    Example:
+        >>> sent = {"bytes": {"up": 1_000_000, "down": 0}, "savings": {"up": 31.96, "down": 1.0}}
+        >>> sent_line(sent)
+        'Sent up 1.0 MB (32.0x less than fp32), down 0 B.'
+    """
+    parts = []
+    for direction, count in summary["bytes"].items():
+        factor = summary["savings"][direction]
+        note = f" ({factor:.1f}x less than fp32)" if round(factor, 1) != 1 else ""
+        parts.append(f"{direction} {size(count)}{note}")
+    return f"Sent {', '.join(parts)}."
 
 
 def wide_console() -> Console:

@@ -107,7 +107,7 @@ def read_run(folder: Path) -> Run:
 def differences(one: Run, other: Run) -> list[str]:
     """Returns the keys in which two configurations differ, seeds and run conditions left out."""
     changed = (c.split(": ")[0] for c in changed_keys(one.config, other.config, _NO_METHOD))
-    return [key for key in changed if key.split(".")[-1] != "seed"]
+    return [key for key in changed if key.split(".")[-1] not in ("seed", "_convert_")]
 
 
 def check_same_patients(runs: Sequence[Run]) -> None:

@@ -184,6 +184,33 @@ def test_double_precision(tmp_path, cohort_root):
         assert wide["clients"][client]["loss"] == pytest.approx(metrics["loss"], rel=1e-3)
 
 
+def test_lossy_codecs_and_what_they_save(tmp_path, capsys):
+    chosen = (
+        "codec.up=stc",
+        "codec.up.sparsity=0.2",
+        "codec.down=qsgd",
+        "channel.up.cer.gamma=0.1",
+    )
+    summary, experiment = run(tmp_path, *CLINICAL, "algorithm=fedavg", *chosen)
+    up = experiment.module.federation.channel.links["up"]
+    assert (type(up.codec).__name__, up.codec.sparsity, up.transform.gamma) == ("STC", 0.2, 0.1)
+    ledger = rows(tmp_path / "ledger.csv")
+    for direction in ("up", "down"):
+        sent, dense = (
+            sum(int(r[c]) for r in ledger if r["direction"] == direction)
+            for c in ("bytes", "dense")
+        )
+        assert summary["savings"][direction] == summary["savings_by_part"][f"{direction}/shared"]
+        assert summary["savings"][direction] == dense / sent > 1.3
+        assert (own[0]["bytes"] == own[0]["dense"]) == (direction == "down")
+    assert f"({summary['savings']['up']:.1f}x less than fp32)" in capsys.readouterr().out
+    state = experiment.module.federation.clients["hospital_0"].memory
+    assert [key.split("/")[0] for way in ("up", "down") for key in state[way]] == [
+        "residual",
+        "reference",
+    ]
+
+
 def test_bfloat16(tmp_path, cohort_root):
     small = (*imaging(cohort_root), "rounds=1", "algorithm=fedavg")
     rounded, _ = run(tmp_path / "bf16", *small, "trainer.precision=bf16-mixed")

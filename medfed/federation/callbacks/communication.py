@@ -8,7 +8,10 @@ from medfed.federation.module import FederatedModule
 
 
 class CommunicationLogger(pl.Callback):
-    """Logs the bytes of each round and of the run so far, by direction."""
+    """Logs, by direction, the bytes of each round and of the run so far, and what is saved.
+
+    ``bytes/up_savings`` is how many times fewer bytes the run has sent than fp32 would have.
+    """
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Logs the round that has closed."""
@@ -21,6 +24,7 @@ class CommunicationLogger(pl.Callback):
         metrics: dict[str, float] = {}
         for direction in ("up", "down"):
             metrics[f"bytes/{direction}_total"] = so_far.get((direction,), 0)
+            metrics[f"bytes/{direction}_savings"] = ledger.savings(direction=direction)
             metrics[f"bytes/{direction}"] = sum(e.bytes for e in latest if e.direction == direction)
         for name, value in pl_module.federation.server.get("diagnostics", {}).items():
             metrics[f"server/{name}"] = float(value)
