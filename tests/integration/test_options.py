@@ -196,10 +196,8 @@ def test_lossy_codecs_and_what_they_save(tmp_path, capsys):
     assert (type(up.codec).__name__, up.codec.sparsity, up.transform.gamma) == ("STC", 0.2, 0.1)
     ledger = rows(tmp_path / "ledger.csv")
     for direction in ("up", "down"):
-        sent, dense = (
-            sum(int(r[c]) for r in ledger if r["direction"] == direction)
-            for c in ("bytes", "dense")
-        )
+        own = [r for r in ledger if r["direction"] == direction]
+        sent, dense = (sum(int(r[c]) for r in own) for c in ("bytes", "dense"))
         assert summary["savings"][direction] == summary["savings_by_part"][f"{direction}/shared"]
         assert summary["savings"][direction] == dense / sent > 1.3
         assert (own[0]["bytes"] == own[0]["dense"]) == (direction == "down")
