@@ -56,7 +56,8 @@ class Federation:
         self.memory: dict[Direction, State] = {"up": {}, "down": {}}
         self.channel.seed = seed
         # No lossy codec may touch buffers; every client has the same model.
-        self.channel.buffers = next((c.split.buffers for c in self.clients.values()), frozenset())
+        for client in self.clients.values():
+            self.channel.buffers = client.split.buffers
 
     def to(self, device: torch.device) -> None:
         """Moves all states to a device."""
