@@ -1,4 +1,4 @@
-"""What ``scripts/prepare.py`` does: the cache of a data set, made once, ahead of training."""
+"""What ``scripts/prepare.py`` does, ahead of training: the cache, and a look at the clients."""
 
 from __future__ import annotations
 
@@ -6,17 +6,29 @@ import logging
 import shlex
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
+from medfed.cohort_report import print_clients, summarise_clients, to_csv
 from medfed.config import CONFIG_DIR, build
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.cache import Cached, Store
-from medfed.errors import ConfigError
+from medfed.errors import ConfigError, DataError
+from medfed.pictures import save_figures
+from medfed.run_folder import write_json, write_text
 
 _log = logging.getLogger(__name__)
 NOT_FOR_TRAINING = ("workers", "show", "folder")
+# Whose experiment fits data that have none of their own.
+LIKE = {
+    "brats_folder": "brats",
+    "brats_challenge": "brats",
+    "breast_cancer": "clinical",
+    "csv": "clinical",
+    "image_folder": "medmnist",
+}
 
 
 def prepare(config: DictConfig, overrides: Sequence[str] = ()) -> FederatedDataModule:
@@ -44,8 +56,41 @@ def prepare(config: DictConfig, overrides: Sequence[str] = ()) -> FederatedDataM
         _log.info("These data need no preparation: training reads them as they are.")
     if config.show:
         data.setup()
-    _log.info("Train on them: %s", train_command(overrides))
+        saved = show(data, Path(config.folder))
+        _log.info("Clients and pictures: %s", saved.parent)
+        _log.info("These clients again: %s", train_command(overrides, saved))
+    else:
+        _log.info("Train on them: %s", train_command(overrides))
     return data
+
+
+def show(data: FederatedDataModule, folder: Path) -> Path:
+    """Prints what every client would get, and writes the record, the table and the pictures.
+
+    Args:
+        data: A data module that is set up.
+        folder: Where to: ``splits.json``, ``clients.csv`` and ``pictures``.
+
+    Returns:
+        The record, which ``partition=saved`` takes.
+
+    Raises:
+        DataError: If the folder cannot be written.
+    """
+    from medfed.cohort_pictures import draw_cohort  # late: draws, and imports, for a while
+
+    clients = summarise_clients(data)
+    print_clients(clients, data.class_names)
+    figures = draw_cohort(data, clients)
+    try:
+        write_text(folder / "clients.csv", to_csv(clients, data.class_names))
+        save_figures(folder / "pictures", figures)
+        write_json(folder / "splits.json", data.splits())
+    except OSError as error:
+        raise DataError(
+            f"Cannot write {folder} ({error.strerror}); make room, or set folder to another place."
+        ) from error
+    return folder / "splits.json"
 
 
 def check(config: DictConfig) -> None:
@@ -120,21 +165,32 @@ def megabytes(count: float) -> str:
     return f"{count / 1e6:,.1f} MB"
 
 
-def train_command(overrides: Sequence[str]) -> str:
+def train_command(overrides: Sequence[str], saved: Path | None = None) -> str:
     """Names the command that trains on the prepared data.
 
     Args:
         overrides: What was typed to prepare them.
+        saved: A record of clients to take, instead of making them anew by a partition.
 
     Returns:
-        A command for the shell, with the data's own experiment where there is one.
+        A command for the shell, with an experiment that fits the data.
 
     Example:
         >>> train_command(["data=brats", "data.path=/data/brats", "workers=2"])
         'python scripts/train.py experiment=brats_pfednet data=brats data.path=/data/brats'
+        >>> train_command(["data=digits", "partition=shards"], Path("a/splits.json"))
+        'python scripts/train.py experiment=digits_pfednet data=digits partition=saved \
+partition.file=a/splits.json'
     """
-    kept = [o for o in overrides if o.lstrip("+~").split("=")[0] not in NOT_FOR_TRAINING]
+    kept = [o for o in overrides if _key(o) not in NOT_FOR_TRAINING]
+    if saved is not None:
+        kept = [o for o in kept if _key(o).split(".")[0].split("@")[0] != "partition"]
+        kept += ["partition=saved", f"partition.file={saved}"]
     name = next((o.removeprefix("data=") for o in kept if o.startswith("data=")), "luna16")
-    experiment = CONFIG_DIR / "experiment" / f"{name}_pfednet.yaml"
+    experiment = CONFIG_DIR / "experiment" / f"{LIKE.get(name, name)}_pfednet.yaml"
     chosen = [f"experiment={experiment.stem}"] if experiment.is_file() else []
     return shlex.join(["python", "scripts/train.py", *chosen, *kept])
+
+
+def _key(override: str) -> str:
+    return override.lstrip("+~").split("=")[0]

@@ -81,7 +81,7 @@ def test_data_without_a_cache_need_nothing(caplog):
     with caplog.at_level(logging.INFO):
         prepare(load(["data=breast_cancer"], "prepare"), ["data=breast_cancer"])
     assert "need no preparation" in caplog.text
-    assert "scripts/train.py data=breast_cancer" in caplog.text
+    assert "scripts/train.py experiment=clinical_pfednet data=breast_cancer" in caplog.text
 
 
 @pytest.mark.parametrize(
