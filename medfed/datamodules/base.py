@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,7 +118,7 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         patients = self.list_patients()
         self._patients = {p.id: p for p in patients}
         if len(self._patients) < len(patients):
-            twice = next(p.id for i, p in enumerate(patients) if p in patients[:i])
+            twice = Counter(p.id for p in patients).most_common(1)[0][0]
             raise DataError(f"Patient {twice} is listed twice; patient ids must be unique.")
         assigned = self.partition.assign(patients, self.seed)
         given = self.partition.splits(list(assigned))

@@ -1,5 +1,6 @@
 import json
 import os
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -205,6 +206,14 @@ def test_a_patient_at_two_clients_stops_the_run(make_brats):
 
     with pytest.raises(DataError, match=r"Patient BRATS_001 is in .* of a and again in .* of b"):
         make_brats(partition=Twice()).setup()
+
+
+def test_two_patients_of_one_name_stop_the_run(make_brats):
+    data = make_brats()
+    first, *others = data.list_patients()
+    data.list_patients = lambda: [first, *others, replace(first, centre="elsewhere")]
+    with pytest.raises(DataError, match="Patient BRATS_001 is listed twice"):
+        data.setup()
 
 
 @pytest.mark.skipif(not REAL.is_dir(), reason=f"the real sample is not at {REAL}")
