@@ -8,7 +8,7 @@ voxel that holds the candidate comes to lie at ``size // 2``; what lies outside 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from medfed.errors import ConfigError, DataError
 Patches = NDArray[np.int16]
 Box = tuple[list[int], list[int]]  # first voxel x, y, z, and one past the last
 SLAB_BYTES = 32 << 20  # at most so much of a scan at a time, unless one patch needs more
+SEEK_BYTES = 256 << 10  # a read of its own costs as much as so many bytes more in another
 
 
 @dataclass(frozen=True)
@@ -184,37 +185,58 @@ def centre_voxels(scan: Scan, candidates: Candidates) -> NDArray[np.int64]:
     return voxels
 
 
-def plan_slabs(scan: Scan, centres: NDArray[np.int64], spec: PatchSpec) -> Iterator[Slab]:
-    """Groups patches that need the same slices of the file, so that each slice is read once.
+def plan_slabs(scan: Scan, centres: NDArray[np.int64], spec: PatchSpec) -> list[Slab]:
+    """Groups patches that need the same part of the file.
 
-    A group ends where the next patch shares no slice with it, or where the slab would exceed
-    `SLAB_BYTES`: a scan is never held whole for the sake of its patches.
+    Patches either join wherever they share a slice, so that dense ones do not read it many times,
+    or only where a common slab is hardly larger than the parts, so that sparse cubes do not read
+    what lies between them: whichever costs less. No slab exceeds `SLAB_BYTES` unless one patch
+    does: a scan is never held whole for the sake of its patches.
 
     Args:
         scan: The scan.
         centres: (n, 3) voxels x, y, z.
         spec: What to cut.
 
-    Yields:
+    Returns:
         Slabs whose members together are all n patches.
     """
     first, last = _reach(spec, scan.spacing)
     lows = np.maximum(centres + first, 0)
     highs = np.minimum(centres + last + 1, scan.size)
-    z = scan.slow_axis
-    order = np.argsort(lows[:, z], kind="stable").tolist()
+    order = np.argsort(lows[:, scan.slow_axis], kind="stable")
+    # In plain numbers: a scan with all its candidates has hundreds of patches.
+    members = list(zip(order.tolist(), lows[order].tolist(), highs[order].tolist(), strict=True))
+    plans = [_join(scan, members, sparse) for sparse in (False, True)]
+    return min(plans, key=lambda plan: plan[0])[1]
+
+
+def _join(
+    scan: Scan, members: Sequence[tuple[int, list[int], list[int]]], sparse: bool
+) -> tuple[int, list[Slab]]:
+    """Joins boxes, sorted along the file's slices, to the slab before; returns cost and slabs."""
+    z, cost = scan.slow_axis, 0
+    slabs: list[Slab] = []
     group: list[int] = []
     box: Box = ([], [])
-    # In plain numbers: a scan with all its candidates has hundreds of patches.
-    for member, low, high in zip(order, lows[order].tolist(), highs[order].tolist(), strict=True):
-        wider = ([*map(min, box[0], low)], [*map(max, box[1], high)]) if group else (low, high)
-        if group and (low[z] >= box[1][z] or _num_bytes(scan, wider) > SLAB_BYTES):
-            yield Slab(np.array(box[0]), np.array(box[1]), tuple(group))
-            group, wider = [], (low, high)
-        group.append(member)
-        box = wider
+    size = 0
+    for member, low, high in members:
+        own = _num_bytes(scan, (low, high))
+        if group and low[z] < box[1][z]:
+            wider = ([*map(min, box[0], low)], [*map(max, box[1], high)])
+            joint = _num_bytes(scan, wider)
+            if joint <= (min(SLAB_BYTES, size + own + SEEK_BYTES) if sparse else SLAB_BYTES):
+                group.append(member)
+                box, size = wider, joint
+                continue
+        if group:
+            slabs.append(Slab(np.array(box[0]), np.array(box[1]), tuple(group)))
+            cost += size + SEEK_BYTES
+        group, box, size = [member], (low, high), own
     if group:
-        yield Slab(np.array(box[0]), np.array(box[1]), tuple(group))
+        slabs.append(Slab(np.array(box[0]), np.array(box[1]), tuple(group)))
+        cost += size + SEEK_BYTES
+    return cost, slabs
 
 
 def _num_bytes(scan: Scan, box: Box) -> int:

@@ -161,7 +161,7 @@ def test_slabs_cover_all_patches_once_and_stay_small(tmp_path, monkeypatch):
     rng = np.random.default_rng(1)
     points = candidates(image, rng.integers(0, [36, 40, 60], (80, 3)))
     scan = open_scan(save(tmp_path / "1.mhd", image))
-    slabs = list(plan_slabs(scan, centre_voxels(scan, points), SPECS["3-D"]))
+    slabs = plan_slabs(scan, centre_voxels(scan, points), SPECS["3-D"])
     assert sorted(m for slab in slabs for m in slab.members) == list(range(80))
     assert len(slabs) > 3
     for slab in slabs:
@@ -172,10 +172,27 @@ def test_a_few_patches_read_few_bytes_of_a_scan(tmp_path):
     image = image_of(noise((80, 128, 128)))  # 2.6 MB
     header = save(tmp_path / "1.mhd", image)
     points = candidates(image, [(20, 20, 5), (60, 60, 40), (61, 58, 40), (100, 100, 70)])
+    needed = 2 * 128 * (32 + 34 + 32)  # rows; the third patch overlaps the second
     used = read_bytes(lambda: extract(header, points, PatchSpec()))
-    needed = 2 * 128 * (32 + 34 + 32)
     assert needed <= used < needed + 20_000
     assert used < 0.02 * 2 * 80 * 128 * 128
+
+
+def test_sparse_cubes_do_not_read_what_lies_between_them(tmp_path):
+    image = image_of(noise((90, 256, 200)))  # 9.2 MB
+    header = save(tmp_path / "1.mhd", image)
+    points = candidates(image, [(20, 20, 40), (60, 230, 44), (60, 130, 50)])
+    used = read_bytes(lambda: extract(header, points, PatchSpec((32, 32, 32))))
+    needed = 2 * 200 * 32 * 32 * 3
+    assert needed <= used < needed + 20_000
+
+
+def test_dense_patches_read_no_slice_many_times(tmp_path):
+    image = image_of(noise((80, 128, 128)))
+    header = save(tmp_path / "1.mhd", image)
+    places = np.random.default_rng(0).integers(0, [128, 128, 80], (300, 3))
+    used = read_bytes(lambda: extract(header, candidates(image, places), PatchSpec((32, 32, 32))))
+    assert used < 1.2 * 2 * 80 * 128 * 128  # apart, they would read ten times as much
 
 
 @pytest.mark.parametrize("stem", ["mha", "zraw", "float", "uint8", "msb"])

@@ -44,7 +44,7 @@ def read_points(path: Path, last: str) -> Points:
         last: Name of the further column: ``class`` or ``diameter_mm``.
 
     Returns:
-        The points; 750,000 rows take about two seconds.
+        The points; the 754,975 rows of ``candidates_V2.csv`` take some three seconds.
 
     Raises:
         DataError: Naming the row and column that cannot be used.
