@@ -17,7 +17,23 @@ RULE = (
 def subsample(
     points: Points, usable: NDArray[np.bool_], ratio: float | None, seed: int
 ) -> NDArray[np.bool_]:
-    """(n,) bool: which candidates are kept; see `Luna16Reader`."""
+    """Chooses candidates; see `readers.luna16.Luna16Reader`.
+
+    Args:
+        points: n candidates, whose value is 1 for nodules.
+        usable: (n,) bool, whether a candidate's scan is there; nodules are counted among these.
+        ratio: Other candidates per nodule; None keeps all.
+        seed: Seed of the choice.
+
+    Returns:
+        (n,) bool.
+
+    Example:
+        >>> value = np.array([1.0, 0.0, 0.0, 0.0, 0.0])
+        >>> points = Points(("1.2",), np.zeros(5, int), np.zeros((5, 3)), value, np.arange(1, 6))
+        >>> subsample(points, np.ones(5, bool), 2.0, seed=0).sum()
+        np.int64(3)
+    """
     positive = points.value == 1
     if ratio is None:
         return np.ones(len(positive), dtype=bool)
