@@ -121,6 +121,7 @@ def test_the_experiment_trains_on_the_prepared_patches(tmp_path):
         *settings,
         "partition=centre",
         "rounds=1",
+        "evaluation.every=1",
         "local.steps=2",
         "model.network.block_config=[1,1,1]",
         "logger=none",
