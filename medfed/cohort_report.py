@@ -108,7 +108,7 @@ def count_labels(block: Block, num_classes: int) -> tuple[Tensor, int]:
     Example:
         >>> count_labels({"label": torch.tensor([0, 2, 2])}, 3)
         (tensor([1, 0, 2]), 3)
-        >>> count_labels({"label": torch.tensor([[[0, 1], [1, 1]]])}, 1)
+        >>> count_labels({"label": torch.tensor([[[[0, 1], [1, 1]]]])}, 1)
         (tensor([3]), 4)
     """
     label = _label_of(block)

@@ -179,7 +179,7 @@ def _empty(names: Sequence[str], count: int, strips: int) -> tuple[Figure, Axes]
     size = (count * _pitch(strips) * inch + beside, len(names) * _STEP * inch + 0.9)
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots()
-    axes.set_aspect("equal")
+    axes.set(aspect="equal", anchor="E")
     return figure, axes
 
 

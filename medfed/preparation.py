@@ -81,8 +81,9 @@ def show(data: FederatedDataModule, folder: Path) -> Path:
 
     clients = summarise_clients(data)
     print_clients(clients, data.class_names)
-    figures = draw_cohort(data, clients)
     try:
+        folder.mkdir(parents=True, exist_ok=True)
+        figures = draw_cohort(data, clients)
         write_text(folder / "clients.csv", to_csv(clients, data.class_names))
         save_figures(folder / "pictures", figures)
         write_json(folder / "splits.json", data.splits())

@@ -1,0 +1,213 @@
+"""``scripts/prepare.py show=true``: what it counts, draws and writes, and its use again."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import logging
+from collections import Counter
+
+import nibabel as nib
+import numpy as np
+import pytest
+import torch
+from matplotlib.colors import to_hex
+from matplotlib.image import imread
+from matplotlib.patches import Rectangle
+from rich.console import Console
+
+from medfed.cohort_pictures import client_bars, feature_means, intensities
+from medfed.cohort_report import print_clients, summarise_clients
+from medfed.cohort_sheet import class_colours, contact_sheet
+from medfed.config import load
+from medfed.datamodules.client_data import SPLITS
+from medfed.errors import DataError
+from medfed.preparation import prepare
+from tests.integration.runs import left_in
+
+BRATS = (
+    "data=brats",
+    "data.generated.hospitals=2",
+    "data.generated.patients=4",
+    "data.generated.shape=[32,32,8]",
+    "data.val_fraction=0.25",
+    "data.test_fraction=0.25",
+    "data.patch_size=[16,16]",
+    "data.patches_per_patient=4",
+)
+LUNA = (
+    "data=luna16",
+    "data.generated.hospitals=2",
+    "data.generated.patients=4",
+    "data.generated.shape=[48,48,24]",
+    "data.generated.lookalikes=8",
+    "data.generated.seed=1",
+    "data.patches.size=[16,16]",
+)
+
+
+@pytest.fixture(scope="module")
+def show(cohort_root, tmp_path_factory):
+    """Prepares small data and shows them; returns the data module and the folder."""
+
+    def run(*overrides, folder=None):
+        folder = folder or tmp_path_factory.mktemp("show") / "prepare"
+        root = [] if "data=breast_cancer" in overrides else [f"data.root={cohort_root}"]
+        config = load([*overrides, *root, "show=true", "workers=1", f"folder={folder}"], "prepare")
+        return prepare(config, overrides), folder
+
+    return run
+
+
+def table(folder):
+    """The lines of clients.csv by client and split."""
+    lines = csv.DictReader((folder / "clients.csv").read_text().splitlines())
+    return {(line["client"], line["split"]): line for line in lines}
+
+
+def is_drawn(path):
+    """Whether a picture has more than its background."""
+    pixels = imread(path)[..., :3]
+    return (np.abs(pixels - pixels[0, 0]).max(axis=-1) > 0.1).mean() > 0.01
+
+
+def test_counts_of_scans_are_those_of_the_csv(show):
+    data, folder = show(*LUNA, "data.reader.negatives_per_positive=null")
+    rows = list(csv.DictReader(io.StringIO((data.reader.path / "candidates.csv").read_text())))
+    expected = Counter((row["seriesuid"], int(row["class"])) for row in rows)
+    found, splits = table(folder), json.loads((folder / "splits.json").read_text())
+    for client, parts in splits["clients"].items():
+        for split, series in parts.items():
+            line = found[client, split]
+            assert int(line["patients"]) == len(series)
+            for k, name in enumerate(("non-nodule", "nodule")):
+                assert int(line[f"label {name}"]) == sum(expected[s, k] for s in series)
+            assert int(line["samples"]) == sum(n for (s, _), n in expected.items() if s in series)
+    assert sum(int(line["samples"]) for line in found.values()) == len(rows)
+    assert splits == json.loads(json.dumps(data.splits()))
+    assert left_in(folder) == [
+        "clients.csv",
+        "pictures/clients.png",
+        "pictures/intensities.png",
+        "pictures/patches.png",
+        "splits.json",
+    ]
+    assert all(is_drawn(path) for path in (folder / "pictures").iterdir())
+
+
+def test_counts_of_voxels_are_those_of_the_masks(show):
+    regions = "data.reader.regions=[whole,enhancing]"
+    data, folder = show(*BRATS, regions, "partition=channel_missing")
+    found = table(folder)
+    for client, plan in data.plans.items():
+        masks = [
+            np.asarray(nib.load(data._patients[i].files["label"]).dataobj)
+            for i in plan.patients["val"]
+        ]
+        line = found[client, "val"]
+        assert int(line["label whole"]) == sum(int((mask > 0).sum()) for mask in masks)
+        assert int(line["label enhancing"]) == sum(int((mask == 3).sum()) for mask in masks)
+        assert int(line["units"]) == int(line["samples"]) * 32 * 32
+        assert len(line["channels"].split()) == 3
+
+
+@pytest.mark.parametrize("dims", [2, 3])
+def test_the_sheet_leaves_out_missing_channels_and_marks_regions(show, dims):
+    volumes = ("data.spatial_dims=3", "data.patch_size=[16,16,8]") if dims == 3 else ()
+    data, _ = show(*BRATS, *volumes, "partition=channel_missing")
+    figure = contact_sheet(data)
+    (axes,) = figure.axes
+    empty = [p for p in axes.patches if isinstance(p, Rectangle) and p.get_linestyle() == ":"]
+    assert len(empty) == 2 * 3  # clients, samples of each
+    assert len(axes.images) == 2 * 3 * 3  # and channels that they have
+    assert axes.collections  # contours
+    assert [t.get_text() for t in axes.get_yticklabels()] == ["hospital_0", "hospital_1"]
+
+
+def test_the_sheet_frames_samples_in_the_colour_of_their_class(show):
+    data, _ = show(*LUNA)
+    (axes,) = contact_sheet(data).axes
+    frames = [to_hex(p.get_edgecolor()).upper() for p in axes.patches]
+    assert len(frames) == len(axes.images) == 2 * 12
+    assert set(frames) == set(class_colours(2))
+    again = [i.get_array() for i in contact_sheet(data).axes[0].images]
+    for image, other in zip(axes.images, again, strict=True):
+        assert np.array_equal(image.get_array(), other)
+    pool = data.clients["hospital_0"].samples(torch.arange(data.clients["hospital_0"].num_samples))
+    shown = torch.from_numpy(np.asarray(axes.images[0].get_array(), dtype=np.float32))
+    (place,) = (pool["image"][:, 0] == shown).flatten(1).all(dim=1).nonzero()[0].tolist()
+    assert frames[0] == class_colours(2)[int(pool["label"][place])]
+
+
+@pytest.mark.parametrize("slices", ["data.patches.slices=3", "data.patches.size=[12,12,6]"])
+def test_slabs_and_cubes_are_drawn(show, slices):
+    _, folder = show(*LUNA, slices)
+    assert all(is_drawn(path) for path in (folder / "pictures").iterdir())
+
+
+def test_a_saved_partition_brings_back_the_same_samples(show, caplog):
+    wrapped = ("partition=site_effect", "partition@partition.assignment=label_imbalance")
+    with caplog.at_level(logging.INFO):
+        data, folder = show(*LUNA, *wrapped, "partition.assignment.num_clients=2", "seed=3")
+    line = next(r for r in caplog.messages if r.startswith("These clients again: "))
+    assert line.endswith(f"seed=3 partition=saved partition.file={folder / 'splits.json'}")
+    saved = ("partition=saved", f"partition.file={folder / 'splits.json'}")
+    again, other = show(*LUNA, *saved, "seed=3")
+    assert (folder / "clients.csv").read_text() == (other / "clients.csv").read_text()
+    assert "gamma" in (folder / "clients.csv").read_text()
+    for client, held in data.clients.items():
+        for split in SPLITS:
+            batches = held.eval_batches(split), again.clients[client].eval_batches(split)
+            for one, two in zip(*batches, strict=True):
+                assert all(torch.equal(one[key], two[key]) for key in one)
+
+
+def test_tables_show_how_features_differ(show):
+    data, folder = show("data=breast_cancer", "partition=label_imbalance")
+    assert is_drawn(folder / "pictures" / "features.png")
+    assert contact_sheet(data) is None
+    rows = [client.train["image"].double().numpy() for client in data.clients.values()]
+    pooled = np.concatenate(rows)
+    expected = (rows[1].mean(0) - pooled.mean(0)) / pooled.std(0)
+    drawn = feature_means(data).axes[0].images[0].get_array()
+    np.testing.assert_allclose(drawn[1], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_twenty_clients_with_ten_classes():
+    data = prepare(load(["data=digits", "partition=label_groups"], "prepare"))
+    data.setup()
+    clients = summarise_clients(data)
+    console = Console(record=True, width=140, file=io.StringIO())
+    print_clients(clients, data.class_names, console)
+    text = console.export_text()
+    assert "group_3_hospital_4" in text
+    assert "8: 20, 9: 22" in text
+    assert "1,097 / 350 / 350" in text
+    bars = client_bars(clients, data).axes[1].patches
+    assert sum(bar.get_width() for bar in bars) == 1097
+    assert {text.get_text() for text in contact_sheet(data).axes[0].texts} == set("0123456789")
+    rows = intensities(data).axes[0].get_yticklabels()
+    assert [row.get_text() for row in rows] == list(data.clients)
+
+
+def test_one_class_and_tiny_clients_are_noted(show, tmp_path, caplog):
+    lines = ["age,outcome,place"]
+    lines += [f"{n},{int(n % 2)},Basel" for n in range(9)]
+    lines += [f"{n},1,Bern" for n in range(5)] + ["3,0,Chur", "4,1,Chur"]
+    path = tmp_path / "table.csv"
+    path.write_text("\n".join(lines) + "\n")
+    settings = ("data=csv", f"data.path={path}", "data.label=outcome", "data.centre=place")
+    folder = tmp_path / "shown"
+    prepare(load([*settings, "show=true", f"folder={folder}"], "prepare"))
+    notes = {client: line["notes"] for (client, _), line in table(folder).items()}
+    assert notes["Basel"] == ""
+    assert notes["Bern"] == "only 1"
+    assert notes["Chur"].startswith("trains on one patient; no val data")
+    assert "Client Bern trains on a single class." in caplog.messages
+
+
+def test_a_folder_that_cannot_be_written(show, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match=r"Cannot write .*file/x \(Not a directory\); make room"):
+        show("data=digits", "partition=round_robin", folder=tmp_path / "file" / "x")
