@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from medfed.errors import NonFiniteError
+from medfed.errors import MedfedError, NonFiniteError
 from medfed.federation.codecs import Codec
 from medfed.federation.ledger import Direction
 from medfed.federation.link import Link
@@ -112,7 +112,8 @@ class Channel:
             The packet, and what the sender remembers if it is sent.
 
         Raises:
-            NonFiniteError: If a tensor or scalar holds NaN or infinity; it is named.
+            NonFiniteError: If a tensor or scalar holds NaN or infinity, or numbers that a lossy
+                codec cannot hold; it is named.
         """
         parts, after = {}, dict(memory or {})
         for part, tensors in message.parts.items():
@@ -185,7 +186,12 @@ class Channel:
             if again := [s for s in same if s.draw == draw]:
                 return again[0]
             rng = np.random.default_rng(draw)
-        encoded, after = encode_part(tensors, kind, link, self.buffers, before, rng, flat)
+        try:
+            encoded, after = encode_part(tensors, kind, link, self.buffers, before, rng, flat)
+        except MedfedError:
+            raise
+        except ValueError as error:  # finite, but beyond what fp32 or a sum can hold
+            raise NonFiniteError(f"{part} cannot be coded: {str(error).rstrip('.')}") from error
         sent = _Sent(tensors, kind, before, draw, encoded, after)
         if direction == "down":
             self._encoded[part] = [*known, sent]

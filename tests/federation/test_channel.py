@@ -15,6 +15,7 @@ from medfed.federation.link import Link
 from medfed.federation.message import Message
 from medfed.federation.packet import EncodedPart, Packet
 from medfed.federation.reference import run_reference
+from medfed.personalize.cer import CER
 from medfed.personalize.fedavg import FedAvg
 from tests.toys import toy_federation
 
@@ -226,6 +227,15 @@ def test_a_message_that_cannot_be_sent_changes_no_memory() -> None:
         channel.encode(Message("fit", bad, kinds={"shared": "update"}), "up", memory=memory)
     assert list(memory) == list(kept)
     assert all(torch.equal(t, kept[name]) for name, t in memory.items())
+
+
+def test_numbers_beyond_a_codec_are_named() -> None:
+    huge = Message("fit", {"shared": {"w": torch.tensor([1.0, 1e300], dtype=torch.float64)}})
+    with pytest.raises(NonFiniteError, match=r"shared cannot be coded: Element 1 is 1e\+300"):
+        lossy().encode(huge, "up")
+    updates = Message("fit", huge.parts, kinds={"shared": "update"})
+    with pytest.raises(NonFiniteError, match="shared cannot be coded"):
+        lossy(cer=CER(gamma=0.1)).encode(updates, "up")
 
 
 def test_draws_depend_on_the_place_and_on_nothing_else() -> None:
