@@ -33,10 +33,10 @@ from medfed.federation.collect import rank
 from medfed.federation.federation import Federation
 from medfed.federation.local_client import LocalClient
 from medfed.federation.module import FederatedModule
-from medfed.federation.seeding import derive_seed
 from medfed.federation.training import LocalTrainer
 from medfed.models.task import TaskModule
 from medfed.run_folder import open_folder
+from medfed.tasks import build_task
 
 _log = logging.getLogger(__name__)
 PRECISIONS = ("32-true", "bf16-mixed", "64-true", "32", "bf16", "64")
@@ -79,8 +79,7 @@ def prepare(config: DictConfig) -> tuple[FederatedDataModule, TaskModule]:
         for key, value in facts.items():
             if config[key] is None:
                 config[key] = list(value) if isinstance(value, tuple) else value
-    torch.manual_seed(derive_seed(config.seed, "initial weights"))
-    task: TaskModule = build(config.model)
+    task = build_task(config)
     if str(config.trainer.precision).startswith("64"):
         task.double()
     try_model(task, data)

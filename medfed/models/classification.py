@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from medfed.errors import ConfigError, did_you_mean
 from medfed.models.losses import focal_loss
 from medfed.models.metrics import ClassificationMeter
+from medfed.models.networks.canonical import Activation
 from medfed.models.task import TaskModule
 
 _LOSSES = ("cross_entropy", "focal")
@@ -40,6 +41,8 @@ class ClassificationTask(TaskModule):
     Raises:
         ConfigError: If the loss is unknown or the number of weights is not K.
     """
+
+    activation: ClassVar[Activation] = "softmax"
 
     def __init__(
         self,

@@ -38,7 +38,8 @@ class RiskTask(ClassificationTask):
         loss = super().loss(batch)
         if self.l2 == 0:
             return loss
-        weights = (w for name, w in self.network.named_parameters() if not name.endswith("bias"))
-        for weight in weights:
-            loss = loss + self.l2 / 2 * weight.square().sum()
+        for name, weight in self.network.named_parameters():
+            # The memberships of a canonical model are mixing proportions.
+            if not name.endswith(("bias", "membership")):
+                loss = loss + self.l2 / 2 * weight.square().sum()
         return loss

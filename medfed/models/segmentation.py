@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from matplotlib.figure import Figure
 from monai.inferers import sliding_window_inference
@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from medfed.errors import ConfigError
 from medfed.models.losses import dice_bce_loss
 from medfed.models.metrics import SegmentationMeter
+from medfed.models.networks.canonical import Activation
 from medfed.models.pictures import Case, contour_grid
 from medfed.models.task import Batch, TaskModule
 
@@ -44,6 +45,8 @@ class SegmentationTask(TaskModule):
     Raises:
         ConfigError: If there is no region, or the overlap or the threshold is outside [0, 1).
     """
+
+    activation: ClassVar[Activation] = "sigmoid"
 
     def __init__(
         self,

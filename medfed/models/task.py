@@ -10,7 +10,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import pytorch_lightning as pl
 import torch
@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from medfed.errors import ConfigError, did_you_mean
 from medfed.models.networks import default_personal
+from medfed.models.networks.canonical import Activation
 
 Batch = Mapping[str, Tensor]
 """``image`` and ``label``, and where they apply ``channels`` and ``case``."""
@@ -56,6 +57,7 @@ class TaskModule(pl.LightningModule):
     network: nn.Module
     personal: tuple[str, ...]
     selection: tuple[str, str]
+    activation: ClassVar[Activation] = "identity"  # what makes probabilities of the logits
 
     def __init__(
         self,

@@ -19,6 +19,7 @@ from __future__ import annotations
 from monai.networks.nets import BasicUNet, DenseNet, UNet
 from torch import nn
 
+from medfed.models.networks.canonical import Canonical
 from medfed.models.networks.common import count_parameters
 from medfed.models.networks.densenet import densenet121, densenet_bc
 from medfed.models.networks.logistic import LogisticRegression, logistic_regression
@@ -26,6 +27,7 @@ from medfed.models.networks.small_cnn import SmallCNN, small_cnn
 from medfed.models.networks.unet import basic_unet, unet
 
 __all__ = [
+    "Canonical",
     "LogisticRegression",
     "SmallCNN",
     "basic_unet",
@@ -47,7 +49,8 @@ def default_personal(network: nn.Module) -> tuple[str, ...]:
 
     Returns:
         ``fnmatch`` patterns on names relative to ``network``: the classifier of a DenseNet or a
-        small CNN, the up-sampling path and output layer of a U-Net, all of a logistic regression.
+        small CNN, the up-sampling path and output layer of a U-Net, all of a logistic regression,
+        the membership vector of a canonical model.
         An empty tuple (nothing personal) for other networks.
 
     Example:
@@ -56,6 +59,8 @@ def default_personal(network: nn.Module) -> tuple[str, ...]:
         >>> default_personal(unet(2, 1, 1, channels=(4, 8, 16), strides=(2, 2)))
         ('model.2.*', 'model.1.submodule.2.*')
     """
+    if isinstance(network, Canonical):
+        return ("membership",)
     if isinstance(network, LogisticRegression):
         return ("*",)
     if isinstance(network, SmallCNN):

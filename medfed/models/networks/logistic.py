@@ -13,17 +13,19 @@ class LogisticRegression(nn.Module):
 
     The logit of class 0 is fixed at zero, so two classes need one weight per feature, and the
     coefficients are identified (a softmax over free logits has a direction that changes nothing).
-    All coefficients start at zero: the problem is convex, and clients then start as equals.
+    All coefficients start at zero: the problem is convex, and clients then start as equals. The
+    instances of a canonical model must start apart, which a ``spread`` makes them do.
 
     Args:
         in_channels: Number of features F.
         out_channels: Number of classes K, at least 2.
+        spread: Coefficients start uniformly in [-spread, spread].
 
     Shapes:
         ``(B, F)`` to ``(B, K)`` logits. Parameters: ``linear.weight (K-1, F)``, ``linear.bias``.
 
     Raises:
-        ConfigError: If there are fewer than two classes.
+        ConfigError: If there are fewer than two classes, or the spread is negative.
 
     Example:
         >>> net = LogisticRegression(in_channels=30, out_channels=2)
@@ -31,13 +33,15 @@ class LogisticRegression(nn.Module):
         (torch.Size([4, 2]), ['linear.weight', 'linear.bias'])
     """
 
-    def __init__(self, in_channels: int, out_channels: int = 2) -> None:
+    def __init__(self, in_channels: int, out_channels: int = 2, spread: float = 0.0) -> None:
         super().__init__()
         if out_channels < 2:
             raise ConfigError(f"Logistic regression needs out_channels >= 2, not {out_channels}.")
         self.linear = nn.Linear(in_channels, out_channels - 1)
-        nn.init.zeros_(self.linear.weight)
-        nn.init.zeros_(self.linear.bias)
+        if not spread >= 0:
+            raise ConfigError(f"spread must not be negative, not {spread}.")
+        for coefficients in self.linear.parameters():
+            nn.init.uniform_(coefficients, -spread, spread)
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns the logits ``(B, K)`` of features ``(B, F)``."""
@@ -45,12 +49,14 @@ class LogisticRegression(nn.Module):
         return torch.cat([torch.zeros_like(free[:, :1]), free], dim=1)
 
 
-def logistic_regression(in_channels: int, out_channels: int = 2) -> LogisticRegression:
-    """Builds :class:`LogisticRegression` on ``in_channels`` features for ``out_channels`` classes.
+def logistic_regression(
+    in_channels: int, out_channels: int = 2, spread: float = 0.0
+) -> LogisticRegression:
+    """Builds :class:`LogisticRegression`; arguments and errors are those of the class.
 
     Example:
         >>> from medfed.models.networks import count_parameters
         >>> count_parameters(logistic_regression(30))
         31
     """
-    return LogisticRegression(in_channels, out_channels)
+    return LogisticRegression(in_channels, out_channels, spread)

@@ -1,0 +1,262 @@
+"""Canonical models: K instances of a part of any network, mixed by a membership vector.
+
+PPFL (one of the project's source papers), its two architectures, with r the network, theta_k the
+instances of the canonical part, c the membership vector in the simplex:
+
+=============  ==============================  ==============================================
+``outputs``    sum_k c_k r(theta_k)            probabilities are mixed: of classes by softmax,
+                                               of regions by sigmoid, outputs as they are else
+``parameters`` r(sum_k c_k theta_k)            one network, whose part is the mixture
+=============  ==============================  ==============================================
+
+A mixture of probabilities is returned as log-probabilities or logits, so that losses and metrics
+stay as they are. They normalise what they get: off the simplex the loss is that of c / sum c, and
+its gradient differs from that of the plain mixture by a multiple of the all-ones vector, which no
+step on the simplex notices.
+
+The instances are built independently. Copies of one part would have equal gradients for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import logsigmoid
+
+from medfed.errors import ConfigError, did_you_mean
+from medfed.models.networks.parts import part_roots, place, remainder, take
+
+Mix = Literal["outputs", "parameters"]
+Activation = Literal["identity", "softmax", "sigmoid"]
+MIXES = ("outputs", "parameters")
+ACTIVATIONS = ("identity", "softmax", "sigmoid")
+
+
+class Canonical(nn.Module):
+    """A network of which a part exists K times.
+
+    What is not canonical is computed once per batch, however many instances there are, as long as
+    it gets the same input: the features of a classifier, the contracting path of a U-Net.
+
+    Args:
+        networks: K networks of one architecture, built independently. The first one gives the
+            common part, each gives its instance of the canonical part; they are taken apart.
+        parts: Patterns of the canonical part's names, such as ``class_layers.*``; whole layers.
+        mix: What is mixed.
+        activation: Of ``outputs``: what makes probabilities of the network's outputs.
+
+    Shapes:
+        As the network's. Parameters: ``membership (K,)``, ``common.*``, ``canonical.k.*``.
+
+    Raises:
+        ConfigError: If the patterns match nothing or half a layer, a value is unknown, or two
+            instances are equal.
+
+    Example:
+        >>> nets = [nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2)) for _ in range(2)]
+        >>> net = Canonical(nets, ["2.*"])
+        >>> [name for name, _ in net.named_parameters()][:3]
+        ['membership', 'common.0.weight', 'common.0.bias']
+        >>> net(torch.ones(4, 2)).exp().sum(1)
+        tensor([1., 1., 1., 1.], grad_fn=<SumBackward1>)
+    """
+
+    membership: nn.Parameter
+
+    def __init__(
+        self,
+        networks: Sequence[nn.Module],
+        parts: Sequence[str],
+        mix: Mix = "outputs",
+        activation: Activation = "softmax",
+    ) -> None:
+        super().__init__()
+        _check(networks, mix, activation)
+        self.mix = mix
+        self.activation = activation
+        count = len(networks)
+        like = next(networks[0].parameters())
+        self.membership = nn.Parameter(torch.full((count,), 1 / count).to(like))
+        places = part_roots(networks[0], parts)
+        if places == [""]:  # the whole network: a box around it, so that it has a place, too
+            networks, places = [_Box(n) for n in networks], ["network"]
+        self.common = networks[0]
+        self.canonical = nn.ModuleList(_Part(take(n, places)) for n in networks)
+        self._names = places
+        self._places = [place(self.common, p) for p in places]
+        self._fixed = list(remainder(self.common, places))
+        _check_distinct(self.canonical, parts)
+        if mix == "parameters":
+            for other in self.canonical[1:]:
+                _forget_buffers(other)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns the mixture for a batch: log-probabilities, logits or plain outputs."""
+        if self.mix == "parameters":
+            with self._instance(0):
+                output: Tensor = functional_call(self.common, self.mixed(), (x,))
+            return output
+        with _computed_once(self._fixed):
+            outputs = [self._output(k, x) for k in range(len(self.canonical))]
+        return mix_outputs(outputs, self.membership, self.activation)
+
+    def mixed(self) -> dict[str, Tensor]:
+        """Returns sum_k c_k theta_k under the names that it has within the network."""
+        found: dict[str, Tensor] = {}
+        for i, name in enumerate(self._names):
+            parts = [dict(_layers(k)[i].named_parameters()) for k in self.canonical]
+            for inner in parts[0]:
+                stacked = torch.stack([p[inner] for p in parts])
+                full = f"{name}.{inner}" if inner else name
+                found[full] = torch.tensordot(self.membership, stacked, dims=1)
+        return found
+
+    def _output(self, k: int, x: Tensor) -> Tensor:
+        with self._instance(k):
+            output: Tensor = self.common(x)
+        return output
+
+    @contextmanager
+    def _instance(self, k: int) -> Iterator[None]:
+        """Puts an instance where the canonical part belongs, for one pass."""
+        layers = _layers(self.canonical[k])
+        for (children, leaf), layer in zip(self._places, layers, strict=True):
+            children[leaf] = layer
+        try:
+            yield
+        finally:
+            for children, leaf in self._places:
+                children[leaf] = None
+
+
+class _Box(nn.Module):
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.network(x)
+        return output
+
+
+class _Part(nn.Module):
+    """The layers of one instance; a dot is no part of a module's name."""
+
+    def __init__(self, layers: dict[str, nn.Module]) -> None:
+        super().__init__()
+        for name, layer in layers.items():
+            self.add_module(name.replace(".", "_"), layer)
+            # The layers before are computed once, and all instances read what they gave.
+            for module in layer.modules():
+                if getattr(module, "inplace", False) is True:
+                    module.inplace = False  # type: ignore[assignment]
+
+
+def mix_outputs(outputs: Sequence[Tensor], membership: Tensor, activation: Activation) -> Tensor:
+    """Mixes K outputs, as probabilities unless the activation is the identity.
+
+    Args:
+        outputs: K tensors ``(B, ...)``; for ``softmax`` classes are axis 1.
+        membership: ``(K,)`` weights c, 0 or more.
+        activation: ``softmax``, ``sigmoid`` or ``identity``.
+
+    Returns:
+        A tensor like one output: the logarithm of the mixed class probabilities, the logit of the
+        mixed region probabilities, or the mixed outputs.
+
+    Example:
+        >>> outputs = [torch.tensor([[0.0, 0.0]]), torch.tensor([[9.0, 0.0]])]
+        >>> mix_outputs(outputs, torch.tensor([0.5, 0.5]), "softmax").exp()
+        tensor([[0.7499, 0.2501]])
+        >>> mix_outputs(outputs, torch.tensor([0.5, 0.5]), "identity")
+        tensor([[4.5000, 0.0000]])
+    """
+    stacked = torch.stack(list(outputs))
+    if activation == "identity":
+        mixture: Tensor = torch.tensordot(membership.to(stacked), stacked, dims=1)
+        return mixture
+    # The smallest number keeps the gradient of a membership finite that has underflowed to 0.
+    logs = (membership + torch.finfo(membership.dtype).tiny).log()
+    logs = logs.reshape(-1, *[1] * (stacked.ndim - 1))
+    if len(outputs) == 1:
+        return outputs[0] + logs[0]
+    if activation == "softmax":
+        return (stacked.log_softmax(2) + logs).logsumexp(0)
+    positive = (logsigmoid(stacked) + logs).logsumexp(0)
+    return positive - (logsigmoid(-stacked) + logs).logsumexp(0)
+
+
+def _layers(part: nn.Module) -> list[nn.Module]:
+    return list(part.children())
+
+
+@contextmanager
+def _computed_once(layers: Sequence[nn.Module]) -> Iterator[None]:
+    """Lets layers answer the same input again with what they gave before.
+
+    Beside saving time, dropout then is one draw for all instances, and BatchNorm counts a batch
+    once.
+    """
+    # An instance's own forward is found before that of its class.
+    kept = [(layer.__dict__, layer.__dict__.get("forward")) for layer in layers]
+    for layer in layers:
+        layer.__dict__["forward"] = _once(layer.forward)
+    try:
+        yield
+    finally:
+        for held, forward in kept:
+            if forward is None:
+                del held["forward"]
+            else:
+                held["forward"] = forward
+
+
+def _once(function: Callable[..., Any]) -> Callable[..., Any]:
+    seen: list[tuple[tuple[Any, ...], Any]] = []
+
+    def remembering(*inputs: Any) -> Any:
+        for known, output in seen:
+            if len(known) == len(inputs) and all(map(_is, known, inputs)):
+                return output
+        seen.append((inputs, function(*inputs)))
+        return seen[-1][1]
+
+    return remembering
+
+
+def _is(a: Any, b: Any) -> bool:
+    return a is b
+
+
+def _forget_buffers(part: nn.Module) -> None:
+    """Leaves statistics to the first instance: one network runs, whose part is a mixture."""
+    for module in part.modules():
+        for name in module._buffers:
+            module._buffers[name] = None
+
+
+def _check(networks: Sequence[nn.Module], mix: str, activation: str) -> None:
+    for name, value, known in (("mix", mix, MIXES), ("activation", activation, ACTIVATIONS)):
+        if value not in known:
+            raise ConfigError(
+                f"canonical.{name}={value!r} is unknown{did_you_mean(str(value), known)}; choose "
+                f"one of {', '.join(known)}."
+            )
+    if not networks:
+        raise ConfigError("canonical.count must be 1 or more.")
+
+
+def _check_distinct(instances: nn.ModuleList, parts: Sequence[str]) -> None:
+    flat = [torch.cat([p.detach().flatten() for p in i.parameters()]) for i in instances]
+    for k, one in enumerate(flat):
+        if any(torch.equal(one, other) for other in flat[:k]):
+            raise ConfigError(
+                f"The canonical instances of {', '.join(parts)} start as equals and would stay so; "
+                "choose a model that starts at random (a logistic regression does with "
+                "model.network.spread=0.1)."
+            )
