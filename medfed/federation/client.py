@@ -100,8 +100,16 @@ class Client(Protocol):
             NonFiniteError: If a loss is NaN or infinite; client, round and phase are named.
         """
 
-    def gradient(self, at: Mapping[str, Tensor], *, update: Update = "all") -> Tensors:
-        """Returns the mean gradient over one epoch at fixed entries, without a step."""
+    def gradient(
+        self, at: Mapping[str, Tensor], *, update: Update = "all", batches: int | None = None
+    ) -> Tensors:
+        """Returns the mean gradient over one epoch at fixed entries, without a step.
+
+        Args:
+            at: All entries, parameters and float buffers.
+            update: Of which part.
+            batches: Stop after this many batches; ``None`` for the whole epoch.
+        """
 
 
 def share_of(steps: int, index: int, parts: int) -> int:

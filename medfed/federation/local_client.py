@@ -99,9 +99,11 @@ class LocalClient:
         self.steps_done += steps
         return end
 
-    def gradient(self, at: Mapping[str, Tensor], *, update: Update = "all") -> Tensors:
+    def gradient(
+        self, at: Mapping[str, Tensor], *, update: Update = "all", batches: int | None = None
+    ) -> Tensors:
         """See :meth:`medfed.federation.client.Client.gradient`."""
-        return self.trainer.gradient(self.data, at, self._key(), update)
+        return self.trainer.gradient(self.data, at, self._key(), update, batches)
 
     def _key(self) -> tuple[str | int, ...]:
         self._calls += 1

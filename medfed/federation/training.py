@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -219,16 +220,20 @@ class LocalTrainer:
         return gradients
 
     def gradient(
-        self, data: ClientData, at: Mapping[str, Tensor], key: tuple[str | int, ...], update: Update
+        self,
+        data: ClientData,
+        at: Mapping[str, Tensor],
+        key: tuple[str | int, ...],
+        update: Update,
+        batches: int | None = None,
     ) -> Tensors:
-        """Returns the gradient of the mean loss over one epoch at fixed entries."""
+        """Returns the gradient of the mean loss over an epoch, or its first batches."""
         self.load(at)
         trained = self._prepare(update, 0.0).trained
         sums = {n: torch.zeros_like(t) for n, t in trained.items()}
         seed, seen = derive_seed(self.seed, *key, "gradient"), 0
         with training_mode(self.network, self.split.policy == "frozen"), seeded(seed, self.device):
-            for raw in data.train_batches(seed):
-                batch = to_device(raw, self.device)
+            for batch in islice(self._epoch(data, seed), batches):
                 size = len(next(iter(batch.values())))
                 for tensor in trained.values():
                     tensor.grad = None
@@ -237,29 +242,33 @@ class LocalTrainer:
                     list(sums.values()), [_grad(t) for t in trained.values()], alpha=size
                 )
                 seen += size
+        if not seen:
+            raise ConfigError(f"Client {data.id} has no training batch.")
         torch._foreach_div_(list(sums.values()), seen)
         return sums
 
     def _batches(self, data: ClientData, seed: int, steps: int) -> Iterator[Batch]:
-        """Yields exactly ``steps`` batches, epoch after epoch.
-
-        A last batch of one sample is passed over where BatchNorm has to make statistics of it.
-        """
+        """Yields exactly ``steps`` batches, epoch after epoch."""
         done = epoch = 0
-        lone = self.split.policy != "frozen" and normalises_batches(self.network)
-        lone = lone and data.num_samples > data.batch_size > 1
         while done < steps:
             before = done
-            for batch in data.train_batches(derive_seed(seed, "epoch", epoch)):
-                if lone and len(next(iter(batch.values()))) == 1:
-                    continue
-                yield to_device(batch, self.device)
+            for batch in islice(self._epoch(data, derive_seed(seed, "epoch", epoch)), steps - done):
+                yield batch
                 done += 1
-                if done == steps:
-                    return
             if done == before:
                 raise ConfigError(f"Client {data.id} has no training batch.")
             epoch += 1
+
+    def _epoch(self, data: ClientData, seed: int) -> Iterator[Batch]:
+        """Yields an epoch's batches, where they are needed.
+
+        A last batch of one sample is passed over where BatchNorm has to make statistics of it.
+        """
+        lone = self.split.policy != "frozen" and normalises_batches(self.network)
+        lone = lone and data.num_samples > data.batch_size > 1
+        for batch in data.train_batches(seed):
+            if not (lone and len(next(iter(batch.values()))) == 1):
+                yield to_device(batch, self.device)
 
 
 _Place = tuple[dict[str, Any], str, Tensor | None]

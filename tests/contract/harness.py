@@ -10,10 +10,9 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from omegaconf import OmegaConf
 from torch import nn
 
-from medfed.config import CONFIG_DIR, build
+from medfed.config import CONFIG_DIR, build, load
 from medfed.federation.algorithm import Algorithm
 from medfed.federation.callbacks import (
     CommunicationLogger,
@@ -29,6 +28,7 @@ from medfed.federation.link import Link
 from medfed.federation.message import Message
 from medfed.federation.module import FederatedModule
 from medfed.federation.packet import Packet
+from medfed.models.networks import Canonical
 from medfed.personalize.cer import CER
 from tests.toys import ToyTask, toy_federation
 
@@ -59,30 +59,40 @@ class Serialising(Channel):
 @functools.cache
 def algorithm(name: str) -> Algorithm:
     """The algorithm as its yaml ships it."""
-    built = build(OmegaConf.load(CONFIG_DIR / "algorithm" / f"{name}.yaml"))
+    built = build(load([f"algorithm={name}"]).algorithm)
     assert isinstance(built, Algorithm)
     return built
 
 
-def task() -> ToyTask:
+def network(seed: int = 0) -> nn.Module:
     """A small network with dropout and normalisation, so that randomness and buffers matter."""
-    toy = ToyTask()
-    torch.manual_seed(0)
-    toy.network = nn.Sequential()
+    torch.manual_seed(seed)
+    built = nn.Sequential()
     for name, layer in {
         "body": nn.Linear(3, 4),
         "norm": nn.BatchNorm1d(4),
         "drop": nn.Dropout(0.2),
         "head": nn.Linear(4, 1),
     }.items():
-        toy.network.add_module(name, layer)
+        built.add_module(name, layer)
+    return built
+
+
+def task(name: str = "") -> ToyTask:
+    """The network, with three heads where an algorithm mixes heads."""
+    toy = ToyTask()
+    toy.network = network()
+    if name and algorithm(name).personal == ("membership",):
+        nets = [toy.network, network(1), network(2)]
+        toy.network = Canonical(nets, ["head.*"], activation="identity")
+        toy.personal = ("membership",)
     return toy
 
 
 def federation(name: str, **changes: Any) -> tuple[ToyTask, Federation, Any]:
     """A federation of three unequal clients, each with several batches and momentum."""
     settings: dict[str, Any] = {"rounds": ROUNDS, "steps": 4, "momentum": 0.9, "kept": True}
-    return toy_federation(algorithm(name), task(), **{**settings, **changes})
+    return toy_federation(algorithm(name), task(name), **{**settings, **changes})
 
 
 def lightning(

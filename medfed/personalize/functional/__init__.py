@@ -23,6 +23,12 @@ from medfed.personalize.functional.lasso import (
     network_lasso,
     solve_network_lasso,
 )
+from medfed.personalize.functional.membership import (
+    cosine_affinity,
+    coupling,
+    exponentiated_gradient,
+    laplacian,
+)
 from medfed.personalize.functional.prox import check_norm, dual_norm, project_l1_ball, prox_norm
 from medfed.personalize.functional.sketches import (
     data_sketch,
@@ -41,11 +47,14 @@ __all__ = [
     "check_norm",
     "complete_edges",
     "connected_components",
+    "cosine_affinity",
+    "coupling",
     "data_sketch",
     "dual_norm",
     "edge_similarity",
     "edges_from_file",
     "edges_from_names",
+    "exponentiated_gradient",
     "feature_sketch",
     "frequent_directions",
     "fused_lasso",
@@ -55,6 +64,7 @@ __all__ = [
     "incidence",
     "knn_edges",
     "label_sketch",
+    "laplacian",
     "model_sketch",
     "network_lasso",
     "project_l1_ball",

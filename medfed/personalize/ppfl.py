@@ -1,0 +1,261 @@
+"""PPFL: clients mix K canonical models that all of them train, each by a membership vector.
+
+PPFL (one of the project's source papers), its objective and Algorithms 1 and 3:
+
+    min over theta, C of sum_i p_i f_i(theta, c_i) + (lambda/2) sum_ij w_ij |c_i - c_j|^2,
+    c_i in the simplex
+
+| symbol | here |
+|---|---|
+| theta = theta_com, {theta_k} | ``server["shared"]`` |
+| C = [c_1 ... c_N] | ``server["membership"]``, one row per client; c_i in the client's state |
+| lambda, w_ij, L | ``strength``, ``affinity``, ``server["laplacian"]`` |
+| p_i | ``weighting``, over the cohort |
+| eta_2 | ``membership_lr`` |
+| E, eta_1 | the round's budget of steps, the optimizer |
+
+Algorithm 3 (``blocks=both``): every client takes one exponentiated-gradient step on c_i, then E
+steps on theta at the new c_i, all from the theta that it received. Algorithm 1 (``random``): the
+seed and the round's number draw which block a round updates.
+
+Deviations:
+- The step on c is eta_2 times the number of clients in the cohort (``membership_step=scaled``), so
+  that p_i = 1/N does not slow the memberships down N times against local steps; the whole gradient
+  is scaled, the objective stays. ``literal`` is the printed step with p_i, which one of the paper's
+  two forms leaves out.
+- What describes a client (label counts) comes with its first reply. Until then nothing ties it; as
+  long as all memberships are 1/K nothing would pull.
+- The gradient for c is taken on top of the round's steps: one batch, or ``membership_batches``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from medfed.errors import ConfigError, NonFiniteError
+from medfed.federation.algorithm import ClientInfo, Replies, ServerRound
+from medfed.federation.client import Client, GradientAt
+from medfed.federation.collect import rank
+from medfed.federation.message import Message
+from medfed.federation.seeding import derive_seed
+from medfed.federation.split import BufferPolicy, ParameterSplit
+from medfed.federation.tensors import State, Tensors, add, subtract
+from medfed.personalize.affinity import Affinity
+from medfed.personalize.fedavg import FedAvg
+from medfed.personalize.functional.membership import coupling, exponentiated_gradient
+
+MEMBERSHIP = "membership"
+BLOCKS = ("both", "random")
+STEPS = ("scaled", "literal")
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class PPFL(FedAvg):
+    """FedAvg over a canonical model whose membership vector stays personal.
+
+    Attributes:
+        strength: lambda >= 0, how strongly the memberships of like clients are drawn together.
+        membership_lr: eta_2 >= 0, the step on memberships.
+        membership_step: ``scaled`` or ``literal``.
+        membership_batches: Batches that the gradient for c is taken on; ``None``: the whole epoch.
+        blocks: ``both`` in every round, or ``random``: one of them.
+        affinity: Which clients are alike; not asked for where lambda is 0.
+        seed: Of the random blocks, the run's.
+
+    Raises:
+        ConfigError: If a value is out of range.
+    """
+
+    personal: str | tuple[str, ...] = MEMBERSHIP
+    strength: float = 1e-5
+    membership_lr: float = 0.5
+    membership_step: Literal["scaled", "literal"] = "scaled"
+    membership_batches: int | None = 1
+    blocks: Literal["both", "random"] = "both"
+    affinity: Affinity = field(default_factory=Affinity)
+    seed: int = 0
+    leaves: ClassVar[tuple[str, ...]] = ("sketch", "shared", "membership")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.personal != (MEMBERSHIP,):
+            raise ConfigError(
+                f"algorithm.personal is {MEMBERSHIP} in PPFL; what exists K times is chosen by "
+                "canonical.parts."
+            )
+        for name in ("strength", "membership_lr"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(
+                    f"algorithm.{name} must not be negative, not {getattr(self, name)}."
+                )
+        if self.membership_batches is not None and self.membership_batches < 1:
+            raise ConfigError(
+                "algorithm.membership_batches must be 1 or more, or null, not "
+                f"{self.membership_batches}."
+            )
+        for name, known in (("membership_step", STEPS), ("blocks", BLOCKS)):
+            if (value := getattr(self, name)) not in known:
+                raise ConfigError(
+                    f"algorithm.{name}={value!r} is unknown; choose {' or '.join(known)}."
+                )
+
+    def split(
+        self, network: nn.Module, task_patterns: Sequence[str], buffers: BufferPolicy
+    ) -> ParameterSplit:
+        """The membership vector is personal, all else is shared.
+
+        Raises:
+            ConfigError: If the model has no canonical part.
+        """
+        if MEMBERSHIP not in dict(network.named_parameters()):
+            raise ConfigError(
+                "algorithm=ppfl needs a model with a canonical part, and this one has none; choose "
+                "canonical=outputs or canonical=parameters."
+            )
+        return super().split(network, task_patterns, buffers)
+
+    def phases(self, round: int) -> tuple[str, ...]:
+        """``fit`` for both blocks, else ``shared`` or ``membership`` as the round's coin falls."""
+        if self.blocks == "both":
+            return ("fit",)
+        return (("shared", "membership")[derive_seed(self.seed, round, "block") % 2],)
+
+    def init(
+        self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]
+    ) -> tuple[State, State]:
+        """All memberships start at 1/K."""
+        start = torch.full_like(weights[MEMBERSHIP], 1 / weights[MEMBERSHIP].numel())
+        server, client = super().init({**weights, MEMBERSHIP: start}, split, clients)
+        if start.numel() > len(clients) and rank() == 0:
+            _log.warning(
+                "There are %d canonical models for %d clients, more than they can tell apart.",
+                start.numel(),
+                len(clients),
+            )
+        server |= {"membership": {c.id: start for c in clients}, "sketches": {}, "laplacian": {}}
+        if self.strength and not self.affinity.needs_sketches:
+            self._tie(server)
+        return server, client
+
+    def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
+        """Algorithms 1 and 3: theta goes out with 2 lambda (LC)_i, theta and c_i come back."""
+        (phase,) = self.phases(round)
+        server = dict(server)
+        replies = yield self._outbox(server, cohort, phase)
+        if phase != "membership":
+            server["shared"] = add(server["shared"], self.mean(server, replies, "shared"))
+        self._receive(server, replies)
+        return server
+
+    def _outbox(self, server: State, cohort: Sequence[str], phase: str) -> dict[str, Message]:
+        order = list(server["num_samples"])
+        sizes = [float(server["num_samples"][c]) for c in cohort]
+        if self.weighting == "uniform":
+            sizes = [1.0] * len(cohort)
+        scale = len(cohort) if self.membership_step == "scaled" else 1
+        learns = phase != "shared" and len(server["membership"][order[0]]) > 1
+        pull: Tensor | None = None
+        if learns and server["laplacian"]:
+            rows = torch.stack([server["membership"][c] for c in order])
+            pull = scale * coupling(server["laplacian"]["L"].to(rows.device), rows, self.strength)
+        outbox = {}
+        for client, size in zip(cohort, sizes, strict=True):
+            parts, scalars = {"shared": server["shared"]}, {}
+            if learns:
+                scalars["weight"] = scale * size / sum(sizes)
+            if pull is not None:
+                like = server["membership"][client]
+                parts["coupling"] = {MEMBERSHIP: pull[order.index(client)].to(like)}
+            if self._asks(server) and client not in server["sketches"]:
+                scalars["sketch"] = 1.0
+            outbox[client] = Message(phase, parts, scalars)
+        return outbox
+
+    def _asks(self, server: State) -> bool:
+        several = len(next(iter(server["membership"].values()))) > 1
+        return self.strength > 0 and self.affinity.needs_sketches and several
+
+    def _receive(self, server: State, replies: Replies) -> None:
+        """Keeps the cohort's memberships; absent clients keep theirs."""
+        new = {
+            c: m.parts["membership"][MEMBERSHIP]
+            for c, m in replies.items()
+            if "membership" in m.parts
+        }
+        server["membership"] = {**server["membership"], **new}
+        told = {
+            c: next(iter(m.parts["sketch"].values()))
+            for c, m in replies.items()
+            if "sketch" in m.parts
+        }
+        if told:
+            server["sketches"] = {**server["sketches"], **told}
+            self._tie(server)
+
+    def _tie(self, server: State) -> None:
+        order = list(server["num_samples"])
+        laplacian = self.affinity.laplacian(order, server["sketches"])
+        like = next(iter(server["shared"].values()))
+        server["laplacian"] = {"L": laplacian.to(like.device)}
+        scale = len(order) if self.membership_step == "scaled" else 1
+        norm = float(torch.linalg.matrix_norm(laplacian, ord=2))
+        if (reach := scale * self.membership_lr * self.strength * norm) > 1 and rank() == 0:
+            _log.warning(
+                "The coupling of memberships is too strong for explicit steps (membership_lr * "
+                "strength * |L|%s is %.3g, more than 1), so that they may swing; lower one of them "
+                "%.3g times.",
+                " * clients" if scale > 1 else "",
+                reach,
+                reach,
+            )
+
+    def fit(self, client: Client, message: Message) -> Message:
+        """Algorithm 3: first c_i, then theta; Algorithm 1: the block that the phase names."""
+        phase, received = message.phase, message.parts["shared"]
+        parts: dict[str, Tensors] = {}
+        if "sketch" in message.scalars:
+            parts["sketch"] = self.affinity.describe(client)
+        if "weight" in message.scalars:
+            moved = {MEMBERSHIP: self._membership_step(client, message)}
+            parts["membership"] = moved
+            client.state["personal"] = {**client.state["personal"], **moved}
+        if phase != "membership":
+            end = self._shared_steps(client, {**received, **client.state["personal"]})
+            shared, client.state["personal"] = client.split.split(end)
+            parts["shared"] = subtract(shared, received)
+        kinds = {"shared": "update"} if "shared" in parts else {}
+        return Message(phase, parts, kinds=kinds)  # type: ignore[arg-type]
+
+    def _membership_step(self, client: Client, message: Message) -> Tensor:
+        """c_i <- softmax(log c_i - eta_2 (p_i grad_c f_i + 2 lambda (LC)_i))."""
+        at = {**message.parts["shared"], **client.state["personal"]}
+        found = client.gradient(at, update="personal", batches=self.membership_batches)
+        if not bool(torch.isfinite(found[MEMBERSHIP]).all()):
+            raise NonFiniteError("the loss became NaN or infinite; lower optimizer.lr")
+        gradient = message.scalars["weight"] * found[MEMBERSHIP]
+        if "coupling" in message.parts:
+            gradient = gradient + message.parts["coupling"][MEMBERSHIP]
+        return exponentiated_gradient(at[MEMBERSHIP], gradient, self.membership_lr)
+
+    def _shared_steps(self, client: Client, start: Tensors) -> Tensors:
+        """E steps on theta at a fixed c_i."""
+        if not client.split.buffers.intersection(client.split.personal):
+            return client.train(start, update="shared")
+
+        # Statistics that stay with the client follow the steps as well, so all entries are free
+        # and the membership is put back.
+        def put_back(weights: Mapping[str, Tensor], _: GradientAt) -> None:
+            weights[MEMBERSHIP].copy_(start[MEMBERSHIP])
+
+        return client.train(start, update="all", after_step=put_back)
+
+    def broadcast(self, server: State, client: str) -> Message:
+        """The canonical models; the membership is at the client."""
+        return Message("deliver", {"shared": server["shared"]})
