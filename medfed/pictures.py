@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -124,11 +125,13 @@ def draw_run(experiment: Experiment) -> dict[str, Path]:
 
 
 def save_figures(folder: Path, figures: Mapping[str, Figure | None]) -> dict[str, Path]:
-    """Writes figures as PNG files."""
+    """Writes figures as PNG files that are whole or not there."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = {}
     for name, figure in figures.items():
         if figure is not None:
             paths[name] = folder / f"{name}.png"
-            figure.savefig(paths[name], dpi=130)
+            partial = folder / f"{name}.png.partial"
+            figure.savefig(partial, format="png", dpi=130)
+            os.replace(partial, paths[name])
     return paths

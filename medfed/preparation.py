@@ -88,6 +88,8 @@ def show(data: FederatedDataModule, folder: Path) -> Path:
         save_figures(folder / "pictures", figures)
         write_json(folder / "splits.json", data.splits())
     except OSError as error:
+        for partial in folder.rglob("*.partial"):
+            partial.unlink()
         raise DataError(
             f"Cannot write {folder} ({error.strerror}); make room, or set folder to another place."
         ) from error

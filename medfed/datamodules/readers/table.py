@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from medfed.datamodules.readers.base import check_names
-from medfed.errors import DataError
+from medfed.errors import ConfigError, DataError
 
 MISSING = frozenset({"", "?", "nan", "na", "none", "null"})
 
@@ -93,10 +93,13 @@ def read_csv(
         ConfigError: If a column does not exist; lists those that do.
     """
     columns, rows = _rows(path, header)
-    used = check_names("column", [c for c in (label, centre, patient) if c], columns)
-    names = tuple(c for c in columns if c not in used)
-    if features is not None:
-        names = check_names("column", features, columns)
+    try:
+        used = check_names("column", [c for c in (label, centre, patient) if c], columns)
+        names = tuple(c for c in columns if c not in used)
+        if features is not None:
+            names = check_names("column", features, columns)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
     at = {name.lower(): i for i, name in enumerate(columns)}
     labels, classes = _classes(path, _column(path, rows, at, label), positive, negative)
     return Table(
