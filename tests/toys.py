@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator
 from functools import partial
 
@@ -18,6 +19,7 @@ from medfed.federation.cohort import Cohort
 from medfed.federation.federation import Federation
 from medfed.federation.local_client import LocalClient
 from medfed.federation.training import LocalTrainer
+from medfed.models.networks import Canonical
 
 
 class ToyData:
@@ -69,6 +71,20 @@ class ToyTask(pl.LightningModule):
             losses = [float(self.loss(b)) for b in batches]
         self.network.train()
         return {"loss": float(np.mean(losses))}
+
+
+def canonical_toy(
+    count: int = 3, mix: str = "outputs", dtype: torch.dtype = torch.float64, norm: bool = False
+) -> ToyTask:
+    """A toy of which the head exists several times."""
+    task = ToyTask(norm=norm, dtype=dtype)
+    networks = [task.network, *(copy.deepcopy(task.network) for _ in range(1, count))]
+    for k, network in enumerate(networks[1:], start=1):
+        torch.manual_seed(k)
+        network.head.reset_parameters()
+    task.network = Canonical(networks, ["head.*"], mix, "identity")
+    task.personal = ("membership",)
+    return task
 
 
 def toy_data(

@@ -200,21 +200,30 @@ class PPFL(FedAvg):
             self._tie(server)
 
     def _tie(self, server: State) -> None:
+        """Renews the Laplacian, and warns where it becomes too stiff."""
         order = list(server["num_samples"])
         laplacian = self.affinity.laplacian(order, server["sketches"])
-        like = next(iter(server["shared"].values()))
-        server["laplacian"] = {"L": laplacian.to(like.device)}
-        scale = len(order) if self.membership_step == "scaled" else 1
-        norm = float(torch.linalg.matrix_norm(laplacian, ord=2))
-        if (reach := scale * self.membership_lr * self.strength * norm) > 1 and rank() == 0:
+        before = self._stiffness(server["laplacian"].get("L"))
+        now = self._stiffness(laplacian)
+        if before <= 1 < now and rank() == 0:
             _log.warning(
                 "The coupling of memberships is too strong for explicit steps (membership_lr * "
                 "strength * |L|%s is %.3g, more than 1), so that they may swing; lower one of them "
                 "%.3g times.",
-                " * clients" if scale > 1 else "",
-                reach,
-                reach,
+                " * clients" * (self.membership_step == "scaled"),
+                now,
+                now,
             )
+        like = next(iter(server["shared"].values()))
+        server["laplacian"] = {"L": laplacian.to(like.device)}
+
+    def _stiffness(self, laplacian: Tensor | None) -> float:
+        """Returns eta_2 lambda |L|, up to about 1 of which the explicit step is stable."""
+        if laplacian is None:
+            return 0.0
+        scale = len(laplacian) if self.membership_step == "scaled" else 1
+        norm = float(torch.linalg.matrix_norm(laplacian, ord=2))
+        return scale * self.membership_lr * self.strength * norm
 
     def fit(self, client: Client, message: Message) -> Message:
         """Algorithm 3: first c_i, then theta; Algorithm 1: the block that the phase names."""
