@@ -37,6 +37,7 @@ class STC(Codec):
 
     Args:
         sparsity: p, the share of elements that is kept, in (0, 1].
+        runs: Whether positions may go as runs; false: as gaps only, as published.
 
     Raises:
         ConfigError: If the share is outside.
@@ -51,15 +52,16 @@ class STC(Codec):
     code = 5
     feedback = True
 
-    def __init__(self, sparsity: float = 0.01) -> None:
+    def __init__(self, sparsity: float = 0.01, runs: bool = True) -> None:
         super().__init__()
         self.sparsity = check_share("sparsity", sparsity)
+        self.runs = runs
 
     def _pack(self, values: Array, rng: np.random.Generator) -> Iterable[Buffer]:
         indices = largest(values, count_of(self.sparsity, values.size))
         sent = values[indices]
         mu = float(np.abs(sent).mean(dtype=np.float64)) if sent.size else 0.0
-        return struct.pack("<f", mu), *pack_support(indices, values.size, sent < 0)
+        return struct.pack("<f", mu), *pack_support(indices, values.size, sent < 0, self.runs)
 
     def _unpack(self, reader: Reader, length: int) -> Array:
         (mu,) = reader.array("<f4", 1)

@@ -16,7 +16,9 @@ _GAPS = 0xFF
 """In the place of the code of run lengths: there are no runs."""
 
 
-def pack_support(indices: Array, length: int, negative: Array | None = None) -> Iterable[bytes]:
+def pack_support(
+    indices: Array, length: int, negative: Array | None = None, runs: bool = True
+) -> Iterable[bytes]:
     """Returns positions and signs in as few bits as gaps or runs allow.
 
     Two bytes name the codes; then the count (4 bytes), the gaps, the lengths of the runs, and the
@@ -26,6 +28,7 @@ def pack_support(indices: Array, length: int, negative: Array | None = None) -> 
         indices: ``(n,)`` increasing positions.
         length: d, above all of them.
         negative: ``(n,)`` booleans; None where no sign is sent.
+        runs: Whether runs are tried.
 
     Example:
         >>> parts = pack_support(np.array([3, 4, 5, 6]), 10, np.array([True] * 4))
@@ -38,7 +41,7 @@ def pack_support(indices: Array, length: int, negative: Array | None = None) -> 
     starts = _run_starts(gaps, negative)
     lengths = np.diff(starts, append=indices.size)
     run_gaps = gaps[starts]
-    if starts.size < indices.size:
+    if runs and starts.size < indices.size:
         run_code, length_code = best_rice(run_gaps), best_rice(lengths - 1)
         run_bits = run_code.bits(run_gaps) + length_code.bits(lengths - 1) + signs * starts.size
         if run_bits < code.bits(gaps) + signs * indices.size:

@@ -63,6 +63,16 @@ def test_equal_neighbours_are_cheaper():
     assert len(STC(p).encode(flat)) < 0.1 * len(STC(p).encode(mixed))
 
 
+def test_gaps_alone_cost_the_same_whatever_the_neighbours():
+    d, p = 100_000, 0.01
+    flat = torch.randn(d // 100, generator=torch.Generator().manual_seed(0)).repeat_interleave(100)
+    gaps, runs = STC(p, runs=False), STC(p)
+    assert len(gaps.encode(flat)) > 5 * len(runs.encode(flat))
+    assert gaps.decode(gaps.encode(flat)).equal(runs.decode(runs.encode(flat)))
+    noise = torch.randn(d, generator=torch.Generator().manual_seed(1))
+    assert gaps.encode(noise) == runs.encode(noise)
+
+
 def test_takes_less_than_twice_as_long_as_topk():
     d, codec = 2_000_000, STC(0.01)
     values = torch.randn(d, generator=torch.Generator().manual_seed(0))
