@@ -126,8 +126,9 @@ def extract(header: Path, candidates: Candidates, spec: PatchSpec) -> Patches:
     first, last = _reach(spec, scan.spacing)
     size, steps = (last - first + 1)[::-1].tolist(), spec.steps(scan.spacing)
     patches = np.empty((len(candidates), *spec.shape), dtype=np.int16)
-    for slab in plan_slabs(scan, centres, spec):
-        voxels = scan.read(slab.low.tolist(), slab.high.tolist())
+    slabs = plan_slabs(scan, centres, spec)
+    boxes = scan.boxes([(slab.low.tolist(), slab.high.tolist()) for slab in slabs])
+    for slab, voxels in zip(slabs, boxes, strict=True):
         begins = (centres[list(slab.members)] + first - slab.low)[:, ::-1]
         for member, begin in zip(slab.members, begins.tolist(), strict=True):
             block = _cut(voxels, begin, size, spec.pad_hu)

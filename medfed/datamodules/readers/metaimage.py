@@ -9,9 +9,11 @@ Nothing is resampled: axes oblique to the patient's are taken for the nearest on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from io import FileIO
 from pathlib import Path
 
 import numpy as np
@@ -87,42 +89,79 @@ class Scan:
         return np.where(self.reverse, self.size - 1 - index, index)
 
     def read(self, low: Sequence[int], high: Sequence[int]) -> NDArray[np.int16]:
-        """Reads the voxels of a box that lies inside the scan.
+        """Reads one box; see `boxes`."""
+        return next(self.boxes([(low, high)]))
 
-        Of plainly stored scans only the box's rows are read; others are read whole, once.
+    def boxes(
+        self, ends: Sequence[tuple[Sequence[int], Sequence[int]]]
+    ) -> Iterator[NDArray[np.int16]]:
+        """Reads the voxels of boxes that lie inside the scan.
+
+        Of plainly stored scans only the boxes' rows are read, and the kernel is told of all of
+        them beforehand, so that the disk works on them at once; others are read whole, once.
 
         Args:
-            low: (3,) first voxel x, y, z of the patient grid.
-            high: (3,) one past the last voxel.
+            ends: Per box (3,) the first voxel x, y, z of the patient grid, and (3,) one past the
+                last.
 
-        Returns:
-            (z, y, x) int16.
+        Yields:
+            (z, y, x) int16 of each box.
 
         Raises:
             DataError: If the voxels cannot be read.
         """
-        ends = np.stack([low, high])
-        ends = np.where(self.reverse, self.size - ends[::-1], ends)
-        (i0, j0, k0), (i1, j1, k1) = ends[:, np.argsort(self.axes)].tolist()
-        block = self._rows(k0, k1, j0, j1) if self.storage.plain else self._whole[k0:k1, j0:j1]
-        # The file's array has its axes slowest first: file axis a is array axis 2 - a.
-        block = block[:, :, i0:i1].transpose([2 - self.axes[p] for p in (2, 1, 0)])
-        return block[tuple(slice(None, None, -1 if r else 1) for r in self.reverse[::-1])]
-
-    def _rows(self, k0: int, k1: int, j0: int, j1: int) -> NDArray[np.int16]:
-        """Whole rows j0..j1 of the file's slices k0..k1: (k, j, i)."""
-        nx, ny, _ = self.file_size
-        rows = np.empty((k1 - k0, j1 - j0, nx), dtype=self.storage.dtype)
-        # Whole slices lie one behind the other and are read at once.
-        parts = [(k0, rows)] if j1 - j0 == ny else list(enumerate(rows, start=k0))
+        parts = [self._in_file(low, high) for low, high in ends]
+        if not self.storage.plain:
+            for (i0, j0, k0), (i1, j1, k1) in parts:
+                yield self._turned(self._whole[k0:k1, j0:j1, i0:i1])
+            return
         try:
             with self.storage.file.open("rb", buffering=0) as file:
-                for k, part in parts:
-                    file.seek((k * ny + j0) * nx * rows.itemsize)
-                    if file.readinto(part.data) != part.nbytes:
-                        raise OSError("it ends too early")
+                for (_, j0, k0), (_, j1, k1) in parts:
+                    self._announce(file.fileno(), k0, k1, j0, j1)
+                for (i0, j0, k0), (i1, j1, k1) in parts:
+                    yield self._turned(self._rows(file, k0, k1, j0, j1)[:, :, i0:i1])
         except OSError as error:
             raise _unreadable(self.storage.file, error) from error
+
+    def _in_file(
+        self, low: Sequence[int], high: Sequence[int]
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """First and last-plus-one index along the file's axes, the fastest first."""
+        first, last = [0, 0, 0], [0, 0, 0]
+        for axis, reverse, a, b in zip(self.axes, self.reverse, low, high, strict=True):
+            size = self.file_size[axis]
+            first[axis], last[axis] = (size - b, size - a) if reverse else (a, b)
+        return tuple(first), tuple(last)
+
+    def _turned(self, block: NDArray[np.int16]) -> NDArray[np.int16]:
+        """From the file's axes, slowest first, to (z, y, x): file axis a is array axis 2 - a."""
+        block = block.transpose([2 - self.axes[p] for p in (2, 1, 0)])
+        return block[tuple(slice(None, None, -1 if r else 1) for r in self.reverse[::-1])]
+
+    def _pieces(self, k0: int, k1: int, j0: int, j1: int) -> tuple[list[int], int]:
+        """Where rows j0..j1 of the file's slices k0..k1 begin, and how long each piece is."""
+        nx, ny, _ = self.file_size
+        row = nx * np.dtype(self.storage.dtype).itemsize
+        if j1 - j0 == ny:  # whole slices lie one behind the other and are read at once
+            return [row * ny * k0], row * ny * (k1 - k0)
+        return [row * (ny * k + j0) for k in range(k0, k1)], row * (j1 - j0)
+
+    def _announce(self, handle: int, k0: int, k1: int, j0: int, j1: int) -> None:
+        if hasattr(os, "posix_fadvise"):
+            starts, length = self._pieces(k0, k1, j0, j1)
+            for start in starts:
+                os.posix_fadvise(handle, start, length, os.POSIX_FADV_WILLNEED)
+
+    def _rows(self, file: FileIO, k0: int, k1: int, j0: int, j1: int) -> NDArray[np.int16]:
+        """Whole rows j0..j1 of the file's slices k0..k1: (k, j, i)."""
+        rows = np.empty((k1 - k0, j1 - j0, self.file_size[0]), dtype=self.storage.dtype)
+        starts, length = self._pieces(k0, k1, j0, j1)
+        flat = rows.reshape(-1).view(np.uint8)
+        for n, start in enumerate(starts):
+            file.seek(start)
+            if file.readinto(flat[n * length : (n + 1) * length].data) != length:
+                raise OSError("it ends too early")
         return np.asarray(rows, dtype=np.int16)
 
     @cached_property
