@@ -127,8 +127,6 @@ class BratsDataModule(FederatedDataModule):
             f"{'Generated' if new else 'Data:'} a BraTS-like cohort of {count} patients in {path} "
             "(real data: data=brats data.path=/path/to/Task01_BrainTumour)."
         )
-        if new:
-            log.info(self.description)
         return path
 
     def list_patients(self) -> list[Patient]:

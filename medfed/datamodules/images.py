@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,8 +20,6 @@ from medfed.datamodules.readers.base import Patient
 from medfed.datamodules.readers.image_set import ImageSet
 from medfed.datamodules.seeding import derive_seed
 from medfed.datamodules.splits import warn_one_class
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,8 +129,6 @@ class ImageDataModule(FederatedDataModule):
             self.description = (
                 f"{'Generated' if new else 'Data:'} {count} in {path} (real data: set data.path)."
             )
-        if new:
-            log.info(self.description)
 
     def list_patients(self) -> list[Patient]:
         """See the base class."""

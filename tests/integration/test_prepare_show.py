@@ -207,6 +207,20 @@ def test_one_class_and_tiny_clients_are_noted(show, tmp_path, caplog):
     assert "Client Bern trains on a single class." in caplog.messages
 
 
+@pytest.mark.parametrize("data", ["brats", "luna16", "medmnist"])
+def test_generating_is_said_in_one_line(data, tmp_path, caplog):
+    small = {
+        "brats": BRATS[1:4],
+        "luna16": LUNA[1:6],
+        "medmnist": ["data.generated.images=[8,4,4]"],
+    }
+    with caplog.at_level(logging.INFO):
+        prepare(
+            load([f"data={data}", f"data.root={tmp_path}", *small[data], "workers=1"], "prepare")
+        )
+    assert sum(message.startswith("Generated ") for message in caplog.messages) == 1
+
+
 def test_a_folder_that_cannot_be_written(show, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match=r"Cannot write .*file/x \(Not a directory\); make room"):
