@@ -7,6 +7,8 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from medfed.communication import Communication, communication
+from medfed.communication_pictures import draw_communication
 from medfed.comparison import Comparison, compare
 from medfed.comparison_pictures import client_dots, cost_scatter, label_of, method_curves
 from medfed.comparison_report import print_table, to_csv, to_markdown
@@ -26,6 +28,10 @@ _CAPTIONS = {
     "contours": "One test slice per client, true and predicted contours of every method.",
     "lambda_path": "Personal models as the coupling λ grows, after their last round; the metric "
     "is that of the selected round.",
+    "communication_gamma": "Bytes per round in both directions and the test metric against γ.",
+    "communication_curves": "Validation metric against rounds and against the bytes until then.",
+    "communication_clients": "What each client saved against dense fp32.",
+    "communication_front": "Test metric against bytes, and the methods that none beats in both.",
 }
 
 
@@ -47,15 +53,19 @@ def compare_runs(
     """
     folders = find_runs(runs)
     comparison = compare(folders, metric)
-    path = lambda_path(comparison)
+    path, sweep = lambda_path(comparison), communication(comparison)
     folder = common_folder(folders) if out is None else out.expanduser()
-    pictures = save_figures(folder, figures(comparison, path))
+    pictures = save_figures(folder, figures(comparison, path, sweep))
     captions = {_CAPTIONS[name]: file for name, file in pictures.items()}
     write_text(folder / "comparison.csv", to_csv(comparison))
     paragraphs = []
     if path is not None:
         write_text(folder / "lambda_path.csv", path.to_csv())
         paragraphs = [path.describe()]
+    if sweep is not None:
+        write_text(folder / "communication.csv", sweep.to_csv())
+        write_text(folder / "communication_front.csv", sweep.front_csv())
+        paragraphs += sweep.describe()
     write_text(folder / "comparison.md", to_markdown(comparison, captions, paragraphs))
     console = wide_console()
     print_table(comparison, console)
@@ -64,12 +74,15 @@ def compare_runs(
     return comparison
 
 
-def figures(comparison: Comparison, path: LambdaPath | None = None) -> dict[str, Figure | None]:
+def figures(
+    comparison: Comparison, path: LambdaPath | None = None, sweep: Communication | None = None
+) -> dict[str, Figure | None]:
     """Draws all pictures of a comparison; None stands where there is nothing to draw.
 
     Args:
         comparison: The methods and their runs.
         path: The λ path, where there is one.
+        sweep: The sweep over codecs and channels, where there is one.
     """
     methods, metric = comparison.methods, comparison.metric
     values = {
@@ -92,6 +105,7 @@ def figures(comparison: Comparison, path: LambdaPath | None = None) -> dict[str,
         "validation": method_curves(histories, metric, smaller_is_better(metric)),
         "bytes": cost_scatter(points, metric),
         "contours": contour_grid(cases, regions) if cases else None,
+        **({} if sweep is None else draw_communication(sweep)),
     }
 
 

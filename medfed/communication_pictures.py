@@ -1,0 +1,246 @@
+"""Pictures of a communication sweep: bytes against gamma, metric against bytes, savings, front."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from numpy.typing import NDArray
+
+from medfed.communication import Communication, Sent
+from medfed.communication_ledger import cumulative, median_round
+from medfed.comparison_pictures import client_dots, label_of, method_style
+from medfed.federation.callbacks.evaluation import smaller_is_better
+from medfed.results import size
+
+_LINES = ("-", "--", ":", "-.")
+
+
+def draw_communication(sweep: Communication) -> dict[str, Figure | None]:
+    """Draws what a sweep shows; None stands where there is nothing to draw."""
+    several = bool(sweep.sweeps())
+    return {
+        "communication_gamma": gamma_curves(sweep) if several else None,
+        "communication_curves": learning_curves(sweep) if several else None,
+        "communication_clients": client_savings(sweep) if several else None,
+        "communication_front": front(sweep),
+    }
+
+
+def gamma_curves(sweep: Communication) -> Figure:
+    """Draws bytes per round, both ways, and the test metric against gamma (Figure 8)."""
+    families = sweep.sweeps()
+    gammas = sorted({s.gamma for group in families.values() for s in group})
+    figure = Figure(figsize=(12.6, 4.3), layout="constrained")
+    panels = figure.subplots(1, 3)
+    for k, (name, group) in enumerate(families.items()):
+        colour, marker = method_style(k, len(families))
+        x = np.array([gammas.index(s.gamma) for s in group])
+        tables = [_against_first(group, way) for way in ("up", "down")]
+        tables.append(np.array([_scores(s, sweep.metric) for s in group]))
+        start = "/".join(size(round(group[0].per_round(way).value)) for way in ("up", "down"))
+        label = f"{name}\n({start} at γ = 0)"
+        for axes, table in zip(panels, tables, strict=True):
+            axes.plot(x, table.mean(1), color=colour, marker=marker, lw=1.8, ms=5, label=label)
+            axes.fill_between(x, table.min(1), table.max(1), color=colour, alpha=0.16, lw=0)
+    for axes, way in zip(panels[:2], ("up", "down"), strict=True):
+        axes.axhline(100, color="0.4", lw=0.8)
+        axes.set(ylabel=f"bytes {way} per round, % of those at γ = 0")
+        axes.set_title(_largest_saving(families, way), fontsize=10)
+    panels[2].set_title("Metric of the rounds that validation selected", fontsize=10)
+    panels[2].set_ylabel(f"test {label_of(sweep.metric)}, mean over clients")
+    for axes in panels:
+        axes.set_xticks(range(len(gammas)), [f"{g:g}" for g in gammas])
+        axes.set_xlabel("γ / mean magnitude (not to scale)")
+        axes.grid(alpha=0.3, which="both")
+    _legend(figure, panels[0].get_legend_handles_labels(), _several(sweep))
+    return figure
+
+
+def learning_curves(sweep: Communication) -> Figure:
+    """Draws the validation metric against rounds and cumulative bytes (Figure 10)."""
+    families = sweep.families()
+    gammas = sorted({s.gamma for s in sweep.sent})
+    figure = Figure(figsize=(12.0, 4.6), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    ends: dict[str, list[float]] = {}
+    for k, (name, group) in enumerate(families.items()):
+        for sent in group:
+            colour = method_style(gammas.index(sent.gamma), len(gammas))[0]
+            rounds, values, counts = _history(sent, sweep.metric)
+            ends.setdefault(name, []).append(float(values[-1]))
+            style: dict[str, Any] = {
+                "color": colour, "ls": _LINES[k % len(_LINES)], "marker": "os^DvPX*"[k % 8],
+                "ms": 5, "lw": 1.6,
+            }  # fmt: skip
+            left.plot(rounds + 1, values, **style)
+            right.plot(counts, values, **style)
+    left.set(xlabel="round", ylabel=f"validation {label_of(sweep.metric)}, mean over clients")
+    left.set_title(_last_apart(ends), fontsize=10)
+    left.xaxis.set_major_locator(MaxNLocator(integer=True))
+    right.set(xlabel="bytes that had travelled, up and down, all clients")
+    right.set_title(_cheapest(families), fontsize=10)
+    _bytes_axis(right)
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+    handles = [
+        Line2D([], [], color="0.3", ls=_LINES[k % 4], marker="os^DvPX*"[k % 8], label=name)
+        for k, name in enumerate(families)
+    ]
+    handles += [
+        Line2D([], [], color=method_style(k, len(gammas))[0], lw=4, label=f"γ = {g:g}")
+        for k, g in enumerate(gammas)
+    ]
+    _legend(figure, (handles, [str(h.get_label()) for h in handles]), _several(sweep), "mean")
+    return figure
+
+
+def client_savings(sweep: Communication) -> Figure:
+    """Draws how many times less than with fp32 each client sent and received."""
+    values = {
+        f"{s.family}, γ = {s.gamma:g}": {c: s.saving(c) for c in sweep.clients}
+        for group in sweep.families().values()
+        for s in group
+    }
+    figure = client_dots(values, sweep.metric)
+    axes = figure.axes[0]
+    axes.set_ylabel("dense fp32 / what travelled, whole run")
+    table = np.array([list(v.values()) for v in values.values()])
+    apart = max(float((row.max() - row.min()) / row.mean()) for row in table.mean(2))
+    axes.set_title(f"Clients save alike: within {100 * apart:.1f} % of each other", fontsize=10)
+    axes.set_ylim(bottom=0)
+    return figure
+
+
+def front(sweep: Communication) -> Figure:
+    """Draws the mean test metric against all bytes, and the methods that no other one beats."""
+    figure = Figure(figsize=(11.0, 5.6), layout="constrained")
+    axes = figure.subplots()
+    best = sweep.front()
+    points = np.array([(s.total().value, sweep.score(s).value) for s in sweep.sent])
+    algorithms = list(dict.fromkeys(s.method.runs[0].summary["algorithm"] for s in sweep.sent))
+    wires = list(dict.fromkeys(_wire(s) for s in sweep.sent))
+    for i, sent in enumerate(sweep.sent):
+        colour, _ = method_style(wires.index(_wire(sent)), len(wires))
+        marker = "os^D"[algorithms.index(sent.method.runs[0].summary["algorithm"]) % 4]
+        seeds = np.array(_scores(sent, sweep.metric))
+        y = points[i, 1]
+        reach = [[y - seeds.min()], [seeds.max() - y]] if len(seeds) > 1 else None
+        axes.errorbar(
+            points[i, 0], points[i, 1], yerr=reach, fmt=marker, color=colour, lw=1,
+            ms=10 if i in best else 7, mec="black" if i in best else "white",
+            mew=1.3 if i in best else 0.5, zorder=3,
+        )  # fmt: skip
+    order = sorted(best, key=lambda i: points[i, 0])
+    axes.step(*points[order].T, where="post", color="black", lw=1.1, ls="--", zorder=2)
+    _bytes_axis(axes)
+    axes.set(
+        xlabel="bytes that travelled in the whole run, up and down, all clients",
+        ylabel=f"test {label_of(sweep.metric)}, mean over clients",
+    )
+    better = "below" if smaller_is_better(sweep.metric) else "above"
+    axes.set_title(
+        f"{len(best)} of {len(points)} methods have none {better} and left of them "
+        "(black edges, dashed line)",
+        fontsize=10,
+    )
+    axes.grid(alpha=0.3)
+    handles = [
+        Line2D([], [], color="0.4", ls="", marker="os^D"[k % 4], label=a)
+        for k, a in enumerate(algorithms)
+    ]
+    handles += [
+        Line2D([], [], color=method_style(k, len(wires))[0], ls="", marker="s", ms=8, label=w)
+        for k, w in enumerate(wires)
+    ]
+    _legend(figure, (handles, [str(h.get_label()) for h in handles]), _several(sweep), "bar: range")
+    return figure
+
+
+def _wire(sent: Sent) -> str:
+    """Names a method without its algorithm."""
+    algorithm = str(sent.method.runs[0].summary["algorithm"])
+    gamma = f", γ = {sent.gamma:g}" if sent.gamma else ""
+    return sent.family.removeprefix(f"{algorithm}, ") + gamma
+
+
+def _scores(sent: Sent, metric: str) -> list[float]:
+    return [float(run.summary["federation"][metric]["mean"]) for run in sent.method.runs]
+
+
+def _against_first(group: Sequence[Sent], way: str) -> NDArray[np.float64]:
+    """(gammas, seeds) bytes of the median round, in percent of those without CER."""
+    counts = np.array([[median_round(e, way) for e in s.ledgers] for s in group])
+    shares: NDArray[np.float64] = 100 * counts / np.maximum(counts[:1], 1.0)
+    return shares
+
+
+def _history(
+    sent: Sent, metric: str
+) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
+    """Evaluated rounds, the metric's mean over clients and seeds, and bytes until then."""
+    tables, counts = [], []
+    for run, entries in zip(sent.method.runs, sent.ledgers, strict=True):
+        by_round: dict[int, list[float]] = {}
+        for record in run.history():
+            by_round.setdefault(record.round, []).append(record.metrics[metric])
+        ends = cumulative(entries)
+        tables.append({r: float(np.nanmean(v)) for r, v in by_round.items()})
+        counts.append({r: ends.get(r, max(ends.values())) for r in by_round})
+    rounds = sorted(set.intersection(*(set(t) for t in tables)))
+    values = np.array([[t[r] for r in rounds] for t in tables]).mean(0)
+    return np.array(rounds), values, np.array([[c[r] for r in rounds] for c in counts]).mean(0)
+
+
+def _largest_saving(families: dict[str, list[Sent]], way: str) -> str:
+    """Says how much the largest gamma's bytes are below those without CER."""
+    told = []
+    for name, group in families.items():
+        first, last = (group[k].per_round(way).value for k in (0, -1))
+        told.append(f"{name}: {100 * (1 - last / max(first, 1)):.0f} %")
+    head = f"γ = {next(iter(families.values()))[-1].gamma:g} saves {way}"
+    return f"{head}\n" + "; ".join(told[:2]) + ("; ..." if len(told) > 2 else "")
+
+
+def _last_apart(ends: dict[str, list[float]]) -> str:
+    """Says by how much gamma moves the metric after the last round."""
+    apart, name = max((max(v) - min(v), n) for n, v in ends.items())
+    return f"γ moves the last value by up to {apart:.3f} ({name})"
+
+
+def _cheapest(families: dict[str, list[Sent]]) -> str:
+    """Says which family sends least without CER, and how much less than the dearest."""
+    counts = {n: g[0].total().value for n, g in families.items()}
+    low, high = (pick(counts, key=lambda n: counts[n]) for pick in (min, max))
+    if low == high:
+        return f"{low}: {size(round(counts[low]))} without CER"
+    return f"{low} sends {counts[high] / counts[low]:.1f} times fewer bytes than {high}"
+
+
+def _bytes_axis(axes: Any) -> None:
+    """Logarithmic bytes with a few readable labels."""
+    axes.set_xscale("log")
+    low, high = axes.get_xlim()
+    subs = (1.0, 2.0, 5.0) if high > 10 * low else (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
+    axes.xaxis.set_major_locator(LogLocator(subs=subs))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda count, _: size(round(count))))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+def _several(sweep: Communication) -> bool:
+    return any(len(s.ledgers) > 1 for s in sweep.sent)
+
+
+def _legend(
+    figure: Figure,
+    handles: tuple[Sequence[Any], Sequence[str]],
+    several: bool,
+    what: str = "band: range",
+) -> None:
+    """Puts one legend right of all panels."""
+    title = f"{what} over seeds" if several else None
+    figure.legend(*handles, loc="outside right center", frameon=False, fontsize=9, title=title)
