@@ -74,13 +74,15 @@ def test_properties(name, several, case):
     assert clients != partition.assign(patients, seed=case + 100)
 
 
-@pytest.mark.parametrize("name", set(PARTITIONS) - {"groups", "imbalance", "fixed"})
+@pytest.mark.parametrize("name", sorted(set(PARTITIONS) - {"groups", "imbalance", "fixed"}))
 def test_too_few_patients(name):
     with pytest.raises(ConfigError, match="num_clients=4 does not fit 3 patients"):
         PARTITIONS[name].assign(cohort(0, size=3), seed=0)
 
 
-@pytest.mark.parametrize("name", set(PARTITIONS) - {"round_robin", "power", "lognormal", "shares"})
+@pytest.mark.parametrize(
+    "name", sorted(set(PARTITIONS) - {"round_robin", "power", "lognormal", "shares"})
+)
 def test_labels_are_needed(name):
     with pytest.raises(ConfigError, match="Patient x"):
         PARTITIONS[name].assign([*cohort(0), Patient("x")], seed=0)
