@@ -123,17 +123,16 @@ def front(sweep: Communication) -> Figure:
     best = sweep.front()
     points = np.array([(s.total().value, sweep.score(s).value) for s in sweep.sent])
     algorithms = list(dict.fromkeys(s.method.runs[0].summary["algorithm"] for s in sweep.sent))
-    wires = list(dict.fromkeys(_wire(s) for s in sweep.sent))
     for i, sent in enumerate(sweep.sent):
-        colour, _ = method_style(wires.index(_wire(sent)), len(wires))
-        marker = "os^D"[algorithms.index(sent.method.runs[0].summary["algorithm"]) % 4]
+        k = algorithms.index(sent.method.runs[0].summary["algorithm"])
+        colour, marker = method_style(k, len(algorithms))
         seeds = np.array(_scores(sent, sweep.metric))
         y = points[i, 1]
         reach = [[y - seeds.min()], [seeds.max() - y]] if len(seeds) > 1 else None
         axes.errorbar(
-            points[i, 0], points[i, 1], yerr=reach, fmt=marker, color=colour, lw=1,
-            ms=10 if i in best else 7, mec="black" if i in best else "white",
-            mew=1.3 if i in best else 0.5, zorder=3,
+            points[i, 0], y, yerr=reach, fmt=marker, color=colour, lw=1,
+            ms=9 if i in best else 7, mec="black" if i in best else "white",
+            mew=1.6 if i in best else 0.5, zorder=3,
         )  # fmt: skip
     order = sorted(best, key=lambda i: points[i, 0])
     axes.step(*points[order].T, where="post", color="black", lw=1.1, ls="--", zorder=2)
@@ -149,16 +148,31 @@ def front(sweep: Communication) -> Figure:
         fontsize=10,
     )
     axes.grid(alpha=0.3)
+    _name_points(axes, points, [_wire(s) for s in sweep.sent])
+    styles = [method_style(k, len(algorithms)) for k in range(len(algorithms))]
     handles = [
-        Line2D([], [], color="0.4", ls="", marker="os^D"[k % 4], label=a)
-        for k, a in enumerate(algorithms)
-    ]
-    handles += [
-        Line2D([], [], color=method_style(k, len(wires))[0], ls="", marker="s", ms=8, label=w)
-        for k, w in enumerate(wires)
+        Line2D([], [], color=c, ls="", marker=m, ms=8, label=a)
+        for (c, m), a in zip(styles, algorithms, strict=True)
     ]
     _legend(figure, (handles, [str(h.get_label()) for h in handles]), _several(sweep), "bar: range")
     return figure
+
+
+def _name_points(axes: Any, points: NDArray[np.float64], names: Sequence[str]) -> None:
+    """Writes a name beside each point: right, left, above or below, where none is yet."""
+    axes.margins(x=0.09)
+    places = axes.transData.transform(points) * 72 / axes.figure.dpi  # in typographic points
+    taken = [(x - 4, y - 4, x + 4, y + 4) for x, y in places]
+    for (x, y), point, name in zip(places, points, names, strict=True):
+        width = 4.1 * len(name)
+        sides = [(7, 3), (-7 - width, -4), (-width / 2, 6), (-width / 2, -14), (7, -4), (7, -13)]
+        boxes = [(x + dx, y + dy, x + dx + width, y + dy + 8) for dx, dy in sides]
+        clashes = [
+            sum(a < g and e < c and b < h and f < d for e, f, g, h in taken) for a, b, c, d in boxes
+        ]
+        best = int(np.argmin(clashes))
+        taken.append(boxes[best])
+        axes.annotate(name, point, sides[best], textcoords="offset points", fontsize=7.5)
 
 
 def _wire(sent: Sent) -> str:
