@@ -25,7 +25,7 @@ def test_every_experiment_composes(experiment):
     ("override", "message"),
     [
         ("expriment=x", r"Unknown key 'expriment' \(did you mean"),
-        ("experiment=brats", r"Unknown experiment 'brats' \(did you mean brats_pfednet"),
+        ("experiment=brats", r"Unknown experiment 'brats' \(did you mean .*brats_pfednet"),
         ("optimizer=sdg", r"Unknown optimizer 'sdg' \(did you mean sgd"),
         ("optimizer.learning_rate=1", r"optimizer has lr, momentum, weight_decay, nesterov"),
         ("model.network.depth.x=1", r"model\.network has "),
