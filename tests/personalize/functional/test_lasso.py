@@ -228,7 +228,9 @@ def test_degenerate_sizes(p):
     assert torch.equal(network_lasso(v, torch.zeros(0, 2, dtype=torch.long), 1.0, p), v)
     assert torch.equal(network_lasso(v[:1], [], 1.0, p), v[:1])
     assert network_lasso(v[:, :0], ring_edges(6), 1.0, p).shape == (6, 0)
-    assert torch.equal(network_lasso(v[:1].expand(6, -1), ring_edges(6), 0.1, p)[5], v[0])
+    # Equal rows stay what they are, up to the rounding of the linear algebra at hand.
+    equal = network_lasso(v[:1].expand(6, -1), ring_edges(6), 0.1, p)
+    torch.testing.assert_close(equal, v[:1].expand(6, -1), rtol=1e-12, atol=1e-12)
     assert torch.equal(network_lasso(torch.zeros(3, 2), [[0, 1]], 0.1, p), torch.zeros(3, 2))
 
 
