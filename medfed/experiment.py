@@ -115,8 +115,17 @@ def try_model(task: TaskModule, data: FederatedDataModule) -> None:
 def federate(
     config: DictConfig, data: FederatedDataModule, task: TaskModule
 ) -> tuple[Federation, LocalTrainer]:
-    """Builds the federation of all clients and their common training loop."""
+    """Builds the federation of all clients and their common training loop.
+
+    Raises:
+        ConfigError: If the algorithm does not fit the model, or the optimizer cannot be used.
+    """
     algorithm = build(config.algorithm)
+    if config.get("canonical") and not algorithm.mixes:
+        raise ConfigError(
+            f"{type(algorithm).__name__} would train the membership vectors of canonical models as "
+            "if they were weights; choose canonical=none or algorithm=ppfl."
+        )
     split = algorithm.split(task.network, task.personal, config.buffers)
     algorithm = algorithm.adapted(split)
     optimizer, scheduler = build(config.optimizer), build(config.scheduler)

@@ -44,6 +44,7 @@ class Algorithm(ABC):
             ``all``, ``normalization`` (layers found by type), or glob patterns of names.
         weighting: Client weights p_n in every mean: ``samples`` (n_n/Σn) or ``uniform`` (1/N).
         leaves: The parts that may leave a client; no other may be in a reply.
+        mixes: Whether it keeps the membership vectors of canonical models in the simplex.
 
     Raises:
         ConfigError: If a value is unknown.
@@ -52,6 +53,7 @@ class Algorithm(ABC):
     personal: str | tuple[str, ...] = "none"
     weighting: Weighting = "samples"
     leaves: ClassVar[tuple[str, ...]] = ("shared",)
+    mixes: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.weighting not in ("samples", "uniform"):

@@ -82,6 +82,7 @@ class PPFL(FedAvg):
     affinity: Affinity = field(default_factory=Affinity)
     seed: int = 0
     leaves: ClassVar[tuple[str, ...]] = ("sketch", "shared", "membership")
+    mixes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
