@@ -63,6 +63,7 @@ class Scan:
     reverse: tuple[bool, bool, bool]
     spacing: tuple[float, float, float]
     stencil: sitk.Image = field(repr=False, compare=False)
+    _kept: list[sitk.Image] = field(default_factory=list, repr=False, compare=False)
 
     @property
     def size(self) -> NDArray[np.int64]:
@@ -168,15 +169,17 @@ class Scan:
     def _whole(self) -> NDArray[np.int16]:
         """All voxels in the file's order, rounded to int16."""
         try:
-            voxels = sitk.GetArrayFromImage(sitk.ReadImage(str(self.header), imageIO="MetaImageIO"))
+            image = sitk.ReadImage(str(self.header), imageIO="MetaImageIO")
         except RuntimeError as error:
             raise _unreadable(self.storage.file, error) from error
-        if not np.isfinite(voxels).all():
+        voxels = sitk.GetArrayViewFromImage(image)  # no second copy of a scan
+        if np.issubdtype(voxels.dtype, np.floating) and not np.isfinite(voxels).all():
             raise DataError(
                 f"{self.storage.file} has NaN or infinite voxels; repair the file or leave the "
                 "scan out."
             )
         if voxels.dtype == np.int16:
+            self._kept.append(image)  # the view does not keep it
             return np.asarray(voxels)
         return np.asarray(np.rint(np.clip(voxels, _INT16.min, _INT16.max)), dtype=np.int16)
 
