@@ -253,8 +253,11 @@ def train(config: DictConfig) -> tuple[dict[str, Any], Experiment]:
     start = last_whole(checkpoints) if config.resume is not None else None
     experiment.trainer.fit(experiment.module, ckpt_path=start, weights_only=True)
     results.write_hashes(experiment.module, experiment.folder)
+    # Of all rounds: the state of the selected round knows none of the later ones.
+    federation = experiment.module.federation
+    memberships = federation.algorithm.memberships(federation.server)
     test_selected(experiment)
-    return results.write(experiment), experiment
+    return results.write(experiment, memberships), experiment
 
 
 def test_selected(experiment: Experiment) -> None:

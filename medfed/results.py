@@ -10,13 +10,16 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor
 
 from medfed.federation.callbacks.evaluation import Record, smaller_is_better
 from medfed.federation.collect import gather_named, rank
 from medfed.federation.module import FederatedModule
+from medfed.membership_pictures import membership_figures
+from medfed.memberships import Memberships, membership_line
 from medfed.models.pictures import slice_with_most
 from medfed.models.task import TaskModule
-from medfed.pictures import draw_run
+from medfed.pictures import draw_run, save_figures
 from medfed.run_folder import (
     federation_statistics,
     metrics_csv,
@@ -42,8 +45,12 @@ def write_hashes(module: FederatedModule, folder: Path) -> dict[str, str]:
     return hashes
 
 
-def write(experiment: Experiment) -> dict[str, Any]:
+def write(experiment: Experiment, memberships: Tensor | None = None) -> dict[str, Any]:
     """Writes models, metrics, ledger, summary and pictures; a collective call.
+
+    Args:
+        experiment: The finished run.
+        memberships: (R + 1, N, K) memberships in canonical models over rounds, if there are any.
 
     Returns:
         The summary.
@@ -61,8 +68,14 @@ def write(experiment: Experiment) -> dict[str, Any]:
         test = [Record(best or 0, c, m) for c, m in experiment.evaluation.test.items()]
         write_text(folder / "metrics.csv", metrics_csv(experiment.evaluation.history, test))
         write_text(folder / "ledger.csv", federation.ledger.to_csv())
+        figures = {}
+        if memberships is not None:
+            found = Memberships.of(experiment.data, memberships)
+            summary["memberships"] = found.summary()
+            write_text(folder / "memberships.csv", found.to_csv())
+            figures = membership_figures(found)
         write_json(folder / "summary.json", summary)
-        pictures = draw_run(experiment)
+        pictures = draw_run(experiment) | save_figures(folder / "pictures", figures)
         log_figures(experiment.trainer.logger, pictures)
         close(experiment.trainer.logger)
         print_summary(summary, folder)
@@ -131,6 +144,8 @@ def print_summary(summary: dict[str, Any], folder: Path, console: Console | None
         table.add_row(row, *values, "", *total)
     console.print(table)
     console.print(sent_line(summary), highlight=False)
+    if "memberships" in summary:
+        console.print(membership_line(summary["memberships"]), highlight=False)
     console.print(f"Results and pictures: {folder}", soft_wrap=True, highlight=False)
 
 

@@ -57,6 +57,7 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         channel_names: Names of the C channels (or F features).
         class_names: Names of the classes, or of the regions.
         description: One line about where the data come from; filled by `setup`.
+        mixtures: Of data generated as mixtures: the true one per client; filled by `setup`.
     """
 
     channel_names: tuple[str, ...] = ()
@@ -72,6 +73,7 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         self.val_fraction = val_fraction
         self.test_fraction = test_fraction
         self.clients: dict[str, ClientData] = {}
+        self.mixtures: dict[str, tuple[float, ...]] = {}
         self.plans: dict[str, ClientPlan] = {}
         self._patients: dict[str, Patient] = {}
         self._hashes: dict[str, str] | None = None

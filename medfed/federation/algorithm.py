@@ -150,6 +150,14 @@ class Algorithm(ABC):
         """Returns pictures of the server's state, by name; none unless an algorithm has some."""
         return {}
 
+    def memberships(self, server: State) -> Tensor | None:
+        """Returns all clients' memberships in canonical models over rounds, where there are any.
+
+        Returns:
+            (R + 1, N, K), the start and every round so far, or ``None``.
+        """
+        return None
+
     def mean(self, server: State, replies: Mapping[str, Message], part: str) -> Tensors:
         """Returns the mean of a part over the replies, weighted as ``weighting`` says."""
         weights = [

@@ -9,6 +9,7 @@ PPFL (one of the project's source papers), its objective and Algorithms 1 and 3:
 |---|---|
 | theta = theta_com, {theta_k} | ``server["shared"]`` |
 | C = [c_1 ... c_N] | ``server["membership"]``, one row per client; c_i in the client's state |
+| C after each round | ``server["history"]`` |
 | lambda, w_ij, L | ``strength``, ``affinity``, ``server["laplacian"]`` |
 | p_i | ``weighting``, over the cohort |
 | eta_2 | ``membership_lr`` |
@@ -141,6 +142,7 @@ class PPFL(FedAvg):
                 len(clients),
             )
         server |= {"membership": {c.id: start for c in clients}, "sketches": {}, "laplacian": {}}
+        server["history"] = {MEMBERSHIP: start.expand(1, len(clients), -1).clone()}
         if self.strength and not self.affinity.needs_sketches:
             self._tie(server)
         return server, client
@@ -153,6 +155,8 @@ class PPFL(FedAvg):
         if phase != "membership":
             server["shared"] = add(server["shared"], self.mean(server, replies, "shared"))
         self._receive(server, replies)
+        rows = torch.stack([server["membership"][c] for c in server["num_samples"]])
+        server["history"] = {MEMBERSHIP: torch.cat([server["history"][MEMBERSHIP], rows[None]])}
         return server
 
     def _outbox(self, server: State, cohort: Sequence[str], phase: str) -> dict[str, Message]:
@@ -265,6 +269,10 @@ class PPFL(FedAvg):
             weights[MEMBERSHIP].copy_(start[MEMBERSHIP])
 
         return client.train(start, update="all", after_step=put_back)
+
+    def memberships(self, server: State) -> Tensor:
+        """Of every round; a client that was absent has those that it had."""
+        return server["history"][MEMBERSHIP]
 
     def broadcast(self, server: State, client: str) -> Message:
         """The canonical models; the membership is at the client."""

@@ -1,0 +1,209 @@
+"""What a run with canonical models found: memberships over rounds, beside what was planted."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.cluster.hierarchy import leaves_list, linkage
+from scipy.optimize import linear_sum_assignment
+from sklearn.metrics import adjusted_rand_score
+from torch import Tensor
+
+from medfed.datamodules.base import FederatedDataModule
+from medfed.datamodules.partitions.label_groups import group_of
+from medfed.errors import ConfigError
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Memberships:
+    """Memberships of N clients in K canonical models, and what is known of these clients.
+
+    Attributes:
+        history: (R + 1, N, K), the start and every round.
+        clients: N names, in order.
+        labels: (N, L) training samples per label.
+        label_names: L names.
+        channels: (N, C) bool, what each client has.
+        channel_names: C names.
+        samples: (N,) training samples.
+        groups: N planted groups, or ``None`` where none are known.
+        truth: (N, K') true mixtures, or ``None``.
+    """
+
+    history: Floats
+    clients: tuple[str, ...]
+    labels: Floats
+    label_names: tuple[str, ...]
+    channels: NDArray[np.bool_]
+    channel_names: tuple[str, ...]
+    samples: Floats
+    groups: tuple[int, ...] | None = None
+    truth: Floats | None = None
+
+    @classmethod
+    def of(cls, data: FederatedDataModule, history: Tensor) -> Memberships:
+        """Puts the memberships of a run beside its data.
+
+        Args:
+            data: The data, after `setup`.
+            history: (R + 1, N, K) memberships.
+        """
+        clients = list(data.clients.values())
+        truth = [data.mixtures[c.id] for c in clients] if data.mixtures else None
+        return cls(
+            history=history.detach().cpu().double().numpy(),
+            clients=tuple(c.id for c in clients),
+            labels=np.array([c.label_counts.tolist() for c in clients]),
+            label_names=data.class_names,
+            channels=np.array([c.channels.tolist() for c in clients], dtype=bool),
+            channel_names=data.channel_names,
+            samples=np.array([float(c.num_samples) for c in clients]),
+            groups=planted_groups([c.id for c in clients]),
+            truth=None if truth is None else np.array(truth),
+        )
+
+    @property
+    def last(self) -> Floats:
+        """(N, K) memberships after the last round."""
+        return np.asarray(self.history[-1])
+
+    def summary(self) -> dict[str, Any]:
+        """Returns K, how many models lead some client, and how well the truth is recovered."""
+        found: dict[str, Any] = {
+            "models": self.last.shape[1],
+            "leading": len(set(self.last.argmax(1).tolist())),
+        }
+        if self.groups is not None:
+            found["planted_groups"] = len(set(self.groups))
+            found["adjusted_rand"] = float(adjusted_rand_score(self.groups, self.last.argmax(1)))
+        if self.truth is not None:
+            found["half_l1"] = float(half_l1(self.last, self.truth).mean())
+            found["half_l1_at_start"] = float(half_l1(self.history[0], self.truth).mean())
+        return found
+
+    def to_csv(self) -> str:
+        """Returns a row per round and client; round 0 is the start."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(["round", "client", *(f"model_{k}" for k in range(self.last.shape[1]))])
+        for round, rows in enumerate(self.history):
+            for client, row in zip(self.clients, rows, strict=True):
+                writer.writerow([round, client, *(f"{value:.6g}" for value in row)])
+        return text.getvalue()
+
+
+def planted_groups(clients: Sequence[str]) -> tuple[int, ...] | None:
+    """Reads the label groups from the clients' names; ``None`` unless all are in one.
+
+    Example:
+        >>> planted_groups(["group_0_hospital_0", "group_1_hospital_0"])
+        (0, 1)
+        >>> planted_groups(["group_0_hospital_0", "Cleveland"]) is None
+        True
+    """
+    try:
+        return tuple(group_of(client) for client in clients)
+    except ConfigError:
+        return None
+
+
+def leaf_order(rows: Floats) -> list[int]:
+    """Orders clients so that like memberships are neighbours: the leaves of an average linkage.
+
+    Args:
+        rows: (N, K) memberships.
+
+    Example:
+        >>> leaf_order(np.array([[1.0, 0.0], [0.0, 1.0], [0.9, 0.1]]))
+        [1, 2, 0]
+    """
+    if len(rows) < 2:
+        return list(range(len(rows)))
+    tree = linkage(rows, "average", metric="cityblock", optimal_ordering=True)
+    return [int(i) for i in leaves_list(tree)]
+
+
+def matched(rows: Floats, truth: Floats) -> Floats:
+    """Renumbers canonical models, whose numbers mean nothing, to fit the true ones best.
+
+    Source: PPFL compares with the true mixtures up to a permutation; the best one is found by
+    linear assignment. Columns are added where one side has fewer models.
+
+    Args:
+        rows: (N, K) memberships.
+        truth: (N, K') true mixtures.
+
+    Returns:
+        (N, max(K, K')) the columns of ``rows``, those without a true one last.
+
+    Example:
+        >>> matched(np.array([[0.2, 0.8], [1.0, 0.0]]), np.array([[0.9, 0.1], [0.0, 1.0]])).tolist()
+        [[0.8, 0.2], [0.0, 1.0]]
+    """
+    width = max(rows.shape[1], truth.shape[1])
+    wide, true = (np.pad(r, ((0, 0), (0, width - r.shape[1]))) for r in (rows, truth))
+    cost = np.abs(true[:, :, None] - wide[:, None, :]).sum(0)
+    return np.asarray(wide[:, linear_sum_assignment(cost)[1]])
+
+
+def half_l1(rows: Floats, truth: Floats) -> Floats:
+    """Half the L1 distance of memberships to true mixtures, in [0, 1]; source: PPFL, Figure 11.
+
+    Args:
+        rows: (N, K) memberships.
+        truth: (N, K') true mixtures.
+
+    Returns:
+        (N,) distances under the one renumbering of models that fits all clients best.
+
+    Example:
+        >>> half_l1(np.array([[0.0, 1.0]]), np.array([[0.75, 0.25]])).tolist()
+        [0.25]
+    """
+    width = max(rows.shape[1], truth.shape[1])
+    true = np.pad(truth, ((0, 0), (0, width - truth.shape[1])))
+    return np.asarray(np.abs(matched(rows, truth) - true).sum(1) / 2)
+
+
+def served(found: Memberships, counts: Floats) -> Floats:
+    """Says what each canonical model serves.
+
+    Args:
+        found: The memberships.
+        counts: (N, L) what each client has, such as samples per label.
+
+    Returns:
+        (K, L) shares; row k is how the clients' counts, weighted by membership in k, divide. A
+        model that serves nothing has zeros.
+    """
+    weighted = found.last.T @ counts
+    total = weighted.sum(1, keepdims=True)
+    shares = np.divide(weighted, total, out=np.zeros_like(weighted), where=total > 0)
+    return np.asarray(shares)
+
+
+def membership_line(summary: Mapping[str, Any]) -> str:
+    """Says in a line what became of the memberships.
+
+    Example:
+        >>> membership_line({"models": 4, "leading": 2, "planted_groups": 2, "adjusted_rand": 1})
+        'Memberships: 2 of 4 models lead a client; adjusted Rand index 1.000 to 2 planted groups.'
+    """
+    line = f"Memberships: {summary['leading']} of {summary['models']} models lead a client"
+    if "adjusted_rand" in summary:
+        index, groups = summary["adjusted_rand"], summary["planted_groups"]
+        line += f"; adjusted Rand index {index:.3f} to {groups} planted groups"
+    if "half_l1" in summary:
+        line += (
+            f"; half L1 distance to the truth {summary['half_l1']:.3f} "
+            f"(start {summary['half_l1_at_start']:.3f})"
+        )
+    return f"{line}."
