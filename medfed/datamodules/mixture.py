@@ -1,0 +1,127 @@
+"""PPFL's synthetic problem: logistic models that clients mix, each in proportions of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from scipy.special import expit
+
+from medfed.datamodules.base import ClientPlan, FederatedDataModule
+from medfed.datamodules.client_data import SPLITS, Batch, ClientData
+from medfed.datamodules.partitions.base import Partition
+from medfed.datamodules.readers.base import Patient
+from medfed.datamodules.seeding import numpy_rng
+from medfed.errors import ConfigError
+
+
+class MixtureDataModule(FederatedDataModule):
+    """Generated rows; ``image`` is (B, F) and ``label`` (B,) int64.
+
+    Source: PPFL, synthetic data. theta_k ~ U[-1, 1]^F are K logistic models, no constant, and
+    alpha_i ~ Dirichlet(concentration) are client i's true memberships, kept in ``mixtures``. Rows
+    are standard normal (the project's choice), and a label is 1 with probability
+    sum_k alpha_ik sigmoid(theta_k x), as canonical models with mixed outputs have it.
+
+    Args:
+        partition: Takes the hospitals as they are (``centre``).
+        seed: Seed of models, mixtures, rows and splits.
+        clients: Number of clients N.
+        samples: Rows of each client, training to test.
+        features: F, the dimension d.
+        models: K, the true logistic models.
+        concentration: Of the Dirichlet distribution; small: clients mix little.
+        val_fraction: Share of validation rows per client.
+        test_fraction: Share of test rows per client.
+        batch_size: Rows per training batch.
+        eval_batch_size: Rows per evaluation batch.
+
+    Raises:
+        ConfigError: If a size or the concentration is not positive.
+    """
+
+    def __init__(
+        self,
+        partition: Partition,
+        seed: int = 0,
+        clients: int = 300,
+        samples: int = 100,
+        features: int = 150,
+        models: int = 3,
+        concentration: float = 0.4,
+        val_fraction: float = 0.2,
+        test_fraction: float = 0.2,
+        batch_size: int = 128,
+        eval_batch_size: int = 1024,
+    ) -> None:
+        super().__init__(partition, seed, val_fraction, test_fraction)
+        sizes = {"clients": clients, "samples": samples, "features": features, "models": models}
+        for name, value in {**sizes, "concentration": concentration}.items():
+            if not value > 0:
+                raise ConfigError(f"data.{name} must be positive, not {value}.")
+        self.names = [f"hospital_{i:03d}" for i in range(clients)]
+        self.rows = samples
+        self.models = models
+        self.concentration = concentration
+        self.batch_size = batch_size
+        self.eval_batch_size = eval_batch_size
+        self.channel_names = tuple(f"x{j}" for j in range(features))
+        self.class_names = ("0", "1")
+        self.description = (
+            f"Data: generated, {clients} hospitals of {samples} rows that mix {models} logistic "
+            f"models of {features} features."
+        )
+        self.thetas = numpy_rng(seed, "mixture", "models").uniform(-1, 1, (models, features))
+        self._drawn = {name: self._draw(name) for name in self.names}
+
+    def _draw(self, name: str) -> Batch:
+        """Draws a client's mixture, rows and labels."""
+        rng = numpy_rng(self.seed, "mixture", name)
+        alpha = rng.dirichlet([self.concentration] * self.models)
+        self.mixtures[name] = tuple(alpha.tolist())
+        image = rng.standard_normal((self.rows, self.in_channels))
+        chance = expit(image @ self.thetas.T) @ alpha
+        label = (rng.random(self.rows) < chance).astype(np.int64)
+        return {"image": torch.from_numpy(image).float(), "label": torch.from_numpy(label)}
+
+    def list_patients(self) -> list[Patient]:
+        """Every row is a patient of its hospital."""
+        return [
+            Patient(f"{name}_row_{j}", centre=name, label=label)
+            for name in self.names
+            for j, label in enumerate(self._drawn[name]["label"].tolist())
+        ]
+
+    def build_clients(self, plans: Mapping[str, ClientPlan]) -> dict[str, ClientData]:
+        """Takes the rows of every client; see the base class.
+
+        Raises:
+            ConfigError: If the partition does not leave the hospitals as they are.
+        """
+        if not set(plans) <= set(self.names):
+            raise ConfigError("Generated mixtures belong to hospitals; use partition=centre.")
+        clients = {}
+        for name, plan in plans.items():
+            blocks = {s: self._block(name, plan.patients[s], plan.channels) for s in SPLITS}
+            counts = torch.bincount(blocks["train"]["label"], minlength=2).float()
+            clients[name] = ClientData(
+                id=name,
+                train=blocks["train"],
+                evaluation={"val": [blocks["val"]], "test": [blocks["test"]]},
+                channels=plan.channels,
+                label_counts=counts,
+                patients={split: list(plan.patients[split]) for split in SPLITS},
+                batch_size=self.batch_size,
+                eval_batch_size=self.eval_batch_size,
+            )
+        return clients
+
+    def _block(self, name: str, patients: list[str], present: torch.Tensor) -> Batch:
+        index = torch.tensor([int(p.rpartition("_")[2]) for p in patients], dtype=torch.long)
+        drawn = self._drawn[name]
+        return {
+            "image": drawn["image"][index] * present,
+            "label": drawn["label"][index],
+            "case": torch.arange(len(index)),
+        }
