@@ -231,18 +231,20 @@ def _finish(recipe: Recipe, folder: Path, entries: list[Entry]) -> Store:
 
 def _join(folder: Path, name: str, counts: Sequence[int]) -> None:
     """Writes the items' arrays one after the other into one file."""
-    parts = [files.map_array(folder / shard(i, name)) for i in range(len(counts))]
-    if len({(p.dtype, p.shape[1:]) for p in parts}) > 1 or list(map(len, parts)) != list(counts):
+    parts = [files.read_payload(folder / shard(i, name)) for i in range(len(counts))]
+    first = parts[0]
+    kinds = {(p.dtype, p.shape[1:]) for p in parts}
+    if len(kinds) > 1 or [p.shape[0] for p in parts] != list(counts):
         raise DataError(f"The {name} of the items of {folder} cannot be joined to one array.")
     header = {
-        "descr": np.lib.format.dtype_to_descr(parts[0].dtype),
+        "descr": np.lib.format.dtype_to_descr(first.dtype),
         "fortran_order": False,
-        "shape": (sum(counts), *parts[0].shape[1:]),
+        "shape": (sum(counts), *first.shape[1:]),
     }
     with files.atomic(folder / f"{name}.npy") as file:
         np.lib.format.write_array_header_1_0(file, header)
         for part in parts:
-            file.write(np.ascontiguousarray(part).data)
+            file.write(part.data())
 
 
 def _remove_items(folder: Path) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import io
 import json
 import logging
+import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -144,6 +147,56 @@ def map_array(path: Path) -> NDArray[Any]:
     except (OSError, ValueError, EOFError) as error:
         raise DataError(f"{path} cannot be read ({error}); prepare the data again.") from error
     return np.asarray(mapped)  # without the memmap class, whose indexing is slow
+
+
+class Payload(NamedTuple):
+    """What a ``.npy`` file holds, unread."""
+
+    path: Path
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    offset: int
+
+    def data(self) -> bytes:
+        """Returns the array's bytes.
+
+        Raises:
+            DataError: If the file is not as long as its header says.
+        """
+        with self.path.open("rb", buffering=0) as file:
+            file.seek(self.offset)
+            data = file.readall()
+        if len(data) != self.dtype.itemsize * math.prod(self.shape):
+            raise DataError(f"{self.path} is torn; prepare the data again.")
+        return data
+
+
+def read_payload(path: Path) -> Payload:
+    """Reads the header of a ``.npy`` file in C order; of thousands, faster than mapping each.
+
+    Args:
+        path: The file.
+
+    Raises:
+        DataError: If the file is missing or no such array.
+    """
+    try:
+        with path.open("rb") as file:
+            begin = file.read(10)
+            return Payload(path, *_header(begin + file.read(int.from_bytes(begin[8:], "little"))))
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"{path} cannot be read ({error}); prepare the data again.") from error
+
+
+@lru_cache(maxsize=64)
+def _header(begin: bytes) -> tuple[np.dtype[Any], tuple[int, ...], int]:
+    file = io.BytesIO(begin)
+    if np.lib.format.read_magic(file) != (1, 0):
+        raise ValueError("another version of the format")
+    shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
+    if fortran or dtype.hasobject:
+        raise ValueError("no plain array")
+    return dtype, shape, file.tell()
 
 
 def write_json(path: Path, content: Mapping[str, Any], sync: bool = True) -> None:
