@@ -14,8 +14,9 @@ EXPERIMENTS = sorted(p.stem for p in (CONFIG_DIR / "experiment").glob("*.yaml"))
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_every_experiment_composes(experiment):
-    # An experiment on data that cannot be generated leaves their path to the user.
-    config = load([f"experiment={experiment}", "folder=nowhere", "data.path=nowhere"])
+    # An experiment on data that cannot be generated leaves their path to the user; data that are
+    # generated only have none.
+    config = load([f"experiment={experiment}", "folder=nowhere", "++data.path=nowhere"])
     check_values(config)
     assert isinstance(build(config.local), LocalBudget)
     assert isinstance(build(config.cohort), Cohort)
