@@ -181,8 +181,9 @@ class ClientData:
             ``{"image", "label", "channels", "case"}``.
         """
         for block in [self.train] if split == "train" else self.evaluation[split]:
-            everything = torch.arange(block["image"].shape[0])
-            for index in everything.split(self.eval_batch_size):
+            count = block["image"].shape[0]
+            for start in range(0, count, self.eval_batch_size):
+                index = torch.arange(start, min(start + self.eval_batch_size, count))
                 taken = {name: _consecutive(block[name], index) for name in ("image", "label")}
                 yield {**self._batch(**taken), "case": _consecutive(block["case"], index)}
 

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from medfed.datamodules.base import ClientPlan, FederatedDataModule, resolve_root
-from medfed.datamodules.client_data import SPLITS, Augment, Block, ClientData, Rows
+from medfed.datamodules.classified import classified_client
+from medfed.datamodules.client_data import SPLITS, Augment, Block, ClientData, Rows, Split
 from medfed.datamodules.generated.cohort import Cohort
 from medfed.datamodules.partitions.base import Partition, Site
 from medfed.datamodules.readers.base import Patient
 from medfed.datamodules.readers.image_set import ImageSet
 from medfed.datamodules.seeding import derive_seed
-from medfed.datamodules.splits import warn_one_class
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,26 +148,13 @@ class ImageDataModule(FederatedDataModule):
 
     def _client(self, name: str, plan: ClientPlan) -> ClientData:
         assert self.data is not None
-        blocks = {}
+        blocks: dict[Split, Block] = {}
         for split in SPLITS:
             seed = derive_seed(self.seed, name, split)
             index, case = self.data.samples.select(plan.patients[split], plan.shares, seed)
             blocks[split] = self._block(index, case, plan)
-        labels = blocks["train"]["label"]
-        assert isinstance(labels, Tensor)
-        counts = torch.bincount(labels, minlength=self.num_classes).float()
-        warn_one_class(name, counts)
-        return ClientData(
-            id=name,
-            train=blocks["train"],
-            evaluation={"val": [blocks["val"]], "test": [blocks["test"]]},
-            channels=plan.channels,
-            label_counts=counts,
-            patients={split: list(plan.patients[split]) for split in SPLITS},
-            batch_size=self.batch_size,
-            eval_batch_size=self.eval_batch_size,
-            augment=self.augment,
-        )
+        sizes = (self.num_classes, self.batch_size, self.eval_batch_size)
+        return classified_client(name, plan, blocks, *sizes, self.augment)
 
     def _block(self, index: NDArray[np.int64], case: NDArray[np.int64], plan: ClientPlan) -> Block:
         assert self.data is not None

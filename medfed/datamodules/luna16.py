@@ -18,7 +18,8 @@ from medfed.datamodules.base import ClientPlan, FederatedDataModule, resolve_roo
 from medfed.datamodules.cache import Item, Recipe, Store, build, ensure
 from medfed.datamodules.cache.files import digest
 from medfed.datamodules.cache.rows import MappedRows
-from medfed.datamodules.client_data import SPLITS, Augment, Block, ClientData, Split
+from medfed.datamodules.classified import classified_client
+from medfed.datamodules.client_data import SPLITS, Augment, ClientData, Split
 from medfed.datamodules.ct_patches import PatchSpec, to_unit
 from medfed.datamodules.generated.luna16 import LunaCohort
 from medfed.datamodules.luna16_patches import channel_names, convert_patches, read_patches
@@ -27,7 +28,6 @@ from medfed.datamodules.partitions.thinning import thin
 from medfed.datamodules.readers.base import Patient
 from medfed.datamodules.readers.luna16 import Luna16Reader
 from medfed.datamodules.seeding import derive_seed
-from medfed.datamodules.splits import warn_one_class
 from medfed.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
@@ -168,25 +168,11 @@ class Luna16DataModule(FederatedDataModule):
                 f"Client {name} has no training patch; give it more scans, or class shares that "
                 "its nodules suffice for."
             )
-        counts = torch.bincount(blocks["train"]["label"], minlength=self.num_classes).float()
-        warn_one_class(name, counts)
-        evaluation: dict[Split, Sequence[Block]] = {}
         for split in ("val", "test"):
-            some = len(blocks[split]["label"]) > 0
-            evaluation[split] = [blocks[split]] if some else []
-            if plan.patients[split] and not some:
+            if plan.patients[split] and not len(blocks[split]["label"]):
                 log.warning("Client %s has no %s patch after thinning.", name, split)
-        return ClientData(
-            id=name,
-            train=blocks["train"],
-            evaluation=evaluation,
-            channels=plan.channels,
-            label_counts=counts,
-            patients={split: list(plan.patients[split]) for split in SPLITS},
-            batch_size=self.batch_size,
-            eval_batch_size=self.eval_batch_size,
-            augment=self.augment,
-        )
+        sizes = (self.num_classes, self.batch_size, self.eval_batch_size)
+        return classified_client(name, plan, blocks, *sizes, self.augment)
 
     def _block(
         self, client: str, plan: ClientPlan, split: Split, labels: NDArray[np.int64]

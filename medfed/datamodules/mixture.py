@@ -9,6 +9,7 @@ import torch
 from scipy.special import expit
 
 from medfed.datamodules.base import ClientPlan, FederatedDataModule
+from medfed.datamodules.classified import classified_client
 from medfed.datamodules.client_data import SPLITS, Batch, ClientData
 from medfed.datamodules.partitions.base import Partition
 from medfed.datamodules.readers.base import Patient
@@ -104,17 +105,8 @@ class MixtureDataModule(FederatedDataModule):
         clients = {}
         for name, plan in plans.items():
             blocks = {s: self._block(name, plan.patients[s], plan.channels) for s in SPLITS}
-            counts = torch.bincount(blocks["train"]["label"], minlength=2).float()
-            clients[name] = ClientData(
-                id=name,
-                train=blocks["train"],
-                evaluation={"val": [blocks["val"]], "test": [blocks["test"]]},
-                channels=plan.channels,
-                label_counts=counts,
-                patients={split: list(plan.patients[split]) for split in SPLITS},
-                batch_size=self.batch_size,
-                eval_batch_size=self.eval_batch_size,
-            )
+            sizes = (self.num_classes, self.batch_size, self.eval_batch_size)
+            clients[name] = classified_client(name, plan, blocks, *sizes)
         return clients
 
     def _block(self, name: str, patients: list[str], present: torch.Tensor) -> Batch:

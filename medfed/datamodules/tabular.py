@@ -13,13 +13,13 @@ from sklearn.preprocessing import MinMaxScaler
 from torch import Tensor
 
 from medfed.datamodules.base import ClientPlan, FederatedDataModule, resolve_root
+from medfed.datamodules.classified import classified_client
 from medfed.datamodules.client_data import SPLITS, Batch, ClientData, Split
 from medfed.datamodules.partitions.base import Partition
 from medfed.datamodules.readers.base import Patient
 from medfed.datamodules.readers.table import Table, breast_cancer, read_csv
 from medfed.datamodules.samples import Samples
 from medfed.datamodules.seeding import derive_seed
-from medfed.datamodules.splits import warn_one_class
 from medfed.errors import ConfigError
 
 Index = NDArray[np.int64]
@@ -124,18 +124,8 @@ class TabularDataModule(FederatedDataModule):
         for name, plan in plans.items():
             scaler = fit_scaler(train[name] if self.scaling == "client" else pooled)
             blocks = {s: self._block(*chosen[name][s], scaler, plan.channels) for s in SPLITS}
-            counts = torch.bincount(blocks["train"]["label"], minlength=self.num_classes).float()
-            warn_one_class(name, counts)
-            clients[name] = ClientData(
-                id=name,
-                train=blocks["train"],
-                evaluation={"val": [blocks["val"]], "test": [blocks["test"]]},
-                channels=plan.channels,
-                label_counts=counts,
-                patients={split: list(plan.patients[split]) for split in SPLITS},
-                batch_size=self.batch_size,
-                eval_batch_size=self.eval_batch_size,
-            )
+            sizes = (self.num_classes, self.batch_size, self.eval_batch_size)
+            clients[name] = classified_client(name, plan, blocks, *sizes)
         return clients
 
     def _select(self, client: str, plan: ClientPlan) -> dict[Split, tuple[Index, Index]]:

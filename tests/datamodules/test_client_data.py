@@ -78,3 +78,10 @@ def test_no_training_data_is_an_error_naming_the_client():
 
 def test_an_empty_split_yields_nothing():
     assert list(make().eval_batches("test")) == []
+
+
+def test_an_empty_block_gives_no_batch():
+    client = make()
+    block = {name: values[:0] for name, values in client.train.items()}
+    client.evaluation = {"val": [block], "test": [block]}
+    assert list(client.eval_batches("val")) == []
