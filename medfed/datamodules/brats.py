@@ -121,11 +121,11 @@ class BratsDataModule(FederatedDataModule):
     def _generate(self) -> Path:
         if self.generated is None:
             raise ConfigError("data.path is not set and data.generated is empty; set data.path.")
-        path, new = self.generated.ensure(self.root)
         count = self.generated.hospitals * self.generated.patients
-        self.description = (
-            f"{'Generated' if new else 'Data:'} a BraTS-like cohort of {count} patients in {path} "
-            "(real data: data=brats data.path=/path/to/Task01_BrainTumour)."
+        path, self.description = self.generated.provide(
+            self.root,
+            f"a BraTS-like cohort of {count} patients",
+            "data=brats data.path=/path/to/Task01_BrainTumour",
         )
         return path
 

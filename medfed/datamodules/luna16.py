@@ -105,11 +105,11 @@ class Luna16DataModule(FederatedDataModule):
     def _generate(self) -> Path:
         if self.generated is None:
             raise ConfigError("data.path is not set and data.generated is empty; set data.path.")
-        path, new = self.generated.ensure(self.root)
         count = self.generated.hospitals * self.generated.patients
-        self.description = (
-            f"{'Generated' if new else 'Data:'} a LUNA16-like cohort of {count} scans in {path} "
-            "(real data: data=luna16 data.path=/path/to/LUNA16)."
+        path, self.description = self.generated.provide(
+            self.root,
+            f"a LUNA16-like cohort of {count} scans",
+            "data=luna16 data.path=/path/to/LUNA16",
         )
         return path
 

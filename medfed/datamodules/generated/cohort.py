@@ -36,6 +36,20 @@ class Cohort(ABC):
         text = json.dumps({"version": self.version, **asdict(self)}, sort_keys=True)
         return f"{self.kind}_{hashlib.sha256(text.encode()).hexdigest()[:10]}"
 
+    def provide(self, root: Path, what: str, instead: str) -> tuple[Path, str]:
+        """Generates the cohort unless it is there, and says so.
+
+        Args:
+            root: Data folder.
+            what: What it is, such as ``"a BraTS-like cohort of 40 patients"``.
+            instead: The overrides that take real data in its place.
+
+        Returns:
+            The cohort's folder, and one line about it.
+        """
+        path, new = self.ensure(root)
+        return path, f"{'Generated' if new else 'Data:'} {what} in {path} (real data: {instead})."
+
     def ensure(self, root: Path) -> tuple[Path, bool]:
         """Generates the cohort unless it is there.
 
