@@ -13,7 +13,7 @@ from medfed.errors import CheckpointError, ConfigError, MedfedError, did_you_mea
 from medfed.experiment import Experiment, reopen, test_selected
 from medfed.federation.callbacks.evaluation import smaller_is_better
 from medfed.federation.module import EvalSplit
-from medfed.results import load_summary
+from medfed.reports.results import load_summary
 from medfed.run_folder import federation_statistics, write_json
 
 

@@ -12,7 +12,6 @@ import pytorch_lightning as pl
 import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from medfed import results
 from medfed.channels import build_channel
 from medfed.config import build, first_line
 from medfed.config_checks import check_values
@@ -35,6 +34,7 @@ from medfed.federation.local_client import LocalClient
 from medfed.federation.module import FederatedModule
 from medfed.federation.training import LocalTrainer
 from medfed.models.task import TaskModule
+from medfed.reports import results
 from medfed.run_folder import open_folder
 from medfed.tasks import build_task
 

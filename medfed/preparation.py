@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
-from medfed.cohort_report import print_clients, summarise_clients, to_csv
 from medfed.config import CONFIG_DIR, build
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.cache import Cached, Store
 from medfed.errors import ConfigError, DataError
-from medfed.pictures import save_figures
+from medfed.reports.cohort_report import print_clients, summarise_clients, to_csv
+from medfed.reports.pictures import save_figures
 from medfed.run_folder import write_json, write_text
 
 _log = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ def show(data: FederatedDataModule, folder: Path) -> Path:
     Raises:
         DataError: If the folder cannot be written.
     """
-    from medfed.cohort_pictures import draw_cohort  # late: draws, and imports, for a while
+    from medfed.reports.cohort_pictures import draw_cohort  # late: draws, and imports, for a while
 
     clients = summarise_clients(data)
     print_clients(clients, data.class_names)

@@ -21,7 +21,7 @@ def run(config: DictConfig) -> None:
                 "Name the runs: python scripts/compare.py runs=[DIR,DIR] or runs=SWEEP_DIR."
             )
         # Imported late, so that --help and mistakes in the configuration answer at once.
-        from medfed.comparison_files import compare_runs
+        from medfed.reports.comparison_files import compare_runs
 
         runs = OmegaConf.to_container(config)["runs"]  # type: ignore[call-overload,index]
         compare_runs(runs, None if config.out is None else Path(str(config.out)), config.metric)

@@ -25,7 +25,7 @@ def run(config: DictConfig) -> None:
             raise ConfigError("Name the run folder: python scripts/evaluate.py run=DIR.")
         # Imported late, so that --help and mistakes in the configuration answer at once.
         from medfed.evaluation import evaluate_run
-        from medfed.results import print_summary
+        from medfed.reports.results import print_summary
 
         logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
         folder = Path(str(config.run))

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from medfed.communication import communication, pareto_front
-from medfed.comparison import compare
-from medfed.comparison_files import compare_runs
 from medfed.config import load
 from medfed.errors import CheckpointError
 from medfed.experiment import train
-from medfed.runs import find_runs
+from medfed.reports.communication import communication, pareto_front
+from medfed.reports.comparison import compare
+from medfed.reports.comparison_files import compare_runs
+from medfed.reports.runs import find_runs
 from tests.integration.runs import imaging
 
 GAMMAS = (0, 1, 100)

@@ -13,13 +13,13 @@ import pytest
 import safetensors.numpy
 from omegaconf import OmegaConf
 
-from medfed.comparison import compare
-from medfed.comparison_files import compare_runs
 from medfed.config import load
 from medfed.errors import CheckpointError, ConfigError
 from medfed.experiment import train
-from medfed.lambda_path import lambda_path
-from medfed.runs import find_runs
+from medfed.reports.comparison import compare
+from medfed.reports.comparison_files import compare_runs
+from medfed.reports.lambda_path import lambda_path
+from medfed.reports.runs import find_runs
 
 SMALL = ("rounds=1", "local.steps=2", "logger=none", "progress=false")
 STRENGTHS = (0.0, 0.01, 10.0)

@@ -17,13 +17,13 @@ from matplotlib.image import imread
 from matplotlib.patches import Rectangle
 from rich.console import Console
 
-from medfed.cohort_pictures import client_bars, feature_means, intensities
-from medfed.cohort_report import print_clients, summarise_clients
-from medfed.cohort_sheet import class_colours, contact_sheet
 from medfed.config import load
 from medfed.datamodules.client_data import SPLITS
 from medfed.errors import DataError
 from medfed.preparation import prepare
+from medfed.reports.cohort_pictures import client_bars, feature_means, intensities
+from medfed.reports.cohort_report import print_clients, summarise_clients
+from medfed.reports.cohort_sheet import class_colours, contact_sheet
 from tests.integration.runs import left_in
 
 BRATS = (

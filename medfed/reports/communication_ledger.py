@@ -11,7 +11,7 @@ import numpy as np
 
 from medfed.errors import CheckpointError
 from medfed.federation.ledger import Entry
-from medfed.runs import Run
+from medfed.reports.runs import Run
 
 
 class Traffic(NamedTuple):

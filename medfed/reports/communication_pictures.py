@@ -11,11 +11,11 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 from numpy.typing import NDArray
 
-from medfed.communication import Communication, Sent
-from medfed.communication_ledger import cumulative, median_round
-from medfed.comparison_pictures import client_dots, label_of, method_style
 from medfed.federation.callbacks.evaluation import smaller_is_better
-from medfed.results import size
+from medfed.reports.communication import Communication, Sent
+from medfed.reports.communication_ledger import cumulative, median_round
+from medfed.reports.comparison_pictures import client_dots, label_of, method_style
+from medfed.reports.results import size
 
 _LINES = ("-", "--", ":", "-.")
 

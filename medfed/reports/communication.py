@@ -15,17 +15,17 @@ from dataclasses import dataclass
 import numpy as np
 from omegaconf import OmegaConf
 
-from medfed.communication_ledger import (
+from medfed.federation.callbacks.evaluation import smaller_is_better
+from medfed.federation.ledger import Entry
+from medfed.reports.communication_ledger import (
     Traffic,
     family_name,
     median_round,
     read_ledger,
     traffic,
 )
-from medfed.comparison import Cell, Comparison, Method
-from medfed.federation.callbacks.evaluation import smaller_is_better
-from medfed.federation.ledger import Entry
-from medfed.runs import differences
+from medfed.reports.comparison import Cell, Comparison, Method
+from medfed.reports.runs import differences
 
 _SHORTEST = 3  # methods that make a sweep
 _WIRE = ("codec.", "channel.")

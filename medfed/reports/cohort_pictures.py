@@ -11,10 +11,10 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from medfed.cohort_report import ClientSummary
-from medfed.cohort_sheet import class_colours, contact_sheet, region_colours
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.client_data import SPLITS
+from medfed.reports.cohort_report import ClientSummary
+from medfed.reports.cohort_sheet import class_colours, contact_sheet, region_colours
 
 Array = NDArray[np.float64]
 _SPLITS = ("#0072B2", "#56B4E9", "0.7")

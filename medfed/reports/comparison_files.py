@@ -7,19 +7,19 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from medfed.communication import Communication, communication
-from medfed.communication_pictures import draw_communication
-from medfed.comparison import Comparison, compare
-from medfed.comparison_pictures import client_dots, cost_scatter, label_of, method_curves
-from medfed.comparison_report import print_table, to_csv, to_markdown
 from medfed.federation.callbacks.evaluation import smaller_is_better
-from medfed.lambda_path import LambdaPath, lambda_path
 from medfed.models.pictures import contour_grid
 from medfed.personalize.pictures import coupling_path
-from medfed.pictures import load_cases, save_figures
-from medfed.results import wide_console
+from medfed.reports.communication import Communication, communication
+from medfed.reports.communication_pictures import draw_communication
+from medfed.reports.comparison import Comparison, compare
+from medfed.reports.comparison_pictures import client_dots, cost_scatter, label_of, method_curves
+from medfed.reports.comparison_report import print_table, to_csv, to_markdown
+from medfed.reports.lambda_path import LambdaPath, lambda_path
+from medfed.reports.pictures import load_cases, save_figures
+from medfed.reports.results import wide_console
+from medfed.reports.runs import common_folder, find_runs
 from medfed.run_folder import write_text
-from medfed.runs import common_folder, find_runs
 
 _CAPTIONS = {
     "clients": "Test metric of every client under every method.",

@@ -12,9 +12,9 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from medfed.comparison import Cell, Comparison
 from medfed.federation.callbacks.evaluation import smaller_is_better
-from medfed.results import size, wide_console
+from medfed.reports.comparison import Cell, Comparison
+from medfed.reports.results import size, wide_console
 
 _STATISTICS = ("mean", "sd", "worst")
 _COLUMNS = 6  # methods that fit side by side

@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from medfed.federation.callbacks.evaluation import Record
-from medfed.results import size
+from medfed.reports.results import size
 
 # Okabe and Ito's colours, which people with colour-vision deficiency tell apart.
 _METHODS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")

@@ -15,11 +15,11 @@ from torch import Tensor
 from medfed.federation.callbacks.evaluation import Record, smaller_is_better
 from medfed.federation.collect import gather_named, rank
 from medfed.federation.module import FederatedModule
-from medfed.membership_pictures import membership_figures
-from medfed.memberships import Memberships, membership_line
 from medfed.models.pictures import slice_with_most
 from medfed.models.task import TaskModule
-from medfed.pictures import draw_run, save_figures
+from medfed.reports.membership_pictures import membership_figures
+from medfed.reports.memberships import Memberships, membership_line
+from medfed.reports.pictures import draw_run, save_figures
 from medfed.run_folder import (
     federation_statistics,
     metrics_csv,

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from medfed.memberships import Floats, Memberships, leaf_order, matched, served
+from medfed.reports.memberships import Floats, Memberships, leaf_order, matched, served
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "0.4")
 _NAMES = 45  # clients, at most, whose names are written

@@ -17,7 +17,7 @@ import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
 from medfed.errors import CheckpointError, ConfigError, did_you_mean
-from medfed.runs import Run, check_same_patients, differences, read_run, without_repeats
+from medfed.reports.runs import Run, check_same_patients, differences, read_run, without_repeats
 
 
 class Cell(NamedTuple):

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.membership_pictures import membership_figures
-from medfed.memberships import Memberships, half_l1, leaf_order, matched, served
+from medfed.reports.membership_pictures import membership_figures
+from medfed.reports.memberships import Memberships, half_l1, leaf_order, matched, served
 from tests.integration.runs import resume, run
 
 DIGITS = (

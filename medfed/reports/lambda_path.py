@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from medfed.comparison import Comparison, Method
 from medfed.config import build
 from medfed.datamodules.tabular import TabularDataModule
 from medfed.errors import CheckpointError
 from medfed.federation.callbacks.checkpoint import last_whole
-from medfed.runs import Run, differences
+from medfed.reports.comparison import Comparison, Method
+from medfed.reports.runs import Run, differences
 
 _STRENGTH = "algorithm.strength"
 _SHORTEST = 3  # strengths that make a path

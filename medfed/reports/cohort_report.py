@@ -17,7 +17,7 @@ from torch import Tensor
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.client_data import SPLITS, Block, ClientData, Split
 from medfed.datamodules.site import UNCHANGED
-from medfed.results import wide_console
+from medfed.reports.results import wide_console
 
 _COLUMNS = 6  # classes that have a column each; more stand in one
 _NAMES = 4  # channels that are named each
