@@ -10,15 +10,13 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 
-from medfed.channels import build_channel
-from medfed.config import build, first_line
+from medfed.assembly import federate, prepare
+from medfed.config import build
 from medfed.config_checks import check_values
 from medfed.datamodules.base import FederatedDataModule
 from medfed.errors import CheckpointError, ConfigError
-from medfed.federation.algorithm import ClientInfo
-from medfed.federation.budget import learning_rates
 from medfed.federation.callbacks import (
     CommunicationLogger,
     FederatedRounds,
@@ -29,14 +27,10 @@ from medfed.federation.callbacks import (
 )
 from medfed.federation.callbacks.checkpoint import BEST, is_whole, last_whole
 from medfed.federation.collect import rank
-from medfed.federation.federation import Federation
-from medfed.federation.local_client import LocalClient
 from medfed.federation.module import FederatedModule
-from medfed.federation.training import LocalTrainer
 from medfed.models.task import TaskModule
 from medfed.reports import results
 from medfed.run_folder import open_folder
-from medfed.tasks import build_task
 
 _log = logging.getLogger(__name__)
 PRECISIONS = ("32-true", "bf16-mixed", "64-true", "32", "bf16", "64")
@@ -53,106 +47,6 @@ class Experiment:
     evaluation: PersonalEvaluation
     trainer: pl.Trainer
     folder: Path
-
-
-def prepare(config: DictConfig) -> tuple[FederatedDataModule, TaskModule]:
-    """Reads the data and builds the task, whose channels and classes the data decide.
-
-    Args:
-        config: The configuration; facts of the data that are null are filled in.
-    """
-    torch.set_num_threads(config.threads)
-    data: FederatedDataModule = build(config.data)
-    data.setup()
-    if rank() == 0:
-        _log.info("%s", data.description)
-    spatial_dims = getattr(data, "spatial_dims", 2)
-    facts = {
-        "in_channels": data.in_channels,
-        "out_channels": data.num_classes,
-        "regions": list(data.class_names),
-        "spatial_dims": spatial_dims,
-        # Slices pass the network whole; volumes, whose depth rarely suits it, window by window.
-        "patch_size": getattr(data, "size", None) if spatial_dims == 3 else None,
-    }
-    with open_dict(config):
-        for key, value in facts.items():
-            if config[key] is None:
-                config[key] = list(value) if isinstance(value, tuple) else value
-    task = build_task(config)
-    if str(config.trainer.precision).startswith("64"):
-        task.double()
-    try_model(task, data)
-    return data, task
-
-
-def try_model(task: TaskModule, data: FederatedDataModule) -> None:
-    """Computes one loss and one evaluation, so that a model which does not fit fails at once.
-
-    Raises:
-        ConfigError: If the model cannot take a training batch or an evaluation image.
-    """
-    client = next(iter(data.clients.values()))
-    batch = next(iter(client.train_batches(0)))
-    flags = {m: m.training for m in task.network.modules()}
-    task.network.eval()
-    try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            task.loss(batch)
-            if getattr(task, "patch_size", ()) is None:  # whole images are segmented at once
-                batch = next(iter(client.eval_batches("val")), batch)
-                task.evaluate([{name: values[:1] for name, values in batch.items()}])
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        shapes = " and ".join(f"{k} {tuple(batch[k].shape)}" for k in ("image", "label"))
-        raise ConfigError(
-            f"The model cannot take the batches of these data ({shapes}): {first_line(error)}; "
-            "choose another model or data.patch_size, or set patch_size for sliding windows."
-        ) from error
-    for module, training in flags.items():
-        module.training = training
-
-
-def federate(
-    config: DictConfig, data: FederatedDataModule, task: TaskModule
-) -> tuple[Federation, LocalTrainer]:
-    """Builds the federation of all clients and their common training loop.
-
-    Raises:
-        ConfigError: If the algorithm does not fit the model, or the optimizer cannot be used.
-    """
-    algorithm = build(config.algorithm)
-    if config.get("canonical") and not algorithm.mixes:
-        raise ConfigError(
-            f"{type(algorithm).__name__} would train the membership vectors of canonical models as "
-            "if they were weights; choose canonical=none or algorithm=ppfl."
-        )
-    split = algorithm.split(task.network, task.personal, config.buffers)
-    algorithm = algorithm.adapted(split)
-    optimizer, scheduler = build(config.optimizer), build(config.scheduler)
-    try:
-        learning_rates(optimizer, scheduler, config.rounds)
-    except Exception as error:
-        raise ConfigError(
-            f"The optimizer or its scheduler cannot be used as it is: {first_line(error)}"
-        ) from error
-    local = LocalTrainer(
-        task.network,
-        task.loss,
-        split,
-        optimizer,
-        scheduler,
-        config.rounds,
-        build(config.local),
-        config.seed,
-    )
-    weights = local.initial()
-    everyone = [ClientInfo(c.id, c.num_samples) for c in data.clients.values()]
-    server, state = algorithm.init(weights, split, everyone)
-    clients = {c.id: LocalClient(c, local, weights, state) for c in data.clients.values()}
-    channel = build_channel(config, algorithm)
-    cohort = build(config.cohort)
-    cohort.of([c.id for c in everyone], config.seed, 0)  # an unknown client stops the run here
-    return Federation(algorithm, server, clients, everyone, channel, cohort, config.seed), local
 
 
 def build_experiment(config: DictConfig) -> Experiment:

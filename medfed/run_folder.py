@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import safetensors.torch
 from omegaconf import DictConfig, OmegaConf
+from torch import Tensor
 
 from medfed.config import changed_keys
 from medfed.errors import CheckpointError
@@ -154,11 +155,22 @@ def federation_statistics(values: Sequence[float], falls: bool = False) -> dict[
 
 def save_models(folder: Path, models: Mapping[str, Tensors]) -> None:
     """Writes each client's personal model as safetensors, all entries by name."""
-    (folder / "models").mkdir(parents=True, exist_ok=True)
     for client, weights in models.items():
-        path = folder / "models" / f"{client}.safetensors"
-        partial = path.with_suffix(".partial")
-        safetensors.torch.save_file(
-            {n: t.detach().cpu().clone().contiguous() for n, t in weights.items()}, partial
-        )
-        os.replace(partial, path)
+        save_tensors(folder / "models" / f"{client}.safetensors", weights)
+
+
+def save_centers(folder: Path, centers: Mapping[str, Tensors]) -> None:
+    """Writes the centres of each client's quantised parameters, where there are some."""
+    for client, named in centers.items():
+        if named:
+            save_tensors(folder / "centers" / f"{client}.safetensors", named)
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Writes tensors as safetensors, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    safetensors.torch.save_file(
+        {n: t.detach().cpu().clone().contiguous() for n, t in tensors.items()}, partial
+    )
+    os.replace(partial, path)

@@ -150,6 +150,18 @@ class Algorithm(ABC):
         """Returns pictures of the server's state, by name; none unless an algorithm has some."""
         return {}
 
+    def centers(self, client: Client, message: Message) -> Tensors:
+        """Returns the centres of the parameters that :meth:`personal_model` gives quantised.
+
+        Args:
+            client: The client; its state is read only.
+            message: What :meth:`broadcast` sent.
+
+        Returns:
+            Sorted centres (m,) by parameter name; none unless the algorithm learns some.
+        """
+        return {}
+
     def memberships(self, server: State) -> Tensor | None:
         """Returns all clients' memberships in canonical models over rounds, where there are any.
 

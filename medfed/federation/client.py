@@ -111,6 +111,14 @@ class Client(Protocol):
             batches: Stop after this many batches; ``None`` for the whole epoch.
         """
 
+    def loss_at(self, at: Mapping[str, Tensor], *, batches: int | None = None) -> float:
+        """Returns the mean training loss over one epoch at fixed entries.
+
+        Args:
+            at: All entries, parameters and float buffers.
+            batches: Stop after this many batches; ``None`` for the whole epoch.
+        """
+
 
 def share_of(steps: int, index: int, parts: int) -> int:
     """Divides a budget of steps so that the parts sum to it and each takes at least one.

@@ -105,6 +105,11 @@ class Federation:
         message, _ = self.deliver(client)
         return self.algorithm.personal_model(self.clients[client], message)
 
+    def centers(self, client: str) -> Tensors:
+        """Returns the centres of a client's quantised parameters, by name; changes no state."""
+        message, _ = self.deliver(client)
+        return self.algorithm.centers(self.clients[client], message)
+
     def count_delivery(self, round: int) -> None:
         """Adds the delivery of the final result to every client to the ledger."""
         for client in self.ids:

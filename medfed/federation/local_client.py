@@ -105,6 +105,10 @@ class LocalClient:
         """See :meth:`medfed.federation.client.Client.gradient`."""
         return self.trainer.gradient(self.data, at, self._key(), update, batches)
 
+    def loss_at(self, at: Mapping[str, Tensor], *, batches: int | None = None) -> float:
+        """See :meth:`medfed.federation.client.Client.loss_at`."""
+        return self.trainer.mean_loss(self.data, at, self._key(), batches)
+
     def _key(self) -> tuple[str | int, ...]:
         self._calls += 1
         return (self._round, self.id, self._phase, self.phase_index, self._calls)

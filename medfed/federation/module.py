@@ -16,6 +16,7 @@ from medfed.errors import CheckpointError, NonFiniteError
 from medfed.federation.client import Batch
 from medfed.federation.collect import gather_named, rank, world_size
 from medfed.federation.federation import Federation, Round, naming
+from medfed.federation.live import to_device
 from medfed.federation.packet import Packet
 from medfed.federation.schedule import (
     EvaluationTasks,
@@ -24,7 +25,7 @@ from medfed.federation.schedule import (
     shard,
     tasks_of_round,
 )
-from medfed.federation.training import LocalTrainer, to_device
+from medfed.federation.training import LocalTrainer
 
 EvalSplit = Literal["train", "val", "test"]
 # Lightning warns who returns no optimizer that nothing will train; here clients have their own.

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,26 +21,11 @@ from medfed.federation.budget import (
     save_optimizer,
 )
 from medfed.federation.client import AfterStep, Batch, ClientData, Penalty
+from medfed.federation.live import Place, Plan, gradient_of, places, to_device
 from medfed.federation.normalization import normalises_batches, training_mode
 from medfed.federation.seeding import derive_seed, seeded
 from medfed.federation.split import ParameterSplit, Update, float_entries
 from medfed.federation.tensors import Tensors, select
-
-
-class _Plan(NamedTuple):
-    """What one ``update`` trains. It is looked up once, for a round asks for it at every client.
-
-    Attributes:
-        trained: The live parameters that it trains.
-        fixed: All other live parameters.
-        changing: The live entries that training may change: ``trained`` and their buffers.
-        optimizer: The optimizer of ``trained``.
-    """
-
-    trained: Tensors
-    fixed: list[Tensor]
-    changing: Tensors
-    optimizer: torch.optim.Optimizer
 
 
 class LocalTrainer:
@@ -77,9 +61,9 @@ class LocalTrainer:
         self.rates = learning_rates(optimizer, scheduler, rounds)
         self.backward: Callable[[Tensor], None] = torch.Tensor.backward
         self._make_optimizer = optimizer
-        self._plans: dict[Update, _Plan] = {}
+        self._plans: dict[Update, Plan] = {}
         self._entries: Tensors = {}
-        self._places: list[_Place] = []
+        self._places: list[Place] = []
         self._entries_device: torch.device | None = None
 
     @property
@@ -89,7 +73,7 @@ class LocalTrainer:
         moved = self._entries_device != self.device
         if moved or not all(held.get(name) is t for held, name, t in self._places):
             self._entries = float_entries(self.network)
-            self._places = _places(self.network)
+            self._places = places(self.network)
             self._entries_device = self.device
             self._plans.clear()
         return self._entries
@@ -109,7 +93,7 @@ class LocalTrainer:
         with torch.no_grad():
             torch._foreach_copy_(list(entries.values()), [weights[n] for n in entries])
 
-    def _prepare(self, update: Update, rate: float) -> _Plan:
+    def _prepare(self, update: Update, rate: float) -> Plan:
         """Lets exactly the trained parameters require gradients and resets their optimizer."""
         entries = self.entries
         if update not in self._plans:
@@ -124,11 +108,11 @@ class LocalTrainer:
             options["lr"] = rate
         return plan
 
-    def _plan(self, entries: Tensors, update: Update) -> _Plan:
+    def _plan(self, entries: Tensors, update: Update) -> Plan:
         """Looks up what an update trains and makes its optimizer."""
         trained = select(entries, self.split.parameters(update))
         outside = self.split.buffers.union(trained)
-        return _Plan(
+        return Plan(
             trained,
             [t for n, t in entries.items() if n not in outside],
             select(entries, self.split.names(update)),
@@ -207,16 +191,23 @@ class LocalTrainer:
     def _gradient_at(
         self, batch: Batch, trained: Mapping[str, Tensor], at: Mapping[str, Tensor]
     ) -> Tensors:
-        """Returns the gradient of ``batch`` at other parameters and puts the present ones back."""
+        """Returns the gradient of ``batch`` at other parameters and puts the present ones back.
+
+        Statistics of the batch were taken by the step itself; they are not taken twice.
+        """
         names = list(trained)
         live = [trained[n] for n in names]
+        buffers = [self.entries[n] for n in self.split.buffers]
+        statistics = [t.clone() for t in buffers]
         kept = [t.detach().clone() for t in live]
         torch._foreach_copy_(live, [at[n] for n in names])
         for tensor in live:
             tensor.grad = None
         self._backward(batch, trained, None)
-        gradients = {n: _grad(trained[n]).clone() for n in names}
+        gradients = {n: gradient_of(trained[n]).clone() for n in names}
         torch._foreach_copy_(live, kept)
+        if buffers:
+            torch._foreach_copy_(buffers, statistics)
         return gradients
 
     def gradient(
@@ -228,24 +219,51 @@ class LocalTrainer:
         batches: int | None = None,
     ) -> Tensors:
         """Returns the gradient of the mean loss over an epoch, or its first batches."""
-        self.load(at)
         trained = self._prepare(update, 0.0).trained
         sums = {n: torch.zeros_like(t) for n, t in trained.items()}
+        seen = 0
+        for batch, size in self._pass(data, at, key, batches):
+            for tensor in trained.values():
+                tensor.grad = None
+            self._backward(batch, trained, None)
+            torch._foreach_add_(
+                list(sums.values()), [gradient_of(t) for t in trained.values()], alpha=size
+            )
+            seen += size
+        torch._foreach_div_(list(sums.values()), seen)
+        return sums
+
+    def mean_loss(
+        self,
+        data: ClientData,
+        at: Mapping[str, Tensor],
+        key: tuple[str | int, ...],
+        batches: int | None = None,
+    ) -> float:
+        """Returns the mean loss over an epoch, or its first batches: the one of `gradient`."""
+        total, seen = torch.zeros((), device=self.device, dtype=torch.float64), 0
+        with torch.no_grad():
+            for batch, size in self._pass(data, at, key, batches):
+                total += self.loss(batch) * size
+                seen += size
+        return float(total) / seen
+
+    def _pass(
+        self,
+        data: ClientData,
+        at: Mapping[str, Tensor],
+        key: tuple[str | int, ...],
+        batches: int | None,
+    ) -> Iterator[tuple[Batch, int]]:
+        """Yields an epoch's batches with their sizes, the network in training mode at ``at``."""
+        self.load(at)
         seed, seen = derive_seed(self.seed, *key, "gradient"), 0
         with training_mode(self.network, self.split.policy == "frozen"), seeded(seed, self.device):
             for batch in islice(self._epoch(data, seed), batches):
-                size = len(next(iter(batch.values())))
-                for tensor in trained.values():
-                    tensor.grad = None
-                self._backward(batch, trained, None)
-                torch._foreach_add_(
-                    list(sums.values()), [_grad(t) for t in trained.values()], alpha=size
-                )
-                seen += size
+                seen += (size := len(next(iter(batch.values()))))
+                yield batch, size
         if not seen:
             raise ConfigError(f"Client {data.id} has no training batch.")
-        torch._foreach_div_(list(sums.values()), seen)
-        return sums
 
     def _batches(self, data: ClientData, seed: int, steps: int) -> Iterator[Batch]:
         """Yields exactly ``steps`` batches, epoch after epoch."""
@@ -269,30 +287,3 @@ class LocalTrainer:
         for batch in data.train_batches(seed):
             if not (lone and len(next(iter(batch.values()))) == 1):
                 yield to_device(batch, self.device)
-
-
-_Place = tuple[dict[str, Any], str, Tensor | None]
-
-
-def _places(network: nn.Module) -> list[_Place]:
-    """Lists where a network keeps each of its tensors, to notice when it keeps another there."""
-    return [
-        (held, name, tensor)
-        for module in network.modules()
-        for held in (module._parameters, module._buffers)
-        for name, tensor in held.items()
-    ]
-
-
-def _grad(tensor: Tensor) -> Tensor:
-    """Returns a parameter's gradient, zero where the loss does not depend on it."""
-    return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
-
-
-def to_device(batch: Batch, device: torch.device) -> Batch:
-    """Moves the tensors of a batch, without waiting where the device allows it."""
-    if device.type == "cpu":
-        return batch
-    return {
-        k: v.to(device, non_blocking=True) if isinstance(v, Tensor) else v for k, v in batch.items()
-    }

@@ -23,6 +23,7 @@ from medfed.reports.pictures import draw_run, save_figures
 from medfed.run_folder import (
     federation_statistics,
     metrics_csv,
+    save_centers,
     save_models,
     write_json,
     write_text,
@@ -58,6 +59,7 @@ def write(experiment: Experiment, memberships: Tensor | None = None) -> dict[str
     module, folder = experiment.module, experiment.folder
     federation = module.federation
     save_models(folder, {c: federation.personal_model(c) for c in module.owned})
+    save_centers(folder, {c: federation.centers(c) for c in module.owned})
     save_predictions(module, experiment.task, folder)
     steps = module.gather_steps()
     experiment.trainer.strategy.barrier("results")

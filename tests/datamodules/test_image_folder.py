@@ -8,6 +8,7 @@ import SimpleITK as sitk
 import torch
 from PIL import Image
 
+from medfed.assembly import prepare
 from medfed.config import load
 from medfed.datamodules.client_data import SPLITS
 from medfed.datamodules.images import ImageDataModule
@@ -15,7 +16,6 @@ from medfed.datamodules.partitions import ByCentre, LabelImbalance, RoundRobin
 from medfed.datamodules.readers.image_folder import read_image_folder
 from medfed.datamodules.seeding import numpy_rng
 from medfed.errors import ConfigError, DataError
-from medfed.experiment import prepare
 
 PATIENT, CENTRE = "^(p[0-9]+)_", "_(Bern|Basel)_"
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
+from medfed.assembly import prepare
 from medfed.config import load
 from medfed.datamodules.client_data import SPLITS
 from medfed.datamodules.generated.medmnist import CLASSES, BloodCells
@@ -22,7 +23,7 @@ from medfed.datamodules.readers.digits import read_digits
 from medfed.datamodules.readers.medmnist import read_medmnist
 from medfed.datamodules.seeding import numpy_rng
 from medfed.errors import ConfigError, DataError
-from medfed.experiment import prepare, train
+from medfed.experiment import train
 
 SIZES = {"train": 24, "val": 9, "test": 12}
 SHAPES = {"grey": (28, 28), "colour": (28, 28, 3), "volume": (12, 12, 12), "sizes": (20, 31)}

@@ -264,6 +264,29 @@ def test_gradient_takes_no_step_and_keeps_statistics() -> None:
     assert client.steps_done == 0
 
 
+def test_loss_at_is_the_one_of_the_gradient() -> None:
+    client = toy_client(norm=False, batch=3)
+    network = copy.deepcopy(client.trainer.network)
+    exact = square_loss(network, client.data.x, client.data.y).item()
+    assert client.loss_at(client.weights) == pytest.approx(exact, rel=1e-12)
+    before = digest(client.weights)
+    one = client.loss_at(client.weights, batches=1)
+    assert one != exact
+    assert digest(client.weights) == before
+    assert client.steps_done == 0
+
+
+def test_a_second_gradient_leaves_the_statistics_of_the_step() -> None:
+    client = toy_client(norm=True)
+
+    def after_step(weights: Tensors, grad_at: Callable[[Tensors], Tensors]) -> None:
+        grad_at({n: t + 1.0 for n, t in weights.items()})
+
+    watched = client.train(client.weights, steps=3, after_step=after_step)
+    client.begin(0, "fit", 0)
+    assert digest(watched) == digest(client.train(client.weights, steps=3))
+
+
 def test_gradient_of_an_unused_parameter_is_zero() -> None:
     client = toy_client()
     client.trainer.loss = lambda batch: client.trainer.network.head.bias.square().sum()

@@ -6,8 +6,8 @@ import pytest
 import pytorch_lightning as pl
 import torch
 
+from medfed.assembly import prepare
 from medfed.config import load
-from medfed.experiment import prepare
 from tests.integration.runs import CLINICAL, imaging
 
 # The data lie in memory: loaders without workers are the point.
