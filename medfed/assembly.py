@@ -95,7 +95,7 @@ def federate(
             "if they were weights; choose canonical=none or algorithm=ppfl."
         )
     split = algorithm.split(task.network, task.personal, config.buffers)
-    algorithm = algorithm.adapted(split)
+    algorithm = algorithm.adapted(split, task.network)
     optimizer, scheduler = build(config.optimizer), build(config.scheduler)
     try:
         learning_rates(optimizer, scheduler, config.rounds)

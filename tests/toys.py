@@ -124,7 +124,7 @@ def toy_federation(
     task = task or ToyTask()
     data = data or toy_data(batch=4)
     split = algorithm.split(task.network, task.personal, buffers)
-    algorithm = algorithm.adapted(split)
+    algorithm = algorithm.adapted(split, task.network)
     local = LocalTrainer(
         task.network,
         task.loss,

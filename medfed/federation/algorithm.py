@@ -96,8 +96,8 @@ class Algorithm(ABC):
             patterns = self.personal
         return ParameterSplit.of(network, patterns, buffers)
 
-    def adapted(self, split: ParameterSplit) -> Algorithm:
-        """Returns the algorithm for a model split like this; most need no change."""
+    def adapted(self, split: ParameterSplit, network: nn.Module) -> Algorithm:
+        """Returns the algorithm for this network, split like this; most need no change."""
         return self
 
     def phases(self, round: int) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ from typing import ClassVar, Literal
 
 import torch
 from matplotlib.figure import Figure
-from torch import Tensor
+from torch import Tensor, nn
 
 from medfed.errors import ConfigError
 from medfed.federation.algorithm import (
@@ -114,7 +114,7 @@ class PFedNet(Algorithm):
         # In later rounds only clients that take part for the first time are asked.
         return ("sketch",) if self.graph.needs_sketches else ()
 
-    def adapted(self, split: ParameterSplit) -> PFedNet:
+    def adapted(self, split: ParameterSplit, network: nn.Module) -> PFedNet:
         """Drops the phases of a part that the model lacks, such as x in logistic regression.
 
         Raises:
