@@ -1,0 +1,1 @@
+"""Models for hospitals: MONAI Bundles with packed weights, ONNX files, prediction."""
