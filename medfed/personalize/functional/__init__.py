@@ -17,6 +17,7 @@ from medfed.personalize.functional.graph_algebra import (
     graph_laplacian,
     incidence,
 )
+from medfed.personalize.functional.kmeans import initial_centers
 from medfed.personalize.functional.lasso import (
     LassoResult,
     LassoState,
@@ -30,6 +31,14 @@ from medfed.personalize.functional.membership import (
     laplacian,
 )
 from medfed.personalize.functional.prox import check_norm, dual_norm, project_l1_ball, prox_norm
+from medfed.personalize.functional.quantization import (
+    assign,
+    center_gradient,
+    prox_centers,
+    prox_weights,
+    quantize,
+    soft_quantize,
+)
 from medfed.personalize.functional.sketches import (
     data_sketch,
     feature_sketch,
@@ -44,6 +53,8 @@ __all__ = [
     "FusedLassoResult",
     "LassoResult",
     "LassoState",
+    "assign",
+    "center_gradient",
     "check_norm",
     "complete_edges",
     "connected_components",
@@ -62,15 +73,20 @@ __all__ = [
     "fused_lasso_blocks",
     "graph_laplacian",
     "incidence",
+    "initial_centers",
     "knn_edges",
     "label_sketch",
     "laplacian",
     "model_sketch",
     "network_lasso",
     "project_l1_ball",
+    "prox_centers",
     "prox_norm",
+    "prox_weights",
+    "quantize",
     "ring_edges",
     "sketch_vector",
+    "soft_quantize",
     "solve_network_lasso",
     "star_edges",
     "symmetric_vector",
