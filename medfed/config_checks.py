@@ -9,7 +9,7 @@ from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from hydra.utils import get_object
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from medfed.errors import ConfigError
 
@@ -36,7 +36,8 @@ def check_values(config: DictConfig) -> None:
     """Checks that nothing is left open, and the numbers that no constructor checks.
 
     Raises:
-        ConfigError: If a value is missing, or a number is not whole or too small.
+        ConfigError: If a value is missing, or a number is not whole or too small, or the newcomers
+            are no list.
 
     Example:
         >>> check_values(OmegaConf.create({"rounds": 0}))
@@ -55,6 +56,9 @@ def check_values(config: DictConfig) -> None:
                 f"{key} must be a whole number of at least {least}{' or null' * optional}, "
                 f"not {value}."
             )
+    newcomers = config.get("newcomers", ListConfig([]))
+    if not isinstance(newcomers, ListConfig):
+        raise ConfigError(f"newcomers must be a list of clients; write newcomers=[{newcomers}].")
 
 
 def check_types(node: DictConfig) -> None:

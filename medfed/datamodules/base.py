@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
 
 from medfed.datamodules.client_data import SPLITS, Batch, ClientData, Split
+from medfed.datamodules.newcomers import check_newcomers
 from medfed.datamodules.partitions.base import Partition, Site
 from medfed.datamodules.readers.base import Patient
 from medfed.datamodules.seeding import derive_seed
@@ -53,6 +54,8 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
 
     Attributes:
         clients: `ClientData` per client id, in the partition's order; filled by `setup`.
+        keep_out: Clients that join after training; set it before `setup`.
+        newcomers: Their `ClientData`, which is not among `clients`; filled by `setup`.
         plans: What was decided about every client; filled by `setup`.
         channel_names: Names of the C channels (or F features).
         class_names: Names of the classes, or of the regions.
@@ -73,6 +76,8 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         self.val_fraction = val_fraction
         self.test_fraction = test_fraction
         self.clients: dict[str, ClientData] = {}
+        self.keep_out: tuple[str, ...] = ()
+        self.newcomers: dict[str, ClientData] = {}
         self.mixtures: dict[str, tuple[float, ...]] = {}
         self.plans: dict[str, ClientPlan] = {}
         self._patients: dict[str, Patient] = {}
@@ -123,6 +128,7 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
             twice = Counter(p.id for p in patients).most_common(1)[0][0]
             raise DataError(f"Patient {twice} is listed twice; patient ids must be unique.")
         assigned = self.partition.assign(patients, self.seed)
+        check_newcomers(self.keep_out, list(assigned))
         given = self.partition.splits(list(assigned))
         splits = {c: self._split(c, ids, given.get(c)) for c, ids in assigned.items()}
         check_leakage(splits)
@@ -134,7 +140,9 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
             n: ClientPlan(splits[n], channels[n], shares.get(n), sites.get(n)) for n in names
         }
         with one_thread():
-            self.clients = self.build_clients(self.plans)
+            built = self.build_clients(self.plans)
+        self.newcomers = {n: built.pop(n) for n in self.keep_out}
+        self.clients = built
 
     def _split(
         self, client: str, ids: Sequence[str], fixed: dict[Split, list[str]] | None = None

@@ -119,7 +119,7 @@ class TabularDataModule(FederatedDataModule):
         features = self.table.features
         chosen = {client: self._select(client, plan) for client, plan in plans.items()}
         train = {client: features[parts["train"][0]] for client, parts in chosen.items()}
-        pooled = np.concatenate(list(train.values()))
+        pooled = np.concatenate([rows for c, rows in train.items() if c not in self.keep_out])
         clients = {}
         for name, plan in plans.items():
             scaler = fit_scaler(train[name] if self.scaling == "client" else pooled)
