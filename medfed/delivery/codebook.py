@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from medfed.delivery.packing import pack
+from medfed.delivery.packing import check_bits, pack
 from medfed.errors import CheckpointError
 
 
@@ -83,3 +83,29 @@ def from_centers(tensor: Tensor, centers: Tensor) -> Codebook:
             "A weight is none of its parameter's centres; the centres belong to another model."
         )
     return Codebook(indices, centers.clone(), tuple(tensor.shape))
+
+
+def fit(tensor: Tensor, bits: int) -> Codebook:
+    """Quantises a trained tensor by k-means of its elements.
+
+    Args:
+        tensor: Any shape, finite.
+        bits: 1 to 8; there are ``2**bits`` centres, or fewer where there are fewer numbers.
+
+    Returns:
+        The codebook; each element has the index of its nearest centre.
+
+    Raises:
+        ConfigError: If ``bits`` is outside 1 to 8.
+
+    Example:
+        >>> fit(torch.tensor([0.0, 0.2, 1.0, 1.2]), bits=1).centers
+        tensor([0.1000, 1.1000])
+    """
+    # Imported late: compiled kernels come with it, and reading a bundle needs none of them.
+    from medfed.personalize.functional import assign, initial_centers
+
+    check_bits(bits)
+    flat = tensor.detach().reshape(-1)
+    centers = initial_centers(flat, bits).unique()
+    return Codebook(assign(flat, centers).to(torch.int64), centers, tuple(tensor.shape))

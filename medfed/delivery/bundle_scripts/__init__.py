@@ -1,0 +1,1 @@
+"""The scripts of a bundle; they need PyTorch and MONAI alone."""
