@@ -32,33 +32,32 @@ Deviations:
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from medfed.errors import ConfigError, NonFiniteError
 from medfed.federation.algorithm import ClientInfo, Replies, ServerRound
-from medfed.federation.client import Client, GradientAt
+from medfed.federation.client import Client
 from medfed.federation.collect import rank
 from medfed.federation.message import Message
 from medfed.federation.seeding import derive_seed
-from medfed.federation.split import BufferPolicy, ParameterSplit
+from medfed.federation.split import ParameterSplit
 from medfed.federation.tensors import State, Tensors, add, subtract
 from medfed.personalize.affinity import Affinity
-from medfed.personalize.fedavg import FedAvg
 from medfed.personalize.functional.membership import coupling, exponentiated_gradient
+from medfed.personalize.mixing import MEMBERSHIP, Mixing
 
-MEMBERSHIP = "membership"
 BLOCKS = ("both", "random")
 STEPS = ("scaled", "literal")
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class PPFL(FedAvg):
+class PPFL(Mixing):
     """FedAvg over a canonical model whose membership vector stays personal.
 
     Attributes:
@@ -74,7 +73,6 @@ class PPFL(FedAvg):
         ConfigError: If a value is out of range.
     """
 
-    personal: str | tuple[str, ...] = MEMBERSHIP
     strength: float = 1e-5
     membership_lr: float = 0.5
     membership_step: Literal["scaled", "literal"] = "scaled"
@@ -83,15 +81,9 @@ class PPFL(FedAvg):
     affinity: Affinity = field(default_factory=Affinity)
     seed: int = 0
     leaves: ClassVar[tuple[str, ...]] = ("sketch", "shared", "membership")
-    mixes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.personal != (MEMBERSHIP,):
-            raise ConfigError(
-                f"algorithm.personal is {MEMBERSHIP} in PPFL; what exists K times is chosen by "
-                "canonical.parts."
-            )
         for name in ("strength", "membership_lr"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(
@@ -108,21 +100,6 @@ class PPFL(FedAvg):
                     f"algorithm.{name}={value!r} is unknown; choose {' or '.join(known)}."
                 )
 
-    def split(
-        self, network: nn.Module, task_patterns: Sequence[str], buffers: BufferPolicy
-    ) -> ParameterSplit:
-        """The membership vector is personal, all else is shared.
-
-        Raises:
-            ConfigError: If the model has no canonical part.
-        """
-        if MEMBERSHIP not in dict(network.named_parameters()):
-            raise ConfigError(
-                "algorithm=ppfl needs a model with a canonical part, and this one has none; choose "
-                "canonical=outputs or canonical=parameters."
-            )
-        return super().split(network, task_patterns, buffers)
-
     def phases(self, round: int) -> tuple[str, ...]:
         """``fit`` for both blocks, else ``shared`` or ``membership`` as the round's coin falls."""
         if self.blocks == "both":
@@ -133,16 +110,8 @@ class PPFL(FedAvg):
         self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]
     ) -> tuple[State, State]:
         """All memberships start at 1/K."""
-        start = torch.full_like(weights[MEMBERSHIP], 1 / weights[MEMBERSHIP].numel())
-        server, client = super().init({**weights, MEMBERSHIP: start}, split, clients)
-        if start.numel() > len(clients) and rank() == 0:
-            _log.warning(
-                "There are %d canonical models for %d clients, more than they can tell apart.",
-                start.numel(),
-                len(clients),
-            )
-        server |= {"membership": {c.id: start for c in clients}, "sketches": {}, "laplacian": {}}
-        server["history"] = {MEMBERSHIP: start.expand(1, len(clients), -1).clone()}
+        server, client = super().init(weights, split, clients)
+        server |= {"sketches": {}, "laplacian": {}}
         if self.strength and not self.affinity.needs_sketches:
             self._tie(server)
         return server, client
@@ -155,8 +124,7 @@ class PPFL(FedAvg):
         if phase != "membership":
             server["shared"] = add(server["shared"], self.mean(server, replies, "shared"))
         self._receive(server, replies)
-        rows = torch.stack([server["membership"][c] for c in server["num_samples"]])
-        server["history"] = {MEMBERSHIP: torch.cat([server["history"][MEMBERSHIP], rows[None]])}
+        self.record(server)
         return server
 
     def _outbox(self, server: State, cohort: Sequence[str], phase: str) -> dict[str, Message]:
@@ -241,7 +209,7 @@ class PPFL(FedAvg):
             parts["membership"] = moved
             client.state["personal"] = {**client.state["personal"], **moved}
         if phase != "membership":
-            end = self._shared_steps(client, {**received, **client.state["personal"]})
+            end = self.shared_steps(client, {**received, **client.state["personal"]})
             shared, client.state["personal"] = client.split.split(end)
             parts["shared"] = subtract(shared, received)
         kinds = {"shared": "update"} if "shared" in parts else {}
@@ -257,22 +225,6 @@ class PPFL(FedAvg):
         if "coupling" in message.parts:
             gradient = gradient + message.parts["coupling"][MEMBERSHIP]
         return exponentiated_gradient(at[MEMBERSHIP], gradient, self.membership_lr)
-
-    def _shared_steps(self, client: Client, start: Tensors) -> Tensors:
-        """E steps on theta at a fixed c_i."""
-        if not client.split.buffers.intersection(client.split.personal):
-            return client.train(start, update="shared")
-
-        # Statistics that stay with the client follow the steps as well, so all entries are free
-        # and the membership is put back.
-        def put_back(weights: Mapping[str, Tensor], _: GradientAt) -> None:
-            weights[MEMBERSHIP].copy_(start[MEMBERSHIP])
-
-        return client.train(start, update="all", after_step=put_back)
-
-    def memberships(self, server: State) -> Tensor:
-        """Of every round; a client that was absent has those that it had."""
-        return server["history"][MEMBERSHIP]
 
     def broadcast(self, server: State, client: str) -> Message:
         """The canonical models; the membership is at the client."""
