@@ -78,7 +78,7 @@ def build_experiment(config: DictConfig) -> Experiment:
         default_root_dir=str(folder),
     )
     if rank() == 0:
-        open_folder(config, data.splits())
+        open_folder(config, data.splits(), {c: data.preprocessing(c) for c in data.plans})
     if trainer.logger and rank() == 0:
         resolved: Any = OmegaConf.to_container(config, resolve=True)
         trainer.logger.log_hyperparams(resolved)

@@ -77,12 +77,15 @@ def versions() -> dict[str, str]:
     return found
 
 
-def open_folder(config: DictConfig, splits: Mapping[str, Any]) -> Path:
+def open_folder(
+    config: DictConfig, splits: Mapping[str, Any], preprocessing: Mapping[str, Any]
+) -> Path:
     """Writes what is known before the first round, or checks it against a run to be continued.
 
     Args:
         config: The resolved configuration.
         splits: The data's splits.
+        preprocessing: What becomes of each client's scans before its network sees them.
 
     Returns:
         The run folder.
@@ -110,6 +113,7 @@ def open_folder(config: DictConfig, splits: Mapping[str, Any]) -> Path:
         folder / "versions.json", {**versions(), "commit": git_commit(Path(__file__).parent)}
     )
     write_json(folder / "splits.json", splits)
+    write_json(folder / "preprocessing.json", preprocessing)
     return folder
 
 

@@ -109,6 +109,29 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         """Choices that belong beside the splits in the record, such as the evaluated slices."""
         return {}
 
+    def preprocessing(self, client: str) -> dict[str, Any]:
+        """What becomes of a scan, image or row before a client's network sees it, as JSON.
+
+        Args:
+            client: Its id; call `setup` first.
+
+        Returns:
+            ``channels`` (all, in order), ``present`` (which of them the client has; the others are
+            0), ``labels``, and what a subclass knows: ``spacing`` and ``spacing_range`` in mm of
+            the training scans, ``orientation``, ``normalization`` by ``name``, and ``input``: the
+            ``kind`` of input with what is needed to read one as in training.
+        """
+        return {
+            "channels": list(self.channel_names),
+            "present": self.plans[client].record(self.channel_names)["channels"],
+            "labels": list(self.class_names),
+            "spacing": None,
+            "spacing_range": None,
+            "orientation": None,
+            "normalization": None,
+            "input": None,
+        }
+
     def setup(self, stage: str | None = None) -> None:
         """Assigns, splits and reads, once; further calls change nothing.
 

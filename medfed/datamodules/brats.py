@@ -20,6 +20,7 @@ from medfed.datamodules.generated.brats import BratsCohort
 from medfed.datamodules.partitions.base import Partition
 from medfed.datamodules.readers.base import Patient, Reader
 from medfed.datamodules.seeding import torch_rng
+from medfed.datamodules.spacing import ras_spacing, spacing_summary
 from medfed.datamodules.volume_cache import (
     BlocksOnDemand,
     cached_hashes,
@@ -144,6 +145,19 @@ class BratsDataModule(FederatedDataModule):
             "eval_slices": f"every {self.eval_every} of the axial slices with brain"
             if self.spatial_dims == 2
             else "whole volumes",
+        }
+
+    def preprocessing(self, client: str) -> dict[str, Any]:
+        """See the base class: z-scored volumes in RAS, of which a 2-D model sees axial slices."""
+        assert self.reader is not None
+        scans = [self._patients[i] for i in self.plans[client].patients["train"]]
+        spacings = (ras_spacing(next(iter(scan.files.values()))) for scan in scans)
+        return {
+            **super().preprocessing(client),
+            **spacing_summary(spacings),
+            "orientation": "RAS",
+            "normalization": {"name": "zscore", "nonzero": True, "channel_wise": True},
+            "input": {"kind": "volumes", **self.reader.layout()},
         }
 
     def recipe(self) -> Recipe:

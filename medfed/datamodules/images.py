@@ -142,6 +142,17 @@ class ImageDataModule(FederatedDataModule):
         official = bool(self.data.samples.splits)
         return {"splits": "official" if official else "by patient, from the seed"}
 
+    def preprocessing(self, client: str) -> dict[str, Any]:
+        """See the base class: images of one size, 0 to `peak` scaled to [-1, 1]."""
+        assert self.data is not None
+        images = self.data.images
+        color = "rgb" if len(self.data.channels) == 3 else "grey"
+        return {
+            **super().preprocessing(client),
+            "normalization": {"name": "range", "range": [0, self.data.peak], "to": [-1, 1]},
+            "input": {"kind": "images", "size": list(images.shape[2:]), "color": color},
+        }
+
     def build_clients(self, plans: Mapping[str, ClientPlan]) -> dict[str, ClientData]:
         """See the base class."""
         return {name: self._client(name, plan) for name, plan in plans.items()}

@@ -27,7 +27,9 @@ from medfed.datamodules.partitions.base import Partition, Site
 from medfed.datamodules.partitions.thinning import thin
 from medfed.datamodules.readers.base import Patient
 from medfed.datamodules.readers.luna16 import Luna16Reader
+from medfed.datamodules.readers.metaimage import open_scan
 from medfed.datamodules.seeding import derive_seed
+from medfed.datamodules.spacing import spacing_summary
 from medfed.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
@@ -220,6 +222,19 @@ class Luna16DataModule(FederatedDataModule):
         self._kept.setdefault(client, {})[split] = {
             "counts": np.bincount(labels[rows], minlength=self.num_classes).tolist(),
             "rows_sha256": digest(self.store.array("row")[rows].tolist()),
+        }
+
+    def preprocessing(self, client: str) -> dict[str, Any]:
+        """See the base class: patches at candidates on the patient grid, HU windowed to [-1, 1]."""
+        headers = [self._patients[i].files["header"] for i in self.plans[client].patients["train"]]
+        spec = asdict(self.patches)
+        spec = {k: list(v) if isinstance(v, tuple) else v for k, v in spec.items()}
+        return {
+            **super().preprocessing(client),
+            **spacing_summary(open_scan(header).spacing for header in headers),
+            "orientation": "LPS",
+            "normalization": {"name": "window", "hu": list(self.patches.window), "to": [-1, 1]},
+            "input": {"kind": "ct_patches", "patches": spec},
         }
 
     def settings(self) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -108,6 +109,11 @@ class MixtureDataModule(FederatedDataModule):
             sizes = (self.num_classes, self.batch_size, self.eval_batch_size)
             clients[name] = classified_client(name, plan, blocks, *sizes)
         return clients
+
+    def preprocessing(self, client: str) -> dict[str, Any]:
+        """See the base class: features as they are."""
+        kind = {"kind": "table", "features": list(self.channel_names), "missing_indicator": False}
+        return {**super().preprocessing(client), "input": kind}
 
     def _block(self, name: str, patients: list[str], present: torch.Tensor) -> Batch:
         index = torch.tensor([int(p.rpartition("_")[2]) for p in patients], dtype=torch.long)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -83,6 +83,7 @@ class TabularDataModule(FederatedDataModule):
         self.scaling = scaling
         self.missing_indicator = missing_indicator
         self.table: Table | None = None
+        self.scalers: dict[str, MinMaxScaler] = {}
 
     def prepare_data(self) -> None:
         """Reads the table, so that names and sizes are known."""
@@ -123,10 +124,31 @@ class TabularDataModule(FederatedDataModule):
         clients = {}
         for name, plan in plans.items():
             scaler = fit_scaler(train[name] if self.scaling == "client" else pooled)
+            self.scalers[name] = scaler
             blocks = {s: self._block(*chosen[name][s], scaler, plan.channels) for s in SPLITS}
             sizes = (self.num_classes, self.batch_size, self.eval_batch_size)
             clients[name] = classified_client(name, plan, blocks, *sizes)
         return clients
+
+    def preprocessing(self, client: str) -> dict[str, Any]:
+        """See the base class: features from the minimum to the maximum scaled to [-1, 1]."""
+        assert self.table is not None
+        scaler = self.scalers[client]
+        return {
+            **super().preprocessing(client),
+            "normalization": {
+                "name": "minmax",
+                "minimum": scaler.data_min_.tolist(),
+                "maximum": scaler.data_max_.tolist(),
+                "to": [-1, 1],
+                "missing": 0,
+            },
+            "input": {
+                "kind": "table",
+                "features": list(self.table.names),
+                "missing_indicator": self.missing_indicator,
+            },
+        }
 
     def _select(self, client: str, plan: ClientPlan) -> dict[Split, tuple[Index, Index]]:
         if plan.site is not None:

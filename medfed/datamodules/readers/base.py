@@ -89,6 +89,15 @@ class Reader(Protocol):
         """Reads the three sizes from a header alone; `read` may return them in another order."""
         ...
 
+    def layout(self) -> dict[str, object]:
+        """Returns how a scan's files are found and what they hold, for predictions, as JSON.
+
+        Returns:
+            ``files``: name patterns per channel, or None where one 4-D file holds all of
+            ``file_channels``; ``regions``: the label values of every region.
+        """
+        ...
+
     def record(self) -> dict[str, object]:
         """Returns all that decides what `read` makes of a patient's files, for JSON."""
         ...

@@ -58,12 +58,17 @@ class FolderReader(NiftiReader):
         if not folders:
             raise DataError(f"{self.path} has no case folders; set data.path to their parent.")
         patients = [
-            Patient(folder.name, {r: _find(folder, r, p) for r, p in self._patterns.items()})
+            Patient(folder.name, {r: find_file(folder, r, p) for r, p in self._patterns.items()})
             for folder in sorted(folders, key=lambda folder: folder.name)
         ]
         centres = self.centres([p.id for p in patients])
         patients = [replace(p, centre=centres.get(p.id)) for p in patients]
         return with_hospitals(patients, self.hospitals)
+
+    def layout(self) -> dict[str, object]:
+        """See `readers.base.Reader.layout`."""
+        files = {n: [p] if isinstance(p, str) else list(p) for n, p in self._patterns.items()}
+        return {**super().layout(), "files": {n: files[n] for n in self.channels}}
 
     def case_folders(self) -> list[Path]:
         """Lists the folders of the cases."""
@@ -84,8 +89,20 @@ def is_visible_folder(path: Path) -> bool:
     return path.is_dir() and not path.name.startswith(".")
 
 
-def _find(folder: Path, role: str, pattern: Pattern) -> Path:
-    """The one file that a pattern matches; of several patterns, the first that matches any."""
+def find_file(folder: Path, role: str, pattern: Pattern) -> Path:
+    """Finds the one file that a pattern matches; of several patterns, the first that matches any.
+
+    Args:
+        folder: The folder of a case.
+        role: A channel, or ``"label"``, for the message.
+        pattern: File name or glob pattern, or alternatives.
+
+    Returns:
+        The file.
+
+    Raises:
+        DataError: If there is none, or more than one.
+    """
     patterns = [pattern] if isinstance(pattern, str) else list(pattern)
     # Archives made on a Mac hold a hidden shadow of every file.
     visible = sorted(f for f in folder.iterdir() if not f.name.startswith("."))

@@ -55,6 +55,11 @@ class MSDReader(NiftiReader):
         known = [modality[k] for k in sorted(modality)]
         super().__init__(channels, {name: REGIONS[name] for name in chosen}, (1, 2, 3))
         self._select = [known.index(name) for name in check_names("channel", channels, known)]
+        self._file_channels = known
+
+    def layout(self) -> dict[str, object]:
+        """See `readers.base.Reader.layout`."""
+        return {**super().layout(), "file_channels": list(self._file_channels)}
 
     def patients(self) -> list[Patient]:
         """See `readers.base.Reader.patients`."""

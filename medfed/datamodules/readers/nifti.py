@@ -60,6 +60,11 @@ class NiftiReader:
         """Reads the three sizes from a header alone; `read` may return them in another order."""
         return read_header(patient.files["label"])[0]
 
+    def layout(self) -> dict[str, object]:
+        """See `readers.base.Reader.layout`."""
+        regions = {name: list(values) for name, values in self._region_labels.items()}
+        return {"files": None, "file_channels": list(self.channels), "regions": regions}
+
     def record(self) -> dict[str, object]:
         """Returns all that decides what `read` makes of a patient's files, for JSON."""
         return {
