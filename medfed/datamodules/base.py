@@ -32,12 +32,14 @@ class ClientPlan:
         channels: (C,) bool, the channels that it has.
         shares: (K,) wanted class proportions, or None.
         site: Its scanner, or None.
+        label_order: (K,) what it calls every class, or None where it has no order of its own.
     """
 
     patients: Mapping[Split, list[str]]
     channels: torch.Tensor
     shares: tuple[float, ...] | None = None
     site: Site | None = None
+    label_order: tuple[int, ...] | None = None
 
     def record(self, channel_names: Sequence[str]) -> dict[str, Any]:
         """Returns what is worth writing down beside the patients, for JSON."""
@@ -46,7 +48,7 @@ class ClientPlan:
             "channels": [name for name, has in present if has],
             "class_shares": None if self.shares is None else list(self.shares),
             "site": None if self.site is None else self.site.record(),
-        }
+        } | ({} if self.label_order is None else {"label_order": list(self.label_order)})
 
 
 class FederatedDataModule(pl.LightningDataModule, ABC):
@@ -159,8 +161,10 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         channels = partition.availability(names, self.channel_names, self.seed)
         shares = partition.class_shares(names, self.num_classes, self.seed)
         sites = partition.sites(names, self.seed)
+        orders = partition.label_orders(names, self.num_classes, self.seed)
         self.plans = {
-            n: ClientPlan(splits[n], channels[n], shares.get(n), sites.get(n)) for n in names
+            n: ClientPlan(splits[n], channels[n], shares.get(n), sites.get(n), orders.get(n))
+            for n in names
         }
         with one_thread():
             built = self.build_clients(self.plans)

@@ -182,6 +182,11 @@ class BratsDataModule(FederatedDataModule):
 
     def build_clients(self, plans: Mapping[str, ClientPlan]) -> dict[str, ClientData]:
         """See the base class."""
+        if any(plan.label_order for plan in plans.values()):
+            raise ConfigError(
+                "This partition names classes in another order for some clients, but the regions "
+                "of a segmentation are no classes; set partition.label_shift=0."
+            )
         in_memory = self._evaluation_bytes(plans) <= self.memory_gb * 1e9
         self.store = self.store or find(self.recipe(), self.cache)
         if self.store is None and not in_memory:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -23,6 +23,8 @@ def classified_client(
 ) -> ClientData:
     """Counts the labels, warns of a single class, and leaves out empty evaluation blocks.
 
+    A client with a label order of its own gets the classes under its own numbers, in all splits.
+
     Args:
         name: The client's name.
         plan: What was decided about it.
@@ -38,6 +40,7 @@ def classified_client(
     Raises:
         DataError: If there is no training sample.
     """
+    blocks = {split: _named(block, plan.label_order) for split, block in blocks.items()}
     labels = blocks["train"]["label"]
     assert isinstance(labels, Tensor)
     counts = torch.bincount(labels, minlength=num_classes).float()
@@ -53,3 +56,10 @@ def classified_client(
         eval_batch_size=eval_batch_size,
         augment=augment,
     )
+
+
+def _named(block: Block, order: Sequence[int] | None) -> Block:
+    """The block with every label k replaced by order[k]."""
+    labels = block["label"]
+    assert isinstance(labels, Tensor)
+    return block if order is None else {**block, "label": torch.tensor(order)[labels]}

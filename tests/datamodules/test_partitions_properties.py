@@ -14,6 +14,7 @@ from medfed.datamodules.partitions import (
     QuantitySkew,
     RoundRobin,
     Shards,
+    SiteGroups,
 )
 from medfed.datamodules.partitions.label_groups import group_of
 from medfed.datamodules.readers import Patient
@@ -28,6 +29,7 @@ EVERYONE = {  # partitions that use every patient
     "lognormal": QuantitySkew(4, "lognormal", sigma=0.7),
     "shares": QuantitySkew(4, "shares", shares=[5, 1, 1, 0.5]),
     "channels": ChannelMissing(Dirichlet(4), "rotate"),
+    "sites": SiteGroups(4, groups=3),
 }
 PARTITIONS = {
     **EVERYONE,
@@ -81,7 +83,7 @@ def test_too_few_patients(name):
 
 
 @pytest.mark.parametrize(
-    "name", sorted(set(PARTITIONS) - {"round_robin", "power", "lognormal", "shares"})
+    "name", sorted(set(PARTITIONS) - {"round_robin", "power", "lognormal", "shares", "sites"})
 )
 def test_labels_are_needed(name):
     with pytest.raises(ConfigError, match="Patient x"):

@@ -11,6 +11,7 @@ from medfed.datamodules.partitions.round_robin import RoundRobin
 from medfed.datamodules.partitions.saved import Saved
 from medfed.datamodules.partitions.shards import Shards
 from medfed.datamodules.partitions.site_effect import SiteEffect
+from medfed.datamodules.partitions.site_groups import SiteGroups
 
 __all__ = [
     "ByCentre",
@@ -24,4 +25,5 @@ __all__ = [
     "Saved",
     "Shards",
     "SiteEffect",
+    "SiteGroups",
 ]

@@ -105,6 +105,22 @@ class Partition(ABC):
         """
         return {}
 
+    def label_orders(
+        self, clients: Sequence[str], num_classes: int, seed: int
+    ) -> dict[str, tuple[int, ...]]:
+        """Says by which numbers clients call the classes: a planted conflict, for tests of methods.
+
+        Args:
+            clients: Client ids in order.
+            num_classes: K.
+            seed: Seed of every random choice.
+
+        Returns:
+            A permutation of 0 to K - 1 per client, whose entry k is what the client calls class k;
+            a client that is left out keeps its labels.
+        """
+        return {}
+
     def splits(self, clients: Sequence[str]) -> dict[str, dict[Split, list[str]]]:
         """Says which patients train, validate and test, where that is decided beforehand.
 
@@ -153,6 +169,12 @@ class Wrapped(Partition):
     def sites(self, clients: Sequence[str], seed: int) -> dict[str, Site]:
         """Leaves the scanners to `assignment`."""
         return self.assignment.sites(clients, seed)
+
+    def label_orders(
+        self, clients: Sequence[str], num_classes: int, seed: int
+    ) -> dict[str, tuple[int, ...]]:
+        """Leaves the order of classes to `assignment`."""
+        return self.assignment.label_orders(clients, num_classes, seed)
 
     def splits(self, clients: Sequence[str]) -> dict[str, dict[Split, list[str]]]:
         """Leaves the splits to `assignment`."""

@@ -26,8 +26,9 @@ class Saved(Partition):
     The file is a run's ``splits.json`` or has the same form: under ``clients`` the patients of each
     client, as ``{"train": [...], "val": [...], "test": [...]}``, which fixes the splits, too, or as
     a plain list, which is split by the run's seed; under ``partition``, if at all, ``channels``,
-    ``class_shares`` and ``site`` of each client. Other keys are not looked at, so data that were
-    read from elsewhere, or have changed, are accepted as long as the patients have the same ids.
+    ``class_shares``, ``site`` and ``label_order`` of each client. Other keys are not looked at, so
+    data that were read from elsewhere, or have changed, are accepted as long as the patients have
+    the same ids.
 
     Attributes:
         file: The JSON file.
@@ -79,6 +80,20 @@ class Saved(Partition):
             return {client: Scanner(**s) for client, s in found.items() if s is not None}
         except TypeError as error:
             raise DataError(f"{self.file}: a scanner cannot be used as it is: {error}.") from error
+
+    def label_orders(
+        self, clients: Sequence[str], num_classes: int, seed: int
+    ) -> dict[str, tuple[int, ...]]:
+        """See `Partition.label_orders`."""
+        found = {c: self._recorded(c, "label_order") for c in clients}
+        for client, order in found.items():
+            classes = sorted(range(num_classes), key=repr)
+            if order is not None and sorted(order, key=repr) != classes:
+                raise DataError(
+                    f"{self.file}: the label_order of client {client} is no order of "
+                    f"{num_classes} classes: {order}."
+                )
+        return {client: tuple(order) for client, order in found.items() if order is not None}
 
     def splits(self, clients: Sequence[str]) -> dict[str, dict[Split, list[str]]]:
         """See `Partition.splits`."""
