@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from medfed.errors import ConfigError
-from medfed.federation.client import Client
+from medfed.federation.client import Client, with_statistics
 from medfed.federation.message import Message
 from medfed.federation.split import (
     BufferPolicy,
@@ -23,6 +23,7 @@ from medfed.federation.tensors import State, Tensors, weighted_mean
 Outbox = dict[str, Message]
 Replies = dict[str, Message]
 ServerRound = Generator[Outbox, Replies, State]
+Onboarding = Generator[Message, Message, Message]
 Weighting = Literal["samples", "uniform"]
 PERSONAL_KEYWORDS = ("task", "none", "all", "normalization")
 
@@ -145,6 +146,51 @@ class Algorithm(ABC):
             client: The client; its state is read only.
             message: What :meth:`broadcast` sent.
         """
+
+    def onboarding(self, server: State, newcomer: ClientInfo) -> Onboarding:
+        """The server's half of welcoming a client that was not there when the others trained.
+
+        It may yield questions, which the newcomer answers by :meth:`fit`, and returns what the
+        newcomer starts from: the shared part, unless a method has more to give.
+
+        Args:
+            server: The server's state, which stays as it is and does not know the newcomer.
+            newcomer: The client.
+        """
+        yield from ()
+        shared = server.get("shared")
+        return Message("deliver", {"shared": shared} if shared else {})
+
+    def arrival(self, client: Client, message: Message) -> Tensors:
+        """Returns the model of a newcomer before it trains: what it got, the rest as it began.
+
+        Args:
+            client: The newcomer, in the state that all clients began with.
+            message: What :meth:`onboarding` returned.
+        """
+        got = message.parts
+        return {**client.weights, **got.get("shared", {}), **got.get("personal", {})}
+
+    def join(self, client: Client, message: Message) -> Tensors:
+        """The newcomer's half: returns its model, by the method's own rule.
+
+        That is to train the personal part for ``client.steps`` steps; where there is none, the
+        shared model as it is; and where nothing is shared, to train alone.
+
+        Args:
+            client: The newcomer, in the state that all clients began with.
+            message: What :meth:`onboarding` returned.
+        """
+        start = self.arrival(client, message)
+        if not message.parts:
+            return client.train(start)
+        if client.split.parameters("personal"):
+            return client.train(start, update="personal")
+        return with_statistics(client, start)
+
+    def fine_tune(self, client: Client, message: Message) -> Tensors:
+        """What :meth:`join` is compared with: all parameters train for ``client.steps`` steps."""
+        return client.train(self.arrival(client, message))
 
     def pictures(self, server: State, clients: Sequence[str]) -> dict[str, Figure]:
         """Returns pictures of the server's state, by name; none unless an algorithm has some."""

@@ -120,6 +120,28 @@ class Client(Protocol):
         """
 
 
+def with_statistics(client: Client, model: Tensors) -> Tensors:
+    """Returns a model whose running statistics, where they stay with the client, fit its data.
+
+    They follow the batches of ``client.steps`` steps; every parameter is put back after each.
+
+    Args:
+        client: The client.
+        model: All entries.
+    """
+    split = client.split
+    if split.policy == "frozen" or not split.buffers.intersection(split.personal):
+        return model
+
+    def put_back(weights: Mapping[str, Tensor], _: GradientAt) -> None:
+        for name, tensor in weights.items():
+            tensor.copy_(model[name])
+
+    end = client.train(model, update="all", after_step=put_back)
+    # A shared statistic stays as it came.
+    return {**model, **{n: end[n] for n in split.personal}}
+
+
 def share_of(steps: int, index: int, parts: int) -> int:
     """Divides a budget of steps so that the parts sum to it and each takes at least one.
 

@@ -33,6 +33,7 @@ class Federation:
 
     Attributes:
         memory: What the server's end of the channel remembers, by direction and client.
+        client_start: The state that every client began with.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Federation:
         self.ledger = Ledger()
         self.seed = seed
         self.memory: dict[Direction, State] = {"up": {}, "down": {}}
+        self.client_start: State = next((dict(c.state) for c in self.clients.values()), {})
         self.channel.seed = seed
         # No lossy codec may touch buffers; every client has the same model.
         for client in self.clients.values():
@@ -72,6 +74,7 @@ class Federation:
         self.channel.device = device
         self.server = _map_state(self.server, moved)
         self.memory = {d: _map_state(kept, moved) for d, kept in self.memory.items()}
+        self.client_start = _map_state(self.client_start, moved)
         for client in self.clients.values():
             client.state = _map_state(client.state, moved)
             client.memory = _map_state(client.memory, moved)
@@ -178,8 +181,7 @@ class Round:
             message, received = channel.decode(self._sent[client], "down", local.memory["down"])
             local.begin(self.number, self.phase, self._position)
             reply = federation.algorithm.fit(local, message)
-            if extra := set(reply.parts) - set(federation.algorithm.leaves):
-                raise ValueError(f"{sorted(extra)} may not leave a client.")
+            check_reply(federation.algorithm, reply)
             place = Place(client, self.number, self._position)
             packet, sent = channel.encode(reply, "up", place, local.memory["up"])
             local.memory = {"down": received, "up": sent}
@@ -246,6 +248,12 @@ class Round:
                 if after:
                     kept[client] = after
         self.federation.memory["down"] = kept
+
+
+def check_reply(algorithm: Algorithm, reply: Message) -> None:
+    """Raises ValueError where a part of a reply may not leave its client."""
+    if extra := set(reply.parts) - set(algorithm.leaves):
+        raise ValueError(f"{sorted(extra)} may not leave a client.")
 
 
 def _map_state(state: State, function: Callable[[Tensor], Tensor]) -> State:

@@ -68,6 +68,12 @@ class Ditto(FedAvg):
         """The personal model v."""
         return client.state["model"]
 
+    def join(self, client: Client, message: Message) -> Tensors:
+        """A newcomer's v starts from w and is tied to it."""
+        start = self.arrival(client, message)
+        anchor = {n: start[n] for n in client.split.parameters("shared")}
+        return client.train(start, penalty=Proximity(self.strength, anchor) if anchor else None)
+
     def broadcast(self, server: State, client: str) -> Message:
         """Nothing is lacking: the personal model is already at the client."""
         return Message("deliver")

@@ -35,13 +35,14 @@ from medfed.errors import ConfigError
 from medfed.federation.algorithm import (
     Algorithm,
     ClientInfo,
+    Onboarding,
     Outbox,
     Replies,
     ServerRound,
     Weighting,
     client_sizes,
 )
-from medfed.federation.client import Client, share_of
+from medfed.federation.client import Client, share_of, with_statistics
 from medfed.federation.message import Message
 from medfed.federation.split import ParameterSplit
 from medfed.federation.tensors import State, Tensors, add, select, subtract
@@ -263,6 +264,30 @@ class PFedNet(Algorithm):
     def broadcast(self, server: State, client: str) -> Message:
         """What the client lacks of x and its own z."""
         return Message("deliver", self._lacking(server, client))
+
+    def onboarding(self, server: State, newcomer: ClientInfo) -> Onboarding:
+        """A sketch goes up; x and the mean of the nearest neighbours' z come down.
+
+        Where the graph is not made of sketches, all clients are neighbours.
+        """
+        order = list(server["num_samples"])
+        near = order
+        if server["sketches"]:
+            reply = yield Message("sketch")
+            sketch = next(iter(reply.parts["sketch"].values()))
+            near = self.graph.nearest(sketch, server["sketches"])
+        rows = [order.index(c) for c in near]
+        mean = {n: t[rows].mean(0) for n, t in server["personal"].items()}
+        parts = {"shared": server["shared"], "personal": mean}
+        return Message("deliver", {part: named for part, named in parts.items() if named})
+
+    def join(self, client: Client, message: Message) -> Tensors:
+        """The newcomer takes the neighbours' mean as its z and does not train it.
+
+        A few patients would draw z further from the neighbours than they can show it to be; to
+        train on from there is what :meth:`fine_tune` does.
+        """
+        return with_statistics(client, self.arrival(client, message))
 
     def pictures(self, server: State, clients: Sequence[str]) -> dict[str, Figure]:
         """The similarity graph."""

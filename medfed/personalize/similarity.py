@@ -118,6 +118,25 @@ class SimilarityGraph:
             edges = make[self.kind](len(clients))
         return {"edges": edges, "distance": torch.zeros(len(edges), dtype=torch.float64)}
 
+    def nearest(self, sketch: Tensor, known: Mapping[str, Tensor]) -> list[str]:
+        """Returns the clients that a newcomer resembles most, the nearest first.
+
+        Args:
+            sketch: The newcomer's sketch.
+            known: The sketches of the clients that the server knows.
+
+        Returns:
+            ``neighbours`` of them, or all where there are fewer; of equals the one named first.
+
+        Example:
+            >>> known = {c: torch.tensor([x]) for c, x in (("a", 9.0), ("b", 2.0), ("c", 0.0))}
+            >>> SimilarityGraph(sketch="model", neighbours=2).nearest(torch.tensor([1.5]), known)
+            ['b', 'c']
+        """
+        own = sketch_vector(sketch.cpu()).double()
+        gaps = {c: float((sketch_vector(s.cpu()).double() - own).norm()) for c, s in known.items()}
+        return sorted(gaps, key=lambda c: gaps[c])[: self.neighbours]
+
     def _nearest(self, clients: Sequence[str], sketches: Mapping[str, Tensor]) -> Tensors:
         known = [i for i, c in enumerate(clients) if c in sketches]
         if len(known) < 2:

@@ -1,0 +1,123 @@
+"""What every algorithm promises a client that joins after training."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from medfed.federation.channel import Channel
+from medfed.federation.joining import newcomer, welcome
+from medfed.federation.reference import run_reference
+from medfed.federation.tensors import digest
+from tests.contract.harness import LOSSY, NAMES, Serialising, federation, lossy
+from tests.toys import ToyData
+
+pytestmark = pytest.mark.parametrize("name", NAMES)
+
+
+class Wire(Channel):
+    """Remembers what travels, in which direction and how long it is."""
+
+    def __init__(self):
+        super().__init__()
+        self.sent = []
+
+    def encode(self, message, direction, *where):
+        packet, memory = super().encode(message, direction, *where)
+        length = sum(len(e.data) for e in packet.parts.values()) + 8 * len(packet.scalars)
+        self.sent.append((direction, message, length))
+        return packet, memory
+
+
+def arriving(samples: int = 7) -> ToyData:
+    rng = np.random.default_rng(5)
+    x = torch.tensor(rng.normal(size=(samples, 3)), dtype=torch.float32)
+    return ToyData("new", x, x.sum(1) + 1, batch_size=4)
+
+
+def trained(name, rounds=2, **changes):
+    _, fed, _ = federation(name, **changes)
+    return run_reference(fed, rounds)
+
+
+def joined(fed, data=None):
+    client = newcomer(fed, data or arriving())
+    message, ledger = welcome(fed, client)
+    return fed.algorithm.join(client, message), ledger, client
+
+
+@pytest.mark.parametrize("policy", ["averaged", "local", "frozen"])
+def test_a_newcomer_gets_a_whole_model_and_nothing_else_changes(name, policy):
+    fed = trained(name, buffers=policy)
+    before, entries = fed.digests(), fed.ledger.to_csv()
+    model, ledger, client = joined(fed)
+    assert set(model) == set(client.weights)
+    assert all(bool(torch.isfinite(t).all()) for t in model.values())
+    assert fed.digests() == before
+    assert fed.ledger.to_csv() == entries
+    assert {e.client for e in ledger.entries} <= {"new"}
+    start = client.weights
+    stay = client.split.buffers if policy == "frozen" else set()
+    assert all(torch.equal(model[n], start[n]) for n in stay)
+
+
+def test_the_data_decide_what_is_personal(name):
+    fed = trained(name, buffers="local")
+    far = arriving()
+    far.x, far.y = 3 + 2 * far.x, -far.y
+    first, second = joined(fed)[0], joined(fed, far)[0]
+    assert digest(first) != digest(second)
+
+
+def test_joining_twice_gives_the_same(name):
+    fed = trained(name)
+    first, sent, _ = joined(fed)
+    again, sent_again, _ = joined(fed)
+    assert digest(first) == digest(again)
+    assert sent.to_csv() == sent_again.to_csv()
+
+
+def test_serialised_messages_change_nothing(name):
+    plain, serial = trained(name), trained(name, channel=Serialising())
+    assert digest(joined(plain)[0]) == digest(joined(serial)[0])
+
+
+def test_bytes_are_those_of_the_messages_and_only_declared_parts_leave(name):
+    channel = Wire()
+    fed = trained(name, channel=channel)
+    channel.sent.clear()
+    _, ledger, client = joined(fed)
+    for direction in ("up", "down"):
+        lengths = sum(n for d, _, n in channel.sent if d == direction)
+        assert ledger.total(direction=direction) == lengths
+    sent = {
+        d: {p for way, m, _ in channel.sent if way == d for p in m.parts} for d in ("up", "down")
+    }
+    assert sent["up"] <= set(fed.algorithm.leaves)
+    if fed.server.get("shared"):
+        assert "shared" in sent["down"]
+        shared = [m.parts["shared"] for d, m, _ in channel.sent if "shared" in m.parts]
+        assert len(shared) == 1  # once, and downwards
+        assert set(shared[0]) == set(client.split.shared)
+
+
+def test_other_rules_have_as_many_steps(name):
+    fed = trained(name)
+    client = newcomer(fed, arriving())
+    message, _ = welcome(fed, client)
+    tuned = fed.algorithm.fine_tune(client, message)
+    assert set(tuned) == set(client.weights)
+    assert client.steps_done <= client.steps
+    assert digest(tuned) != digest(fed.algorithm.arrival(client, message))
+
+
+@pytest.mark.parametrize("setting", sorted(LOSSY))
+def test_a_lossy_channel_begins_with_the_whole_state(name, setting):
+    fed = trained(name, channel=lossy(setting))
+    before = fed.digests()
+    client = newcomer(fed, arriving())
+    message, _ = welcome(fed, client)
+    assert fed.digests() == before
+    for entry, tensor in message.parts.get("shared", {}).items():
+        assert torch.equal(tensor, fed.server["shared"][entry])
