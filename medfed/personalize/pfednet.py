@@ -47,10 +47,10 @@ from medfed.federation.message import Message
 from medfed.federation.split import ParameterSplit
 from medfed.federation.tensors import State, Tensors, add, select, subtract
 from medfed.personalize.functional.graph import edge_similarity
-from medfed.personalize.functional.lasso import LassoState, solve_network_lasso
 from medfed.personalize.functional.prox import check_norm
 from medfed.personalize.pictures import similarity_graph
 from medfed.personalize.similarity import SimilarityGraph
+from medfed.personalize.z_step import solve_z_step
 
 
 @dataclass(frozen=True)
@@ -197,28 +197,21 @@ class PFedNet(Algorithm):
 
     def _solve(self, v: Tensor, server: State, eta_z: float) -> tuple[Tensor, Tensors, Tensors]:
         """Returns Z, the ADMM's state for a warm start, and how the iteration went."""
-        warm, graph = server["admm"], server["graph"]
+        graph = server["graph"]
         weight: float | Tensor = self.strength * eta_z
         if self.graph.weighted:
             weight = weight * edge_similarity(graph["distance"].cpu())
-        done = solve_network_lasso(
+        rho = None if self.rho is None else self.rho * eta_z
+        return solve_z_step(
             v,
             graph["edges"].cpu(),
             weight,
             self.p,
-            state=LassoState(warm["point"], warm["rho"]) if warm else None,
-            rho=None if self.rho is None else self.rho * eta_z,
-            tol=self.tolerance,
-            max_iter=self.max_iter,
+            server["admm"],
+            rho,
+            self.tolerance,
+            self.max_iter,
         )
-        report = {
-            "iterations": done.iterations,
-            "primal_residual": done.primal,
-            "dual_residual": done.dual,
-            "converged": done.converged,
-        }
-        numbers = {k: torch.tensor(float(n), dtype=torch.float64) for k, n in report.items()}
-        return done.z, done.state._asdict(), numbers
 
     def _lacking(self, server: State, client: str) -> dict[str, Tensors]:
         """Returns the present values that a client has not received yet, by part."""
