@@ -119,14 +119,17 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
 
         Returns:
             ``channels`` (all, in order), ``present`` (which of them the client has; the others are
-            0), ``labels``, and what a subclass knows: ``spacing`` and ``spacing_range`` in mm of
-            the training scans, ``orientation``, ``normalization`` by ``name``, and ``input``: the
-            ``kind`` of input with what is needed to read one as in training.
+            0), ``labels`` in the order of the network's outputs, and what a subclass knows:
+            ``spacing`` and ``spacing_range`` in mm of the training scans, ``orientation``,
+            ``normalization`` by ``name``, and ``input``: the ``kind`` of input with what is needed
+            to read one as in training.
         """
+        plan = self.plans[client]
+        order = plan.label_order or range(self.num_classes)
         return {
             "channels": list(self.channel_names),
-            "present": self.plans[client].record(self.channel_names)["channels"],
-            "labels": list(self.class_names),
+            "present": plan.record(self.channel_names)["channels"],
+            "labels": [self.class_names[list(order).index(k)] for k in range(self.num_classes)],
             "spacing": None,
             "spacing_range": None,
             "orientation": None,

@@ -150,7 +150,12 @@ class ImageDataModule(FederatedDataModule):
         return {
             **super().preprocessing(client),
             "normalization": {"name": "range", "range": [0, self.data.peak], "to": [-1, 1]},
-            "input": {"kind": "images", "size": list(images.shape[2:]), "color": color},
+            "input": {
+                "kind": "images",
+                "size": list(images.shape[2:]),
+                "color": color,
+                "converted": self.data.converted,
+            },
         }
 
     def build_clients(self, plans: Mapping[str, ClientPlan]) -> dict[str, ClientData]:

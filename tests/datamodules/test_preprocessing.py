@@ -1,6 +1,7 @@
 """What the data modules say about how they treat a scan, against the files themselves."""
 
 import json
+from dataclasses import replace
 
 import nibabel as nib
 import numpy as np
@@ -83,3 +84,12 @@ def test_ranges_of_the_training_rows_alone():
         found = data.preprocessing(client)["normalization"]
         assert found["minimum"] == table.features[rows].min(axis=0).tolist()
         assert found["maximum"] == table.features[rows].max(axis=0).tolist()
+
+
+def test_labels_stand_in_the_order_of_a_clients_own_network():
+    data = of("digits", None)
+    client, other = list(data.plans)[:2]
+    order = (1, 2, 0, *range(3, 10))  # it calls class 0 "1", class 1 "2" and class 2 "0"
+    data.plans[client] = replace(data.plans[client], label_order=order)
+    assert data.preprocessing(client)["labels"][:4] == ["2", "0", "1", "3"]
+    assert data.preprocessing(other)["labels"][:4] == ["0", "1", "2", "3"]

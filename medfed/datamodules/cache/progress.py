@@ -1,4 +1,4 @@
-"""How far the preparation is: a rich bar on a terminal, plain lines elsewhere."""
+"""How far a long task is: a rich bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -27,9 +27,17 @@ class Steps:
         total: How many there are.
         quiet: Whether to show nothing.
         console: Where to write; standard error by default.
+        verb: What is being done; "prepar" gives "preparing" and "prepared".
     """
 
-    def __init__(self, total: int, quiet: bool = False, console: Console | None = None) -> None:
+    def __init__(
+        self,
+        total: int,
+        quiet: bool = False,
+        console: Console | None = None,
+        verb: str = "prepar",
+    ) -> None:
+        self.verb = verb
         self.total = total
         self.quiet = quiet
         self.console = console or Console(file=sys.stderr)
@@ -41,7 +49,7 @@ class Steps:
     def __enter__(self) -> Steps:
         if self.console.is_terminal and not self.quiet:
             self._bar = Progress(
-                TextColumn("preparing"),
+                TextColumn(f"{self.verb}ing"),
                 BarColumn(bar_width=32),
                 MofNCompleteColumn(),
                 TextColumn("{task.fields[item]}"),
@@ -79,6 +87,6 @@ class Steps:
         self._spoke, spent = now, now - self._began
         left = spent / self.done * (self.total - self.done)
         self.console.print(
-            f"prepared {self.done}/{self.total}  {spent:.0f} s, about {left:.0f} s left",
+            f"{self.verb}ed {self.done}/{self.total}  {spent:.0f} s, about {left:.0f} s left",
             highlight=False,
         )

@@ -69,7 +69,8 @@ def read_image_folder(
         files=files,
     )
     stacked = np.stack(images)
-    return ImageSet(stacked, channel_names(stacked.shape[1]), names, samples, str(path))
+    channels = channel_names(stacked.shape[1])
+    return ImageSet(stacked, channels, names, samples, str(path), converted=True)
 
 
 def read_image(file: Path, size: Sequence[int], color: str) -> NDArray[np.uint8]:

@@ -24,6 +24,7 @@ class ImageSet:
         samples: Class, patient, and where known centre, split and file of every image.
         source: Where they come from, for people.
         peak: The value of white, which becomes 1; 0 becomes -1.
+        converted: Whether images of any size and colour were converted to one.
     """
 
     images: NDArray[np.uint8]
@@ -32,6 +33,7 @@ class ImageSet:
     samples: Samples
     source: str
     peak: int = 255
+    converted: bool = False
 
 
 def channel_names(count: int) -> tuple[str, ...]:

@@ -36,12 +36,13 @@ class Points:
     row: NDArray[np.int64]
 
 
-def read_points(path: Path, last: str) -> Points:
+def read_points(path: Path, last: str | None) -> Points:
     """Reads a CSV with the columns ``seriesuid, coordX, coordY, coordZ`` and one more.
 
     Args:
         path: The file.
-        last: Name of the further column: ``class`` or ``diameter_mm``.
+        last: Name of the further column, ``class`` or ``diameter_mm``; None reads the points
+            alone, and their values are 0.
 
     Returns:
         The points; the 754,975 rows of ``candidates_V2.csv`` take some three seconds.
@@ -51,7 +52,7 @@ def read_points(path: Path, last: str) -> Points:
     """
     names: dict[str, int] = {}
     scan, numbers = array("q"), array("d")
-    wanted = ("seriesuid", *_WORLD, last)
+    wanted = ("seriesuid", *_WORLD, *([last] if last else []))
     with _rows(path) as rows:
         header = [cell.strip() for cell in next(rows, [])]
         if any(name not in header for name in wanted):
@@ -66,7 +67,7 @@ def read_points(path: Path, last: str) -> Points:
                 scan.append(names.setdefault(row[series_at], len(names)))
             except (ValueError, IndexError):
                 raise _bad_row(path, number, row, header, wanted) from None
-    table = np.array(numbers).reshape(-1, 4)
+    table = np.array(numbers).reshape(-1, len(wanted) - 1)
     if not len(table):
         raise DataError(f"{path} has no data rows.")
     if not np.isfinite(table).all():
@@ -77,7 +78,7 @@ def read_points(path: Path, last: str) -> Points:
         series=tuple(name.strip() for name in names),
         scan=np.array(scan, dtype=np.int64),
         world=table[:, :3],
-        value=table[:, 3],
+        value=table[:, 3] if last else np.zeros(len(table)),
         row=np.arange(1, len(table) + 1),
     )
 
