@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from medfed.errors import ConfigError
 from medfed.federation.algorithm import ClientInfo
-from medfed.federation.client import Client, GradientAt
+from medfed.federation.client import Client, GradientAt, share_of, with_statistics
 from medfed.federation.collect import rank
+from medfed.federation.message import Message
 from medfed.federation.split import BufferPolicy, ParameterSplit
 from medfed.federation.tensors import State, Tensors
 from medfed.personalize.fedavg import FedAvg
@@ -84,17 +85,44 @@ class Mixing(FedAvg):
         rows = torch.stack([server["membership"][c] for c in server["num_samples"]])
         server["history"] = {MEMBERSHIP: torch.cat([server["history"][MEMBERSHIP], rows[None]])}
 
-    def shared_steps(self, client: Client, start: Tensors) -> Tensors:
-        """The round's budget of steps on all but the membership."""
+    def shared_steps(self, client: Client, start: Tensors, steps: int | None = None) -> Tensors:
+        """Steps on all but the membership, by default the round's whole budget."""
         if not client.split.buffers.intersection(client.split.personal):
-            return client.train(start, update="shared")
+            return client.train(start, update="shared", steps=steps)
 
         # Statistics that stay with the client follow the steps as well, so all entries are free
         # and the membership is put back.
         def put_back(weights: Mapping[str, Tensor], _: GradientAt) -> None:
             weights[MEMBERSHIP].copy_(start[MEMBERSHIP])
 
-        return client.train(start, update="all", after_step=put_back)
+        return client.train(start, update="all", steps=steps, after_step=put_back)
+
+    def fit_membership(self, client: Client, start: Tensors, steps: int) -> Tensor:
+        """Returns the membership (K,) of a newcomer in the canonical models as they are.
+
+        Args:
+            client: The newcomer.
+            start: All entries, the membership at 1/K.
+            steps: Gradient steps, for methods that take some.
+        """
+        return start[MEMBERSHIP]
+
+    def arrival(self, client: Client, message: Message) -> Tensors:
+        """All canonical models alike."""
+        start = super().arrival(client, message)
+        return {**start, MEMBERSHIP: torch.full_like(start[MEMBERSHIP], 1 / len(start[MEMBERSHIP]))}
+
+    def join(self, client: Client, message: Message) -> Tensors:
+        """A newcomer fits its membership and nothing else."""
+        start = self.arrival(client, message)
+        found = self.fit_membership(client, start, client.steps)
+        return with_statistics(client, {**start, MEMBERSHIP: found})
+
+    def fine_tune(self, client: Client, message: Message) -> Tensors:
+        """Half of the steps fit the membership as in :meth:`join`, half train all else."""
+        start = self.arrival(client, message)
+        found = self.fit_membership(client, start, share_of(client.steps, 0, 2))
+        return self.shared_steps(client, {**start, MEMBERSHIP: found}, share_of(client.steps, 1, 2))
 
     def memberships(self, server: State) -> Tensor:
         """Of every round; a client that was absent has those that it had."""

@@ -205,7 +205,9 @@ class PPFL(Mixing):
         if "sketch" in message.scalars:
             parts["sketch"] = self.affinity.describe(client)
         if "weight" in message.scalars:
-            moved = {MEMBERSHIP: self._membership_step(client, message)}
+            pull = message.parts["coupling"][MEMBERSHIP] if "coupling" in message.parts else None
+            at = {**received, **client.state["personal"]}
+            moved = {MEMBERSHIP: self._step(client, at, message.scalars["weight"], pull)}
             parts["membership"] = moved
             client.state["personal"] = {**client.state["personal"], **moved}
         if phase != "membership":
@@ -215,16 +217,22 @@ class PPFL(Mixing):
         kinds = {"shared": "update"} if "shared" in parts else {}
         return Message(phase, parts, kinds=kinds)  # type: ignore[arg-type]
 
-    def _membership_step(self, client: Client, message: Message) -> Tensor:
+    def _step(self, client: Client, at: Tensors, weight: float, pull: Tensor | None) -> Tensor:
         """c_i <- softmax(log c_i - eta_2 (p_i grad_c f_i + 2 lambda (LC)_i))."""
-        at = {**message.parts["shared"], **client.state["personal"]}
         found = client.gradient(at, update="personal", batches=self.membership_batches)
         if not bool(torch.isfinite(found[MEMBERSHIP]).all()):
             raise NonFiniteError("the loss became NaN or infinite; lower optimizer.lr")
-        gradient = message.scalars["weight"] * found[MEMBERSHIP]
-        if "coupling" in message.parts:
-            gradient = gradient + message.parts["coupling"][MEMBERSHIP]
+        gradient = weight * found[MEMBERSHIP]
+        if pull is not None:
+            gradient = gradient + pull
         return exponentiated_gradient(at[MEMBERSHIP], gradient, self.membership_lr)
+
+    def fit_membership(self, client: Client, start: Tensors, steps: int) -> Tensor:
+        """Steps of eta_2 on f_i alone: a newcomer is tied to nobody and tells nothing."""
+        at = start
+        for _ in range(steps):
+            at = {**at, MEMBERSHIP: self._step(client, at, 1.0, None)}
+        return at[MEMBERSHIP]
 
     def broadcast(self, server: State, client: str) -> Message:
         """The canonical models; the membership is at the client."""
