@@ -114,6 +114,8 @@ class Client(Protocol):
     def loss_at(self, at: Mapping[str, Tensor], *, batches: int | None = None) -> float:
         """Returns the mean training loss over one epoch at fixed entries.
 
+        All calls of one phase see the same batches, so that their losses can be compared.
+
         Args:
             at: All entries, parameters and float buffers.
             batches: Stop after this many batches; ``None`` for the whole epoch.

@@ -107,11 +107,15 @@ class LocalClient:
 
     def loss_at(self, at: Mapping[str, Tensor], *, batches: int | None = None) -> float:
         """See :meth:`medfed.federation.client.Client.loss_at`."""
-        return self.trainer.mean_loss(self.data, at, self._key(), batches)
+        # One key for all calls of a phase, so that their losses are of the same batches.
+        return self.trainer.mean_loss(self.data, at, self._place(), batches)
 
     def _key(self) -> tuple[str | int, ...]:
         self._calls += 1
-        return (self._round, self.id, self._phase, self.phase_index, self._calls)
+        return (*self._place(), self._calls)
+
+    def _place(self) -> tuple[str | int, ...]:
+        return (self._round, self.id, self._phase, self.phase_index)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what the client itself keeps, loadable with ``weights_only=True``."""

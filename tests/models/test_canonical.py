@@ -214,6 +214,35 @@ def test_extreme_outputs_and_memberships_stay_finite(activation):
         assert torch.isfinite(grad).all()
 
 
+@pytest.mark.parametrize("name", NETWORKS)
+def test_instances_without_weight_are_not_computed(name):
+    """A client that chose one instance runs it alone, unless its membership is to be learnt."""
+    net, x = canonical(name).eval(), images(name)
+    chosen = torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64)
+    net.membership.data.copy_(chosen)
+    ran = []
+    for k, part in enumerate(net.canonical):
+        first = next(m for m in part.modules() if not list(m.children()))
+        first.register_forward_hook(lambda *_, k=k: ran.append(k))
+    learning = net(x)
+    assert set(ran) == {0, 1, 2}
+    ran.clear()
+    net.membership.requires_grad_(False)
+    out = net(x)
+    assert set(ran) == {1}
+    out.square().sum().backward()
+    moved = {n for n, p in net.named_parameters() if p.grad is not None}
+    assert {n.split(".")[1] for n in moved if n.startswith("canonical.")} == {"1"}
+    ran.clear()
+    with torch.no_grad():
+        net.membership.requires_grad_(True)
+        net(x)
+    assert set(ran) == {1}
+    if net.activation == "softmax":  # one instance alone gives logits, which losses normalise
+        out = out.log_softmax(1)
+    torch.testing.assert_close(out, learning, rtol=0, atol=1e-12)
+
+
 def test_the_network_survives_copies_and_failures():
     net, x = canonical("unet"), images("unet")
     again = copy.deepcopy(net)

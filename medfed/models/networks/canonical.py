@@ -101,9 +101,13 @@ class Canonical(nn.Module):
             with self._instance(0):
                 output: Tensor = functional_call(self.common, self.mixed(), (x,))
             return output
+        used = self._used()
         with _computed_once(self._fixed):
-            outputs = [self._output(k, x) for k in range(len(self.canonical))]
-        return mix_outputs(outputs, self.membership, self.activation)
+            outputs = [self._output(k, x) for k in used]
+        whole = len(used) == len(self.canonical)
+        return mix_outputs(
+            outputs, self.membership if whole else self.membership[used], self.activation
+        )
 
     def mixed(self) -> dict[str, Tensor]:
         """Returns sum_k c_k theta_k under the names that it has within the network."""
@@ -115,6 +119,16 @@ class Canonical(nn.Module):
                 full = f"{name}.{inner}" if inner else name
                 found[full] = torch.tensordot(self.membership, stacked, dims=1)
         return found
+
+    def _used(self) -> list[int]:
+        """The instances that count: where c_k is zero and stays so, instance k is not computed."""
+        learns = self.membership.requires_grad and torch.is_grad_enabled()
+        # What is recorded must hold for other memberships, too.
+        recorded = torch.jit.is_tracing() or torch.compiler.is_compiling()  # type: ignore[attr-defined]
+        if learns or recorded:
+            return list(range(len(self.canonical)))
+        used: list[int] = self.membership.detach().nonzero().flatten().tolist()
+        return used or [0]
 
     def _output(self, k: int, x: Tensor) -> Tensor:
         with self._instance(k):

@@ -1,0 +1,176 @@
+"""IFCA: every client picks the model that fits it best, and models are averaged within clusters.
+
+Ghosh, Chung, Yin, Ramchandran: An efficient framework for clustered federated learning, NeurIPS
+2020, Algorithm 1 with model averaging; with a canonical part that is not the whole network, the
+paper's variant in which clusters share the first layers (its Section 6).
+
+| symbol | here |
+|---|---|
+| theta_1 ... theta_k | ``server["shared"]``, instances 0 to K - 1 of the canonical part |
+| F_i(theta_j) | ``client.loss_at`` with all weight on instance j |
+| s_ij, one-hot | the membership vector of client i |
+| tau, gamma | the round's budget of steps, the optimizer |
+
+    j_i = argmin_j F_i(theta_j),   theta_j <- sum_{i: j_i = j} p_i theta_i / sum_{i: j_i = j} p_i
+
+What is not canonical is averaged over the whole cohort. An instance that nobody picked stays.
+
+Deviations:
+- Clients send displacements, and of the canonical part that of their own instance alone.
+- p_i are sample shares unless ``weighting=uniform``; the paper has equal clients.
+- Before its first round a client has chosen nothing: its membership is 1/K, as in PPFL.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from medfed.errors import ConfigError, NonFiniteError
+from medfed.federation.algorithm import Replies, ServerRound
+from medfed.federation.client import Client
+from medfed.federation.message import Message
+from medfed.federation.tensors import State, Tensors, add, select, subtract
+from medfed.personalize.mixing import MEMBERSHIP, Mixing
+
+
+@dataclass(frozen=True)
+class IFCA(Mixing):
+    """Clusters by the smallest loss, over a canonical model.
+
+    Attributes:
+        choice_batches: Batches that the losses are measured on, the same for all instances;
+            ``None``: the whole epoch.
+
+    Raises:
+        ConfigError: If a value is out of range.
+    """
+
+    choice_batches: int | None = None
+    leaves: ClassVar[tuple[str, ...]] = ("common", "canonical")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.choice_batches is not None and self.choice_batches < 1:
+            raise ConfigError(
+                f"algorithm.choice_batches must be 1 or more, or null, not {self.choice_batches}."
+            )
+
+    def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
+        """All instances go out; the common part and the chosen instance come back."""
+        replies = yield {c: Message("fit", {"shared": server["shared"]}) for c in cohort}
+        server = dict(server)
+        server["membership"] = {**server["membership"], **self._choices(server, replies)}
+        server["shared"] = self._averaged(server, replies)
+        self.record(server)
+        return server
+
+    def _choices(self, server: State, replies: Replies) -> Tensors:
+        """The one-hot memberships that the cohort tells."""
+        return {
+            c: one_hot(server["membership"][c], int(m.scalars.get("choice", 0)))
+            for c, m in replies.items()
+        }
+
+    def _averaged(self, server: State, replies: Replies) -> Tensors:
+        """Means over the cohort and, of each instance, over those who chose it."""
+        groups: dict[tuple[str, int], Replies] = {}
+        for client, message in replies.items():
+            for part in message.parts:
+                choice = int(message.scalars.get("choice", 0)) if part == "canonical" else 0
+                groups.setdefault((part, choice), {})[client] = message
+        shared = dict(server["shared"])
+        for (part, _), members in groups.items():
+            mean = self.mean(server, members, part)
+            shared |= add(select(shared, mean), mean)
+        return shared
+
+    def fit(self, client: Client, message: Message) -> Message:
+        """Picks an instance, trains it with the common part, and replies with what it moved."""
+        received = message.parts["shared"]
+        at = {**received, **client.state["personal"]}
+        choice = self.choose(client, at)
+        start = {**at, MEMBERSHIP: one_hot(at[MEMBERSHIP], choice)}
+        shared, client.state["personal"] = client.split.split(self.shared_steps(client, start))
+        count = at[MEMBERSHIP].numel()
+        common, own = parts_of(client.split.shared, count, choice)
+        moved = subtract(shared, received)
+        parts = {"common": select(moved, common), "canonical": select(moved, own)}
+        parts = {part: named for part, named in parts.items() if named}
+        scalars = {"choice": float(choice)} if count > 1 else {}
+        return Message("fit", parts, scalars, dict.fromkeys(parts, "update"))
+
+    def fit_membership(self, client: Client, start: Tensors, steps: int) -> Tensor:
+        """A newcomer picks as all do; no gradient step is needed."""
+        return one_hot(start[MEMBERSHIP], self.choose(client, start))
+
+    def choose(self, client: Client, at: Tensors) -> int:
+        """Returns argmin_k of the training loss with instance k alone, the first of equals.
+
+        Raises:
+            NonFiniteError: If no instance has a finite loss.
+        """
+        count = at[MEMBERSHIP].numel()
+        if count == 1:
+            return 0
+        losses = [
+            client.loss_at(
+                {**at, MEMBERSHIP: one_hot(at[MEMBERSHIP], k)}, batches=self.choice_batches
+            )
+            for k in range(count)
+        ]
+        finite = [k for k in range(count) if math.isfinite(losses[k])]
+        if not finite:
+            raise NonFiniteError("the loss is NaN or infinite under every canonical model")
+        return min(finite, key=losses.__getitem__)
+
+
+def one_hot(like: Tensor, position: int) -> Tensor:
+    """Returns the membership (K,) that has all its weight on one instance.
+
+    Args:
+        like: (K,) gives length, type and device.
+        position: The instance.
+
+    Example:
+        >>> one_hot(torch.zeros(3), 1)
+        tensor([0., 1., 0.])
+    """
+    chosen = torch.zeros_like(like)
+    chosen[position] = 1
+    return chosen
+
+
+def parts_of(names: Sequence[str], count: int, choice: int) -> tuple[list[str], list[str]]:
+    """Divides the names of a canonical model.
+
+    Args:
+        names: Names as :class:`medfed.models.networks.Canonical` has them.
+        count: K.
+        choice: An instance.
+
+    Returns:
+        What all instances have in common, and what is this instance's own. Statistics that exist
+        once, because parameters and not outputs are mixed, are common.
+
+    Example:
+        >>> names = ["common.w", "canonical.0.v", "canonical.0.mean", "canonical.1.v"]
+        >>> parts_of(names, 2, choice=1)
+        (['common.w', 'canonical.0.mean'], ['canonical.1.v'])
+    """
+    known = set(names)
+    common, own = [], []
+    for name in names:
+        found = re.match(r"canonical\.(\d+)\.", name)
+        if found and all(f"canonical.{k}.{name[found.end() :]}" in known for k in range(count)):
+            if int(found[1]) == choice:
+                own.append(name)
+        else:
+            common.append(name)
+    return common, own
