@@ -18,7 +18,7 @@ from medfed.federation.federation import Federation
 from medfed.federation.local_client import LocalClient
 from medfed.federation.training import LocalTrainer
 from medfed.models.task import TaskModule
-from medfed.tasks import build_task
+from medfed.tasks import build_task, mixes_models
 
 _log = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ def federate(
         ConfigError: If the algorithm does not fit the model, or the optimizer cannot be used.
     """
     algorithm = build(config.algorithm)
-    if config.get("canonical") and not algorithm.mixes:
+    if mixes_models(config) and not algorithm.mixes:
         raise ConfigError(
             f"{type(algorithm).__name__} would train the membership vectors of canonical models as "
             "if they were weights; choose canonical=none or algorithm=ppfl."

@@ -38,6 +38,20 @@ class CanonicalParts:
             raise ConfigError(f"canonical.count must be 1 or more, not {self.count}.")
 
 
+def mixes_models(config: DictConfig) -> bool:
+    """Says whether a run has canonical parts.
+
+    With another algorithm, what an experiment says about their number has no section to change and
+    means nothing.
+
+    Example:
+        >>> from omegaconf import OmegaConf
+        >>> mixes_models(OmegaConf.create({"canonical": {"count": 2}}))
+        False
+    """
+    return "_target_" in (config.get("canonical") or {})
+
+
 def build_task(config: DictConfig) -> TaskModule:
     """Builds the task of a run from initial weights that depend on the seed alone.
 
@@ -52,7 +66,7 @@ def build_task(config: DictConfig) -> TaskModule:
     """
     torch.manual_seed(derive_seed(config.seed, "initial weights"))
     task: TaskModule = build(config.model)
-    if not config.get("canonical"):
+    if not mixes_models(config):
         return task
     chosen: CanonicalParts = build(config.canonical)
     networks = [task.network]
