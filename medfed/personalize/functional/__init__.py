@@ -33,11 +33,15 @@ from medfed.personalize.functional.membership import (
 from medfed.personalize.functional.prox import check_norm, dual_norm, project_l1_ball, prox_norm
 from medfed.personalize.functional.quantization import (
     assign,
-    center_gradient,
-    prox_centers,
+    prox_quantize,
     prox_weights,
     quantize,
     soft_quantize,
+)
+from medfed.personalize.functional.quantization_centers import (
+    center_gradient,
+    prox_centers,
+    step_centers,
 )
 from medfed.personalize.functional.sketches import (
     data_sketch,
@@ -82,6 +86,7 @@ __all__ = [
     "project_l1_ball",
     "prox_centers",
     "prox_norm",
+    "prox_quantize",
     "prox_weights",
     "quantize",
     "ring_edges",
@@ -89,6 +94,7 @@ __all__ = [
     "soft_quantize",
     "solve_network_lasso",
     "star_edges",
+    "step_centers",
     "symmetric_vector",
     "undirected_edges",
 ]

@@ -1,21 +1,17 @@
-"""Quantised weights: nearest centres, and the proximal maps of their distance to them.
+"""Quantised weights: their nearest centres, and the proximal map of the distance to them.
 
 Source: QuPeL (Ozkara, Singh, Data and Diggavi 2021), with R(x, c) = min_z ||z - x||_1 / 2 over the
-z whose elements are centres, and the maps of x and of c solved exactly. Each function takes one
-tensor and its own centres ``(m,)``, sorted in ascending order.
+z whose elements are centres. Each function takes one tensor and its own centres ``(m,)``, sorted in
+ascending order, which are rounded to the dtype of the tensor before anything else. The centres'
+own step is in :mod:`medfed.personalize.functional.quantization_centers`.
 
 ============  =========================================================================
 symbol        here
 ============  =========================================================================
 Q_c(x)        :func:`quantize`; an element half-way between two centres takes the lower
 prox_x        :func:`prox_weights` with ``tau`` = lambda eta_1 / 2
-h             :func:`center_gradient`
-prox_c        :func:`prox_centers` with ``tau`` = lambda eta_2 / 2
 soft Q_c(x)   :func:`soft_quantize`; ``sharpness`` is P
 ============  =========================================================================
-
-Centres are rounded to the dtype of x before anything else. NaN in x stays NaN where the result has
-the shape of x.
 """
 
 from __future__ import annotations
@@ -27,6 +23,13 @@ import torch
 from torch import Tensor
 
 from medfed.errors import ConfigError
+from medfed.personalize.functional import quantization_torch
+from medfed.personalize.functional.quantization_checks import (
+    Levels,
+    check_levels,
+    check_like,
+    check_tau,
+)
 
 
 def quantize(x: Tensor, centers: Tensor) -> Tensor:
@@ -37,7 +40,8 @@ def quantize(x: Tensor, centers: Tensor) -> Tensor:
         centers: ``(m,)`` finite, in ascending order.
 
     Returns:
-        Tensor like ``x``, without gradient; every element equals a centre in the dtype of ``x``.
+        Tensor like ``x``, without gradient: each element is a centre in the dtype of ``x``, or NaN
+        where ``x`` is NaN.
 
     Raises:
         ConfigError: If ``x`` or ``centers`` cannot be used.
@@ -46,8 +50,14 @@ def quantize(x: Tensor, centers: Tensor) -> Tensor:
         >>> quantize(torch.tensor([-3.0, 0.4, 0.5, 0.6]), torch.tensor([0.0, 1.0])).tolist()
         [0.0, 0.0, 0.0, 1.0]
     """
-    x, values, cuts = _prepare(x, centers)
-    return torch.where(x.isnan(), x, values[torch.bucketize(x, cuts)])
+    levels, x = check_levels(x, centers), x.detach()
+    if x.device.type != "cpu":
+        return quantization_torch.round_all(x, *levels.on(x.device))
+    from medfed.personalize.functional.quantization_kernels import round_all
+
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    round_all(x.reshape(-1).numpy(), levels.cuts, levels.values, out.view(-1).numpy())
+    return out
 
 
 def assign(x: Tensor, centers: Tensor) -> Tensor:
@@ -70,26 +80,36 @@ def assign(x: Tensor, centers: Tensor) -> Tensor:
         >>> assign(torch.tensor([[-3.0, 0.4], [0.5, 0.6]]), torch.tensor([0.0, 1.0])).tolist()
         [[0, 0], [0, 1]]
     """
-    x, _, cuts = _prepare(x, centers)
-    if bool(x.isnan().any()):
-        raise ValueError("x holds NaN, which has no nearest centre.")
-    return torch.bucketize(x, cuts)
+    levels, x = check_levels(x, centers), x.detach()
+    if x.device.type != "cpu":
+        index = quantization_torch.locate_all(x, levels.on(x.device)[0])
+        clean = not bool(x.isnan().any())
+    else:
+        from medfed.personalize.functional.quantization_kernels import locate_all
+
+        index = torch.empty(x.shape, dtype=torch.long)
+        clean = locate_all(x.reshape(-1).numpy(), levels.cuts, index.view(-1).numpy())
+    if not clean:
+        raise ValueError("The weights hold NaN, which has no nearest centre; training diverged.")
+    return index
 
 
-def prox_weights(y: Tensor, centers: Tensor, tau: float) -> Tensor:
+def prox_weights(y: Tensor, centers: Tensor, tau: float, *, out: Tensor | None = None) -> Tensor:
     """The minimiser over x of ``|x - y|^2 / 2 + tau min_z |x - z|``, z over the centres.
 
     Each element moves towards its nearest centre by tau, and lands on it where it is that near.
     For a fixed z the least value depends on ``|y - z|`` alone and grows with it, so the nearest
-    centre is the best: the minimiser is global.
+    centre is the best: the minimiser is global. (Half-way between centres there are two, and the
+    one towards the lower centre is taken.)
 
     Args:
         y: Float32 or float64 tensor of any shape.
         centers: ``(m,)`` finite, in ascending order.
         tau: 0 returns y; infinity returns ``quantize(y, centers)``.
+        out: Where to write the result, like ``y``; may be ``y`` itself.
 
     Returns:
-        Tensor like ``y``, without gradient.
+        Tensor like ``y``, without gradient; ``out`` where it is given. NaN stays NaN.
 
     Raises:
         ConfigError: If an argument cannot be used.
@@ -98,98 +118,68 @@ def prox_weights(y: Tensor, centers: Tensor, tau: float) -> Tensor:
         >>> prox_weights(torch.tensor([-3.0, 0.375, 0.75]), torch.tensor([0.0, 1.0]), 0.25).tolist()
         [-2.75, 0.125, 1.0]
     """
-    tau = _check_tau(tau)
-    nearest = quantize(y, centers)
-    gap = y.detach() - nearest
-    step = torch.tensor(tau, dtype=y.dtype, device=y.device)
-    moved = torch.where(gap > 0, y.detach() - step, y.detach() + step)
-    return torch.where(gap.abs() <= step, nearest, moved)
+    return _shrink(y, check_levels(y, centers), check_tau(tau), out, y.new_empty(0))
 
 
-def prox_centers(mu: Tensor, x: Tensor, centers: Tensor, tau: float) -> Tensor:
-    """For each j the minimiser over c of ``|c - mu_j|^2 / 2 + tau sum_i |c - x_i|``, i assigned j.
+def prox_quantize(
+    y: Tensor, centers: Tensor, tau: float, *, out: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """:func:`prox_weights` and the quantised result, in one pass.
 
-    The assignment is that of ``centers``, from where a gradient step has led to ``mu``. A centre is
-    drawn towards the median of its weights; while it passes none of them it moves by tau times the
-    number above minus the number below. The result need not be in ascending order.
+    An element that moves towards its nearest centre keeps it, so this is the nearest centre of y
+    as well as of x.
 
     Args:
-        mu: ``(m,)`` finite floating tensor.
-        x: Float32 or float64 tensor of any shape.
+        y: Float32 or float64 tensor of any shape.
         centers: ``(m,)`` finite, in ascending order.
-        tau: 0 or more; infinity gives medians.
+        tau: 0 or more; infinity is allowed.
+        out: Where to write x, like ``y``; may be ``y`` itself.
 
     Returns:
-        ``(m,)`` tensor like ``mu``, exact up to rounding; ``mu_j`` where nothing is assigned to j.
+        ``x = prox_weights(y, centers, tau)`` and ``quantize(x, centers)``.
 
     Raises:
         ConfigError: If an argument cannot be used.
-        ValueError: If ``x`` holds NaN.
 
     Example:
-        >>> x = torch.tensor([0.0, 0.5, 1.0, 7.0, 9.0])
-        >>> prox_centers(torch.tensor([0.25, 9.5]), x, torch.tensor([0.0, 8.0]), 0.125).tolist()
-        [0.375, 9.25]
+        >>> y, centers = torch.tensor([-3.0, 0.375, 0.75]), torch.tensor([0.0, 1.0])
+        >>> prox_quantize(y, centers, 0.25)
+        (tensor([-2.7500,  0.1250,  1.0000]), tensor([0., 0., 1.]))
     """
-    tau = _check_tau(tau)
-    if mu.shape != centers.shape or not bool(torch.isfinite(mu).all()):
-        raise ConfigError(f"mu must be finite and of shape {tuple(centers.shape)}.")
-    index = assign(x, centers).flatten()
-    moved = mu.detach().clone()
-    for j in range(len(mu)):
-        members = x.detach().flatten()[index == j].double().sort().values
-        if len(members):
-            moved[j] = _weighted_median(float(mu[j]), members, tau)
-    return moved
+    nearest = torch.empty_like(y, memory_format=torch.contiguous_format, requires_grad=False)
+    return _shrink(y, check_levels(y, centers), check_tau(tau), out, nearest), nearest
 
 
-def _weighted_median(mu: float, members: Tensor, tau: float) -> float:
-    """The root of ``c - mu + tau (#below c - #above c)``, members in ascending order."""
-    n = len(members)
-    if tau == 0:
-        return mu
-    if math.isinf(tau):
-        low, high = float(members[(n - 1) // 2]), float(members[n // 2])
-        return min(max(mu, low), high)
-    # The median of the members and of mu + tau (n - 2 k), k = 0 .. n.
-    shifts = mu + tau * (n - 2.0 * torch.arange(n + 1, dtype=members.dtype, device=members.device))
-    return float(torch.cat([members, shifts]).sort().values[n])
+def _shrink(y: Tensor, levels: Levels, tau: float, out: Tensor | None, nearest: Tensor) -> Tensor:
+    """:func:`prox_weights`, which also fills ``nearest`` where it is not empty."""
+    y, target = y.detach(), y if out is None else check_like("out", out, y)
+    if out is not None and target.dtype != out.dtype:
+        raise ConfigError(f"out is {out.dtype}, but the weights are {y.dtype}.")
+    if y.device.type != "cpu":
+        x, q = quantization_torch.shrink_all(y, *levels.on(y.device), tau)
+        if nearest.numel():
+            nearest.copy_(q)
+        return x if out is None else target.copy_(x)
+    from medfed.personalize.functional.quantization_kernels import shrink_all
 
-
-def center_gradient(gradient: Tensor, x: Tensor, centers: Tensor) -> Tensor:
-    """The gradient with respect to each centre: the sum over the weights that it stands for.
-
-    Args:
-        gradient: Gradient at ``quantize(x, centers)``, of the shape of ``x``.
-        x: Float32 or float64 tensor of any shape.
-        centers: ``(m,)`` finite, in ascending order.
-
-    Returns:
-        ``(m,)`` float64 tensor on the device of ``x``, summed in float64.
-
-    Raises:
-        ConfigError: If an argument cannot be used.
-        ValueError: If ``x`` holds NaN.
-
-    Example:
-        >>> x = torch.tensor([0.1, 0.2, 0.9])
-        >>> center_gradient(torch.tensor([1.0, 2.0, 4.0]), x, torch.tensor([0.0, 1.0])).tolist()
-        [3.0, 4.0]
-    """
-    if gradient.shape != x.shape:
-        raise ConfigError(
-            f"gradient has shape {tuple(gradient.shape)}, but x has {tuple(x.shape)}."
-        )
-    index = assign(x, centers).flatten()
-    sums = torch.zeros(len(centers), dtype=torch.float64, device=x.device)
-    return sums.index_add_(0, index, gradient.detach().flatten().double())
+    direct = out is not None and target.is_contiguous()
+    x = target if direct else torch.empty_like(y, memory_format=torch.contiguous_format)
+    source = y.reshape(-1).numpy()
+    step = source.dtype.type(tau)
+    flat, q_flat = x.view(-1).numpy(), nearest.view(-1).numpy()
+    shrink_all(source, levels.cuts, levels.values, step, flat, q_flat)
+    if direct:
+        # PyTorch has not seen the change: a graph that still needs the old values must fail.
+        torch.autograd.graph.increment_version(x)
+    return x if direct or out is None else target.copy_(x)
 
 
 def soft_quantize(x: Tensor, centers: Tensor, sharpness: float) -> Tensor:
     """A smooth staircase through the centres, differentiable in x and in the centres.
 
     Source: QuPeL, ``c_1 + sum_j (c_{j+1} - c_j) sigmoid(P (x - (c_j + c_{j+1}) / 2))``. It tends to
-    :func:`quantize` as the sharpness grows, but half-way between centres, where it takes the mean.
+    :func:`quantize` as the sharpness grows, but for elements half-way between two centres, where
+    it tends to the mean of both.
 
     Args:
         x: Float32 or float64 tensor of any shape.
@@ -208,44 +198,9 @@ def soft_quantize(x: Tensor, centers: Tensor, sharpness: float) -> Tensor:
     """
     if not 0 < sharpness < math.inf:
         raise ConfigError(f"sharpness is {sharpness}, but it must be above 0 and finite.")
-    _prepare(x, centers)
-    levels = centers.to(x)
-    soft = levels[0].expand_as(x)
-    for low, high in pairwise(levels):
+    check_levels(x, centers)
+    steps = centers.to(x)
+    soft = steps[0].expand_as(x)
+    for low, high in pairwise(steps):
         soft = soft + (high - low) * torch.sigmoid(sharpness * (x - (low + high) / 2))
     return soft
-
-
-def _check_tau(tau: float) -> float:
-    """Returns tau as a float where it is 0 or more."""
-    if not float(tau) >= 0:
-        raise ConfigError(f"tau is {float(tau)}, but it must be 0 or more.")
-    return float(tau)
-
-
-def _prepare(x: Tensor, centers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """``x`` without gradient, the centres in its dtype, and the cuts between them."""
-    if x.dtype not in (torch.float32, torch.float64):
-        raise ConfigError(f"x must be a float32 or float64 tensor, not {x.dtype}; convert it.")
-    if centers.ndim != 1 or len(centers) == 0 or not centers.is_floating_point():
-        raise ConfigError(
-            f"centers must be a floating tensor of shape (m,), m at least 1, "
-            f"not {centers.dtype} {tuple(centers.shape)}."
-        )
-    values = centers.detach().to(x)
-    if not bool(torch.isfinite(values).all()):
-        raise ConfigError(f"centers must be finite, not {values.tolist()}.")
-    if bool((values[1:] < values[:-1]).any()):
-        raise ConfigError(f"centers must be in ascending order, not {values.tolist()}.")
-    return x.detach(), values, _cuts(values)
-
-
-def _cuts(values: Tensor) -> Tensor:
-    """The largest numbers of their dtype that still belong to the lower of two centres."""
-    low, high = values[:-1], values[1:]
-    middle = low.double() / 2 + high.double() / 2
-    cuts = middle.to(values.dtype)
-    # Rounded down, so that an element beyond the middle is never taken for one before it; and a
-    # centre belongs to itself even where no number lies between two of them.
-    above = (cuts.double() > middle) | ((cuts >= high) & (high > low))
-    return torch.where(above, torch.nextafter(cuts, torch.full_like(cuts, -math.inf)), cuts)

@@ -1,0 +1,188 @@
+"""The step of the centres of quantised weights: their gradient and their exact proximal map.
+
+Source: QuPeL (Ozkara, Singh, Data and Diggavi 2021), Algorithm 2, corrected. The printed
+linearisation of the proximal map has its sign reversed, and passes the median of many weights.
+Here the map is solved exactly with assignments held fixed.
+
+======  ==================================================================================
+symbol  here
+======  ==================================================================================
+h       :func:`center_gradient`
+mu      ``mu``, the centres after their gradient step, c - eta_2 h
+prox_c  :func:`prox_centers` with ``tau`` = lambda eta_2 / 2; :func:`step_centers` has both
+======  ==================================================================================
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from medfed.errors import ConfigError
+from medfed.personalize.functional import quantization_torch
+from medfed.personalize.functional.quantization_checks import check_levels, check_like, check_tau
+
+if TYPE_CHECKING:
+    from medfed.personalize.functional.quantization_checks import Array, Levels
+
+
+def center_gradient(gradient: Tensor, x: Tensor, centers: Tensor) -> Tensor:
+    """The gradient with respect to each centre: the sum over the weights that it stands for.
+
+    Args:
+        gradient: Gradient at ``quantize(x, centers)``, of the shape of ``x``.
+        x: Float32 or float64 tensor of any shape.
+        centers: ``(m,)`` finite, in ascending order.
+
+    Returns:
+        ``(m,)`` float64 tensor on the device of ``x``, summed in float64.
+
+    Raises:
+        ConfigError: If an argument cannot be used.
+        ValueError: If ``x`` holds NaN.
+
+    Example:
+        >>> x = torch.tensor([0.1, 0.2, 0.9])
+        >>> center_gradient(torch.tensor([1.0, 2.0, 4.0]), x, torch.tensor([0.0, 1.0])).tolist()
+        [3.0, 4.0]
+    """
+    levels = check_levels(x, centers)
+    return torch.from_numpy(_tally(x, gradient, levels)[1]).to(x.device)
+
+
+def prox_centers(mu: Tensor, x: Tensor, centers: Tensor, tau: float) -> Tensor:
+    """For each j the minimiser over c of ``|c - mu_j|^2 / 2 + tau sum_i |c - x_i|``, i assigned j.
+
+    The assignment is that of ``centers``, from where a gradient step has led to ``mu``. A centre is
+    drawn towards the median of its weights; while it passes none of them it moves by tau times the
+    number above minus the number below. Counts around the old centres tell whether one is passed;
+    only the weights on its way are then sorted.
+
+    Args:
+        mu: ``(m,)`` finite floating tensor.
+        x: Float32 or float64 tensor of any shape.
+        centers: ``(m,)`` finite, in ascending order.
+        tau: 0 or more; infinity gives the nearest median.
+
+    Returns:
+        ``(m,)`` tensor like ``mu``, exact up to rounding; ``mu_j`` where nothing is assigned to j.
+        It need not be in ascending order: sort it before it is used as centres.
+
+    Raises:
+        ConfigError: If an argument cannot be used.
+        ValueError: If ``x`` holds NaN, or ``mu`` NaN or infinity.
+
+    Example:
+        >>> x = torch.tensor([0.0, 0.5, 1.0, 7.0, 9.0])
+        >>> prox_centers(torch.tensor([0.25, 9.5]), x, torch.tensor([0.0, 8.0]), 0.125).tolist()
+        [0.375, 9.25]
+    """
+    levels, tau = check_levels(x, centers), check_tau(tau)
+    if mu.shape != centers.shape or not mu.is_floating_point():
+        raise ConfigError(
+            f"mu must be a floating tensor of shape {tuple(centers.shape)}, "
+            f"not {mu.dtype} {tuple(mu.shape)}."
+        )
+    start = mu.detach().to("cpu", torch.float64).contiguous().numpy()
+    moved = _settle(start, x, levels, _tally(x, None, levels)[0], tau)
+    return torch.from_numpy(moved).to(mu)
+
+
+def step_centers(centers: Tensor, gradient: Tensor, x: Tensor, lr: float, tau: float) -> Tensor:
+    """A proximal gradient step of the centres, in one pass over the weights.
+
+    Args:
+        centers: ``(m,)`` finite, in ascending order.
+        gradient: Gradient at ``quantize(x, centers)``, of the shape of ``x``.
+        x: Float32 or float64 tensor of any shape.
+        lr: Step size eta_2, 0 or more and finite.
+        tau: lambda eta_2 / 2, 0 or more.
+
+    Returns:
+        ``(m,)`` tensor like ``centers``: ``prox_centers(centers - lr * h, x, centers, tau)`` with
+        ``h = center_gradient(gradient, x, centers)``, sorted.
+
+    Raises:
+        ConfigError: If an argument cannot be used.
+        ValueError: If ``x`` holds NaN, or ``gradient`` NaN or infinity.
+
+    Example:
+        >>> x, gradient = torch.tensor([0.0, 0.5, 1.0]), torch.tensor([1.0, 1.0, 0.0])
+        >>> step_centers(torch.tensor([0.25, 1.25]), gradient, x, lr=0.125, tau=0.0625).tolist()
+        [0.0, 1.1875]
+    """
+    if not 0 <= lr < float("inf"):
+        raise ConfigError(f"lr is {lr}, but it must be 0 or more and finite.")
+    levels, tau = check_levels(x, centers), check_tau(tau)
+    counts, sums = _tally(x, gradient, levels)
+    start = centers.detach().to("cpu", torch.float64).numpy() - lr * sums
+    return torch.from_numpy(np.sort(_settle(start, x, levels, counts, tau))).to(centers)
+
+
+def _tally(x: Tensor, gradient: Tensor | None, levels: Levels) -> tuple[Array, Array]:
+    """``(m, 3)`` numbers of elements below, at and above their centre; ``(m,)`` gradient sums."""
+    x = x.detach()
+    slopes = x.new_empty(0) if gradient is None else check_like("gradient", gradient, x)
+    if x.device.type != "cpu":
+        given = None if gradient is None else slopes
+        found = quantization_torch.tally(x, given, *levels.on(x.device))
+        counts, sums, clean = found[0].cpu().numpy(), found[1].cpu().numpy(), found[2]
+    else:
+        from medfed.personalize.functional.quantization_kernels import tally
+
+        flat, slopes_flat = x.reshape(-1).numpy(), slopes.reshape(-1).numpy()
+        counts, sums, clean = tally(flat, slopes_flat, levels.cuts, levels.values)
+    if not clean:
+        raise ValueError("The weights hold NaN, which has no nearest centre; training diverged.")
+    return counts, sums
+
+
+def _settle(mu: Array, x: Tensor, levels: Levels, counts: Array, tau: float) -> Array:
+    """The proximal map from ``mu``, in float64."""
+    from medfed.personalize.functional.quantization_kernels import collect, settle
+
+    if not np.isfinite(mu).all():
+        raise ValueError(f"The centres step to {mu.tolist()}; their gradient is not finite.")
+    rests: Array
+    rests, passing = settle(mu, levels.values, counts, tau)
+    if not passing:
+        return rests
+    x = x.detach()
+    if x.device.type == "cpu":
+        flat = x.reshape(-1).numpy()
+        # Room for all: memory that is never written to is never taken.
+        found, owner = np.empty(len(flat) + 1, flat.dtype), np.empty(len(flat) + 1, np.int32)
+        count = collect(flat, levels.cuts, levels.values, rests, found, owner)
+        found, owner = found[:count].astype(np.float64), owner[:count]
+    else:
+        ends = torch.from_numpy(rests).to(x.device)
+        picked = quantization_torch.collect(x, *levels.on(x.device), ends)
+        found, owner = picked[0].cpu().numpy(), picked[1].cpu().numpy()
+    for j in np.flatnonzero(np.bincount(owner, minlength=len(mu))):
+        # Downwards is upwards with all signs turned.
+        sign = 1.0 if rests[j] > levels.values[j] else -1.0
+        ahead = np.sort(sign * found[owner == j])
+        behind = counts[j, 1] + counts[j, 0 if sign > 0 else 2]
+        rests[j] = sign * _walk(sign * mu[j], ahead, int(behind), int(counts[j].sum()), tau)
+    return rests
+
+
+def _walk(mu: float, ahead: Array, behind: int, total: int, tau: float) -> float:
+    """The root of ``c - mu + tau (#below c - #above c)``, known to lie above ``ahead[0]``.
+
+    Args:
+        mu: Where there is no pull.
+        ahead: ``(k,)`` elements in ascending order; ``k >= 1``.
+        behind: Number of elements below all of them.
+        total: Number of elements.
+        tau: Pull of an element.
+    """
+    pull = total - 2.0 * (behind + np.arange(len(ahead) + 1))
+    # Not 0 * inf where the elements are balanced.
+    rests = mu + np.where(pull == 0, 0.0, tau * np.where(pull == 0, 1.0, pull))
+    # rests[k], which k elements have been passed for, falls with k; the elements rise.
+    k = int(np.argmax(rests <= np.append(ahead, np.inf)))
+    return float(max(rests[k], ahead[k - 1]))
