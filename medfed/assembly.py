@@ -95,7 +95,7 @@ def federate(
     if mixes_models(config) and not algorithm.mixes:
         raise ConfigError(
             f"{type(algorithm).__name__} would train the membership vectors of canonical models as "
-            "if they were weights; choose canonical=none or algorithm=ppfl."
+            "if they were weights; choose canonical=none, or algorithm=ppfl or ifca."
         )
     split = algorithm.split(task.network, task.personal, config.buffers)
     algorithm = algorithm.adapted(split, task.network)

@@ -58,8 +58,8 @@ class Serialising(Channel):
 
 @functools.cache
 def algorithm(name: str) -> Algorithm:
-    """The algorithm as its yaml ships it."""
-    built = build(load([f"algorithm={name}"]).algorithm)
+    """The algorithm as its yaml ships it, for a run of ROUNDS."""
+    built = build(load([f"algorithm={name}", f"rounds={ROUNDS}"]).algorithm)
     assert isinstance(built, Algorithm)
     return built
 
@@ -82,7 +82,7 @@ def task(name: str = "") -> ToyTask:
     """The network, with three heads where an algorithm mixes heads."""
     toy = ToyTask()
     toy.network = network()
-    if name and algorithm(name).personal == ("membership",):
+    if name and algorithm(name).mixes:
         nets = [toy.network, network(1), network(2)]
         toy.network = Canonical(nets, ["head.*"], activation="identity")
         toy.personal = ("membership",)

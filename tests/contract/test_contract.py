@@ -153,7 +153,7 @@ def test_memory_grows_with_the_personal_part_only(name, tmp_path: Path):
     resumed, _ = lightning(name, tmp_path, rounds=2, resume=path)
     for module in (lightning(name, rounds=2)[0], resumed):
         split = module.local.split
-        whole = name in {"local", "ditto"}  # which keep a whole model of their own
+        whole = name in {"local", "ditto", "finetune"}  # which keep a whole model of their own
         for entry in () if whole else split.shared:
             kept = {
                 tensor.data_ptr()

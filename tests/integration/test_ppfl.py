@@ -73,7 +73,7 @@ def test_a_segmentation_network_with_canonical_expanding_paths(tmp_path):
     [
         (("canonical=none",), r"needs a model with a canonical part"),
         (("algorithm=fedavg", "canonical=outputs"), r"FedAvg would train the membership vectors"),
-        (("algorithm=pfednet", "canonical=parameters"), r"choose canonical=none or algorithm=ppfl"),
+        (("algorithm=pfednet", "canonical=parameters"), r"choose canonical=none, or algorithm=ppfl or ifca"),
         (("model.network.spread=0",), r"start as equals .* model\.network\.spread=0\.1"),
         (("canonical.parts=[lineer.*]",), r"'lineer\.\*' matches no parameter \(did you mean"),
         (("canonical.count=0",), r"canonical\.count must be 1 or more, not 0"),

@@ -1,0 +1,107 @@
+"""Fine-tuning: FedAvg for most of the run, then every client trains its own copy of the model.
+
+The plainest personalisation; see Yu, Bagdasaryan, Shmatikov: Salvaging federated learning by local
+adaptation, arXiv:2002.04758 (there FT).
+
+Deviation: the paper trains on after the federated run. Here the last ``local_share`` of the run's
+rounds is local, so that methods are compared on equal budgets, and every local round is validated
+as any other: where training on does harm an earlier round is selected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from medfed.errors import ConfigError
+from medfed.federation.algorithm import ClientInfo, ServerRound
+from medfed.federation.client import Client
+from medfed.federation.message import Message
+from medfed.federation.split import ParameterSplit
+from medfed.federation.tensors import State, Tensors
+from medfed.personalize.fedavg import FedAvg
+
+
+@dataclass(frozen=True)
+class FineTune(FedAvg):
+    """FedAvg whose last rounds are local.
+
+    Attributes:
+        local_share: Share of the run's rounds that is local, in [0, 1]; 0 is FedAvg, 1 is local
+            training. Any share above 0 is one round at least.
+        rounds: Rounds of the whole run.
+
+    Raises:
+        ConfigError: If a value is out of range.
+    """
+
+    local_share: float = 0.2
+    rounds: int = 10
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.local_share <= 1:
+            raise ConfigError(f"algorithm.local_share must be in [0, 1], not {self.local_share}.")
+        if self.rounds < 1:
+            raise ConfigError(f"algorithm.rounds must be 1 or more, not {self.rounds}.")
+
+    @property
+    def first_local(self) -> int:
+        """The first local round, from 0; ``rounds`` where there is none.
+
+        Example:
+            >>> [FineTune(local_share=s, rounds=10).first_local for s in (0, 0.01, 0.2, 1)]
+            [10, 9, 8, 0]
+        """
+        local = round(self.local_share * self.rounds)
+        return self.rounds - (max(1, local) if self.local_share else 0)
+
+    def init(
+        self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]
+    ) -> tuple[State, State]:
+        """Beside FedAvg's state the server knows which clients have their copy."""
+        server, client = super().init(weights, split, clients)
+        return {**server, "copied": {}}, client
+
+    def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
+        """FedAvg's round, or a local one, before which a client gets the model once."""
+        if round < self.first_local:
+            server = yield from super().round(server, cohort, round)
+            return server
+        yield {client: self._go(server, client) for client in cohort}
+        return {**server, "copied": {**server["copied"], **dict.fromkeys(cohort, torch.ones(1))}}
+
+    def _go(self, server: State, client: str) -> Message:
+        # All clients begin with the initial model, which need not travel.
+        if client in server["copied"] or self.first_local == 0:
+            return Message("fit")
+        return Message("fit", {"shared": server["shared"]}, {"keep": 1.0})
+
+    def fit(self, client: Client, message: Message) -> Message:
+        """As in FedAvg, or trains the client's own model and replies with nothing."""
+        if message.parts and "keep" not in message.scalars:
+            return super().fit(client, message)
+        if message.parts:
+            own = self.personal_model(client, message)
+        else:
+            own = client.state.get("model", client.weights)
+        client.state["model"] = client.train(own)
+        return Message("fit")
+
+    def broadcast(self, server: State, client: str) -> Message:
+        """The shared part, unless the client has its own copy."""
+        if client in server["copied"]:
+            return Message("deliver")
+        return super().broadcast(server, client)
+
+    def personal_model(self, client: Client, message: Message) -> Tensors:
+        """The client's own model once it has one, else FedAvg's."""
+        if message.parts:
+            return super().personal_model(client, message)
+        return client.state["model"]
+
+    def join(self, client: Client, message: Message) -> Tensors:
+        """A newcomer trains its own copy, too."""
+        return self.fine_tune(client, message)
