@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from monai.losses import DiceLoss
-from torch import Tensor
+from torch import Tensor, nn
 
 _DICE = DiceLoss(sigmoid=True, batch=True)
 
@@ -72,3 +72,27 @@ def dice_bce_loss(
     bce = F.binary_cross_entropy_with_logits(logits, target)
     dice: Tensor = _DICE(logits, target)
     return dice_weight * dice + bce_weight * bce
+
+
+def l2_penalty(network: nn.Module, l2: float) -> Tensor:
+    """Half of ``l2`` times the squared norm of all parameters except biases and memberships.
+
+    Args:
+        network: The network; the memberships of a canonical model are mixing proportions.
+        l2: The strength, 0 or more.
+
+    Returns:
+        A scalar.
+
+    Example:
+        >>> network = nn.Linear(2, 1)
+        >>> _ = nn.init.constant_(network.weight, 3.0)
+        >>> l2_penalty(network, 0.5).item()
+        4.5
+    """
+    weights = [
+        weight
+        for name, weight in network.named_parameters()
+        if not name.endswith(("bias", "membership"))
+    ]
+    return l2 / 2 * torch.stack([weight.square().sum() for weight in weights]).sum()

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from medfed.errors import ConfigError
 from medfed.models.classification import ClassificationTask
+from medfed.models.losses import l2_penalty
 from medfed.models.task import Batch
 
 
@@ -36,10 +37,4 @@ class RiskTask(ClassificationTask):
     def loss(self, batch: Batch) -> Tensor:
         """Returns the penalised training loss."""
         loss = super().loss(batch)
-        if self.l2 == 0:
-            return loss
-        for name, weight in self.network.named_parameters():
-            # The memberships of a canonical model are mixing proportions.
-            if not name.endswith(("bias", "membership")):
-                loss = loss + self.l2 / 2 * weight.square().sum()
-        return loss
+        return loss if self.l2 == 0 else loss + l2_penalty(self.network, self.l2)

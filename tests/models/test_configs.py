@@ -20,10 +20,10 @@ def names(group: str) -> list[str]:
 
 def compose(model: str, optimizer: str = "sgd", scheduler: str = "constant") -> DictConfig:
     """The root keys that a training configuration supplies."""
-    logistic = model == "logistic"
+    tabular = model in ("linear", "logistic")
     root = {
-        "in_channels": 7 if logistic else 2,
-        "out_channels": 2,
+        "in_channels": 7 if tabular else 2,
+        "out_channels": 1 if model == "linear" else 2,
         "spatial_dims": 2,
         "regions": ["whole", "core"],
         "patch_size": [32, 32],
@@ -43,7 +43,7 @@ def build(cfg: DictConfig) -> TaskModule:
 
 def step(task: TaskModule, cfg: DictConfig) -> None:
     image = torch.randn(2, 7) if cfg.in_channels == 7 else torch.randn(2, 2, 32, 32)
-    label = torch.tensor([0, 1])
+    label = torch.tensor([0, 1]) if cfg.out_channels == 2 else torch.tensor([0.3, 1.2])
     if hasattr(task, "regions"):
         label = (torch.rand(2, 2, 32, 32) > 0.5).float()
     built = task.configure_optimizers()

@@ -21,6 +21,7 @@ from medfed.models.metrics import (
     classification_metrics,
     hausdorff95,
 )
+from medfed.models.regression import regression_metrics
 
 
 def numpy_ece(probs: np.ndarray, label: np.ndarray, bins: int) -> float:
@@ -48,6 +49,23 @@ def test_classification_metrics_agree_with_sklearn(k, seed):
     )
     assert scores["auroc"] == pytest.approx(auroc, abs=1e-6)
     assert scores["ece"] == pytest.approx(numpy_ece(probs.numpy(), y, 10), abs=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_regression_metrics_agree_with_sklearn(seed):
+    true, found = np.random.default_rng(seed).normal(size=(2, 50)) * 40 + 150
+    scores = regression_metrics(torch.tensor(found), torch.tensor(true))
+    assert scores["rmse"] == pytest.approx(sk.root_mean_squared_error(true, found), rel=1e-12)
+    assert scores["mae"] == pytest.approx(sk.mean_absolute_error(true, found), rel=1e-12)
+    assert scores["r2"] == pytest.approx(sk.r2_score(true, found), rel=1e-12)
+
+
+@pytest.mark.parametrize("outcomes", [[2.0], [2.0, 2.0, 2.0]])
+def test_equal_outcomes_have_no_r2_and_raise_no_warning(outcomes):
+    true = torch.tensor(outcomes)
+    scores = regression_metrics(true + 1, true)
+    assert scores["rmse"] == scores["mae"] == 1
+    assert math.isnan(scores["r2"])
 
 
 def test_one_class_has_no_auroc_and_raises_no_warning():

@@ -15,6 +15,7 @@ from medfed.models.networks import (
     default_personal,
     densenet121,
     densenet_bc,
+    linear_regression,
     logistic_regression,
     small_cnn,
     unet,
@@ -28,6 +29,7 @@ COUNTS = [
     (basic_unet(2, 4, 3), 488_475),
     (basic_unet(2, 3, 2), 488_394),
     (basic_unet(2, 3, 2, published=True), 486_562),
+    (linear_regression(58), 59),
     (logistic_regression(58), 59),
     (small_cnn(2, 1, 10), 24_170),
 ]
@@ -129,7 +131,9 @@ def test_other_networks_have_no_default():
         (lambda: small_cnn(2, 1, 2, norm="groups"), "did you mean group"),
         (lambda: small_cnn(2, 1, 2, channels=(6, 12, 24)), "multiples of 4"),
         (lambda: small_cnn(2, 1, 2, channels=(8, 8)), "as many strides"),
-        (lambda: logistic_regression(3, 1), "out_channels >= 2"),
+        (lambda: logistic_regression(3, 1), "out_channels >= 2.*model=linear"),
+        (lambda: linear_regression(3, 2), "these data have 2 classes; choose model=logistic"),
+        (lambda: linear_regression(3, spread=-1), "spread must not be negative"),
     ],
 )
 def test_bad_options(build, words):

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
-from sklearn.linear_model import LogisticRegression
+from sklearn.linear_model import LogisticRegression, Ridge
 from torch.utils.data import DataLoader
 
 from medfed.errors import ConfigError
-from medfed.models.networks import logistic_regression
+from medfed.models.networks import linear_regression, logistic_regression
+from medfed.models.regression import RegressionTask
 from medfed.models.risk import RiskTask
 from medfed.models.segmentation import SegmentationTask
 from tests.models.tiny import SGD, make_batch, make_samples, make_task
@@ -98,6 +99,9 @@ def test_loss_is_a_scalar_with_gradients(kind):
 def test_predict_gives_probabilities(kind):
     probs = make_task(kind).predict(make_batch(kind))
     assert not probs.requires_grad
+    if kind == "regression":
+        assert probs.shape == (8, 1)
+        return
     assert ((probs >= 0) & (probs <= 1)).all()
     if kind != "segmentation":
         assert torch.allclose(probs.sum(1), torch.ones(8))
@@ -148,12 +152,13 @@ def test_volumes():
     assert set(scores) - set(task.metric_names) == {"hd95", "hd95/a"}
 
 
-def test_penalty_trains_but_is_not_measured():
-    plain, penalised = make_task("risk"), make_task("risk", l2=0.5)
+@pytest.mark.parametrize("kind", ["risk", "regression"])
+def test_penalty_trains_but_is_not_measured(kind):
+    plain, penalised = make_task(kind), make_task(kind, l2=0.5)
     for task in (plain, penalised):
         torch.nn.init.constant_(task.network.linear.weight, 2.0)
         torch.nn.init.constant_(task.network.linear.bias, 3.0)
-    batch = make_batch("risk")
+    batch = make_batch(kind)
     gap = penalised.loss(batch) - plain.loss(batch)
     assert gap.item() == pytest.approx(0.25 * 5 * 4.0, rel=1e-5)
     assert penalised.evaluate([batch]) == plain.evaluate([batch])
@@ -182,6 +187,37 @@ def test_risk_reaches_sklearns_coefficients():
     assert np.allclose(task.network.linear.bias.detach(), reference.intercept_, atol=1e-5)
 
 
+def test_regression_reaches_ridge_regression():
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(80, 4, generator=g, dtype=torch.float64)
+    y = x @ torch.tensor([1.0, -2.0, 0.5, 0.0]).double() + 3 + torch.randn(80, generator=g)
+    task = RegressionTask(linear_regression(4).double(), SGD, l2=0.1)
+    lbfgs = torch.optim.LBFGS(
+        task.network.parameters(), max_iter=200, line_search_fn="strong_wolfe",
+        tolerance_grad=1e-12, tolerance_change=1e-16,
+    )  # fmt: skip
+
+    def closure() -> torch.Tensor:
+        lbfgs.zero_grad()
+        loss = task.loss({"image": x, "label": y})
+        loss.backward()
+        return loss
+
+    lbfgs.step(closure)
+    # scikit-learn minimises sum of squares + alpha |w|^2.
+    reference = Ridge(alpha=80 * 0.1 / 2, tol=1e-12).fit(x, y)
+    assert np.allclose(task.network.linear.weight.detach(), reference.coef_, atol=1e-8)
+    assert np.allclose(task.network.linear.bias.detach(), reference.intercept_, atol=1e-8)
+
+
+def test_a_regression_refuses_classes_and_images():
+    task = make_task("regression")
+    with pytest.raises(ValueError, match="one continuous outcome per sample"):
+        task.loss({"image": torch.ones(3, 5), "label": torch.tensor([0, 1, 1])})
+    with pytest.raises(ValueError, match="one continuous outcome per sample"):
+        task.criterion(torch.ones(3, 2), torch.ones(3))
+
+
 def test_personal_can_be_overridden():
     assert make_task("classification").personal == ("class_layers.*",)
     assert make_task("classification", personal=["features.norm5.*"]).personal == (
@@ -197,6 +233,8 @@ def test_personal_can_be_overridden():
         (lambda: make_task("classification", selection=["acuracy", "max"]), "did you mean acc"),
         (lambda: make_task("risk", selection=["loss", "lowest"]), "must be max or min"),
         (lambda: make_task("risk", l2=-1.0), "must not be negative"),
+        (lambda: make_task("regression", l2=-1.0), "must not be negative"),
+        (lambda: make_task("regression", selection=["rsme", "min"]), "did you mean rmse"),
         (lambda: make_task("segmentation", regions=[]), "names of its regions"),
         (lambda: make_task("segmentation", overlap=1.0), "must lie in"),
     ],

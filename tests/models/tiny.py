@@ -7,14 +7,15 @@ import functools
 import torch
 
 from medfed.models.classification import ClassificationTask
-from medfed.models.networks import densenet_bc, logistic_regression, unet
+from medfed.models.networks import densenet_bc, linear_regression, logistic_regression, unet
+from medfed.models.regression import RegressionTask
 from medfed.models.risk import RiskTask
 from medfed.models.segmentation import SegmentationTask
 from medfed.models.task import TaskModule
 
 SGD = functools.partial(torch.optim.SGD, lr=0.05, momentum=0.9)
 STEP = functools.partial(torch.optim.lr_scheduler.StepLR, step_size=2, gamma=0.5)
-KINDS = ("segmentation", "classification", "risk")
+KINDS = ("segmentation", "classification", "risk", "regression")
 
 
 def make_task(kind: str, **options: object) -> TaskModule:
@@ -26,11 +27,13 @@ def make_task(kind: str, **options: object) -> TaskModule:
     if kind == "classification":
         net = densenet_bc(2, 1, 2, growth_rate=2, block_config=(2, 2), stem="small")
         return ClassificationTask(net, SGD, STEP, **options)
+    if kind == "regression":
+        return RegressionTask(linear_regression(5), SGD, STEP, **options)
     return RiskTask(logistic_regression(5), SGD, STEP, **options)
 
 
 def make_samples(kind: str, n: int = 32, size: int = 16) -> list[dict[str, torch.Tensor]]:
-    """A learnable problem: bright squares, bright images, a positive sum of features."""
+    """A learnable problem: bright squares, bright images, a positive or a large sum of features."""
     g = torch.Generator().manual_seed(1)
     samples = []
     for i in range(n):
@@ -42,7 +45,8 @@ def make_samples(kind: str, n: int = 32, size: int = 16) -> list[dict[str, torch
             continue
         shape = (1, 8, 8) if kind == "classification" else (5,)
         image = torch.randn(shape, generator=g) + (i % 2) - 0.5
-        samples.append({"image": image, "label": torch.tensor(i % 2)})
+        label = image.sum() if kind == "regression" else torch.tensor(i % 2)
+        samples.append({"image": image, "label": label})
     return samples
 
 

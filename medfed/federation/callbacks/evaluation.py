@@ -96,7 +96,7 @@ def smaller_is_better(metric: str) -> bool:
         >>> smaller_is_better("loss"), smaller_is_better("iou/whole")
         (True, False)
     """
-    return metric.split("/")[0] in {"loss", "ece", "hd95"}
+    return metric.split("/")[0] in {"loss", "ece", "hd95", "rmse", "mae"}
 
 
 def _gather(module: FederatedModule) -> dict[str, dict[str, float]]:

@@ -11,6 +11,7 @@ DenseNet-BC, growth 6     197,936    198,224 with MONAI's 7×7 stem; the differe
 U-Net, width 8            486,562    488,394 for :func:`basic_unet` as MONAI builds it (3 channels
                                      in, 2 out, batch norm); 486,562 with ``published=True``.
 Logistic regression       (none)     Features + 1 for two classes.
+Linear regression         (none)     Features + 1.
 ========================  =========  ===========================================================
 """
 
@@ -22,12 +23,14 @@ from torch import nn
 from medfed.models.networks.canonical import Canonical
 from medfed.models.networks.common import count_parameters
 from medfed.models.networks.densenet import densenet121, densenet_bc
+from medfed.models.networks.linear import LinearRegression, linear_regression
 from medfed.models.networks.logistic import LogisticRegression, logistic_regression
 from medfed.models.networks.small_cnn import SmallCNN, small_cnn
 from medfed.models.networks.unet import basic_unet, unet
 
 __all__ = [
     "Canonical",
+    "LinearRegression",
     "LogisticRegression",
     "SmallCNN",
     "basic_unet",
@@ -35,6 +38,7 @@ __all__ = [
     "default_personal",
     "densenet121",
     "densenet_bc",
+    "linear_regression",
     "logistic_regression",
     "small_cnn",
     "unet",
@@ -49,8 +53,8 @@ def default_personal(network: nn.Module) -> tuple[str, ...]:
 
     Returns:
         ``fnmatch`` patterns on names relative to ``network``: the classifier of a DenseNet or a
-        small CNN, the up-sampling path and output layer of a U-Net, all of a logistic regression,
-        the membership vector of a canonical model.
+        small CNN, the up-sampling path and output layer of a U-Net, all of a logistic or
+        linear regression, the membership vector of a canonical model.
         An empty tuple (nothing personal) for other networks.
 
     Example:
@@ -61,7 +65,7 @@ def default_personal(network: nn.Module) -> tuple[str, ...]:
     """
     if isinstance(network, Canonical):
         return ("membership",)
-    if isinstance(network, LogisticRegression):
+    if isinstance(network, LinearRegression | LogisticRegression):
         return ("*",)
     if isinstance(network, SmallCNN):
         return ("head.*",)

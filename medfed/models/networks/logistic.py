@@ -36,7 +36,10 @@ class LogisticRegression(nn.Module):
     def __init__(self, in_channels: int, out_channels: int = 2, spread: float = 0.0) -> None:
         super().__init__()
         if out_channels < 2:
-            raise ConfigError(f"Logistic regression needs out_channels >= 2, not {out_channels}.")
+            raise ConfigError(
+                f"Logistic regression needs out_channels >= 2, not {out_channels} (a continuous "
+                "outcome needs model=linear)."
+            )
         self.linear = nn.Linear(in_channels, out_channels - 1)
         if not spread >= 0:
             raise ConfigError(f"spread must not be negative, not {spread}.")
