@@ -64,13 +64,14 @@ def algorithm(name: str) -> Algorithm:
     return built
 
 
-def network(seed: int = 0) -> nn.Module:
+def network(seed: int = 0, middle: bool = False) -> nn.Module:
     """A small network with dropout and normalisation, so that randomness and buffers matter."""
     torch.manual_seed(seed)
     built = nn.Sequential()
     for name, layer in {
         "body": nn.Linear(3, 4),
         "norm": nn.BatchNorm1d(4),
+        **({"middle": nn.Linear(4, 4)} if middle else {}),
         "drop": nn.Dropout(0.2),
         "head": nn.Linear(4, 1),
     }.items():
@@ -79,9 +80,9 @@ def network(seed: int = 0) -> nn.Module:
 
 
 def task(name: str = "") -> ToyTask:
-    """The network, with three heads where an algorithm mixes heads."""
+    """The network, with three heads where an algorithm mixes heads, deeper where it quantises."""
     toy = ToyTask()
-    toy.network = network()
+    toy.network = network(middle=name != "" and hasattr(algorithm(name), "bits"))
     if name and algorithm(name).mixes:
         nets = [toy.network, network(1), network(2)]
         toy.network = Canonical(nets, ["head.*"], activation="identity")

@@ -1,0 +1,103 @@
+"""Quantised training of one model: QuPeL's centralised Algorithm 1, at every client alone.
+
+Ozkara, Singh, Data, Diggavi: QuPeL: Quantized personalization with applications to federated
+learning, 2021, Algorithm 1:
+
+    min over x, c of f(x) + f(Q_c(x)) + lambda R(x, c),  R(x, c) = min over z in C of |z - x|_1 / 2
+
+| symbol | here |
+|---|---|
+| x, c | ``state["model"]``, ``state["centers"]`` |
+| lambda(t) = slope * t, t the round from 1 | ``strength`` |
+| eta_1 | the optimizer's step size; the proximal map follows whatever step it takes |
+| eta_2 | ``center_lr``, divided by 10 at each of ``center_drops`` |
+| P | ``sharpness`` of the soft quantiser |
+
+A local step: x <- prox_x(x - eta_1 grad f(x)), then c <- prox_c(c - eta_2 h) with h the gradient
+with respect to the centres at the quantised new x, on the same batch. With the soft quantiser the
+gradient of f(Q_c(x)) joins that of f(x), as a plain step of eta_1 even where the optimizer has
+momentum; with the hard one its derivative is zero, and parameters that are not quantised follow
+grad f(x) alone.
+
+Deviation: prox_c is exact. The printed linearisation has the sign reversed and overshoots.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from medfed.errors import ConfigError
+from medfed.federation.client import Client
+from medfed.federation.message import Message
+from medfed.federation.tensors import Tensors
+from medfed.personalize.quantized_steps import ProximalStep, Rates
+from medfed.personalize.quantizing import Quantizing
+
+
+@dataclass(frozen=True)
+class Quantized(Quantizing):
+    """Proximal steps of the weights and of their centres.
+
+    Attributes:
+        quantizer: ``hard``, or ``soft`` with a finite sharpness.
+        sharpness: P > 0 of the soft quantiser.
+        strength: Slope of lambda(t) >= 0.
+        center_lr: eta_2 >= 0.
+        center_drops: Shares of the rounds, ascending in (0, 1), at which eta_2 is divided by 10.
+
+    Raises:
+        ConfigError: If a value is out of range.
+    """
+
+    quantizer: Literal["hard", "soft"] = "hard"
+    sharpness: float = 100.0
+    strength: float = 1e-4
+    center_lr: float = 1e-4
+    center_drops: tuple[float, ...] = (0.5, 0.75)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.not_negative("strength", "center_lr")
+        if self.quantizer not in ("hard", "soft"):
+            raise ConfigError(
+                f"algorithm.quantizer={self.quantizer!r} is unknown; choose hard or soft."
+            )
+        if not self.sharpness > 0:
+            raise ConfigError(f"algorithm.sharpness must be positive, not {self.sharpness}.")
+        drops = list(self.center_drops)
+        if drops != sorted(drops) or not all(0 < d < 1 for d in drops):
+            raise ConfigError(
+                "algorithm.center_drops must be shares of the rounds between 0 and 1, ascending, "
+                f"not {drops}."
+            )
+
+    def scalars(self, round: int) -> dict[str, float]:
+        """lambda(t) and eta_2(t).
+
+        Example:
+            >>> algorithm = Quantized(strength=0.5, center_lr=1.0, rounds=4)
+            >>> [sorted(algorithm.scalars(t).values()) for t in range(4)]
+            [[0.5, 1.0], [1.0, 1.0], [0.1, 1.5], [0.01, 2.0]]
+        """
+        passed = sum(round >= share * self.rounds for share in self.center_drops)
+        return {
+            "strength": self.strength * (round + 1),
+            "center_lr": self.center_lr / 10**passed,
+        }
+
+    def rates(self, client: Client, message: Message) -> Rates:
+        """Returns what the proximal steps of this round need."""
+        return Rates(
+            message.scalars["strength"],
+            client.learning_rate,
+            message.scalars["center_lr"],
+            self.sharpness if self.quantizer == "soft" else None,
+        )
+
+    def advance(self, client: Client, message: Message, centers: Tensors) -> None:
+        """Algorithm 1 on the client's own model."""
+        model = client.state["model"]
+        step = ProximalStep(model, centers, self.rates(client, message))
+        client.state["model"] = client.train(model, after_step=step)
+        client.state["centers"] = step.centers

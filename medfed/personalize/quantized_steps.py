@@ -1,0 +1,166 @@
+"""What the quantising methods do after each gradient step of a client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from medfed.errors import NonFiniteError
+from medfed.federation.client import GradientAt
+from medfed.federation.live import gradient_of
+from medfed.federation.tensors import Tensors
+from medfed.personalize.functional import (
+    assign,
+    center_gradient,
+    prox_centers,
+    prox_weights,
+    quantize,
+    soft_quantize,
+)
+
+
+@contextmanager
+def finite(weights: Mapping[str, Tensor], centers: Mapping[str, Tensor]) -> Iterator[None]:
+    """Says that training diverged where that is why its body fails."""
+    try:
+        yield
+    except ValueError as error:
+        values = [*weights.values(), *centers.values()]
+        if all(bool(torch.isfinite(t).all()) for t in values):
+            raise
+        raise NonFiniteError(
+            "the weights or their centres became NaN or infinite; lower optimizer.lr or "
+            "algorithm.center_lr, or set local.clip"
+        ) from error
+
+
+@dataclass(frozen=True)
+class Rates:
+    """The numbers of a round.
+
+    Attributes:
+        strength: lambda.
+        lr: eta_1, the optimizer's step size.
+        center_lr: eta_2.
+        sharpness: P of the soft quantiser; ``None``: hard.
+    """
+
+    strength: float
+    lr: float
+    center_lr: float = 0.0
+    sharpness: float | None = None
+
+
+class ProximalStep:
+    """x <- prox_x(x), c <- prox_c(c - eta_2 h), h at the quantised new x on the same batch.
+
+    Args:
+        start: The model before the first step.
+        centers: The centres of each quantised parameter; replaced by step after step.
+        rates: The numbers of the round.
+    """
+
+    def __init__(self, start: Mapping[str, Tensor], centers: Tensors, rates: Rates) -> None:
+        self.centers = dict(centers)
+        self.rates = rates
+        self._before: Tensors = {}
+        if centers and rates.sharpness is not None:
+            self._before = {n: t.clone() for n, t in start.items()}
+
+    def __call__(self, weights: Mapping[str, Tensor], grad_at: GradientAt) -> None:
+        """Takes the part of a local step that follows the optimizer's."""
+        if not self.centers:
+            return
+        with finite(weights, self.centers):
+            if self._before:
+                self._soft_loss(weights, grad_at)
+            for name, centers in self.centers.items():
+                tau = self.rates.strength * self.rates.lr / 2
+                weights[name].copy_(prox_weights(weights[name], centers, tau))
+            if self.rates.center_lr > 0:
+                self._move_centers(weights, grad_at)
+        if self._before:
+            self._before = {n: t.clone() for n, t in weights.items()}
+
+    def _quantized(self, weights: Mapping[str, Tensor]) -> Tensors:
+        """The parameters with the quantised ones in place of theirs."""
+        return {
+            n: self._q(t.detach(), self.centers[n]) if n in self.centers else t
+            for n, t in weights.items()
+        }
+
+    def _q(self, x: Tensor, centers: Tensor) -> Tensor:
+        if self.rates.sharpness is None:
+            return quantize(x, centers)
+        return soft_quantize(x, centers, self.rates.sharpness)
+
+    def _soft_loss(self, weights: Mapping[str, Tensor], grad_at: GradientAt) -> None:
+        """Subtracts eta_1 times the gradient of f(Q(x)) at the x before the optimizer's step."""
+        before = {n: self._before[n] for n in weights}
+        gradients = grad_at(self._quantized(before))
+        for name, tensor in weights.items():
+            gradient = gradients[name]
+            if name in self.centers:
+                gradient, _ = self._pulled_back(before[name], self.centers[name], gradient)
+            tensor.sub_(gradient, alpha=self.rates.lr)
+
+    def _pulled_back(self, x: Tensor, centers: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        """The gradient at soft Q(x) as one with respect to x and to the centres."""
+        assert self.rates.sharpness is not None
+        with torch.enable_grad():
+            x, c = x.detach().requires_grad_(), centers.detach().requires_grad_()
+            value = soft_quantize(x, c, self.rates.sharpness)
+            by_x, by_c = torch.autograd.grad(value, (x, c), gradient)
+        return by_x, by_c
+
+    def _move_centers(self, weights: Mapping[str, Tensor], grad_at: GradientAt) -> None:
+        """A gradient step of the centres, then towards the medians of their weights."""
+        gradients = grad_at(self._quantized(weights))
+        tau = self.rates.strength * self.rates.center_lr / 2
+        for name, centers in self.centers.items():
+            x = weights[name].detach()
+            if self.rates.sharpness is None:
+                h = center_gradient(gradients[name], x, centers)
+            else:
+                _, h = self._pulled_back(x, centers, gradients[name])
+            moved = (centers.double() - self.rates.center_lr * h).to(centers.dtype)
+            self.centers[name] = prox_centers(moved, x, centers, tau).sort().values
+
+
+class FixedAssignment:
+    """Fine-tuning: centres follow the gradients of their weights, whose assignment is fixed.
+
+    Args:
+        centers: The centres of each quantised parameter; they need not stay in order.
+        codes: The index of each weight's centre.
+        lr: Step size of the centres.
+    """
+
+    def __init__(self, centers: Tensors, codes: Tensors, lr: float) -> None:
+        self.centers = dict(centers)
+        self._codes = {n: t.long() for n, t in codes.items()}
+        self._lr = lr
+
+    def __call__(self, weights: Mapping[str, Tensor], grad_at: GradientAt) -> None:
+        """Puts every quantised weight on its centre, moved by the step's own gradient."""
+        for name, codes in self._codes.items():
+            centers = self.centers[name]
+            h = torch.zeros(len(centers), dtype=torch.float64, device=centers.device)
+            h.index_add_(0, codes.flatten(), gradient_of(weights[name]).flatten().double())
+            self.centers[name] = (centers.double() - self._lr * h).to(centers.dtype)
+            weights[name].copy_(self.centers[name][codes])
+
+
+def coded(model: Mapping[str, Tensor], centers: Tensors) -> Tensors:
+    """Returns the index of each quantised weight's centre as one byte, by parameter."""
+    with finite(model, centers):
+        return {n: assign(model[n], c).to(torch.uint8) for n, c in centers.items()}
+
+
+def on_centers(centers: Tensors, codes: Tensors) -> Tensors:
+    """Returns the weights that the codes stand for."""
+    return {n: centers[n][codes[n].long()] for n in codes}

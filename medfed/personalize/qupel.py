@@ -1,0 +1,139 @@
+"""QuPeL: quantised personal models that a shared model in full precision draws together.
+
+Ozkara, Singh, Data, Diggavi: QuPeL: Quantized personalization with applications to federated
+learning, 2021, Algorithm 2:
+
+    min over w, x_i, c_i of the mean over i of F_i,
+    F_i = f_i(x_i) + f_i(Q_{c_i}(x_i)) + lambda R(x_i, c_i) + (lambda_p / 2) |x_i - w|^2
+
+| symbol | here |
+|---|---|
+| w | ``server["shared"]`` |
+| x_i, c_i | ``state["model"]``, ``state["centers"]`` of client i |
+| lambda_p, eta_3 | ``proximity``, ``global_lr`` |
+| tau | the local steps of a round |
+| lambda, eta_1, eta_2, P | as in :mod:`medfed.personalize.quantized` |
+
+A local step is that of Algorithm 1 with lambda_p (x - w) in the gradient, then
+w <- w - eta_3 lambda_p (w - x) on the client's own copy of w. After tau steps clients send what
+became of w and receive the mean; x_i and c_i carry on.
+
+Deviations:
+- The printed step of w (line 8) has the opposite sign, with which it runs away from x.
+- Clients send the displacement of w, whose mean is the same; a lossy codec acts on something small.
+- Statistics of BatchNorm that are averaged are those of x_i; they go with w, and x_i keeps its own.
+- The weights p_i of the mean may be ``samples`` (n_i / n) instead of the paper's 1 / N.
+
+In the fine-tuning rounds at the end only the numbers of a round travel, no tensor: each client
+trains what its quantised model leaves free, without w, which stays as it is.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from medfed.federation.algorithm import ClientInfo, ServerRound, Weighting, client_sizes
+from medfed.federation.client import Client, GradientAt
+from medfed.federation.collect import rank
+from medfed.federation.message import Message
+from medfed.federation.split import ParameterSplit
+from medfed.federation.tensors import State, Tensors, add, select, subtract
+from medfed.personalize.functional.proximity import Proximity
+from medfed.personalize.quantized import Quantized
+from medfed.personalize.quantized_steps import ProximalStep
+from medfed.personalize.quantizing import TUNE
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class QuPeL(Quantized):
+    """Quantised models of clients, tied to a shared one.
+
+    Attributes:
+        proximity: lambda_p >= 0, how strongly x_i and w are tied.
+        global_lr: eta_3 >= 0, the step size of w.
+
+    Raises:
+        ConfigError: If a value is out of range.
+    """
+
+    weighting: Weighting = "uniform"
+    strength: float = 1e-6
+    proximity: float = 0.025
+    global_lr: float = 5.0
+    leaves: ClassVar[tuple[str, ...]] = ("shared",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.not_negative("proximity", "global_lr")
+
+    def init(
+        self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]
+    ) -> tuple[State, State]:
+        """The server holds w, each client x_i; both start from the same weights."""
+        if self.global_lr * self.proximity > 1 and rank() == 0:
+            _log.warning(
+                "Each step of the shared model overshoots (global_lr * proximity is %.3g, more "
+                "than 1); lower one of them.",
+                self.global_lr * self.proximity,
+            )
+        server, client = super().init(weights, split, clients)
+        shared = {"shared": select(weights, split.shared), "num_samples": client_sizes(clients)}
+        return {**server, **shared}, client
+
+    def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
+        """Sends w and receives the mean of its displacements, except in fine-tuning."""
+        if self.phases(round) == (TUNE,):
+            return (yield from super().round(server, cohort, round))
+        told, parts = self.scalars(round), {"shared": server["shared"]}
+        replies = yield {c: Message("fit", parts, {**told, **self.told(server, c)}) for c in cohort}
+        return {**server, "shared": add(server["shared"], self.mean(server, replies, "shared"))}
+
+    def fit(self, client: Client, message: Message) -> Message:
+        """Algorithm 2 at one client; replies with the displacement of w."""
+        if message.phase == TUNE:
+            return super().fit(client, message)
+        received = message.parts["shared"]
+        tie = Tie(select(received, client.split.parameters("shared")), self)
+        model = client.state["model"]
+        step = ProximalStep(
+            model, self.present_centers(client, message), self.rates(client, message)
+        )
+
+        def after(weights: Mapping[str, Tensor], grad_at: GradientAt) -> None:
+            step(weights, grad_at)
+            tie.follow(weights)
+
+        end = client.train(model, penalty=tie.penalty, after_step=after)
+        client.state["model"], client.state["centers"] = end, step.centers
+        kept = {n: end[n] for n in client.split.shared if n in client.split.buffers}
+        update = subtract({n: {**kept, **tie.w}[n] for n in received}, received)
+        return Message("fit", {"shared": update}, kinds={"shared": "update"})
+
+
+class Tie:
+    """The client's own copy of w, which its model pulls at and is pulled by.
+
+    Args:
+        received: The shared parameters.
+        method: lambda_p and eta_3.
+    """
+
+    def __init__(self, received: Tensors, method: QuPeL) -> None:
+        self.w = {n: t.clone() for n, t in received.items()}
+        self._rate = method.global_lr * method.proximity
+        tied = self.w and method.proximity > 0
+        self.penalty = Proximity(method.proximity, self.w) if tied else None
+
+    def follow(self, weights: Mapping[str, Tensor]) -> None:
+        """Takes w <- w - eta_3 lambda_p (w - x), in place, so that the penalty sees it."""
+        if self.w and self._rate:
+            present = [weights[n].detach() for n in self.w]
+            torch._foreach_lerp_(list(self.w.values()), present, self._rate)
