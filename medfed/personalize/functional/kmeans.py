@@ -1,6 +1,14 @@
-"""Where the centres of a weight tensor start."""
+"""Where the centres of quantised weights start: k-means on a line, without chance.
+
+Source: k-means as in QuPeL's initialisation. On a line the clusters are intervals, so the best ones
+of up to ``POINTS`` distinct values are found exactly, by dynamic programming (Wang and Song, The R
+Journal 3, 2011). More values are first gathered in as many narrow intervals; Lloyd's iteration on
+all values then leads from there to a local optimum.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import torch
@@ -8,21 +16,26 @@ from torch import Tensor
 
 from medfed.errors import ConfigError
 
+Array = np.ndarray[Any, Any]
+
 METHODS = ("kmeans", "uniform")
+POINTS = 2048
+_LLOYD = 100
 
 
 def initial_centers(x: Tensor, bits: int, method: str = "kmeans") -> Tensor:
-    """``2**bits`` centres for the elements of a tensor, in ascending order and without chance.
+    """``2**bits`` centres for the elements of a tensor, in ascending order.
 
     Args:
         x: Finite floating tensor of any shape, at least one element.
         bits: 1 to 8.
-        method: ``kmeans``, Lloyd's iteration from the quantiles; or ``uniform``, the middles of
-            ``2**bits`` equal parts of the range.
+        method: ``kmeans``, the least squared error, exact for up to ``POINTS`` distinct values and
+            a local optimum next to it for more; or ``uniform``, the middles of ``2**bits`` equal
+            parts of the range.
 
     Returns:
         ``(2**bits,)`` tensor in the dtype and on the device of ``x``. Where ``x`` has fewer
-        distinct values, some centres are equal.
+        distinct values, the largest of them is repeated.
 
     Raises:
         ConfigError: If an argument cannot be used.
@@ -40,31 +53,87 @@ def initial_centers(x: Tensor, bits: int, method: str = "kmeans") -> Tensor:
         raise ConfigError(f"method is {method!r}; choose {' or '.join(METHODS)}.")
     if x.numel() == 0 or not x.is_floating_point():
         raise ConfigError(f"x must be floating and not empty, not {x.dtype} {tuple(x.shape)}.")
-    values = x.detach().double().cpu().numpy().ravel()
-    if not np.isfinite(values).all():
+    values = x.detach().cpu().reshape(-1)
+    # In its own dtype where NumPy has it: half the bytes to sort.
+    flat = (values if values.dtype == torch.float32 else values.double()).numpy()
+    if not np.isfinite(flat).all():
         raise ValueError("x holds NaN or infinity, and has no centres.")
-    found = _uniform(values, 2**bits) if method == "uniform" else _lloyd(np.sort(values), 2**bits)
+    found = _uniform(flat, 2**bits) if method == "uniform" else _kmeans(flat, 2**bits)
     return torch.from_numpy(found).to(x)
 
 
-def _uniform(values: np.ndarray, m: int) -> np.ndarray:
-    low, high = float(values.min()), float(values.max())
-    levels: np.ndarray = low + (np.arange(m) + 0.5) / m * (high - low)
+def _uniform(flat: Array, m: int) -> Array:
+    low, high = float(flat.min()), float(flat.max())
+    # Weighted ends, not low + share * range: the range may overflow.
+    share = (np.arange(m) + 0.5) / m
+    levels: Array = low * (1 - share) + high * share
     return levels
 
 
-def _lloyd(values: np.ndarray, m: int) -> np.ndarray:
-    """Lloyd's iteration on sorted values, each group an interval of them."""
-    sums = np.concatenate([[0.0], np.cumsum(values)])
-    ends = np.round(np.arange(m + 1) * len(values) / m).astype(np.int64)
-    centers: np.ndarray = values[np.minimum(ends[:-1], len(values) - 1)]
-    for _ in range(1000):
-        counts = np.diff(ends)
-        means = np.diff(sums[ends]) / np.maximum(counts, 1)
-        centers = np.sort(np.where(counts > 0, means, centers))
-        inner = np.searchsorted(values, (centers[1:] + centers[:-1]) / 2, side="right")
-        new = np.concatenate([[0], inner, [len(values)]])
-        if (new == ends).all():
+def _kmeans(flat: Array, m: int) -> Array:
+    """``(m,)`` float64 centres of any finite numbers."""
+    distinct, counts = np.unique(flat, return_counts=True)
+    # Unit size, so that squares neither overflow nor vanish.
+    size = float(max(abs(distinct[0]), abs(distinct[-1]))) or 1.0
+    x, w = distinct.astype(np.float64) / size, counts.astype(np.float64)
+    if x.size <= m:
+        return size * np.pad(x, (0, m - x.size), mode="edge")
+    mass, moments = _sums(w), _sums(w * x)
+    starts = _gather(x, mass)
+    coarse = _means(mass, moments, starts)
+    weight = np.diff(np.append(mass[starts], mass[-1]))
+    centers = _means(mass, moments, starts[_partition(coarse, weight, m)])
+    if starts.size == x.size:
+        return size * centers
+    for _ in range(_LLOYD):
+        begins = np.searchsorted(x, (centers[1:] + centers[:-1]) / 2, side="right")
+        improved = _means(mass, moments, np.append(0, begins), centers)
+        if np.array_equal(improved, centers):
             break
-        ends = new
-    return centers
+        centers = improved
+    return size * centers
+
+
+def _sums(values: Array) -> Array:
+    """Sums of the first k values, k from 0 on."""
+    return np.append(0.0, np.cumsum(values))
+
+
+def _means(mass: Array, moments: Array, starts: Array, empty: Array | None = None) -> Array:
+    """The means of consecutive intervals, from prefix sums of weights and of weighted values.
+
+    Args:
+        mass: ``(n + 1,)`` sums of the first k weights.
+        moments: ``(n + 1,)`` sums of the first k weighted values.
+        starts: ``(m,)`` begins, in ascending order.
+        empty: ``(m,)`` what stands for the mean of an interval without values.
+    """
+    ends = np.append(starts, mass.size - 1)
+    means = np.zeros(starts.size) if empty is None else empty.copy()
+    weights = np.diff(mass[ends])
+    np.divide(np.diff(moments[ends]), weights, out=means, where=weights > 0)
+    return means
+
+
+def _gather(x: Array, mass: Array) -> Array:
+    """Begins of at most ``POINTS`` intervals of sorted values: half of equal width and of count.
+
+    Equal widths keep outliers apart, equal counts tell values apart where most of them are.
+    """
+    if x.size <= POINTS:
+        return np.arange(x.size)
+    half = POINTS // 2
+    by_width = np.searchsorted(x, np.linspace(x[0], x[-1], half, endpoint=False))
+    by_count = np.searchsorted(mass[1:], np.linspace(0, mass[-1], half, endpoint=False))
+    return np.unique(np.concatenate((by_width, by_count)))
+
+
+def _partition(x: Array, w: Array, m: int) -> Array:
+    """Begins of the ``m`` intervals of sorted points with the least squared error."""
+    # Imported on first use: compiled code has no business in `import medfed`.
+    from medfed.personalize.functional.kmeans_kernels import partition
+
+    # Around their mean, so that the differences of sums cancel little.
+    shifted = x - np.average(x, weights=w)
+    starts: Array = partition(np.stack([_sums(w), _sums(w * shifted), _sums(w * shifted**2)]), m)
+    return starts
