@@ -82,6 +82,51 @@ def contour_grid(
     return figure
 
 
+def prediction_row(
+    image: Tensor,
+    probabilities: Tensor,
+    channels: Sequence[str],
+    regions: Sequence[str],
+    *,
+    title: str,
+    threshold: float = 0.5,
+    aspect: float = 1.0,
+) -> Figure:
+    """Draws predicted contours on every contrast of one slice, for a scan without known truth.
+
+    Args:
+        image: ``(C, H, W)``, first axis to the right and second upwards.
+        probabilities: ``(R, H, W)``.
+        channels: Names of the C contrasts, each a panel.
+        regions: Names of the R regions, for the legend.
+        title: Above all panels.
+        threshold: Probability at which a contour is drawn.
+        aspect: Height of a pixel in units of its width.
+
+    Returns:
+        A figure.
+
+    Example:
+        >>> import torch
+        >>> image = torch.rand(2, 16, 16)
+        >>> figure = prediction_row(image, image[:1], ["T1w", "FLAIR"], ["whole"], title="scan")
+        >>> [axes.get_title() for axes in figure.axes]
+        ['T1w', 'FLAIR']
+    """
+    figure = _empty_figure(len(channels), 1)
+    window = _window(image)
+    inside = probabilities[(slice(None), *window)]
+    panels = figure.subplots(1, len(channels), squeeze=False)[0]
+    for axes, name, background in zip(panels, channels, _arrays(image), strict=True):
+        axes.set(xticks=[], yticks=[])
+        _draw(axes, background[window], inside * 0, inside, threshold)
+        axes.set_aspect(aspect)
+        axes.set_title(name, fontsize=9)
+    figure.suptitle(title, fontsize=10)
+    _legend(figure, regions, true=False)
+    return figure
+
+
 def slice_with_most(label: Tensor) -> int:
     """Picks the slice to show: the one with the most labelled voxels over all regions.
 
@@ -128,8 +173,8 @@ def _title(prob: Tensor, truth: Tensor, threshold: float) -> str:
     return "nothing here" if math.isnan(dice) else f"Dice {dice:.2f}"
 
 
-def _legend(figure: Figure, regions: Sequence[str]) -> None:
-    lines = [Line2D([], [], color=_TRUE, linestyle="--", label="true")]
+def _legend(figure: Figure, regions: Sequence[str], true: bool = True) -> None:
+    lines = [Line2D([], [], color=_TRUE, linestyle="--", label="true")] * true
     lines += [
         Line2D([], [], color=COLOURS[r % len(COLOURS)], label=f"predicted {name}")
         for r, name in enumerate(regions)

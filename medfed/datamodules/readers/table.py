@@ -104,9 +104,7 @@ def read_csv(
     labels, classes = _classes(path, _column(path, rows, at, label), positive, negative)
     return Table(
         names=names,
-        features=np.array(
-            [[_cell(path, r, row, at, n) for n in names] for r, row in rows_at(rows)]
-        ),
+        features=_features(path, rows, at, names),
         labels=labels,
         classes=classes,
         patients=tuple(
@@ -115,6 +113,33 @@ def read_csv(
         centres=tuple(_column(path, rows, at, centre)) if centre else None,
         files=(path,) * len(rows),
     )
+
+
+def read_features(
+    path: Path, names: Sequence[str]
+) -> tuple[NDArray[np.float64], dict[str, list[str]]]:
+    """Reads features alone, of a table that may lack labels.
+
+    Args:
+        path: A CSV file with a header; columns are found by name, in any order and case.
+        names: F features.
+
+    Returns:
+        (N, F), NaN where a cell is missing; and the cells of all other columns by name.
+
+    Raises:
+        DataError: Naming the file, row and column of what cannot be used.
+    """
+    columns, rows = _rows(path, None)
+    at = {name.lower(): i for i, name in enumerate(columns)}
+    if lacking := [name for name in names if name.lower() not in at]:
+        raise DataError(
+            f"{path} lacks the column{'s' * (len(lacking) > 1)} {', '.join(lacking)}; it needs "
+            f"{', '.join(names)}."
+        )
+    used = {name.lower() for name in names}
+    others = {c: [row[i] for row in rows] for i, c in enumerate(columns) if c.lower() not in used}
+    return _features(path, rows, at, names), others
 
 
 def rows_at(rows: Sequence[list[str]]) -> list[tuple[int, list[str]]]:
@@ -168,6 +193,13 @@ def _column(path: Path, rows: Sequence[list[str]], at: dict[str, int], name: str
                 "remove the row."
             )
     return cells
+
+
+def _features(
+    path: Path, rows: Sequence[list[str]], at: dict[str, int], names: Sequence[str]
+) -> NDArray[np.float64]:
+    """(N, F) feature cells."""
+    return np.array([[_cell(path, r, row, at, n) for n in names] for r, row in rows_at(rows)])
 
 
 def _cell(path: Path, number: int, row: list[str], at: dict[str, int], name: str) -> float:
