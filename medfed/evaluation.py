@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 from typing import Any, get_args
 
+import torch
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 from medfed.errors import CheckpointError, ConfigError, MedfedError, did_you_mean
 from medfed.experiment import Experiment, reopen, test_selected
+from medfed.federation.callbacks.checkpoint import BEST, is_whole
 from medfed.federation.callbacks.evaluation import smaller_is_better
 from medfed.federation.module import EvalSplit
 from medfed.reports.results import load_summary
@@ -75,6 +77,24 @@ def finished(folder: Path) -> dict[str, Any]:
         return load_summary(folder)
     except ValueError as error:
         raise CheckpointError(f"{folder}/summary.json cannot be read: {error}.") from error
+
+
+def selected(folder: Path) -> Experiment:
+    """Reopens a run in the states of the round that validation selected, on its device.
+
+    Args:
+        folder: The folder of a finished run.
+
+    Raises:
+        CheckpointError: If the checkpoint is torn or the data have changed.
+    """
+    experiment = _reopened(folder)
+    best = folder / "checkpoints" / BEST
+    if not is_whole(best):
+        raise CheckpointError(f"{best} is missing or torn; resume or repeat the run.")
+    experiment.module.to(experiment.trainer.strategy.root_device)
+    experiment.module.restore(torch.load(best, weights_only=True, map_location="cpu"))
+    return experiment
 
 
 def _reopened(folder: Path) -> Experiment:

@@ -83,6 +83,7 @@ class TabularDataModule(FederatedDataModule):
         self.scaling = scaling
         self.missing_indicator = missing_indicator
         self.table: Table | None = None
+        self.pooled_scaler: MinMaxScaler | None = None  # of a federation that these data join
         self.scalers: dict[str, MinMaxScaler] = {}
 
     def prepare_data(self) -> None:
@@ -120,10 +121,12 @@ class TabularDataModule(FederatedDataModule):
         features = self.table.features
         chosen = {client: self._select(client, plan) for client, plan in plans.items()}
         train = {client: features[parts["train"][0]] for client, parts in chosen.items()}
-        pooled = np.concatenate([rows for c, rows in train.items() if c not in self.keep_out])
+        if self.scaling == "pooled" and self.pooled_scaler is None:
+            pooled = [rows for c, rows in train.items() if c not in self.keep_out]
+            self.pooled_scaler = fit_scaler(np.concatenate(pooled))
         clients = {}
         for name, plan in plans.items():
-            scaler = fit_scaler(train[name] if self.scaling == "client" else pooled)
+            scaler = fit_scaler(train[name]) if self.pooled_scaler is None else self.pooled_scaler
             self.scalers[name] = scaler
             blocks = {s: self._block(*chosen[name][s], scaler, plan.channels) for s in SPLITS}
             sizes = (self.num_classes, self.batch_size, self.eval_batch_size)

@@ -189,8 +189,12 @@ class Algorithm(ABC):
         return with_statistics(client, start)
 
     def fine_tune(self, client: Client, message: Message) -> Tensors:
-        """What :meth:`join` is compared with: all parameters train for ``client.steps`` steps."""
+        """A comparison for :meth:`join`: all that arrived trains, for as many steps."""
         return client.train(self.arrival(client, message))
+
+    def alone(self, client: Client) -> Tensors:
+        """Another one: the initial weights train for as many steps, nothing is received."""
+        return client.train(client.weights)
 
     def pictures(self, server: State, clients: Sequence[str]) -> dict[str, Figure]:
         """Returns pictures of the server's state, by name; none unless an algorithm has some."""

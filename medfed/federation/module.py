@@ -220,7 +220,22 @@ class FederatedModule(pl.LightningModule):
         Raises:
             CheckpointError: If the checkpoint is of another algorithm or other clients.
         """
-        saved, federation = checkpoint.get("federation"), self.federation
+        saved = self.restore(checkpoint)
+        if self.trainer.state.fn == TrainerFn.FITTING:
+            # A test of the selected round must not forget what later rounds cost.
+            self.federation.ledger.load_state_dict(saved["ledger"])
+            self.next_round = saved["next_round"]
+            for client, steps in saved["steps"].items():
+                self.federation.clients[client].steps_done = steps
+
+    def restore(self, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+        """Puts back the states of a checkpoint, without what training on needs; returns its record.
+
+        Raises:
+            CheckpointError: If the checkpoint is of another algorithm or other clients.
+        """
+        saved: dict[str, Any] | None = checkpoint.get("federation")
+        federation = self.federation
         if saved is None:
             raise CheckpointError(
                 "This checkpoint holds no federation; choose one of a medfed run."
@@ -235,13 +250,8 @@ class FederatedModule(pl.LightningModule):
         federation.server, federation.memory = saved["server"], saved["memory"]
         for client, state in saved["clients"].items():
             federation.clients[client].load_state_dict(state)
-        if self.trainer.state.fn == TrainerFn.FITTING:
-            # A test of the selected round must not forget what later rounds cost.
-            federation.ledger.load_state_dict(saved["ledger"])
-            self.next_round = saved["next_round"]
-            for client, steps in saved["steps"].items():
-                federation.clients[client].steps_done = steps
         federation.to(self.device)
+        return saved
 
 
 def _load(data: bytes) -> Any:

@@ -110,6 +110,10 @@ class IFCA(Mixing):
         """A newcomer picks as all do; no gradient step is needed."""
         return one_hot(start[MEMBERSHIP], self.choose(client, start))
 
+    def fine_tune(self, client: Client, message: Message) -> Tensors:
+        """All steps train the instance that it picks and the common part."""
+        return self.shared_steps(client, self.join(client, message))
+
     def choose(self, client: Client, at: Tensors) -> int:
         """Returns argmin_k of the training loss with instance k alone, the first of equals.
 

@@ -124,6 +124,12 @@ class Mixing(FedAvg):
         found = self.fit_membership(client, start, share_of(client.steps, 0, 2))
         return self.shared_steps(client, {**start, MEMBERSHIP: found}, share_of(client.steps, 1, 2))
 
+    def alone(self, client: Client) -> Tensors:
+        """Instance 0 alone: the network that a method without canonical parts starts from."""
+        first = torch.zeros_like(client.weights[MEMBERSHIP])
+        first[0] = 1
+        return self.shared_steps(client, {**client.weights, MEMBERSHIP: first})
+
     def memberships(self, server: State) -> Tensor:
         """Of every round; a client that was absent has those that it had."""
         return server["history"][MEMBERSHIP]
