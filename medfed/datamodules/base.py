@@ -32,7 +32,7 @@ class ClientPlan:
         channels: (C,) bool, the channels that it has.
         shares: (K,) wanted class proportions, or None.
         site: Its scanner, or None.
-        label_order: (K,) what it calls every class, or None where it has no order of its own.
+        label_order: (K,) what it calls every class or region, or None for the order of the data.
     """
 
     patients: Mapping[Split, list[str]]

@@ -182,11 +182,6 @@ class BratsDataModule(FederatedDataModule):
 
     def build_clients(self, plans: Mapping[str, ClientPlan]) -> dict[str, ClientData]:
         """See the base class."""
-        if any(plan.label_order for plan in plans.values()):
-            raise ConfigError(
-                "This partition names classes in another order for some clients, but the regions "
-                "of a segmentation are no classes; set partition.label_shift=0."
-            )
         in_memory = self._evaluation_bytes(plans) <= self.memory_gb * 1e9
         self.store = self.store or find(self.recipe(), self.cache)
         if self.store is None and not in_memory:
@@ -249,7 +244,10 @@ class BratsDataModule(FederatedDataModule):
         if plan.site is not None:
             image = plan.site.apply(image, patient)
         image[~plan.channels] = 0
-        return image, sample["label"], brain
+        label = sample["label"]
+        if plan.label_order is not None:
+            label = label[torch.tensor(plan.label_order).argsort()]
+        return image, label, brain
 
     def training_block(self, patient: str, case: int, plan: ClientPlan) -> Batch:
         """Draws one patient's patches; their places depend on the seed and the patient alone.

@@ -1,6 +1,7 @@
 """Planted groups of sites: scanners, channels and label orders by group, in every data module."""
 
 import json
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from medfed.datamodules.generated.luna16 import LunaCohort
 from medfed.datamodules.luna16 import Luna16DataModule
 from medfed.datamodules.partitions import ChannelMissing, Saved, SiteGroups
 from medfed.datamodules.partitions.label_groups import group_of
-from medfed.datamodules.readers import Patient
+from medfed.datamodules.readers import MSDReader, Patient
 from medfed.datamodules.readers.luna16 import Luna16Reader
 from medfed.datamodules.site import UNCHANGED
 from medfed.errors import ConfigError, DataError
@@ -137,14 +138,24 @@ def test_ct_patches(tmp_path):
 
 
 def test_volumes(make_brats):
-    """Contrasts and scanner by group; regions are no classes."""
+    """Contrasts, scanner and order of regions by group."""
     data = make_brats(partition=SiteGroups(2, 2, SCANNERS, lacks=[["T1w"], ["FLAIR"]]))
     data.setup()
     for name, missing in (("group_0_hospital_0", 1), ("group_1_hospital_0", 0)):
         images = data.clients[name].samples(torch.arange(8))["image"]
         assert images.abs().amax((0, 2, 3)).eq(0).nonzero().flatten().tolist() == [missing]
-    with pytest.raises(ConfigError, match=r"regions of a segmentation are no classes; set part"):
-        make_brats(partition=SiteGroups(2, label_shift=1)).setup()
+    shifted = make_brats(partition=SiteGroups(2, label_shift=1))
+    shifted.setup()
+    for name, order in (("group_0_hospital_0", [0, 1, 2]), ("group_1_hospital_0", [2, 0, 1])):
+        ours, theirs = (d.clients[name] for d in (shifted, data))
+        # What was whole, core, enhancing is called 1, 2, 0 in group 1.
+        assert torch.equal(ours.train["label"], theirs.train["label"][:, order])
+        for split in ("val", "test"):
+            for one, two in zip(ours.eval_batches(split), theirs.eval_batches(split), strict=True):
+                assert torch.equal(one["label"], two["label"][:, order])
+    one_region = partial(MSDReader, regions=("whole",))
+    with pytest.raises(ConfigError, match=r"leaves the order of 1 class \(or regions\) as it is"):
+        make_brats(one_region, partition=SiteGroups(2, label_shift=1)).setup()
 
 
 @pytest.mark.parametrize(
@@ -162,7 +173,7 @@ def test_volumes(make_brats):
         (lambda: lacking([CHANNELS, []]), r"takes every channel from group 0; leave it at least"),
         (
             lambda: SiteGroups(2, label_shift=2).label_orders([], 2, 0),
-            r"label_shift=2 leaves the order of 2 classes as it is",
+            r"label_shift=2 leaves the order of 2 classes \(or regions\) as it is",
         ),
     ],
 )

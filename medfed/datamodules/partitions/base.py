@@ -112,12 +112,12 @@ class Partition(ABC):
 
         Args:
             clients: Client ids in order.
-            num_classes: K.
+            num_classes: K classes, or regions of a segmentation.
             seed: Seed of every random choice.
 
         Returns:
-            A permutation of 0 to K - 1 per client, whose entry k is what the client calls class k;
-            a client that is left out keeps its labels.
+            A permutation of 0 to K - 1 per client, whose entry k is what the client calls class
+            (region) k; a client that is left out keeps its labels.
         """
         return {}
 

@@ -26,16 +26,16 @@ class SiteGroups(Partition):
     """Patients dealt evenly to clients; clients of one group see and read them in one way.
 
     Scanners and missing channels change what a network gets, but one network may serve all of them.
-    `label_shift` plants a *conflict*: the groups name the classes in another order, so that no
-    network can be right in two groups, as if hospitals followed opposite reading conventions. It is
-    a test of what a method recovers and stands for no real practice.
+    `label_shift` plants a *conflict*: the groups number the classes (or regions) in another order,
+    so that no network can be right in two groups of different orders, as if hospitals followed
+    opposite conventions. It is a test of what a method recovers and stands for no real practice.
 
     Attributes:
         num_clients: Number of clients, spread evenly over the groups.
         groups: Number of groups.
         scanners: A scanner per group, of the settings of `SiteEffect`; ``{}`` changes nothing.
         lacks: The channels that each group lacks.
-        label_shift: s; group g calls class k by the number (k + s g) mod K.
+        label_shift: s; group g calls class (region) k by the number (k + s g) mod K.
     """
 
     num_clients: int
@@ -144,7 +144,8 @@ class SiteGroups(Partition):
         if self.label_shift % num_classes == 0:
             raise ConfigError(
                 f"partition.label_shift={self.label_shift} leaves the order of {num_classes} "
-                "classes as it is; choose a number below theirs, or 0."
+                f"class{'es' * (num_classes > 1)} (or regions) as it is; choose a number below "
+                "theirs, or 0."
             )
         shifts = {c: self.label_shift * group_of(c) % num_classes for c in clients}
         return {
