@@ -1,30 +1,32 @@
-"""PPFL's synthetic problem: logistic models that clients mix, each in proportions of its own."""
+"""PPFL's synthetic problem: linear models that clients mix, each in proportions of its own."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from scipy.special import expit
 
 from medfed.datamodules.base import ClientPlan, FederatedDataModule
-from medfed.datamodules.classified import classified_client
+from medfed.datamodules.classified import check_outcome, labelled_client
 from medfed.datamodules.client_data import SPLITS, Batch, ClientData
 from medfed.datamodules.partitions.base import Partition
 from medfed.datamodules.readers.base import Patient
+from medfed.datamodules.readers.table import Outcome
 from medfed.datamodules.seeding import numpy_rng
 from medfed.errors import ConfigError
 
 
 class MixtureDataModule(FederatedDataModule):
-    """Generated rows; ``image`` is (B, F) and ``label`` (B,) int64.
+    """Generated rows; ``image`` is (B, F), ``label`` (B,) int64, or float32 if continuous.
 
-    Source: PPFL, synthetic data. theta_k ~ U[-1, 1]^F are K logistic models, no constant, and
-    alpha_i ~ Dirichlet(concentration) are client i's true memberships, kept in ``mixtures``. Rows
-    are standard normal (the project's choice), and a label is 1 with probability
-    sum_k alpha_ik sigmoid(theta_k x), as canonical models with mixed outputs have it.
+    Source: PPFL, synthetic data. theta_k ~ U[-1, 1]^F are K models, no constant, and alpha_i ~
+    Dirichlet(concentration) are client i's true memberships, kept in ``mixtures``. Rows x are
+    standard normal (the project's choice). Outcomes follow canonical models with mixed outputs:
+
+    - ``classes``: logistic models, 1 with probability sum_k alpha_ik sigmoid(theta_k x);
+    - ``continuous``: linear models, normal around sum_k alpha_ik theta_k x.
 
     Args:
         partition: Takes the hospitals as they are (``centre``).
@@ -32,15 +34,17 @@ class MixtureDataModule(FederatedDataModule):
         clients: Number of clients N.
         samples: Rows of each client, training to test.
         features: F, the dimension d.
-        models: K, the true logistic models.
+        models: K, the true models.
         concentration: Of the Dirichlet distribution; small: clients mix little.
+        outcome: ``classes`` or ``continuous``.
+        noise: Standard deviation of continuous outcomes around the mixture.
         val_fraction: Share of validation rows per client.
         test_fraction: Share of test rows per client.
         batch_size: Rows per training batch.
         eval_batch_size: Rows per evaluation batch.
 
     Raises:
-        ConfigError: If a size or the concentration is not positive.
+        ConfigError: If a size or the concentration is not positive, or the noise negative.
     """
 
     def __init__(
@@ -52,6 +56,8 @@ class MixtureDataModule(FederatedDataModule):
         features: int = 150,
         models: int = 3,
         concentration: float = 0.4,
+        outcome: Outcome = "classes",
+        noise: float = 1.0,
         val_fraction: float = 0.2,
         test_fraction: float = 0.2,
         batch_size: int = 128,
@@ -62,6 +68,9 @@ class MixtureDataModule(FederatedDataModule):
         for name, value in {**sizes, "concentration": concentration}.items():
             if not value > 0:
                 raise ConfigError(f"data.{name} must be positive, not {value}.")
+        check_outcome(outcome)
+        if not noise >= 0:
+            raise ConfigError(f"data.noise must not be negative, not {noise}.")
         self.names = [f"hospital_{i:03d}" for i in range(clients)]
         self.rows = samples
         self.models = models
@@ -69,9 +78,12 @@ class MixtureDataModule(FederatedDataModule):
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size
         self.channel_names = tuple(f"x{j}" for j in range(features))
-        self.class_names = ("0", "1")
+        self.outcome = outcome
+        self.noise = noise
+        self.class_names = ("0", "1") if outcome == "classes" else ("outcome",)
+        kind = "logistic" if outcome == "classes" else "linear"
         self.description = (
-            f"Data: generated, {clients} hospitals of {samples} rows that mix {models} logistic "
+            f"Data: generated, {clients} hospitals of {samples} rows that mix {models} {kind} "
             f"models of {features} features."
         )
         self.thetas = numpy_rng(seed, "mixture", "models").uniform(-1, 1, (models, features))
@@ -83,14 +95,19 @@ class MixtureDataModule(FederatedDataModule):
         alpha = rng.dirichlet([self.concentration] * self.models)
         self.mixtures[name] = tuple(alpha.tolist())
         image = rng.standard_normal((self.rows, self.in_channels))
-        chance = expit(image @ self.thetas.T) @ alpha
-        label = (rng.random(self.rows) < chance).astype(np.int64)
-        return {"image": torch.from_numpy(image).float(), "label": torch.from_numpy(label)}
+        scores = image @ self.thetas.T
+        if self.outcome == "classes":
+            label = torch.from_numpy(rng.random(self.rows) < expit(scores) @ alpha).long()
+        else:
+            error = self.noise * rng.standard_normal(self.rows)
+            label = torch.from_numpy(scores @ alpha + error).float()
+        return {"image": torch.from_numpy(image).float(), "label": label}
 
     def list_patients(self) -> list[Patient]:
         """Every row is a patient of its hospital."""
+        classes = self.outcome == "classes"
         return [
-            Patient(f"{name}_row_{j}", centre=name, label=label)
+            Patient(f"{name}_row_{j}", centre=name, label=label if classes else None)
             for name in self.names
             for j, label in enumerate(self._drawn[name]["label"].tolist())
         ]
@@ -106,8 +123,9 @@ class MixtureDataModule(FederatedDataModule):
         clients = {}
         for name, plan in plans.items():
             blocks = {s: self._block(name, plan.patients[s], plan.channels) for s in SPLITS}
-            sizes = (self.num_classes, self.batch_size, self.eval_batch_size)
-            clients[name] = classified_client(name, plan, blocks, *sizes)
+            clients[name] = labelled_client(
+                name, plan, blocks, self.num_classes, self.batch_size, self.eval_batch_size
+            )
         return clients
 
     def preprocessing(self, client: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Samples that have one class and one patient each: rows of a table, or images."""
+"""Samples that have one label and one patient each: rows of a table, or images."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ class Samples:
     """What is known of N samples, apart from their features or pixels.
 
     Attributes:
-        labels: (N,) int64 class indices.
+        labels: (N,) int64 class indices, or floats: outcomes, which are no classes.
         num_classes: K.
         patients: (N) patient id of every sample.
         centres: (N) hospital of every sample; empty where none is known.
@@ -29,7 +29,7 @@ class Samples:
         files: (N) file of every sample; empty where there is none.
     """
 
-    labels: NDArray[np.int64]
+    labels: NDArray[Any]
     num_classes: int
     patients: Sequence[str]
     centres: Sequence[str] = ()
@@ -45,6 +45,11 @@ class Samples:
         return rows
 
     @property
+    def continuous(self) -> bool:
+        """Whether labels are outcomes rather than classes."""
+        return self.labels.dtype.kind == "f"
+
+    @property
     def grouped(self) -> bool:
         """Whether a patient has several samples."""
         return len(self.rows) < len(self.patients)
@@ -54,7 +59,7 @@ class Samples:
 
         Returns:
             Patients with a label where all their samples agree, and with counts per class where
-            any patient has several samples.
+            any patient has several samples; without both where labels are outcomes.
 
         Raises:
             ConfigError: If a patient is at two centres.
@@ -68,7 +73,6 @@ class Samples:
         return [self._patient(name, rows) for name, rows in self.rows.items()]
 
     def _patient(self, name: str, rows: list[int]) -> Patient:
-        labels = [int(self.labels[row]) for row in rows]
         centres = {self.centres[row] for row in rows} if self.centres else set()
         splits = {self.splits[row] for row in rows} if self.splits else set()
         files = dict.fromkeys(self.files[row] for row in rows) if self.files else {}
@@ -82,15 +86,23 @@ class Samples:
                 f"Patient {name} has samples in several splits ({', '.join(sorted(splits))}); set "
                 "data.official_splits=false to split by patient."
             )
-        counts = tuple(np.bincount(labels, minlength=self.num_classes).tolist())
+        label, counts = self._classes(rows)
         return Patient(
             id=name,
             files={f"file_{n}": file for n, file in enumerate(files)},
             centre=centres.pop() if centres else None,
-            label=labels[0] if len(set(labels)) == 1 else None,
-            counts=counts if self.grouped else None,
+            label=label,
+            counts=counts,
             split=splits.pop() if splits else None,
         )
+
+    def _classes(self, rows: list[int]) -> tuple[int | None, tuple[int, ...] | None]:
+        """The class that all rows share, if any, and the samples per class where they count."""
+        if self.continuous:
+            return None, None
+        labels = [int(self.labels[row]) for row in rows]
+        counts = tuple(np.bincount(labels, minlength=self.num_classes).tolist())
+        return labels[0] if len(set(labels)) == 1 else None, counts if self.grouped else None
 
     def select(
         self, patients: Sequence[str], shares: Sequence[float] | None, seed: int
@@ -114,7 +126,7 @@ class Samples:
         index = np.array([r for p in patients for r in self.rows[p]], dtype=np.int64)
         sizes = [len(self.rows[p]) for p in patients]
         case = np.repeat(np.arange(len(patients), dtype=np.int64), sizes)
-        if shares is None or not self.grouped:
+        if shares is None or not self.grouped or self.continuous:
             return index, case
         kept = thin(self.labels[index], shares, seed)
         return index[kept], case[kept]

@@ -1,4 +1,4 @@
-"""Tabular clinical risk: any CSV, or scikit-learn's breast cancer where none is given."""
+"""Tables, for clinical risk or a continuous outcome: any CSV, or one that scikit-learn has."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from sklearn.preprocessing import MinMaxScaler
 from torch import Tensor
 
 from medfed.datamodules.base import ClientPlan, FederatedDataModule, resolve_root
-from medfed.datamodules.classified import classified_client
+from medfed.datamodules.classified import check_outcome, labelled_client
 from medfed.datamodules.client_data import SPLITS, Batch, ClientData, Split
 from medfed.datamodules.partitions.base import Partition
 from medfed.datamodules.readers.base import Patient
-from medfed.datamodules.readers.table import Table, breast_cancer, read_csv
+from medfed.datamodules.readers.embedded import embedded as read_embedded
+from medfed.datamodules.readers.table import Outcome, Table, read_csv
 from medfed.datamodules.samples import Samples
 from medfed.datamodules.seeding import derive_seed
 from medfed.errors import ConfigError
@@ -26,12 +27,14 @@ Index = NDArray[np.int64]
 
 
 class TabularDataModule(FederatedDataModule):
-    """Rows of a table, scaled to [-1, 1]; ``image`` is (B, F) and ``label`` (B,) int64.
+    """Rows of a table, scaled to [-1, 1]; ``image`` is (B, F), ``label`` (B,) int64 or an outcome.
+
+    An outcome is float32, in its own unit: nothing is done to it.
 
     Args:
         partition: Assigns patients to clients.
         seed: Seed of partition and splits.
-        path: A CSV file (or what `reader` reads); None takes scikit-learn's breast cancer.
+        path: A CSV file (or what `reader` reads); None takes the table `embedded`.
         label: Name of the label column.
         features: Feature columns; None takes all that have no other role.
         centre: Column with the hospital, for the natural partition.
@@ -50,6 +53,12 @@ class TabularDataModule(FederatedDataModule):
         reader: Reads `path` where it is no CSV file; the columns are then the reader's affair.
         negative: Label values that count as class 0, where `positive` is given; None takes all
             others.
+        outcome: What the label column of a CSV file holds: ``"classes"``, or ``"continuous"``
+            numbers.
+        embedded: A table that comes with scikit-learn: ``"breast_cancer"`` or ``"diabetes"``.
+
+    Raises:
+        ConfigError: If a choice is unknown, or classes are named of a continuous outcome.
     """
 
     def __init__(
@@ -71,12 +80,21 @@ class TabularDataModule(FederatedDataModule):
         missing_indicator: bool = False,
         reader: Callable[[Path], Table] | None = None,
         negative: Sequence[str | int | float] | None = None,
+        outcome: Outcome = "classes",
+        embedded: str = "breast_cancer",
     ) -> None:
         super().__init__(partition, seed, val_fraction, test_fraction)
         if scaling not in ("client", "pooled"):
             raise ConfigError(f"Unknown data.scaling={scaling}; known: client, pooled.")
+        check_outcome(outcome)
+        if outcome == "continuous" and not (positive is None and negative is None):
+            raise ConfigError(
+                "data.positive and data.negative name classes; leave them out with "
+                "data.outcome=continuous."
+            )
         self.path = resolve_root(path)
-        self.columns = (label, features, centre, patient, positive, header, negative)
+        self.embedded = embedded
+        self.columns = (label, features, centre, patient, positive, header, negative, outcome)
         self.read = reader or (lambda file: read_csv(file, *self.columns))
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size
@@ -91,9 +109,10 @@ class TabularDataModule(FederatedDataModule):
         if self.table is not None:
             return
         if self.path is None:
-            self.table = breast_cancer()
+            self.table = read_embedded(self.embedded)
             self.description = (
-                "Data: scikit-learn's breast cancer, 569 patients "
+                f"Data: scikit-learn's {self.embedded.replace('_', ' ')}, "
+                f"{len(self.table.labels)} patients "
                 "(your own: data=csv data.path=/path/to/table.csv data.label=COLUMN)."
             )
         else:
@@ -129,8 +148,9 @@ class TabularDataModule(FederatedDataModule):
             scaler = fit_scaler(train[name]) if self.pooled_scaler is None else self.pooled_scaler
             self.scalers[name] = scaler
             blocks = {s: self._block(*chosen[name][s], scaler, plan.channels) for s in SPLITS}
-            sizes = (self.num_classes, self.batch_size, self.eval_batch_size)
-            clients[name] = classified_client(name, plan, blocks, *sizes)
+            clients[name] = labelled_client(
+                name, plan, blocks, self.num_classes, self.batch_size, self.eval_batch_size
+            )
         return clients
 
     def preprocessing(self, client: str) -> dict[str, Any]:
@@ -169,9 +189,10 @@ class TabularDataModule(FederatedDataModule):
     def _block(self, index: Index, case: Index, scaler: MinMaxScaler, present: Tensor) -> Batch:
         assert self.table is not None
         image = scale(self.table.features[index], scaler, self.missing_indicator)
+        label = torch.from_numpy(self.table.labels[index])
         return {
             "image": torch.from_numpy(image) * present,
-            "label": torch.from_numpy(self.table.labels[index]),
+            "label": label.float() if label.is_floating_point() else label,
             "case": torch.from_numpy(case),
         }
 

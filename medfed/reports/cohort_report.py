@@ -99,11 +99,13 @@ def count_labels(block: Block, num_classes: int) -> tuple[Tensor, int]:
     """Counts the labels of a block.
 
     Args:
-        block: ``label`` is (N,) int64 for K classes or (N, R, *spatial) for regions.
+        block: ``label`` is (N,) int64 for K classes, (N,) floats for an outcome, or
+            (N, R, *spatial) for regions.
         num_classes: K or R.
 
     Returns:
-        (K,) samples or (R,) voxels, int64; and the number of all samples or voxels.
+        (K,) samples, (1,) samples with an outcome, or (R,) voxels, int64; and the number of all
+        samples or voxels.
 
     Example:
         >>> count_labels({"label": torch.tensor([0, 2, 2])}, 3)
@@ -112,6 +114,8 @@ def count_labels(block: Block, num_classes: int) -> tuple[Tensor, int]:
         (tensor([3]), 4)
     """
     label = _label_of(block)
+    if label.ndim == 1 and label.is_floating_point():
+        return torch.tensor([len(label)]), len(label)
     if label.ndim == 1:
         return torch.bincount(label, minlength=num_classes), len(label)
     return label.bool().transpose(0, 1).flatten(1).sum(dim=1), label[:, 0].numel()
@@ -137,7 +141,7 @@ def _notes(
     present = [name for name, count in zip(names, labels, strict=True) if count]
     if regions and len(present) < len(names):
         yield f"no {', '.join(name for name in names if name not in present)} to train on"
-    elif not regions and len(present) == 1:
+    elif not regions and len(present) == 1 < len(names):
         yield f"only {present[0]}"
 
 

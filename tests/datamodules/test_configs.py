@@ -16,7 +16,7 @@ VOLUMES = ("brats", "brats_challenge", "brats_folder")
 IMAGES = ("digits", "image_folder", "medmnist")
 CASES = [
     (data, partition)
-    for data in (*VOLUMES, *IMAGES, "breast_cancer", "csv", "heart")
+    for data in (*VOLUMES, *IMAGES, "breast_cancer", "csv", "diabetes", "heart", "mixture")
     for partition in ("centre", "channel_missing", "label_imbalance", "round_robin")
 ]
 
@@ -47,7 +47,7 @@ def test_instantiates(data, partition):
     assert type(module.partition).__name__ == config.partition._target_.rsplit(".", 1)[1]
 
 
-@pytest.mark.parametrize("data", [*VOLUMES, *IMAGES, "csv"])
+@pytest.mark.parametrize("data", [*VOLUMES, *IMAGES, "csv", "mixture"])
 def test_every_setting_is_written_out(data):
     node = compose(data, "centre").data
     parameters = set(inspect.signature(get_class(node._target_)).parameters)

@@ -50,7 +50,9 @@ class Patient:
             return (*self.counts, *[0] * (num_classes - len(self.counts)))
         if self.label is None:
             raise ConfigError(
-                f"Patient {self.id} has no label; a partition by label needs one per patient."
+                f"Patient {self.id} has no label; a partition by label needs one per patient, and "
+                "a continuous outcome is none (partition=round_robin, quantity_skew and centre "
+                "need none)."
             )
         return tuple(int(k == self.label) for k in range(num_classes))
 

@@ -6,6 +6,7 @@ import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from medfed.datamodules.readers.base import check_names
 from medfed.errors import ConfigError, DataError
 
+Outcome = Literal["classes", "continuous"]
 MISSING = frozenset({"", "?", "nan", "na", "none", "null"})
 
 
@@ -23,8 +25,8 @@ class Table:
     Attributes:
         names: (F) feature names.
         features: (N, F) float64; a missing cell is NaN.
-        labels: (N,) int64 class indices.
-        classes: (K) class names.
+        labels: (N,) int64 class indices, or float64: outcomes.
+        classes: (K) class names, or the name of the outcome.
         patients: (N) patient id of every row.
         centres: (N) centre of every row, or None.
         files: (N) the file of every row; empty where there is none.
@@ -32,33 +34,11 @@ class Table:
 
     names: tuple[str, ...]
     features: NDArray[np.float64]
-    labels: NDArray[np.int64]
+    labels: NDArray[Any]
     classes: tuple[str, ...]
     patients: tuple[str, ...]
     centres: tuple[str, ...] | None = None
     files: tuple[Path, ...] = ()
-
-
-def breast_cancer() -> Table:
-    """Scikit-learn's breast cancer: 569 real patients, 30 features; 1 = malignant.
-
-    Scikit-learn codes malignant as 0; here the disease is the positive class.
-
-    Example:
-        >>> table = breast_cancer()
-        >>> table.features.shape, table.classes, int(table.labels.sum())
-        ((569, 30), ('benign', 'malignant'), 212)
-    """
-    from sklearn.datasets import load_breast_cancer
-
-    data = load_breast_cancer()
-    return Table(
-        names=tuple(str(name) for name in data.feature_names),
-        features=np.asarray(data.data, dtype=np.float64),
-        labels=(data.target == 0).astype(np.int64),
-        classes=("benign", "malignant"),
-        patients=tuple(f"row_{i}" for i in range(len(data.target))),
-    )
 
 
 def read_csv(
@@ -70,6 +50,7 @@ def read_csv(
     positive: Sequence[str | int | float] | None = None,
     header: Sequence[str] | None = None,
     negative: Sequence[str | int | float] | None = None,
+    outcome: Outcome = "classes",
 ) -> Table:
     """Reads a CSV file.
 
@@ -84,6 +65,7 @@ def read_csv(
         header: Column names of a file that has no header line.
         negative: Label values that count as class 0, where `positive` is given; None takes all
             others.
+        outcome: What the label column holds: ``classes``, or numbers that are ``continuous``.
 
     Returns:
         The table.
@@ -101,7 +83,12 @@ def read_csv(
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
     at = {name.lower(): i for i, name in enumerate(columns)}
-    labels, classes = _classes(path, _column(path, rows, at, label), positive, negative)
+    cells = _column(path, rows, at, label)
+    labels, classes = (
+        (_outcomes(path, cells, label), (label,))
+        if outcome == "continuous"
+        else _classes(path, cells, positive, negative)
+    )
     return Table(
         names=names,
         features=_features(path, rows, at, names),
@@ -217,6 +204,18 @@ def _cell(path: Path, number: int, row: list[str], at: dict[str, int], name: str
             "leave it empty, or leave the column out with data.features."
         )
     return value
+
+
+def _outcomes(path: Path, cells: Sequence[str], name: str) -> NDArray[np.float64]:
+    """One number per row."""
+    found = np.array([_number(text) for text in cells])
+    if not np.isfinite(found).all():
+        worst = int(np.flatnonzero(~np.isfinite(found))[0])
+        raise DataError(
+            f"{path}, data row {worst + 1}, column {name}: the outcome {cells[worst]!r} is not a "
+            "number; mend the row or set data.outcome=classes."
+        )
+    return found
 
 
 def _classes(

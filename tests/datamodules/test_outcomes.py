@@ -1,0 +1,139 @@
+"""Continuous outcomes: from tables and generated mixtures, in their own unit, never as classes."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_diabetes
+
+from medfed.datamodules.mixture import MixtureDataModule
+from medfed.datamodules.partitions import (
+    ByCentre,
+    Dirichlet,
+    LabelImbalance,
+    QuantitySkew,
+    RoundRobin,
+)
+from medfed.datamodules.readers.table import read_csv
+from medfed.datamodules.tabular import TabularDataModule
+from medfed.errors import ConfigError, DataError
+from medfed.reports.cohort_report import summarise_clients
+
+CSV = """id,site,age,score
+p1,Bern,50,1.5
+p1,Bern,51,-2
+p2,Bern,60,3e1
+p3,Bern,70,4
+p4,Basel,40,0.25
+p5,Basel,45,6
+p6,Basel,90,7
+"""
+
+
+def rows_of(client):
+    """All (features, outcome) of a client."""
+    batches = [b for s in ("train", "val", "test") for b in client.eval_batches(s)]
+    return torch.cat([b["image"] for b in batches]), torch.cat([b["label"] for b in batches])
+
+
+def test_diabetes_is_scikit_learns_with_its_outcome_untouched():
+    data = TabularDataModule(QuantitySkew(5), embedded="diabetes", scaling="pooled")
+    data.setup()
+    raw = load_diabetes(scaled=False)
+    assert (data.in_channels, data.class_names) == (10, ("progression",))
+    assert data.channel_names == tuple(raw.feature_names)
+    found = torch.cat([rows_of(c)[1] for c in data.clients.values()])
+    assert found.dtype == torch.float32
+    assert sorted(found.tolist()) == sorted(raw.target.tolist())
+    client = data.clients["hospital_0"]
+    assert torch.equal(client.label_counts, torch.tensor([float(client.num_samples)]))
+    batch = next(client.train_batches(0))
+    assert batch["label"].shape == batch["image"].shape[:1]
+    # Scaling is monotonous, so a feature still goes with its own outcome.
+    x, y = rows_of(client)
+    known = {(round(t, 3)): b for t, b in zip(raw.target, raw.data[:, 2], strict=True)}
+    unique = [i for i, t in enumerate(y.tolist()) if (raw.target == t).sum() == 1]
+    own = np.array([known[round(float(y[i]), 3)] for i in unique])
+    order = np.argsort(own, kind="stable")
+    assert np.all(np.diff(x[unique, 2].numpy()[order]) >= -1e-6)
+
+
+def test_a_csv_with_a_continuous_outcome(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text(CSV)
+    data = TabularDataModule(
+        ByCentre(), path=str(path), label="score", outcome="continuous", patient="id", centre="site"
+    )
+    data.setup()
+    assert data.class_names == ("score",)
+    assert data.channel_names == ("age",)
+    _, y = rows_of(data.clients["Bern"])
+    assert sorted(y.tolist()) == [-2.0, 1.5, 4.0, 30.0]
+    assert all(p.label is None and p.counts is None for p in data.list_patients())
+    (bern, _) = summarise_clients(data)[::-1]
+    assert bern.labels["train"] == (bern.samples["train"],)
+    assert not any("only" in note for note in bern.notes)
+
+
+@pytest.mark.parametrize("cell", ["high", "inf", "1,5"])
+def test_an_outcome_that_is_no_number_is_named(tmp_path, cell):
+    path = tmp_path / "table.csv"
+    path.write_text(CSV.replace("p3,Bern,70,4", f'p3,Bern,70,"{cell}"'))
+    with pytest.raises(DataError, match=rf"data row 4, column score: the outcome '{cell}' is not"):
+        read_csv(path, "score", outcome="continuous")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"partition": LabelImbalance(2)}, r"needs one label, 0 or 1, per patient"),
+        ({"partition": Dirichlet(2)}, r"row_0 has no label; .* a continuous outcome is none"),
+        (
+            {"outcome": "continous"},
+            r"Unknown data\.outcome=continous \(did you mean continuous\?\)",
+        ),
+        ({"outcome": "continuous", "positive": [1]}, r"data\.positive .* name classes; leave them"),
+        ({"embedded": "diabetis"}, r"data\.embedded=diabetis \(did you mean diabetes\?\)"),
+    ],
+)
+def test_mistakes_are_explained(options, message):
+    with pytest.raises(ConfigError, match=message):
+        TabularDataModule(**{"partition": RoundRobin(2), "embedded": "diabetes", **options}).setup()
+
+
+def test_a_saved_order_of_classes_is_refused():
+    class Orders(RoundRobin):
+        def label_orders(self, clients, num_classes, seed):
+            return dict.fromkeys(clients, (0,))
+
+    with pytest.raises(ConfigError, match="changes the classes of client hospital_0"):
+        TabularDataModule(Orders(2), embedded="diabetes").setup()
+
+
+def test_continuous_mixtures_follow_the_mixed_model():
+    """Least squares finds sum_k alpha_k theta_k and the noise."""
+    data = MixtureDataModule(
+        ByCentre(), clients=2, samples=4000, features=6, outcome="continuous", noise=0.5
+    )
+    data.setup()
+    assert data.class_names == ("outcome",)
+    for name, client in data.clients.items():
+        x, y = client.train["image"].double().numpy(), client.train["label"].double().numpy()
+        truth = np.array(data.mixtures[name]) @ data.thetas
+        found, residual, *_ = np.linalg.lstsq(x, y, rcond=None)
+        sd = np.sqrt(residual[0] / (len(x) - 6))
+        assert sd == pytest.approx(0.5, rel=0.05)
+        assert np.abs(found - truth).max() < 5 * 0.5 / np.sqrt(len(x))
+
+
+def test_both_outcomes_have_the_same_rows_and_mixtures():
+    pair = [MixtureDataModule(ByCentre(), clients=2, outcome=o) for o in ("classes", "continuous")]
+    for data in pair:
+        data.setup()
+    assert pair[0].mixtures == pair[1].mixtures
+    image = [torch.sort(rows_of(d.clients["hospital_000"])[0][:, 0])[0] for d in pair]
+    assert torch.equal(*image)
+
+
+def test_the_noise_is_not_negative():
+    with pytest.raises(ConfigError, match=r"data\.noise must not be negative, not -1"):
+        MixtureDataModule(ByCentre(), outcome="continuous", noise=-1)
