@@ -142,47 +142,24 @@ def _tally(x: Tensor, gradient: Tensor | None, levels: Levels) -> tuple[Array, A
 
 def _settle(mu: Array, x: Tensor, levels: Levels, counts: Array, tau: float) -> Array:
     """The proximal map from ``mu``, in float64."""
-    from medfed.personalize.functional.quantization_kernels import collect, settle
+    from medfed.personalize.functional.quantization_kernels import collect, settle, walk
 
     if not np.isfinite(mu).all():
         raise ValueError(f"The centres step to {mu.tolist()}; their gradient is not finite.")
     rests: Array
-    rests, passing = settle(mu, levels.values, counts, tau)
+    rests, bounds, passing = settle(mu, levels.values, counts, tau)
     if not passing:
         return rests
     x = x.detach()
     if x.device.type == "cpu":
         flat = x.reshape(-1).numpy()
         # Room for all: memory that is never written to is never taken.
-        found, owner = np.empty(len(flat) + 1, flat.dtype), np.empty(len(flat) + 1, np.int32)
-        count = collect(flat, levels.cuts, levels.values, rests, found, owner)
-        found, owner = found[:count].astype(np.float64), owner[:count]
+        found, numbers = np.empty(len(flat) + 1, flat.dtype), np.zeros((len(mu), 2), np.int64)
+        found = found[: collect(flat, levels.cuts, levels.values, bounds, found, numbers)]
     else:
-        ends = torch.from_numpy(rests).to(x.device)
+        ends = torch.from_numpy(bounds).to(x.device)
         picked = quantization_torch.collect(x, *levels.on(x.device), ends)
-        found, owner = picked[0].cpu().numpy(), picked[1].cpu().numpy()
-    for j in np.flatnonzero(np.bincount(owner, minlength=len(mu))):
-        # Downwards is upwards with all signs turned.
-        sign = 1.0 if rests[j] > levels.values[j] else -1.0
-        ahead = np.sort(sign * found[owner == j])
-        behind = counts[j, 1] + counts[j, 0 if sign > 0 else 2]
-        rests[j] = sign * _walk(sign * mu[j], ahead, int(behind), int(counts[j].sum()), tau)
+        found, numbers = picked[0].cpu().numpy(), picked[1].cpu().numpy()
+    found.sort()
+    rests = walk(mu, levels.values, counts, tau, bounds, found, numbers)
     return rests
-
-
-def _walk(mu: float, ahead: Array, behind: int, total: int, tau: float) -> float:
-    """The root of ``c - mu + tau (#below c - #above c)``, known to lie above ``ahead[0]``.
-
-    Args:
-        mu: Where there is no pull.
-        ahead: ``(k,)`` elements in ascending order; ``k >= 1``.
-        behind: Number of elements below all of them.
-        total: Number of elements.
-        tau: Pull of an element.
-    """
-    pull = total - 2.0 * (behind + np.arange(len(ahead) + 1))
-    # Not 0 * inf where the elements are balanced.
-    rests = mu + np.where(pull == 0, 0.0, tau * np.where(pull == 0, 1.0, pull))
-    # rests[k], which k elements have been passed for, falls with k; the elements rise.
-    k = int(np.argmax(rests <= np.append(ahead, np.inf)))
-    return float(max(rests[k], ahead[k - 1]))

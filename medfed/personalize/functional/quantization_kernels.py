@@ -161,11 +161,12 @@ def tally(x: Array, gradient: Array, cuts: Array, values: Array) -> tuple[Array,
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def settle(mu: Array, values: Array, counts: Array, tau: float) -> tuple[Array, bool]:
+def settle(mu: Array, values: Array, counts: Array, tau: float) -> tuple[Array, Array, bool]:
     """Where each centre comes to rest if it passes no element but those at ``values``.
 
     The slope ``c - mu + tau (#below c - #above c)`` grows with c. Its sign on both sides of the
     old centre tells on which side the root is, and the counts there how far away it is at most.
+    All elements together pull by tau n, so that the root is no further from mu either.
 
     Args:
         mu: ``(m,)`` float64.
@@ -174,48 +175,103 @@ def settle(mu: Array, values: Array, counts: Array, tau: float) -> tuple[Array, 
         tau: 0 or more; infinity is allowed.
 
     Returns:
-        ``(m,)`` float64, and whether one of them may have passed an element on its way.
+        ``(m,)`` float64 places; ``(m, 2)`` float64 bounds of the roots, equal to the old centre
+        where that is the root; and whether an element may have been passed.
     """
-    rests = np.empty(mu.shape[0])
+    rests, bounds = np.empty(mu.shape[0]), np.empty((mu.shape[0], 2))
     passing = False
     for j in range(mu.shape[0]):
         below, at, above = counts[j]
-        up, down = above - below - at, above - below + at
+        up, down, total = above - below - at, above - below + at, above + below + at
         # Not 0 * inf where the elements are balanced.
         rightmost = mu[j] + (tau * up if up != 0 else 0.0)
         leftmost = mu[j] + (tau * down if down != 0 else 0.0)
+        reach = tau * total if total != 0 else 0.0
         old = np.float64(values[j])
         rests[j] = rightmost if rightmost > old else min(leftmost, old)
-        passing |= (rests[j] > old and above > 0) or (rests[j] < old and below > 0)
-    return rests, passing
+        bounds[j] = old
+        if rests[j] > old:
+            bounds[j, 0], bounds[j, 1] = max(old, mu[j] - reach), rests[j]
+            passing |= above > 0
+        elif rests[j] < old:
+            bounds[j, 0], bounds[j, 1] = rests[j], min(old, mu[j] + reach)
+            passing |= below > 0
+    return rests, bounds, passing
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def collect(x: Array, cuts: Array, values: Array, rests: Array, found: Array, owner: Array) -> int:
-    """The elements strictly between their centre and where it would come to rest.
+def collect(
+    x: Array, cuts: Array, values: Array, bounds: Array, found: Array, numbers: Array
+) -> int:
+    """The elements strictly between two bounds, and how many lie before them.
 
     Args:
         x: ``(n,)`` float32 or float64.
         cuts: ``(m - 1,)`` from :func:`find_cuts`, in the same dtype.
         values: ``(m,)`` centres, in the same dtype.
-        rests: ``(m,)`` from :func:`settle`.
-        found: ``(n + 1,)`` of the dtype of x, receives the elements.
-        owner: ``(n + 1,)`` int32, receives the indices of their centres.
+        bounds: ``(m, 2)`` from :func:`settle`.
+        found: ``(n + 1,)`` of the dtype of x, receives the elements of all centres.
+        numbers: ``(m, 2)`` int64 zeros, receives for each centre the number of its elements from
+            the centre to the bounds, and of those between them.
 
     Returns:
-        How many there are.
+        How many were found.
     """
-    low, high = np.empty_like(rests), np.empty_like(rests)
-    for j in range(rests.shape[0]):
-        old = np.float64(values[j])
-        low[j], high[j] = min(old, rests[j]), max(old, rests[j])
     index = np.empty(_CHUNK, np.int32)
     count = 0
     for lo in range(0, x.shape[0], _CHUNK):
         part = x[lo : lo + _CHUNK]
         _locate(part, cuts, index)
         for c in range(part.shape[0]):
+            k, v = index[c], part[c]
+            low, high, old = bounds[k, 0], bounds[k, 1], values[k]
             # Written in any case, kept if it is between: no branch to be guessed wrong.
-            found[count], owner[count] = part[c], index[c]
-            count += low[index[c]] < part[c] and part[c] < high[index[c]]
+            between = low < v and v < high
+            found[count] = v
+            count += between
+            numbers[k, 1] += between
+            numbers[k, 0] += (old < v and v <= low) or (high <= v and v < old)
     return count
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def walk(
+    mu: Array, values: Array, counts: Array, tau: float, bounds: Array, found: Array, numbers: Array
+) -> Array:
+    """The roots of the slopes: each centre passes the elements ahead of it, one after the other.
+
+    Args:
+        mu: ``(m,)`` float64.
+        values: ``(m,)`` centres that the counts belong to.
+        counts: ``(m, 3)`` from :func:`tally`.
+        tau: 0 or more; infinity is allowed.
+        bounds: ``(m, 2)`` from :func:`settle`.
+        found: Elements from :func:`collect` in ascending order, so that those of the first centre
+            come first.
+        numbers: ``(m, 2)`` from :func:`collect`.
+
+    Returns:
+        ``(m,)`` float64.
+    """
+    roots = np.empty(mu.shape[0])
+    start = 0
+    for j in range(mu.shape[0]):
+        old, size = np.float64(values[j]), numbers[j, 1]
+        below, at, above = counts[j]
+        # Downwards is upwards with all signs turned.
+        sign = 1 if bounds[j, 1] > old else -1
+        behind = at + (below if sign > 0 else above) + numbers[j, 0]
+        total, place = below + at + above, start if sign > 0 else start + size - 1
+        edge = bounds[j, 0] if sign > 0 else -bounds[j, 1]
+        root = edge  # the root does not lie before the first bound
+        for k in range(size + 1):
+            pull = total - 2 * (behind + k)
+            root = max(sign * mu[j] + (tau * pull if pull != 0 else 0.0), edge)
+            if k == size or root <= sign * np.float64(found[place]):
+                break
+            edge = sign * np.float64(found[place])
+            place += sign
+        settled = bounds[j, 0] == old and bounds[j, 1] == old
+        roots[j] = old if settled else sign * root + 0.0  # no -0
+        start += size
+    return roots

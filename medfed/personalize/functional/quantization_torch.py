@@ -100,26 +100,28 @@ def tally(
     return counts.view(-1, 3), sums, not bool(x.isnan().any())
 
 
-def collect(x: Tensor, cuts: Tensor, values: Tensor, rests: Tensor) -> tuple[Tensor, Tensor]:
-    """The elements strictly between their centre and where it would come to rest.
+def collect(x: Tensor, cuts: Tensor, values: Tensor, bounds: Tensor) -> tuple[Tensor, Tensor]:
+    """The elements strictly between two bounds of their centre, and how many lie before them.
 
     Args:
         x: Floating tensor of any shape.
         cuts: ``(m - 1,)`` the largest numbers that belong to the lower of two centres.
         values: ``(m,)`` centres.
-        rests: ``(m,)`` float64.
+        bounds: ``(m, 2)`` float64, both on one side of the centre.
 
     Returns:
-        The elements as float64, and the indices of their centres.
+        The elements, and for each centre ``(m, 2)`` int64 the number of its elements from the
+        centre to the bounds, and of those between them.
 
     Example:
         >>> x = torch.tensor([1.0, 2.0, 3.0])
-        >>> rests = torch.tensor([2.5], dtype=torch.float64)
-        >>> collect(x, torch.tensor([]), torch.tensor([1.0]), rests)
-        (tensor([2.], dtype=torch.float64), tensor([0]))
+        >>> bounds = torch.tensor([[2.5, 3.5]], dtype=torch.float64)
+        >>> collect(x, torch.tensor([]), torch.tensor([1.0]), bounds)
+        (tensor([3.]), tensor([[1, 1]]))
     """
-    index, old = torch.bucketize(x, cuts), values.double()
-    low, high = torch.minimum(old, rests), torch.maximum(old, rests)
-    wide = x.double()
-    between = (low[index] < wide) & (wide < high[index])
-    return wide[between], index[between]
+    index = torch.bucketize(x, cuts)
+    (low, high), old = bounds[index].unbind(-1), values[index]
+    between = (low < x) & (x < high)
+    before = ((old < x) & (x <= low)) | ((high <= x) & (x < old))
+    numbers = [torch.bincount(index[mask], minlength=len(values)) for mask in (before, between)]
+    return x[between], torch.stack(numbers, dim=1)

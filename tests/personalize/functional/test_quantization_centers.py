@@ -157,12 +157,12 @@ def test_plain_pytorch_is_equal(name, dtype):
     assert clean is expected[2]
     np.testing.assert_array_equal(counts.numpy(), expected[0])
     np.testing.assert_allclose(sums.numpy(), expected[1], rtol=0, atol=1e-12)
-    rests = CENTERS + np.array([0.3, -0.2, 0.5, -math.inf])
-    found, owner = quantization_torch.collect(x, *levels.on(x.device), torch.from_numpy(rests))
-    space = np.empty(len(x) + 1, x.numpy().dtype), np.empty(len(x) + 1, np.int32)
-    count = kernels.collect(x.numpy(), levels.cuts, levels.values, rests, *space)
-    np.testing.assert_array_equal(found.numpy(), space[0][:count])
-    np.testing.assert_array_equal(owner.numpy(), space[1][:count])
+    bounds = CENTERS[:, None] + np.array([[0.0, 0.3], [-0.2, -0.1], [0.1, 0.5], [-math.inf, -0.2]])
+    found, numbers = quantization_torch.collect(x, *levels.on(x.device), torch.from_numpy(bounds))
+    space, expected = np.empty(len(x) + 1, x.numpy().dtype), np.zeros((4, 2), np.int64)
+    count = kernels.collect(x.numpy(), levels.cuts, levels.values, bounds, space, expected)
+    np.testing.assert_array_equal(found.numpy(), space[:count])
+    np.testing.assert_array_equal(numbers.numpy(), expected)
 
 
 def test_keeps_the_dtype_of_mu_and_takes_any_shape():
