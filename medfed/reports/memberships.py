@@ -29,7 +29,7 @@ class Memberships:
     Attributes:
         history: (R + 1, N, K), the start and every round.
         clients: N names, in order.
-        labels: (N, L) training samples per label.
+        labels: (N, L) training samples per class, or voxels per region.
         label_names: L names.
         channels: (N, C) bool, what each client has.
         channel_names: C names.
@@ -61,7 +61,8 @@ class Memberships:
         return cls(
             history=history.detach().cpu().double().numpy(),
             clients=tuple(c.id for c in clients),
-            labels=np.array([c.label_counts.tolist() for c in clients]),
+            # Of a segmentation, the voxels of the background come first.
+            labels=np.array([c.label_counts.tolist()[-data.num_classes :] for c in clients]),
             label_names=data.class_names,
             channels=np.array([c.channels.tolist() for c in clients], dtype=bool),
             channel_names=data.channel_names,
