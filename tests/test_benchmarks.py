@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
         ("ppfl_overhead.py --rounds 1 --steps 1 --batch-size 4 --networks small_cnn", "ratio"),
         ("codecs.py --elements 1000 --repeats 1", "runlength_codebook"),
         ("fused_lasso.py --largest 3", "ns/element"),
+        ("quantization.py --largest 3 --blocks 1 --batch-size 2 --networks U-Net", "step_centers"),
     ],
 )
 def test_runs(command, expected):

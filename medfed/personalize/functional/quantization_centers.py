@@ -154,7 +154,7 @@ def _settle(mu: Array, x: Tensor, levels: Levels, counts: Array, tau: float) -> 
     if x.device.type == "cpu":
         flat = x.reshape(-1).numpy()
         # Room for all: memory that is never written to is never taken.
-        found, numbers = np.empty(len(flat) + 1, flat.dtype), np.zeros((len(mu), 2), np.int64)
+        found, numbers = np.empty(len(flat) + 1, flat.dtype), np.zeros((len(mu), 3), np.int64)
         found = found[: collect(flat, levels.cuts, levels.values, bounds, found, numbers)]
     else:
         ends = torch.from_numpy(bounds).to(x.device)

@@ -211,13 +211,13 @@ def collect(
         values: ``(m,)`` centres, in the same dtype.
         bounds: ``(m, 2)`` from :func:`settle`.
         found: ``(n + 1,)`` of the dtype of x, receives the elements of all centres.
-        numbers: ``(m, 2)`` int64 zeros, receives for each centre the number of its elements from
-            the centre to the bounds, and of those between them.
+        numbers: ``(m, 3)`` int64 zeros, receives for each centre the numbers of its elements
+            elsewhere, from the centre to the bounds, and between them.
 
     Returns:
         How many were found.
     """
-    index = np.empty(_CHUNK, np.int32)
+    index, kind = np.empty(_CHUNK, np.int32), np.empty(_CHUNK, np.int32)
     count = 0
     for lo in range(0, x.shape[0], _CHUNK):
         part = x[lo : lo + _CHUNK]
@@ -225,12 +225,13 @@ def collect(
         for c in range(part.shape[0]):
             k, v = index[c], part[c]
             low, high, old = bounds[k, 0], bounds[k, 1], values[k]
-            # Written in any case, kept if it is between: no branch to be guessed wrong.
-            between = low < v and v < high
-            found[count] = v
-            count += between
-            numbers[k, 1] += between
-            numbers[k, 0] += (old < v and v <= low) or (high <= v and v < old)
+            # Bitwise, and below written in any case: no branch to be guessed wrong.
+            before = ((old < v) & (v <= low)) | ((high <= v) & (v < old))
+            kind[c] = np.int32(before) + 2 * np.int32((low < v) & (v < high))
+        for c in range(part.shape[0]):
+            numbers[index[c], kind[c]] += 1
+            found[count] = part[c]
+            count += kind[c] == 2
     return count
 
 
@@ -248,7 +249,7 @@ def walk(
         bounds: ``(m, 2)`` from :func:`settle`.
         found: Elements from :func:`collect` in ascending order, so that those of the first centre
             come first.
-        numbers: ``(m, 2)`` from :func:`collect`.
+        numbers: ``(m, 3)`` from :func:`collect`.
 
     Returns:
         ``(m,)`` float64.
@@ -256,11 +257,11 @@ def walk(
     roots = np.empty(mu.shape[0])
     start = 0
     for j in range(mu.shape[0]):
-        old, size = np.float64(values[j]), numbers[j, 1]
+        old, size = np.float64(values[j]), numbers[j, 2]
         below, at, above = counts[j]
         # Downwards is upwards with all signs turned.
         sign = 1 if bounds[j, 1] > old else -1
-        behind = at + (below if sign > 0 else above) + numbers[j, 0]
+        behind = at + (below if sign > 0 else above) + numbers[j, 1]
         total, place = below + at + above, start if sign > 0 else start + size - 1
         edge = bounds[j, 0] if sign > 0 else -bounds[j, 1]
         root = edge  # the root does not lie before the first bound

@@ -110,18 +110,19 @@ def collect(x: Tensor, cuts: Tensor, values: Tensor, bounds: Tensor) -> tuple[Te
         bounds: ``(m, 2)`` float64, both on one side of the centre.
 
     Returns:
-        The elements, and for each centre ``(m, 2)`` int64 the number of its elements from the
-        centre to the bounds, and of those between them.
+        The elements, and for each centre ``(m, 3)`` int64 the numbers of its elements elsewhere,
+        from the centre to the bounds, and between them.
 
     Example:
         >>> x = torch.tensor([1.0, 2.0, 3.0])
         >>> bounds = torch.tensor([[2.5, 3.5]], dtype=torch.float64)
         >>> collect(x, torch.tensor([]), torch.tensor([1.0]), bounds)
-        (tensor([3.]), tensor([[1, 1]]))
+        (tensor([3.]), tensor([[1, 1, 1]]))
     """
     index = torch.bucketize(x, cuts)
     (low, high), old = bounds[index].unbind(-1), values[index]
     between = (low < x) & (x < high)
     before = ((old < x) & (x <= low)) | ((high <= x) & (x < old))
-    numbers = [torch.bincount(index[mask], minlength=len(values)) for mask in (before, between)]
-    return x[between], torch.stack(numbers, dim=1)
+    kind = before.long() + 2 * between.long()
+    numbers = torch.bincount((3 * index + kind).flatten(), minlength=3 * len(values))
+    return x[between], numbers.view(-1, 3)

@@ -159,7 +159,7 @@ def test_plain_pytorch_is_equal(name, dtype):
     np.testing.assert_allclose(sums.numpy(), expected[1], rtol=0, atol=1e-12)
     bounds = CENTERS[:, None] + np.array([[0.0, 0.3], [-0.2, -0.1], [0.1, 0.5], [-math.inf, -0.2]])
     found, numbers = quantization_torch.collect(x, *levels.on(x.device), torch.from_numpy(bounds))
-    space, expected = np.empty(len(x) + 1, x.numpy().dtype), np.zeros((4, 2), np.int64)
+    space, expected = np.empty(len(x) + 1, x.numpy().dtype), np.zeros((4, 3), np.int64)
     count = kernels.collect(x.numpy(), levels.cuts, levels.values, bounds, space, expected)
     np.testing.assert_array_equal(found.numpy(), space[:count])
     np.testing.assert_array_equal(numbers.numpy(), expected)
