@@ -63,7 +63,7 @@ def predict_candidates(predictor: Predictor, request: Request) -> Path:
         if series not in scans:
             raise DataError(
                 f"{source}, data row {points.row[rows[0]]}: series {series} has no scan below "
-                f"{request.input}; copy it there, or remove its {len(rows)} rows."
+                f"{request.input}; copy it there, or remove its rows."
             )
         chosen = Candidates(
             points.world[rows], np.zeros(len(rows), np.int64), points.row[rows], str(source)

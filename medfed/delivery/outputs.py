@@ -12,16 +12,21 @@ from medfed.errors import ConfigError, DataError
 from medfed.run_folder import write_text
 
 
-def check_folder(folder: Path) -> None:
-    """Refuses a folder that is not there and whose parent is not there either.
+def check_folder(folder: Path, is_made: bool = False) -> None:
+    """Refuses a folder that is not there.
+
+    Args:
+        folder: Where files will be written.
+        is_made: Whether the folder itself is made where it is missing; then its parent must exist.
 
     Raises:
         ConfigError: Naming the folder.
     """
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"The output folder {folder} is a file; choose another output.")
-    if not folder.exists() and not folder.absolute().parent.is_dir():
-        raise ConfigError(f"The folder {folder.parent} of the output does not exist; make it.")
+    needed = folder.absolute().parent if is_made else folder
+    if not needed.is_dir():
+        raise ConfigError(f"The folder {needed} of the output does not exist; make it.")
 
 
 def check_targets(targets: Iterable[Path], overwrite: bool, inputs: Iterable[Path] = ()) -> None:

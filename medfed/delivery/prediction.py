@@ -67,6 +67,8 @@ def predict(config: DictConfig, console: Console | None = None) -> None:
     bundle = read_bundle(Path(request.bundle))
     size, device = request.batch_size, request.device
     predictor = make_predictor(bundle, request.threshold, size, device)
+    if request.candidates is not None and predictor.kind != "ct_patches":
+        raise ConfigError("candidates is for models of CT patches; this one takes others.")
     if predictor.kind == "volumes":
         segment_all(predictor, request, console)
         return

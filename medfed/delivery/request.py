@@ -28,7 +28,7 @@ class Request:
     probabilities: bool = False
     picture: bool = False
     overwrite: bool = False
-    spacing_tolerance: float | None = 0.1
+    spacing_tolerance: float | None = 0.25
     threshold: float | None = None
     batch_size: int = 16
     device: str | None = None

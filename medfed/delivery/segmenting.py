@@ -58,7 +58,8 @@ def segment_all(predictor: Predictor, request: Request, console: Console) -> lis
     output = Path(request.output)
     scans = find_scans(Path(request.input), predictor.facts, output)
     targets = _targets(scans, request)
-    check_folder(next(iter(targets.values())).parent)
+    for folder in {target.parent for target in targets.values()}:
+        check_folder(folder, is_made=folder == output)
     found: list[Segmented] = []
 
     def one(scan: ScanFiles) -> None:

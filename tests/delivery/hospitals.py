@@ -1,0 +1,101 @@
+"""Small hospitals with a bundle each: data, the task that evaluates it, and the exported model."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from medfed.assembly import prepare
+from medfed.config import load
+from medfed.datamodules.base import FederatedDataModule
+from medfed.delivery.metadata import collect_facts
+from medfed.delivery.networks import describe
+from medfed.delivery.prediction import predict
+from medfed.delivery.writing import write_bundle
+from medfed.models.task import TaskModule
+
+HEADS = ("data.generated.patients=4", "data.generated.hospitals=2", "data.patches_per_patient=1")
+EXPERIMENTS = {
+    # Slices of 24 x 24 in a network that halves them twice; one contrast is missing.
+    "slices": (
+        *("experiment=brats_pfednet", "data.generated.shape=[24,24,8]", "data.patch_size=[16,16]"),
+        *("data.reader.regions=[whole,core,enhancing]", *HEADS),
+        *("model.network.channels=[4,8,8]", "model.network.strides=[2,2]"),
+    ),
+    # Windows of 16 x 16 x 8 over volumes of 24 x 20 x 10.
+    "windows": (
+        *("experiment=brats_pfednet", "data.generated.shape=[24,20,10]", "data.spatial_dims=3"),
+        *("data.patch_size=[16,16,8]", *HEADS),
+        *("model.network.channels=[4,8]", "model.network.strides=[2]", "partition=centre"),
+    ),
+    "candidates": (
+        *("experiment=luna16_pfednet", "data.generated.shape=[32,32,16]"),
+        *("data.generated.hospitals=2", "data.generated.lookalikes=9", "data.test_fraction=0.34"),
+        *("data.patches.size=[16,16]", "model.network.block_config=[1,1]", "partition=centre"),
+        *("data.patches.slices=3", "data.augment=null", "data.generated.patients=6"),
+    ),
+    "digits": ("experiment=digits_pfednet", "model.network.channels=[4,4,4]"),
+    "table": ("experiment=clinical_pfednet", "data.missing_indicator=true"),
+}
+
+
+@dataclass(frozen=True)
+class Hospital:
+    """One client of a federation.
+
+    Attributes:
+        client: Its id.
+        config: The run's configuration.
+        data: All clients' data.
+        task: With the client's weights.
+        bundle: The exported folder.
+    """
+
+    client: str
+    config: DictConfig
+    data: FederatedDataModule
+    task: TaskModule
+    bundle: Path
+
+    def predict(self, **keys: Any) -> None:
+        """Does what the script does."""
+        spelled = {k: v for k, v in {"bundle": self.bundle, **keys}.items() if v is not None}
+        texts = {k: f'"{v}"' if isinstance(v, Path) else v for k, v in spelled.items()}
+        predict(load([f"{k}={v}" for k, v in texts.items()], "predict"))
+
+    def copy(self, folder: Path) -> Path:
+        """Returns a copy of the bundle that a test may damage."""
+        return Path(shutil.copytree(self.bundle, folder / "bundle"))
+
+
+def make_hospital(name: str, root: Path, *overrides: str) -> Hospital:
+    """Reads the data, draws weights and exports them; nothing is trained."""
+    settings = [] if name in ("digits", "table") else [f"data.root={root}"]
+    config = load([*EXPERIMENTS[name], *settings, *overrides, f"folder={root}", "threads=1"])
+    data, task = prepare(config)
+    client = next(iter(data.plans))
+    generator = torch.Generator().manual_seed(7)
+    for tensor in task.network.state_dict().values():
+        if tensor.is_floating_point():
+            tensor.add_(0.2 * torch.randn(tensor.shape, generator=generator).clamp(-2, 2))
+    bundle = root / f"bundle_{name}"
+    plain = OmegaConf.to_container(config, resolve=True)
+    assert isinstance(plain, dict)
+    summary = {"algorithm": "pfednet", "clients": {client: {"loss": 1.0}}}
+    facts = collect_facts(
+        client,
+        plain,
+        describe(plain["model"]["network"]),
+        data.preprocessing(client),
+        data.splits(),
+        summary,
+        {"commit": "unknown"},
+    )
+    state = {n: t for n, t in task.network.state_dict().items() if t.is_floating_point()}
+    write_bundle(bundle, facts, state, {})
+    return Hospital(client, config, data, task, bundle)
