@@ -12,6 +12,7 @@ from medfed.personalize.fedbn import FedBN
 from medfed.personalize.fedper import FedPer
 from medfed.personalize.fedprox import FedProx
 from medfed.personalize.fedrep import FedRep
+from medfed.personalize.finetune import FineTune
 from medfed.personalize.local import Local
 from medfed.personalize.pfednet import PFedNet
 from medfed.personalize.similarity import SimilarityGraph
@@ -29,6 +30,7 @@ ALGORITHMS = [
     FedRep(head_share=0.1),
     FedRep(head_share=0.9),
     Ditto(),
+    FineTune(local_share=0.5, rounds=ROUNDS),
     PFedNet(graph=RING),
     PFedNet(graph=SimilarityGraph(sketch="data", neighbours=2)),
     PFedNet(graph=SimilarityGraph(sketch="label", neighbours=2)),
