@@ -194,7 +194,9 @@ def hospital_at(experiment: Experiment, path: Path) -> ClientData:
     if not path.exists():
         raise DataError(f"onboard={path} does not exist; name a file or folder of patients.")
     config.data.path = str(path)
-    data: FederatedDataModule = build(config.data, partition=RoundRobin(1))
+    one = {"_target_": f"{RoundRobin.__module__}.RoundRobin", "num_clients": 1}
+    config.data.partition = one
+    data: FederatedDataModule = build(config.data)
     if isinstance(data, TabularDataModule) and isinstance(experiment.data, TabularDataModule):
         data.pooled_scaler = experiment.data.pooled_scaler
     data.setup()

@@ -1,0 +1,206 @@
+"""Hospitals that join finished runs of the shipped experiments, made small."""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from medfed.errors import CheckpointError, ConfigError, DataError
+from medfed.evaluation import selected
+from medfed.federation.tensors import digest
+from medfed.onboarding import find_newcomers, onboard
+from medfed.reports.onboarding import print_onboarding, write_onboarding
+from medfed.reports.results import wide_console
+from tests.integration.runs import CLINICAL, ROOT, left_in, run
+
+DIGITS = (
+    "experiment=digits_ppfl",
+    "rounds=2",
+    "local.steps=2",
+    "partition.num_clients=8",
+    "canonical.count=2",
+    "logger=none",
+    "progress=false",
+)
+LATE = ("group_0_hospital_0", "group_3_hospital_1")
+
+
+@pytest.fixture(scope="module")
+def clinical(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("onboarding") / "clinical"
+    run(folder, *CLINICAL, "newcomers=[hospital_0,hospital_4]")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("onboarding") / "digits"
+    run(folder, *DIGITS, f"newcomers=[{','.join(LATE)}]")
+    return folder
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in left_in(folder)}
+
+
+def test_newcomers_take_no_part_in_training(clinical):
+    summary = json.loads((clinical / "summary.json").read_text())
+    assert list(summary["clients"]) == ["hospital_1", "hospital_2", "hospital_3"]
+    splits = json.loads((clinical / "splits.json").read_text())["clients"]
+    assert list(splits) == [f"hospital_{i}" for i in range(5)]
+    assert "hospital_0" not in (clinical / "ledger.csv").read_text()
+
+
+def test_pfednets_newcomers_and_what_is_written(clinical):
+    before = contents(clinical)
+    found = onboard(clinical, "all", [1, 5, 999], steps=3)
+    write_onboarding(found, clinical)
+    after = contents(clinical)
+    new = {"onboarding.csv", "onboarding.json", "pictures/onboarding.png"}
+    assert {n: b for n, b in after.items() if n not in new} == before
+    with (clinical / "onboarding.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 2 * 3 * 3
+    assert [r["patients"] for r in rows[::3]] == ["1", "5", "58"] * 2
+    record = json.loads((clinical / "onboarding.json").read_text())
+    assert [float(r["auroc"]) for r in rows] == [r["metrics"]["auroc"] for r in record["rows"]]
+    assert "hospital_4 has 58 training patients, all of which are used for k=999." in found.notes
+    # 30 weights and a bias down, a sketch of 8 rows of 30 up, with 12 bytes of header each
+    assert {(r.up, r.down) for r in found.rows if r.rule != "local"} == {(972, 136)}
+    assert {(r.up, r.down) for r in found.rows if r.rule == "local"} == {(0, 0)}
+
+
+def test_the_models_are_those_of_the_selected_round(clinical):
+    experiment = selected(clinical)
+    federation = experiment.module.federation
+    saved = torch.load(clinical / "checkpoints" / "best.ckpt", weights_only=True)["federation"]
+    for part in ("personal", "sketches"):
+        assert digest(federation.server[part]) == digest(saved["server"][part])
+
+
+def test_ppfls_newcomers_get_the_heads_and_send_nothing(digits):
+    before = contents(digits)
+    found = onboard(digits, "all", [1, 5], steps=3)
+    assert contents(digits) == before
+    assert {r.client for r in found.rows} == set(LATE)
+    ledger = (digits / "ledger.csv").read_text().splitlines()
+    delivery = next(int(line.split(",")[-2]) for line in ledger if ",deliver," in line)
+    assert {(r.up, r.down) for r in found.rows if r.rule != "local"} == {(0, delivery)}
+    again = onboard(digits, "group_0_hospital_0", [5], steps=3)
+    same = [r for r in found.rows if (r.client, r.k) == ("group_0_hospital_0", 5)]
+    assert [r.metrics for r in again.rows] == [r.metrics for r in same]
+
+
+def test_the_table(digits, capsys):
+    found = onboard(digits, LATE[0], [1], steps=1)
+    print_onboarding(found, digits, wide_console())
+    text = capsys.readouterr().out
+    assert "1 newcomer, test" in text
+    assert all(name in text for name in ("ppfl (own rule)", "fine-tuning", "local training"))
+
+
+def test_another_number_of_steps_is_another_model(digits):
+    few, many = (onboard(digits, LATE[0], [5], steps=n).rows for n in (1, 9))
+    assert all(a.metrics != b.metrics for a, b in zip(few, many, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("who", "counts", "steps", "error", "message"),
+    [
+        ("all", [0], 5, ConfigError, r"k must be whole numbers of at least 1, .* not 0\."),
+        ("all", [], 5, ConfigError, r"such as k=1,5,20, not none\."),
+        ("all", ["few"], 5, ConfigError, r"not few\."),
+        ("all", [1], 0, ConfigError, r"onboard_steps must be a whole number of at least 1, not 0"),
+        ("hospital_9", [1], 5, ConfigError, r"no newcomer \(did you mean .*hospital_0, hospital_4"),
+        ("hospital_2", [1], 5, ConfigError, r"took part in training; the newcomers are hospital_0"),
+        ("/nowhere", [1], 5, DataError, r"onboard=/nowhere does not exist; name a file or folder"),
+    ],
+)
+def test_mistakes_are_one_sentence(clinical, who, counts, steps, error, message):
+    with pytest.raises(error, match=message):
+        onboard(clinical, who, counts, steps)
+
+
+def table(path: Path, rows: int, seed: int, columns: str = "a,b,c") -> Path:
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(rows, 3)) * 9
+    lines = [",".join(f"{v:.3f}" for v in row) + f",{int(row.sum() > 0)}" for row in x]
+    path.write_text("\n".join([f"{columns},outcome", *lines, ""]))
+    return path
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory) -> Path:
+    """A run without newcomers on a table whose features are scaled for all clients alike."""
+    folder = tmp_path_factory.mktemp("onboarding") / "tables"
+    folder.mkdir()
+    data = (f"data.path={table(folder / 'old.csv', 60, 0)}", "data.label=outcome")
+    more = ("data=csv", "partition=round_robin", "data.scaling=pooled", "data.positive=[1]")
+    run(folder / "run", *CLINICAL, *more, *data, "rounds=1")
+    return folder / "run"
+
+
+def test_a_hospital_that_the_run_has_never_seen(tables, tmp_path):
+    new = table(tmp_path / "new_hospital.csv", 20, 1)
+    found = onboard(tables, str(new), [1, 5], steps=2)
+    assert {r.client for r in found.rows} == {"new_hospital"}
+    assert {r.patients for r in found.rows} == {1, 5}
+    experiment = selected(tables)
+    (client,) = find_newcomers(experiment, str(new))
+    assert sum(map(len, client.patients.values())) == 20
+    rows = np.loadtxt(new, delimiter=",", skiprows=1)[:, :3]
+    chosen = [int(p.removeprefix("row_")) for p in client.patients["train"]]
+    lines = (tables.parent / "old.csv").read_text().splitlines()[1:]
+    old = np.array([[float(v) for v in line.split(",")[:3]] for line in lines])
+    ids = [p for c in experiment.data.clients.values() for p in c.patients["train"]]
+    seen = old[[int(p.removeprefix("row_")) for p in ids]]
+    low, high = seen.min(0), seen.max(0)
+    expected = (2 * (rows[chosen] - low) / (high - low) - 1).clip(-1, 1)
+    np.testing.assert_allclose(client.train["image"].numpy(), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "columns", "message"),
+    [
+        ("other.csv", 20, "a,b,d", "has the channel names a, b, d, the run has a, b, c"),
+        ("single.csv", 1, "a,b,c", "Hospital single has no test patient"),
+        ("empty.csv", 0, "a,b,c", r"empty\.csv"),
+    ],
+)
+def test_hospitals_that_cannot_join(name, rows, columns, message, tables, tmp_path):
+    with pytest.raises(DataError, match=message):
+        onboard(tables, str(table(tmp_path / name, rows, 4, columns)), [1])
+
+
+def test_data_that_are_nowhere_else(digits, tmp_path):
+    with pytest.raises(ConfigError, match="the digits come with scikit-learn"):
+        onboard(digits, str(tmp_path), [1])
+
+
+def test_a_run_without_newcomers_says_how_to_get_some(tables):
+    for who in ("all", "hospital_1"):
+        with pytest.raises(ConfigError, match=r"newcomers=\[CLIENT\], or name a folder of data"):
+            onboard(tables, who, [1])
+    best = tables / "checkpoints" / "best.ckpt"
+    best.write_bytes(best.read_bytes()[:-10])
+    with pytest.raises(CheckpointError, match="missing or torn"):
+        onboard(tables, "all", [1])
+
+
+def test_the_command_line(clinical, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    import evaluate  # the script
+
+    logging.getLogger().handlers.clear()
+    monkeypatch.setattr("sys.argv", ["evaluate.py"])
+    evaluate.main([f"run={clinical}", "onboard=hospital_4", "k=1,2", "onboard_steps=1"])
+    text = capsys.readouterr().out
+    assert "1 newcomer" in text
+    rows = json.loads((clinical / "onboarding.json").read_text())["rows"]
+    assert [(r["client"], r["k"]) for r in rows[::3]] == [("hospital_4", 1), ("hospital_4", 2)]
