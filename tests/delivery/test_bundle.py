@@ -1,0 +1,337 @@
+"""Bundles as they are written: decoded without medfed, read again, run by MONAI, damaged."""
+
+from __future__ import annotations
+
+import ast
+import csv
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import monai.bundle
+import nibabel as nib
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from medfed.config import load
+from medfed.delivery import bundle_scripts
+from medfed.delivery.bundle import METADATA, MODEL, read_bundle, sha256_file
+from medfed.delivery.codebook import fit
+from medfed.delivery.networks import TARGETS, describe
+from medfed.delivery.quantization import choose_bits, quantise
+from medfed.delivery.weights import save_weights
+from medfed.delivery.writing import write_bundle
+from medfed.errors import CheckpointError, DataError
+from medfed.federation.split import float_entries
+from medfed.tasks import build_task
+
+ANY = pytest.mark.filterwarnings("ignore")  # of MONAI's own making
+
+
+def decoded(bundle: Path) -> dict[str, torch.Tensor]:
+    """What the script inside the bundle makes of its weights."""
+    spec = importlib.util.spec_from_file_location("decode", bundle / "scripts" / "decode.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.decode(bundle / MODEL)
+
+
+def quantised(made, folder: Path, bits: int) -> tuple[Path, dict[str, torch.Tensor]]:
+    """A bundle of the hospital's model with few bits, and the weights that it stands for."""
+    weights = {n: t.detach().clone() for n, t in float_entries(made.task.network).items()}
+    books = quantise(weights, choose_bits(made.task.network, bits, {"*": bits}))
+    dense = {n: t for n, t in weights.items() if n not in books}
+    write_bundle(folder, read_bundle(made.bundle).facts, dense, books)
+    return folder, {**dense, **{n: b.dense() for n, b in books.items()}}
+
+
+def logits(network, weights, image):
+    counters = {n: t for n, t in network.state_dict().items() if not t.is_floating_point()}
+    before = {n: t.clone() for n, t in network.state_dict().items()}
+    network.load_state_dict({**counters, **weights})
+    with torch.no_grad():
+        output = network.eval()(image)
+    network.load_state_dict(before)
+    return output
+
+
+@pytest.mark.parametrize(("name", "bits"), [("slices", 2), ("candidates", 3), ("table", 1)])
+def test_bundle_and_training_side_agree(hospital, tmp_path, name, bits):
+    made = hospital(name)
+    folder, weights = quantised(made, tmp_path / "bundle", bits)
+    for name_, tensor in decoded(folder).items():
+        assert torch.equal(tensor, weights[name_]), name_
+    bundle = read_bundle(folder)
+    assert set(bundle.state) == set(weights)
+    assert set(bundle.facts["bits"].values()) == {bits}
+    image = next(iter(made.data.clients[made.client].eval_batches("test")))["image"]
+    with torch.no_grad():
+        own = bundle.network()(image)
+    assert not torch.allclose(own, logits(made.task.network, made_weights(made), image))
+    torch.testing.assert_close(own, logits(made.task.network, weights, image), rtol=0, atol=1e-5)
+
+
+def made_weights(made):
+    return float_entries(made.task.network)
+
+
+def test_the_reader_builds_every_network_that_a_bundle_can_name():
+    scripts = {
+        f"scripts.networks.{node.name}"
+        for node in ast.parse((Path(bundle_scripts.__path__[0]) / "networks.py").read_text()).body
+        if isinstance(node, ast.FunctionDef | ast.ClassDef)
+    }
+    assert scripts == {t for t in TARGETS if t.startswith("scripts.")}
+
+
+@pytest.mark.parametrize("script", sorted(Path(bundle_scripts.__path__[0]).glob("*.py")))
+def test_scripts_need_torch_and_monai_alone(script):
+    known = {*sys.stdlib_module_names, "torch", "monai"}
+    for node in ast.walk(ast.parse(script.read_text())):
+        if isinstance(node, ast.Import):
+            assert {n.name.partition(".")[0] for n in node.names} <= known
+        elif isinstance(node, ast.ImportFrom):
+            assert node.module.partition(".")[0] in known
+
+
+def test_monai_runs_a_segmentation_without_medfed(hospital, tmp_path):
+    made = hospital("slices")
+    bundle, scans, output = made.copy(tmp_path), tmp_path / "scans", tmp_path / "masks"
+    (tmp_path / "blocker").mkdir()
+    blocker = "import sys\nsys.modules['medfed'] = None\n"
+    (tmp_path / "blocker" / "sitecustomize.py").write_text(blocker)
+    scans.mkdir()
+    patient = made.data.plans[made.client].patients["test"][0]
+    shutil.copy(made.data._patients[patient].files["image"], scans / "a.nii.gz")
+    command = ["run", "--config_file", "configs/inference.json", "--dataset_dir", str(scans)]
+    done = subprocess.run(
+        [sys.executable, "-m", "monai.bundle", *command, "--output_dir", str(output)],
+        cwd=bundle,
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "blocker"), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    mask = nib.load(output / "a_pred.nii.gz")
+    scan = nib.load(scans / "a.nii.gz")
+    np.testing.assert_allclose(mask.affine, scan.affine)
+    assert mask.get_data_dtype() == np.uint8
+    batch = next(iter(made.data.clients[made.client].eval_batches("test")))
+    expected = made.task.predict(batch)  # (S, R, H, W), RAS, slices with brain
+    ras = np.asanyarray(nib.as_closest_canonical(mask).dataobj)  # (H, W, D, R)
+    image = made.data.reader.read(made.data._patients[patient])["image"]
+    filled = (image != 0).any(0).flatten(0, 1).any(0).nonzero().ravel()
+    seen = torch.from_numpy(ras[:, :, filled.numpy()]).permute(2, 3, 0, 1)
+    certain = (expected - 0.5).abs() > 1e-5
+    assert torch.equal(seen[certain].bool(), (expected > 0.5)[certain])
+    assert seen.any()
+    assert not seen.all()
+
+
+def run_in_this_process(bundle: Path, inputs: Path, output: Path, patch) -> list[list[str]]:
+    """Runs a bundle of a classification and returns its table without the header."""
+    patch.syspath_prepend(str(bundle))
+    for name in [n for n in sys.modules if n == "scripts" or n.startswith("scripts.")]:
+        patch.delitem(sys.modules, name)
+    patch.chdir(bundle)
+    monai.bundle.run(
+        config_file="configs/inference.json", dataset_dir=str(inputs), output_dir=str(output)
+    )
+    for name in [n for n in sys.modules if n == "scripts" or n.startswith("scripts.")]:
+        del sys.modules[name]
+    with (output / "probabilities.csv").open(newline="") as file:
+        return list(csv.reader(file))[1:]
+
+
+def check_probabilities(made, rows, batch):
+    found = torch.tensor([[float(cell) for cell in row[1:]] for row in rows])
+    torch.testing.assert_close(found, made.task.predict(batch), rtol=0, atol=1e-5)
+
+
+@ANY
+def test_monai_runs_a_classification_of_pictures(hospital, tmp_path, monkeypatch):
+    made = hospital("digits")
+    batch = {k: v[:5] for k, v in next(iter(first_batches(made))).items()}
+    (tmp_path / "input").mkdir()
+    for i, image in enumerate(batch["image"]):
+        values = ((image[0] + 1) * made.data.data.peak / 2).round().numpy().astype(np.uint8)
+        if i % 2:
+            np.save(tmp_path / "input" / f"{i}.npy", values[None])
+        else:
+            Image.fromarray(values).save(tmp_path / "input" / f"{i}.png")
+    rows = run_in_this_process(made.bundle, tmp_path / "input", tmp_path / "out", monkeypatch)
+    check_probabilities(made, rows, batch)
+
+
+@ANY
+def test_monai_runs_a_classification_of_ct_patches(hospital, tmp_path, monkeypatch):
+    made = hospital("candidates")
+    batch = next(iter(first_batches(made)))
+    (tmp_path / "input").mkdir()
+    for i, image in enumerate(batch["image"]):  # -1 to 1 is -1000 to 400 HU
+        np.save(tmp_path / "input" / f"{i:03d}.npy", (image.numpy() + 1) * 700 - 1000)
+    rows = run_in_this_process(made.bundle, tmp_path / "input", tmp_path / "out", monkeypatch)
+    check_probabilities(made, rows, batch)
+
+
+@ANY
+def test_monai_runs_a_table(hospital, tmp_path, monkeypatch):
+    made = hospital("table")
+    table, plan = made.data.table, made.data.plans[made.client]
+    index, _ = made.data._select(made.client, plan)["test"]
+    (tmp_path / "input").mkdir()
+    with (tmp_path / "input" / "rows.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["id", *table.names])
+        writer.writerows([i, *table.features[i].tolist()] for i in index.tolist())
+    rows = run_in_this_process(made.bundle, tmp_path / "input", tmp_path / "out", monkeypatch)
+    check_probabilities(made, rows, next(iter(first_batches(made))))
+
+
+def first_batches(made):
+    return made.data.clients[made.client].eval_batches("test")
+
+
+MODELS = {
+    "basic_unet": (12, ["model=basic_unet", "in_channels=4", "out_channels=1", "regions=[whole]"]),
+    "densenet121": (10, ["model=densenet121", "in_channels=1", "out_channels=2"]),
+}
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_two_bits_take_a_tenth_of_the_bytes(name, hospital, tmp_path):
+    factor, overrides = MODELS[name]
+    config = load([*overrides, "spatial_dims=2"])
+    network = build_task(config).network
+    weights = {n: t.detach() for n, t in float_entries(network).items()}
+    books = quantise(weights, choose_bits(network, 2))
+    dense = {n: t for n, t in weights.items() if n not in books}
+    facts = {
+        **read_bundle(hospital("table").bundle).facts,
+        "network": describe(dict(config.model.network)),
+    }
+    sizes = write_bundle(tmp_path / "bundle", facts, dense, books)["sizes"]
+    torch.save(weights, tmp_path / "fp32.pt")
+    plain = (tmp_path / "fp32.pt").stat().st_size
+    packed = (tmp_path / "bundle" / MODEL).stat().st_size
+    assert packed * factor <= plain
+    assert sizes["packed"] == packed
+    assert abs(sizes["fp32"] - plain) < 1e-2 * plain
+    assert 0.8 * packed < sizes["entropy_bound"] <= packed
+    with torch.no_grad():
+        read_bundle(tmp_path / "bundle").network()
+
+
+def test_metadata_are_those_that_monai_asks_for(hospital):
+    metadata = read_bundle(hospital("slices").bundle).metadata
+    # The required keys of MONAI's meta_schema_20240725.json.
+    assert {
+        *("schema", "version", "monai_version", "pytorch_version", "numpy_version", "task"),
+        *("required_packages_version", "description", "authors", "copyright"),
+    } <= {n for n, v in metadata.items() if isinstance(v, str | dict)}
+    tensor = {"type", "format", "num_channels", "spatial_shape", "dtype", "value_range"}
+    formats = metadata["network_data_format"]
+    assert tensor <= set(formats["inputs"]["image"])
+    assert tensor <= set(formats["outputs"]["pred"])
+    assert list(formats["outputs"]["pred"]["channel_def"].values()) == metadata["medfed"]["labels"]
+    assert "/" not in json.dumps(metadata["medfed"]["training_config"]["data"])
+
+
+def change(folder: Path, **facts) -> None:
+    path = folder / METADATA
+    metadata = json.loads(path.read_text())
+    metadata["medfed"].update(facts)
+    path.write_text(json.dumps(metadata))
+
+
+def replace_weights(folder: Path, content) -> None:
+    """Another weight file, whose hash is right."""
+    if isinstance(content, bytes):
+        (folder / MODEL).write_bytes(content)
+    else:
+        torch.save(content, folder / MODEL)
+    hashes = json.loads((folder / METADATA).read_text())["medfed"]["hashes"]
+    change(folder, hashes={**hashes, MODEL: sha256_file(folder / MODEL)})
+
+
+DAMAGES = {
+    "is no bundle": lambda f: (f / METADATA).unlink(),
+    "cannot be read": lambda f: (f / METADATA).write_text("{"),
+    "bundle of another origin": lambda f: (f / METADATA).write_text("{}"),
+    "has version 2, but this program reads version 1": lambda f: change(f, format_version=2),
+    "lacks network": lambda f: change(f, network=None),
+    "has no hash of models/model.pt": lambda f: change(f, hashes={}),
+    "model.pt is missing": lambda f: (f / MODEL).unlink(),
+    "is not the file that was exported": lambda f: (f / MODEL).write_bytes(b"x"),
+    "decode.py is not the file": lambda f: (f / "scripts" / "decode.py").write_text("1"),
+    r"\.\./outside is missing": lambda f: change(f, hashes={MODEL: "", "../outside": ""}),
+    "truncated or damaged": lambda f: replace_weights(f, (f / MODEL).read_bytes()[:-100]),
+    "is no weight file of a bundle": lambda f: replace_weights(f, {"a": 1}),
+    "has version 7": lambda f: replace_weights(f, {"format": "medfed-bundle", "version": 7}),
+    "does not hold what a weight file holds": lambda f: replace_weights(
+        f, {"format": "medfed-bundle", "version": 1, "dense": {"a": 1}, "packed": {}}
+    ),
+}
+
+
+@pytest.mark.parametrize("message", sorted(DAMAGES))
+def test_damages_are_told_in_one_sentence(hospital, tmp_path, message):
+    folder = hospital("table").copy(tmp_path)
+    (tmp_path / "outside").write_text("")
+    if "outside" in message:
+        hashes = {MODEL: sha256_file(folder / MODEL), "../outside": ""}
+        change(folder, hashes=hashes)
+    else:
+        DAMAGES[message](folder)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        read_bundle(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_index_beyond_the_centres(tmp_path, hospital):
+    folder = hospital("table").copy(tmp_path)
+    book = fit(torch.tensor([0.0, 1.0, 2.0]), 2)
+    save_weights(tmp_path / "model.pt", {}, {"w": book})
+    content = torch.load(tmp_path / "model.pt", weights_only=True)
+    content["packed"]["w"]["centers"] = content["packed"]["w"]["centers"][:2]
+    replace_weights(folder, content)
+    with pytest.raises(CheckpointError, match="an index of 2 for 2 centres"):
+        read_bundle(folder)
+
+
+def test_weights_of_another_network(hospital, tmp_path):
+    folder = hospital("table").copy(tmp_path)
+    network = json.loads((folder / METADATA).read_text())["medfed"]["network"]
+    change(folder, network={**network, "in_channels": 3})
+    with pytest.raises(CheckpointError, match="do not fit its network"):
+        read_bundle(folder).network()
+
+
+def test_nothing_half_written_is_left(hospital, tmp_path, monkeypatch):
+    folder = hospital("table").copy(tmp_path)
+    before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("medfed.delivery.writing.save_weights", full)
+    facts = read_bundle(folder).facts
+    with pytest.raises(DataError, match="No space left on device"):
+        write_bundle(folder, facts, {"w": torch.zeros(1)}, {})
+    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+
+
+def test_a_folder_of_something_else_is_not_replaced(hospital, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    facts = read_bundle(hospital("table").bundle).facts
+    with pytest.raises(DataError, match="holds something else than a bundle"):
+        write_bundle(tmp_path, facts, {"w": torch.zeros(1)}, {})
+    assert (tmp_path / "notes.txt").read_text() == "mine"
