@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from medfed.errors import NonFiniteError
+from medfed.errors import ConfigError, NonFiniteError
 from medfed.federation.client import GradientAt
 from medfed.federation.live import gradient_of
 from medfed.federation.tensors import Tensors
@@ -30,7 +30,7 @@ def finite(weights: Mapping[str, Tensor], centers: Mapping[str, Tensor]) -> Iter
         yield
     except ValueError as error:
         values = [*weights.values(), *centers.values()]
-        if all(bool(torch.isfinite(t).all()) for t in values):
+        if isinstance(error, ConfigError) and all(bool(t.isfinite().all()) for t in values):
             raise
         raise NonFiniteError(
             "the weights or their centres became NaN or infinite; lower optimizer.lr or "

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from medfed.errors import ConfigError
 from medfed.federation.algorithm import ClientInfo, ServerRound
@@ -180,7 +180,7 @@ class Quantizing(Local):
             for n, b in self.layer_bits_of(message).items()
         }
 
-    def first_centers(self, x: torch.Tensor, bits: int) -> torch.Tensor:
+    def first_centers(self, x: Tensor, bits: int) -> Tensor:
         """Returns where the centres of a parameter start."""
         return initial_centers(x, bits)
 
@@ -200,3 +200,22 @@ class Quantizing(Local):
         """The centres of the quantised parameters, in ascending order."""
         present = self.present_centers(client, message)
         return {n: c.sort().values for n, c in present.items()}
+
+
+def scaled_centers(x: Tensor, bits: int) -> Tensor:
+    """Returns centres for a weight tensor: of one bit the scaled signs, of more its k-means.
+
+    The scaled signs nearest to x in the Euclidean norm are plus and minus mean |x|.
+
+    Args:
+        x: Tensor of any shape.
+        bits: 1 to 8.
+
+    Example:
+        >>> scaled_centers(torch.tensor([-3.0, 1.0]), bits=1)
+        tensor([-2.,  2.])
+    """
+    if bits > 1:
+        return initial_centers(x, bits)
+    scale = x.detach().abs().mean()
+    return torch.stack([-scale, scale])

@@ -1,0 +1,59 @@
+"""ProxQuant: gradient steps, each followed by a proximal map towards fixed centres.
+
+Bai, Wang, Liberty: ProxQuant: Quantized neural networks via proximal operators, ICLR 2019,
+Algorithm 1:
+
+    x <- prox_{eta lambda(t) R}(x - eta grad f(x)),  R(x) = min over z in C of |z - x|_1
+
+Symbols: lambda(t) = slope * t with t the round from 1, ``strength``; eta, the optimizer's step
+size. The map follows whatever step the optimizer takes. As in QuPeL, R is half of theirs.
+
+With one bit the centres are plus and minus the mean magnitude of the initial weights (the paper's
+are plus and minus 1, which leaves the scale to BatchNorm); with more they are k-means of the
+initial weights, where the paper fits them anew in each step. Every client trains alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from medfed.federation.client import Client
+from medfed.federation.message import Message
+from medfed.federation.tensors import Tensors
+from medfed.personalize.quantized_steps import ProximalStep, Rates
+from medfed.personalize.quantizing import Quantizing, scaled_centers
+
+
+@dataclass(frozen=True)
+class ProxQuant(Quantizing):
+    """Proximal steps towards centres that stay where they are.
+
+    Attributes:
+        strength: Slope of lambda(t) >= 0.
+
+    Raises:
+        ConfigError: If a value is out of range.
+    """
+
+    strength: float = 1e-3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.not_negative("strength")
+
+    def scalars(self, round: int) -> dict[str, float]:
+        """Gives lambda(t)."""
+        return {"strength": self.strength * (round + 1)}
+
+    def first_centers(self, x: Tensor, bits: int) -> Tensor:
+        """The scaled signs, or k-means of the initial weights."""
+        return scaled_centers(x, bits)
+
+    def advance(self, client: Client, message: Message, centers: Tensors) -> None:
+        """Algorithm 1 on the client's own model."""
+        rates = Rates(message.scalars["strength"], client.learning_rate)
+        step = ProximalStep({}, centers, rates)
+        client.state["model"] = client.train(client.state["model"], after_step=step)
+        client.state["centers"] = step.centers
