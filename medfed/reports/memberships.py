@@ -36,6 +36,8 @@ class Memberships:
         samples: (N,) training samples.
         groups: N planted groups, or ``None`` where none are known.
         truth: (N, K') true mixtures, or ``None``.
+        selected: The place in ``history`` of the round that validation selected, whose models are
+            exported; ``None``: the last one.
     """
 
     history: Floats
@@ -47,14 +49,18 @@ class Memberships:
     samples: Floats
     groups: tuple[int, ...] | None = None
     truth: Floats | None = None
+    selected: int | None = None
 
     @classmethod
-    def of(cls, data: FederatedDataModule, history: Tensor) -> Memberships:
+    def of(
+        cls, data: FederatedDataModule, history: Tensor, selected: int | None = None
+    ) -> Memberships:
         """Puts the memberships of a run beside its data.
 
         Args:
             data: The data, after `setup`.
             history: (R + 1, N, K) memberships.
+            selected: The place in ``history`` of the selected round.
         """
         clients = list(data.clients.values())
         truth = [data.mixtures[c.id] for c in clients] if data.mixtures else None
@@ -69,32 +75,53 @@ class Memberships:
             samples=np.array([float(c.num_samples) for c in clients]),
             groups=planted_groups([c.id for c in clients]),
             truth=None if truth is None else np.array(truth),
+            selected=selected,
         )
 
     @property
-    def last(self) -> Floats:
-        """(N, K) memberships after the last round."""
-        return np.asarray(self.history[-1])
+    def final(self) -> int:
+        """The last round, counted from 1; 0 is the start."""
+        return len(self.history) - 1
+
+    @property
+    def round(self) -> int:
+        """The selected round, counted from 1; 0 is the start."""
+        return self.final if self.selected is None else self.selected
+
+    @property
+    def rows(self) -> Floats:
+        """(N, K) memberships of the selected round."""
+        return np.asarray(self.history[self.round])
 
     def summary(self) -> dict[str, Any]:
-        """Returns K, how many models lead some client, and how well the truth is recovered."""
-        found: dict[str, Any] = {
-            "models": self.last.shape[1],
-            "leading": len(set(self.last.argmax(1).tolist())),
-        }
+        """Says what became of the memberships.
+
+        Returns:
+            K, the selected round, how many models lead some client, and how well what was planted
+            is recovered; under ``last`` the same after the last round, where that is another one.
+        """
+        found: dict[str, Any] = {"models": self.rows.shape[1], **self._recovery(self.round)}
+        if self.truth is not None:
+            found["half_l1_at_start"] = float(half_l1(self.history[0], self.truth).mean())
+        if self.round != self.final:
+            found["last"] = self._recovery(self.final)
+        return found
+
+    def _recovery(self, round: int) -> dict[str, Any]:
+        rows = np.asarray(self.history[round])
+        found: dict[str, Any] = {"round": round, "leading": len(set(rows.argmax(1).tolist()))}
         if self.groups is not None:
             found["planted_groups"] = len(set(self.groups))
-            found["adjusted_rand"] = float(adjusted_rand_score(self.groups, self.last.argmax(1)))
+            found["adjusted_rand"] = float(adjusted_rand_score(self.groups, rows.argmax(1)))
         if self.truth is not None:
-            found["half_l1"] = float(half_l1(self.last, self.truth).mean())
-            found["half_l1_at_start"] = float(half_l1(self.history[0], self.truth).mean())
+            found["half_l1"] = float(half_l1(rows, self.truth).mean())
         return found
 
     def to_csv(self) -> str:
         """Returns a row per round and client; round 0 is the start."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["round", "client", *(f"model_{k}" for k in range(self.last.shape[1]))])
+        writer.writerow(["round", "client", *(f"model_{k}" for k in range(self.rows.shape[1]))])
         for round, rows in enumerate(self.history):
             for client, row in zip(self.clients, rows, strict=True):
                 writer.writerow([round, client, *(f"{value:.6g}" for value in row)])
@@ -185,26 +212,38 @@ def served(found: Memberships, counts: Floats) -> Floats:
         (K, L) shares; row k is how the clients' counts, weighted by membership in k, divide. A
         model that serves nothing has zeros.
     """
-    weighted = found.last.T @ counts
+    weighted = found.rows.T @ counts
     total = weighted.sum(1, keepdims=True)
     shares = np.divide(weighted, total, out=np.zeros_like(weighted), where=total > 0)
     return np.asarray(shares)
 
 
 def membership_line(summary: Mapping[str, Any]) -> str:
-    """Says in a line what became of the memberships.
+    r"""Says in a line what became of the memberships.
+
+    Args:
+        summary: From :meth:`Memberships.summary`.
 
     Example:
-        >>> membership_line({"models": 4, "leading": 2, "planted_groups": 2, "adjusted_rand": 1})
-        'Memberships: 2 of 4 models lead a client; adjusted Rand index 1.000 to 2 planted groups.'
+        >>> last = {"round": 9, "leading": 2, "planted_groups": 2, "adjusted_rand": 0.5}
+        >>> found = {**last, "models": 4, "round": 7, "adjusted_rand": 1.0, "last": last}
+        >>> print(membership_line(found).replace("; after", ";\nafter"))
+        Memberships of round 7: 2 of 4 models lead a client, adjusted Rand index 1.000 to 2 groups;
+        after the last round, 9: 2 of 4 models lead a client, adjusted Rand index 0.500 to 2 groups.
     """
-    line = f"Memberships: {summary['leading']} of {summary['models']} models lead a client"
-    if "adjusted_rand" in summary:
-        index, groups = summary["adjusted_rand"], summary["planted_groups"]
-        line += f"; adjusted Rand index {index:.3f} to {groups} planted groups"
-    if "half_l1" in summary:
-        line += (
-            f"; half L1 distance to the truth {summary['half_l1']:.3f} "
-            f"(start {summary['half_l1_at_start']:.3f})"
-        )
+    line = f"Memberships of round {summary['round']}: {_recovery(summary, summary['models'])}"
+    if "half_l1_at_start" in summary:
+        line += f" (start {summary['half_l1_at_start']:.3f})"
+    if last := summary.get("last"):
+        line += f"; after the last round, {last['round']}: {_recovery(last, summary['models'])}"
     return f"{line}."
+
+
+def _recovery(found: Mapping[str, Any], models: int) -> str:
+    parts = [f"{found['leading']} of {models} models lead a client"]
+    if "adjusted_rand" in found:
+        index, groups = found["adjusted_rand"], found["planted_groups"]
+        parts.append(f"adjusted Rand index {index:.3f} to {groups} groups")
+    if "half_l1" in found:
+        parts.append(f"half L1 distance to the truth {found['half_l1']:.3f}")
+    return ", ".join(parts)

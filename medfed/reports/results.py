@@ -72,7 +72,9 @@ def write(experiment: Experiment, memberships: Tensor | None = None) -> dict[str
         write_text(folder / "ledger.csv", federation.ledger.to_csv())
         figures = {}
         if memberships is not None:
-            found = Memberships.of(experiment.data, memberships)
+            # The start stands before the rounds.
+            selected = None if best is None else best + 1
+            found = Memberships.of(experiment.data, memberships, selected)
             summary["memberships"] = found.summary()
             write_text(folder / "memberships.csv", found.to_csv())
             figures = membership_figures(found)

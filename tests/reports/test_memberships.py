@@ -10,7 +10,14 @@ import pytest
 import torch
 
 from medfed.reports.membership_pictures import membership_figures
-from medfed.reports.memberships import Memberships, half_l1, leaf_order, matched, served
+from medfed.reports.memberships import (
+    Memberships,
+    half_l1,
+    leaf_order,
+    matched,
+    membership_line,
+    served,
+)
 from tests.integration.runs import resume, run
 
 DIGITS = (
@@ -59,7 +66,7 @@ def test_what_a_model_serves_by_brute_force():
     expected = np.zeros((3, 2))
     for k in range(3):
         for i in range(6):
-            expected[k] += these.last[i, k] * these.labels[i]
+            expected[k] += these.rows[i, k] * these.labels[i]
         expected[k] /= expected[k].sum()
     np.testing.assert_allclose(served(these, these.labels), expected)
     nobody = found(history=np.eye(3)[[0, 0, 1, 1, 0, 1]][None])
@@ -86,7 +93,7 @@ def test_pictures_show_channels_and_truth_where_there_are_any(clients):
     )
     figures = membership_figures(these)
     titles = {n: [a.get_title() for a in f.axes if a.get_title()] for n, f in figures.items()}
-    assert titles["memberships"] == ["after round 1, renumbered", "true mixtures"]
+    assert titles["memberships"] == ["found (after round 1),\nrenumbered", "true mixtures"]
     assert len(titles["memberships_over_rounds"]) == 3
     assert titles["memberships_serve"] == ["labels", "channels", "clients"]
     np.testing.assert_allclose(
@@ -118,9 +125,58 @@ def test_a_run_keeps_memberships_of_all_rounds_also_when_resumed(tmp_path):
     )
 
 
+def test_everything_is_of_the_selected_round():
+    """Not of the last one, which is told beside it; the CSV has all rounds."""
+    groups, apart, together = (0, 0, 1, 1, 2, 2), np.eye(3)[[0, 0, 1, 1, 2, 2]], np.eye(3)[[0] * 6]
+    history = np.stack([np.full((6, 3), 1 / 3), apart, together])
+    these = found(history=history, groups=groups, truth=apart, selected=1)
+    told = these.summary()
+    assert (told["round"], told["leading"], told["adjusted_rand"], told["half_l1"]) == (1, 3, 1, 0)
+    assert told["half_l1_at_start"] == pytest.approx(2 / 3)
+    last = {"round": 2, "leading": 1, "planted_groups": 3, "adjusted_rand": 0.0}
+    assert told["last"] == {**last, "half_l1": pytest.approx(2 / 3)}
+    assert "round 1: 3 of 3" in membership_line(told)
+    assert "after the last round, 2: 1 of 3" in membership_line(told)
+    assert len(these.to_csv().splitlines()) == 1 + 3 * 6
+    np.testing.assert_allclose(served(these, np.eye(6)), apart.T / 2)
+    figures = membership_figures(these)
+    assert figures["memberships"].axes[0].get_title() == "found (round 1, selected),\nrenumbered"
+    np.testing.assert_array_equal(
+        np.sort(figures["memberships"].axes[0].images[0].get_array(), 0), np.sort(apart, 0)
+    )
+    marked = figures["memberships_over_rounds"].axes[0].lines
+    assert [line.get_xdata()[0] for line in marked] == [1, 1]
+    assert "round 1, selected" in figures["memberships_serve"].get_suptitle()
+    last = found(history=history, selected=2).summary()
+    assert membership_line(last) == "Memberships of round 2: 1 of 3 models lead a client."
+    unmarked = membership_figures(found(history=history, selected=2))["memberships_over_rounds"]
+    assert not unmarked.axes[0].lines
+
+
+def test_one_label_has_no_panel():
+    these = found(labels=np.ones((6, 1)), label_names=("outcome",))
+    titles = [a.get_title() for a in membership_figures(these)["memberships_serve"].axes]
+    assert [t for t in titles if t] == ["clients"]
+
+
+def test_a_run_reports_the_memberships_that_it_exports(tmp_path):
+    """Also where validation selects an earlier round than the last."""
+    summary, experiment = run(tmp_path / "a", *DIGITS, "rounds=4", "local.steps=3")
+    best = experiment.evaluation.best_round()
+    lines = list(csv.DictReader((tmp_path / "a" / "memberships.csv").read_text().splitlines()))
+    exported = experiment.module.federation.personal_model("group_1_hospital_0")["membership"]
+    (row,) = [
+        r for r in lines if r["round"] == str(best + 1) and r["client"] == "group_1_hospital_0"
+    ]
+    found_row = [float(row[f"model_{k}"]) for k in range(4)]
+    assert found_row == pytest.approx(exported.tolist(), abs=1e-5)
+    assert summary["memberships"]["round"] == best + 1 == summary["selected_round"] + 1
+    assert ("last" in summary["memberships"]) == (best + 1 < 4)
+
+
 def test_summary_counts_leaders_and_compares_with_the_planted():
     one = np.tile([0.9, 0.1, 0.0], (6, 1))
-    assert found(history=one[None]).summary() == {"models": 3, "leading": 1}
+    assert found(history=one[None]).summary() == {"models": 3, "round": 0, "leading": 1}
     groups = (0, 0, 1, 1, 2, 2)
     told = found(history=np.eye(3)[[2, 2, 0, 0, 1, 1]][None], groups=groups).summary()
     assert told["adjusted_rand"] == 1.0
