@@ -196,6 +196,16 @@ class Quantizing(Local):
             return {**model, **on_centers(centers, state["codes"])}
         return {**model, **{n: quantize(model[n], c) for n, c in centers.items()}}
 
+    def join(self, client: Client, message: Message) -> Tensors:
+        """A newcomer quantises what arrived and trains what that leaves free, or trains alone."""
+        client.state["model"] = self.arrival(client, message)
+        if message.parts:
+            self.tune(client, Message("join", scalars=self.scalars(self.rounds - 1)))
+        else:
+            told = Message("join", scalars=self.scalars(0))
+            self.advance(client, told, self.present_centers(client, told))
+        return self.personal_model(client, message)
+
     def centers(self, client: Client, message: Message) -> Tensors:
         """The centres of the quantised parameters, in ascending order."""
         present = self.present_centers(client, message)

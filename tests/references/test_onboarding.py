@@ -13,6 +13,7 @@ from medfed.personalize.functional.sketches import data_sketch
 from medfed.personalize.pfednet import PFedNet
 from medfed.personalize.ppfl import PPFL
 from medfed.personalize.similarity import SimilarityGraph
+from tests.contract.harness import federation as contract_federation
 from tests.personalize.planted import PlantedTask, planted
 from tests.references.linear_net import gradient
 from tests.references.pairing import assert_same, to_numpy
@@ -135,3 +136,16 @@ def test_a_newcomer_of_a_planted_group_finds_the_groups_model():
         group = int(client.id[1:]) % 3
         assert int(found.argmax()) == int(members[f"c{group}"].argmax())
         assert found.sum() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("name", ["qupel", "quantized"])
+def test_a_newcomers_model_is_quantised_like_the_others(name):
+    _, federation, _ = contract_federation(name)
+    run_reference(federation, 1)
+    client = newcomer(federation, toy_data(batch=4)[1])
+    model = federation.algorithm.join(client, welcome(federation, client)[0])
+    names = federation.algorithm.names
+    assert names
+    for entry in names:
+        others = federation.personal_model("c0")[entry]
+        assert len(model[entry].unique()) <= 2**federation.algorithm.bits < others.numel()
