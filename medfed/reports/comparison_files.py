@@ -15,6 +15,9 @@ from medfed.reports.communication_pictures import draw_communication
 from medfed.reports.comparison import Comparison, compare
 from medfed.reports.comparison_pictures import client_dots, cost_scatter, label_of, method_curves
 from medfed.reports.comparison_report import print_table, to_csv, to_markdown
+from medfed.reports.count_path import CountPath, count_paths
+from medfed.reports.count_path import to_csv as counts_to_csv
+from medfed.reports.count_picture import draw_counts
 from medfed.reports.lambda_path import LambdaPath, lambda_path
 from medfed.reports.pictures import load_cases, save_figures
 from medfed.reports.results import wide_console
@@ -28,6 +31,7 @@ _CAPTIONS = {
     "contours": "One test slice per client, true and predicted contours of every method.",
     "lambda_path": "Personal models as the coupling λ grows, after their last round; the metric "
     "is that of the selected round.",
+    "canonical_count": "Test metric against the number of canonical models, a point per seed.",
     "communication_gamma": "Bytes per round in both directions and the test metric against γ.",
     "communication_curves": "Validation metric against rounds and against the bytes until then.",
     "communication_clients": "What each client saved against dense fp32.",
@@ -54,14 +58,18 @@ def compare_runs(
     folders = find_runs(runs)
     comparison = compare(folders, metric)
     path, sweep = lambda_path(comparison), communication(comparison)
+    counts = count_paths(comparison)
     folder = common_folder(folders) if out is None else out.expanduser()
-    pictures = save_figures(folder, figures(comparison, path, sweep))
+    pictures = save_figures(folder, figures(comparison, path, sweep, counts))
     captions = {_CAPTIONS[name]: file for name, file in pictures.items()}
     write_text(folder / "comparison.csv", to_csv(comparison))
     paragraphs = []
     if path is not None:
         write_text(folder / "lambda_path.csv", path.to_csv())
         paragraphs = [path.describe()]
+    if counts:
+        write_text(folder / "canonical_count.csv", counts_to_csv(counts))
+        paragraphs += [c.describe() for c in counts]
     if sweep is not None:
         write_text(folder / "communication.csv", sweep.to_csv())
         write_text(folder / "communication_front.csv", sweep.front_csv())
@@ -75,7 +83,10 @@ def compare_runs(
 
 
 def figures(
-    comparison: Comparison, path: LambdaPath | None = None, sweep: Communication | None = None
+    comparison: Comparison,
+    path: LambdaPath | None = None,
+    sweep: Communication | None = None,
+    counts: Sequence[CountPath] = (),
 ) -> dict[str, Figure | None]:
     """Draws all pictures of a comparison; None stands where there is nothing to draw.
 
@@ -83,6 +94,7 @@ def figures(
         comparison: The methods and their runs.
         path: The λ path, where there is one.
         sweep: The sweep over codecs and channels, where there is one.
+        counts: The paths over the number of canonical models.
     """
     methods, metric = comparison.methods, comparison.metric
     values = {
@@ -105,8 +117,20 @@ def figures(
         "validation": method_curves(histories, metric, smaller_is_better(metric)),
         "bytes": cost_scatter(points, metric),
         "contours": contour_grid(cases, regions) if cases else None,
+        "canonical_count": draw_count_paths(comparison, counts) if counts else None,
         **({} if sweep is None else draw_communication(sweep)),
     }
+
+
+def draw_count_paths(comparison: Comparison, paths: Sequence[CountPath]) -> Figure:
+    """Draws the paths over K beside the methods that have no canonical models."""
+    metric = comparison.metric
+    others = {
+        m.name: (m.federation(metric, "mean").value, m.federation(metric, "worst").value)
+        for m in comparison.methods
+        if "memberships" not in m.runs[0].summary
+    }
+    return draw_counts(paths, others)
 
 
 def draw_path(path: LambdaPath) -> Figure:

@@ -23,7 +23,8 @@ from medfed.datamodules.tabular import TabularDataModule
 from medfed.errors import CheckpointError
 from medfed.federation.callbacks.checkpoint import last_whole
 from medfed.reports.comparison import Comparison, Method
-from medfed.reports.runs import Run, differences
+from medfed.reports.runs import Run
+from medfed.reports.sweeps import sweeps
 
 _STRENGTH = "algorithm.strength"
 _SHORTEST = 3  # strengths that make a path
@@ -211,16 +212,5 @@ def rising_steps(
 
 def _sweep(methods: Sequence[Method]) -> list[Method]:
     """Returns the largest group of pFedNet methods that differ only in λ, by growing λ."""
-    groups: list[list[Method]] = []
-    for method in methods:
-        run = method.runs[0]
-        if "strength" not in run.config.algorithm or run.summary["algorithm"] != "pfednet":
-            continue
-        for group in groups:
-            if set(differences(group[0].runs[0], run)) <= {_STRENGTH}:
-                group.append(method)
-                break
-        else:
-            groups.append([method])
-    largest = max(groups, key=len, default=[])
-    return sorted(largest, key=lambda m: float(m.runs[0].config.algorithm.strength))
+    pfednet = [m for m in methods if m.runs[0].summary["algorithm"] == "pfednet"]
+    return next(iter(sweeps(pfednet, _STRENGTH)), [])
