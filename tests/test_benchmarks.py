@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
         ("loading.py --patches 64 --layers 1 --epochs 1", "share of loading: median"),
         ("prepare.py --scans 2 --size 64 64 32 --repeats 1 --kills 0", "620 candidates per scan"),
         ("ppfl_overhead.py --rounds 1 --steps 1 --batch-size 4 --networks small_cnn", "ratio"),
+        ("qupel_overhead.py --rounds 1 --steps 1 --batch-size 4 --networks unet", "ratio"),
         ("codecs.py --elements 1000 --repeats 1", "runlength_codebook"),
         ("fused_lasso.py --largest 3", "ns/element"),
         ("quantization.py --largest 3 --blocks 1 --batch-size 2 --networks U-Net", "step_centers"),

@@ -15,11 +15,10 @@ from medfed.federation.live import gradient_of
 from medfed.federation.tensors import Tensors
 from medfed.personalize.functional import (
     assign,
-    center_gradient,
     prox_centers,
-    prox_weights,
-    quantize,
+    prox_quantize,
     soft_quantize,
+    step_centers,
 )
 
 
@@ -78,30 +77,27 @@ class ProximalStep:
         with finite(weights, self.centers):
             if self._before:
                 self._soft_loss(weights, grad_at)
+            tau, nearest = self.rates.strength * self.rates.lr / 2, {}
             for name, centers in self.centers.items():
-                tau = self.rates.strength * self.rates.lr / 2
-                weights[name].copy_(prox_weights(weights[name], centers, tau))
+                live = weights[name].detach()
+                _, nearest[name] = prox_quantize(live, centers, tau, out=live)
             if self.rates.center_lr > 0:
-                self._move_centers(weights, grad_at)
+                self._move_centers(weights, nearest, grad_at)
         if self._before:
             self._before = {n: t.clone() for n, t in weights.items()}
 
-    def _quantized(self, weights: Mapping[str, Tensor]) -> Tensors:
-        """The parameters with the quantised ones in place of theirs."""
+    def _softly(self, weights: Mapping[str, Tensor]) -> Tensors:
+        """The quantised parameters as the soft quantiser gives them."""
+        sharpness = self.rates.sharpness
+        assert sharpness is not None
         return {
-            n: self._q(t.detach(), self.centers[n]) if n in self.centers else t
-            for n, t in weights.items()
+            n: soft_quantize(weights[n].detach(), c, sharpness) for n, c in self.centers.items()
         }
-
-    def _q(self, x: Tensor, centers: Tensor) -> Tensor:
-        if self.rates.sharpness is None:
-            return quantize(x, centers)
-        return soft_quantize(x, centers, self.rates.sharpness)
 
     def _soft_loss(self, weights: Mapping[str, Tensor], grad_at: GradientAt) -> None:
         """Subtracts eta_1 times the gradient of f(Q(x)) at the x before the optimizer's step."""
         before = {n: self._before[n] for n in weights}
-        gradients = grad_at(self._quantized(before))
+        gradients = grad_at({**before, **self._softly(before)})
         for name, tensor in weights.items():
             gradient = gradients[name]
             if name in self.centers:
@@ -117,18 +113,20 @@ class ProximalStep:
             by_x, by_c = torch.autograd.grad(value, (x, c), gradient)
         return by_x, by_c
 
-    def _move_centers(self, weights: Mapping[str, Tensor], grad_at: GradientAt) -> None:
+    def _move_centers(
+        self, weights: Mapping[str, Tensor], nearest: Tensors, grad_at: GradientAt
+    ) -> None:
         """A gradient step of the centres, then towards the medians of their weights."""
-        gradients = grad_at(self._quantized(weights))
-        tau = self.rates.strength * self.rates.center_lr / 2
+        soft, lr = self.rates.sharpness is not None, self.rates.center_lr
+        gradients = grad_at({**weights, **(self._softly(weights) if soft else nearest)})
+        tau = self.rates.strength * lr / 2
         for name, centers in self.centers.items():
             x = weights[name].detach()
-            if self.rates.sharpness is None:
-                h = center_gradient(gradients[name], x, centers)
-            else:
-                _, h = self._pulled_back(x, centers, gradients[name])
-            moved = (centers.double() - self.rates.center_lr * h).to(centers.dtype)
-            self.centers[name] = prox_centers(moved, x, centers, tau).sort().values
+            if not soft:
+                self.centers[name] = step_centers(centers, gradients[name], x, lr, tau)
+                continue
+            _, h = self._pulled_back(x, centers, gradients[name])
+            self.centers[name] = prox_centers(centers - lr * h, x, centers, tau).sort().values
 
 
 class FixedAssignment:
