@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
         ("qupel_overhead.py --rounds 1 --steps 1 --batch-size 4 --networks unet", "ratio"),
         ("codecs.py --elements 1000 --repeats 1", "runlength_codebook"),
         ("fused_lasso.py --largest 3", "ns/element"),
+        ("bundle_sizes.py --networks unet --bits 2", "seconds of k-means"),
         ("quantization.py --largest 3 --blocks 1 --batch-size 2 --networks U-Net", "step_centers"),
     ],
 )

@@ -1,0 +1,201 @@
+"""scripts/export.py on runs: quantised at export, with learned centres, with canonical parts."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from medfed.config import load
+from medfed.delivery.bundle import read_bundle
+from medfed.delivery.export import export_run
+from medfed.delivery.quantization import choose_bits, quantise, with_codebooks
+from medfed.delivery.run_models import RunRecord, collapse
+from medfed.errors import CheckpointError, ConfigError
+from medfed.experiment import train
+from medfed.models.networks import Canonical, basic_unet, logistic_regression
+from medfed.run_folder import save_tensors
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = ("experiment=digits_pfednet", "rounds=1", "local.steps=2", "logger=none", "progress=false")
+
+
+@pytest.fixture(scope="module")
+def finished_run(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("export") / "run"
+    train(load([*SMALL, "model.network.channels=[4,4,4]", f"folder={folder}"]))
+    return folder
+
+
+@pytest.fixture
+def run(finished_run, tmp_path) -> Path:
+    return Path(shutil.copytree(finished_run, tmp_path / "run"))
+
+
+def export(run: Path, *overrides: str) -> list[Path]:
+    return export_run(load([f"run={run}", *overrides], "export"))
+
+
+def first_client(run: Path) -> str:
+    return next(iter(json.loads((run / "summary.json").read_text())["clients"]))
+
+
+def test_models_as_trained(run):
+    summary = json.loads((run / "summary.json").read_text())
+    assert RunRecord.read(run).clients("all") == list(summary["clients"])
+    two = list(summary["clients"])[:2]
+    folders = export(run, f"client=[{','.join(two)}]")
+    assert [f.name for f in folders] == two
+    for folder in folders:
+        bundle = read_bundle(folder)
+        saved = safetensors.torch.load_file(run / "models" / f"{folder.name}.safetensors")
+        assert all(torch.equal(bundle.state[n], t) for n, t in saved.items())
+        assert bundle.facts["client"] == folder.name
+        assert bundle.facts["test_metrics"] == summary["clients"][folder.name]
+        assert bundle.facts["bits"] == {}
+    assert (run / "pictures" / "export.png").stat().st_size > 10_000
+
+
+def test_two_bits_and_fine_tuning(run, capsys):
+    client = first_client(run)
+    (folder,) = export(run, f"client={client}", "bits=2", "finetune_steps=3", "finetune_lr=1e-3")
+    facts = read_bundle(folder).facts
+    scores = facts["quantization"]["validation"]
+    assert set(facts["bits"].values()) == {2}
+    assert all(0 <= scores[n] <= 1 for n in ("trained", "kmeans", "finetuned"))
+    kept = scores["finetuned"] >= scores["kmeans"]
+    assert facts["quantization"]["finetune_steps"] == (3 if kept else 0)
+    # Of the quantised model, not of the one that was trained.
+    assert set(facts["test_metrics"]) == set(facts["run_test_metrics"])
+    assert facts["test_metrics"] != facts["run_test_metrics"]
+    assert "entropy bound" in capsys.readouterr().out
+    assert "Test metrics" in (folder / "docs" / "README.md").read_text()
+
+
+def test_without_data_the_centres_are_those_of_k_means(run, caplog):
+    config = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(config.replace("val_fraction: 0.2", "val_fraction: 0.3"))
+    client = first_client(run)
+    with caplog.at_level(logging.WARNING):
+        (folder,) = export(run, f"client={client}", "bits=2")
+    assert "not those of the run" in caplog.text
+    bundle = read_bundle(folder)
+    assert bundle.facts["test_metrics"] is None
+    assert "before quantisation" in (folder / "docs" / "README.md").read_text()
+    record = RunRecord.read(run)
+    weights = record.weights(client)
+    books = quantise(weights, choose_bits(record.task().network, 2))
+    for name, tensor in with_codebooks(weights, books).items():
+        assert torch.equal(bundle.state[name], tensor)
+
+
+def test_learned_centres_are_exported_as_they_are(run):
+    client = first_client(run)
+    record = RunRecord.read(run)
+    weights = record.weights(client)
+    books = quantise(weights, choose_bits(record.task().network, 3))
+    save_tensors(run / "models" / f"{client}.safetensors", with_codebooks(weights, books))
+    save_tensors(
+        run / "centers" / f"{client}.safetensors", {n: b.centers for n, b in books.items()}
+    )
+    (folder,) = export(run, f"client={client}")
+    bundle = read_bundle(folder)
+    assert bundle.facts["quantization"]["method"] == "learned"
+    assert set(bundle.facts["bits"].values()) == {3}
+    assert torch.equal(bundle.state[next(iter(books))], next(iter(books.values())).dense())
+    with pytest.raises(ConfigError, match="learned centres, which layers cannot change"):
+        export(run, "layers={head.*:2}")
+    safetensors.torch.save_file(
+        {n: torch.zeros(1) for n in books}, run / "centers" / f"{client}.safetensors"
+    )
+    with pytest.raises(CheckpointError, match="none of its parameter's centres"):
+        export(run, f"client={client}")
+
+
+@pytest.mark.parametrize("parts", [["upcat_*", "final_conv.*"], ["*"]])
+def test_mixed_parameters_are_one_network(parts):
+    torch.manual_seed(0)
+    sizes = {"features": (4, 4, 4, 4, 4, 4)}
+    network = Canonical([basic_unet(2, 1, 1, **sizes) for _ in range(3)], parts, "parameters")
+    with torch.no_grad():
+        network.membership.copy_(torch.tensor([0.2, 0.5, 0.3]))
+    plain = basic_unet(2, 1, 1, **sizes).eval()
+    counters = {n: t for n, t in plain.state_dict().items() if not t.is_floating_point()}
+    plain.load_state_dict({**counters, **collapse(network)})
+    image = torch.randn(2, 1, 16, 16)
+    with torch.no_grad():
+        torch.testing.assert_close(plain(image), network.eval()(image), rtol=0, atol=1e-6)
+
+
+def test_a_whole_canonical_model_of_one_layer():
+    nets = [logistic_regression(3, 2, spread=1.0) for _ in range(2)]
+    mean = torch.stack([n.linear.weight.detach() for n in nets]).mean(0)
+    state = collapse(Canonical(nets, ["*"], "parameters"))
+    assert list(state) == ["linear.weight", "linear.bias"]
+    torch.testing.assert_close(state["linear.weight"], mean)
+
+
+def test_mixed_outputs_are_no_network(run):
+    config = (run / "config.yaml").read_text()
+    mixing = "canonical:\n  _target_: medfed.tasks.CanonicalParts\n  count: 2\n  mix: outputs\n"
+    lines = [ln for ln in config.splitlines() if not ln.startswith("canonical:")]
+    replaced = "\n".join([*lines, mixing + "  parts: null", ""])
+    (run / "config.yaml").write_text(replaced)
+    with pytest.raises(ConfigError, match="train with canonical=parameters"):
+        export(run)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["client=nobody"], "has no client nobody"),
+        (["bits=9"], "bits=9 must be a whole number from 1 to 8"),
+        (["bits=2", "layers={upcat.*:2}"], "matches no weight"),
+        (["bits=2", "finetune_steps=-1"], "finetune_steps must be"),
+        (["bits=2", "finetune_lr=-1"], "finetune_lr must be a positive number"),
+        (["layers=3"], "layers must map patterns to bits"),
+    ],
+)
+def test_options_that_cannot_be(run, overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        export(run, *overrides)
+    assert not (run / "bundles").exists()
+
+
+def test_runs_that_cannot_be(run):
+    model = run / "models" / f"{first_client(run)}.safetensors"
+    model.write_bytes(model.read_bytes()[:-10])
+    with pytest.raises(CheckpointError, match="truncated or damaged"):
+        export(run)
+    model.unlink()
+    with pytest.raises(CheckpointError, match="is missing; repeat the run"):
+        export(run)
+    (run / "preprocessing.json").unlink()
+    with pytest.raises(CheckpointError, match=r"preprocessing.json is missing"):
+        export(run)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [([], "Name the run folder"), (["run=x", "bit=2"], "did you mean bits")],
+)
+def test_the_script_answers_in_one_sentence(arguments, message, tmp_path):
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "export.py"), *arguments],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert not list(tmp_path.iterdir())
