@@ -14,9 +14,13 @@ from tests.integration.runs import CLINICAL, imaging
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
 
 
-@pytest.mark.parametrize("experiment", ["clinical", "imaging"])
+LINEAR = ("experiment=diabetes_pfednet", *CLINICAL[1:])
+
+
+@pytest.mark.parametrize("experiment", ["clinical", "imaging", "linear"])
 def test_plain_fit(experiment, tmp_path, cohort_root):
-    overrides = CLINICAL if experiment == "clinical" else imaging(cohort_root)
+    tabular = {"clinical": CLINICAL, "linear": LINEAR}
+    overrides = tabular[experiment] if experiment in tabular else imaging(cohort_root)
     data, task = prepare(load([*overrides, f"folder={tmp_path}", "optimizer.lr=0.05"]))
     before = {n: t.detach().clone() for n, t in task.network.named_parameters()}
     trainer = pl.Trainer(

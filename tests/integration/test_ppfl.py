@@ -36,6 +36,18 @@ def test_a_run_on_tables_and_its_models(mix, tmp_path):
     assert isinstance(again.task.network, Canonical)
 
 
+def test_a_mixture_of_linear_models_predicts(tmp_path):
+    """The shipped experiment made small; only the mixture is determined, not its parts."""
+    options = ("data.clients=6", "data.features=5", "data.samples=60", "data.noise=0.1")
+    more = ("rounds=12", "optimizer.lr=0.1", "algorithm.membership_lr=0.3", "evaluation.every=12")
+    more = (*more, "logger=none", "progress=false")
+    summary, _ = run(tmp_path / "a", "experiment=synthetic_linear", *options, *more)
+    assert summary["selection"] == ["rmse", "min"]
+    assert summary["federation"]["r2"]["mean"] > 0.8
+    worst = max(c["rmse"] for c in summary["clients"].values())
+    assert summary["federation"]["rmse"]["worst"] == worst
+
+
 def test_the_first_instance_is_the_network_of_a_plain_run(tmp_path):
     """So that methods with and without canonical parts are compared from one start."""
     starts = []
@@ -73,7 +85,10 @@ def test_a_segmentation_network_with_canonical_expanding_paths(tmp_path):
     [
         (("canonical=none",), r"needs a model with a canonical part"),
         (("algorithm=fedavg", "canonical=outputs"), r"FedAvg would train the membership vectors"),
-        (("algorithm=pfednet", "canonical=parameters"), r"choose canonical=none, or algorithm=ppfl or ifca"),
+        (
+            ("algorithm=pfednet", "canonical=parameters"),
+            r"choose canonical=none, or algorithm=ppfl or ifca",
+        ),
         (("model.network.spread=0",), r"start as equals .* model\.network\.spread=0\.1"),
         (("canonical.parts=[lineer.*]",), r"'lineer\.\*' matches no parameter \(did you mean"),
         (("canonical.count=0",), r"canonical\.count must be 1 or more, not 0"),
