@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
         ("ppfl_overhead.py --rounds 1 --steps 1 --batch-size 4 --networks small_cnn", "ratio"),
         ("qupel_overhead.py --rounds 1 --steps 1 --batch-size 4 --networks unet", "ratio"),
         ("codecs.py --elements 1000 --repeats 1", "runlength_codebook"),
+        ("mixture_floor.py --clients 2 --samples 20 --seeds 1", "seed 0: half L1"),
         ("fused_lasso.py --largest 3", "ns/element"),
         ("bundle_sizes.py --networks unet --bits 2", "seconds of k-means"),
         ("quantization.py --largest 3 --blocks 1 --batch-size 2 --networks U-Net", "step_centers"),
