@@ -10,6 +10,9 @@ from matplotlib.figure import Figure
 from medfed.federation.callbacks.evaluation import smaller_is_better
 from medfed.models.pictures import contour_grid
 from medfed.personalize.pictures import coupling_path
+from medfed.reports.bits_path import BitsPath, bits_paths, has_bits, partners
+from medfed.reports.bits_path import to_csv as bits_to_csv
+from medfed.reports.bits_picture import draw_bits
 from medfed.reports.communication import Communication, communication
 from medfed.reports.communication_pictures import draw_communication
 from medfed.reports.comparison import Comparison, compare
@@ -32,6 +35,7 @@ _CAPTIONS = {
     "lambda_path": "Personal models as the coupling λ grows, after their last round; the metric "
     "is that of the selected round.",
     "canonical_count": "Test metric against the number of canonical models, a point per seed.",
+    "bits": "Test metric against the bits per quantised weight, a point per seed.",
     "communication_gamma": "Bytes per round in both directions and the test metric against γ.",
     "communication_curves": "Validation metric against rounds and against the bytes until then.",
     "communication_clients": "What each client saved against dense fp32.",
@@ -58,9 +62,9 @@ def compare_runs(
     folders = find_runs(runs)
     comparison = compare(folders, metric)
     path, sweep = lambda_path(comparison), communication(comparison)
-    counts = count_paths(comparison)
+    counts, bits = count_paths(comparison), bits_paths(comparison)
     folder = common_folder(folders) if out is None else out.expanduser()
-    pictures = save_figures(folder, figures(comparison, path, sweep, counts))
+    pictures = save_figures(folder, figures(comparison, path, sweep, counts, bits))
     captions = {_CAPTIONS[name]: file for name, file in pictures.items()}
     write_text(folder / "comparison.csv", to_csv(comparison))
     paragraphs = []
@@ -70,6 +74,10 @@ def compare_runs(
     if counts:
         write_text(folder / "canonical_count.csv", counts_to_csv(counts))
         paragraphs += [c.describe() for c in counts]
+    if bits:
+        write_text(folder / "bits.csv", bits_to_csv(bits))
+        paragraphs += [b.describe() for b in bits]
+    paragraphs += [p.describe(comparison.metric) for p in partners(comparison)]
     if sweep is not None:
         write_text(folder / "communication.csv", sweep.to_csv())
         write_text(folder / "communication_front.csv", sweep.front_csv())
@@ -87,6 +95,7 @@ def figures(
     path: LambdaPath | None = None,
     sweep: Communication | None = None,
     counts: Sequence[CountPath] = (),
+    bits: Sequence[BitsPath] = (),
 ) -> dict[str, Figure | None]:
     """Draws all pictures of a comparison; None stands where there is nothing to draw.
 
@@ -95,6 +104,7 @@ def figures(
         path: The λ path, where there is one.
         sweep: The sweep over codecs and channels, where there is one.
         counts: The paths over the number of canonical models.
+        bits: The paths over the bits per weight.
     """
     methods, metric = comparison.methods, comparison.metric
     values = {
@@ -118,6 +128,7 @@ def figures(
         "bytes": cost_scatter(points, metric),
         "contours": contour_grid(cases, regions) if cases else None,
         "canonical_count": draw_count_paths(comparison, counts) if counts else None,
+        "bits": draw_bits(bits, unquantised(comparison)) if bits else None,
         **({} if sweep is None else draw_communication(sweep)),
     }
 
@@ -131,6 +142,16 @@ def draw_count_paths(comparison: Comparison, paths: Sequence[CountPath]) -> Figu
         if "memberships" not in m.runs[0].summary
     }
     return draw_counts(paths, others)
+
+
+def unquantised(comparison: Comparison) -> dict[str, tuple[float, float]]:
+    """Returns mean and worst client of the methods that have no number of bits."""
+    metric = comparison.metric
+    return {
+        m.name: (m.federation(metric, "mean").value, m.federation(metric, "worst").value)
+        for m in comparison.methods
+        if not has_bits(m)
+    }
 
 
 def draw_path(path: LambdaPath) -> Figure:

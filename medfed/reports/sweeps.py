@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from omegaconf import OmegaConf
 
@@ -10,12 +10,15 @@ from medfed.reports.comparison import Method
 from medfed.reports.runs import differences
 
 
-def sweeps(methods: Sequence[Method], key: str) -> list[list[Method]]:
+def sweeps(
+    methods: Sequence[Method], key: str, beside: Callable[[str], bool] | None = None
+) -> list[list[Method]]:
     """Groups methods that are equal but for one number.
 
     Args:
         methods: Methods; those without the key are in no group.
         key: The number's key, such as ``canonical.count``.
+        beside: Which other keys may differ too; ``None``: none.
 
     Returns:
         Groups of one method or more, each by the growing number, the longest group first.
@@ -25,7 +28,8 @@ def sweeps(methods: Sequence[Method], key: str) -> list[list[Method]]:
         if OmegaConf.select(method.runs[0].config, key) is None:
             continue
         for group in groups:
-            if set(differences(group[0].runs[0], method.runs[0])) <= {key}:
+            changed = set(differences(group[0].runs[0], method.runs[0])) - {key}
+            if not any(beside is None or not beside(c) for c in changed):
                 group.append(method)
                 break
         else:
