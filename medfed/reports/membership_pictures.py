@@ -118,7 +118,7 @@ def bars_of_what_is_served(found: Memberships, order: Sequence[int]) -> Figure:
         if not many:
             grid[-1, j].set_xticklabels(names, fontsize=7, rotation=90 if long else 0)
     figure.suptitle(
-        "Share of what each canonical model serves, weighted by membership "
+        "Share of what each canonical model serves, weighted by membership\n"
         f"({_title(found)}; lines: of all clients)",
         fontsize=10,
     )
