@@ -79,18 +79,18 @@ class BitsPath:
         Example:
             >>> points = (BitsPoint(2, 0, 0.875, 0.5), BitsPoint(32, 0, 0.9, 0.5))
             >>> BitsPath("qupel", "accuracy", points).describe()
-            'Bits of qupel: mean test accuracy 0.8750 (2 bits), 0.9000 (32 bits).'
+            'Bits per weight of qupel: mean test accuracy 0.8750 (2), 0.9000 (32).'
         """
         means = self.over_seeds("mean")
-        told = ", ".join(f"{m:.4f} ({b:g} bits)" for b, m in zip(self.bits, means, strict=True))
-        return f"Bits of {self.name}: mean test {self.metric} {told}."
+        told = ", ".join(f"{m:.4f} ({b:g})" for b, m in zip(self.bits, means, strict=True))
+        return f"Bits per weight of {self.name}: mean test {self.metric} {told}."
 
 
 class Partners(NamedTuple):
     """Clients with few bits, in company of richer ones and among themselves.
 
     Attributes:
-        name: The method, with the settings of the run in which partners are richer.
+        name: The method.
         poor: Bits of the poor clients.
         rich: Bits of their partners.
         clients: How many are poor.
@@ -112,9 +112,9 @@ class Partners(NamedTuple):
         rich = " or ".join(str(b) for b in self.rich)
         spread = "" if self.gain.sd is None else f" ± {self.gain.sd:.4f} over seeds"
         return (
-            f"{self.name}: the {self.clients} clients of {self.poor} bits have a mean test "
-            f"{metric} of {self.among_rich.value:.4f} beside partners of {rich} bits and "
-            f"{self.among_poor.value:.4f} beside partners of {self.poor} "
+            f"Partners of {self.name}: the {self.clients} clients with {self.poor} per weight have "
+            f"a mean test {metric} of {self.among_rich.value:.4f} beside partners with {rich} and "
+            f"{self.among_poor.value:.4f} beside partners with {self.poor} "
             f"({self.gain.value:+.4f}{spread})."
         )
 
@@ -207,7 +207,7 @@ def _partners(mixed: Method, uniform: Method, dealt: Mapping[str, int], metric: 
         for m in (mixed, uniform)
     )
     return Partners(
-        mixed.name,
+        str(mixed.runs[0].summary["algorithm"]),
         least,
         tuple(sorted(set(dealt.values()) - {least})),
         len(poor),

@@ -191,6 +191,8 @@ def _setting(run: Run, key: str, keys: Sequence[str]) -> str:
     *parents, leaf = key.split(".")
     value = OmegaConf.select(run.config, key)
     text = f"{value:g}" if isinstance(value, float) else str(value)
+    if parents[-1:] == ["client_bits"]:
+        return f"client_bits={text}"  # once, however many clients have them
     if leaf == "_target_":
         return f"{'.'.join(parents)}={text.split('.')[-1]}"
     rivals = [k for k in keys if k.split(".")[-1] == leaf]

@@ -65,10 +65,12 @@ def test_the_path_has_the_numbers_of_the_summaries(runs, tmp_path):
         scores = summary(runs, f"{name}_{row['seed']}")["federation"][comparison.metric]
         assert float(row[f"mean_test_{comparison.metric}"]) == scores["mean"]
         assert float(row[f"worst_test_{comparison.metric}"]) == scores["worst"]
+    names = [m.name for m in comparison.methods]
+    assert "qupel bits=1 client_bits=32" in names  # and not a word per client
     report = (tmp_path / "comparison.md").read_text()
     assert "(bits.png)" in report
-    assert "Bits of qupel: mean test" in report
-    assert report.count("beside partners of 1 (") == 2
+    assert "Bits per weight of qupel: mean test" in report
+    assert report.count("beside partners with 1 (") == 2
     assert (tmp_path / "bits.png").stat().st_size > 10000
 
 
