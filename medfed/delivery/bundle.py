@@ -5,6 +5,7 @@ A bundle is a folder::
     configs/metadata.json    what the model is, and what it expects of its input
     configs/inference.json   how MONAI runs it (``python -m monai.bundle run``)
     models/model.pt          its weights, see :mod:`medfed.delivery.weights`
+    models/model.onnx        the same for ONNX Runtime, if it was asked for
     scripts/                 a few lines that unpack the weights without this package
     docs/README.md           the same for people
 
@@ -28,6 +29,7 @@ from medfed.errors import CheckpointError
 
 FORMAT_VERSION = 1
 MODEL = "models/model.pt"
+ONNX = "models/model.onnx"
 METADATA = "configs/metadata.json"
 
 

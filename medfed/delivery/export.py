@@ -15,6 +15,7 @@ from medfed.delivery.bundle import read_bundle
 from medfed.delivery.codebook import Codebook
 from medfed.delivery.export_report import ExportRow, draw_export, print_export
 from medfed.delivery.metadata import collect_facts, finite
+from medfed.delivery.onnx_export import import_onnx
 from medfed.delivery.quantization import FULL, choose_bits
 from medfed.delivery.run_models import RunRecord
 from medfed.delivery.tuning import Bench, Quantised, open_data
@@ -36,6 +37,7 @@ class ExportOptions:
         layers: Bits by patterns of weight names.
         finetune_steps: Steps after k-means.
         finetune_lr: Their step size; ``None``: the run's last one.
+        onnx: Whether bundles hold an ONNX file, too.
 
     Raises:
         ConfigError: If a value cannot be used.
@@ -45,6 +47,7 @@ class ExportOptions:
     layers: Mapping[str, int] | None = None
     finetune_steps: int = 20
     finetune_lr: float | None = None
+    onnx: bool = False
 
     def __post_init__(self) -> None:
         steps, rate = self.finetune_steps, self.finetune_lr
@@ -52,6 +55,10 @@ class ExportOptions:
             raise ConfigError(f"finetune_steps must be a whole number of at least 0, not {steps}.")
         if rate is not None and not (isinstance(rate, int | float) and rate > 0):
             raise ConfigError(f"finetune_lr must be a positive number or null, not {rate}.")
+        if not isinstance(self.onnx, bool):
+            raise ConfigError(f"onnx must be true or false, not {self.onnx}.")
+        if self.onnx:
+            import_onnx()  # before anything is computed
         if self.layers is not None and not isinstance(self.layers, Mapping):
             raise ConfigError("layers must map patterns to bits, such as layers={upcat_1.*:4}.")
 
@@ -69,7 +76,7 @@ def export_run(config: DictConfig) -> list[Path]:
         MedfedError: If the run, a client or an option cannot be used.
     """
     chosen: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
-    names = ("bits", "layers", "finetune_steps", "finetune_lr")
+    names = ("bits", "layers", "finetune_steps", "finetune_lr", "onnx")
     options = ExportOptions(**{n: chosen[n] for n in names})
     run = RunRecord.read(Path(str(config.run)))
     folder = run.folder / "bundles" if config.out is None else Path(str(config.out))
@@ -125,7 +132,7 @@ def export_client(
         "validation": done.validation,
     }
     dense = {n: t for n, t in done.weights.items() if n not in done.books}
-    written = write_bundle(folder, facts, dense, done.books)
+    written = write_bundle(folder, facts, dense, done.books, options.onnx)
     read_bundle(folder)
     return ExportRow(client, folder, written, weights, done.books)
 

@@ -21,7 +21,7 @@ overlap, window_batch, threshold
                   of the segmentation, else ``null``
 bits              bits per weight of the quantised tensors, by name
 sizes             bytes: ``fp32`` (a plain file of the same weights), ``packed`` (models/model.pt),
-                  ``entropy_bound``
+                  ``entropy_bound``; ``onnx`` (models/model.onnx) where there is one
 hashes            SHA-256 of every other file of the bundle
 data_hash         SHA-256 over the hashes of the data files and the hospital's patients
 test_metrics      of this bundle's weights; ``null`` where they could not be measured

@@ -66,7 +66,7 @@ def predict(config: DictConfig, console: Console | None = None) -> None:
     console = console or Console()
     bundle = read_bundle(Path(request.bundle))
     size, device = request.batch_size, request.device
-    predictor = make_predictor(bundle, request.threshold, size, device)
+    predictor = make_predictor(bundle, request.threshold, size, device, request.runtime)
     if request.candidates is not None and predictor.kind != "ct_patches":
         raise ConfigError("candidates is for models of CT patches; this one takes others.")
     if predictor.kind == "volumes":

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from medfed.datamodules import patches
 from medfed.delivery.bundle import Bundle
+from medfed.delivery.onnx_runtime import load_onnx
 from medfed.errors import CheckpointError, ConfigError, DataError
 from medfed.models.classification import ClassificationTask
 from medfed.models.segmentation import SegmentationTask
@@ -116,6 +117,7 @@ def make_predictor(
     threshold: float | None = None,
     batch_size: int = 16,
     device: str | None = None,
+    runtime: str = "torch",
 ) -> Predictor:
     """Builds the network of a bundle and the task around it.
 
@@ -124,6 +126,7 @@ def make_predictor(
         threshold: Probability above which a voxel belongs to a region; None takes the bundle's.
         batch_size: Slices, windows, patches or rows per forward pass.
         device: ``"cpu"``, ``"cuda"`` or the like; None takes a GPU where there is one.
+        runtime: ``"torch"``, or ``"onnx"`` for ONNX Runtime on the bundle's ONNX file.
 
     Returns:
         The predictor.
@@ -143,7 +146,11 @@ def make_predictor(
         raise ConfigError(f"batch_size={batch_size} must be 1 or more.")
     if threshold is not None and not 0 <= threshold < 1:
         raise ConfigError(f"threshold={threshold} must lie in [0, 1).")
-    network = bundle.network().to(_device(device))
+    network: torch.nn.Module
+    if runtime == "onnx":
+        network = load_onnx(bundle, device)
+    else:
+        network = bundle.network().to(_device(device))
     if facts["task"] != "segmentation":
         classes = len(facts["labels"])
         return Predictor(_classification(network, classes), facts, batch_size)

@@ -18,7 +18,7 @@ class Request:
     """The keys of ``configs/predict.yaml``, described there.
 
     Raises:
-        ConfigError: If the tolerance is negative.
+        ConfigError: If the tolerance is negative, or the runtime is unknown.
     """
 
     bundle: str
@@ -31,9 +31,12 @@ class Request:
     spacing_tolerance: float | None = 0.25
     threshold: float | None = None
     batch_size: int = 16
+    runtime: str = "torch"
     device: str | None = None
 
     def __post_init__(self) -> None:
+        if self.runtime not in ("torch", "onnx"):
+            raise ConfigError(f"runtime={self.runtime} must be torch or onnx.")
         if self.spacing_tolerance is not None and not self.spacing_tolerance >= 0:
             raise ConfigError(
                 f"spacing_tolerance={self.spacing_tolerance} must be 0 or more, or null for any."

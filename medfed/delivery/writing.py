@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from medfed.delivery import bundle_scripts
-from medfed.delivery.bundle import METADATA, MODEL, sha256_file
+from medfed.delivery.bundle import METADATA, MODEL, ONNX, Bundle, sha256_file
 from medfed.delivery.codebook import Codebook
 from medfed.delivery.inference import inference_config
 from medfed.delivery.metadata import monai_metadata
+from medfed.delivery.onnx_export import save_onnx, trace_shape
 from medfed.delivery.readme import readme
 from medfed.delivery.weights import entropy_bound, save_weights
 from medfed.errors import DataError
@@ -29,6 +30,7 @@ def write_bundle(
     facts: Mapping[str, Any],
     dense: Mapping[str, Tensor],
     books: Mapping[str, Codebook],
+    onnx: bool = False,
 ) -> dict[str, Any]:
     """Writes a bundle in the place of one that is there already.
 
@@ -37,11 +39,13 @@ def write_bundle(
         facts: See :func:`medfed.delivery.metadata.collect_facts`.
         dense: Tensors that stay as they are, by name.
         books: Quantised tensors, by name.
+        onnx: Whether it holds an ONNX file, too.
 
     Returns:
         The facts with ``bits``, ``sizes`` and ``hashes``, as they stand in the metadata.
 
     Raises:
+        ConfigError: If the ONNX file cannot be made.
         DataError: If the folder cannot be written, or is no bundle and must not be replaced.
     """
     if folder.exists() and not (folder / METADATA).is_file() and any(folder.iterdir()):
@@ -51,7 +55,7 @@ def write_bundle(
         made = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
         try:
             made.chmod(0o755)
-            written = _fill(made, facts, dense, books)
+            written = _fill(made, facts, dense, books, onnx)
             _replace(made, folder)
         finally:
             shutil.rmtree(made, ignore_errors=True)
@@ -75,6 +79,7 @@ def _fill(
     facts: Mapping[str, Any],
     dense: Mapping[str, Tensor],
     books: Mapping[str, Codebook],
+    onnx: bool,
 ) -> dict[str, Any]:
     for name in ("configs", "models", "scripts", "docs"):
         (folder / name).mkdir()
@@ -84,6 +89,9 @@ def _fill(
         "packed": (folder / MODEL).stat().st_size,
         "entropy_bound": entropy_bound(dense, books),
     }
+    if onnx:
+        _save_onnx(folder, facts, dense, books)
+        sizes["onnx"] = (folder / ONNX).stat().st_size
     whole = {**facts, "bits": {n: b.bits for n, b in books.items()}, "sizes": sizes}
     _write_json(folder / "configs" / "inference.json", inference_config(whole))
     for name in SCRIPTS:
@@ -93,6 +101,17 @@ def _fill(
     whole["hashes"] = {p.relative_to(folder).as_posix(): sha256_file(p) for p in files}
     _write_json(folder / METADATA, monai_metadata(whole))
     return whole
+
+
+def _save_onnx(
+    folder: Path,
+    facts: Mapping[str, Any],
+    dense: Mapping[str, Tensor],
+    books: Mapping[str, Codebook],
+) -> None:
+    state = {**dense, **{n: b.dense() for n, b in books.items()}}
+    network = Bundle(folder, {"medfed": dict(facts)}, state).network()
+    save_onnx(folder / ONNX, network, books, trace_shape(facts))
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:

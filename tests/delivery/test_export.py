@@ -63,6 +63,15 @@ def test_models_as_trained(run):
     assert (run / "pictures" / "export.png").stat().st_size > 10_000
 
 
+def test_onnx_file_beside_the_weights(run):
+    pytest.importorskip("onnx")
+    client = first_client(run)
+    (folder,) = export(run, f"client={client}", "bits=2", "finetune_steps=0", "onnx=true")
+    facts = read_bundle(folder).facts
+    assert facts["sizes"]["onnx"] == (folder / "models" / "model.onnx").stat().st_size
+    assert "models/model.onnx" in facts["hashes"]
+
+
 def test_two_bits_and_fine_tuning(run, capsys):
     client = first_client(run)
     (folder,) = export(run, f"client={client}", "bits=2", "finetune_steps=3", "finetune_lr=1e-3")

@@ -1,0 +1,216 @@
+"""ONNX files: they agree with PyTorch, stay packed on disk, and are plain networks once loaded."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from medfed.config import load
+from medfed.delivery.bundle import METADATA, ONNX, read_bundle
+from medfed.delivery.codebook import Codebook
+from medfed.delivery.onnx_export import INPUT, save_onnx
+from medfed.delivery.onnx_runtime import OnnxNetwork
+from medfed.delivery.predictor import make_predictor
+from medfed.delivery.quantization import choose_bits, quantise
+from medfed.delivery.request import Request
+from medfed.delivery.writing import write_bundle
+from medfed.errors import CheckpointError, ConfigError
+from medfed.federation.split import float_entries
+from medfed.tasks import build_task
+
+onnx = pytest.importorskip("onnx")
+onnxruntime = pytest.importorskip("onnxruntime")
+SEGMENTS = ("in_channels=3", "out_channels=2", "regions=[whole,core]")
+CLASSES = ("in_channels=3", "out_channels=2")
+NETWORKS = {
+    "basic_unet": (*SEGMENTS, "model.network.features=[4,4,8,8,8,4]"),
+    "unet": (*SEGMENTS, "model.network.channels=[4,8,8]", "model.network.strides=[2,2]"),
+    "densenet_bc": (*CLASSES, "model.network.block_config=[2,2]"),
+    "small_cnn": (*CLASSES, "model.network.channels=[4,4,4]"),
+    "logistic": CLASSES,
+}
+
+
+def network_of(name: str, *overrides: str, dims: int = 2) -> torch.nn.Module:
+    """A network in evaluation mode with other biases, norms and buffers than at the start."""
+    sizes = [] if name == "logistic" else [f"spatial_dims={dims}"]
+    network = build_task(load([f"model={name}", *sizes, *overrides])).network.eval()
+    generator = torch.Generator().manual_seed(3)
+    for tensor in network.state_dict().values():
+        if tensor.is_floating_point() and tensor.ndim == 1:
+            tensor.add_(0.1 * torch.rand(tensor.shape, generator=generator))
+    return network
+
+
+def quantised(network: torch.nn.Module, bits: int, **layers: int) -> dict[str, Codebook]:
+    """Quantises a network in place."""
+    weights = {n: t.detach().clone() for n, t in float_entries(network).items()}
+    books = quantise(weights, choose_bits(network, bits, layers))
+    network.load_state_dict({n: b.dense() for n, b in books.items()}, strict=False)
+    return books
+
+
+def coded(network: torch.nn.Module) -> dict[str, Codebook]:
+    """Two bits by thresholds: k-means of millions of weights would take the longest."""
+    weights, books = float_entries(network), {}
+    for name in choose_bits(network, 2):
+        flat = weights[name].detach().flatten()
+        step = flat.std()
+        indices = torch.bucketize(flat, step * torch.tensor([-1.0, 0.0, 1.0]))
+        centers = step * torch.tensor([-1.5, -0.5, 0.5, 1.5])
+        books[name] = Codebook(indices, centers, tuple(weights[name].shape))
+    network.load_state_dict({n: b.dense() for n, b in books.items()}, strict=False)
+    return books
+
+
+@pytest.mark.parametrize(
+    ("name", "bits"), [*((name, 3) for name in sorted(NETWORKS)), ("small_cnn", 1)]
+)
+def test_pytorch_and_onnx_runtime_agree(tmp_path, name, bits):
+    network = network_of(name, *NETWORKS[name])
+    books = quantised(network, bits, **{"*": bits})
+    size = () if name == "logistic" else (32, 32)
+    save_onnx(tmp_path / "model.onnx", network, books, (3, *size))
+    session = OnnxNetwork(tmp_path / "model.onnx")
+    other = () if name == "logistic" else (48, 16)
+    for batch, shape in ((1, size), (2, size), (3, size), (1, other)):
+        image = torch.randn(batch, 3, *shape, generator=torch.Generator().manual_seed(batch))
+        with torch.no_grad():
+            expected = network(image)
+        torch.testing.assert_close(session(image), expected, rtol=0, atol=1e-5)
+        assert 1e-4 < expected.abs().max() < 10
+
+
+def test_volumes(tmp_path):
+    network = network_of("basic_unet", *NETWORKS["basic_unet"], dims=3)
+    books = quantised(network, 2)
+    save_onnx(tmp_path / "model.onnx", network, books, (3, 16, 16, 16))
+    image = torch.randn(2, 3, 16, 32, 16, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = network(image)
+    found = OnnxNetwork(tmp_path / "model.onnx")(image)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+FULL_SIZE = {
+    "basic_unet": (12, (*("in_channels=4", "out_channels=1"), "regions=[whole]"), (4, 32, 32)),
+    "densenet121": (10, ("in_channels=1", "out_channels=2"), (1, 32, 32)),
+}
+
+
+@pytest.mark.parametrize("name", sorted(FULL_SIZE))
+def test_packed_on_disk_and_plain_once_loaded(tmp_path, name):
+    factor, overrides, shape = FULL_SIZE[name]
+    network = network_of(name, *overrides)
+    books = coded(network)
+    save_onnx(tmp_path / "packed.onnx", network, books, shape)
+    save_onnx(tmp_path / "plain.onnx", network, {}, shape)
+    sizes = {n: (tmp_path / f"{n}.onnx").stat().st_size for n in ("packed", "plain")}
+    assert sizes["packed"] * factor <= sizes["plain"]
+    stored = {t.name for t in onnx.load(tmp_path / "packed.onnx").graph.initializer}
+    assert not stored & set(books)
+    assert {n for n, _ in network.named_parameters()} - set(books) <= stored
+    loaded = {n: operators(tmp_path / f"{n}.onnx") for n in sizes}
+    assert loaded["packed"] == loaded["plain"]
+    assert loaded["packed"]["Conv"] > 10
+
+
+def operators(path: Path) -> Counter[str]:
+    """The operators that are left once ONNX Runtime has loaded a file."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.optimized_model_filepath = str(path.with_suffix(".loaded"))
+    onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    loaded = onnx.load(path.with_suffix(".loaded"))
+    return Counter(node.op_type for node in loaded.graph.node)
+
+
+def test_a_file_tells_nothing_of_its_machine(tmp_path):
+    network = network_of("small_cnn", *NETWORKS["small_cnn"])
+    save_onnx(tmp_path / "model.onnx", network, quantised(network, 2), (3, 16, 16))
+    content = (tmp_path / "model.onnx").read_bytes()
+    assert str(Path(__file__).parents[2]).encode() not in content
+    assert b"site-packages" not in content
+
+
+def with_onnx(made, folder: Path, bits: int) -> Path:
+    """A hospital's bundle, quantised and with an ONNX file."""
+    bundle = read_bundle(made.bundle)
+    books = quantise(bundle.state, choose_bits(bundle.network(), bits, {"*": bits}))
+    dense = {n: t for n, t in bundle.state.items() if n not in books}
+    facts = write_bundle(folder, bundle.facts, dense, books, onnx=True)
+    assert facts["sizes"]["onnx"] == (folder / ONNX).stat().st_size
+    return folder
+
+
+@pytest.mark.parametrize("name", ["slices", "windows", "table"])
+def test_bundle_and_its_onnx_file_predict_alike(hospital, tmp_path, name):
+    made = hospital(name)
+    bundle = read_bundle(with_onnx(made, tmp_path / "bundle", 4))
+    image = next(iter(made.data.clients[made.client].eval_batches("test")))["image"][:3]
+    own = make_predictor(bundle).task.predict({"image": image})
+    found = make_predictor(bundle, runtime="onnx").task.predict({"image": image})
+    torch.testing.assert_close(found, own, rtol=0, atol=1e-5)
+    assert own.std() > 0
+
+
+def test_the_script_predicts_by_onnx_runtime(hospital, tmp_path):
+    made = hospital("digits")
+    folder = with_onnx(made, tmp_path / "bundle", 2)
+    (tmp_path / "images").mkdir()
+    for i in range(3):
+        values = np.random.default_rng(i).integers(0, 17, (1, 8, 8), dtype=np.uint8)
+        np.save(tmp_path / "images" / f"{i}.npy", values)
+    found = {}
+    for runtime in ("torch", "onnx"):
+        output = tmp_path / f"{runtime}.csv"
+        made.predict(bundle=folder, input=tmp_path / "images", output=output, runtime=runtime)
+        rows = output.read_text().splitlines()[1:]
+        found[runtime] = np.array([[float(c) for c in r.split(",")[1:11]] for r in rows])
+    np.testing.assert_allclose(found["onnx"], found["torch"], atol=1e-5)
+
+
+def test_refusals(hospital, tmp_path):
+    made = hospital("table")
+    bundle = read_bundle(made.bundle)
+    with pytest.raises(ConfigError, match=r"holds no models/model.onnx; export it with onnx=true"):
+        make_predictor(bundle, runtime="onnx")
+    with pytest.raises(ConfigError, match="runtime=tensorrt must be torch or onnx"):
+        Request("a", "b", "c", runtime="tensorrt")
+    folder = with_onnx(made, tmp_path / "bundle", 2)
+    with pytest.raises(ConfigError, match="runs on the CPU, not on device=cuda"):
+        make_predictor(read_bundle(folder), device="cuda", runtime="onnx")
+    with pytest.raises(ValueError, match=INPUT):
+        OnnxNetwork(folder / ONNX)(torch.zeros(1, 99))
+    (folder / ONNX).write_bytes(b"torn")
+    with pytest.raises(CheckpointError, match="cannot be loaded by ONNX Runtime"):
+        OnnxNetwork(folder / ONNX)
+    with pytest.raises(CheckpointError, match=r"model\.onnx is not the file that was exported"):
+        read_bundle(folder)
+    (folder / ONNX).unlink()
+    with pytest.raises(CheckpointError, match=r"model\.onnx is missing"):
+        read_bundle(folder)
+
+
+@pytest.mark.parametrize("package", ["onnx", "onnxruntime"])
+def test_the_extra_is_named(hospital, tmp_path, monkeypatch, package):
+    assert importlib.util.find_spec(package)
+    made = hospital("table")
+    folder = with_onnx(made, tmp_path / "bundle", 2)
+    monkeypatch.setitem(sys.modules, package, None)
+    before = sorted(tmp_path.rglob("*"))
+    other, bundle = tmp_path / "other", read_bundle(folder)
+    needs = {
+        "onnx": lambda: with_onnx(made, other, 2),
+        "onnxruntime": lambda: make_predictor(bundle, runtime="onnx"),
+    }
+    with pytest.raises(ConfigError, match=r"pip install 'medfed\[onnx\]'"):
+        needs[package]()
+    assert sorted(tmp_path.rglob("*")) == before
+    assert (folder / METADATA).is_file()
