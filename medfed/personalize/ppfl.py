@@ -27,6 +27,9 @@ Deviations:
 - What describes a client (label counts) comes with its first reply. Until then nothing ties it; as
   long as all memberships are 1/K nothing would pull.
 - The gradient for c is taken on top of the round's steps: one batch, or ``membership_batches``.
+- ``membership_start`` rounds may pass before memberships move (0 in the paper). Models that start
+  at random are not equally good, and the better one draws every client. Where theta has settled at
+  c_i = 1/K, the clients' pulls add up to about nothing, and what is left parts them.
 """
 
 from __future__ import annotations
@@ -65,6 +68,7 @@ class PPFL(Mixing):
         membership_lr: eta_2 >= 0, the step on memberships.
         membership_step: ``scaled`` or ``literal``.
         membership_batches: Batches that the gradient for c is taken on; ``None``: the whole epoch.
+        membership_start: First rounds, in which every c_i stays 1/K and theta alone learns.
         blocks: ``both`` in every round, or ``random``: one of them.
         affinity: Which clients are alike; not asked for where lambda is 0.
         seed: Of the random blocks, the run's.
@@ -77,6 +81,7 @@ class PPFL(Mixing):
     membership_lr: float = 0.5
     membership_step: Literal["scaled", "literal"] = "scaled"
     membership_batches: int | None = 1
+    membership_start: int = 0
     blocks: Literal["both", "random"] = "both"
     affinity: Affinity = field(default_factory=Affinity)
     seed: int = 0
@@ -84,7 +89,7 @@ class PPFL(Mixing):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("strength", "membership_lr"):
+        for name in ("strength", "membership_lr", "membership_start"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(
                     f"algorithm.{name} must not be negative, not {getattr(self, name)}."
@@ -104,6 +109,8 @@ class PPFL(Mixing):
         """``fit`` for both blocks, else ``shared`` or ``membership`` as the round's coin falls."""
         if self.blocks == "both":
             return ("fit",)
+        if round < self.membership_start:
+            return ("shared",)
         return (("shared", "membership")[derive_seed(self.seed, round, "block") % 2],)
 
     def init(
@@ -120,20 +127,23 @@ class PPFL(Mixing):
         """Algorithms 1 and 3: theta goes out with 2 lambda (LC)_i, theta and c_i come back."""
         (phase,) = self.phases(round)
         server = dict(server)
-        replies = yield self._outbox(server, cohort, phase)
+        replies = yield self._outbox(server, cohort, phase, round)
         if phase != "membership":
             server["shared"] = add(server["shared"], self.mean(server, replies, "shared"))
         self._receive(server, replies)
         self.record(server)
         return server
 
-    def _outbox(self, server: State, cohort: Sequence[str], phase: str) -> dict[str, Message]:
+    def _outbox(
+        self, server: State, cohort: Sequence[str], phase: str, round: int
+    ) -> dict[str, Message]:
         order = list(server["num_samples"])
         sizes = [float(server["num_samples"][c]) for c in cohort]
         if self.weighting == "uniform":
             sizes = [1.0] * len(cohort)
         scale = len(cohort) if self.membership_step == "scaled" else 1
-        learns = phase != "shared" and len(server["membership"][order[0]]) > 1
+        learns = phase != "shared" and round >= self.membership_start
+        learns = learns and len(server["membership"][order[0]]) > 1
         pull: Tensor | None = None
         if learns and server["laplacian"]:
             rows = torch.stack([server["membership"][c] for c in order])

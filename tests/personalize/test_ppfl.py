@@ -96,6 +96,16 @@ def test_more_canonical_models_than_groups_do_no_harm():
     assert many > true - 0.02
 
 
+@pytest.mark.parametrize("blocks", ["both", "random"])
+def test_memberships_rest_until_their_start(blocks):
+    """Exactly 1/K so long; afterwards they move."""
+    algorithm = PPFL(blocks=blocks, membership_start=3, strength=0.05, affinity=PAIRS, seed=2)
+    history = run(algorithm, rounds=8).server["history"]["membership"]
+    assert torch.equal(history[:4], torch.full_like(history[:4], 1 / 3))
+    assert np.ptp(history[8].numpy(), axis=0).max() > 1e-3
+    assert {algorithm.phases(t)[0] for t in range(3)} <= {"fit", "shared"}
+
+
 def test_absent_clients_keep_their_memberships():
     federation = run(PPFL(), cohort=Cohort(clients=["c0", "c3"]))
     rows = memberships(federation)
@@ -197,6 +207,7 @@ def test_a_gradient_that_is_not_finite_names_the_place():
         ({"strength": -1.0}, r"algorithm\.strength must not be negative"),
         ({"membership_lr": float("nan")}, r"algorithm\.membership_lr must not be negative"),
         ({"membership_batches": 0}, r"algorithm\.membership_batches must be 1 or more, or null"),
+        ({"membership_start": -1}, r"algorithm\.membership_start must not be negative, not -1"),
         ({"membership_step": "scale"}, r"membership_step='scale' is unknown; choose scaled or"),
         ({"blocks": "all"}, r"algorithm\.blocks='all' is unknown; choose both or random"),
     ],

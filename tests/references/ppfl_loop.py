@@ -27,6 +27,7 @@ class Setting:
     strength: float = 0.0
     scaled: bool = True
     affinity: np.ndarray | None = None
+    start: int = 0  # rounds in which memberships rest
     asked: bool = False  # whether a client is tied only after its first reply
 
 
@@ -56,7 +57,7 @@ def ppfl(
     """Returns theta and C after all rounds."""
     members = np.full((len(clients), count), 1 / count)
     known = set() if s.asked else set(range(len(clients)))
-    for cohort, block in zip(s.cohorts, s.blocks, strict=True):
+    for t, (cohort, block) in enumerate(zip(s.cohorts, s.blocks, strict=True)):
         size = [len(clients[i][1]) if s.weighted else 1 for i in cohort]
         p = np.array(size) / sum(size)
         scale = len(cohort) if s.scaled else 1
@@ -67,7 +68,7 @@ def ppfl(
                     pull[i] += 2 * s.strength * s.affinity[i, j] * (members[i] - members[j])
         new, moves = members.copy(), []
         for i, weight in zip(cohort, p, strict=True):
-            if block != "shared":
+            if block != "shared" and t >= s.start:
                 _, g = gradients(theta, members[i], *clients[i])
                 raised = members[i] * np.exp(-s.membership_lr * scale * (weight * g + pull[i]))
                 new[i] = raised / raised.sum()
@@ -79,7 +80,7 @@ def ppfl(
                 own = {n: own[n] - s.lr * speed[n] for n in own}
             moves.append({n: own[n] - theta[n] for n in own})
         theta = {
-            n: t + sum(w * m[n] for w, m in zip(p, moves, strict=True)) for n, t in theta.items()
+            n: v + sum(w * m[n] for w, m in zip(p, moves, strict=True)) for n, v in theta.items()
         }
         members, known = new, known | set(cohort)
     return theta, members

@@ -29,7 +29,10 @@ CASES = {
     "coupled-labels": ({"strength": 0.2}, {}),
     "half": ({"strength": 0.15, "affinity": GIVEN}, {"fraction": 0.5}),
     "half-labels": ({"strength": 0.2}, {"fraction": 0.5}),
+    "delayed": ({"membership_start": 2}, {}),
+    "delayed-coupled": ({"membership_start": 1, "strength": 0.15, "affinity": GIVEN}, {}),
     "random": ({"blocks": "random", "strength": 0.15, "affinity": GIVEN}, {"rounds": 8}),
+    "random-delayed": ({"blocks": "random", "membership_start": 2, "seed": 2}, {"rounds": 7}),
     "random-half": ({"blocks": "random", "strength": 0.2}, {"fraction": 0.5, "rounds": 8}),
 }
 
@@ -51,6 +54,7 @@ def run(options, changes, mix="outputs"):
         weighted=algorithm.weighting == "samples",
         membership_lr=algorithm.membership_lr,
         strength=algorithm.strength,
+        start=algorithm.membership_start,
         scaled=algorithm.membership_step == "scaled",
         affinity=np.array(WEIGHTS),
     )
