@@ -14,6 +14,7 @@ from tests.integration.runs import run
 FEW = (
     "partition.num_clients=4",
     "rounds=2",
+    "tuned.membership_start=1",
     "evaluation.every=2",
     "local.steps=2",
     "logger=none",
