@@ -11,6 +11,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
+from medfed.datamodules.base import FederatedDataModule
 from medfed.delivery.bundle import read_bundle
 from medfed.delivery.codebook import Codebook
 from medfed.delivery.export_report import ExportRow, draw_export, print_export
@@ -82,10 +83,10 @@ def export_run(config: DictConfig) -> list[Path]:
     folder = run.folder / "bundles" if config.out is None else Path(str(config.out))
     clients = run.clients(chosen["client"])
     bits = _bits(run, options)
-    bench = Bench(run, open_data(run)) if bits else None
+    data = open_data(run) if bits else None
     rows = []
     for client in clients:
-        row = export_client(run, client, folder / client, bits, options, bench)
+        row = export_client(run, client, folder / client, bits, options, data)
         rows.append(row)
         _log.info("Wrote %s.", row.folder)
     print_export(rows, run.config.model.selection[0])
@@ -100,7 +101,7 @@ def export_client(
     folder: Path,
     bits: Mapping[str, int],
     options: ExportOptions,
-    bench: Bench | None,
+    data: FederatedDataModule | None,
 ) -> ExportRow:
     """Writes one client's bundle and reads it again.
 
@@ -108,19 +109,21 @@ def export_client(
         run: The run.
         client: The client.
         folder: The bundle's folder.
-        bits: Bits by parameter name for k-means; empty: no k-means.
+        bits: Bits by parameter name of the ordinary network for k-means; empty: no k-means.
         options: How to export.
-        bench: Where models are trained and measured, needed for k-means.
+        data: What quantised models are fine-tuned and measured on, if at hand.
     """
-    weights = run.weights(client)
-    facts = _facts(run, client)
+    model = run.model(client)
+    weights = model.weights
+    facts = _facts(run, client, model.plain)
     books: dict[str, Codebook] = {}
     done = Quantised(weights, books, dict.fromkeys(("trained", "kmeans", "finetuned")))
     method = None
     if bits:
-        assert bench is not None
         steps, rate = options.finetune_steps, options.finetune_lr
-        done, method = bench.compress(weights, client, bits, steps, rate), "kmeans"
+        own = {entry: b for name, b in bits.items() for entry in model.entries(name)}
+        bench = Bench(run, model.network(), data)
+        done, method = bench.compress(weights, client, own, steps, rate), "kmeans"
         facts["test_metrics"] = None if done.test is None else finite(done.test)
     elif options.bits is None and (books := run.learned(client, weights)):
         done, method = Quantised(weights, books, done.validation), "learned"
@@ -137,11 +140,11 @@ def export_client(
     return ExportRow(client, folder, written, weights, done.books)
 
 
-def _facts(run: RunRecord, client: str) -> dict[str, Any]:
+def _facts(run: RunRecord, client: str, network: Mapping[str, Any]) -> dict[str, Any]:
     config: dict[str, Any] = OmegaConf.to_container(run.config)  # type: ignore[assignment]
     preprocessing = run.preprocessing[client]
     records = (run.splits, run.summary, run.versions)
-    return collect_facts(client, config, run.network(), preprocessing, *records)
+    return collect_facts(client, config, network, preprocessing, *records)
 
 
 def _bits(run: RunRecord, options: ExportOptions) -> dict[str, int]:

@@ -1,8 +1,9 @@
 """``configs/inference.json`` of a bundle: preprocessing, inference and results in MONAI's terms.
 
 Segmentation reads NIfTI files and writes masks on the grid of the input; classification reads
-images (``.png``, ``.npy``) or tables (``.csv``) and writes probabilities as CSV. The configuration
-follows the metadata alone, which record what training did to the data.
+images (``.png``, ``.npy``) or tables (``.csv``) and writes probabilities as CSV; regression writes
+predictions. The configuration follows the metadata alone, which record what training did to the
+data.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from medfed.delivery.bundle import MODEL
 
 Plain = dict[str, Any]
 _IMPORTS = ("glob", "os", "numpy", "torch", "monai")
-_CALLED = ("segment", "classify", "find_cases", "read_table")
+_CALLED = ("segment", "classify", "regress", "find_cases", "read_table")
 
 
 def inference_config(facts: Mapping[str, Any]) -> Plain:
@@ -176,6 +177,9 @@ def _inferer(patch: Sequence[int] | None, slices: bool, overlap: float, batch: i
 
 
 def _classification(facts: Mapping[str, Any]) -> Plain:
+    if facts["task"] == "regression":
+        arguments = "@dataloader, @network, @present, @output_dir + '/predictions.csv'"
+        return {"run": [f"$regress({arguments})"]}
     arguments = "@dataloader, @network, @present, @labels, @output_dir + '/probabilities.csv'"
     return {
         "labels": list(facts["labels"]),

@@ -4,7 +4,7 @@
 ``medfed`` entry
 ================  ==================================================================================
 format_version    1
-task              ``segmentation``, ``classification`` or ``risk``
+task              ``segmentation``, ``classification``, ``risk`` or ``regression``
 client, method    the hospital, and the algorithm that made its model
 network           ``_target_`` and arguments, plain data; see :mod:`medfed.delivery.networks`
 spatial_dims      2 or 3; ``null`` for tables
@@ -12,7 +12,7 @@ slices            whether a 2-D model runs over the axial slices of a volume (th
                   non-zero voxel are background, as training never saw one)
 channels          all input channels (or features) in order
 present           those that the hospital was trained with; the others are zero after normalisation
-labels            regions or classes in the order of the output
+labels            regions or classes in the order of the output, or the outcome of a regression
 normalization, input, orientation, spacing, spacing_range
                   what training did to the data: ``FederatedDataModule.preprocessing``
 site              the simulated scanner of the hospital's training data, or ``null``
@@ -44,13 +44,18 @@ from typing import Any
 import torch
 
 from medfed.delivery.bundle import FORMAT_VERSION
+from medfed.delivery.networks import ordinary
 
 Plain = dict[str, Any]
 _SCHEMA = (
     "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/"
     "meta_schema_20240725.json"
 )
-_TASKS = {"SegmentationTask": "segmentation", "ClassificationTask": "classification"}
+_TASKS = {
+    "SegmentationTask": "segmentation",
+    "ClassificationTask": "classification",
+    "RegressionTask": "regression",
+}
 _PRIVATE = ("folder", "resume", "logger", "trainer", "progress")
 _PATHS = ("path", "root", "cache")
 
@@ -80,7 +85,7 @@ def collect_facts(
     """
     model = config["model"]
     task = _TASKS.get(str(model["_target_"]).rpartition(".")[2], "risk")
-    dims = network.get("spatial_dims")
+    dims = ordinary(network).get("spatial_dims")
     segments = task == "segmentation"
     packages = {k: v for k, v in versions.items() if k not in ("commit", "platform")}
     return {
@@ -194,9 +199,11 @@ def _inputs(facts: Plain) -> Plain:
 
 def _outputs(facts: Plain) -> Plain:
     segments = facts["task"] == "segmentation"
+    named = {"segmentation": ("image", "segmentation"), "regression": ("array", "raw")}
+    type_, format_ = named.get(facts["task"], ("probabilities", "classes"))
     pred = {
-        "type": "image" if segments else "probabilities",
-        "format": "segmentation" if segments else "classes",
+        "type": type_,
+        "format": format_,
         "num_channels": len(facts["labels"]),
         "spatial_shape": _shape(facts) if segments else [],
         "dtype": "float32",

@@ -7,7 +7,7 @@ weights are the same in both.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from monai.networks.nets import BasicUNet, DenseNet, UNet
@@ -25,6 +25,8 @@ TARGETS: dict[str, Callable[..., nn.Module]] = {
     "scripts.networks.halving_unet": scripts.halving_unet,
     "scripts.networks.SmallCNN": scripts.SmallCNN,
     "scripts.networks.LogisticRegression": scripts.LogisticRegression,
+    "scripts.networks.LinearRegression": scripts.LinearRegression,
+    "scripts.networks.CanonicalMixture": scripts.CanonicalMixture,
 }
 _INSTANCE = ["instance", {"affine": True}]
 _SMALL_NORMS: dict[str, Any] = {
@@ -61,6 +63,39 @@ def describe(node: Mapping[str, Any]) -> Plain:
     return _TRANSLATIONS[builder](arguments)
 
 
+def describe_mixture(
+    plain: Mapping[str, Any], places: Sequence[str], count: int, activation: str
+) -> Plain:
+    """Describes several instances of a part of a network, whose outputs are mixed.
+
+    Args:
+        plain: The ordinary network, from :func:`describe`.
+        places: Layers of the part, from :func:`medfed.models.networks.parts.part_roots`.
+        count: Instances.
+        activation: What makes probabilities of outputs: ``softmax``, ``sigmoid`` or ``identity``.
+
+    Example:
+        >>> import torch
+        >>> one = {"_target_": "scripts.networks.LinearRegression", "in_channels": 3}
+        >>> build_network(describe_mixture(one, ["linear"], 2, "identity"))(torch.ones(4, 3)).shape
+        torch.Size([4, 1])
+    """
+    rest = {"places": list(places), "count": count, "activation": activation}
+    return {"_target_": "scripts.networks.CanonicalMixture", "network": dict(plain), **rest}
+
+
+def ordinary(plain: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the network that a mixture is made of, or the network itself.
+
+    Example:
+        >>> ordinary({"_target_": "a", "network": {"_target_": "b"}}), ordinary({"_target_": "b"})
+        ({'_target_': 'b'}, {'_target_': 'b'})
+    """
+    inner = plain.get("network", plain)
+    assert isinstance(inner, Mapping)
+    return inner
+
+
 def build_network(plain: Mapping[str, Any]) -> nn.Module:
     """Builds a network of plain data; nothing but the targets above is ever called.
 
@@ -77,7 +112,8 @@ def build_network(plain: Mapping[str, Any]) -> nn.Module:
         medfed.errors.CheckpointError: The bundle names the network os.system, which is not among \
 those that are built: monai.networks.nets.UNet, monai.networks.nets.BasicUNet, \
 monai.networks.nets.DenseNet, scripts.networks.small_stem_densenet, scripts.networks.halving_unet, \
-scripts.networks.SmallCNN, scripts.networks.LogisticRegression.
+scripts.networks.SmallCNN, scripts.networks.LogisticRegression, \
+scripts.networks.LinearRegression, scripts.networks.CanonicalMixture.
     """
     target = plain.get("_target_")
     if not isinstance(target, str) or target not in TARGETS:
@@ -86,6 +122,8 @@ scripts.networks.SmallCNN, scripts.networks.LogisticRegression.
             f"{', '.join(TARGETS)}."
         )
     arguments = {k: v for k, v in plain.items() if k != "_target_"}
+    if isinstance(arguments.get("network"), Mapping):
+        arguments["network"] = build_network(arguments["network"])
     try:
         return TARGETS[target](**arguments)
     except Exception as error:  # whatever MONAI raises on arguments that do not fit
@@ -141,6 +179,10 @@ def _logistic(a: Mapping[str, Any]) -> Plain:
     return {"_target_": "scripts.networks.LogisticRegression", **sizes}
 
 
+def _linear(a: Mapping[str, Any]) -> Plain:
+    return {"_target_": "scripts.networks.LinearRegression", "in_channels": a["in_channels"]}
+
+
 def _norm(name: str) -> Any:
     return _INSTANCE if name == "instance" else name
 
@@ -152,4 +194,5 @@ _TRANSLATIONS: dict[str, Callable[[Mapping[str, Any]], Plain]] = {
     "densenet121": _densenet121,
     "small_cnn": _small_cnn,
     "logistic_regression": _logistic,
+    "linear_regression": _linear,
 }

@@ -33,6 +33,7 @@ import torch
 from torch import nn
 
 from medfed.delivery.codebook import Codebook
+from medfed.delivery.networks import ordinary
 from medfed.errors import ConfigError
 
 OPSET = 18  # the first with BitwiseAnd
@@ -118,7 +119,7 @@ def trace_shape(facts: Mapping[str, Any]) -> tuple[int, ...]:
         ...              "input": {}})
         (4, 64, 64)
     """
-    channels = int(facts["network"]["in_channels"])
+    channels = int(ordinary(facts["network"])["in_channels"])
     dims = facts["spatial_dims"]
     if not dims:
         return (channels,)

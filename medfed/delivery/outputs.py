@@ -86,7 +86,7 @@ def csv_path(output: Path) -> Path:
         'probabilities.csv'
     """
     if output.suffix.lower() != ".csv" or output.is_dir():
-        raise ConfigError(f"output={output} must be a .csv file: this model gives probabilities.")
+        raise ConfigError(f"output={output} must be a .csv file: this model writes a table.")
     return output
 
 

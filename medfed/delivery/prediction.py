@@ -74,9 +74,10 @@ def predict(config: DictConfig, console: Console | None = None) -> None:
         return
     for key in _OF_SEGMENTATION:
         if getattr(request, key):
-            raise ConfigError(f"{key}=true is for segmentation; this model gives probabilities.")
+            raise ConfigError(f"{key}=true is for segmentation; this model writes a table.")
     written = _classify(predictor, request)
-    console.print(f"Probabilities: {written}", highlight=False, soft_wrap=True)
+    what = "Predictions" if bundle.facts["task"] == "regression" else "Probabilities"
+    console.print(f"{what}: {written}", highlight=False, soft_wrap=True)
 
 
 def _classify(predictor: Predictor, request: Request) -> Path:

@@ -16,9 +16,12 @@ from torch import Tensor
 from medfed.datamodules import patches
 from medfed.delivery.bundle import Bundle
 from medfed.delivery.onnx_runtime import load_onnx
+from medfed.delivery.outputs import probability_columns
 from medfed.errors import CheckpointError, ConfigError, DataError
 from medfed.models.classification import ClassificationTask
+from medfed.models.regression import RegressionTask
 from medfed.models.segmentation import SegmentationTask
+from medfed.models.task import TaskModule
 
 _KINDS: Mapping[str, type] = {
     "channels": list,
@@ -33,12 +36,12 @@ class Predictor:
     """A network in evaluation mode, and the facts that its training data left behind.
 
     Attributes:
-        task: Segmentation or classification; risk is a classification here.
+        task: Segmentation, regression or classification; risk is a classification here.
         facts: The part of the metadata under ``medfed``.
         batch_size: Slices, patches or rows per forward pass.
     """
 
-    task: SegmentationTask | ClassificationTask
+    task: TaskModule
     facts: Mapping[str, Any]
     batch_size: int = 16
 
@@ -51,6 +54,13 @@ class Predictor:
     def labels(self) -> list[str]:
         """Names of regions or classes, in the order of the outputs."""
         return [str(name) for name in self.facts["labels"]]
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of the columns that a table of results gains."""
+        if self.facts["task"] == "regression":
+            return ["prediction"]
+        return probability_columns(self.labels)
 
     @property
     def channels(self) -> list[str]:
@@ -86,14 +96,14 @@ class Predictor:
         return found
 
     def classify(self, images: Tensor, source: object) -> Tensor:
-        """Classifies samples.
+        """Classifies samples, or predicts their outcome.
 
         Args:
             images: ``(N, C, *spatial)`` or ``(N, F)``, normalised.
             source: Where they are from, for error sentences.
 
         Returns:
-            ``(N, K)`` float32 probabilities.
+            ``(N, K)`` float32 probabilities, or ``(N, 1)`` outcomes.
 
         Raises:
             DataError: If the network cannot take them.
@@ -152,8 +162,7 @@ def make_predictor(
     else:
         network = bundle.network().to(_device(device))
     if facts["task"] != "segmentation":
-        classes = len(facts["labels"])
-        return Predictor(_classification(network, classes), facts, batch_size)
+        return Predictor(_task_of_samples(network, facts), facts, batch_size)
     task = SegmentationTask(
         network,
         torch.optim.SGD,
@@ -166,8 +175,10 @@ def make_predictor(
     return Predictor(task, facts, batch_size)
 
 
-def _classification(network: torch.nn.Module, classes: int) -> ClassificationTask:
-    return ClassificationTask(network, torch.optim.SGD, num_classes=classes)
+def _task_of_samples(network: torch.nn.Module, facts: Mapping[str, Any]) -> TaskModule:
+    if facts["task"] == "regression":
+        return RegressionTask(network, torch.optim.SGD)
+    return ClassificationTask(network, torch.optim.SGD, num_classes=len(facts["labels"]))
 
 
 def _sizes(patch_size: Sequence[int] | None) -> tuple[int, ...] | None:

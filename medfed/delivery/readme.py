@@ -44,7 +44,8 @@ def readme(facts: Mapping[str, Any]) -> str:
 
 def _how_to_run(facts: Mapping[str, Any]) -> list[str]:
     segments = facts["task"] == "segmentation"
-    result = "one mask per patient, on its own grid" if segments else "`probabilities.csv`"
+    table = "predictions" if facts["task"] == "regression" else "probabilities"
+    result = "one mask per patient, on its own grid" if segments else f"`{table}.csv`"
     return [
         "## How to run it",
         "MONAI is enough (`pip install monai nibabel pillow fire`). In the bundle's folder:",

@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import safetensors.torch
-import torch
 from omegaconf import DictConfig, OmegaConf
 from safetensors import SafetensorError
 from torch import Tensor
 
 from medfed.config import build
+from medfed.delivery.client_model import ClientModel, checked, collapse, used_instances
 from medfed.delivery.codebook import Codebook, from_centers
 from medfed.delivery.networks import describe
 from medfed.errors import CheckpointError, ConfigError, did_you_mean
 from medfed.evaluation import finished
-from medfed.federation.split import float_entries
 from medfed.models.networks import Canonical
+from medfed.models.networks.parts import part_roots
 from medfed.models.task import TaskModule
 from medfed.tasks import build_task, mixes_models
 
@@ -82,37 +82,31 @@ class RunRecord:
                 )
         return list(dict.fromkeys(names))
 
-    def network(self) -> dict[str, Any]:
-        """Returns the ordinary network as plain data, see `networks.describe`."""
-        node = OmegaConf.to_container(self.config.model.network)
-        assert isinstance(node, dict)
-        return describe({str(k): v for k, v in node.items()})
-
     def task(self) -> TaskModule:
         """Builds the task around the ordinary network, in single precision."""
         task: TaskModule = build(self.config.model)
         return task
 
-    def weights(self, client: str) -> Tensors:
-        """Returns all float entries of a client's model, in single precision.
-
-        Canonical models that mix parameters become the one network that they are.
+    def model(self, client: str) -> ClientModel:
+        """Returns a client's model in the form that a bundle holds.
 
         Raises:
             CheckpointError: If the file is missing, torn or of another model.
-            ConfigError: If the model mixes outputs, which no single network does.
+            ConfigError: If bundles know no such network.
         """
         loaded = _load(self.folder / "models" / f"{client}.safetensors")
+        node = OmegaConf.to_container(self.config.model.network)
+        assert isinstance(node, dict)
+        plain = describe({str(k): v for k, v in node.items()})
         if mixes_models(self.config):
-            loaded = self._collapsed(client, loaded)
-        weights = {n: t.float() for n, t in loaded.items()}
-        expected = float_entries(self.task().network)
-        if set(weights) != set(expected):
-            raise CheckpointError(
-                f"The model of {client} in {self.folder} has other entries than its configuration "
-                "says; the run folder is mixed up."
-            )
-        return {n: weights[n] for n in expected}
+            network = build_task(self.config).network
+            assert isinstance(network, Canonical)
+            _fill(network, loaded, f"{client} in {self.folder}")
+            if network.mix == "parameters":
+                loaded = collapse(network)
+            else:
+                plain, loaded = used_instances(plain, self._places(), network.activation, loaded)
+        return checked(plain, loaded, f"{client} in {self.folder}")
 
     def learned(self, client: str, weights: Mapping[str, Tensor]) -> dict[str, Codebook]:
         """Returns the codebooks of the parameters whose centres were learned; empty without."""
@@ -122,43 +116,22 @@ class RunRecord:
         centers = _load(path)
         return {n: from_centers(weights[n], c.float()) for n, c in centers.items()}
 
-    def _collapsed(self, client: str, loaded: Tensors) -> Tensors:
-        if self.config.canonical.mix != "parameters":
-            raise ConfigError(
-                f"The model of {client} mixes the outputs of {self.config.canonical.count} "
-                "canonical models, and a bundle holds one network; train with canonical=parameters "
-                "to export one."
-            )
-        network = build_task(self.config).network
-        assert isinstance(network, Canonical)
-        network.to(next(iter(loaded.values())).dtype)
-        counters = {n: t for n, t in network.state_dict().items() if not t.is_floating_point()}
+    def _places(self) -> list[str]:
+        """The layers of the canonical part."""
+        task, parts = self.task(), self.config.canonical.parts
+        return part_roots(task.network, task.personal if parts is None else parts)
+
+
+def _fill(network: Canonical, loaded: Tensors, source: str) -> None:
+    network.to(next(iter(loaded.values())).dtype)
+    counters = {n: t for n, t in network.state_dict().items() if not t.is_floating_point()}
+    try:
         network.load_state_dict({**counters, **loaded})
-        return collapse(network)
-
-
-def collapse(network: Canonical) -> Tensors:
-    """Returns the float entries of the one network that mixed parameters amount to.
-
-    Args:
-        network: A canonical model with ``mix="parameters"``.
-
-    Returns:
-        Entries under the names of the ordinary network.
-
-    Example:
-        >>> from torch import nn
-        >>> nets = [nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1)) for _ in range(2)]
-        >>> both = torch.stack([n[1].weight.detach() for n in nets])
-        >>> state = collapse(Canonical(nets, ["1.*"], mix="parameters"))
-        >>> list(state), torch.allclose(state["1.weight"], both.mean(0))
-        (['0.weight', '0.bias', '1.weight', '1.bias'], True)
-    """
-    with torch.no_grad(), network._instance(0):
-        state = {n: t.detach().clone() for n, t in float_entries(network.common).items()}
-        state |= network.mixed()
-    boxed = all(name.startswith("network.") for name in state)
-    return {n.removeprefix("network.") if boxed else n: t for n, t in state.items()}
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"The model of {source} has other entries than its configuration says; the run folder "
+            "is mixed up."
+        ) from error
 
 
 def _load(path: Path) -> Tensors:

@@ -1,4 +1,4 @@
-"""Probabilities of images and of rows of tables."""
+"""Probabilities of images, and probabilities or outcomes of rows of tables."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from medfed.delivery.outputs import (
     check_folder,
     check_targets,
     csv_path,
-    probability_columns,
     write_csv,
 )
 from medfed.delivery.predictor import Predictor
@@ -56,7 +55,7 @@ def predict_images(predictor: Predictor, request: Request) -> Path:
 
     def save() -> None:
         if rows:
-            write_csv(output, ["image", *probability_columns(predictor.labels)], rows)
+            write_csv(output, ["image", *predictor.columns], rows)
 
     attempt(files, one, lambda file: file.name, "images", save)
     return output
@@ -97,7 +96,7 @@ def read_pixels(file: Path, predictor: Predictor) -> Tensor:
 
 
 def predict_table(predictor: Predictor, request: Request) -> Path:
-    """Classifies the rows of a CSV file.
+    """Classifies the rows of a CSV file, or predicts their outcome.
 
     Args:
         predictor: A model of features.
@@ -105,7 +104,7 @@ def predict_table(predictor: Predictor, request: Request) -> Path:
 
     Returns:
         The CSV file: ``row``, counted from 1, the cells of all columns that are no features, and a
-        probability per class.
+        probability per class, or of a regression ``prediction`` in the outcome's unit.
 
     Raises:
         MedfedError: If a column is missing, a cell is no number, or nothing can be written.
@@ -118,7 +117,7 @@ def predict_table(predictor: Predictor, request: Request) -> Path:
     features, others = read_features(source, predictor.facts["input"]["features"])
     image = torch.from_numpy(_scaled(features, predictor.facts)) * predictor.present
     chances = predictor.classify(image, source).tolist()
-    header = ["row", *others, *probability_columns(predictor.labels)]
+    header = ["row", *others, *predictor.columns]
     cells = zip(range(1, len(features) + 1), *others.values(), strict=True)
     write_csv(output, header, ([*a, *b] for a, b in zip(cells, chances, strict=True)))
     return output

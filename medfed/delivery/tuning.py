@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from medfed.config import build
 from medfed.datamodules.base import FederatedDataModule
@@ -47,17 +47,21 @@ class Quantised:
 
 
 class Bench:
-    """Trains and measures one client's model after another, on the run's own data.
+    """Trains and measures a client's model, on the run's own data.
 
     Args:
         run: The run.
-        data: Its data, or ``None`` where they are not at hand.
+        network: The model's network.
+        data: The run's data, or ``None`` where they are not at hand.
     """
 
-    def __init__(self, run: RunRecord, data: FederatedDataModule | None) -> None:
+    def __init__(
+        self, run: RunRecord, network: nn.Module, data: FederatedDataModule | None
+    ) -> None:
         torch.set_num_threads(run.config.threads)
         self.data = data
         self.task: TaskModule = run.task()
+        self.task.network = network
         self.metric, self.mode = self.task.selection
         split = ParameterSplit.of(self.task.network, (), run.config.buffers)
         optimizer, scheduler = build(run.config.optimizer), build(run.config.scheduler)

@@ -15,9 +15,10 @@ import torch
 
 from medfed.config import load
 from medfed.delivery.bundle import read_bundle
+from medfed.delivery.client_model import collapse
 from medfed.delivery.export import export_run
 from medfed.delivery.quantization import choose_bits, quantise, with_codebooks
-from medfed.delivery.run_models import RunRecord, collapse
+from medfed.delivery.run_models import RunRecord
 from medfed.errors import CheckpointError, ConfigError
 from medfed.experiment import train
 from medfed.models.networks import Canonical, basic_unet, logistic_regression
@@ -99,7 +100,7 @@ def test_without_data_the_centres_are_those_of_k_means(run, caplog):
     assert bundle.facts["test_metrics"] is None
     assert "before quantisation" in (folder / "docs" / "README.md").read_text()
     record = RunRecord.read(run)
-    weights = record.weights(client)
+    weights = record.model(client).weights
     books = quantise(weights, choose_bits(record.task().network, 2))
     for name, tensor in with_codebooks(weights, books).items():
         assert torch.equal(bundle.state[name], tensor)
@@ -108,7 +109,7 @@ def test_without_data_the_centres_are_those_of_k_means(run, caplog):
 def test_learned_centres_are_exported_as_they_are(run):
     client = first_client(run)
     record = RunRecord.read(run)
-    weights = record.weights(client)
+    weights = record.model(client).weights
     books = quantise(weights, choose_bits(record.task().network, 3))
     save_tensors(run / "models" / f"{client}.safetensors", with_codebooks(weights, books))
     save_tensors(
@@ -149,16 +150,6 @@ def test_a_whole_canonical_model_of_one_layer():
     state = collapse(Canonical(nets, ["*"], "parameters"))
     assert list(state) == ["linear.weight", "linear.bias"]
     torch.testing.assert_close(state["linear.weight"], mean)
-
-
-def test_mixed_outputs_are_no_network(run):
-    config = (run / "config.yaml").read_text()
-    mixing = "canonical:\n  _target_: medfed.tasks.CanonicalParts\n  count: 2\n  mix: outputs\n"
-    lines = [ln for ln in config.splitlines() if not ln.startswith("canonical:")]
-    replaced = "\n".join([*lines, mixing + "  parts: null", ""])
-    (run / "config.yaml").write_text(replaced)
-    with pytest.raises(ConfigError, match="train with canonical=parameters"):
-        export(run)
 
 
 @pytest.mark.parametrize(

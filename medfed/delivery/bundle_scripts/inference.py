@@ -48,17 +48,33 @@ def classify(
     path: str,
 ) -> None:
     """Writes the probability of every class, one row per input, as CSV."""
+    _write_table(loader, lambda x: network(x).softmax(dim=1), network, present, labels, path)
+
+
+@torch.no_grad()
+def regress(loader: Iterable[Batch], network: nn.Module, present: Sequence[int], path: str) -> None:
+    """Writes the predicted outcome in its unit, one row per input, as CSV."""
+    _write_table(loader, network, network, present, ["prediction"], path)
+
+
+def _write_table(
+    loader: Iterable[Batch],
+    compute: Callable[[Tensor], Tensor],
+    network: nn.Module,
+    present: Sequence[int],
+    columns: Sequence[str],
+    path: str,
+) -> None:
     device = next(network.parameters()).device
     mask = torch.tensor(present, device=device)
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     with open(path, "w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["input", *labels])
+        writer.writerow(["input", *columns])
         for batch in loader:
             image = torch.as_tensor(batch["image"]).as_subclass(Tensor).to(device)
             image = image * mask.reshape(1, -1, *[1] * (image.ndim - 2))
-            probability = network(image).softmax(dim=1)
-            for name, row in zip(batch["name"], probability.tolist(), strict=True):
+            for name, row in zip(batch["name"], compute(image).tolist(), strict=True):
                 writer.writerow([name, *row])
 
 

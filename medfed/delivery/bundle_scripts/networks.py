@@ -1,6 +1,8 @@
 """The networks that MONAI does not have as they are, of its parts; the weights keep their names."""
 
-from collections.abc import Sequence
+import copy
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -9,6 +11,7 @@ from monai.networks.layers import get_pool_layer
 from monai.networks.nets import BasicUNet, DenseNet
 from monai.networks.nets.basic_unet import UpCat
 from torch import Tensor, nn
+from torch.nn.functional import softplus
 
 
 def small_stem_densenet(**arguments: Any) -> nn.Module:
@@ -75,3 +78,107 @@ class LogisticRegression(nn.Module):
         """Returns the logits (B, K) of features (B, F)."""
         free = self.linear(x)
         return torch.cat([torch.zeros_like(free[:, :1]), free], dim=1)
+
+
+class LinearRegression(nn.Module):
+    """Linear regression of one outcome."""
+
+    def __init__(self, in_channels: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(in_channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns the outcomes (B, 1) of features (B, F)."""
+        outcome: Tensor = self.linear(x)
+        return outcome
+
+
+class CanonicalMixture(nn.Module):
+    """A network of which a part exists several times; a membership vector mixes what they say.
+
+    `places` names the layers of that part, [""] the whole network. Probabilities are mixed (of
+    classes with softmax, of regions with sigmoid) and returned as their logarithms or logits;
+    with the identity outputs are mixed as they are.
+    """
+
+    membership: Tensor
+
+    def __init__(
+        self, network: nn.Module, places: Sequence[str], count: int, activation: str
+    ) -> None:
+        super().__init__()
+        if list(places) == [""]:
+            network, places = nn.Sequential(OrderedDict(network=network)), ["network"]
+        self.common, self.activation = network, activation
+        self.register_buffer("membership", torch.full((count,), 1 / count))
+        part = {name.replace(".", "_"): network.get_submodule(name) for name in places}
+        self.canonical = nn.ModuleList(nn.ModuleDict(copy.deepcopy(part)) for _ in range(count))
+        for layer in self.canonical.modules():
+            if getattr(layer, "inplace", False) is True:
+                layer.inplace = False  # type: ignore[assignment]  # all instances read its input
+        self._slots = []
+        for name in places:
+            parent, _, leaf = name.rpartition(".")
+            self._slots.append((network.get_submodule(parent)._modules, leaf))
+        self._fill([None] * len(places))
+        self._fixed = self._outside(network, places)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns the mixture: log-probabilities, logits or outcomes."""
+        # What the instances have in common answers once, whoever asks.
+        for layer in self._fixed:
+            layer.__dict__["forward"] = self._remembering(layer.forward)
+        try:
+            outputs = torch.stack([self._output(part, x) for part in self.canonical])
+        finally:
+            for layer in self._fixed:
+                del layer.__dict__["forward"]
+        return self._mix(outputs)
+
+    def _output(self, part: nn.Module, x: Tensor) -> Tensor:
+        self._fill(list(part.children()))
+        try:
+            output: Tensor = self.common(x)
+        finally:
+            self._fill([None] * len(self._slots))
+        return output
+
+    def _fill(self, layers: Sequence[nn.Module | None]) -> None:
+        for (children, leaf), layer in zip(self._slots, layers, strict=True):
+            children[leaf] = layer
+
+    def _mix(self, outputs: Tensor) -> Tensor:
+        """Mixes outputs (K, B, ...)."""
+        if self.activation == "identity":
+            mixture: Tensor = torch.tensordot(self.membership, outputs, dims=1)
+            return mixture
+        logs = self.membership.log().reshape(-1, *[1] * (outputs.ndim - 1))
+        if self.activation == "softmax":
+            return (outputs.log_softmax(2) + logs).logsumexp(0)
+        # -softplus(-x) is log sigmoid(x), and finite in ONNX Runtime, too.
+        inside, outside = logs - softplus(-outputs), logs - softplus(outputs)
+        return inside.logsumexp(0) - outside.logsumexp(0)
+
+    @staticmethod
+    def _outside(network: nn.Module, places: Sequence[str]) -> list[nn.Module]:
+        """The largest layers that hold none of the places."""
+
+        def holds(name: str) -> bool:
+            return not name or any(p.startswith(f"{name}.") for p in places)
+
+        layers = network.named_modules()
+        return [m for n, m in layers if not holds(n) and holds(n.rpartition(".")[0])]
+
+    @staticmethod
+    def _remembering(compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """A function that computes once what it is asked again."""
+        answers: list[tuple[tuple[Tensor, ...], Tensor]] = []
+
+        def forward(*inputs: Tensor) -> Tensor:
+            for known, output in answers:
+                if all(a is b for a, b in zip(known, inputs, strict=True)):
+                    return output
+            answers.append((inputs, compute(*inputs)))
+            return answers[-1][1]
+
+        return forward

@@ -1,0 +1,125 @@
+"""From training to a hospital's prediction: learned centres, mixed outputs, continuous outcomes."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from pathlib import Path
+
+import monai.bundle
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from omegaconf import OmegaConf
+
+from medfed.config import load
+from medfed.delivery.bundle import read_bundle
+from medfed.delivery.export import export_run
+from medfed.delivery.prediction import predict
+from medfed.experiment import train
+from medfed.models.networks import Canonical
+from medfed.tasks import build_task
+
+QUIET = ("local.steps=2", "logger=none", "progress=false", "threads=1")
+CNN = ("model.network.channels=[4,4,4]",)
+
+
+def run(folder: Path, *overrides: str) -> Path:
+    train(load([*overrides, *QUIET, f"folder={folder}"]))
+    return folder
+
+
+def export(folder: Path, *overrides: str):
+    """Exports the first client; returns the bundle, and the run's network with its model."""
+    client = next(iter(json.loads((folder / "summary.json").read_text())["clients"]))
+    (bundle,) = export_run(load([f"run={folder}", f"client={client}", *overrides], "export"))
+    network = build_task(OmegaConf.load(folder / "config.yaml")).network
+    state = safetensors.torch.load_file(folder / "models" / f"{client}.safetensors")
+    counters = {n: t for n, t in network.state_dict().items() if not t.is_floating_point()}
+    network.load_state_dict({**counters, **state})
+    return read_bundle(bundle), network.eval()
+
+
+def pictures() -> torch.Tensor:
+    return 2 * torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(0)) - 1
+
+
+@torch.no_grad()
+def test_learned_centres_survive(tmp_path):
+    sizes = ("rounds=2", "partition.num_clients=3", "algorithm.bits=2")
+    folder = run(tmp_path / "run", "experiment=qupel_digits", *CNN, *sizes)
+    bundle, network = export(folder)
+    assert bundle.facts["quantization"]["method"] == "learned"
+    centers = safetensors.torch.load_file(
+        folder / "centers" / f"{bundle.facts['client']}.safetensors"
+    )
+    assert set(bundle.facts["bits"]) == set(centers) != set()
+    for name, values in centers.items():
+        assert len(values) == 4
+        assert bundle.facts["bits"][name] == 2
+        assert set(bundle.state[name].unique().tolist()) <= set(values.tolist())
+    torch.testing.assert_close(bundle.network()(pictures()), network(pictures()), rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_mixed_outputs_as_trained_and_quantised(tmp_path):
+    sizes = ("rounds=1", "partition.num_clients=4", "canonical.count=2")
+    folder = run(tmp_path / "run", "experiment=digits_ppfl", *CNN, *sizes)
+    bundle, network = export(folder)
+    assert isinstance(network, Canonical)
+    assert bundle.facts["network"]["count"] == 2
+    expected = network(pictures())
+    torch.testing.assert_close(bundle.network()(pictures()), expected, rtol=0, atol=1e-5)
+    membership = bundle.state["membership"]
+    packed, _ = export(folder, "bits=3", "finetune_steps=2", "finetune_lr=1e-2")
+    assert set(packed.facts["bits"].values()) == {3}
+    assert torch.equal(packed.state["membership"], membership)
+    assert packed.facts["test_metrics"] != packed.facts["run_test_metrics"]
+    for name, bits in packed.facts["bits"].items():
+        assert len(packed.state[name].unique()) <= 2**bits
+    assert not torch.equal(packed.network()(pictures()), expected)
+
+
+@pytest.mark.filterwarnings("ignore")  # of MONAI's own making
+@torch.no_grad()
+def test_a_continuous_outcome_is_predicted_in_its_unit(tmp_path, monkeypatch):
+    overrides = ("experiment=diabetes_pfednet", "rounds=1", "partition.num_clients=2")
+    folder = run(tmp_path / "run", *overrides)
+    bundle, network = export(folder)
+    facts = bundle.facts
+    assert (facts["task"], facts["labels"]) == ("regression", ["progression"])
+    assert facts["test_metrics"]["rmse"] > 10
+    rng, scaling = np.random.default_rng(0), facts["normalization"]
+    low, high = np.array(scaling["minimum"]), np.array(scaling["maximum"])
+    rows = rng.uniform(low, high, (4, len(low)))
+    source, output = tmp_path / "in.csv", tmp_path / "out.csv"
+    with source.open("w", newline="") as file:
+        header = ["patient", *facts["input"]["features"]]
+        csv.writer(file).writerows([header, *([f"p{i}", *r] for i, r in enumerate(rows.tolist()))])
+    predict(load([f"bundle={bundle.folder}", f"input={source}", f"output={output}"], "predict"))
+    with output.open(newline="") as file:
+        names, *found = csv.reader(file)
+    assert names == ["row", "patient", "prediction"]
+    scaled = torch.from_numpy(2 * (rows - low) / (high - low) - 1).float()
+    expected = network(scaled).squeeze(1)
+    assert expected.std() > 1e-3
+    predictions = torch.tensor([float(row[2]) for row in found])
+    torch.testing.assert_close(predictions, expected, rtol=1e-6, atol=1e-5)
+    # What MONAI runs without medfed writes the same numbers.
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "tables" / "a.csv").write_bytes(source.read_bytes())
+    monkeypatch.syspath_prepend(str(bundle.folder))
+    monkeypatch.chdir(bundle.folder)
+    for name in [n for n in sys.modules if n == "scripts" or n.startswith("scripts.")]:
+        monkeypatch.delitem(sys.modules, name)
+    paths = {"dataset_dir": str(tmp_path / "tables"), "output_dir": str(tmp_path / "eval")}
+    monai.bundle.run(config_file="configs/inference.json", **paths)
+    for name in [n for n in sys.modules if n == "scripts" or n.startswith("scripts.")]:
+        del sys.modules[name]
+    with (tmp_path / "eval" / "predictions.csv").open(newline="") as file:
+        names, *found = csv.reader(file)
+    assert names == ["input", "prediction"]
+    predictions = torch.tensor([float(row[1]) for row in found])
+    torch.testing.assert_close(predictions, expected, rtol=1e-6, atol=1e-5)
