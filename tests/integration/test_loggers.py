@@ -88,6 +88,7 @@ def test_wandb_offline(no_account, monkeypatch, tmp_path):
         assert {"val/hospital_0/balanced_accuracy", "val/balanced_accuracy"} <= set(values)
         assert values["bytes/up"] > 0
     assert sorted(images) == ["bytes", "graph", "val_balanced_accuracy"]
+    wandb.teardown()  # waits for the process that writes the file
     (offline,) = (folder / "wandb").glob("offline-run-*")
     (record,) = offline.glob("*.wandb")
     written = record.read_bytes()
