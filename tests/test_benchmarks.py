@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
         ("mixture_floor.py --clients 2 --samples 20 --seeds 1", "seed 0: half L1"),
         ("fused_lasso.py --largest 3", "ns/element"),
         ("bundle_sizes.py --networks unet --bits 2", "seconds of k-means"),
+        ("onnx_latency.py --networks unet --blocks 2 --runs 1", "ratio of packed to fp32"),
         ("quantization.py --largest 3 --blocks 1 --batch-size 2 --networks U-Net", "step_centers"),
     ],
 )

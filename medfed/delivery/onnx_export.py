@@ -24,7 +24,7 @@ from __future__ import annotations
 import io
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -61,7 +61,7 @@ def save_onnx(
     """
     onnx = import_onnx()
     model = onnx.load_from_string(_trace(network, shape))
-    _shorten(model.graph)
+    _shorten(model.graph, books)
     for name, book in books.items():
         pack_initializer(model.graph, name, book)
     onnx.checker.check_model(model)
@@ -79,12 +79,17 @@ def pack_initializer(graph: Any, name: str, book: Codebook) -> None:
     Raises:
         ConfigError: If the graph has no such weight, or of another shape.
     """
-    found = [i for i, t in enumerate(graph.initializer) if t.name == name]
-    if not found or tuple(graph.initializer[found[0]].dims) != book.shape:
+    stored = [i for i, t in enumerate(graph.initializer) if t.name == name]
+    # The exporter stores equal tensors once, and copies them where the others belong.
+    copies = [i for i, n in enumerate(graph.node) if n.op_type == "Identity" and name in n.output]
+    if stored and tuple(graph.initializer[stored[0]].dims) == book.shape:
+        del graph.initializer[stored[0]]
+    elif copies:
+        del graph.node[copies[0]]
+    else:
         raise ConfigError(
             f"The traced network has no weight {name} of shape {book.shape}; export without ONNX."
         )
-    del graph.initializer[found[0]]
     for index, node in enumerate(_decoder(graph, name, book)):
         graph.node.insert(index, node)
 
@@ -210,9 +215,9 @@ def _decoder(graph: Any, name: str, book: Codebook) -> list[Any]:
     ]
 
 
-def _shorten(graph: Any) -> None:
+def _shorten(graph: Any, weights: Iterable[str]) -> None:
     """Leaves out sources and long names of the nodes; weights, input and output keep theirs."""
-    kept = {INPUT, OUTPUT, *(t.name for t in graph.initializer)}
+    kept = {INPUT, OUTPUT, *weights, *(t.name for t in graph.initializer)}
     produced = [n for node in graph.node for n in node.output if n and n not in kept]
     short = {name: f"v{i}" for i, name in enumerate(produced)}
     for node in graph.node:

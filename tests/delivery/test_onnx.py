@@ -14,6 +14,7 @@ import torch
 from medfed.config import load
 from medfed.delivery.bundle import METADATA, ONNX, read_bundle
 from medfed.delivery.codebook import Codebook
+from medfed.delivery.networks import build_network, describe_mixture
 from medfed.delivery.onnx_export import INPUT, save_onnx
 from medfed.delivery.onnx_runtime import OnnxNetwork
 from medfed.delivery.predictor import make_predictor
@@ -96,6 +97,24 @@ def test_volumes(tmp_path):
         expected = network(image)
     found = OnnxNetwork(tmp_path / "model.onnx")(image)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+def test_equal_weights_and_mixed_outputs(tmp_path):
+    """Instances that are still equal, which the exporter would store once."""
+    one = ("scripts.networks.SmallCNN", 2, 1, 3, [4, 4], [2, 2], None, 0.0)
+    names = ("_target_", "spatial_dims", "in_channels", "out_channels", "channels", "strides")
+    plain = dict(zip((*names, "norm", "dropout"), one, strict=True))
+    network = build_network(describe_mixture(plain, ["head"], 2, "softmax")).eval()
+    heads = [t for n, t in network.state_dict().items() if n.endswith("head.weight")]
+    heads[1].copy_(heads[0])
+    books = quantised(network, 2, **{"*": 2})
+    save_onnx(tmp_path / "model.onnx", network, books, (1, 16, 16))
+    image = torch.randn(3, 1, 16, 16, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = network(image)
+    found = OnnxNetwork(tmp_path / "model.onnx")(image)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    assert sum(n.endswith("head.weight") for n in books) == 2
 
 
 FULL_SIZE = {
