@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -125,6 +126,7 @@ def _draw_layer(axes: Axes, name: str, weights: Tensor, book: Codebook) -> None:
     axes.tick_params(labelsize=7)
     axes.set_yticks([])
     axes.set_xlabel("weight; lines: centres", fontsize=8)
+    axes.xaxis.set_major_locator(MaxNLocator(4))
 
 
 def _number(value: float | None) -> str:
