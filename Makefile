@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint format setup clean
+.PHONY: demo test docs lint format setup clean
 
 setup: $(STAMP)
 
@@ -19,12 +19,16 @@ $(STAMP): pyproject.toml
 
 demo: $(STAMP)
 	rm -rf outputs/demo
-	$(BIN)/python scripts/train.py -m experiment=brats_pfednet algorithm=pfednet,fedavg,local \
+	$(BIN)/medfed train -m experiment=brats_pfednet algorithm=pfednet,fedavg,local \
 		hydra.sweep.dir=outputs/demo
-	$(BIN)/python scripts/compare.py runs=outputs/demo
+	$(BIN)/medfed compare runs=outputs/demo
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+
+docs: $(STAMP)
+	$(BIN)/mkdocs build --strict --site-dir outputs/site
+	@echo "Open outputs/site/index.html"
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

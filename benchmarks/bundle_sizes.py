@@ -18,11 +18,11 @@ from pathlib import Path
 
 import torch
 
-from medfed.config import load
-from medfed.delivery.quantization import choose_bits, quantise
-from medfed.delivery.weights import entropy_bound, load_weights, save_weights
+from medfed.config.compose import load
+from medfed.delivery.bundle.weights import entropy_bound, load_weights, save_weights
+from medfed.delivery.export.quantization import choose_bits, quantise
 from medfed.federation.split import float_entries
-from medfed.tasks import build_task
+from medfed.run.assembly import build_task
 
 MODELS = {
     "basic_unet": ["in_channels=4", "out_channels=1", "regions=[whole]"],

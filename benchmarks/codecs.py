@@ -27,10 +27,11 @@ import torch.nn.functional as F
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from medfed.config import CONFIG_DIR, build
-from medfed.federation.codecs import STC, Codec
-from medfed.models.networks import densenet121
-from medfed.personalize.functional import fused_lasso
+from medfed.config.compose import CONFIG_DIR, build
+from medfed.federation.wire.codecs.base import Codec
+from medfed.federation.wire.codecs.stc import STC
+from medfed.functional.fused_lasso import fused_lasso
+from medfed.models.networks.densenet import densenet121
 
 RATES = (0.1, 0.01, 0.001)
 

@@ -31,11 +31,12 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from medfed.datamodules.cache import Item, Recipe, Store, build
-from medfed.datamodules.cache.rows import MappedRows
+from medfed.datamodules.cache.building import build
+from medfed.datamodules.cache.store import Item, Recipe, Store
 from medfed.datamodules.client_data import ClientData
-from medfed.datamodules.luna16_patches import convert_patches
-from medfed.models.networks import densenet_bc
+from medfed.datamodules.ct_patches import to_unit
+from medfed.datamodules.on_demand import ArrayRows
+from medfed.models.networks.densenet import densenet_bc
 
 WINDOW = (-1000, 400)
 BATCH, SCANS = 32, 20
@@ -57,8 +58,8 @@ def client(store: Store, mapped: bool) -> ClientData:
     """One client with all rows, mapped from the cache or as tensors."""
     labels = torch.from_numpy(np.array(store.array("label")))
     one = torch.ones(1, dtype=torch.bool)
-    convert = partial(convert_patches, window=WINDOW, present=one.numpy())
-    images: MappedRows | Tensor = MappedRows(
+    convert = partial(to_unit, window=WINDOW, present=one.numpy())
+    images: ArrayRows | Tensor = ArrayRows(
         store.path("image"), np.arange(len(labels), dtype=np.int64), convert
     )
     if not mapped:

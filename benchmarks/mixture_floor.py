@@ -17,8 +17,8 @@ from scipy.special import expit
 from torch import Tensor
 
 from medfed.datamodules.mixture import MixtureDataModule
-from medfed.datamodules.partitions import ByCentre
-from medfed.reports.memberships import half_l1
+from medfed.datamodules.partitions.centre import ByCentre
+from medfed.run.memberships import half_l1
 
 Floats = NDArray[np.float64]
 

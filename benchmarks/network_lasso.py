@@ -19,8 +19,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from medfed.personalize.functional import complete_edges, solve_network_lasso
-from medfed.personalize.functional.lasso_steps import FusedSteps
+from medfed.functional.graph import complete_edges
+from medfed.functional.network_lasso import solve_network_lasso
+from medfed.functional.network_lasso_admm import FusedSteps
 
 NODES = 5
 NORMS = (1.0, 2.0, math.inf)

@@ -21,13 +21,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from medfed.config import load
-from medfed.delivery.onnx_export import save_onnx
-from medfed.delivery.onnx_runtime import OnnxNetwork
-from medfed.delivery.quantization import choose_bits, quantise
-from medfed.delivery.weights import entropy_bound
+from medfed.config.compose import load
+from medfed.delivery.bundle.onnx_file import OnnxNetwork, save_onnx
+from medfed.delivery.bundle.weights import entropy_bound
+from medfed.delivery.export.quantization import choose_bits, quantise
 from medfed.federation.split import float_entries
-from medfed.tasks import build_task
+from medfed.run.assembly import build_task
 
 SEGMENTS = ["in_channels=4", "out_channels=1", "regions=[whole]"]
 CLASSES = ["in_channels=1", "out_channels=2"]

@@ -26,15 +26,17 @@ from medfed.federation.federation import Federation
 from medfed.federation.local_client import LocalClient
 from medfed.federation.reference import run_reference
 from medfed.federation.training import LocalTrainer
-from medfed.models.networks import Canonical, default_personal, densenet_bc, small_cnn
-from medfed.models.networks.canonical import Mix
+from medfed.models.networks.canonical import Canonical, Mix
+from medfed.models.networks.densenet import densenet_bc
+from medfed.models.networks.personal import default_personal
+from medfed.models.networks.small_cnn import SmallCNN
 from medfed.personalize.fedavg import FedAvg
 from medfed.personalize.ppfl import PPFL
 
 COUNT, CLIENTS, SIDE = 4, 4, 32
 MIXES: tuple[Mix, ...] = ("outputs", "parameters")
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
-    "small_cnn": lambda: small_cnn(2, 1, 2),
+    "small_cnn": lambda: SmallCNN(2, 1, 2),
     "densenet_bc": lambda: densenet_bc(2, 1, 2, block_config=(4, 4, 4), stem="small"),
 }
 

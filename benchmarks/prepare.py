@@ -4,7 +4,7 @@ A handful of scans of full size, 512 x 512 x 300 voxels of int16 noise, 157 MB e
 format, with as many candidates as a scan of LUNA16 has on average: 17 where ten non-nodules are
 kept per nodule, 620 where all are.
 
-1. *Throughput.* One side makes the cache (`medfed.datamodules.cache.build`): headers, slabs,
+1. *Throughput.* One side makes the cache (`medfed.datamodules.cache.building`): headers, slabs,
    patches, checksums, shards, the joined arrays, the manifest. The other side opens the same
    files, seeks and reads the same slabs into memory, and does nothing with them. Both work in this
    process; they alternate, and before each the kernel is told to forget the scans
@@ -39,13 +39,12 @@ from pathlib import Path
 
 import numpy as np
 
-from medfed.datamodules.cache import Item, Recipe, build
-from medfed.datamodules.cache.store import ITEMS
-from medfed.datamodules.ct_patches import PatchSpec, centre_voxels, plan_slabs
+from medfed.datamodules.cache.building import build
+from medfed.datamodules.cache.store import ITEMS, Item, Recipe
+from medfed.datamodules.ct_patches import PatchSpec, plan_slabs, read_patches
 from medfed.datamodules.generated.luna16 import write_scan
-from medfed.datamodules.luna16_patches import read_patches
-from medfed.datamodules.readers.luna16 import Candidates
-from medfed.datamodules.readers.metaimage import open_scan
+from medfed.datamodules.readers.candidates import Candidates, centre_voxels
+from medfed.datamodules.readers.ct_scan import open_scan
 
 Process = subprocess.Popen[str]
 SEALS = f"*/{ITEMS}/*.json"
@@ -106,7 +105,7 @@ def needed(made: Recipe) -> list[Read]:
         nx, ny, _ = scan.file_size
         found.append(Read(header, (0,), header.stat().st_size))
         for slab in plan_slabs(scan, centre_voxels(scan, points), spec):
-            (_, y0, z0), (_, y1, z1) = slab.low.tolist(), slab.high.tolist()
+            (_, y0, z0), (_, y1, z1) = slab.low, slab.high
             if y1 - y0 == ny:
                 found.append(Read(scan.storage.file, (2 * nx * ny * z0,), 2 * nx * ny * (z1 - z0)))
             else:

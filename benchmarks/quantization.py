@@ -18,16 +18,11 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from medfed.models.networks import basic_unet, densenet_bc, unet
-from medfed.personalize.functional import (
-    center_gradient,
-    initial_centers,
-    prox_centers,
-    prox_quantize,
-    prox_weights,
-    quantize,
-    step_centers,
-)
+from medfed.functional.kmeans import initial_centers
+from medfed.functional.quantize import prox_quantize, prox_weights, quantize
+from medfed.functional.quantize_centers import center_gradient, prox_centers, step_centers
+from medfed.models.networks.densenet import densenet_bc
+from medfed.models.networks.unet import basic_unet, unet
 
 BITS = (1, 2, 4)
 LR, TAU = 1e-4, 1e-8

@@ -26,7 +26,8 @@ from medfed.federation.federation import Federation
 from medfed.federation.local_client import LocalClient
 from medfed.federation.reference import run_reference
 from medfed.federation.training import LocalTrainer
-from medfed.models.networks import densenet_bc, unet
+from medfed.models.networks.densenet import densenet_bc
+from medfed.models.networks.unet import unet
 from medfed.personalize.local import Local
 from medfed.personalize.qupel import QuPeL
 

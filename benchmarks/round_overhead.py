@@ -41,18 +41,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from medfed.common.seeding import torch_rng
+from medfed.common.tensors import Tensors, add, subtract, weighted_mean
 from medfed.datamodules.client_data import Batch, ClientData
-from medfed.datamodules.seeding import torch_rng
 from medfed.federation.algorithm import ClientInfo
-from medfed.federation.callbacks import FederatedRounds
 from medfed.federation.federation import Federation
+from medfed.federation.lightning.callbacks import FederatedRounds
+from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.local_client import LocalClient
-from medfed.federation.module import FederatedModule
 from medfed.federation.split import float_entries
-from medfed.federation.tensors import Tensors, add, subtract, weighted_mean
 from medfed.federation.training import LocalTrainer
 from medfed.models.classification import ClassificationTask
-from medfed.models.networks import densenet_bc
+from medfed.models.networks.densenet import densenet_bc
 from medfed.personalize.fedavg import FedAvg
 
 CLIENTS, PATCHES, BATCH, SIZE = 20, 128, 16, 32
@@ -249,7 +249,7 @@ def breakdown(clients: int, blocks: int, rounds: int) -> dict[str, float]:
     clock.timed(local, "_prepare", "prepare optimizer")
     clock.timed(local, "loss", "forward")
     clock.timed(module, "manual_backward", "backward")  # what the module's setup gives to local
-    make: Callable[..., torch.optim.Optimizer] = local._make_optimizer
+    make: Callable[..., torch.optim.Optimizer] = local.make_optimizer
 
     def make_timed(parameters: Any) -> torch.optim.Optimizer:
         optimizer = make(parameters)
@@ -257,7 +257,7 @@ def breakdown(clients: int, blocks: int, rounds: int) -> dict[str, float]:
         clock.timed(optimizer, "zero_grad", "optimizer zero_grad")
         return optimizer
 
-    local._make_optimizer = make_timed
+    local.make_optimizer = make_timed
     fit(module, WARM_UP + rounds, clock)
     parts = clock.rounds[WARM_UP:]
     medians = {n: statistics.median(r[n] for r in parts) for n in parts[0]}

@@ -1,3 +1,35 @@
-"""medfed: personalized federated learning for medical imaging."""
+"""medfed: personalized federated learning for medical imaging.
 
-__version__ = "0.1.0"
+``medfed.train("experiment=digits_pfednet", rounds=2)`` runs what ``medfed train`` runs, and
+``medfed.federate(...)`` federates an algorithm over clients and a network of your own.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from medfed.api import Run, train
+    from medfed.federation.reference import ArrayClient, Federated, federate
+
+__version__ = "0.2.0"
+__all__ = ["ArrayClient", "Federated", "Run", "federate", "train"]
+# Found when they are asked for, so that `import medfed` loads no library.
+_HOMES = {
+    "ArrayClient": "medfed.federation.reference",
+    "Federated": "medfed.federation.reference",
+    "Run": "medfed.api",
+    "federate": "medfed.federation.reference",
+    "train": "medfed.api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'medfed' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

@@ -1,6 +1,31 @@
 """Settings of all tests."""
 
+import os
+from pathlib import Path
+
+import pytest
 import torch
 
 # Equal numbers of threads give equal bits; one is also the fastest for tests of this size.
 torch.set_num_threads(1)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--plugins",
+        action="append",
+        dest="plugin_folders",
+        default=[],
+        metavar="FOLDER",
+        help="also test the methods and codecs of a folder outside the repository (repeatable)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if folders := [Path(f).resolve() for f in config.getoption("plugin_folders")]:
+        from tests.contract.names import PLUGINS
+
+        for folder in folders:
+            if not folder.is_dir():
+                raise pytest.UsageError(f"--plugins {folder} is no folder.")
+        os.environ[PLUGINS] = os.pathsep.join(map(str, folders))

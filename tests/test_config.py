@@ -3,9 +3,9 @@
 import pytest
 from omegaconf import OmegaConf
 
-from medfed.config import CONFIG_DIR, build, changed_keys, check_overrides, load
-from medfed.config_checks import check_values
-from medfed.errors import ConfigError
+from medfed.common.errors import ConfigError
+from medfed.config.check import check_values
+from medfed.config.compose import CONFIG_DIR, build, changed_keys, check_overrides, load
 from medfed.federation.budget import LocalBudget
 from medfed.federation.cohort import Cohort
 
@@ -53,10 +53,6 @@ def test_codecs_are_chosen_by_their_place():
     assert [c.codec.up._target_.rsplit(".", 1)[1] for c in swept] == ["Dense", "STC"]
     with pytest.raises(ConfigError, match=r"Unknown codec 'stcc' \(did you mean stc"):
         check_overrides(["-m", "codec.up=fp32,stcc"])
-
-
-def test_help_is_left_to_hydra():
-    check_overrides(["--help", "nonsense=1"])
 
 
 COHORT = {"_target_": "medfed.federation.cohort.Cohort"}

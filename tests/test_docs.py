@@ -1,36 +1,51 @@
-"""Every command that the documents show is composed as a user would type it."""
+"""Every command that the documents show is composed as a user would type it; the site is whole."""
 
 from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
-from medfed.config import check_overrides
+from medfed.commands.help import COMMANDS
+from medfed.config.compose import CONFIG_DIR, compositions
+from tests.pages import DOCS, PAGES, ROOT, write_files
 
-ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+# Where each group's options are explained.
+EXPLAINED = {
+    "algorithm": "methods.md",
+    "codec": "channel.md",
+    "data": "data.md",
+    "model": "networks.md",
+    "partition": "data.md",
+}
 
 
-def commands() -> list[tuple[str, str]]:
+def commands() -> list[tuple[Path, str]]:
     found = []
     for page in PAGES:
         for line in page.read_text().splitlines():
-            match = re.match(r"\s*(?:\$ )?python (\S+\.py.*?)(?:\s+#.*)?$", line)
-            if match:
-                found.append((page.name, match[1]))
+            match = re.match(r"\s*(?:\$ )?(medfed|python) (\S+.*?)(?:\s+#.*)?$", line)
+            if match and (match[1] == "medfed" or ".py" in match[2]):
+                found.append((page, match[2]))
     return found
 
 
-@pytest.mark.parametrize(("page", "command"), commands())
-def test_command_composes(page, command):
+@pytest.mark.parametrize(("page", "command"), commands(), ids=lambda v: getattr(v, "stem", None))
+def test_command_composes(page, command, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    if "MY_FOLDER" in command:
+        command = command.replace("MY_FOLDER", str(write_files(page, tmp_path)))
     script, *arguments = shlex.split(command)
-    assert (ROOT / script).is_file()
-    if script.startswith("scripts/"):
+    if script not in COMMANDS:
+        assert (ROOT / script).is_file()
+    if script in COMMANDS or script.startswith("scripts/"):
         placed = [a for a in arguments if "_FOLDER" not in a]  # of a run that a reader has
-        check_overrides(placed, name=Path(script).stem)
+        compositions([a for a in placed if not a.startswith("-")], name=Path(script).stem)
 
 
 def test_links_lead_somewhere():
@@ -44,3 +59,37 @@ def test_make_targets_exist():
     makefile = (ROOT / "Makefile").read_text()
     for target in set(re.findall(r"make (\w+)", (ROOT / "README.md").read_text())):
         assert f"\n{target}:" in makefile
+
+
+@pytest.mark.parametrize("group", EXPLAINED)
+def test_every_option_is_explained(group):
+    text = (DOCS / EXPLAINED[group]).read_text()
+    for option in (p.stem for p in (CONFIG_DIR / group).glob("*.yaml")):
+        assert re.search(rf"(`|{group}=){option}\b", text), f"{EXPLAINED[group]} lacks {option}"
+
+
+def test_every_page_is_in_the_navigation():
+    def files(entries):
+        for entry in entries:
+            for target in entry.values():
+                yield from [target] if isinstance(target, str) else files(target)
+
+    listed = list(files(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]))
+    assert sorted(listed) == sorted(str(p.relative_to(DOCS)) for p in DOCS.rglob("*.md"))
+
+
+def test_the_site_builds_strictly_and_needs_no_network(tmp_path):
+    """Strict: also links, anchors and the names of the reference are checked."""
+    pytest.importorskip("mkdocs")
+    command = ["mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    built = subprocess.run(
+        [sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, timeout=240
+    )
+    assert built.returncode == 0, built.stdout + built.stderr
+    fetched = re.compile(r'<(?:script|link|img|iframe)[^>]*(?:src|href)="(?:https?:)?//[^"]*')
+    pages = sorted(tmp_path.rglob("*.html"))
+    assert len(pages) > 20
+    assert not [m[0] for page in pages for m in fetched.finditer(page.read_text())]
+    for sheet in tmp_path.rglob("*.css"):
+        assert not re.search(r"url\(['\"]?(?:https?:)?//|@import", sheet.read_text())
+    assert (tmp_path / "search" / "search_index.js").is_file()  # what a page from disk can load

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from medfed.federation.algorithm import Algorithm, ClientInfo
 from medfed.federation.budget import LocalBudget
-from medfed.federation.channel import Channel
-from medfed.federation.codecs import Dense
 from medfed.federation.cohort import Cohort
 from medfed.federation.federation import Federation
 from medfed.federation.local_client import LocalClient
 from medfed.federation.training import LocalTrainer
-from medfed.models.networks import Canonical
+from medfed.federation.wire.channel import Channel
+from medfed.federation.wire.codecs.dense import Dense
+from medfed.models.networks.canonical import Canonical
 
 
 class ToyData:

@@ -2,86 +2,78 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
+from torch.utils.data import ConcatDataset, DataLoader
 
-from medfed.datamodules.client_data import SPLITS, Batch, ClientData, Split
-from medfed.datamodules.newcomers import check_newcomers
-from medfed.datamodules.partitions.base import Partition, Site
+from medfed.common.errors import ConfigError
+from medfed.common.files import sha256
+from medfed.common.seeding import one_thread
+from medfed.datamodules.client_data import (
+    Augment,
+    Batch,
+    Block,
+    ClientData,
+    EvaluationBatches,
+    TrainingSamples,
+)
+from medfed.datamodules.partitions.base import Partition
+from medfed.datamodules.plans import ClientPlan, by_id, check_newcomers, plan_clients
 from medfed.datamodules.readers.base import Patient
-from medfed.datamodules.seeding import derive_seed
-from medfed.datamodules.splits import check_leakage, sha256_of, split_patients, warn_small
-from medfed.datamodules.threads import one_thread
-from medfed.errors import DataError
+from medfed.datamodules.splits import SPLITS, Split
+
+Blocks = Mapping[Split, Block]
+log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class ClientPlan:
-    """All that the partition and the split decide about one client, before data are read.
-
-    Attributes:
-        patients: Patient ids per split.
-        channels: (C,) bool, the channels that it has.
-        shares: (K,) wanted class proportions, or None.
-        site: Its scanner, or None.
-        label_order: (K,) what it calls every class or region, or None for the order of the data.
-    """
-
-    patients: Mapping[Split, list[str]]
-    channels: torch.Tensor
-    shares: tuple[float, ...] | None = None
-    site: Site | None = None
-    label_order: tuple[int, ...] | None = None
-
-    def record(self, channel_names: Sequence[str]) -> dict[str, Any]:
-        """Returns what is worth writing down beside the patients, for JSON."""
-        present = zip(channel_names, self.channels.tolist(), strict=True)
-        return {
-            "channels": [name for name, has in present if has],
-            "class_shares": None if self.shares is None else list(self.shares),
-            "site": None if self.site is None else self.site.record(),
-        } | ({} if self.label_order is None else {"label_order": list(self.label_order)})
-
-
+@dataclass(eq=False, repr=False)
 class FederatedDataModule(pl.LightningDataModule, ABC):
     """Base of the data modules; a subclass lists patients and builds one client's tensors.
 
     Attributes:
-        clients: `ClientData` per client id, in the partition's order; filled by `setup`.
+        partition: Assigns patients to clients, and says what each of them has.
+        seed: Seed of partition and splits, and of whatever else is drawn from the data.
+        val_fraction: Share of validation patients per client, where splits are drawn.
+        test_fraction: Share of test patients per client, where splits are drawn.
+        batch_size: Samples per training batch.
+        eval_batch_size: Samples per evaluation batch.
+        augment: A random MONAI dict transform of one training sample, or None.
         keep_out: Clients that join after training; set it before `setup`.
-        newcomers: Their `ClientData`, which is not among `clients`; filled by `setup`.
-        plans: What was decided about every client; filled by `setup`.
-        channel_names: Names of the C channels (or F features).
+        channel_names: Names of the C channels (or F features); known after `prepare_data`.
         class_names: Names of the classes, or of the regions.
-        description: One line about where the data come from; filled by `setup`.
+        description: One line about where the data come from.
+        clients: `ClientData` per client id, in the partition's order; filled by `setup`.
+        newcomers: That of the clients that are kept out; filled by `setup`.
+        plans: What was decided about every client; filled by `setup`.
         mixtures: Of data generated as mixtures: the true one per client; filled by `setup`.
     """
 
-    channel_names: tuple[str, ...] = ()
-    class_names: tuple[str, ...] = ()
-    description: str = ""
+    partition: Partition
+    _: KW_ONLY
+    seed: int = 0
+    val_fraction: float = 0.2
+    test_fraction: float = 0.2
+    batch_size: int = 32
+    eval_batch_size: int = 256
+    augment: Augment | None = field(default=None, init=False)
+    keep_out: tuple[str, ...] = field(default=(), init=False)
+    channel_names: tuple[str, ...] = field(default=(), init=False)
+    class_names: tuple[str, ...] = field(default=(), init=False)
+    description: str = field(default="", init=False)
 
-    def __init__(
-        self, partition: Partition, seed: int, val_fraction: float, test_fraction: float
-    ) -> None:
+    def __post_init__(self) -> None:
         super().__init__()
-        self.partition = partition
-        self.seed = seed
-        self.val_fraction = val_fraction
-        self.test_fraction = test_fraction
         self.clients: dict[str, ClientData] = {}
-        self.keep_out: tuple[str, ...] = ()
         self.newcomers: dict[str, ClientData] = {}
-        self.mixtures: dict[str, tuple[float, ...]] = {}
         self.plans: dict[str, ClientPlan] = {}
+        self.mixtures: dict[str, tuple[float, ...]] = {}
         self._patients: dict[str, Patient] = {}
         self._hashes: dict[str, str] | None = None
 
@@ -150,52 +142,63 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         if self.clients:
             return
         self.prepare_data()
-        patients = self.list_patients()
-        self._patients = {p.id: p for p in patients}
-        if len(self._patients) < len(patients):
-            twice = Counter(p.id for p in patients).most_common(1)[0][0]
-            raise DataError(f"Patient {twice} is listed twice; patient ids must be unique.")
-        assigned = self.partition.assign(patients, self.seed)
-        check_newcomers(self.keep_out, list(assigned))
-        given = self.partition.splits(list(assigned))
-        splits = {c: self._split(c, ids, given.get(c)) for c, ids in assigned.items()}
-        check_leakage(splits)
-        names, partition = list(assigned), self.partition
-        channels = partition.availability(names, self.channel_names, self.seed)
-        shares = partition.class_shares(names, self.num_classes, self.seed)
-        sites = partition.sites(names, self.seed)
-        orders = partition.label_orders(names, self.num_classes, self.seed)
-        self.plans = {
-            n: ClientPlan(splits[n], channels[n], shares.get(n), sites.get(n), orders.get(n))
-            for n in names
-        }
+        self._patients = by_id(self.list_patients())
+        names = self.channel_names, self.class_names
+        fractions = self.val_fraction, self.test_fraction
+        self.plans = plan_clients(self.partition, self._patients, names, self.seed, fractions)
+        check_newcomers(self.keep_out, list(self.plans))
         with one_thread():
             built = self.build_clients(self.plans)
         self.newcomers = {n: built.pop(n) for n in self.keep_out}
         self.clients = built
 
-    def _split(
-        self, client: str, ids: Sequence[str], fixed: dict[Split, list[str]] | None = None
-    ) -> dict[Split, list[str]]:
-        if not ids:
-            raise DataError(
-                f"Client {client} has no patients; use fewer clients or another partition."
-            )
-        if fixed is not None:
-            warn_small(client, fixed)
-            return fixed
-        labels = {i: self._patients[i].label for i in ids}
-        given: dict[Split, list[str]] = {split: [] for split in SPLITS}
-        for i in ids:
-            if (place := self._patients[i].split) is not None:
-                given[place].append(i)
-        if sum(map(len, given.values())) == len(ids):
-            warn_small(client, given)
-            return given
-        seed = derive_seed(self.seed, client)
-        parts = split_patients(ids, self.val_fraction, self.test_fraction, seed, labels)
-        warn_small(client, parts)
-        return parts
+    def client_of(self, name: str, plan: ClientPlan, **samples: Any) -> ClientData:
+        """Puts a client together of its plan, the settings, and what `ClientData` needs beside."""
+        return ClientData(
+            id=name,
+            channels=plan.channels,
+            patients={split: list(plan.patients[split]) for split in SPLITS},
+            batch_size=self.batch_size,
+            eval_batch_size=self.eval_batch_size,
+            augment=self.augment,
+            **samples,
+        )
+
+    def labelled_client(self, name: str, plan: ClientPlan, blocks: Blocks) -> ClientData:
+        """Puts a client together whose samples have a label each: a class, or an outcome.
+
+        A client with a label order of its own gets the classes under its own numbers, in all
+        splits. One that trains on a single class is warned of. Outcomes are no classes: their
+        `label_counts` are the number of training samples.
+
+        Args:
+            name: The client's name.
+            plan: What was decided about it.
+            blocks: Its samples of every split; ``label`` is a tensor (N,), int64 or float32.
+
+        Raises:
+            ConfigError: If the partition gives outcomes an order or proportions of classes.
+            DataError: If there is no training sample.
+        """
+        labels = {split: torch.as_tensor(block["label"]) for split, block in blocks.items()}
+        if labels["train"].is_floating_point():
+            if plan.label_order is not None or plan.shares is not None:
+                raise ConfigError(
+                    f"The partition changes the classes of client {name}, but its outcome is a "
+                    "number; choose partition=round_robin, quantity_skew or centre."
+                )
+            counts = torch.tensor([float(len(labels["train"]))])
+        else:
+            if plan.label_order is not None:
+                order = torch.tensor(plan.label_order)
+                labels = {split: order[values] for split, values in labels.items()}
+            counts = torch.bincount(labels["train"], minlength=self.num_classes).float()
+            if int((counts > 0).sum()) < 2:
+                log.warning("Client %s trains on a single class.", name)
+        named: dict[Split, Block] = {s: {**blocks[s], "label": labels[s]} for s in SPLITS}
+        evaluation = {s: [named[s]] if len(labels[s]) else [] for s in SPLITS[1:]}
+        samples = {"train": named["train"], "evaluation": evaluation, "label_counts": counts}
+        return self.client_of(name, plan, **samples)
 
     def centre_of(self, patient: str) -> str | None:
         """Returns the hospital that the data name for a patient, after `setup`."""
@@ -223,7 +226,7 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
     def file_hashes(self, patients: Sequence[str]) -> dict[str, str]:
         """Returns the SHA-256 of every file of the given patients, by path."""
         files = {f for i in patients for f in self._patients[i].files.values()}
-        return {str(path): sha256_of(path) for path in sorted(files)}
+        return {str(path): sha256(path) for path in sorted(files)}
 
     def train_dataloader(self) -> DataLoader[Batch]:
         """Training samples of all clients together, for central training.
@@ -233,7 +236,7 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         """
         clients = list(self.clients.values())
         return DataLoader(
-            ConcatDataset([_Samples(c) for c in clients]),
+            ConcatDataset([TrainingSamples(c) for c in clients]),
             batch_size=clients[0].batch_size,
             shuffle=True,
             generator=torch.Generator().manual_seed(self.seed),
@@ -241,43 +244,14 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
 
     def val_dataloader(self) -> DataLoader[Batch]:
         """Validation batches of all clients, in fixed order."""
-        return DataLoader(_Evaluation(list(self.clients.values()), "val"), batch_size=None)
+        return DataLoader(EvaluationBatches(list(self.clients.values()), "val"), batch_size=None)
 
     def test_dataloader(self) -> DataLoader[Batch]:
         """Test batches of all clients, in fixed order."""
-        return DataLoader(_Evaluation(list(self.clients.values()), "test"), batch_size=None)
+        return DataLoader(EvaluationBatches(list(self.clients.values()), "test"), batch_size=None)
 
 
-class _Samples(Dataset[Batch]):
-    """One client's training samples, one by one."""
-
-    def __init__(self, client: ClientData) -> None:
-        self.client = client
-
-    def __len__(self) -> int:
-        return self.client.num_samples
-
-    def __getitem__(self, index: int) -> Batch:
-        batch = self.client.samples(torch.tensor([index]))
-        return {name: values[0] for name, values in batch.items()}
-
-
-class _Evaluation(IterableDataset[Batch]):
-    """Every client's evaluation batches; ``case`` counts on over the clients."""
-
-    def __init__(self, clients: Sequence[ClientData], split: Split) -> None:
-        self.clients = clients
-        self.split = split
-
-    def __iter__(self) -> Iterator[Batch]:
-        offset = 0
-        for client in self.clients:
-            for batch in client.eval_batches(self.split):
-                yield {**batch, "case": batch["case"] + offset}
-            offset += len(client.patients[self.split])
-
-
-def resolve_root(path: str | Path | None) -> Path | None:
+def expanded(path: str | Path | None) -> Path | None:
     """Expands ``~``; None stays None.
 
     Args:
@@ -287,7 +261,7 @@ def resolve_root(path: str | Path | None) -> Path | None:
         The path.
 
     Example:
-        >>> resolve_root(None) is None, resolve_root("data").name
+        >>> expanded(None) is None, expanded("data").name
         (True, 'data')
     """
     return None if path is None else Path(path).expanduser()

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset
 
-from medfed.datamodules.seeding import derive_seed, torch_rng
-from medfed.errors import ConfigError, DataError
+from medfed.common.errors import ConfigError, DataError
+from medfed.common.seeding import derive_seed, torch_rng
+from medfed.datamodules.splits import Split
 
 Batch = dict[str, Tensor]
-Split = Literal["train", "val", "test"]
-SPLITS: tuple[Split, ...] = ("train", "val", "test")
 Augment = Callable[[dict[str, Any]], dict[str, Any]]
 
 
@@ -28,6 +28,10 @@ class Rows(Protocol):
 
     def take(self, index: Tensor) -> Tensor:
         """Returns the samples (B, ...) with the given numbers (B,) int64, as a CPU tensor."""
+        ...
+
+    def some(self, index: Tensor) -> Rows:
+        """Returns those with the given numbers (n,) int64 alone, still not in memory."""
         ...
 
 
@@ -203,6 +207,35 @@ class ClientData:
         # An intensity transform would otherwise fill the channels that the hospital lacks.
         present = self.channels.to(images.device).view(1, -1, *[1] * (images.ndim - 2))
         return images * present, labels
+
+
+class TrainingSamples(Dataset[Batch]):
+    """One client's training samples, one by one, for central training."""
+
+    def __init__(self, client: ClientData) -> None:
+        self.client = client
+
+    def __len__(self) -> int:
+        return self.client.num_samples
+
+    def __getitem__(self, index: int) -> Batch:
+        batch = self.client.samples(torch.tensor([index]))
+        return {name: values[0] for name, values in batch.items()}
+
+
+class EvaluationBatches(IterableDataset[Batch]):
+    """Every client's evaluation batches; ``case`` counts on over the clients."""
+
+    def __init__(self, clients: Sequence[ClientData], split: Split) -> None:
+        self.clients = clients
+        self.split = split
+
+    def __iter__(self) -> Iterator[Batch]:
+        offset = 0
+        for client in self.clients:
+            for batch in client.eval_batches(self.split):
+                yield {**batch, "case": batch["case"] + offset}
+            offset += len(client.patients[self.split])
 
 
 def _consecutive(values: Tensor | Rows, index: Tensor) -> Tensor:

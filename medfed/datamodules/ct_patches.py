@@ -1,6 +1,6 @@
 """Patches of CT scans around candidates: 2-D, 2.5-D and 3-D, reading only the slabs they need.
 
-A patch is axial and lies on the patient grid of `readers.metaimage`, whatever the direction matrix
+A patch is axial and lies on the patient grid of `readers.ct_scan`, whatever the direction matrix
 of the scan: h runs from front to back, w from the patient's right to left, d from foot to head. The
 voxel that holds the candidate comes to lie at ``size // 2``; what lies outside the scan is air.
 """
@@ -14,14 +14,14 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.ndimage import affine_transform
 
-from medfed.datamodules.readers.luna16 import Candidates
-from medfed.datamodules.readers.metaimage import Scan, open_scan
-from medfed.errors import ConfigError, DataError
+from medfed.common.errors import ConfigError
+from medfed.datamodules.cache.arrays import Arrays
+from medfed.datamodules.readers.candidates import Candidates, centre_voxels
+from medfed.datamodules.readers.ct_scan import Scan, open_scan
 
 Patches = NDArray[np.int16]
-Box = tuple[list[int], list[int]]  # first voxel x, y, z, and one past the last
+Ints = NDArray[np.int64]  # (3,) along x, y, z
 SLAB_BYTES = 32 << 20  # at most so much of a scan at a time, unless one patch needs more
 SEEK_BYTES = 256 << 10  # a read of its own costs as much as so many bytes more in another
 
@@ -76,8 +76,19 @@ class PatchSpec:
         """
         return (self.slices, *self.size)
 
+    def channels(self, modality: str) -> tuple[str, ...]:
+        """Names the channels: one per adjacent slice, from foot to head.
+
+        Example:
+            >>> PatchSpec().channels("CT"), PatchSpec(slices=3).channels("CT")
+            (('CT',), ('CT-1', 'CT+0', 'CT+1'))
+        """
+        if self.slices == 1:
+            return (modality,)
+        return tuple(f"{modality}{n - self.slices // 2:+d}" for n in range(self.slices))
+
     @property
-    def grid(self) -> NDArray[np.int64]:
+    def grid(self) -> Ints:
         """(3,) pixels along x, y, z."""
         h, w, d = (*self.size, self.slices)[:3]
         return np.array([w, h, d], dtype=np.int64)
@@ -92,7 +103,7 @@ class PatchSpec:
         return steps
 
 
-@dataclass(frozen=True)
+@dataclass
 class Slab:
     """A box of a scan, read at once, and the patches that it serves.
 
@@ -102,9 +113,25 @@ class Slab:
         members: Indices of the candidates.
     """
 
-    low: NDArray[np.int64]
-    high: NDArray[np.int64]
-    members: tuple[int, ...]
+    low: list[int]
+    high: list[int]
+    members: list[int]
+
+
+def read_patches(header: Path, candidates: Candidates, spec: PatchSpec) -> Arrays:
+    """Reads what the cache keeps of one scan; worker processes call it.
+
+    Args:
+        header: The scan's header.
+        candidates: Its kept candidates, n of them.
+        spec: Which patch to cut.
+
+    Returns:
+        ``image`` (n, C, h, w[, d]) int16 HU, ``label`` (n,) and ``row`` (n,) int64, the row in the
+        candidates' CSV.
+    """
+    image = extract(header, candidates, spec)
+    return {"image": image, "label": candidates.label, "row": candidates.row}
 
 
 def extract(header: Path, candidates: Candidates, spec: PatchSpec) -> Patches:
@@ -127,9 +154,9 @@ def extract(header: Path, candidates: Candidates, spec: PatchSpec) -> Patches:
     size, steps = (last - first + 1)[::-1].tolist(), spec.steps(scan.spacing)
     patches = np.empty((len(candidates), *spec.shape), dtype=np.int16)
     slabs = plan_slabs(scan, centres, spec)
-    boxes = scan.boxes([(slab.low.tolist(), slab.high.tolist()) for slab in slabs])
+    boxes = scan.boxes([(slab.low, slab.high) for slab in slabs])
     for slab, voxels in zip(slabs, boxes, strict=True):
-        begins = (centres[list(slab.members)] + first - slab.low)[:, ::-1]
+        begins = (centres[slab.members] + first - slab.low)[:, ::-1]
         for member, begin in zip(slab.members, begins.tolist(), strict=True):
             block = _cut(voxels, begin, size, spec.pad_hu)
             if spec.spacing is not None:
@@ -138,52 +165,31 @@ def extract(header: Path, candidates: Candidates, spec: PatchSpec) -> Patches:
     return np.clip(patches, *spec.window, out=patches)
 
 
-def to_unit(patches: Patches, window: tuple[int, int]) -> NDArray[np.float32]:
+def to_unit(
+    patches: Patches, window: tuple[int, int], present: NDArray[np.bool_] | None = None
+) -> NDArray[np.float32]:
     """Scales HU to [-1, 1].
 
     Args:
-        patches: int16 HU inside the window, any shape.
+        patches: (n, C, *spatial) int16 HU inside the window.
         window: The HU that become -1 and 1.
+        present: (C,) the client's channels; the others become 0. None has all.
 
     Returns:
         float32 of the same shape.
 
     Example:
-        >>> to_unit(np.array([-1000, -300, 400], dtype=np.int16), (-1000, 400)).tolist()
-        [-1.0, 0.0, 1.0]
+        >>> hu = np.array([[[[-1000, -300]], [[400, 400]]]], np.int16)
+        >>> to_unit(hu, (-1000, 400), np.array([True, False])).ravel().tolist()
+        [-1.0, 0.0, 0.0, 0.0]
     """
     low, high = window
     unit = patches.astype(np.float32)
     unit -= np.float32((low + high) / 2)
     unit /= np.float32((high - low) / 2)
+    if present is not None and not present.all():
+        unit[:, ~present] = 0
     return unit
-
-
-def centre_voxels(scan: Scan, candidates: Candidates) -> NDArray[np.int64]:
-    """Finds the voxels that hold the candidates.
-
-    Args:
-        scan: The scan.
-        candidates: n points.
-
-    Returns:
-        (n, 3) x, y, z of the patient grid. On the border of two voxels the one further to the
-        left, back or head is taken, whichever way the scan is stored.
-
-    Raises:
-        DataError: If one lies outside the scan; names its row.
-    """
-    # The transform's rounding errors must not decide on which side of a border a point lies.
-    voxels = np.floor(np.round(scan.locate(candidates.world), 6) + 0.5).astype(np.int64)
-    outside = ((voxels < 0) | (voxels >= scan.size)).any(axis=1)
-    if outside.any():
-        at = int(outside.argmax())
-        point = ", ".join(f"{mm:g}" for mm in candidates.world[at])
-        raise DataError(
-            f"{candidates.source}, data row {candidates.row[at]}: ({point}) mm lies outside scan "
-            f"{scan.header}; mend or remove the row."
-        )
-    return voxels
 
 
 def plan_slabs(scan: Scan, centres: NDArray[np.int64], spec: PatchSpec) -> list[Slab]:
@@ -207,49 +213,35 @@ def plan_slabs(scan: Scan, centres: NDArray[np.int64], spec: PatchSpec) -> list[
     highs = np.minimum(centres + last + 1, scan.size)
     order = np.argsort(lows[:, scan.slow_axis], kind="stable")
     # In plain numbers: a scan with all its candidates has hundreds of patches.
-    members = list(zip(order.tolist(), lows[order].tolist(), highs[order].tolist(), strict=True))
-    plans = [_join(scan, members, sparse) for sparse in (False, True)]
-    return min(plans, key=lambda plan: plan[0])[1]
+    boxes = list(zip(order.tolist(), lows[order].tolist(), highs[order].tolist(), strict=True))
+    plans = [_join(scan, boxes, sparse) for sparse in (False, True)]
+    return min(plans, key=lambda plan: sum(_cost(scan, s.low, s.high) for s in plan))
 
 
-def _join(
-    scan: Scan, members: Sequence[tuple[int, list[int], list[int]]], sparse: bool
-) -> tuple[int, list[Slab]]:
-    """Joins boxes, sorted along the file's slices, to the slab before; returns cost and slabs."""
-    z, cost = scan.slow_axis, 0
+def _join(scan: Scan, boxes: list[tuple[int, list[int], list[int]]], sparse: bool) -> list[Slab]:
+    """Joins boxes, sorted along the file's slices, to the slab before, where that pays."""
     slabs: list[Slab] = []
-    group: list[int] = []
-    box: Box = ([], [])
-    size = 0
-    for member, low, high in members:
-        own = _num_bytes(scan, (low, high))
-        if group and low[z] < box[1][z]:
-            wider = ([*map(min, box[0], low)], [*map(max, box[1], high)])
-            joint = _num_bytes(scan, wider)
-            if joint <= (min(SLAB_BYTES, size + own + SEEK_BYTES) if sparse else SLAB_BYTES):
-                group.append(member)
-                box, size = wider, joint
+    for member, low, high in boxes:
+        if slabs and low[scan.slow_axis] < (last := slabs[-1]).high[scan.slow_axis]:
+            least, most = [*map(min, last.low, low)], [*map(max, last.high, high)]
+            apart = _cost(scan, last.low, last.high) + _cost(scan, low, high)
+            limit = min(SLAB_BYTES + SEEK_BYTES, apart) if sparse else SLAB_BYTES + SEEK_BYTES
+            if _cost(scan, least, most) <= limit:
+                last.low, last.high = least, most
+                last.members.append(member)
                 continue
-        if group:
-            slabs.append(Slab(np.array(box[0]), np.array(box[1]), tuple(group)))
-            cost += size + SEEK_BYTES
-        group, box, size = [member], (low, high), own
-    if group:
-        slabs.append(Slab(np.array(box[0]), np.array(box[1]), tuple(group)))
-        cost += size + SEEK_BYTES
-    return cost, slabs
+        slabs.append(Slab(low, high, [member]))
+    return slabs
 
 
-def _num_bytes(scan: Scan, box: Box) -> int:
-    """What reading a box takes: rows are read whole."""
-    size = [high - low for low, high in zip(*box, strict=True)]
+def _cost(scan: Scan, low: Sequence[int], high: Sequence[int]) -> int:
+    """Bytes that reading a box takes, in which rows are read whole, and the seek before it."""
+    size = [b - a for a, b in zip(low, high, strict=True)]
     size[scan.axes.index(0)] = scan.file_size[0]
-    return 2 * math.prod(size)
+    return 2 * math.prod(size) + SEEK_BYTES
 
 
-def _reach(
-    spec: PatchSpec, spacing: Sequence[float]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _reach(spec: PatchSpec, spacing: Sequence[float]) -> tuple[Ints, Ints]:
     """(3,) first and last voxel that a patch touches, counted from its centre."""
     steps = spec.steps(spacing)
     before, after = spec.grid // 2 * steps, (spec.grid - 1 - spec.grid // 2) * steps
@@ -269,10 +261,10 @@ def _cut(voxels: Patches, begin: Sequence[int], size: Sequence[int], pad_hu: int
     return block
 
 
-def _resample(
-    block: Patches, first: NDArray[np.int64], grid: NDArray[np.int64], steps: NDArray[np.float64]
-) -> Patches:
+def _resample(block: Patches, first: Ints, grid: Ints, steps: NDArray[np.float64]) -> Patches:
     """Linear interpolation of a block (z, y, x) that begins `first` voxels from the centre."""
+    from scipy.ndimage import affine_transform
+
     # In voxels, counted from the centre: whole steps stay exact, however the scan is stored. A
     # rounding error at the block's end must not let a row fall outside: hence "nearest".
     start = -(grid // 2) * steps - first

@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from scipy.special import expit
 
-from medfed.datamodules.base import ClientPlan, FederatedDataModule
-from medfed.datamodules.classified import check_outcome, labelled_client
-from medfed.datamodules.client_data import SPLITS, Batch, ClientData
+from medfed.common.errors import ConfigError
+from medfed.common.seeding import numpy_rng
+from medfed.datamodules.base import FederatedDataModule
+from medfed.datamodules.client_data import Batch, ClientData
 from medfed.datamodules.partitions.base import Partition
+from medfed.datamodules.plans import ClientPlan
 from medfed.datamodules.readers.base import Patient
-from medfed.datamodules.readers.table import Outcome
-from medfed.datamodules.seeding import numpy_rng
-from medfed.errors import ConfigError
+from medfed.datamodules.readers.table import Outcome, check_outcome
+from medfed.datamodules.splits import SPLITS, Split
 
 
 class MixtureDataModule(FederatedDataModule):
@@ -30,7 +30,6 @@ class MixtureDataModule(FederatedDataModule):
 
     Args:
         partition: Takes the hospitals as they are (``centre``).
-        seed: Seed of models, mixtures, rows and splits.
         clients: Number of clients N.
         samples: Rows of each client, training to test.
         features: F, the dimension d.
@@ -38,10 +37,7 @@ class MixtureDataModule(FederatedDataModule):
         concentration: Of the Dirichlet distribution; small: clients mix little.
         outcome: ``classes`` or ``continuous``.
         noise: Standard deviation of continuous outcomes around the mixture.
-        val_fraction: Share of validation rows per client.
-        test_fraction: Share of test rows per client.
-        batch_size: Rows per training batch.
-        eval_batch_size: Rows per evaluation batch.
+        **common: See `FederatedDataModule`; batches are of 128 rows, and of 1024 to evaluate.
 
     Raises:
         ConfigError: If a size or the concentration is not positive, or the noise negative.
@@ -50,7 +46,7 @@ class MixtureDataModule(FederatedDataModule):
     def __init__(
         self,
         partition: Partition,
-        seed: int = 0,
+        *,
         clients: int = 300,
         samples: int = 100,
         features: int = 150,
@@ -58,12 +54,9 @@ class MixtureDataModule(FederatedDataModule):
         concentration: float = 0.4,
         outcome: Outcome = "classes",
         noise: float = 1.0,
-        val_fraction: float = 0.2,
-        test_fraction: float = 0.2,
-        batch_size: int = 128,
-        eval_batch_size: int = 1024,
+        **common: Any,
     ) -> None:
-        super().__init__(partition, seed, val_fraction, test_fraction)
+        super().__init__(partition, **{"batch_size": 128, "eval_batch_size": 1024, **common})
         sizes = {"clients": clients, "samples": samples, "features": features, "models": models}
         for name, value in {**sizes, "concentration": concentration}.items():
             if not value > 0:
@@ -75,8 +68,6 @@ class MixtureDataModule(FederatedDataModule):
         self.rows = samples
         self.models = models
         self.concentration = concentration
-        self.batch_size = batch_size
-        self.eval_batch_size = eval_batch_size
         self.channel_names = tuple(f"x{j}" for j in range(features))
         self.outcome = outcome
         self.noise = noise
@@ -86,11 +77,13 @@ class MixtureDataModule(FederatedDataModule):
             f"Data: generated, {clients} hospitals of {samples} rows that mix {models} {kind} "
             f"models of {features} features."
         )
-        self.thetas = numpy_rng(seed, "mixture", "models").uniform(-1, 1, (models, features))
+        self.thetas = numpy_rng(self.seed, "mixture", "models").uniform(-1, 1, (models, features))
         self._drawn = {name: self._draw(name) for name in self.names}
 
     def _draw(self, name: str) -> Batch:
         """Draws a client's mixture, rows and labels."""
+        from scipy.special import expit
+
         rng = numpy_rng(self.seed, "mixture", name)
         alpha = rng.dirichlet([self.concentration] * self.models)
         self.mixtures[name] = tuple(alpha.tolist())
@@ -120,24 +113,24 @@ class MixtureDataModule(FederatedDataModule):
         """
         if not set(plans) <= set(self.names):
             raise ConfigError("Generated mixtures belong to hospitals; use partition=centre.")
-        clients = {}
-        for name, plan in plans.items():
-            blocks = {s: self._block(name, plan.patients[s], plan.channels) for s in SPLITS}
-            clients[name] = labelled_client(
-                name, plan, blocks, self.num_classes, self.batch_size, self.eval_batch_size
-            )
-        return clients
+        return {
+            name: self.labelled_client(name, plan, {s: self._block(name, plan, s) for s in SPLITS})
+            for name, plan in plans.items()
+        }
 
     def preprocessing(self, client: str) -> dict[str, Any]:
         """See the base class: features as they are."""
         kind = {"kind": "table", "features": list(self.channel_names), "missing_indicator": False}
         return {**super().preprocessing(client), "input": kind}
 
-    def _block(self, name: str, patients: list[str], present: torch.Tensor) -> Batch:
-        index = torch.tensor([int(p.rpartition("_")[2]) for p in patients], dtype=torch.long)
-        drawn = self._drawn[name]
+    def _block(self, name: str, plan: ClientPlan, split: Split) -> Batch:
+        drawn, numbers = (
+            self._drawn[name],
+            [int(p.rpartition("_")[2]) for p in plan.patients[split]],
+        )
+        index = torch.tensor(numbers, dtype=torch.long)
         return {
-            "image": drawn["image"][index] * present,
+            "image": drawn["image"][index] * plan.channels,
             "label": drawn["label"][index],
             "case": torch.arange(len(index)),
         }

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from monai.transforms.utils import correct_crop_centers
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from medfed.errors import ConfigError
+from medfed.common.errors import ConfigError
 
 
 def patch_size_3d(patch_size: Sequence[int], spatial_dims: int) -> tuple[int, int, int]:
@@ -91,6 +91,8 @@ def sample_centres(
         >>> sample_centres(tumour, tumour, 1, 0.0, (4, 4, 1), torch.Generator()).tolist()
         [[3, 5, 2]]
     """
+    from monai.transforms.utils import correct_crop_centers  # takes seconds to import
+
     background = round(count * background_share) if tumour.any() else count
     centres = [
         _draw(tumour, count - background, generator),
@@ -186,3 +188,23 @@ def voxel_counts(label: Tensor) -> Tensor:
     regions = label.bool().transpose(0, 1).flatten(1)
     background = (~regions.any(dim=0)).sum()
     return torch.cat([background[None], regions.sum(dim=1)]).float()
+
+
+def bounding_box(mask: NDArray[np.bool_]) -> tuple[slice, ...]:
+    """Finds the smallest box around the voxels of a mask.
+
+    Args:
+        mask: Of any number of axes.
+
+    Returns:
+        A slice per axis; of one voxel at the origin where the mask is empty.
+
+    Example:
+        >>> mask = np.zeros((4, 4, 4), bool)
+        >>> mask[1:3, 2, 0] = True
+        >>> bounding_box(mask)
+        (slice(1, 3, None), slice(2, 3, None), slice(0, 1, None))
+    """
+    axes = range(mask.ndim)
+    found = [np.flatnonzero(mask.any(axis=tuple({*axes} - {axis}))).tolist() for axis in axes]
+    return tuple(slice(at[0], at[-1] + 1) if at else slice(0, 1) for at in found)

@@ -1,18 +1,16 @@
-"""Train, validation and test, always by patient; the leakage guard; hashes of what was read."""
+"""Train, validation and test, always by patient; and the guard against leakage."""
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from typing import Literal
 
-from torch import Tensor
+from medfed.common.errors import ConfigError, DataError
+from medfed.common.seeding import numpy_rng
 
-from medfed.datamodules.client_data import SPLITS, Split
-from medfed.datamodules.seeding import numpy_rng
-from medfed.errors import ConfigError, DataError
-
+Split = Literal["train", "val", "test"]
+SPLITS: tuple[Split, ...] = ("train", "val", "test")
 log = logging.getLogger(__name__)
 
 
@@ -91,21 +89,6 @@ def warn_small(client: str, parts: Mapping[Split, Sequence[str]]) -> None:
         log.warning("Client %s trains on a single patient.", client)
 
 
-def warn_one_class(client: str, counts: Tensor) -> None:
-    """Warns of a client that trains on a single class.
-
-    Args:
-        client: The client's name.
-        counts: (K,) training samples per class.
-
-    Example:
-        >>> import torch
-        >>> warn_one_class("a", torch.tensor([3.0, 1.0]))
-    """
-    if int((counts > 0).sum()) < 2:
-        log.warning("Client %s trains on a single class.", client)
-
-
 def check_leakage(clients: Mapping[str, Mapping[Split, Sequence[str]]]) -> None:
     """Stops the run where a patient appears twice.
 
@@ -119,7 +102,7 @@ def check_leakage(clients: Mapping[str, Mapping[Split, Sequence[str]]]) -> None:
         >>> check_leakage({"a": {"train": ["p1"], "test": ["p1"]}})  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
-        medfed.errors.DataError: Patient p1 is in train of a and again in test of a; ...
+        medfed.common.errors.DataError: Patient p1 is in train of a and again in test of a; ...
     """
     seen: dict[str, str] = {}
     for client, parts in clients.items():
@@ -132,22 +115,3 @@ def check_leakage(clients: Mapping[str, Mapping[Split, Sequence[str]]]) -> None:
                         "patient belongs to one split of one client."
                     )
                 seen[patient] = place
-
-
-def sha256_of(path: Path) -> str:
-    """Hashes a file without holding it in memory.
-
-    Args:
-        path: The file.
-
-    Returns:
-        The SHA-256 digest in hexadecimal.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.NamedTemporaryFile() as file:
-        ...     sha256_of(Path(file.name))[:8]
-        'e3b0c442'
-    """
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -3,37 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.preprocessing import MinMaxScaler
 from torch import Tensor
 
-from medfed.datamodules.base import ClientPlan, FederatedDataModule, resolve_root
-from medfed.datamodules.classified import check_outcome, labelled_client
-from medfed.datamodules.client_data import SPLITS, Batch, ClientData, Split
-from medfed.datamodules.partitions.base import Partition
+from medfed.common.checks import check_known
+from medfed.common.errors import ConfigError
+from medfed.common.files import ExistingPath
+from medfed.common.seeding import derive_seed
+from medfed.datamodules.base import FederatedDataModule, expanded
+from medfed.datamodules.client_data import Batch, ClientData
+from medfed.datamodules.plans import ClientPlan
 from medfed.datamodules.readers.base import Patient
-from medfed.datamodules.readers.embedded import embedded as read_embedded
-from medfed.datamodules.readers.table import Outcome, Table, read_csv
-from medfed.datamodules.samples import Samples
-from medfed.datamodules.seeding import derive_seed
-from medfed.errors import ConfigError
+from medfed.datamodules.readers.samples import Index, Samples
+from medfed.datamodules.readers.scikit_learn import embedded as read_embedded
+from medfed.datamodules.readers.table import Outcome, Table, check_outcome, read_csv
+from medfed.datamodules.splits import SPLITS, Split
 
-Index = NDArray[np.int64]
+if TYPE_CHECKING:
+    from sklearn.preprocessing import MinMaxScaler
 
 
+@dataclass(eq=False, repr=False)
 class TabularDataModule(FederatedDataModule):
     """Rows of a table, scaled to [-1, 1]; ``image`` is (B, F), ``label`` (B,) int64 or an outcome.
 
     An outcome is float32, in its own unit: nothing is done to it.
 
-    Args:
-        partition: Assigns patients to clients.
-        seed: Seed of partition and splits.
+    Attributes:
         path: A CSV file (or what `reader` reads); None takes the table `embedded`.
         label: Name of the label column.
         features: Feature columns; None takes all that have no other role.
@@ -41,10 +44,6 @@ class TabularDataModule(FederatedDataModule):
         patient: Column with the patient; None makes every row a patient.
         positive: Label values that count as class 1; None makes every distinct value a class.
         header: Column names of a file without a header line.
-        val_fraction: Share of validation patients per client.
-        test_fraction: Share of test patients per client.
-        batch_size: Rows per training batch.
-        eval_batch_size: Rows per evaluation batch.
         scaling: Whose training rows the minimum and maximum come from. ``"client"``: the client's
             own, so nothing leaves a hospital; ``"pooled"``: all clients', so that one unit means
             the same everywhere, at the price of 2F numbers per client that would have to be
@@ -56,87 +55,75 @@ class TabularDataModule(FederatedDataModule):
         outcome: What the label column of a CSV file holds: ``"classes"``, or ``"continuous"``
             numbers.
         embedded: A table that comes with scikit-learn: ``"breast_cancer"`` or ``"diabetes"``.
+        eval_batch_size: Rows per evaluation batch.
 
     Raises:
         ConfigError: If a choice is unknown, or classes are named of a continuous outcome.
     """
 
-    def __init__(
-        self,
-        partition: Partition,
-        seed: int = 0,
-        path: str | None = None,
-        label: str = "label",
-        features: Sequence[str] | None = None,
-        centre: str | None = None,
-        patient: str | None = None,
-        positive: Sequence[str | int | float] | None = None,
-        header: Sequence[str] | None = None,
-        val_fraction: float = 0.2,
-        test_fraction: float = 0.2,
-        batch_size: int = 32,
-        eval_batch_size: int = 1024,
-        scaling: Literal["client", "pooled"] = "client",
-        missing_indicator: bool = False,
-        reader: Callable[[Path], Table] | None = None,
-        negative: Sequence[str | int | float] | None = None,
-        outcome: Outcome = "classes",
-        embedded: str = "breast_cancer",
-    ) -> None:
-        super().__init__(partition, seed, val_fraction, test_fraction)
-        if scaling not in ("client", "pooled"):
-            raise ConfigError(f"Unknown data.scaling={scaling}; known: client, pooled.")
-        check_outcome(outcome)
-        if outcome == "continuous" and not (positive is None and negative is None):
+    _: KW_ONLY
+    path: ExistingPath | None = None
+    label: str = "label"
+    features: Sequence[str] | None = None
+    centre: str | None = None
+    patient: str | None = None
+    positive: Sequence[str | int | float] | None = None
+    header: Sequence[str] | None = None
+    scaling: Literal["client", "pooled"] = "client"
+    missing_indicator: bool = False
+    reader: Callable[[Path], Table] | None = None
+    negative: Sequence[str | int | float] | None = None
+    outcome: Outcome = "classes"
+    embedded: str = "breast_cancer"
+    eval_batch_size: int = 1024
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_known("data.scaling", self.scaling, ("client", "pooled"))
+        check_outcome(self.outcome)
+        if self.outcome == "continuous" and not (self.positive is None and self.negative is None):
             raise ConfigError(
                 "data.positive and data.negative name classes; leave them out with "
                 "data.outcome=continuous."
             )
-        self.path = resolve_root(path)
-        self.embedded = embedded
-        self.columns = (label, features, centre, patient, positive, header, negative, outcome)
-        self.read = reader or (lambda file: read_csv(file, *self.columns))
-        self.batch_size = batch_size
-        self.eval_batch_size = eval_batch_size
-        self.scaling = scaling
-        self.missing_indicator = missing_indicator
-        self.table: Table | None = None
         self.pooled_scaler: MinMaxScaler | None = None  # of a federation that these data join
         self.scalers: dict[str, MinMaxScaler] = {}
 
+    @cached_property
+    def table(self) -> Table:
+        """All rows."""
+        if (path := expanded(self.path)) is None:
+            return read_embedded(self.embedded)
+        if self.reader is not None:
+            return self.reader(path)
+        roles = (self.label, self.features, self.centre, self.patient)
+        return read_csv(path, *roles, self.positive, self.header, self.negative, self.outcome)
+
+    @cached_property
+    def samples(self) -> Samples:
+        """What is known of the rows beside their features."""
+        t = self.table
+        return Samples(t.labels, len(t.classes), t.patients, t.centres, files=t.files)
+
     def prepare_data(self) -> None:
         """Reads the table, so that names and sizes are known."""
-        if self.table is not None:
-            return
+        count, names = len(self.table.features), self.table.names
+        self.description = f"Data: {expanded(self.path)}, {count} rows."
         if self.path is None:
-            self.table = read_embedded(self.embedded)
             self.description = (
-                f"Data: scikit-learn's {self.embedded.replace('_', ' ')}, "
-                f"{len(self.table.labels)} patients "
+                f"Data: scikit-learn's {self.embedded.replace('_', ' ')}, {count} patients "
                 "(your own: data=csv data.path=/path/to/table.csv data.label=COLUMN)."
             )
-        else:
-            self.table = self.read(self.path)
-            self.description = f"Data: {self.path}, {len(self.table.labels)} rows."
-        names = self.table.names
-        if self.missing_indicator:
-            names += tuple(f"{name} missing" for name in names)
-        self.channel_names = names
+        indicators = tuple(f"{name} missing" for name in names) if self.missing_indicator else ()
+        self.channel_names = names + indicators
         self.class_names = self.table.classes
 
     def list_patients(self) -> list[Patient]:
         """One patient per distinct id, with its centre, and its label where all its rows agree."""
-        self.prepare_data()
-        assert self.table is not None
-        table = self.table
-        self.samples = Samples(
-            table.labels, self.num_classes, table.patients, table.centres or (), files=table.files
-        )
         return self.samples.list_patients()
 
     def build_clients(self, plans: Mapping[str, ClientPlan]) -> dict[str, ClientData]:
         """Scales every client's rows by training statistics; see the base class."""
-        assert self.table is not None
         features = self.table.features
         chosen = {client: self._select(client, plan) for client, plan in plans.items()}
         train = {client: features[parts["train"][0]] for client, parts in chosen.items()}
@@ -148,33 +135,22 @@ class TabularDataModule(FederatedDataModule):
             scaler = fit_scaler(train[name]) if self.pooled_scaler is None else self.pooled_scaler
             self.scalers[name] = scaler
             blocks = {s: self._block(*chosen[name][s], scaler, plan.channels) for s in SPLITS}
-            clients[name] = labelled_client(
-                name, plan, blocks, self.num_classes, self.batch_size, self.eval_batch_size
-            )
+            clients[name] = self.labelled_client(name, plan, blocks)
         return clients
 
     def preprocessing(self, client: str) -> dict[str, Any]:
         """See the base class: features from the minimum to the maximum scaled to [-1, 1]."""
-        assert self.table is not None
-        scaler = self.scalers[client]
+        scaler, names = self.scalers[client], list(self.table.names)
+        limits = {"minimum": scaler.data_min_.tolist(), "maximum": scaler.data_max_.tolist()}
+        indicator = self.missing_indicator
         return {
             **super().preprocessing(client),
-            "normalization": {
-                "name": "minmax",
-                "minimum": scaler.data_min_.tolist(),
-                "maximum": scaler.data_max_.tolist(),
-                "to": [-1, 1],
-                "missing": 0,
-            },
-            "input": {
-                "kind": "table",
-                "features": list(self.table.names),
-                "missing_indicator": self.missing_indicator,
-            },
+            "normalization": {"name": "minmax", **limits, "to": [-1, 1], "missing": 0},
+            "input": {"kind": "table", "features": names, "missing_indicator": indicator},
         }
 
     def _select(self, client: str, plan: ClientPlan) -> dict[Split, tuple[Index, Index]]:
-        if plan.site is not None:
+        if plan.scanner is not None:
             raise ConfigError(
                 f"Client {client} has a scanner, but tables have no images; choose another "
                 "partition than site_effect."
@@ -187,9 +163,8 @@ class TabularDataModule(FederatedDataModule):
         }
 
     def _block(self, index: Index, case: Index, scaler: MinMaxScaler, present: Tensor) -> Batch:
-        assert self.table is not None
         image = scale(self.table.features[index], scaler, self.missing_indicator)
-        label = torch.from_numpy(self.table.labels[index])
+        label = torch.from_numpy(self.samples.labels[index])
         return {
             "image": torch.from_numpy(image) * present,
             "label": label.float() if label.is_floating_point() else label,
@@ -210,6 +185,8 @@ def fit_scaler(train: NDArray[np.float64]) -> MinMaxScaler:
         >>> fit_scaler(np.array([[0.0], [4.0]])).transform([[1.0], [8.0]]).ravel().tolist()
         [-0.5, 1.0]
     """
+    from sklearn.preprocessing import MinMaxScaler
+
     empty = np.isnan(train).all(axis=0)
     return MinMaxScaler(feature_range=(-1, 1), clip=True).fit(np.where(empty, 0.0, train))
 

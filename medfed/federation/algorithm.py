@@ -1,29 +1,30 @@
-"""The shape of every algorithm: a generator for the server, one function for the client."""
+"""The shape of every method: a generator for the server, one function for the client.
+
+What only some methods have is a protocol of its own, :class:`HasPictures` and so on, which a method
+fulfils by having the function. Who wants to know asks by ``isinstance``.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
-from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from medfed.errors import ConfigError
-from medfed.federation.client import Client, with_statistics
-from medfed.federation.message import Message
-from medfed.federation.split import (
-    BufferPolicy,
-    ParameterSplit,
-    normalization_patterns,
-)
-from medfed.federation.tensors import State, Tensors, weighted_mean
+from medfed.common.checks import check_choices
+from medfed.common.errors import ConfigError
+from medfed.common.tensors import State, Tensors, weighted_mean
+from medfed.federation.client import Client
+from medfed.federation.split import BufferPolicy, ParameterSplit, normalization_patterns
+from medfed.federation.wire.message import Message
 
 Outbox = dict[str, Message]
 Replies = dict[str, Message]
 ServerRound = Generator[Outbox, Replies, State]
-Onboarding = Generator[Message, Message, Message]
+Start = tuple[State, State]
+"""The server's state and one client's, before the first round."""
 Weighting = Literal["samples", "uniform"]
 PERSONAL_KEYWORDS = ("task", "none", "all", "normalization")
 
@@ -40,12 +41,18 @@ class ClientInfo:
 class Algorithm(ABC):
     """Hyper-parameters of an algorithm and its two halves. No state lives on ``self``.
 
+    The class variables declare what whoever runs, checks or tests it must know beforehand.
+
     Attributes:
         personal: The personal part: ``task`` (the task module's own patterns), ``none``,
             ``all``, ``normalization`` (layers found by type), or glob patterns of names.
         weighting: Client weights p_n in every mean: ``samples`` (n_n/Σn) or ``uniform`` (1/N).
         leaves: The parts that may leave a client; no other may be in a reply.
-        mixes: Whether it keeps the membership vectors of canonical models in the simplex.
+        mixes: Whether it needs canonical parts, whose membership vectors it keeps in the simplex.
+        keeps_whole: Whether a client keeps as much as a whole model of its own, or else the
+            personal part alone; memory grows with it.
+        fresh_optimizer: Whether it asks for :meth:`Client.reach`, which an optimizer that carries
+            momentum over rounds (``local.optimizer_state=kept``) does not have.
 
     Raises:
         ConfigError: If a value is unknown.
@@ -55,16 +62,14 @@ class Algorithm(ABC):
     weighting: Weighting = "samples"
     leaves: ClassVar[tuple[str, ...]] = ("shared",)
     mixes: ClassVar[bool] = False
+    keeps_whole: ClassVar[bool] = False
+    fresh_optimizer: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if self.weighting not in ("samples", "uniform"):
-            raise ConfigError(
-                f"algorithm.weighting={self.weighting!r} is unknown; choose samples or uniform."
-            )
-        if isinstance(self.personal, str) and self.personal not in PERSONAL_KEYWORDS:
-            object.__setattr__(self, "personal", (self.personal,))
-        if isinstance(self.personal, list):
-            object.__setattr__(self, "personal", tuple(self.personal))
+        check_choices("algorithm", self)
+        if self.personal not in PERSONAL_KEYWORDS:
+            patterns = [self.personal] if isinstance(self.personal, str) else self.personal
+            object.__setattr__(self, "personal", tuple(patterns))
 
     def split(
         self, network: nn.Module, task_patterns: Sequence[str], buffers: BufferPolicy
@@ -79,22 +84,18 @@ class Algorithm(ABC):
         Raises:
             ConfigError: If a pattern matches nothing.
         """
-        patterns: Sequence[str]
-        if self.personal == "task":
-            patterns = task_patterns
-        elif self.personal == "none":
-            patterns = ()
-        elif self.personal == "all":
-            patterns = ("*",)
-        elif self.personal == "normalization":
-            patterns = normalization_patterns(network)
-            if not patterns:
-                raise ConfigError(
-                    "personal=normalization finds no normalisation layer with parameters in this "
-                    "network; choose a model that has some, such as model.network.norm=batch."
-                )
-        else:
-            patterns = self.personal
+        named: dict[str, Sequence[str]] = {
+            "task": task_patterns,
+            "none": (),
+            "all": ("*",),
+            "normalization": normalization_patterns(network),
+        }
+        patterns = named[self.personal] if isinstance(self.personal, str) else self.personal
+        if self.personal == "normalization" and not patterns:
+            raise ConfigError(
+                "personal=normalization finds no normalisation layer with parameters in this "
+                "network; choose a model that has some, such as model.network.norm=batch."
+            )
         return ParameterSplit.of(network, patterns, buffers)
 
     def adapted(self, split: ParameterSplit, network: nn.Module) -> Algorithm:
@@ -106,9 +107,7 @@ class Algorithm(ABC):
         return ("fit",)
 
     @abstractmethod
-    def init(
-        self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]
-    ) -> tuple[State, State]:
+    def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         """Returns the server's and one client's state before the first round.
 
         Args:
@@ -147,87 +146,59 @@ class Algorithm(ABC):
             message: What :meth:`broadcast` sent.
         """
 
-    def onboarding(self, server: State, newcomer: ClientInfo) -> Onboarding:
-        """The server's half of welcoming a client that was not there when the others trained.
-
-        It may yield questions, which the newcomer answers by :meth:`fit`, and returns what the
-        newcomer starts from: the shared part, unless a method has more to give.
-
-        Args:
-            server: The server's state, which stays as it is and does not know the newcomer.
-            newcomer: The client.
-        """
-        yield from ()
-        shared = server.get("shared")
-        return Message("deliver", {"shared": shared} if shared else {})
-
-    def arrival(self, client: Client, message: Message) -> Tensors:
-        """Returns the model of a newcomer before it trains: what it got, the rest as it began.
-
-        Args:
-            client: The newcomer, in the state that all clients began with.
-            message: What :meth:`onboarding` returned.
-        """
-        got = message.parts
-        return {**client.weights, **got.get("shared", {}), **got.get("personal", {})}
-
-    def join(self, client: Client, message: Message) -> Tensors:
-        """The newcomer's half: returns its model, by the method's own rule.
-
-        That is to train the personal part for ``client.steps`` steps; where there is none, the
-        shared model as it is; and where nothing is shared, to train alone.
-
-        Args:
-            client: The newcomer, in the state that all clients began with.
-            message: What :meth:`onboarding` returned.
-        """
-        start = self.arrival(client, message)
-        if not message.parts:
-            return client.train(start)
-        if client.split.parameters("personal"):
-            return client.train(start, update="personal")
-        return with_statistics(client, start)
-
-    def fine_tune(self, client: Client, message: Message) -> Tensors:
-        """A comparison for :meth:`join`: all that arrived trains, for as many steps."""
-        return client.train(self.arrival(client, message))
-
-    def alone(self, client: Client) -> Tensors:
-        """Another one: the initial weights train for as many steps, nothing is received."""
-        return client.train(client.weights)
-
-    def pictures(self, server: State, clients: Sequence[str]) -> dict[str, Figure]:
-        """Returns pictures of the server's state, by name; none unless an algorithm has some."""
-        return {}
-
-    def centers(self, client: Client, message: Message) -> Tensors:
-        """Returns the centres of the parameters that :meth:`personal_model` gives quantised.
-
-        Args:
-            client: The client; its state is read only.
-            message: What :meth:`broadcast` sent.
-
-        Returns:
-            Sorted centres (m,) by parameter name; none unless the algorithm learns some.
-        """
-        return {}
-
-    def memberships(self, server: State) -> Tensor | None:
-        """Returns all clients' memberships in canonical models over rounds, where there are any.
-
-        Returns:
-            (R + 1, N, K), the start and every round so far, or ``None``.
-        """
-        return None
+    def weights(self, server: State, clients: Iterable[str]) -> list[float]:
+        """Returns what each client weighs in a mean; they need not sum to 1."""
+        return [
+            float(server["num_samples"][c]) if self.weighting == "samples" else 1.0 for c in clients
+        ]
 
     def mean(self, server: State, replies: Mapping[str, Message], part: str) -> Tensors:
         """Returns the mean of a part over the replies, weighted as ``weighting`` says."""
-        weights = [
-            float(server["num_samples"][c]) if self.weighting == "samples" else 1.0 for c in replies
-        ]
-        return weighted_mean([m.parts[part] for m in replies.values()], weights)
+        parts = [message.parts[part] for message in replies.values()]
+        return weighted_mean(parts, self.weights(server, replies))
+
+
+@runtime_checkable
+class HasPictures(Protocol):
+    """A method whose server has something to show."""
+
+    def pictures(self, server: State, clients: Sequence[str]) -> Mapping[str, Any]:
+        """Returns figures of the server's state, by name."""
+
+
+@runtime_checkable
+class HasCenters(Protocol):
+    """A method whose personal models are quantised."""
+
+    def centers(self, client: Client, message: Message) -> Tensors:
+        """Returns the centres of the parameters that ``personal_model`` gives quantised.
+
+        Args:
+            client: The client; its state is read only.
+            message: What ``broadcast`` sent.
+
+        Returns:
+            Sorted centres (m,) by parameter name.
+        """
+
+
+@runtime_checkable
+class HasMemberships(Protocol):
+    """A method whose clients mix canonical models."""
+
+    def memberships(self, server: State) -> Tensor:
+        """Returns all clients' memberships, of the start and of every round so far.
+
+        Returns:
+            (R + 1, N, K).
+        """
+
+
+def sent_by_each(replies: Replies, part: str) -> Tensors:
+    """Returns the one tensor of a part, by client, of those that sent it."""
+    return {c: next(iter(m.parts[part].values())) for c, m in replies.items() if part in m.parts}
 
 
 def client_sizes(clients: Sequence[ClientInfo]) -> Tensors:
-    """Returns the server-state entry from which :meth:`Algorithm.mean` takes its weights."""
+    """Returns the server's entry ``num_samples``, which :meth:`Algorithm.weights` reads."""
     return {c.id: Tensor([c.num_samples]).double() for c in clients}

@@ -10,8 +10,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from medfed.errors import ConfigError
-from medfed.federation.tensors import Tensors
+from medfed.common.errors import ConfigError
+from medfed.common.tensors import Tensors
 
 OptimizerFactory = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
 SchedulerFactory = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
@@ -80,6 +80,51 @@ def learning_rates(
         if schedule:
             schedule.step()
     return rates
+
+
+def reach(optimizer: OptimizerFactory, rate: float, steps: int, fresh: bool = True) -> float:
+    """Returns how far so many steps go along a constant unit gradient.
+
+    A displacement divided by it is a mean of the gradients on the way. Plain SGD goes
+    ``steps * rate``, with momentum it goes farther. Weight decay counts as a part of the gradient.
+
+    Args:
+        optimizer: Makes an optimizer of a list of parameters.
+        rate: The step size.
+        steps: Number of steps.
+        fresh: Whether the optimizer starts without a memory of earlier steps.
+
+    Raises:
+        ConfigError: If a step is not proportional to the gradient, as with Adam, or the optimizer
+            remembers steps before these.
+
+    Example:
+        >>> from functools import partial
+        >>> sgd = partial(torch.optim.SGD, lr=1.0, momentum=0.5)
+        >>> round(reach(sgd, rate=0.1, steps=2), 9)
+        0.25
+    """
+    ends = []
+    for gradient in (1.0, 2.0):
+        parameter = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+        walking = optimizer([parameter])
+        for options in walking.param_groups:
+            options |= {"lr": rate, "weight_decay": 0.0}
+        for _ in range(steps):
+            parameter.grad = torch.full_like(parameter, gradient)
+            walking.step()
+        ends.append(-float(parameter.detach()))
+    if not math.isclose(ends[1], 2 * ends[0], rel_tol=1e-9):
+        raise ConfigError(
+            "The algorithm reads gradients off displacements, which needs steps in proportion to "
+            "the gradient; choose optimizer=sgd."
+        )
+    if not fresh and save_optimizer(walking):
+        raise ConfigError(
+            "The algorithm reads gradients off displacements, which momentum of earlier rounds "
+            "would blur; choose local.optimizer_state=fresh."
+        )
+    return ends[0]
 
 
 def save_optimizer(optimizer: torch.optim.Optimizer) -> Tensors:

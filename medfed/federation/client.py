@@ -1,4 +1,8 @@
-"""What an algorithm may touch of one client."""
+"""What a method may ask of one client, and what methods often do with it.
+
+:class:`Client` is the contract. Where a client's data and training are in this process,
+:class:`medfed.federation.local_client.LocalClient` fulfils it.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,8 @@ from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
+from medfed.common.tensors import State, Tensors
 from medfed.federation.split import ParameterSplit, Update
-from medfed.federation.tensors import State, Tensors
 
 Batch = dict[str, Any]
 Penalty = Callable[[Mapping[str, Tensor]], Tensor]
@@ -76,6 +80,16 @@ class Client(Protocol):
     def learning_rate(self) -> float:
         """The optimizer's step size in this round."""
 
+    def reach(self, steps: int) -> float:
+        """Returns how far so many steps of one ``train`` go along a constant unit gradient.
+
+        A displacement divided by it is a mean of the gradients on the way.
+
+        Raises:
+            ConfigError: If the run's optimizer has no such number; see
+                :func:`medfed.federation.budget.reach`.
+        """
+
     def train(
         self,
         start: Mapping[str, Tensor],
@@ -134,14 +148,23 @@ def with_statistics(client: Client, model: Tensors) -> Tensors:
     split = client.split
     if split.policy == "frozen" or not split.buffers.intersection(split.personal):
         return model
-
-    def put_back(weights: Mapping[str, Tensor], _: GradientAt) -> None:
-        for name, tensor in weights.items():
-            tensor.copy_(model[name])
-
-    end = client.train(model, update="all", after_step=put_back)
+    end = client.train(model, after_step=put_back(model))
     # A shared statistic stays as it came.
     return {**model, **{n: end[n] for n in split.personal}}
+
+
+def put_back(fixed: Mapping[str, Tensor]) -> AfterStep:
+    """Returns an ``after_step`` that undoes each step of some parameters.
+
+    Args:
+        fixed: Their values; whatever else is trained keeps its step.
+    """
+
+    def restore(weights: Mapping[str, Tensor], _: GradientAt) -> None:
+        for name in weights.keys() & fixed.keys():
+            weights[name].copy_(fixed[name])
+
+    return restore
 
 
 def share_of(steps: int, index: int, parts: int) -> int:

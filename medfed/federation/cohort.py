@@ -6,8 +6,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from medfed.errors import ConfigError, did_you_mean
-from medfed.federation.seeding import derive_seed
+from medfed.common.errors import ConfigError, did_you_mean
+from medfed.common.seeding import derive_seed
 
 
 @dataclass(frozen=True)
@@ -55,18 +55,8 @@ class Cohort:
                     f"{did_you_mean(name, known)}; the clients are {', '.join(known)}."
                 )
         pool = [c for c in known if self.clients is None or c in self.clients]
-        count = max(1, round_half_up(self.fraction * len(pool)))
+        count = max(1, int(self.fraction * len(pool) + 0.5))  # halves up
         if count == len(pool):
             return tuple(pool)
         drawn = set(random.Random(derive_seed(seed, round, "cohort")).sample(pool, count))
         return tuple(c for c in pool if c in drawn)
-
-
-def round_half_up(value: float) -> int:
-    """Rounds a non-negative number, halves up.
-
-    Example:
-        >>> round_half_up(2.5)
-        3
-    """
-    return int(value + 0.5)

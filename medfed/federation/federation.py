@@ -4,19 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from medfed.errors import NonFiniteError
-from medfed.federation.algorithm import Algorithm, ClientInfo, Outbox, ServerRound
-from medfed.federation.channel import Channel, Place
+from medfed.common.errors import NonFiniteError
+from medfed.common.tensors import State, Tensors, digest, map_state
+from medfed.federation.algorithm import (
+    Algorithm,
+    ClientInfo,
+    HasCenters,
+    HasMemberships,
+    HasPictures,
+    Outbox,
+    ServerRound,
+)
 from medfed.federation.cohort import Cohort
-from medfed.federation.ledger import Direction, Entry, Ledger
-from medfed.federation.local_client import LocalClient, name_the_place
-from medfed.federation.message import Message
-from medfed.federation.packet import Packet
-from medfed.federation.tensors import State, Tensors, digest
+from medfed.federation.local_client import LocalClient
+from medfed.federation.wire.channel import Channel, Memory, Place
+from medfed.federation.wire.ledger import Direction, Entry, Ledger
+from medfed.federation.wire.message import Message
+from medfed.federation.wire.packet import Packet
+
+_T = TypeVar("_T")
 
 
 class Federation:
@@ -72,12 +83,12 @@ class Federation:
             return move.setdefault(id(tensor), tensor.to(device))
 
         self.channel.device = device
-        self.server = _map_state(self.server, moved)
-        self.memory = {d: _map_state(kept, moved) for d, kept in self.memory.items()}
-        self.client_start = _map_state(self.client_start, moved)
+        self.server = map_state(self.server, moved)
+        self.memory = {d: map_state(kept, moved) for d, kept in self.memory.items()}
+        self.client_start = map_state(self.client_start, moved)
         for client in self.clients.values():
-            client.state = _map_state(client.state, moved)
-            client.memory = _map_state(client.memory, moved)
+            client.state = map_state(client.state, moved)
+            client.memory = map_state(client.memory, moved)
             client.weights = {n: moved(t) for n, t in client.weights.items()}
 
     def members(self, round: int) -> tuple[str, ...]:
@@ -94,37 +105,38 @@ class Federation:
         kept = self.memory["down"].get(client)
         return self.channel.encode(message, "down", Place(client), kept)[0]
 
-    def deliver(self, client: str) -> tuple[Message, Packet]:
-        """Returns what a client of this process lacks, as it would decode it, and its bytes."""
-        packet = self.delivery(client)
+    def delivered(self, client: str) -> Message:
+        """Returns what a client of this process lacks, as it would decode it."""
         kept = self.clients[client].memory["down"]
-        return self.channel.decode(packet, "down", kept)[0], packet
+        return self.channel.decode(self.delivery(client), "down", kept)[0]
 
     def personal_model(self, client: str) -> Tensors:
         """Returns the model that a client of this process evaluates; changes no state.
 
         It is the model that the client would have: what a lossy codec withholds is not in it.
         """
-        message, _ = self.deliver(client)
-        return self.algorithm.personal_model(self.clients[client], message)
+        return self.algorithm.personal_model(self.clients[client], self.delivered(client))
 
     def centers(self, client: str) -> Tensors:
         """Returns the centres of a client's quantised parameters, by name; changes no state."""
-        message, _ = self.deliver(client)
-        return self.algorithm.centers(self.clients[client], message)
+        if not isinstance(self.algorithm, HasCenters):
+            return {}
+        return self.algorithm.centers(self.clients[client], self.delivered(client))
+
+    def memberships(self) -> Tensor | None:
+        """Returns the clients' memberships in canonical models over rounds, if there are any."""
+        method = self.algorithm
+        return method.memberships(self.server) if isinstance(method, HasMemberships) else None
+
+    def pictures(self) -> Mapping[str, Any]:
+        """Returns figures of the server's state, by name, if there are any."""
+        method = self.algorithm
+        return method.pictures(self.server, self.ids) if isinstance(method, HasPictures) else {}
 
     def count_delivery(self, round: int) -> None:
         """Adds the delivery of the final result to every client to the ledger."""
         for client in self.ids:
-            self.count(self.delivery(client), round, "deliver", client, "down")
-
-    def count(
-        self, packet: Packet, round: int, phase: str, client: str, direction: Direction
-    ) -> None:
-        """Adds the bytes of a packet to the ledger."""
-        dense = packet.dense_sizes()
-        for part, size in packet.sizes().items():
-            self.ledger.add(Entry(round, phase, client, direction, part, size, dense[part]))
+            count(self.ledger, self.delivery(client), round, "deliver", client, "down")
 
     def digests(self) -> dict[str, str]:
         """Returns a hash of what the server and each client of this process keep.
@@ -198,9 +210,10 @@ class Round:
         """
         federation, phase = self.federation, self.phase
         for client in self.recipients:
-            federation.count(self._sent[client], self.number, phase, client, "down")
-            federation.count(replies[client], self.number, phase, client, "up")
-        decoded = self._decoded(replies)
+            count(federation.ledger, self._sent[client], self.number, phase, client, "down")
+            count(federation.ledger, replies[client], self.number, phase, client, "up")
+        decode = federation.channel.decode
+        decoded = self._coded("up", lambda c, memory: decode(replies[c], "up", memory))
         self._position += 1
         try:
             outbox = self._generator.send(decoded)
@@ -215,18 +228,6 @@ class Round:
         self._take(outbox)
         return True
 
-    def _decoded(self, replies: Mapping[str, Packet]) -> dict[str, Message]:
-        channel, kept = self.federation.channel, dict(self.federation.memory["up"])
-        decoded = {}
-        for client in self.recipients:
-            with naming(client, self.number, self.phase):
-                message, after = channel.decode(replies[client], "up", kept.get(client))
-                decoded[client] = message
-                if after:
-                    kept[client] = after
-        self.federation.memory["up"] = kept
-        return decoded
-
     def _take(self, outbox: Outbox) -> None:
         name = type(self.federation.algorithm).__name__
         if self._position >= len(self.expected):
@@ -238,16 +239,24 @@ class Round:
                     "to members of the cohort was announced."
                 )
         self._outbox = outbox
-        self._sent = {}
-        channel, kept = self.federation.channel, dict(self.federation.memory["down"])
+        encode, number = self.federation.channel.encode, self.number
+        self._sent = self._coded(
+            "down",
+            lambda c, memory: encode(outbox[c], "down", Place(c, number, self._position), memory),
+        )
+
+    def _coded(
+        self, direction: Direction, code: Callable[[str, Memory | None], tuple[_T, Memory]]
+    ) -> dict[str, _T]:
+        """Codes a message per recipient; the server's end remembers all of them or none."""
+        kept, coded = dict(self.federation.memory[direction]), {}
         for client in self.recipients:
             with naming(client, self.number, self.phase):
-                place = Place(client, self.number, self._position)
-                sent = channel.encode(outbox[client], "down", place, kept.get(client))
-                self._sent[client], after = sent
+                coded[client], after = code(client, kept.get(client))
                 if after:
                     kept[client] = after
-        self.federation.memory["down"] = kept
+        self.federation.memory[direction] = kept
+        return coded
 
 
 def check_reply(algorithm: Algorithm, reply: Message) -> None:
@@ -256,8 +265,13 @@ def check_reply(algorithm: Algorithm, reply: Message) -> None:
         raise ValueError(f"{sorted(extra)} may not leave a client.")
 
 
-def _map_state(state: State, function: Callable[[Tensor], Tensor]) -> State:
-    return {g: {n: function(t) for n, t in named.items()} for g, named in state.items()}
+def count(
+    ledger: Ledger, packet: Packet, round: int, phase: str, client: str, direction: Direction
+) -> None:
+    """Adds the bytes of a packet to a ledger."""
+    dense = packet.dense_sizes()
+    for part, size in packet.sizes().items():
+        ledger.add(Entry(round, phase, client, direction, part, size, dense[part]))
 
 
 def _digest(state: State, memory: State) -> str:
@@ -271,7 +285,8 @@ def naming(client: str, round: int, phase: str) -> Iterator[None]:
     try:
         yield
     except NonFiniteError as error:
-        raise name_the_place(error, client, round, phase) from error
+        where = f"Client {client}, round {round + 1}, phase {phase}"
+        raise NonFiniteError(f"{where}: {error}.") from error
     except Exception as error:
         error.add_note(f"(client {client}, round {round + 1}, phase {phase})")
         raise

@@ -1,4 +1,4 @@
-"""A client whose data and training run in this process."""
+"""The client whose data and training are in this process: one network serves all of them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from typing import Any
 
 from torch import Tensor
 
-from medfed.errors import NonFiniteError
+from medfed.common.tensors import State, Tensors, map_state
+from medfed.federation.budget import reach
 from medfed.federation.client import AfterStep, ClientData, Penalty
 from medfed.federation.split import ParameterSplit, Update
-from medfed.federation.tensors import State, Tensors
 from medfed.federation.training import LocalTrainer
-
-_OPTIMIZER = "optimizer:"
 
 
 class LocalClient:
@@ -64,6 +62,10 @@ class LocalClient:
         """The optimizer's step size in this round."""
         return self.trainer.rates[min(self._round, len(self.trainer.rates) - 1)]
 
+    def reach(self, steps: int) -> float:
+        """See :meth:`medfed.federation.client.Client.reach`."""
+        return reach(self.trainer.make_optimizer, self.learning_rate, steps, self._fresh)
+
     def begin(self, round: int, phase: str, index: int) -> None:
         """Says what the next calls belong to; their randomness is drawn from it."""
         self._round, self._phase, self.phase_index, self._calls = round, phase, index, 0
@@ -78,11 +80,9 @@ class LocalClient:
         after_step: AfterStep | None = None,
     ) -> Tensors:
         """See :meth:`medfed.federation.client.Client.train`."""
-        key = self._key()
+        key, slot = self._key(), f"{self._phase}/{self._calls}"
         steps = self.steps if steps is None else steps
-        slot = f"{self._phase}/{self._calls}"
-        kept = self.trainer.budget.optimizer_state == "kept"
-        memory = dict(self._optimizers.get(slot, {})) if kept else None
+        memory = None if self._fresh else dict(self._optimizers.get(slot, {}))
         end, self.loss = self.trainer.run(
             self.data,
             start,
@@ -108,13 +108,17 @@ class LocalClient:
     def loss_at(self, at: Mapping[str, Tensor], *, batches: int | None = None) -> float:
         """See :meth:`medfed.federation.client.Client.loss_at`."""
         # One key for all calls of a phase, so that their losses are of the same batches.
-        return self.trainer.mean_loss(self.data, at, self._place(), batches)
+        return self.trainer.mean_loss(self.data, at, self._where(), batches)
+
+    @property
+    def _fresh(self) -> bool:
+        return self.trainer.budget.optimizer_state == "fresh"
 
     def _key(self) -> tuple[str | int, ...]:
         self._calls += 1
-        return (*self._place(), self._calls)
+        return (*self._where(), self._calls)
 
-    def _place(self) -> tuple[str | int, ...]:
+    def _where(self) -> tuple[str | int, ...]:
         return (self._round, self.id, self._phase, self.phase_index)
 
     def state_dict(self) -> dict[str, Any]:
@@ -123,21 +127,7 @@ class LocalClient:
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Puts back what :meth:`state_dict` returned, on the trainer's device."""
-        device = self.trainer.device
-
-        def move(state: State) -> State:
-            return {g: {n: t.to(device) for n, t in named.items()} for g, named in state.items()}
-
-        self.state = move(saved["state"])
-        self._optimizers = move(saved["optimizers"])
-        self.memory = move(saved["memory"])
-
-
-def name_the_place(error: NonFiniteError, client: str, round: int, phase: str) -> NonFiniteError:
-    """Returns the error with client, round (as people count, from 1) and phase in front.
-
-    Example:
-        >>> str(name_the_place(NonFiniteError("the loss is nan"), "a", 2, "fit"))
-        'Client a, round 3, phase fit: the loss is nan.'
-    """
-    return NonFiniteError(f"Client {client}, round {round + 1}, phase {phase}: {error}.")
+        self.state, self._optimizers, self.memory = (
+            map_state(saved[group], lambda t: t.to(self.trainer.device))
+            for group in ("state", "optimizers", "memory")
+        )

@@ -1,10 +1,243 @@
-"""The plain loop: the oracle that every other runtime must equal, bit for bit."""
+"""The plain loop, which every other runtime equals bit for bit, and your own federation under it.
+
+Neither configurations nor Lightning are needed:
+
+>>> from medfed.personalize.ditto import Ditto
+>>> clients = [ArrayClient(c, torch.randn(20, 3), torch.randn(20, 1)) for c in ("a", "b")]
+>>> def loss(network, batch):
+...     return (network(batch["image"]) - batch["label"]).square().mean()
+>>> done = federate(Ditto(strength=0.1), nn.Linear(3, 1), loss, clients, rounds=2)
+>>> done.model("a")(torch.zeros(1, 3)).shape, done.ledger.total(direction="up")
+(torch.Size([1, 1]), 112)
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
 
+import torch
+from torch import Tensor, nn
+
+from medfed.common.errors import ConfigError
+from medfed.common.seeding import torch_rng
+from medfed.common.tensors import Tensors
+from medfed.federation.algorithm import Algorithm, ClientInfo
+from medfed.federation.budget import LocalBudget, OptimizerFactory, SchedulerFactory
+from medfed.federation.client import Batch, ClientData
+from medfed.federation.cohort import Cohort
 from medfed.federation.federation import Federation
+from medfed.federation.local_client import LocalClient
+from medfed.federation.split import BufferPolicy
+from medfed.federation.training import LocalTrainer
+from medfed.federation.wire.channel import Channel
+from medfed.federation.wire.ledger import Ledger
+
+Loss = Callable[[nn.Module, Batch], Tensor]
+
+
+@dataclass(frozen=True)
+class ArrayClient:
+    """A client whose data are two tensors.
+
+    Attributes:
+        id: Its name.
+        inputs: ``(n, ...)``, in batches under ``image``.
+        labels: ``(n, ...)``, in batches under ``label``.
+        batch_size: Samples per training batch.
+    """
+
+    id: str
+    inputs: Tensor
+    labels: Tensor
+    batch_size: int = 16
+
+    @property
+    def num_samples(self) -> int:
+        """Number of training samples."""
+        return len(self.inputs)
+
+    @property
+    def label_counts(self) -> Tensor:
+        """Samples per class, ``(K,)``; one class where labels are no whole numbers."""
+        if self.labels.is_floating_point() or self.labels.ndim != 1:
+            return torch.tensor([self.num_samples])
+        return torch.bincount(self.labels.long())
+
+    @property
+    def channels(self) -> Tensor:
+        """All channels are there, ``(C,)``."""
+        return torch.ones(self.inputs.shape[1] if self.inputs.ndim > 1 else 1, dtype=torch.bool)
+
+    def train_batches(self, seed: int) -> Iterator[Batch]:
+        """Yields one epoch, shuffled by nothing but the seed."""
+        order = torch.randperm(self.num_samples, generator=torch_rng(seed))
+        yield from self._batches(order)
+
+    def train_inputs(self, limit: int) -> Tensor:
+        """Returns the first inputs."""
+        return self.inputs[:limit]
+
+    def eval_batches(self, split: Literal["train", "val", "test"]) -> Iterator[Batch]:
+        """Yields all samples in order, whatever the split."""
+        yield from self._batches(torch.arange(self.num_samples))
+
+    def _batches(self, order: Tensor) -> Iterator[Batch]:
+        for rows in order.split(self.batch_size):
+            yield {"image": self.inputs[rows], "label": self.labels[rows]}
+
+
+@dataclass(frozen=True)
+class Federated:
+    """What a federation has come to.
+
+    Attributes:
+        federation: All states, for whoever wants to look closer.
+        network: The network that clients trained on; scratch.
+    """
+
+    federation: Federation
+    network: nn.Module
+
+    @property
+    def ledger(self) -> Ledger:
+        """Every byte that travelled."""
+        return self.federation.ledger
+
+    def weights(self, client: str) -> Tensors:
+        """Returns all entries of a client's personal model.
+
+        Raises:
+            ConfigError: If there is no such client.
+        """
+        if client not in self.federation.clients:
+            known = ", ".join(self.federation.clients)
+            raise ConfigError(f"There is no client {client!r}; the clients are {known}.")
+        return self.federation.personal_model(client)
+
+    def model(self, client: str) -> nn.Module:
+        """Returns a network of its own with a client's personal weights, in evaluation mode.
+
+        Raises:
+            ConfigError: If there is no such client.
+        """
+        network = copy.deepcopy(self.network)
+        network.load_state_dict(self.weights(client), strict=False)
+        return network.requires_grad_(True).eval()
+
+
+def assemble(
+    algorithm: Algorithm,
+    network: nn.Module,
+    loss: Callable[[Batch], Tensor],
+    clients: Sequence[ClientData],
+    *,
+    personal: Sequence[str] = (),
+    buffers: BufferPolicy = "averaged",
+    optimizer: OptimizerFactory,
+    scheduler: SchedulerFactory | None = None,
+    rounds: int = 1,
+    budget: LocalBudget | None = None,
+    channel: Callable[[Algorithm], Channel] | None = None,
+    cohort: Cohort | None = None,
+    seed: int = 0,
+) -> tuple[Federation, LocalTrainer]:
+    """Puts a federation together: split, training loop, initial states, clients.
+
+    Args:
+        algorithm: The method.
+        network: The model, at its initial weights.
+        loss: Of a batch, under ``network``.
+        clients: The data of all clients, in order.
+        personal: What the task proposes as personal: patterns of parameter names.
+        buffers: Policy of running statistics.
+        optimizer: Makes an optimizer of a list of parameters.
+        scheduler: Makes a schedule over rounds.
+        rounds: Length of the schedule.
+        budget: Local steps per round, clipping and optimizer state.
+        channel: Makes the channel for the algorithm as it fits this network.
+        cohort: Who takes part in a round.
+        seed: Seed of the run.
+
+    Raises:
+        ConfigError: If the algorithm does not fit the network, or a name is unknown.
+    """
+    split = algorithm.split(network, personal, buffers)
+    algorithm = algorithm.adapted(split, network)
+    local = LocalTrainer(network, loss, split, optimizer, scheduler, rounds, budget, seed)
+    weights = local.initial()
+    everyone = [ClientInfo(c.id, c.num_samples) for c in clients]
+    server, state = algorithm.init(weights, split, everyone)
+    own = {c.id: LocalClient(c, local, weights, state) for c in clients}
+    sent = None if channel is None else channel(algorithm)
+    cohort = cohort or Cohort()
+    cohort.of([c.id for c in everyone], seed, 0)  # an unknown client is named here
+    return Federation(algorithm, server, own, everyone, sent, cohort, seed), local
+
+
+def federate(
+    algorithm: Algorithm,
+    network: nn.Module,
+    loss: Loss,
+    clients: Sequence[ClientData],
+    *,
+    rounds: int = 10,
+    steps: int | None = None,
+    lr: float = 0.1,
+    optimizer: OptimizerFactory | None = None,
+    personal: Sequence[str] = (),
+    buffers: BufferPolicy = "averaged",
+    channel: Channel | None = None,
+    cohort: Cohort | None = None,
+    seed: int = 0,
+    after_round: Callable[[int, Federated], None] | None = None,
+) -> Federated:
+    """Federates an algorithm over your own clients and network, by the plain loop.
+
+    The results equal those of a run under Lightning with the same weights, batches and seed.
+
+    Args:
+        algorithm: Any of :mod:`medfed.personalize`, or your own.
+        network: Your network; a copy of it is trained, from its present weights.
+        loss: Of a batch under a network: ``loss(network, batch)``.
+        clients: :class:`ArrayClient`, or anything that gives what
+            :class:`medfed.federation.client.ClientData` names.
+        rounds: Federated rounds.
+        steps: Gradient steps per client and round; ``None``: an epoch.
+        lr: Step size of SGD, where no optimizer is given.
+        optimizer: Makes an optimizer of a list of parameters.
+        personal: The personal part for algorithms that ask for one: patterns of parameter names.
+        buffers: BatchNorm statistics: ``averaged``, ``local`` or ``frozen``.
+        channel: Codecs; dense fp32 by default.
+        cohort: Who takes part in a round; everyone by default.
+        seed: Of all random choices.
+        after_round: Called with each round's number and the federation so far.
+
+    Raises:
+        ConfigError: If the algorithm does not fit the network, or a name is unknown.
+        NonFiniteError: If a loss becomes NaN or infinite; client, round and phase are named.
+    """
+    network = copy.deepcopy(network)
+    federation, _ = assemble(
+        algorithm,
+        network,
+        partial(loss, network),
+        clients,
+        personal=personal,
+        buffers=buffers,
+        optimizer=optimizer or partial(torch.optim.SGD, lr=lr),
+        rounds=rounds,
+        budget=LocalBudget(steps=steps),
+        channel=None if channel is None else lambda _: channel,
+        cohort=cohort,
+        seed=seed,
+    )
+    done = Federated(federation, network)
+    run_reference(federation, rounds, after_round and (lambda number: after_round(number, done)))
+    return done
 
 
 def run_reference(

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
 
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
-from medfed.errors import ConfigError, did_you_mean
-from medfed.federation.tensors import Tensors, select
+from medfed.common.errors import ConfigError, did_you_mean
+from medfed.common.tensors import Tensors, select
 
 BufferPolicy = Literal["averaged", "local", "frozen"]
 BUFFER_POLICIES = ("averaged", "local", "frozen")
@@ -55,6 +56,31 @@ def normalization_patterns(network: nn.Module) -> tuple[str, ...]:
         for name, module in network.named_modules()
         if isinstance(module, NORMALIZATION) and any(True for _ in module.parameters())
     )
+
+
+def normalises_batches(network: nn.Module) -> bool:
+    """Returns whether a layer makes statistics of a batch, which one sample does not give.
+
+    Example:
+        >>> normalises_batches(nn.BatchNorm1d(2)), normalises_batches(nn.LayerNorm(2))
+        (True, False)
+    """
+    return any(isinstance(module, _BatchNorm) for module in network.modules())
+
+
+@contextmanager
+def training_mode(network: nn.Module, policy: BufferPolicy) -> Iterator[None]:
+    """Puts a network in training mode, its running statistics fixed where buffers are frozen."""
+    network.train()
+    if policy == "frozen":
+        for module in network.modules():
+            if isinstance(module, _NormBase) and module.track_running_stats:
+                module.eval()
+    try:
+        yield
+    finally:
+        if policy == "frozen":
+            network.train()
 
 
 def match(patterns: Sequence[str], names: Iterable[str]) -> list[str]:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from itertools import islice
+from itertools import chain, count, islice
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
-from medfed.errors import ConfigError, NonFiniteError
+from medfed.common.errors import ConfigError, NonFiniteError
+from medfed.common.seeding import derive_seed, seeded
+from medfed.common.tensors import Tensors, gradient_of, select, to_device
 from medfed.federation.budget import (
     LocalBudget,
     OptimizerFactory,
@@ -21,11 +24,29 @@ from medfed.federation.budget import (
     save_optimizer,
 )
 from medfed.federation.client import AfterStep, Batch, ClientData, Penalty
-from medfed.federation.live import Place, Plan, gradient_of, places, to_device
-from medfed.federation.normalization import normalises_batches, training_mode
-from medfed.federation.seeding import derive_seed, seeded
-from medfed.federation.split import ParameterSplit, Update, float_entries
-from medfed.federation.tensors import Tensors, select
+from medfed.federation.split import (
+    ParameterSplit,
+    Update,
+    float_entries,
+    normalises_batches,
+    training_mode,
+)
+
+
+class Plan(NamedTuple):
+    """What one ``update`` trains. It is looked up once, for a round asks for it at every client.
+
+    Attributes:
+        trained: The live parameters that it trains.
+        fixed: All other live parameters.
+        changing: The live entries that training may change: ``trained`` and their buffers.
+        optimizer: The optimizer of ``trained``.
+    """
+
+    trained: Tensors
+    fixed: list[Tensor]
+    changing: Tensors
+    optimizer: torch.optim.Optimizer
 
 
 class LocalTrainer:
@@ -60,10 +81,10 @@ class LocalTrainer:
         self.seed = seed
         self.rates = learning_rates(optimizer, scheduler, rounds)
         self.backward: Callable[[Tensor], None] = torch.Tensor.backward
-        self._make_optimizer = optimizer
+        self.make_optimizer = optimizer
         self._plans: dict[Update, Plan] = {}
         self._entries: Tensors = {}
-        self._places: list[Place] = []
+        self._held: list[tuple[dict[str, Any], str, Tensor | None]] = []
         self._entries_device: torch.device | None = None
 
     @property
@@ -71,9 +92,15 @@ class LocalTrainer:
         """The network's live parameters and float buffers."""
         # A network that is moved keeps its parameters but gets new buffers, also on the way back.
         moved = self._entries_device != self.device
-        if moved or not all(held.get(name) is t for held, name, t in self._places):
+        if moved or not all(where.get(name) is t for where, name, t in self._held):
             self._entries = float_entries(self.network)
-            self._places = places(self.network)
+            # Where it keeps each of its tensors, to notice when it keeps another there.
+            self._held = [
+                (where, name, tensor)
+                for module in self.network.modules()
+                for where in (module._parameters, module._buffers)
+                for name, tensor in where.items()
+            ]
             self._entries_device = self.device
             self._plans.clear()
         return self._entries
@@ -97,27 +124,23 @@ class LocalTrainer:
         """Lets exactly the trained parameters require gradients and resets their optimizer."""
         entries = self.entries
         if update not in self._plans:
-            self._plans[update] = self._plan(entries, update)
+            trained = select(entries, self.split.parameters(update))
+            outside = self.split.buffers.union(trained)
+            self._plans[update] = Plan(
+                trained,
+                [t for n, t in entries.items() if n not in outside],
+                select(entries, self.split.names(update)),
+                self.make_optimizer(list(trained.values())),  # type: ignore[arg-type]
+            )
         plan = self._plans[update]
-        for group, trained in ((plan.trained.values(), True), (plan.fixed, False)):
+        for group, needed in ((plan.trained.values(), True), (plan.fixed, False)):
             for parameter in group:
-                parameter.requires_grad_(trained)
+                parameter.requires_grad_(needed)
                 parameter.grad = None
         plan.optimizer.state.clear()
         for options in plan.optimizer.param_groups:
             options["lr"] = rate
         return plan
-
-    def _plan(self, entries: Tensors, update: Update) -> Plan:
-        """Looks up what an update trains and makes its optimizer."""
-        trained = select(entries, self.split.parameters(update))
-        outside = self.split.buffers.union(trained)
-        return Plan(
-            trained,
-            [t for n, t in entries.items() if n not in outside],
-            select(entries, self.split.names(update)),
-            self._make_optimizer(list(trained.values())),  # type: ignore[arg-type]
-        )
 
     def run(
         self,
@@ -155,12 +178,10 @@ class LocalTrainer:
         if memory:
             restore_optimizer(optimizer, memory)
         seed = derive_seed(self.seed, *key, "train")
+        epochs = (self._epoch(data, derive_seed(seed, "epoch", epoch)) for epoch in count())
         total = torch.zeros((), device=self.device, dtype=torch.float64)
-        with (
-            training_mode(self.network, self.split.policy == "frozen"),
-            seeded(seed, self.device),
-        ):
-            for batch in self._batches(data, seed, steps):
+        with training_mode(self.network, self.split.policy), seeded(seed, self.device):
+            for batch in islice(chain.from_iterable(epochs), steps):
                 optimizer.zero_grad()
                 total += self._backward(batch, trained, penalty)
                 if self.budget.clip is not None:
@@ -257,25 +278,10 @@ class LocalTrainer:
     ) -> Iterator[tuple[Batch, int]]:
         """Yields an epoch's batches with their sizes, the network in training mode at ``at``."""
         self.load(at)
-        seed, seen = derive_seed(self.seed, *key, "gradient"), 0
-        with training_mode(self.network, self.split.policy == "frozen"), seeded(seed, self.device):
+        seed = derive_seed(self.seed, *key, "gradient")
+        with training_mode(self.network, self.split.policy), seeded(seed, self.device):
             for batch in islice(self._epoch(data, seed), batches):
-                seen += (size := len(next(iter(batch.values()))))
-                yield batch, size
-        if not seen:
-            raise ConfigError(f"Client {data.id} has no training batch.")
-
-    def _batches(self, data: ClientData, seed: int, steps: int) -> Iterator[Batch]:
-        """Yields exactly ``steps`` batches, epoch after epoch."""
-        done = epoch = 0
-        while done < steps:
-            before = done
-            for batch in islice(self._epoch(data, derive_seed(seed, "epoch", epoch)), steps - done):
-                yield batch
-                done += 1
-            if done == before:
-                raise ConfigError(f"Client {data.id} has no training batch.")
-            epoch += 1
+                yield batch, len(next(iter(batch.values())))
 
     def _epoch(self, data: ClientData, seed: int) -> Iterator[Batch]:
         """Yields an epoch's batches, where they are needed.
@@ -284,6 +290,10 @@ class LocalTrainer:
         """
         lone = self.split.policy != "frozen" and normalises_batches(self.network)
         lone = lone and data.num_samples > data.batch_size > 1
+        empty = True
         for batch in data.train_batches(seed):
             if not (lone and len(next(iter(batch.values()))) == 1):
+                empty = False
                 yield to_device(batch, self.device)
+        if empty:
+            raise ConfigError(f"Client {data.id} has no training batch.")

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
+from torchmetrics.functional.classification import (
+    binary_auroc,
+    multiclass_accuracy,
+    multiclass_calibration_error,
+)
 
-from medfed.errors import ConfigError, did_you_mean
-from medfed.models.losses import focal_loss
-from medfed.models.metrics import ClassificationMeter
+from medfed.common.checks import check_known
+from medfed.common.errors import ConfigError
 from medfed.models.networks.canonical import Activation
-from medfed.models.task import TaskModule
+from medfed.models.task import TaskModule, WholeSplit
 
-_LOSSES = ("cross_entropy", "focal")
+CLASSIFICATION_METRICS = ("accuracy", "balanced_accuracy", "auroc", "ece")
 
 
 class ClassificationTask(TaskModule):
@@ -26,44 +30,35 @@ class ClassificationTask(TaskModule):
     Metrics: ``loss accuracy balanced_accuracy auroc ece``.
 
     Args:
-        network: From ``image`` to logits ``(B, K)``.
-        optimizer: Partial of an optimizer.
-        scheduler: Partial of a schedule, or None.
+        common: As :class:`medfed.models.task.TaskModule` takes them; the network gives logits
+            ``(B, K)``.
         num_classes: K.
         loss: ``"cross_entropy"`` or ``"focal"``.
         class_weights: K weights, or None for equal ones.
         focal_gamma: Exponent of the focal loss.
         label_smoothing: Smoothing of the cross-entropy.
         ece_bins: Bins of the calibration error.
-        personal: Patterns of personal names, None for the network's default.
-        selection: Metric and mode that choose a model.
+        more: As ``common``.
 
     Raises:
         ConfigError: If the loss is unknown or the number of weights is not K.
     """
 
     activation: ClassVar[Activation] = "softmax"
+    default_selection: ClassVar[tuple[str, str]] = ("balanced_accuracy", "max")
 
     def __init__(
         self,
-        network: nn.Module,
-        optimizer: Callable[..., Optimizer],
-        scheduler: Callable[[Optimizer], Any] | None = None,
-        *,
+        *common: Any,
         num_classes: int = 2,
         loss: str = "cross_entropy",
         class_weights: Sequence[float] | None = None,
         focal_gamma: float = 2.0,
         label_smoothing: float = 0.0,
         ece_bins: int = 15,
-        personal: Sequence[str] | None = None,
-        selection: Sequence[str] = ("balanced_accuracy", "max"),
+        **more: Any,
     ) -> None:
-        if loss not in _LOSSES:
-            raise ConfigError(
-                f"Unknown loss {loss!r}: use one of {', '.join(_LOSSES)}"
-                f"{did_you_mean(loss, _LOSSES)}."
-            )
+        check_known("loss", loss, ("cross_entropy", "focal"))
         if class_weights is not None and len(class_weights) != num_classes:
             raise ConfigError(
                 f"{len(class_weights)} class_weights were given for {num_classes} classes."
@@ -72,7 +67,7 @@ class ClassificationTask(TaskModule):
         self.focal_gamma = focal_gamma
         self.label_smoothing = label_smoothing
         self.ece_bins = ece_bins
-        super().__init__(network, optimizer, scheduler, personal=personal, selection=selection)
+        super().__init__(*common, **more)
         self._weights = None if class_weights is None else torch.tensor(list(class_weights))
 
     def criterion(self, logits: Tensor, label: Tensor) -> Tensor:
@@ -86,9 +81,12 @@ class ClassificationTask(TaskModule):
         """Returns the softmax over classes."""
         return logits.softmax(1)
 
-    def meter(self, *, test: bool = False) -> ClassificationMeter:
+    def meter(self, *, test: bool = False) -> WholeSplit:
         """Returns an empty meter."""
-        return ClassificationMeter(self.criterion, self.ece_bins)
+        return WholeSplit(self.criterion, CLASSIFICATION_METRICS, self._measure)
+
+    def _measure(self, logits: Tensor, label: Tensor) -> dict[str, float]:
+        return classification_metrics(logits.softmax(1), label, self.ece_bins)
 
     def _class_weights(self, like: Tensor) -> Tensor | None:
         # A plain tensor, moved once: a buffer would travel with the weights of the network, and a
@@ -98,3 +96,81 @@ class ClassificationTask(TaskModule):
         if (self._weights.device, self._weights.dtype) != (like.device, like.dtype):
             self._weights = self._weights.to(like)
         return self._weights
+
+
+class RiskTask(ClassificationTask):
+    """The risk of an outcome by logistic regression: a classification of feature vectors.
+
+    Batches: ``image (B, F)`` features, ``label (B,)`` class indices. Metrics and arguments are
+    those of :class:`ClassificationTask`.
+    """
+
+
+def focal_loss(
+    logits: Tensor, target: Tensor, *, gamma: float = 2.0, weight: Tensor | None = None
+) -> Tensor:
+    """Focal loss on class indices: the mean over samples of ``-w_y (1 - p_y)^gamma log p_y``.
+
+    MONAI's ``FocalLoss(use_softmax=True)`` also divides by the number of classes, which ties the
+    learning rate to it; otherwise the two are equal.
+
+    Source: T.-Y. Lin et al., "Focal Loss for Dense Object Detection", ICCV 2017, equation 5.
+
+    Args:
+        logits: ``(B, K)``.
+        target: ``(B,)`` class indices.
+        gamma: How strongly well-classified samples are discounted; 0 gives cross-entropy.
+        weight: ``(K,)`` weight of each class, or None.
+
+    Returns:
+        A scalar.
+
+    Example:
+        >>> logits, target = torch.tensor([[0.0, 0.0]]), torch.tensor([1])
+        >>> round(focal_loss(logits, target, gamma=2.0).item(), 4)  # 0.5 ** 2 * log(2)
+        0.1733
+    """
+    log_p = -F.cross_entropy(logits, target, reduction="none")
+    per_sample = -((1 - log_p.exp()) ** gamma) * log_p
+    if weight is not None:
+        per_sample = per_sample * weight[target]
+    return per_sample.mean()
+
+
+def classification_metrics(probs: Tensor, label: Tensor, n_bins: int = 15) -> dict[str, float]:
+    """Accuracy, balanced accuracy, AUROC and calibration error of one split.
+
+    Args:
+        probs: ``(N, K)`` class probabilities.
+        label: ``(N,)`` class indices.
+        n_bins: Bins of equal width for the expected calibration error.
+
+    Returns:
+        ``accuracy``; ``balanced_accuracy``, the mean recall over the classes that occur; ``auroc``,
+        one class against the rest, averaged over the classes for which it is defined; ``ece``.
+
+    Example:
+        >>> probs = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8]])
+        >>> scores = classification_metrics(probs, torch.tensor([0, 1, 1]))
+        >>> round(scores["accuracy"], 4), scores["balanced_accuracy"], scores["auroc"]
+        (0.6667, 0.75, 1.0)
+    """
+    if len(label) == 0:
+        return dict.fromkeys(CLASSIFICATION_METRICS, math.nan)
+    k = probs.shape[1]
+    present = torch.bincount(label, minlength=k) > 0
+    recall = multiclass_accuracy(probs, label, num_classes=k, average="none")
+    auroc = _one_vs_rest_auroc(probs, label)
+    ece = multiclass_calibration_error(probs, label, num_classes=k, n_bins=n_bins)
+    return {
+        "accuracy": (probs.argmax(1) == label).double().mean().item(),
+        "balanced_accuracy": recall[present].double().mean().item(),
+        "auroc": math.fsum(auroc) / len(auroc) if auroc else math.nan,
+        "ece": ece.item(),
+    }
+
+
+def _one_vs_rest_auroc(probs: Tensor, label: Tensor) -> list[float]:
+    """AUROC of each class against the rest, where both occur."""
+    positives = [(probs[:, k], label == k) for k in range(probs.shape[1])]
+    return [binary_auroc(p, y.long()).item() for p, y in positives if y.any() and not y.all()]

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from matplotlib.figure import Figure
+import torch
+import torch.nn.functional as F
 from monai.inferers import sliding_window_inference
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from monai.losses import DiceLoss
+from torch import Tensor
 
-from medfed.errors import ConfigError
-from medfed.models.losses import dice_bce_loss
-from medfed.models.metrics import SegmentationMeter
+from medfed.common.errors import ConfigError
 from medfed.models.networks.canonical import Activation
-from medfed.models.pictures import Case, contour_grid
+from medfed.models.regions import hausdorff95, iou_and_dice, overlap_counts
 from medfed.models.task import Batch, TaskModule
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from medfed.models.contours import Case
+
+_DICE = DiceLoss(sigmoid=True, batch=True)
 
 
 class SegmentationTask(TaskModule):
@@ -27,9 +34,8 @@ class SegmentationTask(TaskModule):
     with ``test=True`` and ``hausdorff=True`` also ``hd95``.
 
     Args:
-        network: From ``image`` to logits ``(B, R, *spatial)``.
-        optimizer: Partial of an optimizer.
-        scheduler: Partial of a schedule, or None.
+        common: As :class:`medfed.models.task.TaskModule` takes them; the network gives logits
+            ``(B, R, *spatial)``.
         regions: Names of the R regions.
         patch_size: Window of the sliding-window inference, that of the training patches; None
             passes whole images through the network.
@@ -39,21 +45,18 @@ class SegmentationTask(TaskModule):
         dice_weight: Factor of the Dice term.
         bce_weight: Factor of the cross-entropy term.
         hausdorff: Measure the 95th percentile Hausdorff distance at test (slow).
-        personal: Patterns of personal names, None for the network's default.
-        selection: Metric and mode that choose a model.
+        more: As ``common``.
 
     Raises:
         ConfigError: If there is no region, or the overlap or the threshold is outside [0, 1).
     """
 
     activation: ClassVar[Activation] = "sigmoid"
+    default_selection: ClassVar[tuple[str, str]] = ("iou", "max")
 
     def __init__(
         self,
-        network: nn.Module,
-        optimizer: Callable[..., Optimizer],
-        scheduler: Callable[[Optimizer], Any] | None = None,
-        *,
+        *common: Any,
         regions: Sequence[str],
         patch_size: Sequence[int] | None = None,
         overlap: float = 0.25,
@@ -62,8 +65,7 @@ class SegmentationTask(TaskModule):
         dice_weight: float = 1.0,
         bce_weight: float = 1.0,
         hausdorff: bool = False,
-        personal: Sequence[str] | None = None,
-        selection: Sequence[str] = ("iou", "max"),
+        **more: Any,
     ) -> None:
         if not regions:
             raise ConfigError("Segmentation needs the names of its regions.")
@@ -77,13 +79,12 @@ class SegmentationTask(TaskModule):
         self.dice_weight = dice_weight
         self.bce_weight = bce_weight
         self.hausdorff = hausdorff
-        super().__init__(network, optimizer, scheduler, personal=personal, selection=selection)
+        super().__init__(*common, **more)
 
     def criterion(self, logits: Tensor, label: Tensor) -> Tensor:
         """Returns Dice plus cross-entropy of logits and labels, both ``(B, R, *spatial)``."""
-        return dice_bce_loss(
-            logits, label, dice_weight=self.dice_weight, bce_weight=self.bce_weight
-        )
+        weights = {"dice_weight": self.dice_weight, "bce_weight": self.bce_weight}
+        return dice_bce_loss(logits, label, **weights)
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """Returns the probability of each region by itself."""
@@ -101,7 +102,7 @@ class SegmentationTask(TaskModule):
         return logits
 
     def picture(self, cases: Mapping[str, Case]) -> Figure | None:
-        """Draws true and predicted contours, see :func:`medfed.models.pictures.contour_grid`.
+        """Draws true and predicted contours, see :func:`medfed.models.contours.contour_grid`.
 
         Args:
             cases: For each client an image ``(C, H, W)``, its truth ``(R, H, W)`` and, per method,
@@ -110,6 +111,8 @@ class SegmentationTask(TaskModule):
         Returns:
             A Matplotlib figure, rows for clients and columns for methods.
         """
+        from medfed.models.contours import contour_grid  # late: training draws nothing
+
         return contour_grid(cases, self.regions, threshold=self.threshold)
 
     def meter(self, *, test: bool = False) -> SegmentationMeter:
@@ -117,3 +120,99 @@ class SegmentationTask(TaskModule):
         return SegmentationMeter(
             self.criterion, self.regions, self.threshold, self.hausdorff and test
         )
+
+
+def dice_bce_loss(
+    logits: Tensor, target: Tensor, *, dice_weight: float = 1.0, bce_weight: float = 1.0
+) -> Tensor:
+    """Soft Dice plus binary cross-entropy for regions that may overlap (sigmoid outputs).
+
+    MONAI's ``DiceCELoss`` takes a softmax cross-entropy as soon as there are two channels, which
+    contradicts nested regions; so its ``DiceLoss`` is joined with the binary cross-entropy. The
+    Dice is pooled over the batch, lest a patch without a region decide its loss alone.
+
+    Source: F. Milletari et al., "V-Net", 3DV 2016.
+
+    Args:
+        logits: ``(B, R, *spatial)``.
+        target: ``(B, R, *spatial)`` with values 0 and 1.
+        dice_weight: Factor of ``1 - Dice``, averaged over regions.
+        bce_weight: Factor of the cross-entropy, averaged over voxels and regions.
+
+    Returns:
+        A scalar.
+
+    Example:
+        >>> logits, target = torch.full((1, 1, 2, 2), 20.0), torch.ones(1, 1, 2, 2)
+        >>> round(dice_bce_loss(logits, target).item(), 6)
+        0.0
+    """
+    if logits.dtype in (torch.float16, torch.bfloat16):
+        logits = logits.float()  # sums over a patch exceed what half precision can count
+    target = target.to(logits.dtype)
+    bce = F.binary_cross_entropy_with_logits(logits, target)
+    dice: Tensor = _DICE(logits, target)
+    return dice_weight * dice + bce_weight * bce
+
+
+class SegmentationMeter:
+    """Counts overlaps per case and region, so that they can be pooled or averaged over cases.
+
+    Args:
+        criterion: The loss of logits and labels, both ``(B, R, *spatial)``.
+        regions: Names of the R regions.
+        threshold: Probability above which a voxel belongs to a region.
+        hausdorff: Whether to measure distances too (slow).
+    """
+
+    def __init__(
+        self,
+        criterion: Callable[[Tensor, Tensor], Tensor],
+        regions: Sequence[str],
+        threshold: float = 0.5,
+        hausdorff: bool = False,
+    ) -> None:
+        self.criterion = criterion
+        self.regions = tuple(regions)
+        self.threshold = threshold
+        self.hausdorff = hausdorff
+        self.loss_sum, self.images = 0.0, 0
+        self.counts: dict[int, Tensor] = {}
+        self.distances: list[Tensor] = []
+
+    def update(self, logits: Tensor, batch: Batch) -> None:
+        """Adds logits ``(B, R, *spatial)`` and the ``label`` of the batch, of the same shape.
+
+        The ``case`` of the batch ``(B,)`` says which patient an image belongs to; without it each
+        image is a case of its own.
+        """
+        pred, truth = logits.sigmoid() > self.threshold, batch["label"] > 0.5
+        counts = overlap_counts(pred, truth).cpu()
+        first = len(self.counts)
+        ids = batch["case"].tolist() if "case" in batch else range(first, first + len(counts))
+        for i, c in zip(ids, counts, strict=True):
+            self.counts[i] = self.counts[i] + c if i in self.counts else c
+        self.loss_sum += self.criterion(logits, batch["label"]).item() * len(counts)
+        self.images += len(counts)
+        if self.hausdorff:
+            self.distances.append(hausdorff95(pred, truth))
+
+    def compute(self) -> dict[str, float]:
+        """Returns the metrics, each as a mean over regions and per region (``iou/whole``).
+
+        ``iou`` and ``dice`` pool the voxels of all cases; ``dice_case`` is the mean over cases;
+        ``hd95`` is the mean over images, in voxels; ``loss`` is the mean over images.
+        """
+        empty = torch.zeros(len(self.regions), 3)
+        cases = torch.stack([*self.counts.values()] or [empty])
+        iou, dice = iou_and_dice(cases.sum(0))
+        values = {"iou": iou, "dice": dice, "dice_case": iou_and_dice(cases)[1].nanmean(0)}
+        if self.hausdorff:
+            values["hd95"] = torch.cat(self.distances or [empty[None, :, 0] * math.nan]).nanmean(0)
+        out = {"loss": self.loss_sum / self.images if self.images else math.nan}
+        for name, per_region in values.items():
+            scores = per_region.tolist()
+            known = [v for v in scores if not math.isnan(v)]
+            out[name] = math.fsum(known) / len(known) if known else math.nan
+            out |= {f"{name}/{r}": v for r, v in zip(self.regions, scores, strict=True)}
+        return out

@@ -10,30 +10,72 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import pytorch_lightning as pl
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from medfed.errors import ConfigError, did_you_mean
-from medfed.models.networks import default_personal
+from medfed.common.checks import check_known
+from medfed.common.errors import ConfigError
 from medfed.models.networks.canonical import Activation
+from medfed.models.networks.personal import default_personal
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Batch = Mapping[str, Tensor]
 """``image`` and ``label``, and where they apply ``channels`` and ``case``."""
 
 
 class Meter(Protocol):
-    """Gathers the batches of one split and gives their metrics."""
+    """Gathers the batches of one split and gives their metrics.
+
+    A plain object rather than a ``torchmetrics.Metric``, so that the state dict of a task holds its
+    network and nothing else. What is undefined is NaN, and no warning is raised.
+    """
 
     def update(self, logits: Tensor, batch: Batch) -> None:
         """Adds one batch."""
 
     def compute(self) -> dict[str, float]:
         """Returns the metrics of all batches so far."""
+
+
+class WholeSplit:
+    """The meter of metrics that need all logits and labels of a split at once.
+
+    Args:
+        criterion: The loss of logits and labels.
+        names: The metrics beside the loss; NaN where the split is empty.
+        measure: Gives them for all logits and labels together.
+    """
+
+    def __init__(
+        self,
+        criterion: Callable[[Tensor, Tensor], Tensor],
+        names: Sequence[str],
+        measure: Callable[[Tensor, Tensor], dict[str, float]],
+    ) -> None:
+        self.criterion = criterion
+        self.names = names
+        self.measure = measure
+        self.logits: list[Tensor] = []
+        self.labels: list[Tensor] = []
+
+    def update(self, logits: Tensor, batch: Batch) -> None:
+        """Adds the logits ``(B, ...)`` and the ``label`` of a batch."""
+        self.logits.append(logits.detach().float())
+        self.labels.append(batch["label"])
+
+    def compute(self) -> dict[str, float]:
+        """Returns ``loss`` and the metrics of all batches together."""
+        if not self.labels:
+            return dict.fromkeys(("loss", *self.names), math.nan)
+        logits, label = torch.cat(self.logits), torch.cat(self.labels)
+        loss = self.criterion(logits, label).item()
+        return {"loss": loss} | self.measure(logits, label)
 
 
 class TaskModule(pl.LightningModule):
@@ -47,17 +89,22 @@ class TaskModule(pl.LightningModule):
         optimizer: Called with the parameters, returns the optimizer (a Hydra partial).
         scheduler: Called with the optimizer, returns a schedule stepped once per epoch, or None.
         personal: Patterns of the names that stay with each client; by default those of
-            :func:`medfed.models.networks.default_personal`.
-        selection: Metric and mode (``"max"`` or ``"min"``) that choose a model on validation data.
+            :func:`medfed.models.networks.personal.default_personal`.
+        selection: Metric and mode (``"max"`` or ``"min"``) that choose a model on validation data;
+            by default the class's own.
+        l2: The training loss gains ``l2 / 2`` times the squared norm of all weights except biases
+            and memberships; the ``loss`` metric does not.
 
     Raises:
-        ConfigError: If ``selection`` names no metric of this task, or another mode.
+        ConfigError: If ``selection`` names no metric of this task, or another mode, or ``l2`` is
+            negative.
     """
 
     network: nn.Module
     personal: tuple[str, ...]
     selection: tuple[str, str]
     activation: ClassVar[Activation] = "identity"  # what makes probabilities of the logits
+    default_selection: ClassVar[tuple[str, str]] = ("loss", "min")
 
     def __init__(
         self,
@@ -66,14 +113,18 @@ class TaskModule(pl.LightningModule):
         scheduler: Callable[[Optimizer], Any] | None = None,
         *,
         personal: Sequence[str] | None = None,
-        selection: Sequence[str] = ("loss", "min"),
+        selection: Sequence[str] | None = None,
+        l2: float = 0.0,
     ) -> None:
         super().__init__()
+        if l2 < 0:
+            raise ConfigError(f"l2 must not be negative, not {l2}.")
+        self.l2 = l2
         self.network = network
         self.optimizer = optimizer
         self.scheduler = scheduler
         self.personal = default_personal(network) if personal is None else tuple(personal)
-        self.selection = self._checked_selection(selection)
+        self.selection = self._checked_selection(selection or self.default_selection)
 
     @abstractmethod
     def criterion(self, logits: Tensor, label: Tensor) -> Tensor:
@@ -100,7 +151,8 @@ class TaskModule(pl.LightningModule):
 
     def loss(self, batch: Batch) -> Tensor:
         """Returns the scalar training loss of a batch, the only thing federated training calls."""
-        return self.criterion(self.forward(batch["image"]), batch["label"])
+        loss = self.criterion(self.forward(batch["image"]), batch["label"])
+        return loss if self.l2 == 0 else loss + l2_penalty(self.network, self.l2)
 
     def logits(self, batch: Batch) -> Tensor:
         """Returns the logits of an evaluation batch, which may be larger than training patches."""
@@ -184,10 +236,7 @@ class TaskModule(pl.LightningModule):
 
     def _checked_selection(self, selection: Sequence[str]) -> tuple[str, str]:
         metric, mode = selection
-        if metric not in self.metric_names:
-            raise ConfigError(
-                f"Unknown selection metric {metric!r}{did_you_mean(metric, self.metric_names)}."
-            )
+        check_known("model.selection", metric, self.metric_names)
         if mode not in ("max", "min"):
             raise ConfigError(f"The selection mode must be max or min, not {mode!r}.")
         return metric, mode
@@ -209,3 +258,27 @@ class TaskModule(pl.LightningModule):
         finally:
             for module, training in flags:
                 module.training = training
+
+
+def l2_penalty(network: nn.Module, l2: float) -> Tensor:
+    """Half of ``l2`` times the squared norm of all parameters except biases and memberships.
+
+    Args:
+        network: The network; the memberships of a canonical model are mixing proportions.
+        l2: The strength, 0 or more.
+
+    Returns:
+        A scalar.
+
+    Example:
+        >>> network = nn.Linear(2, 1)
+        >>> _ = nn.init.constant_(network.weight, 3.0)
+        >>> l2_penalty(network, 0.5).item()
+        4.5
+    """
+    weights = [
+        weight
+        for name, weight in network.named_parameters()
+        if not name.endswith(("bias", "membership"))
+    ]
+    return l2 / 2 * torch.stack([weight.square().sum() for weight in weights]).sum()

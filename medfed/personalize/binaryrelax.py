@@ -26,19 +26,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from medfed.errors import ConfigError
-from medfed.federation.algorithm import ClientInfo
+from medfed.common.errors import ConfigError
+from medfed.common.tensors import Tensors, select
+from medfed.federation.algorithm import ClientInfo, Start
 from medfed.federation.client import Client, GradientAt
-from medfed.federation.message import Message
 from medfed.federation.split import ParameterSplit
-from medfed.federation.tensors import State, Tensors, select
-from medfed.personalize.functional import assign, center_gradient, quantize
+from medfed.federation.wire.message import Message
+from medfed.functional.quantize import assign, quantize
+from medfed.functional.quantize_centers import center_gradient
+from medfed.personalize.quantized_base import TUNE, QuantizedMethod, scaled_centers
 from medfed.personalize.quantized_steps import finite
-from medfed.personalize.quantizing import TUNE, Quantizing, scaled_centers
 
 
 @dataclass(frozen=True)
-class BinaryRelax(Quantizing):
+class BinaryRelax(QuantizedMethod):
     """Relaxed projections that harden over the rounds.
 
     Attributes:
@@ -60,9 +61,7 @@ class BinaryRelax(Quantizing):
                 f"{self.strength} and {self.growth}."
             )
 
-    def init(
-        self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]
-    ) -> tuple[State, State]:
+    def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         """The free copy starts from the same weights."""
         server, client = super().init(weights, split, clients)
         return server, {**client, "free": select(weights, self.names)}

@@ -12,19 +12,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
-from medfed.errors import ConfigError
-from medfed.federation.algorithm import ClientInfo
+from medfed.common.checks import check_not_negative
+from medfed.common.tensors import State, Tensors, select
+from medfed.federation.algorithm import ClientInfo, Start
 from medfed.federation.client import Client, share_of
-from medfed.federation.message import Message
+from medfed.federation.onboarding import OnboardingRules
 from medfed.federation.split import ParameterSplit
-from medfed.federation.tensors import State, Tensors
+from medfed.federation.wire.message import Message
+from medfed.functional.prox import Proximity
 from medfed.personalize.fedavg import FedAvg
-from medfed.personalize.functional.proximity import Proximity
 
 
 @dataclass(frozen=True)
-class Ditto(FedAvg):
+class Ditto(OnboardingRules, FedAvg):
     """FedAvg for w, and v ← v − η(∇f(v) + λ(v − w)) beside it.
 
     Attributes:
@@ -35,30 +37,27 @@ class Ditto(FedAvg):
     """
 
     strength: float = 1.0
+    keeps_whole: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.strength >= 0:
-            raise ConfigError(f"algorithm.strength must not be negative, not {self.strength}.")
+        check_not_negative("algorithm.strength", self.strength)
 
-    def init(
-        self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]
-    ) -> tuple[State, State]:
+    def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         """Beside FedAvg's state each client holds its personal model."""
         server, client = super().init(weights, split, clients)
         return server, {**client, "model": weights}
 
     def fit(self, client: Client, message: Message) -> Message:
         """Updates v towards the received w, and w as in FedAvg."""
-        received = message.parts["shared"]
-        anchor = {n: received[n] for n in client.split.parameters("shared")}
         reply = super().fit(client, message)
-        client.state["model"] = client.train(
-            client.state["model"],
-            steps=share_of(client.steps, 1, 2),
-            penalty=Proximity(self.strength, anchor) if anchor else None,
-        )
+        tie, steps = self.tie(client, message.parts["shared"]), share_of(client.steps, 1, 2)
+        client.state["model"] = client.train(client.state["model"], steps=steps, penalty=tie)
         return reply
+
+    def tie(self, client: Client, w: Tensors) -> Proximity:
+        """(λ/2)‖v − w‖² over the shared parameters."""
+        return Proximity(self.strength, select(w, client.split.parameters("shared")))
 
     def local_steps(self, client: Client, start: Tensors) -> Tensors:
         """Half of the budget goes to the global model."""
@@ -68,11 +67,10 @@ class Ditto(FedAvg):
         """The personal model v."""
         return client.state["model"]
 
-    def join(self, client: Client, message: Message) -> Tensors:
+    def onboard(self, client: Client, message: Message) -> Tensors:
         """A newcomer's v starts from w and is tied to it."""
-        start = self.arrival(client, message)
-        anchor = {n: start[n] for n in client.split.parameters("shared")}
-        return client.train(start, penalty=Proximity(self.strength, anchor) if anchor else None)
+        start = self.onboarding_start(client, message)
+        return client.train(start, penalty=self.tie(client, start))
 
     def broadcast(self, server: State, client: str) -> Message:
         """Nothing is lacking: the personal model is already at the client."""

@@ -15,20 +15,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from medfed.federation.algorithm import Algorithm, ClientInfo, ServerRound, client_sizes
-from medfed.federation.client import Client, Penalty
-from medfed.federation.message import Message
+from medfed.common.tensors import State, Tensors, add, subtract
+from medfed.federation.algorithm import Algorithm, ClientInfo, ServerRound, Start, client_sizes
+from medfed.federation.client import Client
 from medfed.federation.split import ParameterSplit
-from medfed.federation.tensors import State, Tensors, add, subtract
+from medfed.federation.wire.message import Message
 
 
 @dataclass(frozen=True)
 class FedAvg(Algorithm):
     """Averages the shared part; the personal part, if any, is trained jointly and kept."""
 
-    def init(
-        self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]
-    ) -> tuple[State, State]:
+    def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         """The server holds the shared part, each client its personal part."""
         shared, personal = split.split(weights)
         return {"shared": shared, "num_samples": client_sizes(clients)}, {"personal": personal}
@@ -49,11 +47,7 @@ class FedAvg(Algorithm):
 
     def local_steps(self, client: Client, start: Tensors) -> Tensors:
         """One client's training; what variants of FedAvg change."""
-        return client.train(start, penalty=self.penalty(client, start))
-
-    def penalty(self, client: Client, start: Tensors) -> Penalty | None:
-        """A term added to the local loss; none in FedAvg."""
-        return None
+        return client.train(start)
 
     def broadcast(self, server: State, client: str) -> Message:
         """The shared part."""

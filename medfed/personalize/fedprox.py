@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from medfed.errors import ConfigError
-from medfed.federation.client import Client, Penalty
-from medfed.federation.tensors import Tensors
+from medfed.common.errors import ConfigError
+from medfed.common.tensors import Tensors, select
+from medfed.federation.client import Client
+from medfed.functional.prox import Proximity
 from medfed.personalize.fedavg import FedAvg
-from medfed.personalize.functional.proximity import Proximity
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,7 @@ class FedProx(FedAvg):
                 f"algorithm.mu must be positive, not {self.mu}; for μ = 0 choose algorithm=fedavg."
             )
 
-    def penalty(self, client: Client, start: Tensors) -> Penalty | None:
-        """(μ/2)‖w − w^t‖² over the shared parameters."""
-        buffers = client.split.buffers
-        anchor = {n: start[n] for n in client.split.shared if n not in buffers}
-        return Proximity(self.mu, anchor) if anchor else None
+    def local_steps(self, client: Client, start: Tensors) -> Tensors:
+        """Steps on f(w) + (μ/2)‖w − w^t‖², the second term over the shared parameters."""
+        received = select(start, client.split.parameters("shared"))
+        return client.train(start, penalty=Proximity(self.mu, received))

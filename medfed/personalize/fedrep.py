@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from medfed.errors import ConfigError
+from medfed.common.errors import ConfigError
+from medfed.common.tensors import Tensors
 from medfed.federation.client import Client
-from medfed.federation.tensors import Tensors
 from medfed.personalize.fedavg import FedAvg
 
 

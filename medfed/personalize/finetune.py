@@ -12,20 +12,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
-from medfed.errors import ConfigError
-from medfed.federation.algorithm import ClientInfo, ServerRound
+from medfed.common.checks import check_count
+from medfed.common.errors import ConfigError
+from medfed.common.tensors import State, Tensors
+from medfed.federation.algorithm import ClientInfo, ServerRound, Start
 from medfed.federation.client import Client
-from medfed.federation.message import Message
+from medfed.federation.onboarding import OnboardingRules
 from medfed.federation.split import ParameterSplit
-from medfed.federation.tensors import State, Tensors
+from medfed.federation.wire.message import Message
 from medfed.personalize.fedavg import FedAvg
 
 
 @dataclass(frozen=True)
-class FineTune(FedAvg):
+class FineTune(OnboardingRules, FedAvg):
     """FedAvg whose last rounds are local.
 
     Attributes:
@@ -39,13 +42,13 @@ class FineTune(FedAvg):
 
     local_share: float = 0.2
     rounds: int = 10
+    keeps_whole: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.local_share <= 1:
             raise ConfigError(f"algorithm.local_share must be in [0, 1], not {self.local_share}.")
-        if self.rounds < 1:
-            raise ConfigError(f"algorithm.rounds must be 1 or more, not {self.rounds}.")
+        check_count("algorithm.rounds", self.rounds)
 
     @property
     def first_local(self) -> int:
@@ -58,9 +61,7 @@ class FineTune(FedAvg):
         local = round(self.local_share * self.rounds)
         return self.rounds - (max(1, local) if self.local_share else 0)
 
-    def init(
-        self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]
-    ) -> tuple[State, State]:
+    def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         """Beside FedAvg's state the server knows which clients have their copy."""
         server, client = super().init(weights, split, clients)
         return {**server, "copied": {}}, client
@@ -68,8 +69,7 @@ class FineTune(FedAvg):
     def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
         """FedAvg's round, or a local one, before which a client gets the model once."""
         if round < self.first_local:
-            server = yield from super().round(server, cohort, round)
-            return server
+            return (yield from super().round(server, cohort, round))
         yield {client: self._go(server, client) for client in cohort}
         return {**server, "copied": {**server["copied"], **dict.fromkeys(cohort, torch.ones(1))}}
 
@@ -102,6 +102,6 @@ class FineTune(FedAvg):
             return super().personal_model(client, message)
         return client.state["model"]
 
-    def join(self, client: Client, message: Message) -> Tensors:
+    def onboard(self, client: Client, message: Message) -> Tensors:
         """A newcomer trains its own copy, too."""
         return self.fine_tune(client, message)

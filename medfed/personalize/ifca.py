@@ -29,19 +29,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
-from medfed.errors import ConfigError, NonFiniteError
+from medfed.common.checks import check_count
+from medfed.common.errors import NonFiniteError
+from medfed.common.tensors import State, Tensors, add, select, subtract
 from medfed.federation.algorithm import Replies, ServerRound
 from medfed.federation.client import Client
-from medfed.federation.message import Message
-from medfed.federation.tensors import State, Tensors, add, select, subtract
-from medfed.personalize.mixing import MEMBERSHIP, Mixing
+from medfed.federation.wire.message import Message
+from medfed.personalize.canonical_base import MEMBERSHIP, CanonicalMethod, one_hot
 
 
 @dataclass(frozen=True)
-class IFCA(Mixing):
+class IFCA(CanonicalMethod):
     """Clusters by the smallest loss, over a canonical model.
 
     Attributes:
@@ -57,26 +57,20 @@ class IFCA(Mixing):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.choice_batches is not None and self.choice_batches < 1:
-            raise ConfigError(
-                f"algorithm.choice_batches must be 1 or more, or null, not {self.choice_batches}."
-            )
+        check_count("algorithm.choice_batches", self.choice_batches, optional=True)
 
     def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
         """All instances go out; the common part and the chosen instance come back."""
         replies = yield {c: Message("fit", {"shared": server["shared"]}) for c in cohort}
         server = dict(server)
-        server["membership"] = {**server["membership"], **self._choices(server, replies)}
-        server["shared"] = self._averaged(server, replies)
-        self.record(server)
-        return server
-
-    def _choices(self, server: State, replies: Replies) -> Tensors:
-        """The one-hot memberships that the cohort tells."""
-        return {
+        chosen = {
             c: one_hot(server["membership"][c], int(m.scalars.get("choice", 0)))
             for c, m in replies.items()
         }
+        server["membership"] = {**server["membership"], **chosen}
+        server["shared"] = self._averaged(server, replies)
+        self.record(server)
+        return server
 
     def _averaged(self, server: State, replies: Replies) -> Tensors:
         """Means over the cohort and, of each instance, over those who chose it."""
@@ -112,7 +106,7 @@ class IFCA(Mixing):
 
     def fine_tune(self, client: Client, message: Message) -> Tensors:
         """All steps train the instance that it picks and the common part."""
-        return self.shared_steps(client, self.join(client, message))
+        return self.shared_steps(client, self.onboard(client, message))
 
     def choose(self, client: Client, at: Tensors) -> int:
         """Returns argmin_k of the training loss with instance k alone, the first of equals.
@@ -135,27 +129,11 @@ class IFCA(Mixing):
         return min(finite, key=losses.__getitem__)
 
 
-def one_hot(like: Tensor, position: int) -> Tensor:
-    """Returns the membership (K,) that has all its weight on one instance.
-
-    Args:
-        like: (K,) gives length, type and device.
-        position: The instance.
-
-    Example:
-        >>> one_hot(torch.zeros(3), 1)
-        tensor([0., 1., 0.])
-    """
-    chosen = torch.zeros_like(like)
-    chosen[position] = 1
-    return chosen
-
-
 def parts_of(names: Sequence[str], count: int, choice: int) -> tuple[list[str], list[str]]:
     """Divides the names of a canonical model.
 
     Args:
-        names: Names as :class:`medfed.models.networks.Canonical` has them.
+        names: Names as :class:`medfed.models.networks.canonical.Canonical` has them.
         count: K.
         choice: An instance.
 

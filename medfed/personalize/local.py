@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from medfed.federation.algorithm import Algorithm, ClientInfo, ServerRound
+from medfed.common.tensors import State, Tensors
+from medfed.federation.algorithm import Algorithm, ClientInfo, ServerRound, Start
 from medfed.federation.client import Client
-from medfed.federation.message import Message
 from medfed.federation.split import ParameterSplit
-from medfed.federation.tensors import State, Tensors
+from medfed.federation.wire.message import Message
 
 
 @dataclass(frozen=True)
@@ -21,10 +21,9 @@ class Local(Algorithm):
     """Each client trains its own model with the round's whole budget."""
 
     leaves: ClassVar[tuple[str, ...]] = ()
+    keeps_whole: ClassVar[bool] = True
 
-    def init(
-        self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]
-    ) -> tuple[State, State]:
+    def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         """Every client starts from the same weights."""
         return {}, {"model": weights}
 

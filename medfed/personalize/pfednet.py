@@ -25,36 +25,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from medfed.errors import ConfigError
+from medfed.common.checks import check_count, check_not_negative
+from medfed.common.errors import ConfigError
+from medfed.common.tensors import State, Tensors, add, flatten, select, subtract
 from medfed.federation.algorithm import (
     Algorithm,
     ClientInfo,
-    Onboarding,
     Outbox,
     Replies,
     ServerRound,
+    Start,
     Weighting,
     client_sizes,
+    sent_by_each,
 )
 from medfed.federation.client import Client, share_of, with_statistics
-from medfed.federation.message import Message
-from medfed.federation.split import ParameterSplit
-from medfed.federation.tensors import State, Tensors, add, select, subtract
-from medfed.personalize.functional.graph import edge_similarity
-from medfed.personalize.functional.prox import check_norm
-from medfed.personalize.pictures import similarity_graph
-from medfed.personalize.similarity import SimilarityGraph
-from medfed.personalize.z_step import solve_z_step
+from medfed.federation.onboarding import Exchange, OnboardingRules
+from medfed.federation.split import ParameterSplit, Update
+from medfed.federation.wire.message import Message
+from medfed.functional.graph import edge_similarity
+from medfed.functional.network_lasso import LassoState, solve_network_lasso
+from medfed.functional.prox import check_norm
+from medfed.personalize.similarity import SimilarityGraph, draw_graph
 
 
 @dataclass(frozen=True)
-class PFedNet(Algorithm):
+class PFedNet(OnboardingRules, Algorithm):
     """Alternates rounds of the shared part and proximal steps of the personal parts.
 
     Attributes:
@@ -90,20 +91,12 @@ class PFedNet(Algorithm):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_norm(self.p)
-        if not self.strength >= 0:
-            raise ConfigError(f"algorithm.strength must not be negative, not {self.strength}.")
+        check_not_negative("algorithm.strength", self.strength)
+        check_count("algorithm.local_steps", self.local_steps, optional=True)
         if min(self.shared_rounds, self.personal_rounds) < 0 or not self._phases_per_round:
             raise ConfigError(
                 "algorithm.shared_rounds and algorithm.personal_rounds must be 0 or more, and one "
                 "of them positive for a part that the model has."
-            )
-        if self.local_steps is not None and self.local_steps < 1:
-            raise ConfigError(
-                f"algorithm.local_steps must be 1 or more, or null, not {self.local_steps}."
-            )
-        if self.z_step not in ("scaled", "literal"):
-            raise ConfigError(
-                f"algorithm.z_step={self.z_step!r} is unknown; choose scaled or literal."
             )
 
     @property
@@ -132,9 +125,7 @@ class PFedNet(Algorithm):
         work = ("shared",) * self.shared_rounds + ("personal",) * self.personal_rounds
         return self._opening + work
 
-    def init(
-        self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]
-    ) -> tuple[State, State]:
+    def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         """Everybody knows the initial x and z."""
         rows = select(weights, split.parameters("personal"))
         count = len(clients)
@@ -157,7 +148,7 @@ class PFedNet(Algorithm):
         server = {**server, "lacks": {p: t.clone() for p, t in server["lacks"].items()}}
         if self.graph.needs_sketches:
             newcomers = [c for c in cohort if c not in server["sketches"]]
-            replies = yield {c: self._message(server, c, "sketch") for c in newcomers}
+            replies = yield self._outbox(server, newcomers, "sketch")
             self._receive_sketches(server, replies)
         for _ in range(self.shared_rounds):
             replies = yield self._outbox(server, cohort, "shared")
@@ -171,47 +162,51 @@ class PFedNet(Algorithm):
 
     def _receive_sketches(self, server: State, replies: Replies) -> None:
         if replies:
-            new = {c: next(iter(m.parts["sketch"].values())) for c, m in replies.items()}
-            server["sketches"] = {**server["sketches"], **new}
+            server["sketches"] = {**server["sketches"], **sent_by_each(replies, "sketch")}
             server["graph"] = self.graph.build(list(server["num_samples"]), server["sketches"])
             server["admm"] = {}
 
     def _z_step(self, server: State, replies: Replies) -> None:
         """Z ← argmin λη_z Σ_E ‖z_i − z_j‖_p + ½‖Z − V‖²; an absent client has V_i = z_i."""
-        order = list(server["num_samples"])
+        order, before = list(server["num_samples"]), server["personal"]
         eta = sum(m.scalars["learning_rate"] for m in replies.values()) / len(replies)
         eta_z, scale = (len(order) * eta, 1.0) if self.z_step == "scaled" else (eta, 1 / len(order))
-        v = torch.cat([t.reshape(len(order), -1) for t in server["personal"].values()], dim=1)
+        v = torch.cat([t.reshape(len(order), -1) for t in before.values()], dim=1)
         for client, reply in replies.items():
-            start = 0
-            row = v[order.index(client)]
-            for update in reply.parts["personal"].values():
-                row[start : start + update.numel()].add_(update.reshape(-1), alpha=scale)
-                start += update.numel()
-        z, server["admm"], server["diagnostics"] = self._solve(v, server, eta_z)
-        like = {n: t[0].flatten() for n, t in server["personal"].items()}
-        columns = z.split([t.numel() for t in like.values()], dim=1)
+            v[order.index(client)].add_(flatten(reply.parts["personal"]), alpha=scale)
+        z = self._solve(v, server, eta_z)
+        columns = z.split([t[0].numel() for t in before.values()], dim=1)
         server["personal"] = {
-            n: c.reshape(server["personal"][n].shape) for n, c in zip(like, columns, strict=True)
+            n: c.reshape(t.shape) for (n, t), c in zip(before.items(), columns, strict=True)
         }
 
-    def _solve(self, v: Tensor, server: State, eta_z: float) -> tuple[Tensor, Tensors, Tensors]:
-        """Returns Z, the ADMM's state for a warm start, and how the iteration went."""
-        graph = server["graph"]
+    def _solve(self, v: Tensor, server: State, eta_z: float) -> Tensor:
+        """Returns Z; keeps the ADMM's state for a warm start, and how the iteration went."""
+        graph, warm = server["graph"], server["admm"]
         weight: float | Tensor = self.strength * eta_z
         if self.graph.weighted:
             weight = weight * edge_similarity(graph["distance"].cpu())
-        rho = None if self.rho is None else self.rho * eta_z
-        return solve_z_step(
+        done = solve_network_lasso(
             v,
             graph["edges"].cpu(),
             weight,
             self.p,
-            server["admm"],
-            rho,
-            self.tolerance,
-            self.max_iter,
+            state=LassoState(**warm) if warm else None,
+            rho=None if self.rho is None else self.rho * eta_z,
+            tol=self.tolerance,
+            max_iter=self.max_iter,
         )
+        server["admm"] = done.state._asdict()
+        report = {
+            "iterations": done.iterations,
+            "primal_residual": done.primal,
+            "dual_residual": done.dual,
+            "converged": done.converged,
+        }
+        server["diagnostics"] = {
+            k: torch.tensor(float(x), dtype=torch.float64) for k, x in report.items()
+        }
+        return done.z
 
     def _lacking(self, server: State, client: str) -> dict[str, Tensors]:
         """Returns the present values that a client has not received yet, by part."""
@@ -223,15 +218,14 @@ class PFedNet(Algorithm):
             parts["personal"] = {n: t[index] for n, t in server["personal"].items()}
         return parts
 
-    def _message(self, server: State, client: str, phase: str) -> Message:
-        message = Message(phase, self._lacking(server, client))
-        index = list(server["num_samples"]).index(client)
-        for part in message.parts:
-            server["lacks"][part][index] = False
-        return message
-
     def _outbox(self, server: State, cohort: Sequence[str], phase: str) -> Outbox:
-        return {c: self._message(server, c, phase) for c in cohort}
+        """Sends what clients lack, after which they have it."""
+        outbox = {c: Message(phase, self._lacking(server, c)) for c in cohort}
+        order = list(server["num_samples"])
+        for client, message in outbox.items():
+            for part in message.parts:
+                server["lacks"][part][order.index(client)] = False
+        return outbox
 
     def fit(self, client: Client, message: Message) -> Message:
         """Trains the part that the phase is about and replies with its displacement."""
@@ -241,24 +235,22 @@ class PFedNet(Algorithm):
             return Message("sketch", {"sketch": self.graph.describe(client, model)})
         index = client.phase_index - len(self._opening)
         steps = self.local_steps or share_of(client.steps, index, self._phases_per_round)
-        if message.phase == "shared":
-            end = client.train(model, update="shared", steps=steps)
-            update = subtract(select(end, client.split.shared), model)
-            return Message("shared", {"shared": update}, kinds={"shared": "update"})
-        end = client.train(model, update="personal", steps=steps)
-        names = client.split.parameters("personal")
-        # Buffers of the personal part never travel; the parameters wait for the Z step.
-        kept = {n: end[n] for n in client.split.personal if n in client.split.buffers}
-        client.state["model"] = {**model, **kept}
+        part: Update = "shared" if message.phase == "shared" else "personal"
+        end = client.train(model, update=part, steps=steps)
+        names, scalars = client.split.shared, {}
+        if part == "personal":
+            names, scalars = client.split.parameters(part), {"learning_rate": client.learning_rate}
+            # Buffers of the personal part never travel; the parameters wait for the Z step.
+            kept = {n: end[n] for n in client.split.personal if n in client.split.buffers}
+            client.state["model"] = {**model, **kept}
         update = subtract(select(end, names), model)
-        scalars = {"learning_rate": client.learning_rate}
-        return Message("personal", {"personal": update}, scalars, {"personal": "update"})
+        return Message(part, {part: update}, scalars, {part: "update"})
 
     def broadcast(self, server: State, client: str) -> Message:
         """What the client lacks of x and its own z."""
         return Message("deliver", self._lacking(server, client))
 
-    def onboarding(self, server: State, newcomer: ClientInfo) -> Onboarding:
+    def onboarding(self, server: State, newcomer: ClientInfo) -> Exchange:
         """A sketch goes up; x and the mean of the nearest neighbours' z come down.
 
         Where the graph is not made of sketches, all clients are neighbours.
@@ -274,21 +266,18 @@ class PFedNet(Algorithm):
         parts = {"shared": server["shared"], "personal": mean}
         return Message("deliver", {part: named for part, named in parts.items() if named})
 
-    def join(self, client: Client, message: Message) -> Tensors:
+    def onboard(self, client: Client, message: Message) -> Tensors:
         """The newcomer takes the neighbours' mean as its z and does not train it.
 
         A few patients would draw z further from the neighbours than they can show it to be; to
         train on from there is what :meth:`fine_tune` does.
         """
-        return with_statistics(client, self.arrival(client, message))
+        return with_statistics(client, self.onboarding_start(client, message))
 
-    def pictures(self, server: State, clients: Sequence[str]) -> dict[str, Figure]:
+    def pictures(self, server: State, clients: Sequence[str]) -> dict[str, Any]:
         """The similarity graph."""
         graph = server["graph"]
-        if not graph:
-            return {}
-        similarity = edge_similarity(graph["distance"].cpu())
-        return {"graph": similarity_graph(clients, graph["edges"].cpu(), similarity)}
+        return {"graph": draw_graph(clients, graph)} if graph else {}
 
     def personal_model(self, client: Client, message: Message) -> Tensors:
         """Mx + N z_n with the newest values."""

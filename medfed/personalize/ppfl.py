@@ -42,25 +42,31 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from medfed.errors import ConfigError, NonFiniteError
-from medfed.federation.algorithm import ClientInfo, Replies, ServerRound
+from medfed.common.checks import check_count, check_not_negative
+from medfed.common.errors import NonFiniteError
+from medfed.common.seeding import derive_seed
+from medfed.common.tensors import State, Tensors, add, subtract
+from medfed.federation.algorithm import (
+    ClientInfo,
+    Outbox,
+    Replies,
+    ServerRound,
+    Start,
+    sent_by_each,
+)
 from medfed.federation.client import Client
-from medfed.federation.collect import rank
-from medfed.federation.message import Message
-from medfed.federation.seeding import derive_seed
+from medfed.federation.lightning.collect import rank
 from medfed.federation.split import ParameterSplit
-from medfed.federation.tensors import State, Tensors, add, subtract
-from medfed.personalize.affinity import Affinity
-from medfed.personalize.functional.membership import coupling, exponentiated_gradient
-from medfed.personalize.mixing import MEMBERSHIP, Mixing
+from medfed.federation.wire.message import Message
+from medfed.functional.membership import coupling, exponentiated_gradient
+from medfed.personalize.canonical_base import MEMBERSHIP, CanonicalMethod
+from medfed.personalize.similarity import Affinity
 
-BLOCKS = ("both", "random")
-STEPS = ("scaled", "literal")
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class PPFL(Mixing):
+class PPFL(CanonicalMethod):
     """FedAvg over a canonical model whose membership vector stays personal.
 
     Attributes:
@@ -90,20 +96,8 @@ class PPFL(Mixing):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("strength", "membership_lr", "membership_start"):
-            if not getattr(self, name) >= 0:
-                raise ConfigError(
-                    f"algorithm.{name} must not be negative, not {getattr(self, name)}."
-                )
-        if self.membership_batches is not None and self.membership_batches < 1:
-            raise ConfigError(
-                "algorithm.membership_batches must be 1 or more, or null, not "
-                f"{self.membership_batches}."
-            )
-        for name, known in (("membership_step", STEPS), ("blocks", BLOCKS)):
-            if (value := getattr(self, name)) not in known:
-                raise ConfigError(
-                    f"algorithm.{name}={value!r} is unknown; choose {' or '.join(known)}."
-                )
+            check_not_negative(f"algorithm.{name}", getattr(self, name))
+        check_count("algorithm.membership_batches", self.membership_batches, optional=True)
 
     def phases(self, round: int) -> tuple[str, ...]:
         """``fit`` for both blocks, else ``shared`` or ``membership`` as the round's coin falls."""
@@ -113,9 +107,7 @@ class PPFL(Mixing):
             return ("shared",)
         return (("shared", "membership")[derive_seed(self.seed, round, "block") % 2],)
 
-    def init(
-        self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]
-    ) -> tuple[State, State]:
+    def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         """All memberships start at 1/K."""
         server, client = super().init(weights, split, clients)
         server |= {"sketches": {}, "laplacian": {}}
@@ -134,16 +126,12 @@ class PPFL(Mixing):
         self.record(server)
         return server
 
-    def _outbox(
-        self, server: State, cohort: Sequence[str], phase: str, round: int
-    ) -> dict[str, Message]:
-        order = list(server["num_samples"])
-        sizes = [float(server["num_samples"][c]) for c in cohort]
-        if self.weighting == "uniform":
-            sizes = [1.0] * len(cohort)
+    def _outbox(self, server: State, cohort: Sequence[str], phase: str, round: int) -> Outbox:
+        order, sizes = list(server["num_samples"]), self.weights(server, cohort)
         scale = len(cohort) if self.membership_step == "scaled" else 1
-        learns = phase != "shared" and round >= self.membership_start
-        learns = learns and len(server["membership"][order[0]]) > 1
+        several = len(server["membership"][order[0]]) > 1
+        learns = several and phase != "shared" and round >= self.membership_start
+        asks = several and self.strength > 0 and self.affinity.needs_sketches
         pull: Tensor | None = None
         if learns and server["laplacian"]:
             rows = torch.stack([server["membership"][c] for c in order])
@@ -156,37 +144,22 @@ class PPFL(Mixing):
             if pull is not None:
                 like = server["membership"][client]
                 parts["coupling"] = {MEMBERSHIP: pull[order.index(client)].to(like)}
-            if self._asks(server) and client not in server["sketches"]:
+            if asks and client not in server["sketches"]:
                 scalars["sketch"] = 1.0
             outbox[client] = Message(phase, parts, scalars)
         return outbox
 
-    def _asks(self, server: State) -> bool:
-        several = len(next(iter(server["membership"].values()))) > 1
-        return self.strength > 0 and self.affinity.needs_sketches and several
-
     def _receive(self, server: State, replies: Replies) -> None:
         """Keeps the cohort's memberships; absent clients keep theirs."""
-        new = {
-            c: m.parts["membership"][MEMBERSHIP]
-            for c, m in replies.items()
-            if "membership" in m.parts
-        }
-        server["membership"] = {**server["membership"], **new}
-        told = {
-            c: next(iter(m.parts["sketch"].values()))
-            for c, m in replies.items()
-            if "sketch" in m.parts
-        }
-        if told:
+        server["membership"] = {**server["membership"], **sent_by_each(replies, "membership")}
+        if told := sent_by_each(replies, "sketch"):
             server["sketches"] = {**server["sketches"], **told}
             self._tie(server)
 
     def _tie(self, server: State) -> None:
         """Renews the Laplacian, and warns where it becomes too stiff."""
-        order = list(server["num_samples"])
-        laplacian = self.affinity.laplacian(order, server["sketches"])
-        before = self._stiffness(server["laplacian"].get("L"))
+        laplacian = self.affinity.laplacian(list(server["num_samples"]), server["sketches"])
+        before = self._stiffness(server["laplacian"].get("L", torch.zeros(1, 1)))
         now = self._stiffness(laplacian)
         if before <= 1 < now and rank() == 0:
             _log.warning(
@@ -200,10 +173,8 @@ class PPFL(Mixing):
         like = next(iter(server["shared"].values()))
         server["laplacian"] = {"L": laplacian.to(like.device)}
 
-    def _stiffness(self, laplacian: Tensor | None) -> float:
+    def _stiffness(self, laplacian: Tensor) -> float:
         """Returns eta_2 lambda |L|, up to about 1 of which the explicit step is stable."""
-        if laplacian is None:
-            return 0.0
         scale = len(laplacian) if self.membership_step == "scaled" else 1
         norm = float(torch.linalg.matrix_norm(laplacian, ord=2))
         return scale * self.membership_lr * self.strength * norm
@@ -243,7 +214,3 @@ class PPFL(Mixing):
         for _ in range(steps):
             at = {**at, MEMBERSHIP: self._step(client, at, 1.0, None)}
         return at[MEMBERSHIP]
-
-    def broadcast(self, server: State, client: str) -> Message:
-        """The canonical models; the membership is at the client."""
-        return Message("deliver", {"shared": server["shared"]})

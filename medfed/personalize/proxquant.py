@@ -19,15 +19,16 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from medfed.common.checks import check_not_negative
+from medfed.common.tensors import Tensors
 from medfed.federation.client import Client
-from medfed.federation.message import Message
-from medfed.federation.tensors import Tensors
-from medfed.personalize.quantized_steps import ProximalStep, Rates
-from medfed.personalize.quantizing import Quantizing, scaled_centers
+from medfed.federation.wire.message import Message
+from medfed.personalize.quantized_base import QuantizedMethod, scaled_centers
+from medfed.personalize.quantized_steps import ProximalStep
 
 
 @dataclass(frozen=True)
-class ProxQuant(Quantizing):
+class ProxQuant(QuantizedMethod):
     """Proximal steps towards centres that stay where they are.
 
     Attributes:
@@ -41,7 +42,7 @@ class ProxQuant(Quantizing):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.not_negative("strength")
+        check_not_negative("algorithm.strength", self.strength)
 
     def scalars(self, round: int) -> dict[str, float]:
         """Gives lambda(t)."""
@@ -53,7 +54,6 @@ class ProxQuant(Quantizing):
 
     def advance(self, client: Client, message: Message, centers: Tensors) -> None:
         """Algorithm 1 on the client's own model."""
-        rates = Rates(message.scalars["strength"], client.learning_rate)
-        step = ProximalStep({}, centers, rates)
+        step = ProximalStep({}, centers, message.scalars["strength"], client.learning_rate)
         client.state["model"] = client.train(client.state["model"], after_step=step)
         client.state["centers"] = step.centers

@@ -27,16 +27,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from medfed.errors import ConfigError
+from medfed.common.checks import check_not_negative
+from medfed.common.errors import ConfigError
+from medfed.common.tensors import Tensors
 from medfed.federation.client import Client
-from medfed.federation.message import Message
-from medfed.federation.tensors import Tensors
-from medfed.personalize.quantized_steps import ProximalStep, Rates
-from medfed.personalize.quantizing import Quantizing
+from medfed.federation.wire.message import Message
+from medfed.personalize.quantized_base import QuantizedMethod
+from medfed.personalize.quantized_steps import ProximalStep
 
 
 @dataclass(frozen=True)
-class Quantized(Quantizing):
+class Quantized(QuantizedMethod):
     """Proximal steps of the weights and of their centres.
 
     Attributes:
@@ -58,11 +59,8 @@ class Quantized(Quantizing):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.not_negative("strength", "center_lr")
-        if self.quantizer not in ("hard", "soft"):
-            raise ConfigError(
-                f"algorithm.quantizer={self.quantizer!r} is unknown; choose hard or soft."
-            )
+        check_not_negative("algorithm.strength", self.strength)
+        check_not_negative("algorithm.center_lr", self.center_lr)
         if not self.sharpness > 0:
             raise ConfigError(f"algorithm.sharpness must be positive, not {self.sharpness}.")
         drops = list(self.center_drops)
@@ -81,23 +79,17 @@ class Quantized(Quantizing):
             [[0.5, 1.0], [1.0, 1.0], [0.1, 1.5], [0.01, 2.0]]
         """
         passed = sum(round >= share * self.rounds for share in self.center_drops)
-        return {
-            "strength": self.strength * (round + 1),
-            "center_lr": self.center_lr / 10**passed,
-        }
+        return {"strength": self.strength * (round + 1), "center_lr": self.center_lr / 10**passed}
 
-    def rates(self, client: Client, message: Message) -> Rates:
-        """Returns what the proximal steps of this round need."""
-        return Rates(
-            message.scalars["strength"],
-            client.learning_rate,
-            message.scalars["center_lr"],
-            self.sharpness if self.quantizer == "soft" else None,
-        )
+    def step(self, client: Client, message: Message, centers: Tensors) -> ProximalStep:
+        """Returns the proximal step of this round, from the client's present model."""
+        strength, center_lr = (message.scalars[k] for k in ("strength", "center_lr"))
+        sharpness = self.sharpness if self.quantizer == "soft" else None
+        model, lr = client.state["model"], client.learning_rate
+        return ProximalStep(model, centers, strength, lr, center_lr, sharpness)
 
     def advance(self, client: Client, message: Message, centers: Tensors) -> None:
         """Algorithm 1 on the client's own model."""
-        model = client.state["model"]
-        step = ProximalStep(model, centers, self.rates(client, message))
-        client.state["model"] = client.train(model, after_step=step)
+        step = self.step(client, message, centers)
+        client.state["model"] = client.train(client.state["model"], after_step=step)
         client.state["centers"] = step.centers

@@ -10,7 +10,7 @@ from typing import TypeVar
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
-from medfed.errors import ConfigError, did_you_mean
+from medfed.common.errors import ConfigError, did_you_mean
 
 FULL = 32
 LARGEST = 8
@@ -102,7 +102,8 @@ def check_bits(value: object, key: str, fractional: bool = False) -> None:
         >>> check_bits(9, "bits")
         Traceback (most recent call last):
         ...
-        medfed.errors.ConfigError: algorithm.bits must be a whole number from 1 to 8 or 32, not 9.
+        medfed.common.errors.ConfigError: algorithm.bits must be a whole number from 1 to 8 or \
+32, not 9.
     """
     if isinstance(value, int | float) and not isinstance(value, bool):
         allowed = 1 <= value <= LARGEST or value == FULL

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from medfed.errors import ConfigError, NonFiniteError
+from medfed.common.errors import ConfigError, NonFiniteError
+from medfed.common.tensors import Tensors, gradient_of, select
 from medfed.federation.client import GradientAt
-from medfed.federation.live import gradient_of
-from medfed.federation.tensors import Tensors
-from medfed.personalize.functional import (
-    assign,
-    prox_centers,
-    prox_quantize,
-    soft_quantize,
-    step_centers,
-)
+from medfed.functional.quantize import assign, prox_quantize, soft_quantize
+from medfed.functional.quantize_centers import prox_centers, step_centers
 
 
 @contextmanager
@@ -37,37 +30,32 @@ def finite(weights: Mapping[str, Tensor], centers: Mapping[str, Tensor]) -> Iter
         ) from error
 
 
-@dataclass(frozen=True)
-class Rates:
-    """The numbers of a round.
-
-    Attributes:
-        strength: lambda.
-        lr: eta_1, the optimizer's step size.
-        center_lr: eta_2.
-        sharpness: P of the soft quantiser; ``None``: hard.
-    """
-
-    strength: float
-    lr: float
-    center_lr: float = 0.0
-    sharpness: float | None = None
-
-
 class ProximalStep:
     """x <- prox_x(x), c <- prox_c(c - eta_2 h), h at the quantised new x on the same batch.
 
     Args:
         start: The model before the first step.
         centers: The centres of each quantised parameter; replaced by step after step.
-        rates: The numbers of the round.
+        strength: lambda.
+        lr: eta_1, the optimizer's step size.
+        center_lr: eta_2.
+        sharpness: P of the soft quantiser; ``None``: hard.
     """
 
-    def __init__(self, start: Mapping[str, Tensor], centers: Tensors, rates: Rates) -> None:
+    def __init__(
+        self,
+        start: Mapping[str, Tensor],
+        centers: Tensors,
+        strength: float,
+        lr: float,
+        center_lr: float = 0.0,
+        sharpness: float | None = None,
+    ) -> None:
         self.centers = dict(centers)
-        self.rates = rates
+        self._strength, self._lr, self._center_lr = strength, lr, center_lr
+        self._sharpness = sharpness
         self._before: Tensors = {}
-        if centers and rates.sharpness is not None:
+        if centers and sharpness is not None:
             self._before = {n: t.clone() for n, t in start.items()}
 
     def __call__(self, weights: Mapping[str, Tensor], grad_at: GradientAt) -> None:
@@ -77,22 +65,20 @@ class ProximalStep:
         with finite(weights, self.centers):
             if self._before:
                 self._soft_loss(weights, grad_at)
-            tau, nearest = self.rates.strength * self.rates.lr / 2, {}
+            tau, nearest = self._strength * self._lr / 2, {}
             for name, centers in self.centers.items():
                 live = weights[name].detach()
                 _, nearest[name] = prox_quantize(live, centers, tau, out=live)
-            if self.rates.center_lr > 0:
+            if self._center_lr > 0:
                 self._move_centers(weights, nearest, grad_at)
         if self._before:
             self._before = {n: t.clone() for n, t in weights.items()}
 
     def _softly(self, weights: Mapping[str, Tensor]) -> Tensors:
         """The quantised parameters as the soft quantiser gives them."""
-        sharpness = self.rates.sharpness
-        assert sharpness is not None
-        return {
-            n: soft_quantize(weights[n].detach(), c, sharpness) for n, c in self.centers.items()
-        }
+        assert self._sharpness is not None
+        live, sharpness = select(weights, self.centers), self._sharpness
+        return {n: soft_quantize(x.detach(), self.centers[n], sharpness) for n, x in live.items()}
 
     def _soft_loss(self, weights: Mapping[str, Tensor], grad_at: GradientAt) -> None:
         """Subtracts eta_1 times the gradient of f(Q(x)) at the x before the optimizer's step."""
@@ -102,14 +88,14 @@ class ProximalStep:
             gradient = gradients[name]
             if name in self.centers:
                 gradient, _ = self._pulled_back(before[name], self.centers[name], gradient)
-            tensor.sub_(gradient, alpha=self.rates.lr)
+            tensor.sub_(gradient, alpha=self._lr)
 
     def _pulled_back(self, x: Tensor, centers: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
         """The gradient at soft Q(x) as one with respect to x and to the centres."""
-        assert self.rates.sharpness is not None
+        assert self._sharpness is not None
         with torch.enable_grad():
             x, c = x.detach().requires_grad_(), centers.detach().requires_grad_()
-            value = soft_quantize(x, c, self.rates.sharpness)
+            value = soft_quantize(x, c, self._sharpness)
             by_x, by_c = torch.autograd.grad(value, (x, c), gradient)
         return by_x, by_c
 
@@ -117,9 +103,9 @@ class ProximalStep:
         self, weights: Mapping[str, Tensor], nearest: Tensors, grad_at: GradientAt
     ) -> None:
         """A gradient step of the centres, then towards the medians of their weights."""
-        soft, lr = self.rates.sharpness is not None, self.rates.center_lr
+        soft, lr = self._sharpness is not None, self._center_lr
         gradients = grad_at({**weights, **(self._softly(weights) if soft else nearest)})
-        tau = self.rates.strength * lr / 2
+        tau = self._strength * lr / 2
         for name, centers in self.centers.items():
             x = weights[name].detach()
             if not soft:

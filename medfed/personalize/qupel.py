@@ -38,16 +38,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from medfed.federation.algorithm import ClientInfo, ServerRound, Weighting, client_sizes
+from medfed.common.checks import check_not_negative
+from medfed.common.tensors import State, Tensors, add, select, subtract
+from medfed.federation.algorithm import ClientInfo, ServerRound, Start, Weighting, client_sizes
 from medfed.federation.client import Client, GradientAt
-from medfed.federation.collect import rank
-from medfed.federation.message import Message
+from medfed.federation.lightning.collect import rank
 from medfed.federation.split import ParameterSplit
-from medfed.federation.tensors import State, Tensors, add, select, subtract
-from medfed.personalize.functional.proximity import Proximity
+from medfed.federation.wire.message import Message
+from medfed.functional.prox import Proximity
 from medfed.personalize.quantized import Quantized
-from medfed.personalize.quantized_steps import ProximalStep
-from medfed.personalize.quantizing import TUNE
+from medfed.personalize.quantized_base import TUNE
 
 _log = logging.getLogger(__name__)
 
@@ -72,11 +72,10 @@ class QuPeL(Quantized):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.not_negative("proximity", "global_lr")
+        check_not_negative("algorithm.proximity", self.proximity)
+        check_not_negative("algorithm.global_lr", self.global_lr)
 
-    def init(
-        self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]
-    ) -> tuple[State, State]:
+    def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         """The server holds w, each client x_i; both start from the same weights."""
         if self.global_lr * self.proximity > 1 and rank() == 0:
             _log.warning(
@@ -102,19 +101,15 @@ class QuPeL(Quantized):
             return super().fit(client, message)
         received = message.parts["shared"]
         tie = Tie(select(received, client.split.parameters("shared")), self)
-        model = client.state["model"]
-        step = ProximalStep(
-            model, self.present_centers(client, message), self.rates(client, message)
-        )
+        step = self.step(client, message, self.present_centers(client, message))
 
         def after(weights: Mapping[str, Tensor], grad_at: GradientAt) -> None:
             step(weights, grad_at)
             tie.follow(weights)
 
-        end = client.train(model, penalty=tie.penalty, after_step=after)
+        end = client.train(client.state["model"], penalty=tie.penalty, after_step=after)
         client.state["model"], client.state["centers"] = end, step.centers
-        kept = {n: end[n] for n in client.split.shared if n in client.split.buffers}
-        update = subtract({n: {**kept, **tie.w}[n] for n in received}, received)
+        update = subtract(select({**end, **tie.w}, received), received)
         return Message("fit", {"shared": update}, kinds={"shared": "update"})
 
 
@@ -129,8 +124,7 @@ class Tie:
     def __init__(self, received: Tensors, method: QuPeL) -> None:
         self.w = {n: t.clone() for n, t in received.items()}
         self._rate = method.global_lr * method.proximity
-        tied = self.w and method.proximity > 0
-        self.penalty = Proximity(method.proximity, self.w) if tied else None
+        self.penalty = Proximity(method.proximity, self.w) if method.proximity else None
 
     def follow(self, weights: Mapping[str, Tensor]) -> None:
         """Takes w <- w - eta_3 lambda_p (w - x), in place, so that the penalty sees it."""

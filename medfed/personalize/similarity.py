@@ -1,7 +1,8 @@
-"""The graph that couples clients: built from sketches that they send, by rule, or given.
+"""How alike clients are: a graph between them, or weights, by what they send, by rule, or given.
 
-pFedNet, section "Similarity graph": k nearest neighbours over distances between client sketches,
-made undirected. A sketch leaves its client, so it travels in a message and its bytes are counted.
+What they send are sketches of their training data: second moments of the inputs, shares of labels
+and channels; or their trained personal part. A sketch leaves its client, so it travels in a message
+and its bytes are counted. pFedNet, section "Similarity graph"; PPFL, W of its objective.
 """
 
 from __future__ import annotations
@@ -9,26 +10,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from medfed.errors import ConfigError, did_you_mean
+from medfed.common.checks import check_choices, check_count
+from medfed.common.errors import ConfigError
+from medfed.common.tensors import Tensors, flatten, select
 from medfed.federation.client import Client
-from medfed.federation.tensors import Tensors, flatten, select
-from medfed.personalize.functional.graph import (
+from medfed.functional.graph import (
     complete_edges,
+    edge_similarity,
     edges_from_file,
     edges_from_names,
     knn_edges,
     ring_edges,
     star_edges,
 )
-from medfed.personalize.functional.sketches import data_sketch, label_sketch, sketch_vector
-
-KINDS = ("knn", "complete", "star", "ring", "edges")
-SKETCHES = ("data", "label", "model")
+from medfed.functional.membership import cosine_affinity, laplacian
+from medfed.functional.sketches import data_sketch, label_sketch, sketch_vector
 
 
 @dataclass(frozen=True)
@@ -60,19 +62,10 @@ class SimilarityGraph:
     weighted: bool = False
 
     def __post_init__(self) -> None:
-        for name, known in (("kind", KINDS), ("sketch", SKETCHES)):
-            if (value := getattr(self, name)) not in known:
-                raise ConfigError(
-                    f"algorithm.graph.{name}={value!r} is unknown"
-                    f"{did_you_mean(str(value), known)}; "
-                    f"choose one of {', '.join(known)}."
-                )
+        check_choices("algorithm.graph", self)
+        check_count("algorithm.graph.neighbours", self.neighbours)
         if (self.kind == "edges") != (self.edges is not None):
             raise ConfigError("algorithm.graph.edges goes with algorithm.graph.kind=edges.")
-        if self.neighbours < 1:
-            raise ConfigError(
-                f"algorithm.graph.neighbours must be 1 or more, not {self.neighbours}."
-            )
 
     @property
     def needs_sketches(self) -> bool:
@@ -87,8 +80,7 @@ class SimilarityGraph:
             start: All entries of its present model, from which a model sketch is trained.
         """
         if self.sketch == "data":
-            inputs = client.data.train_inputs(self.sketch_inputs)
-            return {"data": data_sketch(inputs, self.sketch_size).to(torch.float32)}
+            return {"data": _data_sketch(client, self.sketch_inputs, self.sketch_size)}
         if self.sketch == "label":
             return {"label": label_sketch(client.data.label_counts, client.data.channels).float()}
         names = client.split.parameters("personal")
@@ -118,6 +110,14 @@ class SimilarityGraph:
             edges = make[self.kind](len(clients))
         return {"edges": edges, "distance": torch.zeros(len(edges), dtype=torch.float64)}
 
+    def _nearest(self, clients: Sequence[str], sketches: Mapping[str, Tensor]) -> Tensors:
+        known, rows = _rows(clients, sketches)
+        if len(known) < 2:
+            none = torch.zeros(0, 2, dtype=torch.long)
+            return {"edges": none, "distance": torch.zeros(0, dtype=torch.float64)}
+        edges, distance = knn_edges(rows, min(self.neighbours, len(known) - 1))
+        return {"edges": known[edges], "distance": distance}
+
     def nearest(self, sketch: Tensor, known: Mapping[str, Tensor]) -> list[str]:
         """Returns the clients that a newcomer resembles most, the nearest first.
 
@@ -137,13 +137,127 @@ class SimilarityGraph:
         gaps = {c: float((sketch_vector(s.cpu()).double() - own).norm()) for c, s in known.items()}
         return sorted(gaps, key=lambda c: gaps[c])[: self.neighbours]
 
-    def _nearest(self, clients: Sequence[str], sketches: Mapping[str, Tensor]) -> Tensors:
-        known = [i for i, c in enumerate(clients) if c in sketches]
-        if len(known) < 2:
-            return {
-                "edges": torch.zeros(0, 2, dtype=torch.long),
-                "distance": torch.zeros(0, dtype=torch.float64),
-            }
-        rows = torch.stack([sketch_vector(sketches[clients[i]].cpu()) for i in known])
-        edges, distance = knn_edges(rows, min(self.neighbours, len(known) - 1))
-        return {"edges": torch.tensor(known)[edges], "distance": distance}
+
+@dataclass(frozen=True)
+class Affinity:
+    """Where the weights w_ij between clients come from.
+
+    Attributes:
+        kind: Cosine similarity of ``label`` counts, of available ``channel`` s or of ``data``
+            sketches (second moments of the inputs), all of training data; or ``given``.
+        weights: Of ``given``: a row per client in the order of the clients, or the path of a CSV
+            file with them.
+        sketch_size: Rows of a data sketch.
+        sketch_inputs: Training inputs that a data sketch summarises, at most.
+
+    Raises:
+        ConfigError: If the kind is unknown or the weights are missing.
+    """
+
+    kind: Literal["label", "channel", "data", "given"] = "label"
+    weights: Sequence[Sequence[float]] | str | None = None
+    sketch_size: int = 8
+    sketch_inputs: int = 256
+
+    def __post_init__(self) -> None:
+        check_choices("algorithm.affinity", self)
+        if (self.kind == "given") != (self.weights is not None):
+            raise ConfigError("algorithm.affinity.weights goes with algorithm.affinity.kind=given.")
+
+    @property
+    def needs_sketches(self) -> bool:
+        """Whether clients must describe themselves before there are weights."""
+        return self.kind != "given"
+
+    def describe(self, client: Client) -> Tensors:
+        """Returns what a client sends about itself."""
+        if self.kind == "data":
+            return {"data": _data_sketch(client, self.sketch_inputs, self.sketch_size)}
+        data = client.data
+        counts = data.label_counts if self.kind == "label" else data.channels
+        return {self.kind: label_sketch(counts).float()}
+
+    def laplacian(self, clients: Sequence[str], sketches: Mapping[str, Tensor]) -> Tensor:
+        """Returns L = D - W, ``(N, N)`` in float64.
+
+        Args:
+            clients: All clients, in order.
+            sketches: What clients have sent so far; nothing ties a client that has not.
+
+        Raises:
+            ConfigError: If given weights are negative, asymmetric or of another number of clients.
+        """
+        if self.kind == "given":
+            return self._given(len(clients))
+        weights = torch.zeros(len(clients), len(clients), dtype=torch.float64)
+        known, rows = _rows(clients, sketches)
+        if len(known):
+            # A lossy codec may take a count of 0 below 0. Second moments have any sign.
+            cosine = cosine_affinity(rows if self.kind == "data" else rows.clamp(min=0))
+            weights[known.unsqueeze(1), known] = cosine
+        return laplacian(weights)
+
+    def _given(self, count: int) -> Tensor:
+        try:
+            rows = (
+                np.loadtxt(Path(self.weights), delimiter=",", ndmin=2)
+                if isinstance(self.weights, str)
+                else np.array(self.weights, dtype=np.float64)
+            )
+            found = laplacian(torch.as_tensor(rows))
+        except (OSError, ValueError, TypeError) as error:
+            raise ConfigError(f"algorithm.affinity.weights cannot be used: {error}") from error
+        if len(found) != count:
+            raise ConfigError(
+                f"algorithm.affinity.weights has {len(found)} rows for {count} clients; give a row "
+                "and a column per client."
+            )
+        return found
+
+
+def _data_sketch(client: Client, inputs: int, size: int) -> Tensor:
+    return data_sketch(client.data.train_inputs(inputs), size).to(torch.float32)
+
+
+def _rows(clients: Sequence[str], sketches: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Returns the positions (n,) of the clients that have sent a sketch, and a row for each."""
+    known = [i for i, c in enumerate(clients) if c in sketches]
+    rows = [sketch_vector(sketches[clients[i]].cpu()) for i in known]
+    return torch.tensor(known, dtype=torch.long), torch.stack(rows) if rows else torch.zeros(0, 0)
+
+
+def draw_graph(clients: Sequence[str], graph: Tensors) -> Any:
+    """Draws the clients' graph, edges as thick as their ends are similar.
+
+    Args:
+        clients: Names, in order.
+        graph: What :meth:`SimilarityGraph.build` returned.
+
+    Returns:
+        A figure of matplotlib.
+    """
+    import networkx as nx  # late: pictures need it, training does not
+    from matplotlib.figure import Figure
+
+    drawn = nx.Graph()
+    drawn.add_nodes_from(clients)
+    weights = edge_similarity(graph["distance"].cpu())
+    for (i, j), weight in zip(graph["edges"].tolist(), weights.tolist(), strict=True):
+        drawn.add_edge(clients[i], clients[j], weight=weight)
+    figure = Figure(figsize=(6.0, 5.2), layout="constrained")
+    axes = figure.subplots()
+    layout = nx.circular_layout(drawn)
+    widths = [1 + 5 * d["weight"] for _, _, d in drawn.edges(data=True)]
+    nx.draw_networkx_edges(drawn, layout, ax=axes, width=widths, edge_color="#56B4E9", alpha=0.8)
+    nx.draw_networkx_nodes(drawn, layout, ax=axes, node_color="#E69F00", node_size=260)
+    for client, (x, y) in layout.items():
+        side = "center" if abs(x) < 0.15 else "left" if x > 0 else "right"
+        axes.text(1.1 * x, 1.13 * y, client, ha=side, va="center", fontsize=8)
+    if len(clients) <= 10:
+        shown = {(a, b): f"{d['weight']:.2f}" for a, b, d in drawn.edges(data=True)}
+        nx.draw_networkx_edge_labels(drawn, layout, shown, ax=axes, font_size=7, label_pos=0.24)
+    axes.set_title("Similarity network of the clients (edge weights: similarity of sketches)")
+    axes.title.set_fontsize(10)
+    axes.margins(0.25)
+    axes.set_axis_off()
+    return figure

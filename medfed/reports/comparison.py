@@ -1,212 +1,233 @@
-"""Compares finished runs on the same patients: methods, their seeds, and what to know of them.
-
-Runs of one method that differ only in the seed are pooled: a number is then the mean over seeds,
-and its spread the standard deviation over seeds.
-"""
+"""What a comparison of runs leaves behind: tables, a report, pictures, and what else it finds."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
-from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+from rich.table import Table
 
-from medfed.errors import CheckpointError, ConfigError, did_you_mean
-from medfed.reports.runs import Run, check_same_patients, differences, read_run, without_repeats
+from medfed.common.console import say, size, wide_console
+from medfed.common.figures import save_figures
+from medfed.common.files import csv_text, write_text
+from medfed.common.scores import smaller_is_better
+from medfed.reports.methods import Cell, Comparison, Finding, compare
+from medfed.reports.runs import common_folder, find_runs
 
-
-class Cell(NamedTuple):
-    """A number, and its standard deviation over seeds where there are several."""
-
-    value: float
-    sd: float | None = None
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Cell:
-        """Pools one value per seed; undefined ones are left out.
-
-        Example:
-            >>> Cell.of([0.5, 1.0]), Cell.of([2.0])
-            (Cell(value=0.75, sd=0.25), Cell(value=2.0, sd=None))
-        """
-        finite = [v for v in values if math.isfinite(v)]
-        if not finite:
-            return cls(math.nan)
-        return cls(float(np.mean(finite)), float(np.std(finite)) if len(finite) > 1 else None)
+# What a comparison looks for, in the order of the report: modules of this folder with a function
+# ``find``, from the comparison to a Finding.
+FINDINGS = ("lambda_path", "scores", "sweeps", "communication")
+_STATISTICS = ("mean", "sd", "worst")
+_COLUMNS = 6  # methods that fit side by side
+_TITLE = "Test metrics of the rounds that validation selected (* best)"
 
 
-@dataclass(frozen=True)
-class Method:
-    """Runs that differ only in the seed, one per seed."""
-
-    name: str
-    runs: tuple[Run, ...]
-
-    def over_seeds(self, read: Callable[[dict[str, Any]], float]) -> Cell:
-        """Returns mean and spread over seeds of what ``read`` finds in a summary."""
-        return Cell.of([float(read(run.summary)) for run in self.runs])
-
-    def test(self, metric: str, client: str) -> Cell:
-        """Returns a client's test metric."""
-        return self.over_seeds(lambda s: s["clients"][client][metric])
-
-    def federation(self, metric: str, statistic: str) -> Cell:
-        """Returns ``mean``, ``sd`` or ``worst`` over the clients."""
-        return self.over_seeds(lambda s: s["federation"][metric][statistic])
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Methods on the same clients.
+class Row(NamedTuple):
+    """One line of the table: a cell per method.
 
     Attributes:
-        methods: In the order in which their runs were given.
-        clients: Names of the clients.
-        metrics: The metrics of the table; pictures show the first.
-        notes: What a reader must know to judge the numbers.
+        metric: ``iou``, ``bytes up``, ``steps`` and the like.
+        place: A client, or ``mean``, ``sd``, ``worst`` or ``total`` over the clients.
+        cells: One per method.
+        best: Which cells are the best of the line; empty where nothing is to be won.
     """
 
-    methods: tuple[Method, ...]
-    clients: tuple[str, ...]
-    metrics: tuple[str, ...]
-    notes: tuple[str, ...]
-
-    @property
-    def metric(self) -> str:
-        """The metric of the pictures."""
-        return self.metrics[0]
+    metric: str
+    place: str
+    cells: tuple[Cell, ...]
+    best: frozenset[int] = frozenset()
 
 
-def compare(folders: Sequence[Path], metric: str | None = None) -> Comparison:
-    """Reads runs, checks that they can be compared, and pools seeds.
+def best_of(values: Sequence[float], smaller: bool = False) -> frozenset[int]:
+    """Returns the positions of the best values, ties included; none where all are equal.
 
     Args:
-        folders: Run folders.
+        values: One per method; NaN never wins.
+        smaller: Whether smaller is better.
+
+    Example:
+        >>> sorted(best_of([0.5, 0.9, 0.9])), sorted(best_of([1.0, 1.0]))
+        ([1, 2], [])
+    """
+    finite = [v for v in values if math.isfinite(v)]
+    if not finite or min(finite) == max(finite):
+        return frozenset()
+    target = min(finite) if smaller else max(finite)
+    return frozenset(i for i, v in enumerate(values) if v == target)
+
+
+def rows(comparison: Comparison) -> Iterator[Row]:
+    """Yields the table: per metric the clients and their mean, sd and worst; then what it cost."""
+    methods = comparison.methods
+    for metric in comparison.metrics:
+        for place in (*comparison.clients, *_STATISTICS):
+            cells = tuple(m.score(metric, place) for m in methods)
+            best = best_of([c.value for c in cells], smaller_is_better(metric))
+            yield Row(metric, place, cells, frozenset() if place == "sd" else best)
+    for way in ("up", "down"):
+        cells = tuple(m.over_seeds(lambda s, w=way: s["bytes"][w]) for m in methods)  # type: ignore[misc]
+        yield Row(f"bytes {way}", "total", cells)
+    for client in comparison.clients:
+        cells = tuple(m.over_seeds(lambda s, c=client: s["steps"][c]) for m in methods)  # type: ignore[misc]
+        yield Row("steps", client, cells)
+    selected = tuple(m.over_seeds(lambda s: (s["selected_round"] or 0) + 1) for m in methods)
+    yield Row("selected round", "total", selected)
+
+
+def to_csv(comparison: Comparison) -> str:
+    """Returns the table as CSV, a line per metric, place and method."""
+    lines = [
+        [*row[:2], method.name, len(method.runs), cell.value, cell.sd, int(i in row.best)]
+        for row in rows(comparison)
+        for i, (method, cell) in enumerate(zip(comparison.methods, row.cells, strict=True))
+    ]
+    head = ("metric", "place", "method", "seeds", "value", "sd_over_seeds", "best")
+    return csv_text(head, lines)
+
+
+def print_table(comparison: Comparison, console: Console | None = None) -> None:
+    """Prints the table, the best method of each line marked, and the notes.
+
+    Of many methods it prints a line each, without their clients; the files have all.
+    """
+    console = console or wide_console()
+    many = len(comparison.methods) > _COLUMNS
+    console.print(_line_per_method(comparison) if many else _column_per_method(comparison))
+    say(console, winner(comparison), *comparison.notes)
+
+
+def winner(comparison: Comparison) -> str:
+    """Says which method has the best mean over the clients."""
+    metric = comparison.metric
+    cells = [m.score(metric) for m in comparison.methods]
+    best = sorted(best_of([c.value for c in cells], smaller_is_better(metric)))
+    if not best:
+        return f"No method is best by mean {metric}."
+    names = " and ".join(comparison.methods[i].name for i in best)
+    return f"Best by mean {metric}: {names} ({cells[best[0]].value:.4f})."
+
+
+def _column_per_method(comparison: Comparison) -> Table:
+    table = Table(title=_TITLE)
+    table.add_column("metric")
+    table.add_column("client")
+    for method in comparison.methods:
+        table.add_column(method.name, justify="right")
+    previous = ""
+    for row in _shown(comparison):
+        group = "cost" if row.place == "total" else row.metric
+        if previous and (group != previous or row.place == "mean"):
+            table.add_section()
+        label = row.metric if group == "cost" or group != previous else ""
+        table.add_row(label, "" if group == "cost" else row.place, *_bold(row))
+        previous = group
+    return table
+
+
+def _line_per_method(comparison: Comparison) -> Table:
+    wanted = [r for r in _shown(comparison) if r.place in (*_STATISTICS, "total")]
+    table = Table(title=_TITLE)
+    table.add_column("method")
+    for row in wanted:
+        title = row.metric if row.place == "total" else f"{row.metric} {row.place}"
+        table.add_column(title.replace("_", " "), justify="right")
+    columns = [_bold(row) for row in wanted]
+    for i, method in enumerate(comparison.methods):
+        table.add_row(method.name, *(column[i] for column in columns))
+    return table
+
+
+def to_markdown(comparison: Comparison, found: Finding) -> str:
+    """Returns the report; pictures lie beside it.
+
+    Args:
+        comparison: The methods and their numbers.
+        found: What else the comparison found.
+    """
+    names = [m.name for m in comparison.methods]
+    lines = [
+        "# Comparison",
+        "",
+        f"Test metrics of the rounds that validation selected, {len(comparison.clients)} clients; "
+        "the best method of each line is **bold**.",
+        "",
+        "| metric | client | " + " | ".join(names) + " |",
+        "|---|---|" + "---:|" * len(names),
+    ]
+    for row in _shown(comparison):
+        cells = [f"**{t}**" if i in row.best else t for i, t in enumerate(_texts(row))]
+        place = "" if row.place == "total" else row.place
+        lines.append(f"| {row.metric} | {place} | " + " | ".join(cells) + " |")
+    lines += ["", *(f"- {note}" for note in (winner(comparison), *comparison.notes)), ""]
+    lines += [line for sentence in found.sentences for line in (sentence, "")]
+    for name in found.pictures:
+        caption = found.captions[name]
+        lines += [f"![{caption}]({name}.png)", "", caption, ""]
+    lines += ["Runs:", ""]
+    for method in comparison.methods:
+        folders = ", ".join(f"`{r.folder}` (seed {r.seed})" for r in method.runs)
+        lines.append(f"- {method.name}: {folders}")
+    return "\n".join(lines) + "\n"
+
+
+def _shown(comparison: Comparison) -> Iterator[Row]:
+    """The rows for people: one line for the mean gradient steps of a client."""
+    for row in rows(comparison):
+        if row.metric != "steps":
+            yield row
+        elif row.place == comparison.clients[0]:
+            mean = (
+                m.over_seeds(lambda s: sum(s["steps"].values()) / len(s["steps"]))
+                for m in comparison.methods
+            )
+            yield Row("steps per client", "total", tuple(mean))
+
+
+def _texts(row: Row) -> list[str]:
+    """Writes the cells of a row in its unit."""
+    if row.metric.startswith("bytes"):
+        return [size(round(value)) for value, _ in row.cells]
+    if row.metric.startswith(("steps", "selected")):
+        return [f"{value:.1f}".removesuffix(".0") for value, _ in row.cells]
+    return [f"{v:.4f}" + (f" ± {sd:.4f}" if sd is not None else "") for v, sd in row.cells]
+
+
+def _bold(row: Row) -> list[str]:
+    texts = enumerate(_texts(row))
+    return [f"[bold]{text} *[/bold]" if i in row.best else f"{text}  " for i, text in texts]
+
+
+def compare_runs(
+    runs: str | Sequence[str], out: Path | None = None, metric: str | None = None
+) -> Comparison:
+    """Compares runs, prints the table and writes ``comparison.csv``, ``.md`` and pictures.
+
+    Args:
+        runs: Run folders, or folders that hold runs.
+        out: Where to write; ``None`` takes the folder that holds all runs.
         metric: The metric of the pictures; ``None`` takes the one that selected the rounds.
 
-    Raises:
-        CheckpointError: If a run is unfinished or runs are not on the same patients.
-        ConfigError: If the metric is unknown.
-    """
-    runs = [read_run(folder) for folder in folders]
-    check_same_patients(runs)
-    runs, notes = without_repeats(runs)
-    methods, more = pool(runs)
-    first = methods[0].runs[0].summary
-    clients = tuple(first["clients"])
-    known = list(next(iter(first["clients"].values())))
-    for method in methods:
-        for run in method.runs:
-            known = [n for n in known if n in next(iter(run.summary["clients"].values()))]
-    if metric is not None and metric not in known:
-        raise ConfigError(
-            f"Unknown metric={metric}{did_you_mean(metric, known)}; the runs have "
-            f"{', '.join(known)}."
-        )
-    wanted = [metric or first["selection"][0], first["selection"][0], "dice", "iou"]
-    metrics = tuple(n for n in dict.fromkeys(wanted) if n in known)
-    notes += [*more, step_note(methods, clients), *setting_notes(methods)]
-    return Comparison(methods, clients, metrics, tuple(notes))
-
-
-def pool(runs: Sequence[Run]) -> tuple[tuple[Method, ...], list[str]]:
-    """Gathers the seeds of each method and names the methods.
+    Returns:
+        The comparison.
 
     Raises:
-        CheckpointError: If no seed was run with every method.
+        MedfedError: If the runs cannot be read or compared.
     """
-    groups: list[list[Run]] = []
-    for run in runs:
-        for group in groups:
-            if not differences(group[0], run):
-                group.append(run)
-                break
-        else:
-            groups.append([run])
-    names = method_names([g[0] for g in groups])
-    seeds = [{r.seed for r in g} for g in groups]
-    common = set.intersection(*seeds)
-    if not common:
-        told = "; ".join(f"{n}: {_listed(sorted(s))}" for n, s in zip(names, seeds, strict=True))
-        raise CheckpointError(f"No seed was run with every method (seeds of {told}).")
-    notes = [
-        f"Seeds {_listed(sorted(s - common))} of {n} are left out: not every method has them."
-        for n, s in zip(names, seeds, strict=True)
-        if s - common
-    ]
-    if len(common) > 1:
-        notes.append(f"Mean ± standard deviation over the seeds {_listed(sorted(common))}.")
-    pooled = [
-        Method(n, tuple(sorted((r for r in g if r.seed in common), key=lambda r: r.seed)))
-        for n, g in zip(names, groups, strict=True)
-    ]
-    return tuple(pooled), notes
-
-
-def method_names(runs: Sequence[Run]) -> list[str]:
-    """Names each run by its algorithm, and by its settings where others share the algorithm."""
-    families: dict[str, list[Run]] = {}
-    for run in runs:
-        families.setdefault(str(run.summary["algorithm"]), []).append(run)
-    differing = {
-        n: sorted({k for r in family[1:] for k in differences(family[0], r)})
-        for n, family in families.items()
-    }
-    names = []
-    for run in runs:
-        name = str(run.summary["algorithm"])
-        keys = differing[name]
-        settings = dict.fromkeys(_setting(run, key, keys) for key in keys if _has(run, key))
-        names.append(" ".join([name, *settings]))
-    return names
-
-
-def step_note(methods: Sequence[Method], clients: Sequence[str]) -> str:
-    """Says whether every method took the same gradient steps on every client."""
-    steps = {m.name: [m.runs[0].summary["steps"][c] for c in clients] for m in methods}
-    told = {n: f"{s[0]}" if len(set(s)) == 1 else f"{min(s)} to {max(s)}" for n, s in steps.items()}
-    if all(a == b for a, b in pairwise(steps.values())):
-        return f"Equal budgets: {next(iter(told.values()))} gradient steps per client."
-    listed = ", ".join(f"{n} {t}" for n, t in told.items())
-    return f"Gradient steps per client differ: {listed}."
-
-
-def setting_notes(methods: Sequence[Method]) -> list[str]:
-    """Names settings outside the algorithm in which methods differ."""
-    one = methods[0].runs[0]
-    keys = {k for m in methods for k in differences(one, m.runs[0])}
-    outside = sorted(k for k in keys if not k.startswith("algorithm."))
-    if not outside:
-        return []
-    return [f"Settings besides the algorithm differ between methods: {', '.join(outside)}."]
-
-
-def _setting(run: Run, key: str, keys: Sequence[str]) -> str:
-    """Writes a setting as ``strength=0.1``, with its parent where the last name is ambiguous."""
-    *parents, leaf = key.split(".")
-    value = OmegaConf.select(run.config, key)
-    text = f"{value:g}" if isinstance(value, float) else str(value)
-    if parents[-1:] == ["client_bits"]:
-        return f"client_bits={text}"  # once, however many clients have them
-    if leaf == "_target_":
-        return f"{'.'.join(parents)}={text.split('.')[-1]}"
-    rivals = [k for k in keys if k.split(".")[-1] == leaf]
-    if any(OmegaConf.select(run.config, k) != value for k in rivals):
-        leaf = ".".join([*parents[-1:], leaf])
-    return f"{leaf}={text}"
-
-
-def _has(run: Run, key: str) -> bool:
-    """Whether a run has a setting at all: another codec has other keys."""
-    parent, _, leaf = key.rpartition(".")
-    section = OmegaConf.select(run.config, parent) if parent else run.config
-    return isinstance(section, DictConfig) and leaf in section
-
-
-def _listed(values: Sequence[object]) -> str:
-    return ", ".join(str(v) for v in values)
+    folders = find_runs(runs)
+    comparison = compare(folders, metric)
+    folder = common_folder(folders) if out is None else out.expanduser()
+    found = Finding(tables={"comparison": to_csv(comparison)})
+    for name in FINDINGS:
+        found += import_module(f"medfed.reports.{name}").find(comparison)
+    for name, text in found.tables.items():
+        write_text(folder / f"{name}.csv", text)
+    save_figures(folder, found.pictures)
+    write_text(folder / "comparison.md", to_markdown(comparison, found))
+    console = wide_console()
+    print_table(comparison, console)
+    say(console, *found.sentences, f"Report and pictures: {folder}")
+    return comparison

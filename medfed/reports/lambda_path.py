@@ -7,26 +7,34 @@ grows.
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
+from matplotlib import colormaps
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
 from numpy.typing import NDArray
+from sklearn.decomposition import PCA
 
-from medfed.config import build
-from medfed.datamodules.tabular import TabularDataModule
-from medfed.errors import CheckpointError
-from medfed.federation.callbacks.checkpoint import last_whole
-from medfed.reports.comparison import Comparison, Method
+from medfed.common.errors import CheckpointError
+from medfed.common.files import csv_text
+from medfed.config.compose import build
+from medfed.reports.methods import Comparison, Finding, sweeps
 from medfed.reports.runs import Run
-from medfed.reports.sweeps import sweeps
+from medfed.reports.scores import label_of
 
+Floats = NDArray[np.float64]
 _STRENGTH = "algorithm.strength"
+_GROUPS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")  # Okabe and Ito
+_GROUP_MARKERS = "os^D"
+_CAPTION = (
+    "Personal models as the coupling λ grows, after their last round; the metric is that of the "
+    "selected round."
+)
 _SHORTEST = 3  # strengths that make a path
 _SLACK = 1e-6  # relative: how far a solver's tolerance may lift the coupling
 
@@ -46,42 +54,24 @@ class LambdaPath:
         p: The norm.
     """
 
-    strengths: NDArray[np.float64]
-    models: NDArray[np.float64]
-    coupling: NDArray[np.float64]
-    scores: NDArray[np.float64]
+    strengths: Floats
+    models: Floats
+    coupling: Floats
+    scores: Floats
     metric: str
     clients: tuple[str, ...]
-    shares: NDArray[np.float64] | None
+    shares: Floats | None
     p: float
-
-    def components(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Returns all models in their first two principal components.
-
-        Returns:
-            (K, N, 2) coordinates, and the two shares of the variance.
-        """
-        count, clients, size = self.models.shape
-        return principal_components(self.models.reshape(-1, size), (count, clients))
-
-    def rises(self) -> list[tuple[float, float]]:
-        """Returns the neighbouring λ between which the coupling rises; none if it falls."""
-        return rising_steps(self.strengths, self.coupling)
-
-    def spread(self) -> NDArray[np.float64]:
-        """Returns (K,) largest distances of a model from the mean of the models."""
-        centred = self.models - self.models.mean(1, keepdims=True)
-        largest: NDArray[np.float64] = np.linalg.norm(centred, axis=2).max(1)
-        return largest
 
     def is_consensus(self) -> bool:
         """Whether the largest λ has one model for all, to a thousandth of the first spread."""
-        spread = self.spread()
+        centred = self.models - self.models.mean(1, keepdims=True)
+        spread = np.linalg.norm(centred, axis=2).max(1)  # the largest distance from the mean
         return bool(spread[-1] <= 1e-3 * spread[0])
 
     def describe(self) -> str:
         """Returns what the path shows, for the report."""
-        rises = self.rises()
+        rises = rising_steps(self.strengths, self.coupling)
         first, last = self.coupling[0], self.coupling[-1]
         if rises:
             where = ", ".join(f"{a:g} to {b:g}" for a, b in rises)
@@ -97,17 +87,55 @@ class LambdaPath:
 
     def to_csv(self) -> str:
         """Returns a line per λ and client."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        fixed = ["strength", "client", "positive_share", "pc1", "pc2", "coupling"]
-        writer.writerow([*fixed, f"mean_test_{self.metric}"])
-        places, _ = self.components()
+        places, _ = self.places()
+        shares = [""] * len(self.clients) if self.shares is None else self.shares.tolist()
+        rows = []
         for k, strength in enumerate(self.strengths.tolist()):
-            for i, client in enumerate(self.clients):
-                share = "" if self.shares is None else float(self.shares[i])
-                numbers = [*places[k, i].tolist(), float(self.coupling[k]), float(self.scores[k])]
-                writer.writerow([strength, client, share, *numbers])
-        return text.getvalue()
+            scores = [float(self.coupling[k]), float(self.scores[k])]
+            for client, share, place in zip(self.clients, shares, places[k].tolist(), strict=True):
+                rows.append([strength, client, share, *place, *scores])
+        head = ["strength", "client", "positive_share", "pc1", "pc2", "coupling"]
+        return csv_text([*head, f"mean_test_{self.metric}"], rows)
+
+    def places(self) -> tuple[Floats, Floats]:
+        """Returns the models (K, N, 2) in two principal components, and the variance in each."""
+        points = self.models.reshape(-1, self.models.shape[-1])
+        found = PCA(2).fit(points)
+        places = found.transform(points).reshape(*self.models.shape[:2], 2)
+        return places, found.explained_variance_ratio_
+
+    def draw(self) -> Figure:
+        """Draws the models in a plane, and coupling and metric against λ."""
+        places, variance = self.places()
+        end = "consensus" if self.is_consensus() else "mean"
+        label = f"{end} at λ = {self.strengths[-1]:g}"
+        score = f"test {label_of(self.metric)},\nmean over clients"
+        first, last = self.strengths[0], self.strengths[-1]
+        figure = Figure(figsize=(13, 6.4), layout="constrained")
+        grid = figure.add_gridspec(2, 2, width_ratios=(1.55, 1))
+        plane = figure.add_subplot(grid[:, 0])
+        _paths(plane, self.strengths, places, self.shares)
+        end = places[-1].mean(0)
+        plane.plot(*end, "*", color="black", ms=17, mec="white", mew=1, label=label, zorder=6)
+        plane.set(
+            title=f"Personal models from λ = {first:g} (small) to {last:g} (large)",
+            xlabel=f"first principal component ({variance[0]:.0%} of the variance)",
+            ylabel=f"second principal component ({variance[1]:.0%})",
+        )
+        plane.legend(
+            fontsize=9.5, loc="upper center", bbox_to_anchor=(0.5, -0.1), frameon=False, ncols=5
+        )
+        plane.margins(0.08)
+        plane.grid(alpha=0.25)
+        norm = "∞" if np.isinf(self.p) else f"{self.p:g}"
+        upper = figure.add_subplot(grid[0, 1])
+        _against(upper, self.strengths, self.coupling, rf"$\sum_E\|z_i-z_j\|_{{{norm}}}$")
+        upper.set_title("Distance of neighbours after the last round")
+        lower = figure.add_subplot(grid[1, 1])
+        _against(lower, self.strengths, self.scores, score)
+        lower.set_title("Metric of the selected round")
+        lower.set_xlabel("λ (equal spaces, not to scale)")
+        return figure
 
 
 def lambda_path(comparison: Comparison) -> LambdaPath | None:
@@ -119,21 +147,31 @@ def lambda_path(comparison: Comparison) -> LambdaPath | None:
     Raises:
         CheckpointError: If a run's last checkpoint is missing or torn.
     """
-    methods = _sweep(comparison.methods)
+    pfednet = [m for m in comparison.methods if m.algorithm == "pfednet"]
+    methods = next(iter(sweeps(pfednet, _STRENGTH)), [])
     if len(methods) < _SHORTEST:
         return None
     runs = [m.runs[0] for m in methods]
     solutions = [read_solution(run) for run in runs]
     return LambdaPath(
-        np.array([float(r.config.algorithm.strength) for r in runs]),
+        np.array([float(m.setting(_STRENGTH)) for m in methods]),
         np.stack([z.numpy() for z, _ in solutions]),
         np.array([c for _, c in solutions]),
-        np.array([m.federation(comparison.metric, "mean").value for m in methods]),
+        np.array([m.score(comparison.metric).value for m in methods]),
         comparison.metric,
         comparison.clients,
         positive_shares(runs[0]),
         float(runs[0].config.algorithm.p),
     )
+
+
+def find(comparison: Comparison) -> Finding:
+    """Finds how personal models draw together as λ grows."""
+    path = lambda_path(comparison)
+    if path is None:
+        return Finding()
+    name, told = "lambda_path", [path.describe()]
+    return Finding(told, {name: path.to_csv()}, {name: path.draw()}, {name: _CAPTION})
 
 
 def read_solution(run: Run) -> tuple[torch.Tensor, float]:
@@ -145,6 +183,9 @@ def read_solution(run: Run) -> tuple[torch.Tensor, float]:
     Raises:
         CheckpointError: If its last checkpoint is missing or torn.
     """
+    # Late: comparing runs needs no Lightning, except for this.
+    from medfed.federation.lightning.checkpoint import last_whole
+
     path = last_whole(run.folder / "checkpoints")
     if path is None:
         raise CheckpointError(f"{run.folder}/checkpoints holds no checkpoint; repeat the run.")
@@ -155,62 +196,91 @@ def read_solution(run: Run) -> tuple[torch.Tensor, float]:
     return z, float(apart.sum())
 
 
-def positive_shares(run: Run) -> NDArray[np.float64] | None:
+def positive_shares(run: Run) -> Floats | None:
     """Returns each client's share of the last class, for tables with two classes."""
-    if not str(run.config.data._target_).endswith(TabularDataModule.__name__):
+    if not str(run.config.data._target_).endswith("TabularDataModule"):
         return None
     data: Any = build(run.config.data)
     data.setup()
     counts = np.stack([c.label_counts.numpy() for c in data.clients.values()]).astype(float)
     if counts.shape[1] != 2:
         return None
-    shares: NDArray[np.float64] = counts[:, 1] / counts.sum(1)
+    shares: Floats = counts[:, 1] / counts.sum(1)
     return shares
 
 
-def principal_components(
-    points: NDArray[np.float64], shape: tuple[int, ...]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Projects points on their first two principal components.
-
-    Args:
-        points: (n, d).
-        shape: How the n points are arranged.
-
-    Returns:
-        ``(*shape, 2)`` coordinates and the two components' shares of the variance.
-
-    Example:
-        >>> line = np.array([[0.0, 0.0], [3.0, 4.0], [6.0, 8.0]])
-        >>> places, shares = principal_components(line, (3,))
-        >>> np.abs(places[:, 0]).round(6).tolist(), shares.round(6).tolist()
-        ([5.0, 0.0, 5.0], [1.0, 0.0])
-    """
-    centred = points - points.mean(0)
-    left, values, _ = np.linalg.svd(centred, full_matrices=False)
-    padded = np.zeros((len(points), 2))
-    padded[:, : min(2, len(values))] = (left * values)[:, :2]
-    variance = np.zeros(2)
-    variance[: min(2, len(values))] = values[:2] ** 2
-    return padded.reshape(*shape, 2), variance / max(float((values**2).sum()), 1e-300)
-
-
-def rising_steps(
-    strengths: Sequence[float] | NDArray[np.float64],
-    coupling: Sequence[float] | NDArray[np.float64],
-) -> list[tuple[float, float]]:
+def rising_steps(strengths: Floats, coupling: Floats) -> list[tuple[float, float]]:
     """Returns the neighbouring strengths between which the coupling rises.
 
     Example:
-        >>> rising_steps([0.0, 0.1, 1.0], [5.0, 2.0, 3.0])
+        >>> rising_steps(np.array([0.0, 0.1, 1.0]), np.array([5.0, 2.0, 3.0]))
         [(0.1, 1.0)]
     """
-    slack = _SLACK * float(max(coupling))
+    slack = _SLACK * coupling.max()
     steps = zip(pairwise(strengths), pairwise(coupling), strict=True)
     return [(float(a), float(b)) for (a, b), (c, d) in steps if d > c + slack]
 
 
-def _sweep(methods: Sequence[Method]) -> list[Method]:
-    """Returns the largest group of pFedNet methods that differ only in λ, by growing λ."""
-    pfednet = [m for m in methods if m.runs[0].summary["algorithm"] == "pfednet"]
-    return next(iter(sweeps(pfednet, _STRENGTH)), [])
+def _paths(axes: Any, strengths: Floats, places: Floats, shares: Floats | None) -> None:
+    """Draws a line per client, small points for small λ, and writes λ along one of them."""
+    count, clients, _ = places.shape
+    groups = np.zeros(clients) if shares is None else np.round(shares, 2)
+    distinct = sorted(set(groups.tolist()))
+    sizes = np.linspace(14, 52, count)
+    named: set[float] = set()
+    for i in range(clients):
+        k = distinct.index(groups[i])
+        colour = (
+            _GROUPS[k]
+            if len(distinct) <= len(_GROUPS)
+            else to_hex(colormaps["viridis"](0.92 * k / (len(distinct) - 1)))
+        )
+        x, y = places[:, i].T
+        axes.plot(x, y, color=colour, lw=1.1, alpha=0.75)
+        label = f"{groups[i]:.0%} positive" if shares is not None else "clients"
+        marker = _GROUP_MARKERS[k % len(_GROUP_MARKERS)]
+        axes.scatter(
+            x,
+            y,
+            s=sizes,
+            color=colour,
+            marker=marker,
+            edgecolor="white",
+            lw=0.5,
+            zorder=3,
+            label=None if groups[i] in named else label,
+        )
+        named.add(float(groups[i]))
+    _name_strengths(axes, strengths, places)
+
+
+def _name_strengths(axes: Any, strengths: Floats, places: Floats) -> None:
+    """Writes λ along the path that starts farthest from the end, above and below it in turn."""
+    far = int(np.linalg.norm(places[0] - places[-1].mean(0), axis=1).argmax())
+    extent = np.ptp(places.reshape(-1, 2), axis=0) * (0.14, 0.04)  # of a label
+    taken: dict[bool, Floats] = {}
+    for k, (strength, place) in enumerate(zip(strengths, places[:, far], strict=True)):
+        above = k % 2 == 0
+        last = taken.get(above)
+        if k == len(strengths) - 1 or (last is not None and (abs(place - last) < extent).all()):
+            continue  # the last one is in the legend
+        axes.annotate(
+            f"λ = {strength:g}",
+            place,
+            xytext=(-4, 8 if above else -8),
+            textcoords="offset points",
+            ha="center",
+            va="bottom" if above else "top",
+            fontsize=9,
+            zorder=5,
+            path_effects=[withStroke(linewidth=3, foreground="white")],
+        )
+        taken[above] = place
+
+
+def _against(axes: Any, strengths: Floats, values: Floats, label: str) -> None:
+    """Draws values over λ, equally spaced: 0 has no place on a logarithmic axis."""
+    axes.plot(values, "o-", color="#0072B2", lw=1.8, ms=6)
+    axes.set_xticks(range(len(strengths)), [f"{s:g}" for s in strengths], fontsize=9)
+    axes.set_ylabel(label)
+    axes.grid(alpha=0.3)

@@ -2,49 +2,32 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from medfed.federation.callbacks.evaluation import smaller_is_better
-from medfed.onboarding import RULES, Onboarding, Row, Rule
-from medfed.reports.comparison_pictures import label_of
-from medfed.reports.onboarding_pictures import onboarding_figure
-from medfed.reports.pictures import save_figures
-from medfed.reports.results import size, wide_console
-from medfed.run_folder import federation_statistics, write_json, write_text
+from medfed.common.console import say, size, wide_console
+from medfed.common.figures import save_figures
+from medfed.common.files import csv_text, write_json, write_text
+from medfed.common.scores import federation_statistics, smaller_is_better
+from medfed.reports.scores import label_of, method_style
+
+if TYPE_CHECKING:
+    from medfed.run.onboarding import Onboarding, Row
 
 
-def rule_name(rule: Rule, algorithm: str) -> str:
-    """Returns a rule's name as tables and pictures have it.
-
-    Example:
-        >>> rule_name("own", "ppfl"), rule_name("local", "ppfl")
-        ('ppfl (own rule)', 'local training')
-    """
-    return {
-        "own": f"{algorithm} (own rule)",
-        "fine_tuning": "fine-tuning",
-        "local": "local training",
-    }[rule]
-
-
-def cells(found: Onboarding) -> dict[tuple[int, Rule], list[Row]]:
-    """Groups the rows: all newcomers of one k and rule, k ascending as asked for."""
-    counts = list(dict.fromkeys(row.k for row in found.rows))
-    grouped = {
-        (k, rule): [row for row in found.rows if (row.k, row.rule) == (k, rule)]
-        for k in counts
-        for rule in RULES
-    }
-    return {key: rows for key, rows in grouped.items() if rows}
+def by_rule(found: Onboarding) -> dict[str, list[Row]]:
+    """Returns the rows of each rule by the rule's name, as tables and pictures have it."""
+    own = f"{found.summary['algorithm']} (own rule)"
+    names = {"own": own, "fine_tuning": "fine-tuning", "local": "local training"}
+    rows = {name: [r for r in found.rows if r.rule == rule] for rule, name in names.items()}
+    return {name: of_rule for name, of_rule in rows.items() if of_rule}
 
 
 def print_onboarding(found: Onboarding, folder: Path, console: Console | None = None) -> None:
@@ -56,49 +39,38 @@ def print_onboarding(found: Onboarding, folder: Path, console: Console | None = 
         title=f"{found.summary['name']}, {found.summary['algorithm']}: {len(names)} newcomer"
         f"{'s' * (len(names) != 1)}, test {label_of(metric)}, up to {found.steps} gradient steps"
     )
-    titles = ("k", "rule", "mean", "sd", "worst", "CPU seconds", "up", "down")
-    for name in titles:
+    for name in ("k", "rule", "mean", "sd", "worst", "CPU seconds", "up", "down"):
         table.add_column(name, justify="left" if name == "rule" else "right")
-    previous = None
-    for (k, rule), rows in cells(found).items():
-        if previous not in (None, k):
-            table.add_section()
-        table.add_row("" if k == previous else str(k), *_texts(found, rule, rows))
-        previous = k
+    for k in dict.fromkeys(row.k for row in found.rows):
+        label = str(k)
+        for rule, rows in by_rule(found).items():
+            if these := [row for row in rows if row.k == k]:
+                table.add_row(label, rule, *_texts(these, metric))
+                label = ""
+        table.add_section()
     console.print(table)
-    for note in found.notes:
-        console.print(note, highlight=False, soft_wrap=True)
-    console.print(f"Newcomers: {', '.join(names)}.", highlight=False, soft_wrap=True)
-    console.print(
-        f"Written: {folder}/onboarding.csv, onboarding.json and pictures/onboarding.png",
-        soft_wrap=True,
-        highlight=False,
-    )
+    written = f"{folder}/onboarding.csv, onboarding.json and pictures/onboarding.png"
+    say(console, *found.notes, f"Newcomers: {', '.join(names)}.", f"Written: {written}")
 
 
-def _texts(found: Onboarding, rule: Rule, rows: Sequence[Row]) -> list[str]:
-    metric = found.summary["selection"][0]
+def _texts(rows: Sequence[Row], metric: str) -> list[str]:
     over = federation_statistics([r.metrics[metric] for r in rows], smaller_is_better(metric))
     return [
-        rule_name(rule, found.summary["algorithm"]),
         *(f"{over[n]:.4f}" for n in ("mean", "sd", "worst")),
         f"{np.mean([r.seconds for r in rows]):.3f}",
-        size(round(float(np.mean([r.up for r in rows])))),
-        size(round(float(np.mean([r.down for r in rows])))),
+        *(size(round(float(np.mean([getattr(r, way) for r in rows])))) for way in ("up", "down")),
     ]
 
 
 def to_csv(rows: Sequence[Row]) -> str:
     """Returns a line per newcomer, k and rule, with a column per metric."""
-    text = io.StringIO()
-    fixed = [name for name in Row.__dataclass_fields__ if name != "metrics"]
+    records = [asdict(row) for row in rows]
     names = list(dict.fromkeys(n for row in rows for n in row.metrics))
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*fixed, *names])
-    for row in rows:
-        values = [repr(row.metrics[n]) if n in row.metrics else "" for n in names]
-        writer.writerow([*(getattr(row, name) for name in fixed), *values])
-    return text.getvalue()
+    fixed = [name for name in records[0] if name != "metrics"]
+    return csv_text(
+        [*fixed, *names],
+        ([*(r[f] for f in fixed), *(r["metrics"].get(n, "") for n in names)] for r in records),
+    )
 
 
 def write_onboarding(found: Onboarding, folder: Path) -> None:
@@ -110,10 +82,45 @@ def write_onboarding(found: Onboarding, folder: Path) -> None:
     write_text(folder / "onboarding.csv", to_csv(found.rows))
     write_json(folder / "onboarding.json", record | {"rows": [asdict(row) for row in found.rows]})
     metric = summary["selection"][0]
-    named = {
-        rule_name(rule, summary["algorithm"]): [row for row in found.rows if row.rule == rule]
-        for rule in RULES
-    }
     others = summary["federation"][metric]["mean"]
-    figure = onboarding_figure({name: rows for name, rows in named.items() if rows}, metric, others)
+    figure = onboarding_figure(by_rule(found), metric, others)
     save_figures(folder / "pictures", {"onboarding": figure})
+
+
+def onboarding_figure(rules: Mapping[str, Sequence[Row]], metric: str, others: float) -> Figure:
+    """Draws a line per rule over the newcomers' mean, and a point per newcomer.
+
+    Args:
+        rules: The rows of each rule, by its name.
+        metric: The metric's name.
+        others: Mean of the hospitals that took part in training.
+    """
+    figure = Figure(figsize=(10.4, 4.4), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(1.7, 1))
+    counts = list(dict.fromkeys(row.k for rows in rules.values() for row in rows))
+    for i, (name, rows) in enumerate(rules.items()):
+        colour, marker = method_style(i, len(rules))
+        # Beside each other, so that points of equal height do not hide each other.
+        shift = 0.14 * (i - (len(rules) - 1) / 2)
+        x = np.array([counts.index(row.k) for row in rows]) + shift
+        value = np.array([row.metrics[metric] for row in rows])
+        seconds = np.array([row.seconds for row in rows])
+        down, up = (
+            size(round(float(np.mean([getattr(r, w) for r in rows])))) for w in ("down", "up")
+        )
+        for axes, heights in ((left, value), (right, seconds)):
+            axes.plot(x, heights, marker, color=colour, ms=4.5, alpha=0.5, mew=0)
+            places = sorted(set(x.tolist()))
+            means = [np.nanmean(heights[x == p]) for p in places]
+            label = f"{name}: {down} down, {up} up"
+            axes.plot(places, means, marker + "-", color=colour, ms=7, lw=1.6, label=label)
+    left.axhline(others, color="0.4", lw=1, ls="--", label="hospitals of the run, mean")
+    left.set(ylabel=f"test {label_of(metric)}")
+    right.set(ylabel="CPU seconds", ylim=(0, None))
+    for axes in (left, right):
+        axes.set_xticks(range(len(counts)), [str(k) for k in counts])
+        axes.set_xlabel("training patients of the hospital that joins")
+        axes.grid(axis="y", alpha=0.3)
+    handles, labels = left.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=2, fontsize=9, frameon=False)
+    return figure

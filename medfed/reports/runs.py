@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import csv
-import json
-import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from omegaconf import DictConfig, OmegaConf
-from yaml import YAMLError  # type: ignore[import-untyped]
+from omegaconf import DictConfig
 
-from medfed.config import changed_keys
-from medfed.errors import CheckpointError
-from medfed.evaluation import finished
-from medfed.federation.callbacks.evaluation import Record
-from medfed.run_folder import NOT_THE_EXPERIMENT
+from medfed.common.errors import CheckpointError
+from medfed.common.scores import Record
+from medfed.config.compose import changed_keys
+from medfed.run.folder import NOT_THE_EXPERIMENT, finished, read_config, read_history, read_json
 
+T = TypeVar("T")
 # Differences that make no other method: where, when and under which name it ran.
 _NO_METHOD = (*NOT_THE_EXPERIMENT, "name", "threads", "evaluation", "checkpoint")
 
@@ -42,22 +38,12 @@ class Run:
     @cached_property
     def patients(self) -> dict[str, dict[str, list[str]]]:
         """Patient ids per client and split."""
-        splits: dict[str, dict[str, list[str]]] = _parse(self.folder / "splits.json")["clients"]
+        splits: dict[str, dict[str, list[str]]] = read_json(self.folder / "splits.json")["clients"]
         return splits
 
     def history(self) -> list[Record]:
         """Returns the validation metrics of every evaluated round."""
-        with (self.folder / "metrics.csv").open() as file:
-            rows = [row for row in csv.DictReader(file) if row["split"] == "val"]
-        fixed = ("round", "client", "split")
-        return [
-            Record(
-                int(row["round"]),
-                row["client"],
-                {n: float(v) if v else math.nan for n, v in row.items() if n not in fixed},
-            )
-            for row in rows
-        ]
+        return read_history(self.folder)
 
 
 def find_runs(runs: str | Sequence[str]) -> list[Path]:
@@ -94,20 +80,30 @@ def read_run(folder: Path) -> Run:
     Raises:
         CheckpointError: If it is not a run folder, has not finished or cannot be read.
     """
-    summary = finished(folder)
-    try:
-        config = OmegaConf.load(folder / "config.yaml")
-    except (OSError, YAMLError) as error:
-        first = str(error).splitlines()[0]
-        raise CheckpointError(f"{folder}/config.yaml cannot be read: {first}.") from error
-    assert isinstance(config, DictConfig)
-    return Run(folder, config, summary)
+    return Run(folder, summary=finished(folder), config=read_config(folder))
 
 
 def differences(one: Run, other: Run) -> list[str]:
     """Returns the keys in which two configurations differ, seeds and run conditions left out."""
     changed = (c.split(": ")[0] for c in changed_keys(one.config, other.config, _NO_METHOD))
     return [key for key in changed if key.split(".")[-1] not in ("seed", "_convert_")]
+
+
+def grouped(items: Iterable[T], same: Callable[[T, T], bool]) -> list[list[T]]:
+    """Puts together what is the same, in the order in which it comes.
+
+    Example:
+        >>> grouped([1, 2, 3, 5], lambda a, b: a % 2 == b % 2)
+        [[1, 3, 5], [2]]
+    """
+    groups: list[list[T]] = []
+    for item in items:
+        group = next((g for g in groups if same(g[0], item)), None)
+        if group is None:
+            groups.append([item])
+        else:
+            group.append(item)
+    return groups
 
 
 def check_same_patients(runs: Sequence[Run]) -> None:
@@ -156,11 +152,3 @@ def without_repeats(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
 def _natural(text: str) -> list[tuple[int, str]]:
     """Orders ``2_x`` before ``10_x``."""
     return [(int(t), "") if t.isdigit() else (-1, t) for t in re.split(r"(\d+)", text)]
-
-
-def _parse(path: Path) -> dict[str, Any]:
-    try:
-        content: dict[str, Any] = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}.") from error
-    return content

@@ -1,43 +1,291 @@
-"""Groups of methods that differ in one number alone: the paths that a comparison can draw."""
+"""Runs that differ in one number alone: the paths of its test metric, and what they show.
+
+A path is one method with a growing number, a point for each run. Where a run deals its clients
+different bits per weight, the poorest of them are also compared with themselves in the run in which
+all clients have these few bits.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from omegaconf import OmegaConf
+import numpy as np
+from matplotlib.figure import Figure
 
-from medfed.reports.comparison import Method
-from medfed.reports.runs import differences
+from medfed.common.files import csv_text
+from medfed.common.scores import smaller_is_better
+from medfed.personalize.quantized_layers import deal_bits
+from medfed.reports.methods import Cell, Comparison, Finding, Method, sweeps
+from medfed.reports.scores import number_curves
+
+_SHORTEST = 2  # values of the number that make a path
 
 
-def sweeps(
-    methods: Sequence[Method], key: str, beside: Callable[[str], bool] | None = None
-) -> list[list[Method]]:
-    """Groups methods that are equal but for one number.
+class Point(NamedTuple):
+    """One run: the number, the seed and the scores by name; None where one is unknown."""
+
+    x: float
+    seed: int
+    scores: Mapping[str, float | None]
+
+
+@dataclass(frozen=True)
+class Path:
+    """One method with a growing number.
+
+    Attributes:
+        name: The method.
+        metric: The metric's name.
+        points: A point per value and seed, by value.
+        planted: The value by which the data were made, where it is known.
+    """
+
+    name: str
+    metric: str
+    points: tuple[Point, ...]
+    planted: float | None = None
+
+    @property
+    def values(self) -> list[float]:
+        """The distinct values, ascending."""
+        return sorted({p.x for p in self.points})
+
+    def over_seeds(self, score: str) -> list[float]:
+        """Returns the mean over seeds of a score, for each value.
+
+        Example:
+            >>> points = [Point(k, s, {"mean": 0.5 * k + s}) for k in (1, 2) for s in (0, 1)]
+            >>> Path("ppfl", "accuracy", tuple(points)).over_seeds("mean")
+            [1.0, 1.5]
+        """
+        return [
+            float(np.mean([p.scores[score] for p in self.points if p.x == x]))  # type: ignore[arg-type]
+            for x in self.values
+        ]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A number of which paths are drawn.
+
+    Attributes:
+        key: Its key in a configuration.
+        name: Of its table and picture.
+        column: Its column in the table.
+        heading: How the sentence begins.
+        value: How the sentence writes a value.
+        axis: The label of the axis.
+        caption: Of the picture.
+        applies: Whether a method has the number; the others are drawn as lines, for comparison.
+        recovery: Further columns of the table, from the summary's memberships; what has a title is
+            drawn where all runs have it.
+        optimum: Whether the sentence says which value is best.
+    """
+
+    key: str
+    name: str
+    column: str
+    heading: str
+    value: str
+    axis: str
+    caption: str
+    applies: Callable[[Method], bool]
+    recovery: Mapping[str, str | None] = field(default_factory=dict)
+    optimum: bool = False
+
+    def paths(self, comparison: Comparison) -> list[Path]:
+        """Reads a path for every method that was run with several values."""
+        having = [m for m in comparison.methods if self.applies(m)]
+        groups = [g for g in sweeps(having, self.key) if len(g) >= _SHORTEST]
+        names = [g[0].algorithm for g in groups]
+        return [
+            self._path(name if names.count(name) == 1 else f"{name} {i + 1}", g, comparison.metric)
+            for i, (name, g) in enumerate(zip(names, groups, strict=True))
+        ]
+
+    def _path(self, name: str, methods: Sequence[Method], metric: str) -> Path:
+        points = []
+        for method in methods:
+            pairs = zip(*(method.scores(metric, s) for s in ("mean", "worst")), strict=True)
+            for run, (mean, worst) in zip(method.runs, pairs, strict=True):
+                found = run.summary.get("memberships", {})
+                recovery = {column: found.get(column) for column in self.recovery}
+                scores = {"mean": mean, "worst": worst, **recovery}
+                points.append(Point(float(method.setting(self.key)), run.seed, scores))
+        planted = found.get("planted_groups") if self.recovery else None
+        return Path(name, metric, tuple(points), planted)
+
+    def describe(self, path: Path) -> str:
+        """Says in a sentence what the number brings.
+
+        Example:
+            >>> path = Path("ppfl", "iou", tuple(Point(k, 0, {"mean": k / 4}) for k in (1, 2)))
+            >>> COUNT.describe(path)
+            'Canonical models of ppfl: mean test iou 0.2500 (K = 1), 0.5000 (K = 2); best at K = 2.'
+            >>> BITS.describe(path)
+            'Bits per weight of ppfl: mean test iou 0.2500 (1), 0.5000 (2).'
+        """
+        means = path.over_seeds("mean")
+        values = [self.value.format(x) for x in path.values]
+        told = ", ".join(f"{m:.4f} ({x})" for x, m in zip(values, means, strict=True))
+        pick = np.argmin if smaller_is_better(path.metric) else np.argmax
+        best = f"; best at {values[int(pick(means))]}" if self.optimum else ""
+        return f"{self.heading} of {path.name}: mean test {path.metric} {told}{best}."
+
+    def to_csv(self, paths: Sequence[Path]) -> str:
+        """Returns a line per method, value and seed.
+
+        Example:
+            >>> point = Point(2.5, 0, {"mean": 0.5, "worst": 0.25})
+            >>> print(BITS.to_csv([Path("qupel", "iou", (point,))]), end="")
+            method,bits,seed,mean_test_iou,worst_test_iou
+            qupel,2.5,0,0.5,0.25
+        """
+        scores = [f"{s}_test_{paths[0].metric}" for s in ("mean", "worst")]
+        return csv_text(
+            ["method", self.column, "seed", *scores, *self.recovery],
+            (
+                [path.name, f"{p.x:g}", p.seed, *p.scores.values()]
+                for path in paths
+                for p in path.points
+            ),
+        )
+
+    def draw(
+        self, paths: Sequence[Path], others: Mapping[str, Sequence[float]] | None = None
+    ) -> Figure:
+        """Draws the test metric, and how well what was planted is recovered, against the number.
+
+        Args:
+            paths: A path per method; a point is a run, a line the mean over seeds.
+            others: Mean and worst client of methods without the number, for comparison.
+        """
+        titles = {"mean": "mean over clients", "worst": "worst client"}
+        titles |= {
+            score: title
+            for score, title in self.recovery.items()
+            if title and all(p.scores[score] is not None for path in paths for p in path.points)
+        }
+        lines = {path.name: [(p.x, p.scores) for p in path.points] for path in paths}
+        metric, planted = paths[0].metric, paths[0].planted
+        return number_curves(lines, titles, metric, self.axis, planted, others or {})
+
+    def find(self, comparison: Comparison) -> Finding:
+        """Finds what the number changes."""
+        if not (paths := self.paths(comparison)):
+            return Finding()
+        others = {
+            m.name: [m.score(comparison.metric, s).value for s in ("mean", "worst")]
+            for m in comparison.methods
+            if not self.applies(m)
+        }
+        table, figure = self.to_csv(paths), self.draw(paths, others)
+        told = [self.describe(path) for path in paths]
+        return Finding(told, {self.name: table}, {self.name: figure}, {self.name: self.caption})
+
+
+BITS = Sweep(
+    key="algorithm.bits",
+    name="bits",
+    column="bits",
+    heading="Bits per weight",
+    value="{:g}",
+    axis="bits per quantised weight, mean over clients",
+    caption="Test metric against the bits per quantised weight, a point per seed.",
+    applies=lambda method: method.setting("algorithm.bits") is not None,
+)
+COUNT = Sweep(
+    key="canonical.count",
+    name="canonical_count",
+    column="canonical_models",
+    heading="Canonical models",
+    value="K = {:g}",
+    axis="K, canonical models",
+    caption="Test metric against the number of canonical models, a point per seed.",
+    applies=lambda method: "memberships" in method.runs[0].summary,
+    recovery={
+        "leading": None,
+        "adjusted_rand": "adjusted Rand index to the planted groups",
+        "half_l1": "half L1 distance to the true mixtures",
+    },
+    optimum=True,
+)
+
+
+def find(comparison: Comparison) -> Finding:
+    """Finds what more canonical models, more bits and richer partners bring."""
+    gains = [p.describe(comparison.metric) for p in partners(comparison)]
+    return COUNT.find(comparison) + BITS.find(comparison) + Finding(gains)
+
+
+class Partners(NamedTuple):
+    """Clients with few bits, in company of richer ones and among themselves.
+
+    Attributes:
+        name: The method.
+        poor: Bits of the poor clients.
+        rich: Bits of their partners.
+        clients: How many are poor.
+        among_rich: Their mean test metric beside the richer partners.
+        among_poor: Theirs, the same clients', where all have as few bits.
+        gain: The first less the second, seed by seed.
+    """
+
+    name: str
+    poor: int
+    rich: tuple[int, ...]
+    clients: int
+    among_rich: Cell
+    among_poor: Cell
+    gain: Cell
+
+    def describe(self, metric: str) -> str:
+        """Says in a sentence what richer partners change."""
+        rich = " or ".join(str(b) for b in self.rich)
+        spread = "" if self.gain.sd is None else f" ± {self.gain.sd:.4f} over seeds"
+        return (
+            f"Partners of {self.name}: the {self.clients} clients with {self.poor} per weight have "
+            f"a mean test {metric} of {self.among_rich.value:.4f} beside partners with {rich} and "
+            f"{self.among_poor.value:.4f} beside partners with {self.poor} "
+            f"({self.gain.value:+.4f}{spread})."
+        )
+
+
+def partners(comparison: Comparison) -> list[Partners]:
+    """Compares poor clients beside richer partners with themselves beside poor ones.
 
     Args:
-        methods: Methods; those without the key are in no group.
-        key: The number's key, such as ``canonical.count``.
-        beside: Which other keys may differ too; ``None``: none.
-
-    Returns:
-        Groups of one method or more, each by the growing number, the longest group first.
+        comparison: The methods and their runs.
     """
-    groups: list[list[Method]] = []
-    for method in methods:
-        if OmegaConf.select(method.runs[0].config, key) is None:
-            continue
-        for group in groups:
-            changed = set(differences(group[0].runs[0], method.runs[0])) - {key}
-            if not any(beside is None or not beside(c) for c in changed):
-                group.append(method)
-                break
-        else:
-            groups.append([method])
-    ordered = [sorted(group, key=lambda m: number_of(m, key)) for group in groups]
-    return sorted(ordered, key=len, reverse=True)
+    quantising = [m for m in comparison.methods if BITS.applies(m)]
+    found = []
+    for group in sweeps(quantising, BITS.key, lambda key: key.startswith("algorithm.client_bits")):
+        bits = [_bits_of_clients(m, comparison.clients) for m in group]
+        pairs = list(zip(group, bits, strict=True))
+        uniform = {min(b.values()): m for m, b in pairs if len(set(b.values())) == 1}
+        found += [
+            _partners(m, uniform[min(b.values())], b, comparison.metric)
+            for m, b in pairs
+            if len(set(b.values())) > 1 and min(b.values()) in uniform
+        ]
+    return found
 
 
-def number_of(method: Method, key: str) -> float:
-    """Returns a method's value of the number."""
-    return float(OmegaConf.select(method.runs[0].config, key))
+def _bits_of_clients(method: Method, clients: Sequence[str]) -> dict[str, int]:
+    config = method.runs[0].config.algorithm
+    given = {str(c): int(b) for c, b in (config.client_bits or {}).items()}
+    return deal_bits(float(config.bits), list(clients), given)
+
+
+def _partners(mixed: Method, uniform: Method, bits: Mapping[str, int], metric: str) -> Partners:
+    least = min(bits.values())
+    poor = [c for c, b in bits.items() if b == least]
+    beside, among = (
+        [float(np.mean([run.summary["clients"][c][metric] for c in poor])) for run in m.runs]
+        for m in (mixed, uniform)
+    )
+    gain = [a - b for a, b in zip(beside, among, strict=True)]
+    name, rich = mixed.algorithm, tuple(sorted({*bits.values()} - {least}))
+    return Partners(name, least, rich, len(poor), *map(Cell.of, (beside, among, gain)))

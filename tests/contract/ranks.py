@@ -1,4 +1,4 @@
-"""Runs every algorithm on one rank of a process group and writes what the rank ended with.
+"""Runs algorithms on one rank of a process group and writes what the rank ended with.
 
 Started as a process per rank by test_ranks.py; all algorithms share the one process group.
 """
@@ -15,10 +15,10 @@ warnings.filterwarnings("ignore", message=".*LeafSpec.*")
 
 import torch  # noqa: E402
 
-from medfed.federation.collect import rank  # noqa: E402
-from medfed.federation.module import FederatedModule  # noqa: E402
-from medfed.federation.strategy import ClientSharding  # noqa: E402
-from tests.contract.harness import NAMES, half, lightning, lossy  # noqa: E402
+from medfed.federation.lightning.collect import rank  # noqa: E402
+from medfed.federation.lightning.module import FederatedModule  # noqa: E402
+from medfed.federation.lightning.strategy import ClientSharding  # noqa: E402
+from tests.contract.harness import half, lightning, lossy  # noqa: E402
 
 
 def outcome(module: FederatedModule) -> dict[str, Any]:
@@ -32,11 +32,11 @@ def outcome(module: FederatedModule) -> dict[str, Any]:
     }
 
 
-def main(out: Path, ranks: int) -> None:
+def main(out: Path, ranks: int, names: list[str]) -> None:
     """Runs straight and resumed."""
     torch.set_num_threads(1)
     results = {}
-    for name in NAMES:
+    for name in names:
         for label, cohort in (("all", None), ("half", half())):
             trainer = {"devices": ranks, "strategy": ClientSharding(process_group_backend="gloo")}
             module, evaluation = lightning(name, cohort=cohort, trainer=trainer)
@@ -59,4 +59,4 @@ def main(out: Path, ranks: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])

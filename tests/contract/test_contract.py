@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from medfed.federation.channel import Channel
+from medfed.common.tensors import digest
 from medfed.federation.cohort import Cohort
-from medfed.federation.ledger import Ledger
-from medfed.federation.message import Message
 from medfed.federation.reference import run_reference
-from medfed.federation.tensors import digest
+from medfed.federation.wire.channel import Channel
+from medfed.federation.wire.ledger import Ledger
+from medfed.federation.wire.message import Message
 from tests.contract.harness import (
+    BUFFERS,
     NAMES,
     ROUNDS,
     Serialising,
@@ -105,7 +106,7 @@ def test_clients_outside_the_cohort_are_untouched(name):
     assert fed.ledger.total(client="c1") == 0
 
 
-@pytest.mark.parametrize("policy", ["averaged", "local", "frozen"])
+@BUFFERS
 def test_only_declared_parts_leave_a_client(name, policy):
     channel = Recording()
     _, fed, local = federation(name, channel=channel, buffers=policy)
@@ -141,10 +142,39 @@ def test_yields_match_phases(name):
         assert set(current) <= set(fed.algorithm.phases(number))
 
 
-def test_equal_budgets(name):
-    _, fed, _ = federation(name, steps=6)
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [(6, [6, 6, 6]), (3, [3, 3, 3]), (None, [2, 2, 3])],
+    ids=["even", "uneven", "epoch"],
+)
+def test_equal_budgets(name, steps, expected):
+    """However a method divides it. One epoch is 6, 8 and 10 samples in batches of 4."""
+    _, fed, _ = federation(name, steps=steps)
     run_reference(fed, 2)
-    assert {c.steps_done for c in fed.clients.values()} == {12}
+    assert [fed.clients[c].steps_done for c in fed.ids] == [2 * n for n in expected]
+
+
+def test_what_is_said_to_be_quantised_is(name):
+    """Every such weight equals one of its centres, after every round."""
+    _, fed, _ = federation(name)
+    for number in range(ROUNDS + 1):
+        run_reference(fed, number, start=max(0, number - 1))
+        for client in fed.ids:
+            model = fed.personal_model(client)
+            for entry, centers in fed.centers(client).items():
+                assert centers.dtype == model[entry].dtype
+                assert bool((centers.diff() >= 0).all())
+                assert bool(torch.isin(model[entry], centers).all())
+
+
+def test_memberships_of_every_round_lie_in_the_simplex(name):
+    _, fed, _ = federation(name)
+    found = run_reference(fed, 2).memberships()
+    assert (found is not None) == fed.algorithm.mixes
+    if found is not None:
+        assert found.shape == (3, 3, 3)  # rounds and the start, clients, instances
+        assert float(found.min()) >= 0
+        torch.testing.assert_close(found.sum(-1), torch.ones(3, 3))
 
 
 def test_the_ledger_survives_its_state(name):
@@ -155,14 +185,14 @@ def test_the_ledger_survives_its_state(name):
     assert again.to_csv() == fed.ledger.to_csv()
 
 
-def test_memory_grows_with_the_personal_part_only(name, tmp_path: Path):
+def test_memory_grows_with_what_is_declared(name, tmp_path: Path):
+    """Else with the personal part only."""
+    whole = algorithm(name).keeps_whole
     lightning(name, tmp_path, rounds=1)
     path = tmp_path / "round_00000.ckpt"
     resumed, _ = lightning(name, tmp_path, rounds=2, resume=path)
     for module in (lightning(name, rounds=2)[0], resumed):
         split = module.local.split
-        # They keep a whole model of their own, as do all that quantise.
-        whole = name in {"local", "ditto", "finetune"} or hasattr(algorithm(name), "bits")
         for entry in () if whole else split.shared:
             kept = {
                 tensor.data_ptr()

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from medfed.common.tensors import digest
 from medfed.federation.federation import Federation
-from medfed.federation.packet import Packet
 from medfed.federation.reference import run_reference
-from medfed.federation.tensors import digest
+from medfed.federation.wire.packet import Packet
 from tests.contract.harness import (
     LOSSY,
     NAMES,

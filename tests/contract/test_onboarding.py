@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.federation.channel import Channel
-from medfed.federation.joining import newcomer, welcome
+from medfed.common.tensors import digest
+from medfed.federation.newcomer import exchange, newcomer
+from medfed.federation.onboarding import rules_of
 from medfed.federation.reference import run_reference
-from medfed.federation.tensors import digest
-from tests.contract.harness import LOSSY, NAMES, Serialising, federation, lossy
+from medfed.federation.wire.channel import Channel
+from tests.contract.harness import BUFFERS, LOSSY, NAMES, Serialising, federation, lossy
 from tests.toys import ToyData
 
 pytestmark = pytest.mark.parametrize("name", NAMES)
@@ -43,11 +44,11 @@ def trained(name, rounds=2, **changes):
 
 def joined(fed, data=None):
     client = newcomer(fed, data or arriving())
-    message, ledger = welcome(fed, client)
-    return fed.algorithm.join(client, message), ledger, client
+    message, ledger = exchange(fed, client)
+    return rules_of(fed.algorithm).onboard(client, message), ledger, client
 
 
-@pytest.mark.parametrize("policy", ["averaged", "local", "frozen"])
+@BUFFERS
 def test_a_newcomer_gets_a_whole_model_and_nothing_else_changes(name, policy):
     fed = trained(name, buffers=policy)
     before, entries = fed.digests(), fed.ledger.to_csv()
@@ -104,21 +105,21 @@ def test_bytes_are_those_of_the_messages_and_only_declared_parts_leave(name):
 
 def test_no_rule_takes_more_steps_than_it_may(name):
     fed = trained(name)
-    models = {}
-    for rule in ("join", "fine_tune", "alone"):
+    models, rules = {}, rules_of(fed.algorithm)
+    for rule in ("onboard", "fine_tune", "alone"):
         client = newcomer(fed, arriving())
-        message, _ = welcome(fed, client)
+        message, _ = exchange(fed, client)
         before = client.steps_done  # a sketch may have needed some
         arguments = (client,) if rule == "alone" else (client, message)
-        models[rule] = getattr(fed.algorithm, rule)(*arguments)
+        models[rule] = getattr(rules, rule)(*arguments)
         assert set(models[rule]) == set(client.weights)
         assert client.steps_done - before <= client.steps
-        assert rule == "join" or client.steps_done > before
+        assert rule == "onboard" or client.steps_done > before
         if fed.algorithm.mixes:
             membership = models[rule]["membership"]
             assert float(membership.sum()) == pytest.approx(1)
             assert float(membership.min()) >= 0
-    assert digest(models["fine_tune"]) != digest(fed.algorithm.arrival(client, message))
+    assert digest(models["fine_tune"]) != digest(rules.onboarding_start(client, message))
 
 
 @pytest.mark.parametrize("setting", sorted(LOSSY))
@@ -126,7 +127,7 @@ def test_a_lossy_channel_begins_with_the_whole_state(name, setting):
     fed = trained(name, channel=lossy(setting))
     before = fed.digests()
     client = newcomer(fed, arriving())
-    message, _ = welcome(fed, client)
+    message, _ = exchange(fed, client)
     assert fed.digests() == before
     for entry, tensor in message.parts.get("shared", {}).items():
         assert torch.equal(tensor, fed.server["shared"][entry])

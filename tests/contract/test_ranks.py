@@ -25,7 +25,10 @@ def free_port() -> int:
 
 
 @pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory) -> list[dict]:
+def two_ranks(request, tmp_path_factory) -> list[dict]:
+    """Trains the methods that this session tests, all in one process group."""
+    here = [item for item in request.session.items if item.path == request.path]
+    names = sorted({item.callspec.params["name"] for item in here})
     out = tmp_path_factory.mktemp("ranks")
     port = str(free_port())
     started = []
@@ -39,7 +42,7 @@ def two_ranks(tmp_path_factory) -> list[dict]:
             "NODE_RANK": "0",
             "OMP_NUM_THREADS": "1",
         }
-        command = [sys.executable, "-m", "tests.contract.ranks", str(out), "2"]
+        command = [sys.executable, "-m", "tests.contract.ranks", str(out), "2", *names]
         started.append(
             subprocess.Popen(
                 command, env=env, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from medfed.datamodules.cache import Item, Recipe, Store, build
-from medfed.errors import DataError, MedfedError
+from medfed.common.errors import DataError, MedfedError
+from medfed.datamodules.cache.building import build
+from medfed.datamodules.cache.store import Item, Recipe, Store
 
 COUNT = 8
 

@@ -5,9 +5,9 @@ from functools import partial
 import pytest
 
 from medfed.datamodules.brats import BratsDataModule
-from medfed.datamodules.generated import BratsCohort
-from medfed.datamodules.partitions import ByCentre
-from medfed.datamodules.readers import MSDReader
+from medfed.datamodules.generated.brats import BratsCohort
+from medfed.datamodules.partitions.centre import ByCentre
+from medfed.datamodules.readers.msd import MSDReader
 
 COHORT = BratsCohort(hospitals=2, patients=3, shape=(40, 40, 8), seed=1)
 

@@ -9,12 +9,15 @@ import numpy as np
 import pytest
 import torch
 
+from medfed.common.errors import ConfigError, DataError
+from medfed.common.files import sha256
+from medfed.common.seeding import torch_rng
 from medfed.datamodules import patches
-from medfed.datamodules.partitions import ByCentre, ChannelMissing, RoundRobin
-from medfed.datamodules.readers import FolderReader, MSDReader
-from medfed.datamodules.seeding import torch_rng
-from medfed.datamodules.splits import sha256_of
-from medfed.errors import ConfigError, DataError
+from medfed.datamodules.partitions.centre import ByCentre
+from medfed.datamodules.partitions.channel_missing import ChannelMissing
+from medfed.datamodules.partitions.round_robin import RoundRobin
+from medfed.datamodules.readers.msd import MSDReader
+from medfed.datamodules.readers.nifti_cases import FolderReader
 
 SHARED = Path(os.environ.get("MEDFED_SHARED", Path(__file__).parents[3] / "shared"))
 REAL = SHARED / "data" / "brats2018"
@@ -141,7 +144,7 @@ def test_splits_are_json_with_the_hashes_of_the_files(brats, cohort):
     assert sorted(ids) == [f"BRATS_{n:03d}" for n in range(1, 7)]
     assert len(record["files"]) == 12
     path = cohort / "imagesTr" / "BRATS_001.nii.gz"
-    assert record["files"][str(path)] == sha256_of(path)
+    assert record["files"][str(path)] == sha256(path)
     assert record["settings"]["patch_size"] == [16, 16]
     four = ["FLAIR", "T1w", "T1gd", "T2w"]
     assert record["partition"]["hospital_0"]["channels"] == four

@@ -6,8 +6,9 @@ import nibabel as nib
 import numpy as np
 import pytest
 
-from medfed.datamodules.readers import BratsChallengeReader, MSDReader
-from medfed.errors import DataError
+from medfed.common.errors import DataError
+from medfed.datamodules.readers.brats_challenge import BratsChallengeReader
+from medfed.datamodules.readers.msd import MSDReader
 from tests.datamodules.brats_layouts import make_head, save, write_challenge, write_msd
 
 CASE = "Brats18_CBICA_ABO_1"

@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.datamodules.partitions import ByCentre, ChannelMissing
-from medfed.datamodules.readers import BratsChallengeReader
-from medfed.datamodules.volume_cache import BlocksOnDemand, bounding_box, decode, encode
-from medfed.errors import DataError
+from medfed.common.errors import DataError
+from medfed.datamodules.cache.volumes import decode, encode
+from medfed.datamodules.on_demand import BlocksOnDemand
+from medfed.datamodules.partitions.centre import ByCentre
+from medfed.datamodules.partitions.channel_missing import ChannelMissing
+from medfed.datamodules.patches import bounding_box
+from medfed.datamodules.readers.brats_challenge import BratsChallengeReader
 from tests.datamodules.brats_layouts import make_head, write_challenge
 
 LACKING = ChannelMissing(ByCentre(), "rotate")
@@ -40,7 +43,7 @@ def forbid_reading(data):
     def read(patient):
         raise AssertionError(f"{patient.id} was read from its own files")
 
-    data.reader.read = read
+    data.scans.read = read
     return data
 
 
@@ -111,7 +114,7 @@ def test_a_changed_file_is_noticed_before_training(tmp_path, make_brats):
     make_brats(reader, **settings).build_cache(workers=1)
     changed = tmp_path / "data" / "b" / "b_t1.nii.gz"
     os.utime(changed, ns=(1, 1))
-    with pytest.raises(DataError, match=r"b_t1\.nii\.gz of b has changed since .* run scripts"):
+    with pytest.raises(DataError, match=r"b_t1\.nii\.gz of b has changed since .* medfed prepare"):
         make_brats(reader, **settings).setup()
     changed.unlink()
     with pytest.raises(DataError, match=r"0 files match \*_t1\.nii\.gz"):

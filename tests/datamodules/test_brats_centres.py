@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from medfed.datamodules.readers import BratsChallengeReader
-from medfed.errors import DataError
+from medfed.common.errors import DataError
+from medfed.datamodules.readers.brats_challenge import BratsChallengeReader
 from tests.datamodules.brats_layouts import make_head, write_challenge
 
 HEADS = {name: make_head(seed) for seed, name in enumerate(["a", "b", "c"])}

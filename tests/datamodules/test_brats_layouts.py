@@ -9,11 +9,13 @@ import pytest
 import SimpleITK as sitk
 import torch
 
+from medfed.common.errors import ConfigError
+from medfed.common.seeding import torch_rng
 from medfed.datamodules import patches
-from medfed.datamodules.readers import BratsChallengeReader, FolderReader, MSDReader
-from medfed.datamodules.readers.volumes import load_ras, zscore
-from medfed.datamodules.seeding import torch_rng
-from medfed.errors import ConfigError
+from medfed.datamodules.readers.brats_challenge import BratsChallengeReader
+from medfed.datamodules.readers.msd import MSDReader
+from medfed.datamodules.readers.nifti import load_ras, zscore
+from medfed.datamodules.readers.nifti_cases import FolderReader
 from tests.datamodules.brats_layouts import (
     ENHANCING,
     NECROTIC,

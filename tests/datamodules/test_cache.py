@@ -17,10 +17,11 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.datamodules.cache import Item, Recipe, build, building, ensure, find
-from medfed.datamodules.cache.rows import MappedRows
-from medfed.datamodules.cache.store import ITEMS, MANIFEST, Manifest
-from medfed.errors import DataError
+from medfed.common.errors import DataError
+from medfed.datamodules.cache import building
+from medfed.datamodules.cache.building import build
+from medfed.datamodules.cache.store import ITEMS, MANIFEST, Item, Manifest, Recipe, find
+from medfed.datamodules.on_demand import ArrayRows
 from tests.datamodules import cache_items
 from tests.datamodules.cache_items import COUNT, contents, recipe, were_read, write_sources
 
@@ -94,12 +95,11 @@ def test_worker_processes_make_the_same_bytes(source, cache, tmp_path):
 
 
 def test_a_finished_cache_is_opened_and_not_made_again(source, cache):
-    first, made = ensure(recipe(source), cache, quiet=True)
-    assert made
+    assert find(recipe(source), cache) is None
+    first = build(recipe(source), cache, quiet=True)
     assert first.new
     assert were_read(source) == [f"scan.{i}" for i in range(COUNT)]
-    second, made = ensure(recipe(source), cache, quiet=True)
-    assert not made
+    second = find(recipe(source), cache)
     assert not second.new
     assert second.manifest.checksum == first.manifest.checksum
     build(recipe(source), cache, quiet=True)
@@ -198,10 +198,8 @@ def test_a_torn_manifest_is_not_used(source, cache):
     whole = path.read_text()
     for torn in ("", whole[: len(whole) // 2], "[]", whole.replace('"count": 1', '"count": 2')):
         path.write_text(torn)
-        with pytest.raises(
-            DataError, match=r"manifest\.json cannot be used .* run python scripts/"
-        ):
-            ensure(recipe(source), cache)
+        with pytest.raises(DataError, match=r"manifest\.json cannot be used .* run medfed "):
+            find(recipe(source), cache)
     make(source, cache).verify()
     assert path.read_text() == whole
 
@@ -222,8 +220,8 @@ def test_a_changed_source_is_named(source, cache, change):
         with pytest.raises(DataError, match=r"scan\.3\.txt of scan\.3 cannot be read"):
             find(gone, cache)
         return
-    with pytest.raises(DataError, match=r"scan\.3\.txt of scan\.3 has changed .* run python"):
-        ensure(recipe(source), cache)
+    with pytest.raises(DataError, match=r"scan\.3\.txt of scan\.3 has changed .* medfed prepare"):
+        find(recipe(source), cache)
     store = make(source, cache)
     expected = cache_items.read(path)["image"]
     assert np.array_equal(store.arrays("scan.3")["image"], expected)
@@ -244,7 +242,7 @@ def test_damaged_bytes_are_found_and_named(source, cache):
     content[-1] ^= 1
     path.write_bytes(content)
     damaged = find(recipe(source), cache)  # the size is right, so only the checksum can tell
-    with pytest.raises(DataError, match=r"is damaged at scan\.7; run python scripts/prepare\.py"):
+    with pytest.raises(DataError, match=r"is damaged at scan\.7; run medfed prepare"):
         damaged.verify()
     make(source, cache).verify()
     path.write_bytes(content[:-2])
@@ -314,11 +312,14 @@ def test_mapped_rows_gather_convert_and_pickle_small(source, cache):
     store = make(source, cache)
     image = store.array("image")
     chosen = np.array([5, 0, 9, 3])
-    rows = MappedRows(store.path("image"), chosen, np.float32)
+    rows = ArrayRows(store.path("image"), chosen, np.float32)
     assert rows.shape == (4, 1, 3, 4)
     index = torch.tensor([3, 1, 1])
     expected = np.array(image)[[3, 0, 0]].astype(np.float32)
     assert np.array_equal(rows.take(index).numpy(), expected)
+    few = rows.some(torch.tensor([3, 1]))
+    assert np.array_equal(few.take(torch.tensor([0])), np.array(image)[[3]].astype(np.float32))
+    assert few.shape == (2, 1, 3, 4)
     copied = pickle.dumps(rows)
     assert len(copied) < 600
     assert torch.equal(pickle.loads(copied).take(index), rows.take(index))

@@ -4,19 +4,19 @@ import nibabel as nib
 import numpy as np
 import pytest
 
-from medfed.datamodules.generated.anatomy import make_head
+from medfed.common.errors import ConfigError, DataError
+from medfed.common.files import sha256
+from medfed.common.seeding import numpy_rng
 from medfed.datamodules.generated.brats import BratsCohort
-from medfed.datamodules.generated.hospital import TRAITS, make_hospitals
-from medfed.datamodules.readers import MSDReader
-from medfed.datamodules.seeding import numpy_rng
-from medfed.datamodules.splits import sha256_of
-from medfed.errors import ConfigError, DataError
+from medfed.datamodules.generated.head import make_head
+from medfed.datamodules.generated.hospitals import MriHospital
+from medfed.datamodules.readers.msd import MSDReader
 
 from .conftest import COHORT
 
 
 def hashes(folder):
-    return {str(p.relative_to(folder)): sha256_of(p) for p in folder.rglob("*") if p.is_file()}
+    return {str(p.relative_to(folder)): sha256(p) for p in folder.rglob("*") if p.is_file()}
 
 
 def test_layout_is_that_of_msd(cohort):
@@ -33,7 +33,7 @@ def test_layout_is_that_of_msd(cohort):
 
 def test_written_then_read_label_maps_are_equal(cohort):
     reader = MSDReader(cohort, regions=("whole", "core", "enhancing"))
-    hospitals = {h.name: h for h in make_hospitals(COHORT.hospitals, COHORT.seed)}
+    hospitals = {h.name: h for h in MriHospital.draw(COHORT.hospitals, COHORT.seed)}
     for patient in reader.patients():
         rng = numpy_rng(COHORT.seed, "brats", patient.id)
         truth = make_head(rng, COHORT.shape, hospitals[patient.centre]).label
@@ -92,7 +92,7 @@ def test_impossible_sizes_are_refused():
 
 
 def test_hospitals_differ_in_every_trait():
-    hospitals = make_hospitals(5, seed=0)
-    for trait, (low, high) in TRAITS.items():
+    hospitals = MriHospital.draw(5, seed=0)
+    for trait, (low, high) in MriHospital.traits().items():
         values = sorted(getattr(h, trait) for h in hospitals)
         assert values == pytest.approx(np.linspace(low, high, 5))

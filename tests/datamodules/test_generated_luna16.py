@@ -6,17 +6,16 @@ import pytest
 import SimpleITK as sitk
 from scipy.ndimage import center_of_mass, label
 
+from medfed.common.errors import ConfigError, DataError
+from medfed.common.files import sha256
+from medfed.common.seeding import numpy_rng
 from medfed.datamodules.generated.canvas import Canvas
-from medfed.datamodules.generated.chest import make_chest
-from medfed.datamodules.generated.ct_hospital import TRAITS, make_ct_hospitals
-from medfed.datamodules.generated.lesions import add_lookalikes, add_nodules
+from medfed.datamodules.generated.chest import add_lookalikes, add_nodules, make_chest
+from medfed.datamodules.generated.hospitals import CtHospital
 from medfed.datamodules.generated.luna16 import FLIPPED, LunaCohort, write_scan
+from medfed.datamodules.readers.candidates import read_points
+from medfed.datamodules.readers.ct_scan import open_scan
 from medfed.datamodules.readers.luna16 import Luna16Reader
-from medfed.datamodules.readers.metaimage import open_scan
-from medfed.datamodules.readers.points import read_annotations
-from medfed.datamodules.seeding import numpy_rng
-from medfed.datamodules.splits import sha256_of
-from medfed.errors import ConfigError, DataError
 
 TINY = LunaCohort(hospitals=3, patients=4, shape=(48, 44, 24), lookalikes=10, seed=1)
 BARE = {"hospitals": 1, "patients": 2, "shape": (24, 24, 16), "lookalikes": 4}
@@ -28,7 +27,7 @@ def luna(tmp_path_factory):
 
 
 def hashes(folder):
-    return {str(p.relative_to(folder)): sha256_of(p) for p in folder.rglob("*") if p.is_file()}
+    return {str(p.relative_to(folder)): sha256(p) for p in folder.rglob("*") if p.is_file()}
 
 
 def test_layout_is_that_of_luna16(luna):
@@ -57,7 +56,7 @@ def test_layout_is_that_of_luna16(luna):
 
 def test_candidates_are_the_annotated_nodules_and_others(luna):
     reader = Luna16Reader(luna, negatives_per_positive=None)
-    nodules = read_annotations(luna / "annotations.csv")
+    nodules = read_points(luna / "annotations.csv", "diameter_mm")
     assert ((nodules.value >= 4) & (nodules.value <= 20)).all()
     counts = np.sum([p.counts for p in reader.patients()], axis=0)
     assert counts[0] > counts[1] >= len(nodules.value) >= 12
@@ -88,7 +87,7 @@ def test_annotated_nodules_are_found_to_half_a_voxel_in_the_files(tmp_path):
         direction = FLIPPED if flipped else np.eye(3).ravel()
         header = write_scan(tmp_path, f"1.{n}", voxels, spacing, origin, direction)
         scan = open_scan(header)
-        read = scan.read((0, 0, 0), scan.size.tolist())
+        read = next(scan.boxes([((0, 0, 0), scan.size.tolist())]))
         blobs, count = label(read > -500)
         assert count == 2
         found = np.array(center_of_mass(read + 900.0, blobs, [1, 2]))[:, ::-1]  # x, y, z
@@ -106,12 +105,12 @@ def test_annotated_nodules_are_found_to_half_a_voxel_in_the_files(tmp_path):
 
 def test_nodules_stand_out_from_the_lung_where_the_annotations_say(luna):
     reader = Luna16Reader(luna)
-    nodules = read_annotations(luna / "annotations.csv")
+    nodules = read_points(luna / "annotations.csv", "diameter_mm")
     contrast = []
     for n, series in enumerate(nodules.series):
         header = next(p.files["header"] for p in reader.patients() if p.id == series)
         scan = open_scan(header)
-        read = scan.read((0, 0, 0), scan.size.tolist())
+        read = next(scan.boxes([((0, 0, 0), scan.size.tolist())]))
         x, y, z = np.rint(scan.locate(nodules.world[nodules.scan == n])).astype(int).T
         contrast.extend((read[z, y, x] - np.median(read[read < -600])).tolist())
     assert np.median(contrast) > 400
@@ -126,15 +125,15 @@ def test_same_seed_same_bytes_other_seed_other_bytes(tmp_path):
     assert hashes(first) == hashes(again)
     assert first.name == again.name != other.name
     assert not set(hashes(first).values()) & set(hashes(other).values()) - {
-        sha256_of(first / "annotations.csv")
+        sha256(first / "annotations.csv")
     }
 
 
 def test_a_scan_does_not_depend_on_how_many_others_there_are(tmp_path):
     few, _ = LunaCohort(**BARE).ensure(tmp_path)
     more, _ = LunaCohort(**{**BARE, "patients": 3}).ensure(tmp_path)
-    raw = {p.name: sha256_of(p) for p in few.rglob("*.raw")}
-    assert raw.items() <= {p.name: sha256_of(p) for p in more.rglob("*.raw")}.items()
+    raw = {p.name: sha256(p) for p in few.rglob("*.raw")}
+    assert raw.items() <= {p.name: sha256(p) for p in more.rglob("*.raw")}.items()
 
 
 def test_generated_once_and_nothing_half_written(tmp_path, monkeypatch):
@@ -165,8 +164,8 @@ def test_impossible_sizes_are_refused():
 
 
 def test_hospitals_differ_in_every_trait():
-    hospitals = make_ct_hospitals(5, seed=0)
-    for trait, (low, high) in TRAITS.items():
+    hospitals = CtHospital.draw(5, seed=0)
+    for trait, (low, high) in CtHospital.traits().items():
         values = sorted(getattr(h, trait) for h in hospitals)
         assert values == pytest.approx(np.linspace(low, high, 5))
 
@@ -187,7 +186,7 @@ def test_tubes_and_blobs_have_the_volume_of_their_shapes():
 
 
 def test_nodules_keep_apart_and_lookalikes_keep_away():
-    (hospital,) = make_ct_hospitals(1, seed=0)
+    (hospital,) = CtHospital.draw(1, seed=0)
     rng = numpy_rng(0, "test")
     chest = make_chest(rng, (64, 64, 32), (2.5, 2.5, 2.0), hospital)
     nodules = add_nodules(rng, chest, hospital)

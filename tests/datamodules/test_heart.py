@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.config import load
-from medfed.datamodules.partitions import ByCentre
+from medfed.common.errors import ConfigError, DataError
+from medfed.common.seeding import numpy_rng
+from medfed.config.compose import load
+from medfed.datamodules.partitions.centre import ByCentre
 from medfed.datamodules.readers.heart import FEATURES, PUBLISHED, TARGET, read_heart
-from medfed.datamodules.seeding import numpy_rng
 from medfed.datamodules.tabular import TabularDataModule
-from medfed.errors import ConfigError, DataError
-from medfed.experiment import train
+from medfed.run.train import train
 
 SHARED = Path(os.environ.get("MEDFED_SHARED", Path(__file__).parents[3] / "shared"))
 REAL = SHARED / "data" / "heart"
@@ -51,7 +51,7 @@ def test_missing_cells_of_all_conventions(tmp_path):
     missing = dict(zip(FEATURES, np.isnan(table.features[0]), strict=True))
     assert [n for n, gone in missing.items() if gone] == list(FEATURES[:7])
     assert table.features[0, 7:].tolist() == [0, 0, 0, 3, 0, 6]
-    assert (table.labels.tolist(), table.patients) == ([1], ("va_1",))
+    assert (table.labels.tolist(), table.patients) == ([1], ["va_1"])
 
 
 def test_a_header_may_name_the_columns_in_another_order(tmp_path):

@@ -8,14 +8,16 @@ import SimpleITK as sitk
 import torch
 from PIL import Image
 
-from medfed.assembly import prepare
-from medfed.config import load
-from medfed.datamodules.client_data import SPLITS
+from medfed.common.errors import ConfigError, DataError
+from medfed.common.seeding import numpy_rng
+from medfed.config.compose import load
 from medfed.datamodules.images import ImageDataModule
-from medfed.datamodules.partitions import ByCentre, LabelImbalance, RoundRobin
+from medfed.datamodules.partitions.centre import ByCentre
+from medfed.datamodules.partitions.label_imbalance import LabelImbalance
+from medfed.datamodules.partitions.round_robin import RoundRobin
 from medfed.datamodules.readers.image_folder import read_image_folder
-from medfed.datamodules.seeding import numpy_rng
-from medfed.errors import ConfigError, DataError
+from medfed.datamodules.splits import SPLITS
+from medfed.run.assembly import data_and_task
 
 PATIENT, CENTRE = "^(p[0-9]+)_", "_(Bern|Basel)_"
 
@@ -169,7 +171,11 @@ def test_folders_without_images_or_with_one_class(folder):
             r"Patient B has samples at several centres \(Basel, Bern\)",
         ),
         ({"size": (16,)}, ConfigError, r"data\.reader\.size=\[16\] must be a height and a width"),
-        ({"color": "gray"}, ConfigError, r"Unknown data\.reader\.color=gray; known: grey, rgb"),
+        (
+            {"color": "gray"},
+            ConfigError,
+            r"color='gray' is unknown; choose grey or rgb",
+        ),
     ],
 )
 def test_bad_settings_are_named(folder, settings, error, message):
@@ -184,7 +190,7 @@ def test_from_the_command_line(folder):
             *(f'data.reader.centre_pattern="{CENTRE}"', "data.reader.color=rgb"),
         ]
     )
-    data, task = prepare(config)
+    data, task = data_and_task(config)
     batch = next(data.clients["Bern"].train_batches(0))
     assert batch["image"].shape[1:] == (3, 64, 64)
     assert task(batch["image"]).shape[1:] == (2,)

@@ -7,23 +7,22 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from medfed.assembly import prepare
-from medfed.config import load
-from medfed.datamodules.client_data import SPLITS
+from medfed.common.errors import ConfigError, DataError
+from medfed.common.seeding import numpy_rng
+from medfed.config.compose import load
 from medfed.datamodules.generated.medmnist import CLASSES, BloodCells
-from medfed.datamodules.images import ByteRows, ImageDataModule
-from medfed.datamodules.partitions import (
-    ByCentre,
-    ChannelMissing,
-    LabelGroups,
-    RoundRobin,
-    SiteEffect,
-)
-from medfed.datamodules.readers.digits import read_digits
+from medfed.datamodules.images import ImageDataModule
+from medfed.datamodules.on_demand import ArrayRows
+from medfed.datamodules.partitions.centre import ByCentre
+from medfed.datamodules.partitions.channel_missing import ChannelMissing
+from medfed.datamodules.partitions.label_groups import LabelGroups
+from medfed.datamodules.partitions.round_robin import RoundRobin
+from medfed.datamodules.partitions.site_effect import SiteEffect
 from medfed.datamodules.readers.medmnist import read_medmnist
-from medfed.datamodules.seeding import numpy_rng
-from medfed.errors import ConfigError, DataError
-from medfed.experiment import train
+from medfed.datamodules.readers.scikit_learn import read_digits
+from medfed.datamodules.splits import SPLITS
+from medfed.run.assembly import data_and_task
+from medfed.run.train import train
 
 SIZES = {"train": 24, "val": 9, "test": 12}
 SHAPES = {"grey": (28, 28), "colour": (28, 28, 3), "volume": (12, 12, 12), "sizes": (20, 31)}
@@ -94,8 +93,8 @@ def test_batches_gather_the_right_images_and_keep_bytes(tmp_path):
     content = arrays(SHAPES["colour"])
     client = module(save(tmp_path, content)).clients["hospital_1"]
     rows = client.train["image"]
-    assert isinstance(rows, ByteRows)
-    assert rows.images.dtype == np.uint8
+    assert isinstance(rows, ArrayRows)
+    assert rows.array.dtype == np.uint8
     assert rows.shape == (client.num_samples, 3, 28, 28)
     some = client.samples(torch.tensor([5, 0, 5]))
     numbers = [int(client.patients["train"][i].removeprefix("train_")) for i in (5, 0, 5)]
@@ -241,6 +240,6 @@ def test_volumes_pass_a_network_of_three_dimensions(tmp_path):
     path = save(tmp_path, arrays(SHAPES["volume"]))
     wanted = ["data=medmnist", f"data.path={path}", "partition=round_robin", "model=small_cnn"]
     config = load([*wanted, "partition.num_clients=3"])
-    data, task = prepare(config)
+    data, task = data_and_task(config)
     assert (config.spatial_dims, config.in_channels, config.out_channels) == (3, 1, 3)
     assert task(next(data.clients["hospital_0"].train_batches(0))["image"]).shape == (8, 3)

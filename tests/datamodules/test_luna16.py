@@ -10,6 +10,7 @@ import os
 import pickle
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,14 +18,16 @@ import torch
 from hydra.utils import instantiate
 from torch import nn
 
-from medfed.config import load
+from medfed.common.errors import ConfigError, DataError
+from medfed.config.compose import load
 from medfed.datamodules.client_data import ClientData, gather
 from medfed.datamodules.ct_patches import PatchSpec, extract
 from medfed.datamodules.generated.luna16 import LunaCohort
 from medfed.datamodules.luna16 import Luna16DataModule
-from medfed.datamodules.partitions import ByCentre, ChannelMissing, LabelImbalance
+from medfed.datamodules.partitions.centre import ByCentre
+from medfed.datamodules.partitions.channel_missing import ChannelMissing
+from medfed.datamodules.partitions.label_imbalance import LabelImbalance
 from medfed.datamodules.readers.luna16 import Luna16Reader
-from medfed.errors import ConfigError, DataError
 
 COHORT = LunaCohort(hospitals=2, patients=5, shape=(48, 48, 24), lookalikes=8, seed=1)
 
@@ -62,8 +65,8 @@ def luna(make):
 
 def by_hand(data, series, spec):
     """One scan's patches as floats, without the cache."""
-    header = next(COHORT.ensure(data.root)[0].glob(f"subset*/{series}.mhd"))
-    hu = extract(header, data.reader.candidates_of(series), spec).astype(np.float64)
+    header = next(COHORT.ensure(Path(data.root))[0].glob(f"subset*/{series}.mhd"))
+    hu = extract(header, data.scans.candidates_of(series), spec).astype(np.float64)
     return np.clip((hu + 1000) / 1400, 0, 1) * 2 - 1
 
 
@@ -99,11 +102,11 @@ def test_batches_hold_the_extracted_patches(make, spec):
                 labels = torch.cat([b["label"][i] for b, i in zip(batches, at, strict=True)])
                 assert found.shape == (len(expected), *spec.shape)
                 assert np.allclose(found.numpy(), expected, atol=1e-6)
-                assert labels.tolist() == data.reader.candidates_of(series).label.tolist()
+                assert labels.tolist() == data.scans.candidates_of(series).label.tolist()
 
 
 def test_every_candidate_is_with_exactly_one_client(luna):
-    path = COHORT.ensure(luna.root)[0]
+    path = COHORT.ensure(Path(luna.root))[0]
     with (path / "candidates.csv").open() as file:
         rows = list(csv.DictReader(file))
     counted = sum(
@@ -183,7 +186,7 @@ class Shift:
 def test_a_scanner_applies_once_to_each_patch_by_series_and_row(make):
     @dataclass(frozen=True)
     class Shifted(ByCentre):
-        def sites(self, clients, seed):
+        def scanners_of(self, clients, seed):
             return {"hospital_1": Shift()}
 
     plain, shifted = make(), make(partition=Shifted())
@@ -195,7 +198,7 @@ def test_a_scanner_applies_once_to_each_patch_by_series_and_row(make):
         for a, b in zip(one, two, strict=True):
             for image, seen, case in zip(a["image"], b["image"], a["case"], strict=True):
                 series = plain.clients["hospital_1"].patients[split][case]
-                rows = plain.reader.candidates_of(series).row.tolist()
+                rows = plain.scans.candidates_of(series).row.tolist()
                 added = (seen - image).unique()
                 assert len(added.round(decimals=3).unique()) == 1
                 assert any(abs(float(added[0]) - float(series[-1]) - r) < 1e-3 for r in rows)
@@ -216,7 +219,7 @@ def test_a_channel_that_a_client_lacks_is_zero(make):
 
 def test_the_record_has_the_hashes_and_what_was_kept(luna):
     record = json.loads(json.dumps(luna.splits()))
-    path = COHORT.ensure(luna.root)[0]
+    path = COHORT.ensure(Path(luna.root))[0]
     for file in [path / "candidates.csv", *path.glob("subset*/*.mhd")]:
         assert record["files"][str(file)] == hashlib.sha256(file.read_bytes()).hexdigest()
     for file in path.glob("subset*/*.raw"):
@@ -224,7 +227,7 @@ def test_the_record_has_the_hashes_and_what_was_kept(luna):
         assert record["files"][str(file)] == entry.checksum
     client = luna.clients["hospital_0"]
     kept = record["settings"]["candidates"]["hospital_0"]
-    rows = [r for s in client.patients["test"] for r in luna.reader.candidates_of(s).row.tolist()]
+    rows = [r for s in client.patients["test"] for r in luna.scans.candidates_of(s).row.tolist()]
     assert kept["test"]["rows_sha256"] == hashlib.sha256(json.dumps(rows).encode()).hexdigest()
     assert record["settings"]["reader"]["negatives_per_positive"] == 10.0
 
@@ -256,11 +259,11 @@ def test_training_makes_the_cache_and_refuses_a_changed_scan(make, tmp_path, cap
         caplog.clear()
         make(cache=str(tmp_path)).setup()
         assert "Prepared" not in caplog.text
-    raw = next(COHORT.ensure(data.root)[0].glob("subset*/*.raw"))
+    raw = next(COHORT.ensure(Path(data.root))[0].glob("subset*/*.raw"))
     before = raw.stat()
     os.utime(raw, (1, 1))
     try:
-        with pytest.raises(DataError, match=r"raw of .* has changed .* run python scripts/prepare"):
+        with pytest.raises(DataError, match=r"raw of .* has changed .* run medfed prepare"):
             make(cache=str(tmp_path)).setup()
     finally:
         os.utime(raw, ns=(before.st_atime_ns, before.st_mtime_ns))

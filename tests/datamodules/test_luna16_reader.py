@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 import SimpleITK as sitk
 
+from medfed.common.errors import ConfigError, DataError
+from medfed.common.files import sha256
 from medfed.datamodules.ct_patches import PatchSpec, extract
 from medfed.datamodules.generated.luna16 import write_scan
+from medfed.datamodules.readers.candidates import read_points
+from medfed.datamodules.readers.ct_scan import open_scan
 from medfed.datamodules.readers.luna16 import Luna16Reader, find_scans
-from medfed.datamodules.readers.metaimage import open_scan
-from medfed.datamodules.readers.points import read_annotations, read_points
-from medfed.datamodules.splits import sha256_of
-from medfed.errors import ConfigError, DataError
 
 from .luna_files import image_of, noise, write_csv, write_luna
 
@@ -92,7 +92,7 @@ def test_annotations_are_read(tmp_path):
     write_csv(
         tmp_path / "a.csv", [("1.2", 1, 2, 3, 4.5)], "seriesuid,coordX,coordY,coordZ,diameter_mm"
     )
-    points = read_annotations(tmp_path / "a.csv")
+    points = read_points(tmp_path / "a.csv", "diameter_mm")
     assert points.value.tolist() == [4.5]
     with pytest.raises(DataError, match=r"needs the columns .*class, but has"):
         read_points(tmp_path / "a.csv", "class")
@@ -122,7 +122,7 @@ def test_negatives_are_drawn_by_the_recorded_rule(tmp_path):
     assert sum(map(len, chosen.values())) == 18 * 5
     assert reader.record() == {
         "candidates": "candidates.csv",
-        "sha256": sha256_of(folder / "candidates.csv"),
+        "sha256": sha256(folder / "candidates.csv"),
         "rule": reader.record()["rule"],
         "negatives_per_positive": 4.0,
         "seed": 3,
@@ -289,7 +289,7 @@ def test_headers_and_voxels_that_simpleitk_refuses(tmp_path):
         voxels.write_bytes(voxels.read_bytes()[:-99])
         scan = open_scan(path)
         with pytest.raises(DataError, match=r"2\.\d\.\w+ is truncated or corrupt"):
-            scan.read((0, 0, 0), (1, 1, 1))
+            next(scan.boxes([((0, 0, 0), (1, 1, 1))]))
     flat = sitk.GetImageFromArray(SMALL[0])
     sitk.WriteImage(flat, str(tmp_path / "3.mhd"))
     with pytest.raises(DataError, match="has 2 dimensions"):
@@ -301,7 +301,7 @@ def test_nan_voxels_are_named(tmp_path):
     voxels[3, 2, 1] = np.nan
     sitk.WriteImage(image_of(voxels), str(tmp_path / "1.mhd"))
     with pytest.raises(DataError, match=r"1\.raw has NaN or infinite voxels"):
-        open_scan(tmp_path / "1.mhd").read((0, 0, 0), (1, 1, 1))
+        next(open_scan(tmp_path / "1.mhd").boxes([((0, 0, 0), (1, 1, 1))]))
 
 
 def test_a_raw_file_that_shrinks_while_it_is_read(luna):
@@ -309,6 +309,6 @@ def test_a_raw_file_that_shrinks_while_it_is_read(luna):
     scan = open_scan(luna / "subset0" / f"{SERIES[0]}.mhd")
     damage_cut(scan.header)
     with pytest.raises(DataError, match=r"100\.raw is truncated or corrupt \(it ends too early\)"):
-        scan.read((0, 0, 0), scan.size.tolist())
+        next(scan.boxes([((0, 0, 0), scan.size.tolist())]))
     with pytest.raises(DataError, match=r"has 1433 bytes"):
         extract(scan.header, reader.candidates_of(SERIES[0]), PatchSpec())

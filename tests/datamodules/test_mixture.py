@@ -5,9 +5,9 @@ import pytest
 import torch
 from scipy.special import expit
 
+from medfed.common.errors import ConfigError
 from medfed.datamodules.mixture import MixtureDataModule
-from medfed.datamodules.partitions import ByCentre
-from medfed.errors import ConfigError
+from medfed.datamodules.partitions.centre import ByCentre
 
 
 def test_labels_follow_the_true_mixtures():

@@ -5,18 +5,16 @@ import pytest
 import torch
 from sklearn.datasets import load_diabetes
 
+from medfed.common.errors import ConfigError, DataError
 from medfed.datamodules.mixture import MixtureDataModule
-from medfed.datamodules.partitions import (
-    ByCentre,
-    Dirichlet,
-    LabelImbalance,
-    QuantitySkew,
-    RoundRobin,
-)
+from medfed.datamodules.partitions.centre import ByCentre
+from medfed.datamodules.partitions.dirichlet import Dirichlet
+from medfed.datamodules.partitions.label_imbalance import LabelImbalance
+from medfed.datamodules.partitions.quantity_skew import QuantitySkew
+from medfed.datamodules.partitions.round_robin import RoundRobin
 from medfed.datamodules.readers.table import read_csv
 from medfed.datamodules.tabular import TabularDataModule
-from medfed.errors import ConfigError, DataError
-from medfed.reports.cohort_report import summarise_clients
+from medfed.run.cohort_table import summarise_clients
 
 CSV = """id,site,age,score
 p1,Bern,50,1.5
@@ -70,7 +68,7 @@ def test_a_csv_with_a_continuous_outcome(tmp_path):
     assert sorted(y.tolist()) == [-2.0, 1.5, 4.0, 30.0]
     assert all(p.label is None and p.counts is None for p in data.list_patients())
     (bern, _) = summarise_clients(data)[::-1]
-    assert bern.labels["train"] == (bern.samples["train"],)
+    assert bern.counts["train"].labels == (bern.counts["train"].samples,)
     assert not any("only" in note for note in bern.notes)
 
 
@@ -89,10 +87,10 @@ def test_an_outcome_that_is_no_number_is_named(tmp_path, cell):
         ({"partition": Dirichlet(2)}, r"row_0 has no label; .* a continuous outcome is none"),
         (
             {"outcome": "continous"},
-            r"Unknown data\.outcome=continous \(did you mean continuous\?\)",
+            r"data\.outcome='continous' is unknown; choose",
         ),
         ({"outcome": "continuous", "positive": [1]}, r"data\.positive .* name classes; leave them"),
-        ({"embedded": "diabetis"}, r"data\.embedded=diabetis \(did you mean diabetes\?\)"),
+        ({"embedded": "diabetis"}, r"data\.embedded='diabetis' is unknown; choose"),
     ],
 )
 def test_mistakes_are_explained(options, message):

@@ -1,8 +1,11 @@
 import pytest
 
-from medfed.datamodules.partitions import ByCentre, ChannelMissing, LabelImbalance, RoundRobin
-from medfed.datamodules.readers import Patient
-from medfed.errors import ConfigError
+from medfed.common.errors import ConfigError
+from medfed.datamodules.partitions.centre import ByCentre
+from medfed.datamodules.partitions.channel_missing import ChannelMissing
+from medfed.datamodules.partitions.label_imbalance import LabelImbalance
+from medfed.datamodules.partitions.round_robin import RoundRobin
+from medfed.datamodules.readers.base import Patient
 
 CHANNELS = ("FLAIR", "T1w", "T1gd", "T2w")
 CLIENTS = ("a", "b", "c", "d", "e")

@@ -1,17 +1,23 @@
 """Every partition can be chosen on the command line, also below those that wrap another one."""
 
+import importlib
 import inspect
+import itertools
+import pkgutil
 from functools import cache
 
 import pytest
 from omegaconf import OmegaConf
 
-from medfed.config import CONFIG_DIR, build, check_overrides, load
+from medfed.common.errors import ConfigError
+from medfed.config.compose import build, check_overrides, load
 from medfed.datamodules import partitions
-from medfed.datamodules.partitions.base import Wrapped
-from medfed.errors import ConfigError
+from medfed.datamodules.partitions.base import Partition, Wrapped
+from medfed.datamodules.partitions.shards import Shards
+from tests.contract.names import partition_yamls
 
-NAMES = sorted(p.stem for p in (CONFIG_DIR / "partition").glob("*.yaml"))
+NAMES = [path.stem for path in partition_yamls()]
+WRAPPERS = [path.stem for path in partition_yamls() if "@assignment" in path.read_text()]
 
 
 @cache
@@ -29,8 +35,14 @@ def built(*overrides):
 
 
 def test_every_partition_has_a_config():
-    named = {node(f"partition={name}")._target_.rpartition(".")[2] for name in NAMES}
-    assert named == set(partitions.__all__) - {"Partition"}
+    found = set()
+    for info in pkgutil.iter_modules(partitions.__path__, f"{partitions.__name__}."):
+        for name, one in vars(importlib.import_module(info.name)).items():
+            own = inspect.isclass(one) and one.__module__ == info.name
+            if own and issubclass(one, Partition) and not inspect.isabstract(one):
+                found.add(f"{info.name}.{name}")
+    found.remove(f"{Wrapped.__module__}.{Wrapped.__name__}")  # changes nothing
+    assert found <= {node(f"partition={name}")._target_ for name in NAMES}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -40,14 +52,14 @@ def test_every_setting_is_written_out(name):
     assert parameters == {key for key in node(f"partition={name}") if not key.startswith("_")}
 
 
-@pytest.mark.parametrize(
-    ("wrapper", "name"),
-    [*(("channel_missing", name) for name in NAMES), ("site_effect", "label_groups")],
-)
+@pytest.mark.parametrize(("wrapper", "name"), list(itertools.product(WRAPPERS, NAMES)))
 def test_every_partition_can_be_wrapped(wrapper, name):
     partition = built(f"partition={wrapper}", f"partition@partition.assignment={name}")
     assert isinstance(partition, Wrapped)
     assert type(partition.assignment) is type(built(f"partition={name}"))
+    outer, inner = partition.traits, partition.assignment.traits
+    assert (outer.keeps_all, outer.seeded) == (inner.keeps_all, inner.seeded)
+    assert outer.needs >= inner.needs
 
 
 def test_two_wrappers():
@@ -60,7 +72,7 @@ def test_two_wrappers():
             "partition.assignment.assignment.num_clients=3",
         )
     )
-    assert partition.assignment.assignment == partitions.Shards(3)
+    assert partition.assignment.assignment == Shards(3)
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog
 
-from medfed.datamodules.partitions import LabelImbalance
-from medfed.datamodules.partitions.dealing import deal_whole
-from medfed.datamodules.partitions.thinning import largest_fit, thin
-from medfed.datamodules.readers import Patient
-from medfed.errors import ConfigError
+from medfed.common.errors import ConfigError
+from medfed.datamodules.partitions.label_imbalance import LabelImbalance
+from medfed.datamodules.partitions.proportions import deal_whole, largest_fit, thin
+from medfed.datamodules.readers.base import Patient
 
 
 def scans(count, seed=0):

@@ -1,27 +1,31 @@
 """What every partition has to keep, whatever the patients; statistics of the random ones."""
 
+import json
 import random
 
 import numpy as np
 import pytest
+from omegaconf import OmegaConf
 
-from medfed.datamodules.partitions import (
-    ByCentre,
-    ChannelMissing,
-    Dirichlet,
-    LabelGroups,
-    LabelImbalance,
-    QuantitySkew,
-    RoundRobin,
-    Shards,
-    SiteGroups,
-)
-from medfed.datamodules.partitions.label_groups import group_of
-from medfed.datamodules.readers import Patient
-from medfed.errors import ConfigError
+from medfed.common.errors import ConfigError
+from medfed.config.compose import build, load
+from medfed.datamodules.partitions.base import Dealt, Wrapped
+from medfed.datamodules.partitions.centre import ByCentre
+from medfed.datamodules.partitions.channel_missing import ChannelMissing
+from medfed.datamodules.partitions.dirichlet import Dirichlet
+from medfed.datamodules.partitions.label_groups import LabelGroups, group_of
+from medfed.datamodules.partitions.label_imbalance import LabelImbalance
+from medfed.datamodules.partitions.quantity_skew import QuantitySkew
+from medfed.datamodules.partitions.round_robin import RoundRobin
+from medfed.datamodules.partitions.shards import Shards
+from medfed.datamodules.partitions.site_groups import SiteGroups
+from medfed.datamodules.readers.base import Patient
+from medfed.datamodules.tabular import TabularDataModule
+from tests.contract.names import partition_yamls
 
 GROUPS = [[0], [1]]
-EVERYONE = {  # partitions that use every patient
+NAMES = [path.stem for path in partition_yamls()]
+VARIANTS = {  # settings beside those that the configurations have
     "round_robin": RoundRobin(4),
     "dirichlet": Dirichlet(4, alpha=0.5, min_patients=2),
     "shards": Shards(4),
@@ -30,64 +34,151 @@ EVERYONE = {  # partitions that use every patient
     "shares": QuantitySkew(4, "shares", shares=[5, 1, 1, 0.5]),
     "channels": ChannelMissing(Dirichlet(4), "rotate"),
     "sites": SiteGroups(4, groups=3),
-}
-PARTITIONS = {
-    **EVERYONE,
     "imbalance": LabelImbalance(4, delta=3.0),
     "groups": LabelGroups(4, GROUPS),
     "fixed": LabelImbalance(4, positive_fractions=[0.1, 0.5, 0.5, 0.9], samples_per_client=6),
 }
+KINDS = ("two classes", "ten classes", "several samples")
 
 
-def cohort(case, counts=False, size=None):
-    """Patients in random order, of two classes, one sample each or several."""
+def cohort(case, kind="two classes", size=None):
+    """Patients in random order, of two classes or ten, one sample each or several."""
     rng = random.Random(case)
     patients = []
     for i in range(size or rng.randint(40, 160)):
         several = (rng.randint(0, 9), rng.randint(0, 3) if rng.random() < 0.6 else 0)
-        patients.append(
-            Patient(f"p{i}", counts=several)
-            if counts
-            else Patient(f"p{i}", label=int(rng.random() < 0.4))
-        )
+        few = int(rng.random() < 0.4)
+        if kind == "several samples":
+            patients.append(Patient(f"p{i}", centre=f"clinic {i % 3}", counts=several))
+        else:
+            label = i % 10 if kind == "ten classes" else few
+            patients.append(Patient(f"p{i}", centre=f"clinic {i % 3}", label=label))
     rng.shuffle(patients)
     return patients
 
 
-@pytest.mark.parametrize(
-    ("name", "several"),
-    # Patients with samples of both groups are refused: see the tests of label groups.
-    [(n, s) for n in PARTITIONS for s in (False, True) if (n, s) != ("groups", True)],
-)
-@pytest.mark.parametrize("case", range(6))
-def test_properties(name, several, case):
-    partition, patients = PARTITIONS[name], cohort(case, several)
-    clients = partition.assign(patients, seed=case)
+@pytest.fixture
+def make(tmp_path):
+    """Builds a partition from its configuration; a file that it needs lists 40 patients."""
+
+    def build_it(name):
+        config = load([f"partition={name}"]).partition
+        if OmegaConf.is_missing(config, "file"):
+            ids = [f"p{i}" for i in range(40)]
+            config.file = str(tmp_path / "clients.json")
+            clients = {"a": ids[:25], "b": {"train": ids[25:35], "val": [], "test": ids[35:]}}
+            (tmp_path / "clients.json").write_text(json.dumps({"clients": clients}))
+        return build(config)
+
+    return build_it
+
+
+def check(partition, patients, seed):
+    """That it keeps its word about these patients."""
+    clients = partition.assign(patients, seed=seed)
     dealt = [i for ids in clients.values() for i in ids]
     assert len(dealt) == len(set(dealt))
     assert set(dealt) <= {p.id for p in patients}
-    assert len(clients) == 4
     assert all(clients.values())
-    assert all(ids == sorted(ids) for ids in clients.values())
-    if name in EVERYONE:
+    inner = partition
+    while isinstance(inner, Wrapped):
+        inner = inner.assignment
+    if isinstance(inner, Dealt):
+        assert len(clients) == inner.num_clients
+        assert list(clients) == inner.names()
+        assert all(ids == sorted(ids) for ids in clients.values())
+    if partition.traits.keeps_all:
         assert len(dealt) == len(patients)
     backwards = sorted(patients, key=lambda p: p.id, reverse=True)
-    assert list(clients.items()) == list(partition.assign(backwards, seed=case).items())
-    assert clients != partition.assign(patients, seed=case + 100)
+    again = partition.assign(backwards, seed=seed)
+    assert [(n, sorted(ids)) for n, ids in clients.items()] == [
+        (n, sorted(ids)) for n, ids in again.items()
+    ]
+    assert (clients != partition.assign(patients, seed=seed + 100)) == partition.traits.seeded
 
 
-@pytest.mark.parametrize("name", sorted(set(PARTITIONS) - {"groups", "imbalance", "fixed"}))
-def test_too_few_patients(name):
-    with pytest.raises(ConfigError, match="num_clients=4 does not fit 3 patients"):
-        PARTITIONS[name].assign(cohort(0, size=3), seed=0)
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("case", range(6))
+def test_configured_partitions(name, case, make):
+    """They keep their word about all data that they accept, and there are such data."""
+    accepted = []
+    for kind in KINDS:
+        partition, patients = make(name), cohort(case, kind)
+        try:
+            partition.assign(patients, seed=case)
+        except ConfigError:
+            continue
+        check(partition, patients, case)
+        accepted.append(kind)
+    assert accepted
 
 
 @pytest.mark.parametrize(
-    "name", sorted(set(PARTITIONS) - {"round_robin", "power", "lognormal", "shares", "sites"})
+    ("name", "kind"),
+    # Patients with samples of both groups are refused: see the tests of label groups.
+    [(n, k) for n in VARIANTS for k in (KINDS[0], KINDS[2]) if (n, k) != ("groups", KINDS[2])],
 )
-def test_labels_are_needed(name):
+@pytest.mark.parametrize("case", range(6))
+def test_other_settings(name, kind, case):
+    check(VARIANTS[name], cohort(case, kind), case)
+
+
+@pytest.mark.parametrize("name", sorted(set(VARIANTS) - {"imbalance", "fixed"}))
+def test_too_few_patients(name):
+    with pytest.raises(ConfigError, match="num_clients=4 does not fit 3 patients"):
+        VARIANTS[name].assign(cohort(0, size=3), seed=0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_too_few_patients_are_refused(name, make):
+    partition = make(name)
+    if isinstance(partition, Dealt):
+        with pytest.raises(ConfigError, match=r"^\S.* patients|do not suffice"):
+            partition.assign(cohort(0, size=partition.num_clients - 1), seed=0)
+
+
+def refused(make, name, need, **lacking):
+    """Whether what a partition needs is what it refuses to do without."""
+    partition = make(name)
+    kinds = [k for k in KINDS if accepts(partition, cohort(0, k))]
+    patients = [*cohort(0, kinds[0]), Patient("x", **lacking)]
+    if need not in partition.traits.needs:
+        partition.assign(patients, seed=0)
+        return
     with pytest.raises(ConfigError, match="Patient x"):
-        PARTITIONS[name].assign([*cohort(0), Patient("x")], seed=0)
+        partition.assign(patients, seed=0)
+
+
+def accepts(partition, patients):
+    try:
+        partition.assign(patients, seed=0)
+    except ConfigError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_labels_are_needed_as_declared(name, make):
+    refused(make, name, "label", centre="clinic 0")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_centres_are_needed_as_declared(name, make):
+    refused(make, name, "centre", label=0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_needs_images_refuses_tables(name, make):
+    needs = make(name).traits.needs
+    if "images" in needs and "centre" in needs:  # of the partition that it wraps
+        wrapped = ["partition@partition.assignment=round_robin"]
+        partition = build(load([f"partition={name}", *wrapped]).partition)
+    else:
+        partition = make(name)
+    if "images" not in needs:
+        return
+    with pytest.raises(ConfigError, match="tables have no images"):
+        TabularDataModule(partition).setup()
 
 
 def table(clients, patients, classes):
@@ -230,14 +321,17 @@ def test_quantity_skew_leaves_labels_alike():
         (lambda: LabelGroups(2, [[0, 1], [1]]), "no label in two of them"),
         (lambda: LabelGroups(2, [[0], []]), "none of them empty"),
         (lambda: LabelGroups(1, GROUPS), "num_clients=1 is fewer than 2 groups"),
-        (lambda: QuantitySkew(2, "powr"), r"Unknown partition.law=powr; .* \(did you mean power"),
+        (
+            lambda: QuantitySkew(2, "powr"),
+            r"law='powr' is unknown \(did you mean power.*; choose one of power",
+        ),
         (lambda: QuantitySkew(2, exponent=-1), "must be at least 0"),
         (lambda: QuantitySkew(2, "shares"), "needs partition.shares, 2 positive numbers"),
         (lambda: QuantitySkew(2, "shares", shares=[1, 0]), "2 positive numbers"),
         (lambda: LabelGroups(4, [[0], [7]]).assign(cohort(0), 0), "Group 1 .labels 7. has 0 pat"),
         (lambda: ChannelMissing(None), "partition.assignment=None is no partition; choose one by"),
         (lambda: group_of("hospital_0"), "Client hospital_0 is in no label group"),
-        (lambda: ByCentre().assign(cohort(0), 0), "has no centre"),
+        (lambda: ByCentre().assign([Patient("a", label=0)], 0), "has no centre"),
     ],
 )
 def test_bad_settings(make, message):

@@ -5,16 +5,14 @@ import json
 import pytest
 import torch
 
-from medfed.datamodules.partitions import (
-    ByCentre,
-    ChannelMissing,
-    LabelImbalance,
-    RoundRobin,
-    Saved,
-    SiteEffect,
-)
-from medfed.datamodules.readers import Patient
-from medfed.errors import ConfigError, DataError
+from medfed.common.errors import ConfigError, DataError
+from medfed.datamodules.partitions.centre import ByCentre
+from medfed.datamodules.partitions.channel_missing import ChannelMissing
+from medfed.datamodules.partitions.label_imbalance import LabelImbalance
+from medfed.datamodules.partitions.round_robin import RoundRobin
+from medfed.datamodules.partitions.saved import Saved
+from medfed.datamodules.partitions.site_effect import SiteEffect
+from medfed.datamodules.readers.base import Patient
 
 PATIENTS = [Patient(name) for name in ("p1", "p2", "p3", "p4")]
 
@@ -99,7 +97,7 @@ def test_a_record_that_does_not_fit_the_data(write):
     with pytest.raises(ConfigError, match="Unknown channel T9; known: T1"):
         saved.availability(["a"], ["T1"], 0)
     with pytest.raises(DataError, match=r"a scanner cannot be used as it is: .*'blur'"):
-        saved.sites(["a"], 0)
+        saved.scanners_of(["a"], 0)
 
 
 def test_a_patient_twice_is_caught(make_brats, write):

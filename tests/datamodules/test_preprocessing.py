@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import SimpleITK as sitk
 
-from medfed.config import build, load
-from medfed.datamodules.spacing import ras_spacing
+from medfed.config.compose import build, load
+from medfed.datamodules.readers.nifti import ras_spacing
 
 TINY = {
     "brats": ["data.generated.patients=3", "data.generated.shape=[24,24,8]"],

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.datamodules.readers import FolderReader, MSDReader
+from medfed.common.errors import ConfigError, DataError
 from medfed.datamodules.readers.base import Patient, with_hospitals
-from medfed.errors import ConfigError, DataError
+from medfed.datamodules.readers.msd import MSDReader
+from medfed.datamodules.readers.nifti_cases import FolderReader
 
 MODALITIES = {"FLAIR": "*_flair.nii.gz", "T1": "*_t1.nii.gz"}
 

@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.datamodules.partitions import ByCentre, ChannelMissing, SiteEffect
-from medfed.datamodules.site import UNCHANGED, Scanner
-from medfed.errors import ConfigError
+from medfed.common.errors import ConfigError
+from medfed.datamodules.partitions.centre import ByCentre
+from medfed.datamodules.partitions.channel_missing import ChannelMissing
+from medfed.datamodules.partitions.site_effect import SiteEffect
+from medfed.datamodules.scanner import UNCHANGED, Scanner
 
 CLIENTS = ("a", "b", "c", "d", "e")
 
@@ -158,7 +160,7 @@ def test_tables_are_refused():
 
 
 def records(partition, clients=CLIENTS, seed=0):
-    return {client: site.record() for client, site in partition.sites(clients, seed).items()}
+    return {client: site.record() for client, site in partition.scanners_of(clients, seed).items()}
 
 
 def test_ranges_are_spread_evenly_each_in_its_own_order():
@@ -174,7 +176,7 @@ def test_ranges_are_spread_evenly_each_in_its_own_order():
     assert found == records(partition) != records(partition, seed=1)
     assert records(partition, ["a"])["a"]["gamma"] == pytest.approx(1.0)
     assert json.loads(json.dumps(found)) == found
-    assert Scanner(**found["a"]) == partition.sites(CLIENTS, 0)["a"]
+    assert Scanner(**found["a"]) == partition.scanners_of(CLIENTS, 0)["a"]
 
 
 def test_table():
@@ -203,7 +205,7 @@ def test_table():
 )
 def test_bad_settings(settings, message):
     with pytest.raises(ConfigError, match=message):
-        SiteEffect(ByCentre(), **settings).sites(CLIENTS, 0)
+        SiteEffect(ByCentre(), **settings).scanners_of(CLIENTS, 0)
 
 
 def test_in_a_federation(make_brats):

@@ -7,18 +7,21 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.config import load
+from medfed.common.errors import ConfigError, DataError
+from medfed.config.compose import load
 from medfed.datamodules.ct_patches import PatchSpec
 from medfed.datamodules.generated.luna16 import LunaCohort
 from medfed.datamodules.luna16 import Luna16DataModule
-from medfed.datamodules.partitions import ChannelMissing, Saved, SiteGroups
+from medfed.datamodules.partitions.channel_missing import ChannelMissing
 from medfed.datamodules.partitions.label_groups import group_of
-from medfed.datamodules.readers import MSDReader, Patient
+from medfed.datamodules.partitions.saved import Saved
+from medfed.datamodules.partitions.site_groups import SiteGroups
+from medfed.datamodules.readers.base import Patient
 from medfed.datamodules.readers.luna16 import Luna16Reader
-from medfed.datamodules.site import UNCHANGED
-from medfed.errors import ConfigError, DataError
-from medfed.experiment import prepare
-from medfed.reports.memberships import planted_groups
+from medfed.datamodules.readers.msd import MSDReader
+from medfed.datamodules.scanner import UNCHANGED
+from medfed.run.assembly import data_and_task
+from medfed.run.memberships import planted_groups
 
 SCANNERS = [{}, {"gamma": 1.5, "noise": 0.1}]
 CHANNELS = ("FLAIR", "T1w", "T1gd", "T2w")
@@ -40,7 +43,7 @@ def test_clients_and_groups_are_even(clients, groups, size):
 
 def test_hospitals_of_a_group_have_one_scanner_with_noise_of_their_own():
     partition = SiteGroups(5, 2, SCANNERS)
-    sites = partition.sites(partition.names(), seed=4)
+    sites = partition.scanners_of(partition.names(), seed=4)
     assert sorted(sites) == [n for n in partition.names() if group_of(n) == 1]
     for name, site in sites.items():
         expected = {"client": name, "seed": 4, **UNCHANGED, "gamma": 1.5, "noise": 0.1}
@@ -48,7 +51,7 @@ def test_hospitals_of_a_group_have_one_scanner_with_noise_of_their_own():
     image = torch.zeros(1, 8, 8)
     first, second, _ = (site.apply(image, "p") for site in sites.values())
     assert (first - second).abs().max() > 0.01
-    assert SiteGroups(5, 2, [{}, {}]).sites(partition.names(), 0) == {}
+    assert SiteGroups(5, 2, [{}, {}]).scanners_of(partition.names(), 0) == {}
 
 
 def test_groups_lack_channels():
@@ -81,7 +84,7 @@ def digits():
     """The same digits with and without planted groups."""
     planted = ("partition.label_shift=3", "partition.scanners=[{},{gamma: 2.0}]")
     options = [(), planted]
-    return [prepare(load([*DIGITS, "model=small_cnn", *o]))[0] for o in options]
+    return [data_and_task(load([*DIGITS, "model=small_cnn", *o]))[0] for o in options]
 
 
 def test_labels_of_all_splits_are_renamed_and_nothing_else(digits):
@@ -108,7 +111,7 @@ def test_the_record_makes_the_same_clients_again(digits, tmp_path):
     file = tmp_path / "splits.json"
     file.write_text(json.dumps(shifted.splits()))
     config = load(["data=digits", "model=small_cnn", "partition=saved", f"partition.file={file}"])
-    again = prepare(config)[0]
+    again = data_and_task(config)[0]
     for name, client in shifted.clients.items():
         assert torch.equal(again.clients[name].train["label"], client.train["label"])
     record = shifted.splits()["partition"]

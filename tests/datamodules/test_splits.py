@@ -2,8 +2,8 @@ import logging
 
 import pytest
 
+from medfed.common.errors import ConfigError, DataError
 from medfed.datamodules.splits import check_leakage, split_patients, warn_small
-from medfed.errors import ConfigError, DataError
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,13 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.datamodules.partitions import ByCentre, LabelImbalance, RoundRobin, SiteEffect
+from medfed.common.errors import ConfigError, DataError
+from medfed.datamodules.partitions.centre import ByCentre
+from medfed.datamodules.partitions.label_imbalance import LabelImbalance
+from medfed.datamodules.partitions.round_robin import RoundRobin
+from medfed.datamodules.partitions.site_effect import SiteEffect
 from medfed.datamodules.readers.table import read_csv
 from medfed.datamodules.tabular import TabularDataModule
-from medfed.errors import ConfigError, DataError
 
 CSV = """id,site,age,sugar,label
 p1,Bern,50,1.0,0
@@ -105,7 +108,7 @@ def test_pooled_scaling_is_the_same_everywhere():
         c.train["image"].amax() < 1 or c.train["image"].amax(0).min() < 1
         for c in data.clients.values()
     )
-    with pytest.raises(ConfigError, match=r"Unknown data\.scaling=test"):
+    with pytest.raises(ConfigError, match=r"data\.scaling='test' is unknown"):
         TabularDataModule(RoundRobin(3), scaling="test")
 
 

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
-from medfed.assembly import prepare
-from medfed.config import load
+from medfed.config.compose import load
 from medfed.datamodules.base import FederatedDataModule
-from medfed.delivery.metadata import collect_facts
-from medfed.delivery.networks import describe
-from medfed.delivery.prediction import predict
-from medfed.delivery.writing import write_bundle
+from medfed.delivery.bundle.bundle import write_bundle
+from medfed.delivery.bundle.network_descriptions import describe
+from medfed.delivery.export.run_record import RunRecord
+from medfed.delivery.predict.prediction import predict
 from medfed.models.task import TaskModule
+from medfed.run.assembly import data_and_task
 
 HEADS = ("data.generated.patients=4", "data.generated.hospitals=2", "data.patches_per_patient=1")
 EXPERIMENTS = {
@@ -77,25 +77,17 @@ def make_hospital(name: str, root: Path, *overrides: str) -> Hospital:
     """Reads the data, draws weights and exports them; nothing is trained."""
     settings = [] if name in ("digits", "table") else [f"data.root={root}"]
     config = load([*EXPERIMENTS[name], *settings, *overrides, f"folder={root}", "threads=1"])
-    data, task = prepare(config)
+    data, task = data_and_task(config)
     client = next(iter(data.plans))
     generator = torch.Generator().manual_seed(7)
     for tensor in task.network.state_dict().values():
         if tensor.is_floating_point():
             tensor.add_(0.2 * torch.randn(tensor.shape, generator=generator).clamp(-2, 2))
     bundle = root / f"bundle_{name}"
-    plain = OmegaConf.to_container(config, resolve=True)
-    assert isinstance(plain, dict)
     summary = {"algorithm": "pfednet", "clients": {client: {"loss": 1.0}}}
-    facts = collect_facts(
-        client,
-        plain,
-        describe(plain["model"]["network"]),
-        data.preprocessing(client),
-        data.splits(),
-        summary,
-        {"commit": "unknown"},
-    )
+    preprocessing = {client: data.preprocessing(client)}
+    record = RunRecord(root, config, summary, data.splits(), {"commit": "unknown"}, preprocessing)
+    facts = record.facts(client, describe(dict(config.model.network)))
     state = {n: t for n, t in task.network.state_dict().items() if t.is_floating_point()}
     write_bundle(bundle, facts, state, {})
     return Hospital(client, config, data, task, bundle)

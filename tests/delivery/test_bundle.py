@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import monai.bundle
@@ -19,17 +20,17 @@ import pytest
 import torch
 from PIL import Image
 
-from medfed.config import load
-from medfed.delivery import bundle_scripts
-from medfed.delivery.bundle import METADATA, MODEL, read_bundle, sha256_file
-from medfed.delivery.codebook import fit
-from medfed.delivery.networks import TARGETS, describe
-from medfed.delivery.quantization import choose_bits, quantise
-from medfed.delivery.weights import save_weights
-from medfed.delivery.writing import write_bundle
-from medfed.errors import CheckpointError, DataError
+from medfed.common.errors import CheckpointError, DataError
+from medfed.common.files import sha256
+from medfed.config.compose import load
+from medfed.delivery.bundle import scripts as bundle_scripts
+from medfed.delivery.bundle.bundle import read_bundle, write_bundle
+from medfed.delivery.bundle.metadata import METADATA
+from medfed.delivery.bundle.network_descriptions import TARGETS, describe
+from medfed.delivery.bundle.weights import MODEL, fit, save_weights
+from medfed.delivery.export.quantization import choose_bits, quantise
 from medfed.federation.split import float_entries
-from medfed.tasks import build_task
+from medfed.run.assembly import build_task
 
 ANY = pytest.mark.filterwarnings("ignore")  # of MONAI's own making
 
@@ -127,7 +128,7 @@ def test_monai_runs_a_segmentation_without_medfed(hospital, tmp_path):
     batch = next(iter(made.data.clients[made.client].eval_batches("test")))
     expected = made.task.predict(batch)  # (S, R, H, W), RAS, slices with brain
     ras = np.asanyarray(nib.as_closest_canonical(mask).dataobj)  # (H, W, D, R)
-    image = made.data.reader.read(made.data._patients[patient])["image"]
+    image = made.data.scans.read(made.data._patients[patient])["image"]
     filled = (image != 0).any(0).flatten(0, 1).any(0).nonzero().ravel()
     seen = torch.from_numpy(ras[:, :, filled.numpy()]).permute(2, 3, 0, 1)
     certain = (expected - 0.5).abs() > 1e-5
@@ -230,6 +231,21 @@ def test_two_bits_take_a_tenth_of_the_bytes(name, hospital, tmp_path):
         read_bundle(tmp_path / "bundle").network()
 
 
+def test_a_bundle_that_an_earlier_program_wrote(tmp_path):
+    """Three bits and mixed outputs; the archive holds what the earlier program predicted, too."""
+    with zipfile.ZipFile(Path(__file__).with_name("bundle_of_version_1.zip")) as archive:
+        archive.extractall(tmp_path)
+    bundle = read_bundle(tmp_path / "bundle")
+    own = decoded(bundle.folder)  # by the script that it came with
+    assert set(bundle.state) == set(own)
+    assert all(torch.equal(own[name], tensor) for name, tensor in bundle.state.items())
+    assert set(bundle.facts["bits"].values()) == {3}
+    known = json.loads((tmp_path / "expected.json").read_text())
+    with torch.no_grad():
+        found = bundle.network()(torch.tensor(known["image"]))
+    torch.testing.assert_close(found, torch.tensor(known["logits"]), rtol=0, atol=1e-5)
+
+
 def test_metadata_are_those_that_monai_asks_for(hospital):
     metadata = read_bundle(hospital("slices").bundle).metadata
     # The required keys of MONAI's meta_schema_20240725.json.
@@ -259,7 +275,7 @@ def replace_weights(folder: Path, content) -> None:
     else:
         torch.save(content, folder / MODEL)
     hashes = json.loads((folder / METADATA).read_text())["medfed"]["hashes"]
-    change(folder, hashes={**hashes, MODEL: sha256_file(folder / MODEL)})
+    change(folder, hashes={**hashes, MODEL: sha256(folder / MODEL)})
 
 
 DAMAGES = {
@@ -287,7 +303,7 @@ def test_damages_are_told_in_one_sentence(hospital, tmp_path, message):
     folder = hospital("table").copy(tmp_path)
     (tmp_path / "outside").write_text("")
     if "outside" in message:
-        hashes = {MODEL: sha256_file(folder / MODEL), "../outside": ""}
+        hashes = {MODEL: sha256(folder / MODEL), "../outside": ""}
         change(folder, hashes=hashes)
     else:
         DAMAGES[message](folder)
@@ -322,7 +338,7 @@ def test_nothing_half_written_is_left(hospital, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("medfed.delivery.writing.save_weights", full)
+    monkeypatch.setattr("medfed.delivery.bundle.weights.save_weights", full)
     facts = read_bundle(folder).facts
     with pytest.raises(DataError, match="No space left on device"):
         write_bundle(folder, facts, {"w": torch.zeros(1)}, {})

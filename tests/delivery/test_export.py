@@ -1,9 +1,10 @@
-"""scripts/export.py on runs: quantised at export, with learned centres, with canonical parts."""
+"""medfed export on runs: quantised at export, with learned centres, with canonical parts."""
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import shutil
 import subprocess
 import sys
@@ -13,16 +14,19 @@ import pytest
 import safetensors.torch
 import torch
 
-from medfed.config import load
-from medfed.delivery.bundle import read_bundle
-from medfed.delivery.client_model import collapse
-from medfed.delivery.export import export_run
-from medfed.delivery.quantization import choose_bits, quantise, with_codebooks
-from medfed.delivery.run_models import RunRecord
-from medfed.errors import CheckpointError, ConfigError
-from medfed.experiment import train
-from medfed.models.networks import Canonical, basic_unet, logistic_regression
-from medfed.run_folder import save_tensors
+from medfed.common.errors import CheckpointError, ConfigError
+from medfed.config.compose import load
+from medfed.delivery.bundle.bundle import read_bundle
+from medfed.delivery.bundle.weights import with_codebooks
+from medfed.delivery.export.client_model import collapse
+from medfed.delivery.export.export import export_run
+from medfed.delivery.export.quantization import choose_bits, quantise
+from medfed.delivery.export.run_record import RunRecord
+from medfed.models.networks.canonical import Canonical
+from medfed.models.networks.linear import LogisticRegression
+from medfed.models.networks.unet import basic_unet
+from medfed.run.folder import save_tensors
+from medfed.run.train import train
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ("experiment=digits_pfednet", "rounds=1", "local.steps=2", "logger=none", "progress=false")
@@ -89,6 +93,13 @@ def test_two_bits_and_fine_tuning(run, capsys):
     assert "Test metrics" in (folder / "docs" / "README.md").read_text()
 
 
+def test_an_undefined_metric_is_written_as_none(run, monkeypatch):
+    monkeypatch.setattr("medfed.delivery.export.finetuning._Bench.score", lambda *_: math.nan)
+    (folder,) = export(run, f"client={first_client(run)}", "bits=2", "finetune_steps=1")
+    scores = read_bundle(folder).facts["quantization"]["validation"]
+    assert scores == {"trained": None, "kmeans": None, "finetuned": None}
+
+
 def test_without_data_the_centres_are_those_of_k_means(run, caplog):
     config = (run / "config.yaml").read_text()
     (run / "config.yaml").write_text(config.replace("val_fraction: 0.2", "val_fraction: 0.3"))
@@ -145,7 +156,7 @@ def test_mixed_parameters_are_one_network(parts):
 
 
 def test_a_whole_canonical_model_of_one_layer():
-    nets = [logistic_regression(3, 2, spread=1.0) for _ in range(2)]
+    nets = [LogisticRegression(3, 2, spread=1.0) for _ in range(2)]
     mean = torch.stack([n.linear.weight.detach() for n in nets]).mean(0)
     state = collapse(Canonical(nets, ["*"], "parameters"))
     assert list(state) == ["linear.weight", "linear.bias"]
@@ -184,7 +195,7 @@ def test_runs_that_cannot_be(run):
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [([], "Name the run folder"), (["run=x", "bit=2"], "did you mean bits")],
+    [([], "run has no value yet; set it by run=VALUE"), (["run=x", "bit=2"], "did you mean bits")],
 )
 def test_the_script_answers_in_one_sentence(arguments, message, tmp_path):
     done = subprocess.run(

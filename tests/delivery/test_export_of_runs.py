@@ -14,13 +14,13 @@ import safetensors.torch
 import torch
 from omegaconf import OmegaConf
 
-from medfed.config import load
-from medfed.delivery.bundle import read_bundle
-from medfed.delivery.export import export_run
-from medfed.delivery.prediction import predict
-from medfed.experiment import train
-from medfed.models.networks import Canonical
-from medfed.tasks import build_task
+from medfed.config.compose import load
+from medfed.delivery.bundle.bundle import read_bundle
+from medfed.delivery.export.export import export_run
+from medfed.delivery.predict.prediction import predict
+from medfed.models.networks.canonical import Canonical
+from medfed.run.assembly import build_task
+from medfed.run.train import train
 
 QUIET = ("local.steps=2", "logger=none", "progress=false", "threads=1")
 CNN = ("model.network.channels=[4,4,4]",)

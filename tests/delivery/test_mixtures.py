@@ -11,18 +11,16 @@ import sys
 import pytest
 import torch
 
-from medfed.config import build, load
-from medfed.delivery.bundle import read_bundle
-from medfed.delivery.client_model import NEGLIGIBLE, checked, used_instances
-from medfed.delivery.networks import build_network, describe
-from medfed.delivery.onnx_export import save_onnx
-from medfed.delivery.onnx_runtime import OnnxNetwork
-from medfed.delivery.quantization import choose_bits, quantise
-from medfed.delivery.writing import write_bundle
-from medfed.errors import CheckpointError
+from medfed.common.errors import CheckpointError
+from medfed.config.compose import build, load
+from medfed.delivery.bundle.bundle import read_bundle, write_bundle
+from medfed.delivery.bundle.network_descriptions import build_network, describe
+from medfed.delivery.bundle.onnx_file import OnnxNetwork, save_onnx
+from medfed.delivery.export.client_model import NEGLIGIBLE, checked, used_instances
+from medfed.delivery.export.quantization import choose_bits, quantise
 from medfed.federation.split import float_entries
-from medfed.models.networks.parts import part_roots
-from medfed.tasks import build_task
+from medfed.models.networks.personal import part_roots
+from medfed.run.assembly import build_task
 
 CNN = ("model=small_cnn", "model.network.channels=[4,4,4]", "in_channels=3", "out_channels=4")
 BASIC = ("model=basic_unet", "model.network.features=[4,4,8,8,8,4]")

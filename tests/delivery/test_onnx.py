@@ -11,19 +11,18 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.config import load
-from medfed.delivery.bundle import METADATA, ONNX, read_bundle
-from medfed.delivery.codebook import Codebook
-from medfed.delivery.networks import build_network, describe_mixture
-from medfed.delivery.onnx_export import INPUT, save_onnx
-from medfed.delivery.onnx_runtime import OnnxNetwork
-from medfed.delivery.predictor import make_predictor
-from medfed.delivery.quantization import choose_bits, quantise
-from medfed.delivery.request import Request
-from medfed.delivery.writing import write_bundle
-from medfed.errors import CheckpointError, ConfigError
+from medfed.common.errors import CheckpointError, ConfigError
+from medfed.config.compose import load
+from medfed.delivery.bundle.bundle import read_bundle, write_bundle
+from medfed.delivery.bundle.metadata import METADATA
+from medfed.delivery.bundle.network_descriptions import build_network, describe_mixture
+from medfed.delivery.bundle.onnx_file import INPUT, ONNX, OnnxNetwork, save_onnx
+from medfed.delivery.bundle.weights import Codebook
+from medfed.delivery.export.quantization import choose_bits, quantise
+from medfed.delivery.predict.options import PredictOptions
+from medfed.delivery.predict.predictor import make_predictor
 from medfed.federation.split import float_entries
-from medfed.tasks import build_task
+from medfed.run.assembly import build_task
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -168,13 +167,17 @@ def with_onnx(made, folder: Path, bits: int) -> Path:
     return folder
 
 
+def wanted(**options) -> PredictOptions:
+    return PredictOptions("a", "b", "c", **options)
+
+
 @pytest.mark.parametrize("name", ["slices", "windows", "table"])
 def test_bundle_and_its_onnx_file_predict_alike(hospital, tmp_path, name):
     made = hospital(name)
     bundle = read_bundle(with_onnx(made, tmp_path / "bundle", 4))
     image = next(iter(made.data.clients[made.client].eval_batches("test")))["image"][:3]
-    own = make_predictor(bundle).task.predict({"image": image})
-    found = make_predictor(bundle, runtime="onnx").task.predict({"image": image})
+    own = make_predictor(bundle, wanted()).task.predict({"image": image})
+    found = make_predictor(bundle, wanted(runtime="onnx")).task.predict({"image": image})
     torch.testing.assert_close(found, own, rtol=0, atol=1e-5)
     assert own.std() > 0
 
@@ -199,12 +202,12 @@ def test_refusals(hospital, tmp_path):
     made = hospital("table")
     bundle = read_bundle(made.bundle)
     with pytest.raises(ConfigError, match=r"holds no models/model.onnx; export it with onnx=true"):
-        make_predictor(bundle, runtime="onnx")
+        make_predictor(bundle, wanted(runtime="onnx"))
     with pytest.raises(ConfigError, match="runtime=tensorrt must be torch or onnx"):
-        Request("a", "b", "c", runtime="tensorrt")
+        wanted(runtime="tensorrt")
     folder = with_onnx(made, tmp_path / "bundle", 2)
     with pytest.raises(ConfigError, match="runs on the CPU, not on device=cuda"):
-        make_predictor(read_bundle(folder), device="cuda", runtime="onnx")
+        make_predictor(read_bundle(folder), wanted(device="cuda", runtime="onnx"))
     with pytest.raises(ValueError, match=INPUT):
         OnnxNetwork(folder / ONNX)(torch.zeros(1, 99))
     (folder / ONNX).write_bytes(b"torn")
@@ -227,9 +230,9 @@ def test_the_extra_is_named(hospital, tmp_path, monkeypatch, package):
     other, bundle = tmp_path / "other", read_bundle(folder)
     needs = {
         "onnx": lambda: with_onnx(made, other, 2),
-        "onnxruntime": lambda: make_predictor(bundle, runtime="onnx"),
+        "onnxruntime": lambda: make_predictor(bundle, wanted(runtime="onnx")),
     }
-    with pytest.raises(ConfigError, match=r"pip install 'medfed\[onnx\]'"):
+    with pytest.raises(ConfigError, match=rf"pip install {package}"):
         needs[package]()
     assert sorted(tmp_path.rglob("*")) == before
     assert (folder / METADATA).is_file()

@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from medfed.delivery.codebook import Codebook, fit
-from medfed.delivery.quantization import choose_bits, finetune, mean_of_clusters, quantise
-from medfed.errors import ConfigError
+from medfed.common.errors import ConfigError
+from medfed.delivery.bundle.weights import Codebook, fit
+from medfed.delivery.export.finetuning import finetune, mean_of_clusters
+from medfed.delivery.export.quantization import choose_bits, quantise
 from medfed.federation.split import ParameterSplit
 from medfed.federation.training import LocalTrainer
 

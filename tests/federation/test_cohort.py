@@ -1,6 +1,6 @@
 import pytest
 
-from medfed.errors import ConfigError
+from medfed.common.errors import ConfigError
 from medfed.federation.cohort import Cohort
 
 KNOWN = [f"c{i}" for i in range(10)]

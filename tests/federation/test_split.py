@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from medfed.errors import ConfigError
+from medfed.common.errors import ConfigError
 from medfed.federation.split import (
     ParameterSplit,
     float_entries,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from medfed.federation import tensors as T
+from medfed.common import tensors as T
 
 
 def some(seed: int, dtype: torch.dtype = torch.float32) -> T.Tensors:

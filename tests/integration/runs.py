@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from medfed.config import load
-from medfed.experiment import Experiment, train
+from medfed.config.compose import load
+from medfed.run.experiment import Experiment
+from medfed.run.train import train
 
 ROOT = Path(__file__).resolve().parents[2]
 CLINICAL = (

@@ -18,9 +18,9 @@ import pytest
 import SimpleITK as sitk
 from PIL import Image
 
-from medfed.config import load
-from medfed.errors import MedfedError
-from medfed.preparation import prepare
+from medfed.common.errors import MedfedError
+from medfed.config.compose import load
+from medfed.run.prepare import prepare
 from tests.datamodules.brats_layouts import make_head, save, write_challenge
 from tests.datamodules.luna_files import HEADER, image_of, noise, write_luna
 from tests.integration.runs import ROOT, left_in

@@ -9,12 +9,19 @@ import sys
 import pytest
 import torch
 
-from medfed.config import check_overrides, load, one_sentence
-from medfed.datamodules.generated import BratsCohort
-from medfed.errors import CheckpointError, ConfigError, DataError, MedfedError, NonFiniteError
-from medfed.federation.callbacks.checkpoint import is_whole, last_whole, rounds_in
+from medfed.commands.door import one_sentence
+from medfed.common.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    MedfedError,
+    NonFiniteError,
+)
+from medfed.config.compose import check_overrides, load
+from medfed.datamodules.generated.brats import BratsCohort
+from medfed.federation.lightning.checkpoint import is_whole, last_whole, rounds_in
 from medfed.federation.local_client import LocalClient
-from medfed.models.risk import RiskTask
+from medfed.models.classification import RiskTask
 from tests.integration.runs import CLINICAL, imaging, left_in, outcome, resume, run, script
 
 EDGES = "algorithm.graph.kind=edges algorithm.graph.edges="
@@ -40,7 +47,7 @@ CASES = {
     "algorithm.graph.sketch=datas": "sketch='datas' is unknown (did you mean data?)",
     "algorithm.z_step=half": "algorithm.z_step='half' is unknown; choose scaled or literal",
     "local.optimizer_state=old": "local.optimizer_state must be fresh or kept, not 'old'",
-    "model.selection=[auroc2,max]": "Unknown selection metric 'auroc2' (did you mean auroc",
+    "model.selection=[auroc2,max]": "model.selection='auroc2' is unknown (did you mean auroc",
     "channel.up.gamma=1": "Unknown key 'channel.up.gamma'; channel.up has cer, feedback, shift,",
     "channel.up.cer=true": "channel.up.cer=True would replace a whole section; set one",
     "channel.up.parts=[share]": "channel.up.parts names 'share', which never travels (did you mean",
@@ -82,7 +89,7 @@ CASES = {
     "cohort.clients=[]": "cohort.clients is an empty list; name a client or set it to null.",
     "algorithm=fedbn": "personal=normalization finds no normalisation layer with parameters",
     # Data
-    "data=csv data.path=/no/such.csv": "/no/such.csv does not exist; set data.path to a CSV file.",
+    "data=csv data.path=/no/such.csv": "/no/such.csv does not exist; set data.path to",
     "data=csv": "data.path has no value yet; set it by data.path=VALUE.",
     "partition=round_robin partition.num_clients=570": "num_clients=570 does not fit 569 patients",
     "partition.num_clients=570": "do not suffice for 570 clients of 1 samples",
@@ -113,10 +120,10 @@ def test_no_gpu(tmp_path):
 
 
 IMAGING = {
-    "data.path=/no/such/folder": "/no/such/folder/dataset.json does not exist; set data.path to a",
+    "data.path=/no/such/folder": "/no/such/folder does not exist; set data.path to a",
     "partition.preset=lack_k partition.channel=FLARE partition.clients=[0]": "Unknown channel "
     "FLARE; known: FLAIR, T1w, T1gd, T2w (did you mean FLAIR?).",
-    "partition.preset=rotat": "Unknown partition.preset=rotat; known: none, lack_k, rotate",
+    "partition.preset=rotat": "partition.preset='rotat' is unknown (did you mean rotate?); choose",
     "partition.preset=lack_k partition.channel=T1w partition.clients=[bern]": "Unknown client "
     "bern; known: hospital_0, hospital_1",
     "data.reader.channels=[FLAIR,T9]": "Unknown channel T9; known: FLAIR, T1w, T1gd, T2w",

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from medfed.config import load
-from medfed.datamodules.volume_cache import BlocksOnDemand
-from medfed.errors import DataError
-from medfed.preparation import prepare
+from medfed.common.errors import DataError
+from medfed.config.compose import load
+from medfed.datamodules.on_demand import BlocksOnDemand
+from medfed.run.prepare import prepare
 from tests.integration.runs import IMAGING, ROOT, imaging, outcome, run
 
 REAL = Path(os.environ.get("MEDFED_SHARED", ROOT.parent / "shared")) / "data" / "brats2018"
@@ -39,7 +39,7 @@ def test_volumes_are_prepared_ahead(tmp_path, cohort_root, caplog):
     caplog.set_level(logging.INFO)
     prepare(load(overrides, "prepare"), overrides)
     assert "Items: 8" in caplog.text
-    assert "Train on them: python scripts/train.py experiment=brats_pfednet" in caplog.text
+    assert "Train on them: medfed train experiment=brats_pfednet" in caplog.text
     (folder,) = tmp_path.glob("volumes_*")
     assert len(list(folder.glob("items/*.codes.npy"))) == 8
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from medfed.config import load
-from medfed.errors import CheckpointError
-from medfed.experiment import train
-from medfed.reports.communication import communication, pareto_front
-from medfed.reports.comparison import compare
-from medfed.reports.comparison_files import compare_runs
+from medfed.common.errors import CheckpointError
+from medfed.config.compose import load
+from medfed.reports.comparison import compare_runs
+from medfed.reports.methods import compare
 from medfed.reports.runs import find_runs
+from medfed.reports.traffic import communication, pareto_front
+from medfed.run.train import train
 from tests.integration.runs import imaging
 
 GAMMAS = (0, 1, 100)

@@ -1,4 +1,4 @@
-"""scripts/evaluate.py measures what training measured, and leaves the run as it was."""
+"""medfed evaluate measures what training measured, and leaves the run as it was."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from medfed.config import load
-from medfed.errors import CheckpointError, ConfigError
-from medfed.evaluation import evaluate_run
-from medfed.experiment import train
+from medfed.common.errors import CheckpointError, ConfigError
+from medfed.config.compose import load
+from medfed.run.evaluation import evaluate_run
+from medfed.run.train import train
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ("experiment=clinical_pfednet", "rounds=2", "local.steps=2", "logger=none")
@@ -64,7 +64,7 @@ def test_all_rounds_stay_in_the_record(finished_run):
 
 
 def test_an_unknown_split_is_named(copy):
-    with pytest.raises(ConfigError, match=r"Unknown split=vall \(did you mean val"):
+    with pytest.raises(ConfigError, match=r"split='vall' is unknown \(did you mean val"):
         evaluate_run(copy, "vall")
 
 
@@ -110,7 +110,7 @@ def test_changed_files(copy):
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [([], "Name the run folder"), (["rum=x"], "did you mean run")],
+    [([], "run has no value yet; set it by run=VALUE"), (["rum=x"], "did you mean run")],
 )
 def test_the_script_answers_in_one_sentence(arguments, message, tmp_path):
     done = subprocess.run(

@@ -10,7 +10,7 @@ import wandb
 from omegaconf import OmegaConf
 from pytorch_lightning.loggers import CSVLogger, WandbLogger
 
-from medfed.tracking import close, log_figures
+from medfed.run.results import end_logging
 from tests.integration.runs import CLINICAL, left_in, run
 
 
@@ -98,7 +98,6 @@ def test_wandb_offline(no_account, monkeypatch, tmp_path):
 
 
 def test_only_wandb_is_sent_pictures(tmp_path):
-    log_figures(None, {"a": tmp_path / "a.png"})
-    log_figures(CSVLogger(tmp_path), {"a": tmp_path / "a.png"})
-    close(None)
+    end_logging(None, {"a": tmp_path / "a.png"})
+    end_logging(CSVLogger(tmp_path), {"a": tmp_path / "a.png"})
     assert left_in(tmp_path) == []

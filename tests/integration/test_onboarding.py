@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.errors import CheckpointError, ConfigError, DataError
-from medfed.evaluation import selected
-from medfed.federation.tensors import digest
-from medfed.onboarding import find_newcomers, onboard
+from medfed.common.console import wide_console
+from medfed.common.errors import CheckpointError, ConfigError, DataError
+from medfed.common.tensors import digest
 from medfed.reports.onboarding import print_onboarding, write_onboarding
-from medfed.reports.results import wide_console
+from medfed.run.experiment import reopen_selected
+from medfed.run.onboarding import find_newcomers, onboard
 from tests.integration.runs import CLINICAL, ROOT, left_in, run
 
 DIGITS = (
@@ -77,7 +77,7 @@ def test_pfednets_newcomers_and_what_is_written(clinical):
 
 
 def test_the_models_are_those_of_the_selected_round(clinical):
-    experiment = selected(clinical)
+    experiment = reopen_selected(clinical)
     federation = experiment.module.federation
     saved = torch.load(clinical / "checkpoints" / "best.ckpt", weights_only=True)["federation"]
     for part in ("personal", "sketches"):
@@ -151,7 +151,7 @@ def test_a_hospital_that_the_run_has_never_seen(tables, tmp_path):
     found = onboard(tables, str(new), [1, 5], steps=2)
     assert {r.client for r in found.rows} == {"new_hospital"}
     assert {r.patients for r in found.rows} == {1, 5}
-    experiment = selected(tables)
+    experiment = reopen_selected(tables)
     (client,) = find_newcomers(experiment, str(new))
     assert sum(map(len, client.patients.values())) == 20
     rows = np.loadtxt(new, delimiter=",", skiprows=1)[:, :3]

@@ -14,11 +14,11 @@ import pytest
 import safetensors.torch
 import torch
 
-from medfed.federation.callbacks.checkpoint import last_whole
+from medfed.federation.lightning.checkpoint import last_whole
 from medfed.federation.reference import run_reference
 from medfed.federation.training import LocalTrainer
 from medfed.models.classification import ClassificationTask
-from medfed.models.networks import densenet_bc
+from medfed.models.networks.densenet import densenet_bc
 from medfed.personalize.fedavg import FedAvg
 from tests.integration.runs import (
     CLINICAL,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from medfed.config import load
-from medfed.errors import ConfigError
-from medfed.experiment import reopen
-from medfed.models.networks import Canonical
+from medfed.common.errors import ConfigError
+from medfed.config.compose import load
+from medfed.models.networks.canonical import Canonical
+from medfed.run.experiment import reopen
 from tests.integration.runs import CLINICAL, imaging, outcome, run
 
 PPFL = (*CLINICAL, "algorithm=ppfl", "model.network.spread=0.1")

@@ -1,4 +1,4 @@
-"""``scripts/prepare.py`` as a user calls it, and the training that it prepares."""
+"""``medfed prepare`` as a user calls it, and the training that it prepares."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from medfed.config import check_overrides, load
+from medfed.common.errors import ConfigError, DataError
+from medfed.config.compose import check_overrides, load
 from medfed.datamodules.generated.luna16 import LunaCohort
-from medfed.errors import ConfigError, DataError
-from medfed.preparation import prepare
+from medfed.run.prepare import prepare
 from tests.integration.runs import ROOT, run
 
 COHORT = LunaCohort(hospitals=2, patients=4, shape=(48, 48, 24), lookalikes=8, seed=1)
@@ -54,16 +54,16 @@ def test_prepares_verifies_and_names_the_command_to_train(luna_path, tmp_path, c
         rf"Cache: {tmp_path}/luna16_\w+",
         r"Items: 8",
         r"Samples: \d+ \(\d+ non-nodule, \d+ nodule\)",
-        r"Size: \d+\.\d MB, from sources of \d\.\d MB",
-        r"Made in \d+\.\d s \(\d+\.\d items/s, \d+\.\d MB/s of sources\)",
+        r"Size: \d+\.\d [kM]B, from sources of \d+\.\d [kM]B",
+        r"Made in \d+\.\d s \(\d+\.\d items/s, \d+\.\d [kM]B/s of sources\)",
         r"Checksum: [0-9a-f]{64}",
     ):
         assert re.search(rf"^{line}$", done.stdout, re.MULTILINE), line
     assert "prepared 8/8" in done.stderr
-    command = shlex.split(done.stdout.splitlines()[-1].removeprefix("Train on them: python "))
-    assert command[0] == "scripts/train.py"
+    command = shlex.split(done.stdout.splitlines()[-1].removeprefix("Train on them: "))
+    assert command[:2] == ["medfed", "train"]
     assert set(overrides) < set(command)
-    (config,) = check_overrides(command[1:])
+    (config,) = check_overrides(command[2:])
     assert config.data.path == str(luna_path)
     with caplog.at_level(logging.INFO):
         data = prepare(load(overrides, "prepare"), overrides)
@@ -81,7 +81,7 @@ def test_data_without_a_cache_need_nothing(caplog):
     with caplog.at_level(logging.INFO):
         prepare(load(["data=breast_cancer"], "prepare"), ["data=breast_cancer"])
     assert "need no preparation" in caplog.text
-    assert "scripts/train.py experiment=clinical_pfednet data=breast_cancer" in caplog.text
+    assert "medfed train experiment=clinical_pfednet data=breast_cancer" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -17,13 +17,13 @@ from matplotlib.image import imread
 from matplotlib.patches import Rectangle
 from rich.console import Console
 
-from medfed.config import load
-from medfed.datamodules.client_data import SPLITS
-from medfed.errors import DataError
-from medfed.preparation import prepare
-from medfed.reports.cohort_pictures import client_bars, feature_means, intensities
-from medfed.reports.cohort_report import print_clients, summarise_clients
-from medfed.reports.cohort_sheet import class_colours, contact_sheet
+from medfed.common.errors import DataError
+from medfed.config.compose import load
+from medfed.datamodules.splits import SPLITS
+from medfed.run.cohort_pictures import client_bars, feature_means, intensities
+from medfed.run.cohort_table import print_clients, summarise_clients
+from medfed.run.contact_sheet import class_colours, contact_sheet
+from medfed.run.prepare import prepare
 from tests.integration.runs import left_in
 
 BRATS = (
@@ -74,7 +74,7 @@ def is_drawn(path):
 
 def test_counts_of_scans_are_those_of_the_csv(show):
     data, folder = show(*LUNA, "data.reader.negatives_per_positive=null")
-    rows = list(csv.DictReader(io.StringIO((data.reader.path / "candidates.csv").read_text())))
+    rows = list(csv.DictReader(io.StringIO((data.scans.path / "candidates.csv").read_text())))
     expected = Counter((row["seriesuid"], int(row["class"])) for row in rows)
     found, splits = table(folder), json.loads((folder / "splits.json").read_text())
     for client, parts in splits["clients"].items():

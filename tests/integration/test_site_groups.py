@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from medfed.config import check_overrides, load
-from medfed.errors import ConfigError
-from medfed.experiment import prepare
+from medfed.common.errors import ConfigError
+from medfed.config.compose import check_overrides, load
+from medfed.run.assembly import data_and_task
 from tests.integration.runs import run
 
 FEW = (
@@ -86,4 +86,4 @@ def test_another_algorithm_gets_one_network(cohort_root, tmp_path):
 )
 def test_mistakes_are_one_sentence(option, message, cohort_root):
     with pytest.raises(ConfigError, match=message):
-        prepare(load([*LUNA, f"data.root={cohort_root}", option]))
+        data_and_task(load([*LUNA, f"data.root={cohort_root}", option]))

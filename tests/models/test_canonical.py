@@ -8,25 +8,21 @@ import pytest
 import torch
 from torch import nn
 
-from medfed.errors import ConfigError
+from medfed.common.errors import ConfigError
 from medfed.models.classification import ClassificationTask
-from medfed.models.networks import (
-    Canonical,
-    basic_unet,
-    default_personal,
-    densenet_bc,
-    logistic_regression,
-    small_cnn,
-    unet,
-)
-from medfed.models.networks.canonical import mix_outputs
+from medfed.models.networks.canonical import Canonical, mix_outputs
+from medfed.models.networks.densenet import densenet_bc
+from medfed.models.networks.linear import LogisticRegression
+from medfed.models.networks.personal import default_personal
+from medfed.models.networks.small_cnn import SmallCNN
+from medfed.models.networks.unet import basic_unet, unet
 from medfed.models.segmentation import SegmentationTask
 from tests.models.tiny import SGD, make_batch, make_task
 
 NETWORKS = {
     "densenet": lambda: densenet_bc(2, 1, 2, growth_rate=2, block_config=(2, 2), stem="small"),
-    "small_cnn": lambda: small_cnn(2, 1, 2, channels=(4, 8), strides=(1, 2)),
-    "logistic": lambda: logistic_regression(5, 3, spread=0.5),
+    "small_cnn": lambda: SmallCNN(2, 1, 2, channels=(4, 8), strides=(1, 2)),
+    "logistic": lambda: LogisticRegression(5, 3, spread=0.5),
     "unet": lambda: unet(2, 2, 2, channels=(4, 8, 8), strides=(2, 2)),
     "basic_unet": lambda: basic_unet(2, 2, 2, features=(4, 4, 8, 8, 8, 4)),
 }
@@ -268,7 +264,7 @@ def test_parts_of_several_layers():
 
 def test_the_penalty_leaves_memberships_alone():
     task = make_task("risk", l2=2.0)
-    net = Canonical([logistic_regression(5, spread=0.3) for _ in range(2)], ["*"])
+    net = Canonical([LogisticRegression(5, spread=0.3) for _ in range(2)], ["*"])
     task.network = net
     batch = make_batch("risk")
     weights = [p for n, p in net.named_parameters() if n.endswith("weight")]
@@ -296,6 +292,6 @@ def test_mistakes_are_explained(options, message):
 
 def test_equal_instances_are_refused():
     with pytest.raises(ConfigError, match=r"start as equals .* model\.network\.spread"):
-        Canonical([logistic_regression(5), logistic_regression(5)], ["*"])
+        Canonical([LogisticRegression(5), LogisticRegression(5)], ["*"])
     with pytest.raises(ConfigError, match=r"canonical\.count must be 1 or more"):
         Canonical([], ["*"])

@@ -6,15 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.errors import ConfigError
-from medfed.models.networks import Canonical, linear_regression, logistic_regression
+from medfed.common.errors import ConfigError
+from medfed.models.networks.canonical import Canonical
+from medfed.models.networks.linear import LinearRegression, LogisticRegression
 from medfed.models.regression import RegressionTask
 from tests.models.tiny import SGD
 
 C = np.array([0.6, 0.3, 0.1])
 
 
-def mixture(mix: str, build=linear_regression, activation: str = "identity") -> Canonical:
+def mixture(mix: str, build=LinearRegression, activation: str = "identity") -> Canonical:
     networks = []
     for k in range(len(C)):
         torch.manual_seed(k)
@@ -62,11 +63,11 @@ def test_both_mixtures_are_equal_for_linear_models_and_differ_for_logistic_ones(
     linear = [mixture(m)(x) for m in ("outputs", "parameters")]
     torch.testing.assert_close(*linear, rtol=0, atol=1e-12)
     logistic = [
-        mixture(m, logistic_regression, "softmax")(x).softmax(1) for m in ("outputs", "parameters")
+        mixture(m, LogisticRegression, "softmax")(x).softmax(1) for m in ("outputs", "parameters")
     ]
     assert (logistic[0] - logistic[1]).abs().max() > 1e-2
 
 
 def test_equal_linear_models_are_refused():
     with pytest.raises(ConfigError, match=r"start as equals .* model\.network\.spread"):
-        Canonical([linear_regression(3), linear_regression(3)], ["*"], "outputs", "identity")
+        Canonical([LinearRegression(3), LinearRegression(3)], ["*"], "outputs", "identity")

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from monai.losses import FocalLoss
 from scipy.special import expit, log_softmax
 
-from medfed.models.losses import dice_bce_loss, focal_loss
+from medfed.models.classification import focal_loss
+from medfed.models.segmentation import dice_bce_loss
 from tests.models.tiny import make_task
 
 

@@ -13,15 +13,11 @@ from scipy.ndimage import binary_erosion
 from scipy.spatial.distance import cdist
 from sklearn import metrics as sk
 
-from medfed.models.losses import dice_bce_loss
-from medfed.models.metrics import (
-    CLASSIFICATION_METRICS,
-    ClassificationMeter,
-    SegmentationMeter,
-    classification_metrics,
-    hausdorff95,
-)
+from medfed.models.classification import CLASSIFICATION_METRICS, classification_metrics
+from medfed.models.regions import hausdorff95
 from medfed.models.regression import regression_metrics
+from medfed.models.segmentation import SegmentationMeter, dice_bce_loss
+from tests.models.tiny import make_task
 
 
 def numpy_ece(probs: np.ndarray, label: np.ndarray, bins: int) -> float:
@@ -90,7 +86,7 @@ def test_meters_do_not_depend_on_batches():
     logits, label = torch.randn(20, 2, generator=g), torch.randint(2, (20,), generator=g)
     results = []
     for size in (20, 7, 1):
-        meter = ClassificationMeter(torch.nn.functional.cross_entropy)
+        meter = make_task("classification").meter()
         for z, y in zip(logits.split(size), label.split(size), strict=True):
             meter.update(z, {"label": y})
         results.append(meter.compute())
@@ -98,7 +94,7 @@ def test_meters_do_not_depend_on_batches():
 
 
 def test_empty_meters_are_nan():
-    scores = ClassificationMeter(torch.nn.functional.cross_entropy).compute()
+    scores = make_task("classification").meter().compute()
     assert set(scores) == {"loss", *CLASSIFICATION_METRICS}
     scores |= SegmentationMeter(dice_bce_loss, ["a"], hausdorff=True).compute()
     assert all(math.isnan(v) for v in scores.values())

@@ -8,18 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from medfed.errors import ConfigError
-from medfed.models.networks import (
-    basic_unet,
-    count_parameters,
-    default_personal,
-    densenet121,
-    densenet_bc,
-    linear_regression,
-    logistic_regression,
-    small_cnn,
-    unet,
-)
+from medfed.common.errors import ConfigError
+from medfed.models.networks.densenet import densenet121, densenet_bc
+from medfed.models.networks.linear import LinearRegression, LogisticRegression
+from medfed.models.networks.personal import default_personal
+from medfed.models.networks.small_cnn import SmallCNN
+from medfed.models.networks.unet import basic_unet, unet
 
 COUNTS = [
     (densenet_bc(2, 1, 2), 198_224),
@@ -29,9 +23,9 @@ COUNTS = [
     (basic_unet(2, 4, 3), 488_475),
     (basic_unet(2, 3, 2), 488_394),
     (basic_unet(2, 3, 2, published=True), 486_562),
-    (linear_regression(58), 59),
-    (logistic_regression(58), 59),
-    (small_cnn(2, 1, 10), 24_170),
+    (LinearRegression(58), 59),
+    (LogisticRegression(58), 59),
+    (SmallCNN(2, 1, 10), 24_170),
 ]
 
 
@@ -44,7 +38,7 @@ def picked(net: nn.Module, patterns: tuple[str, ...]) -> list[str]:
 
 @pytest.mark.parametrize(("net", "count"), COUNTS)
 def test_parameter_count(net, count):
-    assert count_parameters(net) == count
+    assert sum(p.numel() for p in net.parameters()) == count
 
 
 @pytest.mark.parametrize("spatial_dims", [2, 3])
@@ -53,8 +47,8 @@ def test_parameter_count(net, count):
     [
         (lambda d: densenet_bc(d, 2, 3, block_config=(2, 2)), (2, 3)),
         (lambda d: densenet_bc(d, 2, 3, block_config=(2, 2), stem="small"), (2, 3)),
-        (lambda d: small_cnn(d, 2, 3, channels=(4, 8), strides=(1, 2)), (2, 3)),
-        (lambda d: small_cnn(d, 2, 3, channels=(4,), strides=(2,), norm="none"), (2, 3)),
+        (lambda d: SmallCNN(d, 2, 3, channels=(4, 8), strides=(1, 2)), (2, 3)),
+        (lambda d: SmallCNN(d, 2, 3, channels=(4,), strides=(2,), norm="none"), (2, 3)),
         (lambda d: unet(d, 2, 3, channels=(4, 8, 16), strides=(2, 2)), None),
         (lambda d: unet(d, 2, 3, channels=(4, 8), strides=(2,), norm="instance"), None),
         (lambda d: basic_unet(d, 2, 3, features=(2, 2, 4, 4, 4, 2)), None),
@@ -105,13 +99,13 @@ def test_unet_personal_is_up_path_and_output(depth, units):
 
 
 def test_small_cnn_personal_is_the_head_and_nothing_is_averaged_but_weights():
-    net = small_cnn(2, 1, 2)
+    net = SmallCNN(2, 1, 2)
     assert picked(net, default_personal(net)) == ["head.weight", "head.bias"]
     assert not list(net.buffers())
 
 
 def test_logistic_is_all_personal_and_starts_at_zero():
-    net = logistic_regression(4, 3)
+    net = LogisticRegression(4, 3)
     assert picked(net, default_personal(net)) == ["linear.weight", "linear.bias"]
     assert torch.equal(net(torch.randn(5, 4)), torch.zeros(5, 3))
 
@@ -124,16 +118,16 @@ def test_other_networks_have_no_default():
     ("build", "words"),
     [
         (lambda: densenet_bc(4, 1, 2), "spatial_dims must be 2 or 3"),
-        (lambda: densenet_bc(2, 1, 2, stem="smal"), "did you mean small"),
+        (lambda: densenet_bc(2, 1, 2, stem="smal"), "choose imagenet or small"),
         (lambda: unet(2, 1, 1, channels=(4, 8), strides=(2, 2)), "one stride fewer"),
-        (lambda: unet(2, 1, 1, norm="bach"), "did you mean batch"),
+        (lambda: unet(2, 1, 1, norm="bach"), "choose batch or instance"),
         (lambda: basic_unet(2, 1, 1, features=(4, 8)), "six features"),
-        (lambda: small_cnn(2, 1, 2, norm="groups"), "did you mean group"),
-        (lambda: small_cnn(2, 1, 2, channels=(6, 12, 24)), "multiples of 4"),
-        (lambda: small_cnn(2, 1, 2, channels=(8, 8)), "as many strides"),
-        (lambda: logistic_regression(3, 1), "out_channels >= 2.*model=linear"),
-        (lambda: linear_regression(3, 2), "these data have 2 classes; choose model=logistic"),
-        (lambda: linear_regression(3, spread=-1), "spread must not be negative"),
+        (lambda: SmallCNN(2, 1, 2, norm="groups"), "did you mean group"),
+        (lambda: SmallCNN(2, 1, 2, channels=(6, 12, 24)), "multiples of 4"),
+        (lambda: SmallCNN(2, 1, 2, channels=(8, 8)), "as many strides"),
+        (lambda: LogisticRegression(3, 1), "out_channels >= 2.*model=linear"),
+        (lambda: LinearRegression(3, 2), "these data have 2 classes; choose model=logistic"),
+        (lambda: LinearRegression(3, spread=-1), "spread must not be negative"),
     ],
 )
 def test_bad_options(build, words):

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
-from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn import linear_model
 from torch.utils.data import DataLoader
 
-from medfed.errors import ConfigError
-from medfed.models.networks import linear_regression, logistic_regression
+from medfed.common.errors import ConfigError
+from medfed.models.classification import RiskTask
+from medfed.models.networks.linear import LinearRegression, LogisticRegression
 from medfed.models.regression import RegressionTask
-from medfed.models.risk import RiskTask
 from medfed.models.segmentation import SegmentationTask
 from tests.models.tiny import SGD, make_batch, make_samples, make_task
 
@@ -168,7 +168,7 @@ def test_risk_reaches_sklearns_coefficients():
     g = torch.Generator().manual_seed(0)
     x = torch.randn(80, 4, generator=g, dtype=torch.float64)
     y = (x @ torch.tensor([1.0, -2.0, 0.5, 0.0]).double() + torch.randn(80, generator=g) > 0).long()
-    task = RiskTask(logistic_regression(4).double(), SGD, l2=0.1)
+    task = RiskTask(LogisticRegression(4).double(), SGD, l2=0.1)
     lbfgs = torch.optim.LBFGS(
         task.network.parameters(), max_iter=200, line_search_fn="strong_wolfe",
         tolerance_grad=1e-10, tolerance_change=1e-14,
@@ -182,7 +182,9 @@ def test_risk_reaches_sklearns_coefficients():
 
     lbfgs.step(closure)
     # scikit-learn minimises C * sum(losses) + |w|^2 / 2.
-    reference = LogisticRegression(C=1 / (80 * 0.1), tol=1e-10, max_iter=1000).fit(x, y)
+    reference = linear_model.LogisticRegression(C=1 / (80 * 0.1), tol=1e-10, max_iter=1000).fit(
+        x, y
+    )
     assert np.allclose(task.network.linear.weight.detach(), reference.coef_, atol=1e-5)
     assert np.allclose(task.network.linear.bias.detach(), reference.intercept_, atol=1e-5)
 
@@ -191,7 +193,7 @@ def test_regression_reaches_ridge_regression():
     g = torch.Generator().manual_seed(0)
     x = torch.randn(80, 4, generator=g, dtype=torch.float64)
     y = x @ torch.tensor([1.0, -2.0, 0.5, 0.0]).double() + 3 + torch.randn(80, generator=g)
-    task = RegressionTask(linear_regression(4).double(), SGD, l2=0.1)
+    task = RegressionTask(LinearRegression(4).double(), SGD, l2=0.1)
     lbfgs = torch.optim.LBFGS(
         task.network.parameters(), max_iter=200, line_search_fn="strong_wolfe",
         tolerance_grad=1e-12, tolerance_change=1e-16,
@@ -205,7 +207,7 @@ def test_regression_reaches_ridge_regression():
 
     lbfgs.step(closure)
     # scikit-learn minimises sum of squares + alpha |w|^2.
-    reference = Ridge(alpha=80 * 0.1 / 2, tol=1e-12).fit(x, y)
+    reference = linear_model.Ridge(alpha=80 * 0.1 / 2, tol=1e-12).fit(x, y)
     assert np.allclose(task.network.linear.weight.detach(), reference.coef_, atol=1e-8)
     assert np.allclose(task.network.linear.bias.detach(), reference.intercept_, atol=1e-8)
 
@@ -228,7 +230,7 @@ def test_personal_can_be_overridden():
 @pytest.mark.parametrize(
     ("build", "words"),
     [
-        (lambda: make_task("classification", loss="focl"), "did you mean focal"),
+        (lambda: make_task("classification", loss="focl"), "choose cross_entropy or focal"),
         (lambda: make_task("classification", class_weights=[1, 2, 3]), "3 class_weights"),
         (lambda: make_task("classification", selection=["acuracy", "max"]), "did you mean acc"),
         (lambda: make_task("risk", selection=["loss", "lowest"]), "must be max or min"),
@@ -245,5 +247,5 @@ def test_bad_options(build, words):
 
 
 def test_no_scheduler():
-    task = RiskTask(logistic_regression(5), functools.partial(torch.optim.Adam, lr=0.1))
+    task = RiskTask(LogisticRegression(5), functools.partial(torch.optim.Adam, lr=0.1))
     assert isinstance(task.configure_optimizers(), torch.optim.Adam)

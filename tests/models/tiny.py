@@ -6,10 +6,11 @@ import functools
 
 import torch
 
-from medfed.models.classification import ClassificationTask
-from medfed.models.networks import densenet_bc, linear_regression, logistic_regression, unet
+from medfed.models.classification import ClassificationTask, RiskTask
+from medfed.models.networks.densenet import densenet_bc
+from medfed.models.networks.linear import LinearRegression, LogisticRegression
+from medfed.models.networks.unet import unet
 from medfed.models.regression import RegressionTask
-from medfed.models.risk import RiskTask
 from medfed.models.segmentation import SegmentationTask
 from medfed.models.task import TaskModule
 
@@ -28,8 +29,8 @@ def make_task(kind: str, **options: object) -> TaskModule:
         net = densenet_bc(2, 1, 2, growth_rate=2, block_config=(2, 2), stem="small")
         return ClassificationTask(net, SGD, STEP, **options)
     if kind == "regression":
-        return RegressionTask(linear_regression(5), SGD, STEP, **options)
-    return RiskTask(logistic_regression(5), SGD, STEP, **options)
+        return RegressionTask(LinearRegression(5), SGD, STEP, **options)
+    return RiskTask(LogisticRegression(5), SGD, STEP, **options)
 
 
 def make_samples(kind: str, n: int = 32, size: int = 16) -> list[dict[str, torch.Tensor]]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from medfed.federation.federation import Federation
 from medfed.federation.reference import run_reference
-from medfed.models.networks import Canonical
+from medfed.models.networks.canonical import Canonical
 from medfed.personalize.ppfl import PPFL
 from tests.toys import ToyData, toy_federation
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.errors import ConfigError
+from medfed.common.errors import ConfigError
+from medfed.common.tensors import digest
 from medfed.federation.cohort import Cohort
 from medfed.federation.reference import run_reference
-from medfed.federation.tensors import digest
 from medfed.personalize.fedavg import FedAvg
 from medfed.personalize.finetune import FineTune
 from medfed.personalize.local import Local
@@ -77,9 +77,11 @@ def test_what_travels():
         assert not federation.algorithm.broadcast(federation.server, client).parts
 
 
-def test_the_budget_is_that_of_all_rounds():
-    federation = run(FineTune(local_share=0.5, rounds=4), cohort=None)
-    assert {c.steps_done for c in federation.clients.values()} == {16}
+@pytest.mark.parametrize(("steps", "expected"), [(4, [16] * 4), (None, [8, 8, 12, 12])], ids=str)
+def test_the_budget_is_that_of_all_rounds(steps, expected):
+    """One epoch is 6, 8, 10 and 12 samples in batches of 4."""
+    federation = run(FineTune(local_share=0.5, rounds=4), cohort=None, steps=steps)
+    assert [federation.clients[c].steps_done for c in federation.ids] == expected
 
 
 def test_some_of_the_model_may_be_personal_before():

@@ -7,7 +7,7 @@ import pytest
 import torch
 from sklearn.metrics import adjusted_rand_score
 
-from medfed.errors import ConfigError, NonFiniteError
+from medfed.common.errors import ConfigError, NonFiniteError
 from medfed.federation.cohort import Cohort
 from medfed.federation.reference import run_reference
 from medfed.personalize.fedavg import FedAvg

@@ -7,10 +7,10 @@ from itertools import pairwise
 import pytest
 import torch
 
-from medfed.federation.channel import Channel
-from medfed.federation.codecs import Dense
 from medfed.federation.cohort import Cohort
 from medfed.federation.reference import run_reference
+from medfed.federation.wire.channel import Channel
+from medfed.federation.wire.codecs.dense import Dense
 from medfed.personalize.pfednet import PFedNet
 from medfed.personalize.similarity import SimilarityGraph
 from tests.toys import ToyTask, toy_data, toy_federation
@@ -62,7 +62,7 @@ def test_each_phase_sends_its_own_part_and_receives_what_is_lacking(log, i, j):
             assert names(reply) == {message.phase: own[message.phase]}
             assert reply.kinds == {message.phase: "update"}
             assert names(after) == names(reply)
-        delivered, _ = federation.deliver(client)
+        delivered = federation.delivered(client)
         assert names(delivered) == {"personal": Z}
 
 

@@ -1,12 +1,14 @@
-"""A fixed penalty changes the way, not the solution; weighted edges change the solution."""
+"""pFedNet's options: penalty and weights of the Z step, and how phases divide the budget."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
+from medfed.federation.local_client import LocalClient
 from medfed.federation.reference import run_reference
-from medfed.personalize.functional import edge_similarity, network_lasso
+from medfed.functional.graph import edge_similarity
+from medfed.functional.network_lasso import network_lasso
 from medfed.personalize.pfednet import PFedNet
 from medfed.personalize.similarity import SimilarityGraph
 from tests.toys import ToyTask, toy_data, toy_federation
@@ -48,3 +50,49 @@ def test_the_limits_need_no_iteration(strength):
     z, server = personal(strength=strength)
     assert float(server["diagnostics"]["iterations"]) == 0
     assert bool((z == z[0]).all()) == (strength > 0)
+
+
+RING = SimilarityGraph(kind="ring")
+VARIANTS = {
+    "ring": {"graph": RING},
+    "data": {"graph": SimilarityGraph(sketch="data", neighbours=2)},
+    "label": {"graph": SimilarityGraph(sketch="label", neighbours=2)},
+    "two-x": {"graph": RING, "shared_rounds": 2, "personal_rounds": 1},
+    "z-alone": {"graph": RING, "shared_rounds": 0, "personal_rounds": 2},
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("steps", [3, None], ids=["steps", "epoch"])
+def test_every_variant_has_the_same_budget(variant, steps):
+    """One epoch of 6, 8, 10 and 12 samples in batches of 2 is 3, 4, 5 and 6 steps."""
+    data = toy_data(4, batch=2)
+    algorithm = PFedNet(**VARIANTS[variant])
+    _, federation, _ = toy_federation(algorithm, ToyTask(), data, steps=steps)
+    run_reference(federation, 3)
+    expected = [3, 3, 3, 3] if steps else [3, 4, 5, 6]
+    assert [federation.clients[c].steps_done for c in federation.ids] == [3 * n for n in expected]
+
+
+def test_a_model_sketch_costs_one_more_round_of_steps():
+    algorithm = PFedNet(graph=SimilarityGraph(sketch="model", neighbours=1))
+    _, federation, _ = toy_federation(algorithm, steps=4)
+    run_reference(federation, 3)
+    assert {c.steps_done for c in federation.clients.values()} == {4 * (3 + 1)}
+
+
+def test_an_opening_sketch_does_not_shift_the_shares(monkeypatch):
+    """Of 5 steps x has 2 and z has 3, whether or not a phase of sketches comes first."""
+    calls = []
+    train = LocalClient.train
+
+    def watched(self, start, **options):
+        calls.append((options["update"], options["steps"]))
+        return train(self, start, **options)
+
+    monkeypatch.setattr(LocalClient, "train", watched)
+    for graph in (RING, SimilarityGraph(sketch="label", neighbours=1)):
+        calls.clear()
+        _, federation, _ = toy_federation(PFedNet(graph=graph), steps=5)
+        run_reference(federation, 1)
+        assert calls == [("shared", 2)] * 3 + [("personal", 3)] * 3

@@ -10,13 +10,15 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from medfed.config import build, load
-from medfed.errors import ConfigError
+from medfed.common.errors import ConfigError
+from medfed.config.compose import build, load
 from medfed.federation.algorithm import ClientInfo
 from medfed.federation.reference import run_reference
 from medfed.federation.split import ParameterSplit
-from medfed.models.networks import densenet_bc, small_cnn, unet
-from medfed.personalize.functional import soft_quantize
+from medfed.functional.quantize import soft_quantize
+from medfed.models.networks.densenet import densenet_bc
+from medfed.models.networks.small_cnn import SmallCNN
+from medfed.models.networks.unet import unet
 from medfed.personalize.proxquant import ProxQuant
 from medfed.personalize.quantized import Quantized
 from medfed.personalize.quantized_layers import deal_bits, layer_weights
@@ -26,7 +28,7 @@ from tests.references.test_quantized import build as deep_federation
 from tests.toys import toy_data, toy_federation
 
 NETWORKS = {
-    "small_cnn": lambda: small_cnn(2, 1, 4),
+    "small_cnn": lambda: SmallCNN(2, 1, 4),
     "densenet_bc": lambda: densenet_bc(2, 1, 2, block_config=(2, 2, 2), stem="small"),
     "unet": lambda: unet(2, 4, 3, num_res_units=0),
 }

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.errors import ConfigError
+from medfed.common.errors import ConfigError
 from medfed.federation.reference import run_reference
 from medfed.personalize.pfednet import PFedNet
 from medfed.personalize.similarity import SimilarityGraph

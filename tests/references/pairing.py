@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from medfed.federation.cohort import Cohort
 from medfed.federation.federation import Federation
 from medfed.federation.reference import run_reference
 from tests.references.linear_net import Model, Problem
-from tests.toys import ToyTask, toy_data, toy_federation
+from tests.toys import ToyData, ToyTask, toy_data, toy_federation
 
 
 def run_both_ways(
@@ -56,6 +57,52 @@ def run_both_ways(
         kept,
     )
     return run_reference(federation, rounds), problem
+
+
+class Drawn(ToyData):
+    """Remembers the batches that training drew, so that a reference takes the same ones."""
+
+    def train_batches(self, seed):
+        for batch in super().train_batches(seed):
+            self.drawn.append((batch["image"].numpy(), batch["label"].numpy()))
+            yield batch
+
+
+def run_on_minibatches(
+    algorithm: Algorithm, *, rounds: int = 4, fraction: float = 1.0, **changes: Any
+) -> tuple[Federation, Minibatches]:
+    """Returns the finished federation, and what a NumPy loop needs to do the same.
+
+    The clients hold 6, 8, 10, ... samples in batches of 4, in double precision.
+    """
+    data = [Drawn(d.id, d.x, d.y, batch_size=4) for d in toy_data(4, dtype=torch.float64, batch=4)]
+    for client in data:
+        client.drawn = []
+    settings = {"steps": 5, "lr": 0.05, "momentum": 0.0, **changes}
+    task, cohort = ToyTask(norm=False, dtype=torch.float64), Cohort(fraction=fraction)
+    _, federation, local = toy_federation(
+        algorithm, task, data, rounds=rounds, cohort=cohort, **settings
+    )
+    initial = to_numpy(local.initial())
+    run_reference(federation, rounds)
+    cohorts = [[federation.ids.index(c) for c in federation.members(t)] for t in range(rounds)]
+    sizes = [d.num_samples if algorithm.weighting == "samples" else 1 for d in data]
+    return federation, Minibatches(
+        initial, cohorts, np.array(sizes) / sum(sizes), [iter(d.drawn) for d in data], **settings
+    )
+
+
+@dataclass
+class Minibatches:
+    """Start, cohorts, shares p_n of the clients, and the batches of each in order."""
+
+    initial: Model
+    cohorts: list[list[int]]
+    shares: np.ndarray
+    batches: list[Iterator[tuple[np.ndarray, np.ndarray]]]
+    steps: int
+    lr: float
+    momentum: float
 
 
 def to_numpy(tensors: Mapping[str, torch.Tensor]) -> Model:

@@ -10,7 +10,7 @@ import torch
 
 from medfed.federation.cohort import Cohort
 from medfed.federation.reference import run_reference
-from medfed.models.networks import Canonical
+from medfed.models.networks.canonical import Canonical
 from medfed.personalize.ifca import IFCA
 from tests.references.ifca_loop import ifca
 from tests.references.linear_net import BODY, HEAD, Problem
@@ -97,7 +97,7 @@ def test_equals_the_papers_loop(setting, share_body, mix):
         row = np.full(COUNT, 1 / COUNT) if chosen is None else np.eye(COUNT)[chosen]
         assert np.array_equal(fed.server["membership"][client].numpy(), row)
         assert np.array_equal(fed.personal_model(client)["membership"].numpy(), row)
-    history = fed.algorithm.memberships(fed.server).numpy()
+    history = fed.memberships().numpy()
     assert history.shape == (ROUNDS + 1, 6, COUNT)
     for t, choice in enumerate(expected.choices):
         assert all(history[t + 1, i].argmax() == k for i, k in choice.items())

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.federation.joining import newcomer, welcome
+from medfed.federation.newcomer import exchange, newcomer
 from medfed.federation.reference import run_reference
+from medfed.functional.sketches import data_sketch
 from medfed.personalize.ditto import Ditto
-from medfed.personalize.functional.sketches import data_sketch
 from medfed.personalize.pfednet import PFedNet
 from medfed.personalize.ppfl import PPFL
 from medfed.personalize.similarity import SimilarityGraph
@@ -34,7 +34,7 @@ def joined(algorithm, task, **changes):
     _, federation, _ = toy_federation(algorithm, task, data, steps=STEPS, **changes)
     run_reference(federation, 3)
     client = newcomer(federation, arriving())
-    message, ledger = welcome(federation, client)
+    message, ledger = exchange(federation, client)
     return federation, client, message, ledger
 
 
@@ -42,7 +42,7 @@ def joined(algorithm, task, **changes):
 def test_ppfl_fits_the_membership_of_the_papers_step(mix):
     algorithm = PPFL(membership_lr=0.4, strength=0.2)
     federation, client, message, ledger = joined(algorithm, canonical_toy(COUNT, mix))
-    model = algorithm.join(client, message)
+    model = algorithm.onboard(client, message)
     theta = to_numpy(federation.server["shared"])
     c, data = np.full(COUNT, 1 / COUNT), (client.data.x.numpy(), client.data.y.numpy())
     for _ in range(STEPS):
@@ -88,7 +88,7 @@ def test_pfednet_gives_the_mean_of_the_nearest(neighbours):
     gaps = [np.linalg.norm(moments[c] - moments["new"]) for c in federation.ids]
     near = np.argsort(gaps)[: min(neighbours, 4)]
     expected = {n: t.numpy()[near].mean(0) for n, t in federation.server["personal"].items()}
-    model = algorithm.join(client, message)
+    model = algorithm.onboard(client, message)
     assert_same(model, {**to_numpy(federation.server["shared"]), **expected}, 1e-12)
     parts = {(e.direction, e.part) for e in ledger.entries}
     assert parts == {("up", "sketch"), ("down", "shared"), ("down", "personal")}
@@ -114,7 +114,7 @@ def test_dittos_model_begins_at_w_and_is_tied_to_it():
     for _ in range(STEPS):
         g = gradient(v, client.data.x.numpy(), client.data.y.numpy())
         v = {n: v[n] - 0.05 * (g[n] + 0.7 * (v[n] - w[n])) for n in v}
-    assert_same(algorithm.join(client, message), v, 1e-12)
+    assert_same(algorithm.onboard(client, message), v, 1e-12)
 
 
 def test_a_newcomer_of_a_planted_group_finds_the_groups_model():
@@ -131,8 +131,8 @@ def test_a_newcomer_of_a_planted_group_finds_the_groups_model():
     for client in late:
         few = ToyData("new", client.x[:6], client.y[:6])
         arrived = newcomer(federation, few)
-        message, _ = welcome(federation, arrived)
-        found = algorithm.fit_membership(arrived, algorithm.arrival(arrived, message), 50)
+        message, _ = exchange(federation, arrived)
+        found = algorithm.fit_membership(arrived, algorithm.onboarding_start(arrived, message), 50)
         group = int(client.id[1:]) % 3
         assert int(found.argmax()) == int(members[f"c{group}"].argmax())
         assert found.sum() == pytest.approx(1)
@@ -143,7 +143,7 @@ def test_a_newcomers_model_is_quantised_like_the_others(name):
     _, federation, _ = contract_federation(name)
     run_reference(federation, 1)
     client = newcomer(federation, toy_data(batch=4)[1])
-    model = federation.algorithm.join(client, welcome(federation, client)[0])
+    model = federation.algorithm.onboard(client, exchange(federation, client)[0])
     names = federation.algorithm.names
     assert names
     for entry in names:

@@ -43,7 +43,7 @@ CASES = [
     (1.0, "ring", "divided", {}, {"momentum": 0.9, "lr": 0.02}),
     (2.0, "ring", "J2", {}, {"momentum": 0.9, "lr": 0.02, "kept": True}),
     (2.0, "ring", "divided", {"weighting": "samples"}, {}),
-    *[(p, "complete", "J2", {}, {"fraction": 0.5, "rounds": 5}) for p in (1.0, 2.0, math.inf)],
+    *[(p, "complete", "J2", {}, {"fraction": 0.5, "rounds": 7}) for p in (1.0, 2.0, math.inf)],
     (2.0, "ring", "divided", {"z_step": "literal"}, {"fraction": 0.5}),
 ]
 

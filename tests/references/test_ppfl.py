@@ -8,8 +8,8 @@ import torch
 
 from medfed.federation.cohort import Cohort
 from medfed.federation.reference import run_reference
-from medfed.personalize.affinity import Affinity
 from medfed.personalize.ppfl import PPFL
+from medfed.personalize.similarity import Affinity
 from tests.references.linear_net import loss
 from tests.references.pairing import assert_same, to_numpy
 from tests.references.ppfl_loop import Setting, gradients, head, ppfl

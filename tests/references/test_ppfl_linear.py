@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from medfed.federation.reference import run_reference
-from medfed.models.networks import Canonical, linear_regression
+from medfed.models.networks.canonical import Canonical
+from medfed.models.networks.linear import LinearRegression
 from medfed.models.regression import RegressionTask
 from medfed.personalize.ppfl import PPFL
 from tests.references.pairing import to_numpy
@@ -43,7 +44,7 @@ def test_equals_the_matrices(mix):
     networks = []
     for k in range(COUNT):
         torch.manual_seed(k)
-        networks.append(linear_regression(3, spread=0.5).double())
+        networks.append(LinearRegression(3, spread=0.5).double())
     task = RegressionTask(Canonical(networks, ["*"], mix, "identity"), torch.optim.SGD)
     data = toy_data(4, dtype=torch.float64)
     algorithm = PPFL(strength=0.0, membership_lr=MEMBERSHIP_LR)

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from medfed.federation.channel import Channel
-from medfed.federation.codecs import Dense
 from medfed.federation.cohort import Cohort
 from medfed.federation.reference import run_reference
+from medfed.federation.wire.channel import Channel
+from medfed.federation.wire.codecs.dense import Dense
+from medfed.functional.kmeans import initial_centers
 from medfed.personalize.binaryrelax import BinaryRelax
-from medfed.personalize.functional import initial_centers
 from medfed.personalize.proxquant import ProxQuant
 from medfed.personalize.quantized import Quantized
 from medfed.personalize.qupel import QuPeL

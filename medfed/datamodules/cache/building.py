@@ -9,57 +9,38 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 
-from medfed.datamodules.cache import files
-from medfed.datamodules.cache.files import Arrays
-from medfed.datamodules.cache.progress import Steps
-from medfed.datamodules.cache.recipe import Item, Recipe
-from medfed.datamodules.cache.store import ITEMS, MANIFEST, Entry, Manifest, Store, find, shard
-from medfed.errors import DataError, MedfedError
+from medfed.common.errors import DataError, MedfedError
+from medfed.common.files import atomic, locked, remove_partial, sha256, write_json, writing
+from medfed.common.progress import Steps
+from medfed.datamodules.cache.arrays import Arrays, checksum, map_array
+from medfed.datamodules.cache.store import (
+    ITEMS,
+    MANIFEST,
+    Entry,
+    Item,
+    Manifest,
+    Recipe,
+    Store,
+    find,
+    shard,
+)
 
+ELSEWHERE = "set data.cache to another folder"
 SMALL = 256 * 2**20  # bytes of sources that are read before worker processes have started
-
-
-@runtime_checkable
-class Cached(Protocol):
-    """A data module whose data `scripts/prepare.py` can prepare."""
-
-    def build_cache(self, workers: int | None = None) -> Store:
-        """Makes the cache, or completes or verifies the one that is there."""
-        ...
-
-
-def ensure(
-    recipe: Recipe, root: Path, workers: int | None = None, quiet: bool = False
-) -> tuple[Store, bool]:
-    """Opens a cache, and makes it first where it is not there; what training calls.
-
-    Args:
-        recipe: What it is made of.
-        root: The folder of caches.
-        workers: See `build`.
-        quiet: Whether to show no progress.
-
-    Returns:
-        The cache, and whether it was made now.
-
-    Raises:
-        DataError: If it is damaged, a source has changed since or is bad, or it cannot be written.
-    """
-    if (store := find(recipe, root)) is not None:
-        return store, False
-    return build(recipe, root, workers, quiet), True
 
 
 def build(recipe: Recipe, root: Path, workers: int | None = None, quiet: bool = False) -> Store:
@@ -82,18 +63,18 @@ def build(recipe: Recipe, root: Path, workers: int | None = None, quiet: bool = 
         DataError: If a source is bad, or the folder cannot be written. The finished items stay.
     """
     folder = root / recipe.name
-    with files.writing(folder):
+    with writing(folder, ELSEWHERE):
         (folder / ITEMS).mkdir(parents=True, exist_ok=True)
-        with files.locked(folder):
+        with locked(folder):
             store = _whole(recipe, root)
             if store is None:
                 (folder / MANIFEST).unlink(missing_ok=True)
-                files.remove_partial(folder)
-                files.remove_partial(folder / ITEMS)
+                remove_partial(folder)
+                remove_partial(folder / ITEMS)
                 entries = _make_all(recipe, folder, workers, quiet)
                 store = _finish(recipe, folder, entries)
             if recipe.joined:
-                _remove_items(folder)
+                shutil.rmtree(folder / ITEMS, ignore_errors=True)
     return store
 
 
@@ -184,7 +165,7 @@ def make_item(
     if (kept := _kept(seal, index, item, sources)) is not None:
         return kept
     try:
-        hashes = {path.name: files.sha256(path) for path in item.hashed}
+        hashes = {path.name: sha256(path) for path in item.hashed}
         arrays = read(*item.args)
     except MedfedError:
         raise
@@ -192,12 +173,13 @@ def make_item(
         names = ", ".join(str(path) for path in item.files)
         raise DataError(f"{item.id} cannot be prepared from {names}: {error}") from error
     count = len(next(iter(arrays.values())))
-    entry = Entry(item.id, sorted(arrays), count, files.checksum(arrays), sources, hashes)
-    with files.writing(folder):
+    entry = Entry(item.id, sorted(arrays), count, checksum(arrays), sources, hashes)
+    with writing(folder, ELSEWHERE):
         seal.unlink(missing_ok=True)
         for name, array in arrays.items():
-            files.write_array(folder / shard(index, name), array, sync)
-        files.write_json(seal, asdict(entry), sync)
+            with atomic(folder / shard(index, name), sync) as file:
+                np.lib.format.write_array(file, array, allow_pickle=False)
+        write_json(seal, asdict(entry), sync)
     return entry
 
 
@@ -208,8 +190,8 @@ def _kept(seal: Path, index: int, item: Item, sources: list[list[Any]]) -> Entry
         if entry.id != item.id or entry.sources != sources:
             return None
         folder = seal.parent.parent
-        arrays = {name: files.map_array(folder / shard(index, name)) for name in entry.fields}
-        return entry if files.checksum(arrays) == entry.checksum else None
+        arrays = {name: map_array(folder / shard(index, name)) for name in entry.fields}
+        return entry if checksum(arrays) == entry.checksum else None
     except (OSError, ValueError, TypeError, DataError):
         return None
 
@@ -231,25 +213,16 @@ def _finish(recipe: Recipe, folder: Path, entries: list[Entry]) -> Store:
 
 def _join(folder: Path, name: str, counts: Sequence[int]) -> None:
     """Writes the items' arrays one after the other into one file."""
-    parts = [files.read_payload(folder / shard(i, name)) for i in range(len(counts))]
-    first = parts[0]
-    kinds = {(p.dtype, p.shape[1:]) for p in parts}
-    if len(kinds) > 1 or [p.shape[0] for p in parts] != list(counts):
-        raise DataError(f"The {name} of the items of {folder} cannot be joined to one array.")
+    parts = (map_array(folder / shard(i, name), whole=True) for i in range(len(counts)))
+    first = next(parts)
     header = {
         "descr": np.lib.format.dtype_to_descr(first.dtype),
         "fortran_order": False,
         "shape": (sum(counts), *first.shape[1:]),
     }
-    with files.atomic(folder / f"{name}.npy") as file:
+    with atomic(folder / f"{name}.npy") as file:
         np.lib.format.write_array_header_1_0(file, header)
-        for part in parts:
-            file.write(part.data())
-
-
-def _remove_items(folder: Path) -> None:
-    """Removes what was joined."""
-    for path in (folder / ITEMS).glob("*"):
-        path.unlink(missing_ok=True)
-    with suppress(OSError):
-        (folder / ITEMS).rmdir()
+        for part, count in zip(chain([first], parts), counts, strict=True):
+            if (part.dtype, part.shape) != (first.dtype, (count, *first.shape[1:])):
+                raise DataError(f"The {name} of the items of {folder} cannot be joined.")
+            file.write(np.ascontiguousarray(part).data)

@@ -1,21 +1,96 @@
-"""A finished cache, opened for reading; nothing half-written is ever opened."""
+"""What a cache is made of, and what a finished one holds; nothing half-written is ever opened."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
 
-from medfed.datamodules.cache.files import checksum, digest, map_array, write_json
-from medfed.datamodules.cache.recipe import FORMAT, Recipe
-from medfed.errors import DataError
+from medfed.common.errors import DataError
+from medfed.common.files import digest, write_json
+from medfed.datamodules.cache.arrays import Arrays, checksum, map_array
+
+FORMAT = 1  # raise when the layout of a cache changes, so that an old one is not misread
 
 MANIFEST = "manifest.json"
 ITEMS = "items"
+
+
+@dataclass(frozen=True)
+class Item:
+    """One source, such as a scan.
+
+    Attributes:
+        id: Unique in the recipe.
+        files: The files that it is read from. Their sizes and times of change are recorded: an item
+            whose files have changed since is stale.
+        hashed: Those among them that are small enough to be hashed whole, such as headers.
+        args: The arguments of `Recipe.read`; picklable, and small.
+    """
+
+    id: str
+    files: tuple[Path, ...]
+    hashed: tuple[Path, ...] = ()
+    args: tuple[Any, ...] = ()
+
+    def sources(self) -> list[list[Any]]:
+        """Returns name, size and time of change (ns) of every file, for JSON.
+
+        Raises:
+            DataError: If a file is gone.
+        """
+        found = []
+        for path in self.files:
+            try:
+                stat = path.stat()
+            except OSError as error:
+                raise DataError(
+                    f"{path} of {self.id} cannot be read ({error.strerror})."
+                ) from error
+            found.append([path.name, stat.st_size, stat.st_mtime_ns])
+        return found
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to make a cache.
+
+    Attributes:
+        kind: The first part of the folder's name, such as ``"luna16"``.
+        settings: Everything that determines the content beside the sources, as JSON. Two data sets
+            with equal settings and ids share a folder, so put in what tells them apart.
+        items: The sources, in the order that they shall have.
+        read: Reads one item: a module-level function (worker processes import it) called with
+            `Item.args`; returns arrays by name. Equal arguments must give equal bytes, on any
+            number of threads.
+        joined: Whether the items' arrays are joined along their first axis to one file per name
+            (samples); otherwise every item keeps files of its own (volumes).
+        command: What to run to make the cache again, for error sentences.
+    """
+
+    kind: str
+    settings: Mapping[str, Any]
+    items: tuple[Item, ...]
+    read: Callable[..., Arrays]
+    joined: bool = True
+    command: str = "medfed prepare"
+
+    @property
+    def name(self) -> str:
+        """The folder's name, with a hash of what determines the content.
+
+        Example:
+            >>> one = Recipe("demo", {"size": 32}, (Item("a", ()),), dict)
+            >>> two = Recipe("demo", {"size": 16}, (Item("a", ()),), dict)
+            >>> one.name == two.name, one.name.startswith("demo_")
+            (False, True)
+        """
+        ids = [item.id for item in self.items]
+        return f"{self.kind}_{digest([FORMAT, self.joined, dict(self.settings), ids])[:12]}"
 
 
 @dataclass(frozen=True)
@@ -67,7 +142,7 @@ class Manifest:
     def write(self, folder: Path) -> None:
         """Writes the manifest, sealed by its own hash."""
         content = {**asdict(self), "checksum": self.checksum}
-        write_json(folder / MANIFEST, {**content, "seal": digest(content)})
+        write_json(folder / MANIFEST, {**content, "seal": digest(content)}, sync=True)
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:

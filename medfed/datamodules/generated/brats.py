@@ -9,19 +9,18 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
-import nibabel as nib
 import numpy as np
 
-from medfed.datamodules.generated.anatomy import make_head
-from medfed.datamodules.generated.cohort import Cohort
-from medfed.datamodules.generated.hospital import Hospital, make_hospitals
-from medfed.datamodules.generated.scanner import CHANNELS, acquire
-from medfed.datamodules.seeding import numpy_rng
-from medfed.errors import ConfigError
+from medfed.common.seeding import numpy_rng
+from medfed.datamodules.generated.cohort import ScanCohort
+from medfed.datamodules.generated.head import CHANNELS, acquire, make_head
+from medfed.datamodules.generated.hospitals import MriHospital
+
+LABELS = ("background", "edema", "non-enhancing tumor", "enhancing tumour")
 
 
 @dataclass(frozen=True)
-class BratsCohort(Cohort):
+class BratsCohort(ScanCohort):
     """What is generated; equal parameters give equal files, byte by byte.
 
     Attributes:
@@ -39,18 +38,16 @@ class BratsCohort(Cohort):
     version: ClassVar[int] = 2
     index: ClassVar[str] = "dataset.json"
 
-    hospitals: int = 5
-    patients: int = 12
+    least: ClassVar[int] = 8
+    instead: ClassVar[str] = "data=brats data.path=/path/to/Task01_BrainTumour"
+
     shape: tuple[int, int, int] = (80, 80, 20)
     seed: int = 2017
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", tuple(self.shape))
-        if self.hospitals < 1 or self.patients < 1 or len(self.shape) != 3 or min(self.shape) < 8:
-            raise ConfigError(
-                "data.generated needs at least 1 hospital and patient, and 3 sizes of 8 or more: "
-                f"{self}."
-            )
+    @property
+    def what(self) -> str:
+        """See `Cohort.what`."""
+        return f"a BraTS-like cohort of {self.hospitals * self.patients} patients"
 
     def write(self, folder: Path) -> None:
         """Writes images, labels, ``dataset.json`` and ``centres.json``.
@@ -60,8 +57,7 @@ class BratsCohort(Cohort):
         """
         (folder / "imagesTr").mkdir()
         (folder / "labelsTr").mkdir()
-        hospitals = make_hospitals(self.hospitals, self.seed)
-        owners = [hospital for hospital in hospitals for _ in range(self.patients)]
+        owners = self.owners(MriHospital, self.seed)
         cases = {f"BRATS_{n:03d}": hospital for n, hospital in enumerate(owners, start=1)}
         with ThreadPoolExecutor(max_workers=4) as pool:  # each case has a generator of its own
             list(pool.map(partial(self._write_case, folder), cases, cases.values()))
@@ -69,7 +65,7 @@ class BratsCohort(Cohort):
         (folder / "centres.json").write_text(json.dumps(centres, indent=1))
         (folder / "dataset.json").write_text(json.dumps(self._index(list(cases)), indent=1))
 
-    def _write_case(self, folder: Path, case: str, hospital: Hospital) -> None:
+    def _write_case(self, folder: Path, case: str, hospital: MriHospital) -> None:
         rng = numpy_rng(self.seed, "brats", case)
         head = make_head(rng, self.shape, hospital)
         image = acquire(rng, head, hospital)
@@ -77,6 +73,8 @@ class BratsCohort(Cohort):
         # Left to right reversed, as in many real files: readers must reorient.
         affine = np.diag([-size[0], size[1], size[2], 1.0])
         affine[:3, 3] = [96, -96, -72]
+        import nibabel as nib
+
         for part, data in (("imagesTr", image[::-1]), ("labelsTr", head.label[::-1])):
             nib.save(nib.Nifti1Image(data, affine), folder / part / f"{case}.nii.gz")
 
@@ -89,12 +87,7 @@ class BratsCohort(Cohort):
             "description": "Generated, BraTS-like: not real patients",
             "tensorImageSize": "4D",
             "modality": {str(n): name for n, name in enumerate(CHANNELS)},
-            "labels": {
-                "0": "background",
-                "1": "edema",
-                "2": "non-enhancing tumor",
-                "3": "enhancing tumour",
-            },
+            "labels": {str(n): name for n, name in enumerate(LABELS)},
             "numTraining": len(cases),
             "training": pairs,
             "parameters": {"version": self.version, **asdict(self)},

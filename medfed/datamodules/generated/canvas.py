@@ -1,4 +1,4 @@
-"""Tubes and blobs painted into a CT volume, in mm and with edges as partial volume blurs them."""
+"""Tubes, blobs and nodules painted into a CT volume, in mm; partial volume blurs their edges."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+Rng = np.random.Generator
 Array = NDArray[np.float32]
 Point = NDArray[np.float64]  # (3,) mm x y z
+Spacing = tuple[float, float, float]  # mm along x, y, z
+Box = tuple[slice, ...]
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,7 @@ class Canvas:
     """
 
     hu: Array
-    spacing: tuple[float, float, float]
+    spacing: Spacing
 
     @property
     def half(self) -> Point:
@@ -38,7 +41,7 @@ class Canvas:
         )
         return x[None, None], y[None, :, None], z[:, None, None]
 
-    def window(self, low: Point, high: Point) -> tuple[tuple[slice, ...], list[Array]]:
+    def window(self, low: Point, high: Point) -> tuple[Box, list[Array]]:
         """The voxels of a box, as slices (z, y, x), and their positions x, y, z in mm."""
         half, step = self.half, np.array(self.spacing)
         size = np.array(self.hu.shape[::-1])
@@ -107,11 +110,47 @@ class Canvas:
             surface += height * np.sin(angle / np.maximum(distance, np.float32(1e-3)) + phase)
         self._blend(box, distance - np.float32(radius) * surface, value, soft, dark=False)
 
-    def _blend(
-        self, box: tuple[slice, ...], distance: Array, value: float, soft: float, dark: bool
-    ) -> None:
+    def _blend(self, box: Box, distance: Array, value: float, soft: float, dark: bool) -> None:
         """Mixes a value in by the share of each voxel that lies within; `distance` is in mm."""
         share = np.clip(0.5 - distance / np.float32(soft), 0, 1)
         old = self.hu[box]
         mixed = old + share * (np.float32(value) - old)
         self.hu[box] = np.minimum(old, mixed) if dark else np.maximum(old, mixed)
+
+
+@dataclass(frozen=True)
+class Nodule:
+    """One nodule.
+
+    Attributes:
+        centre: (3,) mm from the middle of the volume.
+        diameter: mm.
+    """
+
+    centre: Point
+    diameter: float
+
+
+def paint_nodule(rng: Rng, canvas: Canvas, nodule: Nodule, subsolid: bool) -> None:
+    """Solid, ground glass or both; round to lobulated, sometimes with spicules."""
+    radius = nodule.diameter / 2
+    stretch = rng.uniform(0.85, 1.15, size=3).tolist()
+    waves = _waves(rng, rng.uniform(0.0, 0.13))
+    value = rng.uniform(-620, -380) if subsolid else rng.uniform(-80, 80)
+    soft = rng.uniform(1.5, 3.0) if subsolid else None
+    canvas.blob(nodule.centre, radius, value, stretch=stretch, waves=waves, soft=soft)
+    if subsolid and rng.random() < 0.5:
+        off = nodule.centre + 0.25 * radius * rng.standard_normal(3)
+        canvas.blob(off, 0.45 * radius, rng.uniform(-150, 30))
+    if rng.random() < 0.25:
+        for _ in range(int(rng.integers(4, 8))):
+            way = rng.standard_normal(3)
+            tip = nodule.centre + way / np.linalg.norm(way) * radius * rng.uniform(1.4, 2.0)
+            canvas.tube(nodule.centre, tip, 0.5, -250)
+
+
+def _waves(rng: Rng, height: float) -> Array:
+    """(4, 5) waves of a lobulated surface."""
+    directions = rng.normal(0, 2.2, size=(4, 3))
+    phases = rng.uniform(0, 2 * np.pi, size=(4, 1))
+    return np.hstack([directions, phases, np.full((4, 1), height)]).astype(np.float32)

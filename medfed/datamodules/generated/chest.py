@@ -1,4 +1,4 @@
-"""One side of a chest, as the field of view of a scan of one lung shows it: wall, lung, vessels.
+"""One side of a chest, as a scan of one lung shows it: wall, lung, vessels, nodules and the like.
 
 Distances are in mm from the middle of the volume. The lung is drawn in shares of the field of view,
 as scans are fitted to the patient; vessels, airways and nodules have their size in mm.
@@ -11,11 +11,21 @@ from dataclasses import dataclass, field
 import numpy as np
 from scipy.ndimage import gaussian_filter, zoom
 
-from medfed.datamodules.generated.canvas import Array, Canvas, Point
-from medfed.datamodules.generated.ct_hospital import CtHospital
+from medfed.datamodules.generated.canvas import (
+    Array,
+    Canvas,
+    Nodule,
+    Point,
+    Rng,
+    Spacing,
+    paint_nodule,
+)
+from medfed.datamodules.generated.hospitals import CtHospital
 
-Rng = np.random.Generator
+Shape = tuple[int, int, int]
+Tube = tuple[Point, Point, float]  # start, end, radius
 MAX_TUBES = 420  # pieces of vessel in one lung
+DIAMETERS = (4.0, 20.0)  # of nodules, mm
 
 
 @dataclass(frozen=True)
@@ -26,14 +36,14 @@ class Chest:
         canvas: The volume.
         depth: (z, y, x) 0 in the middle of the lung, 1 at the pleura, more outside.
         side: 1 if the chest wall is to the patient's right, else -1.
-        vessels: Pieces of vessel: start, end, radius.
+        vessels: Pieces of vessel.
         airways: Middles of the pieces of airway.
     """
 
     canvas: Canvas
     depth: Array
     side: int
-    vessels: list[tuple[Point, Point, float]] = field(default_factory=list)
+    vessels: list[Tube] = field(default_factory=list)
     airways: list[Point] = field(default_factory=list)
 
     def depth_at(self, point: Point) -> float:
@@ -45,9 +55,7 @@ class Chest:
         return float(self.depth[tuple(index)])
 
 
-def make_chest(
-    rng: Rng, shape: tuple[int, int, int], spacing: tuple[float, float, float], hospital: CtHospital
-) -> Chest:
+def make_chest(rng: Rng, shape: Shape, spacing: Spacing, hospital: CtHospital) -> Chest:
     """Draws one patient's lung.
 
     Args:
@@ -116,9 +124,9 @@ def _paint_lung(rng: Rng, canvas: Canvas, depth: Array, v: Array, hospital: CtHo
 
 def _walk(
     rng: Rng, chest: Chest, start: Point, heading: Point, radius: float, taper: float
-) -> list[tuple[Point, Point, float]]:
+) -> list[Tube]:
     """A branching walk from the hilum outwards, until the twigs are thin or at the pleura."""
-    pieces: list[tuple[Point, Point, float]] = []
+    pieces: list[Tube] = []
     tips = [(start, heading, radius)]
     while tips and len(pieces) < MAX_TUBES:
         point, heading, radius = tips.pop(0)
@@ -167,3 +175,109 @@ def _grow_airways(rng: Rng, chest: Chest) -> None:
         for begin, end, radius in pieces:
             chest.canvas.tube(begin, end, radius, -980, dark=True)
         chest.airways.extend((begin + end) / 2 for begin, end, radius in pieces if radius > 1)
+
+
+def add_nodules(rng: Rng, chest: Chest, hospital: CtHospital) -> list[Nodule]:
+    """Paints the nodules of one patient, at least one.
+
+    Args:
+        rng: Source of randomness, this patient's own.
+        chest: The lung, changed in place.
+        hospital: Number, size and kind of nodules.
+
+    Returns:
+        The nodules, none of which touches another or the end of the volume.
+    """
+    found: list[Nodule] = []
+    for _ in range(max(int(rng.poisson(hospital.nodules)), 1)):
+        diameter = float(np.clip(rng.lognormal(np.log(hospital.diameter), 0.38), *DIAMETERS))
+        pleural = rng.random() < hospital.pleural
+        centre = _free_place(rng, chest, found, diameter, (0.88, 0.97) if pleural else (0, 0.85))
+        if centre is not None:
+            found.append(Nodule(centre, diameter))
+            paint_nodule(rng, chest.canvas, found[-1], rng.random() < hospital.subsolid)
+    return found
+
+
+def add_lookalikes(
+    rng: Rng, chest: Chest, hospital: CtHospital, nodules: list[Nodule], count: int
+) -> list[Point]:
+    """Finds, and partly paints, what is no nodule.
+
+    Args:
+        rng: Source of randomness, this patient's own.
+        chest: The lung, changed in place.
+        hospital: Share of scars and plaques.
+        nodules: The nodules, from which these places keep away.
+        count: How many to look for.
+
+    Returns:
+        Their places: vessels and their forks, airways, scars, plaques, bumps of the pleura.
+    """
+    places: list[Point] = []
+    for _ in range(count):
+        kind = rng.random()
+        if kind < hospital.scars:
+            place = _scar(rng, chest, nodules) if rng.random() < 0.6 else _bump(rng, chest, nodules)
+        elif kind < hospital.scars + 0.12 and chest.airways:
+            place = chest.airways[int(rng.integers(len(chest.airways)))]
+        elif kind < hospital.scars + 0.22:
+            place = _free_place(rng, chest, nodules, 2.0, (0.9, 1.0))
+        else:
+            place = _vessel(rng, chest)
+        if place is not None and _is_free(chest, place, nodules, 3.0):
+            places.append(place)
+    return places
+
+
+def _is_free(chest: Chest, place: Point, nodules: list[Nodule], radius: float) -> bool:
+    """Whether a ball lies inside the volume and apart from all nodules."""
+    if (np.abs(place) + radius > chest.canvas.half).any():
+        return False
+    gaps = [np.linalg.norm(place - n.centre) - n.diameter / 2 - radius for n in nodules]
+    return not gaps or float(min(gaps)) > 2.0
+
+
+def _free_place(
+    rng: Rng, chest: Chest, nodules: list[Nodule], diameter: float, depth: tuple[float, float]
+) -> Point | None:
+    """A place in the lung at a given depth, where a ball of this diameter has room."""
+    for _ in range(400):
+        place = rng.uniform(-0.95, 0.95, size=3) * chest.canvas.half
+        low, high = depth
+        if low <= chest.depth_at(place) <= high and _is_free(chest, place, nodules, diameter / 2):
+            return np.asarray(place)
+    return None
+
+
+def _vessel(rng: Rng, chest: Chest) -> Point | None:
+    """A place on a vessel of the calibre of a nodule; forks and bends are where pieces meet."""
+    wide = [end for _, end, radius in chest.vessels if radius > 0.9]
+    return wide[int(rng.integers(len(wide)))] if wide else None
+
+
+def _scar(rng: Rng, chest: Chest, nodules: list[Nodule]) -> Point | None:
+    """A band of scar tissue: thin in one direction, long in another."""
+    place = _free_place(rng, chest, nodules, 8.0, (0.3, 0.95))
+    if place is None:
+        return None
+    way = rng.standard_normal(3) * [1, 1, 0.5]
+    way *= rng.uniform(5, 11) / np.linalg.norm(way)
+    bend = place + rng.normal(0, 1.5, size=3)
+    radius, value = rng.uniform(1.0, 2.2), rng.uniform(-150, 40)
+    for start, end in ((place - way, bend), (bend, place + way)):
+        chest.canvas.tube(start, end, radius, value)
+    return bend
+
+
+def _bump(rng: Rng, chest: Chest, nodules: list[Nodule]) -> Point | None:
+    """A plaque: a flat thickening of the pleura."""
+    place = _free_place(rng, chest, nodules, 6.0, (0.95, 1.0))
+    if place is None:
+        return None
+    inwards = -place * [1, 1, 0]
+    inwards /= max(float(np.linalg.norm(inwards)), 1e-6)
+    along = np.array([-inwards[1], inwards[0], 0.3 * rng.standard_normal()])
+    along *= rng.uniform(4, 9)
+    chest.canvas.tube(place - along, place + along, rng.uniform(1.3, 2.6), rng.uniform(-20, 60))
+    return place

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import shutil
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
-from medfed.datamodules.seeding import numpy_rng
-from medfed.errors import DataError
+from medfed.common.errors import ConfigError
+from medfed.common.files import digest, writing
+from medfed.datamodules.generated.hospitals import Hospital
+
+AnyHospital = TypeVar("AnyHospital", bound=Hospital)
 
 
 @dataclass(frozen=True)
@@ -24,31 +24,36 @@ class Cohort(ABC):
         kind: First part of the folder's name.
         version: Raised when the files change, so that an old cohort is not taken for the new one.
         index: A file that a whole cohort has.
+        instead: The overrides that take real data in its place.
     """
 
     kind: ClassVar[str]
     version: ClassVar[int]
     index: ClassVar[str]
+    instead: ClassVar[str]
 
     @property
     def name(self) -> str:
         """Folder name, with a hash of the parameters."""
-        text = json.dumps({"version": self.version, **asdict(self)}, sort_keys=True)
-        return f"{self.kind}_{hashlib.sha256(text.encode()).hexdigest()[:10]}"
+        return f"{self.kind}_{digest({'version': self.version, **asdict(self)})[:10]}"
 
-    def provide(self, root: Path, what: str, instead: str) -> tuple[Path, str]:
+    @property
+    @abstractmethod
+    def what(self) -> str:
+        """What it is, such as ``"a BraTS-like cohort of 40 patients"``."""
+
+    def provide(self, root: Path) -> tuple[Path, str]:
         """Generates the cohort unless it is there, and says so.
 
         Args:
             root: Data folder.
-            what: What it is, such as ``"a BraTS-like cohort of 40 patients"``.
-            instead: The overrides that take real data in its place.
 
         Returns:
-            The cohort's folder, and one line about it.
+            The cohort's path, and one line about it.
         """
         path, new = self.ensure(root)
-        return path, f"{'Generated' if new else 'Data:'} {what} in {path} (real data: {instead})."
+        began = "Generated" if new else "Data:"
+        return path, f"{began} {self.what} in {path} (real data: {self.instead})."
 
     def ensure(self, root: Path) -> tuple[Path, bool]:
         """Generates the cohort unless it is there.
@@ -65,21 +70,19 @@ class Cohort(ABC):
         target = root / "generated" / self.name
         if target.exists():
             return target, False
-        try:
+        with writing(target, "set data.root to another folder"):
             target.parent.mkdir(parents=True, exist_ok=True)
             part = Path(tempfile.mkdtemp(prefix=f".{self.name}.", dir=target.parent))
-        except OSError as error:
-            raise DataError(f"Cannot write to {root} ({error}); set data.root.") from error
-        try:
-            self.write(part)
-            part.chmod(0o755)
-            part.rename(target)
-        except OSError as error:
-            # Another process may have finished first; its files are the same.
-            if not (target / self.index).exists():
-                raise DataError(f"Cannot write {target} ({error}); set data.root.") from error
-        finally:
-            shutil.rmtree(part, ignore_errors=True)
+            try:
+                self.write(part)
+                part.chmod(0o755)
+                part.rename(target)
+            except OSError:
+                # Another process may have finished first; its files are the same.
+                if not (target / self.index).exists():
+                    raise
+            finally:
+                shutil.rmtree(part, ignore_errors=True)
         return target, True
 
     @abstractmethod
@@ -91,26 +94,33 @@ class Cohort(ABC):
         """
 
 
-def spread_traits(
-    traits: Mapping[str, tuple[float, float]], count: int, seed: int
-) -> list[dict[str, float]]:
-    """Gives hospitals traits that are spread evenly, each trait in an order of its own.
+@dataclass(frozen=True)
+class ScanCohort(Cohort):
+    """Base of the cohorts of scans from several hospitals.
 
-    Args:
-        traits: Lowest and highest value of every trait.
-        count: Number of hospitals.
-        seed: Seed of the orders.
-
-    Returns:
-        The traits of every hospital: any two hospitals differ in most of them.
-
-    Example:
-        >>> sorted(round(t["bias"], 3) for t in spread_traits({"bias": (0.0, 0.4)}, 3, seed=0))
-        [0.0, 0.2, 0.4]
+    Attributes:
+        hospitals: Number of hospitals.
+        patients: Patients per hospital.
+        shape: Voxels of a scan.
+        least: The least that each of its sizes may be.
     """
-    values: dict[str, list[float]] = {}
-    for name, (low, high) in traits.items():
-        steps = [i / max(count - 1, 1) for i in range(count)]
-        order = numpy_rng(seed, "trait", name).permutation(count)
-        values[name] = [low + (high - low) * steps[i] for i in order]
-    return [{name: column[n] for name, column in values.items()} for n in range(count)]
+
+    least: ClassVar[int]
+
+    hospitals: int = 5
+    patients: int = 12
+    shape: tuple[int, int, int] = (80, 80, 20)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", tuple(self.shape))
+        sizes = (*self.shape, self.least)
+        if self.hospitals < 1 or self.patients < 1 or len(sizes) != 4 or min(sizes) < self.least:
+            raise ConfigError(
+                "data.generated needs at least 1 hospital and patient, and 3 sizes of "
+                f"{self.least} or more: {self}."
+            )
+
+    def owners(self, kind: type[AnyHospital], seed: int) -> list[AnyHospital]:
+        """Returns the hospital of every patient."""
+        drawn = kind.draw(self.hospitals, seed)
+        return [hospital for hospital in drawn for _ in range(self.patients)]

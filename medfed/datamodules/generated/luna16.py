@@ -11,17 +11,14 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
-import SimpleITK as sitk
 from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter
 
-from medfed.datamodules.generated.canvas import Canvas, Point
-from medfed.datamodules.generated.chest import Rng, make_chest
-from medfed.datamodules.generated.cohort import Cohort
-from medfed.datamodules.generated.ct_hospital import CtHospital, make_ct_hospitals
-from medfed.datamodules.generated.lesions import add_lookalikes, add_nodules
-from medfed.datamodules.seeding import derive_seed, numpy_rng
-from medfed.errors import ConfigError
+from medfed.common.seeding import derive_seed, numpy_rng
+from medfed.datamodules.generated.canvas import Canvas, Point, Rng, Spacing
+from medfed.datamodules.generated.chest import Shape, add_lookalikes, add_nodules, make_chest
+from medfed.datamodules.generated.cohort import ScanCohort
+from medfed.datamodules.generated.hospitals import CtHospital
 
 IDENTITY = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0)
 FLIPPED = (-1.0, 0.0, 0.0, 0.0, -1.0, 0.0, 0.0, 0.0, 1.0)
@@ -30,7 +27,7 @@ SUBSETS = 10
 
 
 @dataclass(frozen=True)
-class LunaCohort(Cohort):
+class LunaCohort(ScanCohort):
     """What is generated; equal parameters give equal files, byte by byte.
 
     Attributes:
@@ -49,19 +46,17 @@ class LunaCohort(Cohort):
     version: ClassVar[int] = 1
     index: ClassVar[str] = "candidates.csv"
 
-    hospitals: int = 5
-    patients: int = 12
+    least: ClassVar[int] = 16
+    instead: ClassVar[str] = "data=luna16 data.path=/path/to/LUNA16"
+
     shape: tuple[int, int, int] = (128, 128, 48)
     lookalikes: int = 34
     seed: int = 2016
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", tuple(self.shape))
-        if self.hospitals < 1 or self.patients < 1 or len(self.shape) != 3 or min(self.shape) < 16:
-            raise ConfigError(
-                "data.generated needs at least 1 hospital and patient, and 3 sizes of 16 or more: "
-                f"{self}."
-            )
+    @property
+    def what(self) -> str:
+        """See `Cohort.what`."""
+        return f"a LUNA16-like cohort of {self.hospitals * self.patients} scans"
 
     def write(self, folder: Path) -> None:
         """Writes the subsets, ``annotations.csv``, ``candidates.csv`` and ``centres.json``.
@@ -69,19 +64,18 @@ class LunaCohort(Cohort):
         Args:
             folder: An existing, empty folder.
         """
-        owners = [
-            (hospital, n)
-            for hospital in make_ct_hospitals(self.hospitals, self.seed)
-            for n in range(self.patients)
+        owners = self.owners(CtHospital, self.seed)
+        series = [
+            _series(self.seed, hospital.name, n % self.patients)
+            for n, hospital in enumerate(owners)
         ]
-        series = [_series(self.seed, hospital.name, n) for hospital, n in owners]
         for subset in range(min(SUBSETS, len(series))):
             (folder / f"subset{subset}").mkdir()
         with ThreadPoolExecutor(max_workers=2) as pool:  # each scan has a generator of its own
-            tables = list(pool.map(partial(self._write_scan, folder), series, range(len(series)),
-                                   [hospital for hospital, _ in owners]))  # fmt: skip
+            one = partial(self._write_scan, folder)
+            tables = list(pool.map(one, series, range(len(series)), owners))
         _write_csv(folder / "annotations.csv", "diameter_mm", (t[0] for t in tables))
-        centres = {s: hospital.name for s, (hospital, _) in zip(series, owners, strict=True)}
+        centres = {s: hospital.name for s, hospital in zip(series, owners, strict=True)}
         (folder / "centres.json").write_text(json.dumps(centres, indent=1))
         parameters = {"version": self.version, **asdict(self)}
         (folder / "generated.json").write_text(json.dumps(parameters, indent=1))
@@ -110,7 +104,9 @@ class LunaCohort(Cohort):
             FLIPPED if flipped else IDENTITY,
         )
         annotations = [_row(series, n.centre + middle, f"{n.diameter:.4f}") for n in nodules]
-        near = [_near(rng, n.centre, 0.1 * n.diameter) for n in nodules for _ in range(_hits(rng))]
+        # A detector finds some nodules twice.
+        hits = ((n, _) for n in nodules for _ in range(1 + int(rng.random() < 0.15)))
+        near = [_near(rng, n.centre, 0.1 * n.diameter) for n, _ in hits]
         candidates = [(_row(series, p + middle, "1"), rng.random()) for p in near]
         candidates += [
             (_row(series, _near(rng, p, 0.7) + middle, "0"), rng.random()) for p in others
@@ -142,6 +138,8 @@ def write_scan(
     Raises:
         OSError: If the files cannot be written.
     """
+    import SimpleITK as sitk
+
     image = sitk.GetImageFromArray(voxels)
     image.SetSpacing([float(mm) for mm in spacing])
     image.SetOrigin([float(mm) for mm in origin])
@@ -173,9 +171,7 @@ def acquire(rng: Rng, canvas: Canvas, hospital: CtHospital) -> NDArray[np.int16]
     return np.asarray(np.rint(np.clip(image, -1024, 3071)), dtype=np.int16)
 
 
-def _spacing(
-    rng: Rng, shape: tuple[int, int, int], hospital: CtHospital
-) -> tuple[float, float, float]:
+def _spacing(rng: Rng, shape: Shape, hospital: CtHospital) -> Spacing:
     """Distances of the voxels along x, y, z in mm, rounded as in headers."""
     pixel = rng.uniform(*FIELD_OF_VIEW) / max(shape[:2])
     slices = np.clip(hospital.thickness * rng.uniform(0.85, 1.15), 1.0, 2.5)
@@ -186,11 +182,6 @@ def _series(seed: int, hospital: str, number: int) -> str:
     """A DICOM UID under the root 2.25, which is free for all."""
     parts = [derive_seed(seed, "series", hospital, number, part) for part in range(3)]
     return "2.25." + ".".join(map(str, parts))
-
-
-def _hits(rng: Rng) -> int:
-    """How many candidates a detector finds on one nodule."""
-    return 1 + int(rng.random() < 0.15)
 
 
 def _near(rng: Rng, place: Point, spread: float) -> Point:

@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter
 
-from medfed.datamodules.client_data import SPLITS
+from medfed.common.errors import ConfigError
+from medfed.common.seeding import numpy_rng
 from medfed.datamodules.generated.cohort import Cohort
-from medfed.datamodules.seeding import numpy_rng
-from medfed.errors import ConfigError
+from medfed.datamodules.splits import SPLITS
 
 CLASSES = ("neutrophil", "eosinophil", "lymphocyte", "monocyte")
 PLASMA, RED_CELL, CYTOPLASM, NUCLEUS, GRANULE = np.array(
@@ -49,6 +49,7 @@ class BloodCells(Cohort):
     kind: ClassVar[str] = "medmnist"
     version: ClassVar[int] = 1
     index: ClassVar[str] = "bloodcells.npz"
+    instead: ClassVar[str] = "set data.path"
 
     images: tuple[int, int, int] = (1200, 400, 800)
     size: int = 28
@@ -61,6 +62,11 @@ class BloodCells(Cohort):
                 f"data.generated.images={list(self.images)} must be three numbers of at least "
                 f"{len(CLASSES)}, and data.generated.size={self.size} at least 16 pixels."
             )
+
+    @property
+    def what(self) -> str:
+        """See `Cohort.what`."""
+        return f"{sum(self.images)} images of {len(CLASSES)} classes"
 
     def ensure(self, root: Path) -> tuple[Path, bool]:
         """See `Cohort.ensure`; the path is that of the file."""

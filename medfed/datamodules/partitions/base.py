@@ -1,7 +1,9 @@
 """What a partition decides: which patients a client has, and how its data differ.
 
-Each question is answered by a method of its own, so that partitions compose: one that only changes
-channels (`ChannelMissing`) or scanners takes another one that assigns the patients (`Wrapped`).
+To add one, write a class in a file of its own and a yaml that names it; nothing else knows the
+partitions by name. A class that gives every patient to one of `num_clients` clients extends `Dealt`
+and says who gets whom; one that changes one thing about the clients of another partition extends
+`Wrapped`; any other one extends `Partition`.
 """
 
 from __future__ import annotations
@@ -10,39 +12,53 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from medfed.datamodules.client_data import Split
+from medfed.common.errors import ConfigError
 from medfed.datamodules.readers.base import Patient
-from medfed.errors import ConfigError
+
+if TYPE_CHECKING:
+    from medfed.datamodules.scanner import Scanner
+    from medfed.datamodules.splits import Split
+
+Ids = Sequence[str]
+Shares = tuple[float, ...]  # (K,) of sum 1
+Order = tuple[int, ...]  # (K,) what class k is called
+Owners = NDArray[np.int64]  # (P,) who has each patient
+Counts = NDArray[np.int64]  # (P, K) samples per patient and class
 
 
-class Site(Protocol):
-    """What the scanner of one client does to its images."""
+@dataclass(frozen=True)
+class Traits:
+    """What a partition is like, whatever the data.
 
-    def apply(self, image: Tensor, *key: object) -> Tensor:
-        """Returns the image (C, *spatial) as this scanner shows it.
+    Attributes:
+        needs: What it cannot do without: patients' ``label`` or ``centre``, ``images``, a ``file``.
+        keeps_all: Whether every patient is at some client.
+        seeded: Whether another seed gives clients other patients.
+    """
 
-        Args:
-            image: Normalised image of two or three spatial dimensions, left as it is: either
-                z-scored with background 0, which stays 0, or scaled to [-1, 1].
-            key: What the randomness is drawn from, such as the patient's id.
-
-        Raises:
-            ConfigError: If it is no image.
-        """
-        ...
-
-    def record(self) -> dict[str, Any]:
-        """Returns the parameters, for the record of the partition."""
-        ...
+    needs: frozenset[str] = frozenset()
+    keeps_all: bool = True
+    seeded: bool = True
 
 
 class Partition(ABC):
-    """A rule, deterministic from its seed, that turns a data set into clients."""
+    """A rule, deterministic from its seed, that turns a data set into clients.
+
+    Each question is answered by a method of its own, so that partitions compose; only `assign` has
+    no answer that would do for most.
+    """
+
+    @property
+    def traits(self) -> Traits:
+        """What can be told before any patient is known."""
+        return Traits()
 
     @abstractmethod
     def assign(self, patients: Sequence[Patient], seed: int) -> dict[str, list[str]]:
@@ -59,9 +75,7 @@ class Partition(ABC):
             ConfigError: If the rule cannot be applied to these patients.
         """
 
-    def availability(
-        self, clients: Sequence[str], channels: Sequence[str], seed: int
-    ) -> dict[str, Tensor]:
+    def availability(self, clients: Ids, channels: Ids, seed: int) -> dict[str, Tensor]:
         """Says which channels each client has; by default all of them.
 
         Args:
@@ -77,9 +91,7 @@ class Partition(ABC):
         """
         return {client: torch.ones(len(channels), dtype=torch.bool) for client in clients}
 
-    def class_shares(
-        self, clients: Sequence[str], num_classes: int, seed: int
-    ) -> dict[str, tuple[float, ...]]:
+    def class_shares(self, clients: Ids, num_classes: int, seed: int) -> dict[str, Shares]:
         """Says in which proportions the classes shall stand at a client.
 
         `assign` alone can see to it where a patient is one sample. Where a patient has samples of
@@ -96,7 +108,7 @@ class Partition(ABC):
         """
         return {}
 
-    def sites(self, clients: Sequence[str], seed: int) -> dict[str, Site]:
+    def scanners_of(self, clients: Ids, seed: int) -> dict[str, Scanner]:
         """Gives clients a scanner of their own; a client that is left out keeps its images.
 
         Args:
@@ -105,9 +117,7 @@ class Partition(ABC):
         """
         return {}
 
-    def label_orders(
-        self, clients: Sequence[str], num_classes: int, seed: int
-    ) -> dict[str, tuple[int, ...]]:
+    def label_orders(self, clients: Ids, num_classes: int, seed: int) -> dict[str, Order]:
         """Says by which numbers clients call the classes: a planted conflict, for tests of methods.
 
         Args:
@@ -121,7 +131,7 @@ class Partition(ABC):
         """
         return {}
 
-    def splits(self, clients: Sequence[str]) -> dict[str, dict[Split, list[str]]]:
+    def splits(self, clients: Ids) -> dict[str, dict[Split, list[str]]]:
         """Says which patients train, validate and test, where that is decided beforehand.
 
         Args:
@@ -131,6 +141,60 @@ class Partition(ABC):
             Patient ids per split and client; a client that is left out is split by the seed.
         """
         return {}
+
+
+@dataclass(frozen=True)
+class Dealt(Partition):
+    """Base of partitions that deal whole patients to a given number of clients.
+
+    Attributes:
+        num_clients: Number of clients.
+    """
+
+    num_clients: int
+
+    @property
+    def least(self) -> int:
+        """Patients that every client needs; 0 leaves it to `deal` to find that they are too few."""
+        return 1
+
+    @abstractmethod
+    def deal(self, patients: Sequence[Patient], seed: int) -> Owners:
+        """Says who gets each patient.
+
+        Args:
+            patients: P patients, in an order that does not depend on how they were listed.
+            seed: Seed of every random choice.
+
+        Returns:
+            (P,) the number of each one's client, -1 for a patient that is left out.
+
+        Raises:
+            ConfigError: If the rule cannot be applied to these patients.
+        """
+
+    def names(self) -> list[str]:
+        """Returns the clients' names, in order."""
+        return [f"hospital_{n}" for n in range(self.num_clients)]
+
+    def assign(self, patients: Sequence[Patient], seed: int) -> dict[str, list[str]]:
+        """See `Partition.assign`.
+
+        Raises:
+            ConfigError: If there is no client, or too few patients, or the rule does not apply.
+        """
+        if self.num_clients < 1 or self.num_clients * self.least > len(patients):
+            each = f" of at least {self.least} for each client" if self.least > 1 else ""
+            raise ConfigError(
+                f"partition.num_clients={self.num_clients} does not fit {len(patients)} "
+                f"patients{each}."
+            )
+        patients = in_order(patients)
+        owner = self.deal(patients, seed)
+        return {
+            name: sorted(patients[i].id for i in np.flatnonzero(owner == n))
+            for n, name in enumerate(self.names())
+        }
 
 
 @dataclass(frozen=True)
@@ -150,51 +214,34 @@ class Wrapped(Partition):
                 "partition@partition.assignment=OPTION."
             )
 
+    @property
+    def traits(self) -> Traits:
+        """Those of `assignment`."""
+        return self.assignment.traits
+
     def assign(self, patients: Sequence[Patient], seed: int) -> dict[str, list[str]]:
         """Leaves the assignment to `assignment`."""
         return self.assignment.assign(patients, seed)
 
-    def availability(
-        self, clients: Sequence[str], channels: Sequence[str], seed: int
-    ) -> dict[str, Tensor]:
+    def availability(self, clients: Ids, channels: Ids, seed: int) -> dict[str, Tensor]:
         """Leaves the channels to `assignment`."""
         return self.assignment.availability(clients, channels, seed)
 
-    def class_shares(
-        self, clients: Sequence[str], num_classes: int, seed: int
-    ) -> dict[str, tuple[float, ...]]:
+    def class_shares(self, clients: Ids, num_classes: int, seed: int) -> dict[str, Shares]:
         """Leaves the classes to `assignment`."""
         return self.assignment.class_shares(clients, num_classes, seed)
 
-    def sites(self, clients: Sequence[str], seed: int) -> dict[str, Site]:
+    def scanners_of(self, clients: Ids, seed: int) -> dict[str, Scanner]:
         """Leaves the scanners to `assignment`."""
-        return self.assignment.sites(clients, seed)
+        return self.assignment.scanners_of(clients, seed)
 
-    def label_orders(
-        self, clients: Sequence[str], num_classes: int, seed: int
-    ) -> dict[str, tuple[int, ...]]:
+    def label_orders(self, clients: Ids, num_classes: int, seed: int) -> dict[str, Order]:
         """Leaves the order of classes to `assignment`."""
         return self.assignment.label_orders(clients, num_classes, seed)
 
-    def splits(self, clients: Sequence[str]) -> dict[str, dict[Split, list[str]]]:
+    def splits(self, clients: Ids) -> dict[str, dict[Split, list[str]]]:
         """Leaves the splits to `assignment`."""
         return self.assignment.splits(clients)
-
-
-def client_names(count: int) -> list[str]:
-    """Names clients that have no name of their own.
-
-    Args:
-        count: How many.
-
-    Returns:
-        ``hospital_0`` to ``hospital_{count-1}``.
-
-    Example:
-        >>> client_names(2)
-        ['hospital_0', 'hospital_1']
-    """
-    return [f"hospital_{i}" for i in range(count)]
 
 
 def in_order(patients: Sequence[Patient]) -> list[Patient]:
@@ -218,25 +265,22 @@ def in_order(patients: Sequence[Patient]) -> list[Patient]:
     return sorted(patients, key=key)
 
 
-def check_count(num_clients: int, patients: int, least: int = 1) -> None:
-    """Checks that there are enough patients for the clients.
+def count_classes(patients: Sequence[Patient]) -> Counts:
+    """Collects the samples per class of every patient.
 
     Args:
-        num_clients: Number of clients.
-        patients: Number of patients.
-        least: Patients that every client needs.
+        patients: P patients, each with one label or with counts.
+
+    Returns:
+        (P, K), with K the number of classes up to the largest that occurs.
 
     Raises:
-        ConfigError: If there is no client, or too few patients.
+        ConfigError: If a patient has neither.
 
     Example:
-        >>> check_count(3, 2)
-        Traceback (most recent call last):
-        ...
-        medfed.errors.ConfigError: partition.num_clients=3 does not fit 2 patients.
+        >>> count_classes([Patient("a", label=2), Patient("b", counts=(5, 1))]).tolist()
+        [[0, 0, 1], [5, 1, 0]]
     """
-    if num_clients < 1 or num_clients * least > patients:
-        each = f" of at least {least} for each client" if least > 1 else ""
-        raise ConfigError(
-            f"partition.num_clients={num_clients} does not fit {patients} patients{each}."
-        )
+    classes = max((max((p.label or 0) + 1, len(p.counts or ())) for p in patients), default=0)
+    rows = [p.class_counts(classes) for p in patients]
+    return np.array(rows, dtype=np.int64).reshape(len(rows), classes)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from medfed.datamodules.partitions.base import Partition
+from medfed.common.errors import ConfigError
+from medfed.datamodules.partitions.base import Partition, Traits
 from medfed.datamodules.readers.base import Patient, check_names
-from medfed.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,11 @@ class ByCentre(Partition):
     """
 
     centres: Sequence[str] | None = None
+
+    @property
+    def traits(self) -> Traits:
+        """Patients may be left out where centres are chosen."""
+        return Traits(frozenset({"centre"}), keeps_all=self.centres is None, seeded=False)
 
     def assign(self, patients: Sequence[Patient], seed: int) -> dict[str, list[str]]:
         """See `Partition.assign`; no random choice is made.

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from medfed.datamodules.partitions.base import Wrapped
+from medfed.common.checks import check_known
+from medfed.common.errors import ConfigError
+from medfed.common.seeding import torch_rng
+from medfed.datamodules.partitions.base import Ids, Wrapped
 from medfed.datamodules.readers.base import check_names
-from medfed.datamodules.seeding import torch_rng
-from medfed.errors import ConfigError, did_you_mean
 
 PRESETS = ("none", "lack_k", "rotate", "random", "table")
 
@@ -42,21 +43,15 @@ class ChannelMissing(Wrapped):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.preset not in PRESETS:
-            hint = did_you_mean(self.preset, PRESETS)
-            raise ConfigError(
-                f"Unknown partition.preset={self.preset}; known: {', '.join(PRESETS)}{hint}."
-            )
+        check_known("partition.preset", self.preset, PRESETS)
         if not 0 <= self.probability < 1:
             raise ConfigError(f"partition.probability={self.probability} must be in [0, 1).")
 
-    def availability(
-        self, clients: Sequence[str], channels: Sequence[str], seed: int
-    ) -> dict[str, Tensor]:
+    def availability(self, clients: Ids, channels: Ids, seed: int) -> dict[str, Tensor]:
         """See `Partition.availability`.
 
         Example:
-            >>> from medfed.datamodules.partitions import ByCentre
+            >>> from medfed.datamodules.partitions.centre import ByCentre
             >>> rotate = ChannelMissing(ByCentre(), "rotate")
             >>> {k: v.tolist() for k, v in rotate.availability(["a", "b"], ["T1", "T2"], 0).items()}
             {'a': [False, True], 'b': [True, False]}
@@ -78,11 +73,12 @@ class ChannelMissing(Wrapped):
                 raise ConfigError(f"Client {client} would lack every channel; leave it at least 1.")
         return present
 
-    def _lacking(self, clients: Sequence[str], channels: Sequence[str]) -> dict[str, list[int]]:
+    def _lacking(self, clients: Ids, channels: Ids) -> dict[str, list[int]]:
         if self.channel is None or not self.clients:
             raise ConfigError("partition.preset=lack_k needs partition.channel and .clients.")
         index = list(channels).index(check_names("channel", [self.channel], channels)[0])
-        names = [_client_at(clients, client) for client in self.clients]
+        known: dict[object, str] = dict(enumerate(clients))
+        names = [known.get(client, str(client)) for client in self.clients]
         return {name: [index] for name in check_names("client", names, clients)}
 
     def _drawn(self, client: str, count: int, seed: int) -> list[int]:
@@ -91,16 +87,9 @@ class ChannelMissing(Wrapped):
         missing[int(torch.randint(count, (1,), generator=rng))] &= not missing.all()
         return [int(i) for i in missing.nonzero()]
 
-    def _from_table(self, clients: Sequence[str], channels: Sequence[str]) -> dict[str, list[int]]:
+    def _from_table(self, clients: Ids, channels: Ids) -> dict[str, list[int]]:
         if not self.table:
             raise ConfigError("partition.preset=table needs partition.table.")
         check_names("client", list(self.table), clients)
         has = {c: check_names("channel", names, channels) for c, names in self.table.items()}
         return {c: [i for i, n in enumerate(channels) if n not in has[c]] for c in has}
-
-
-def _client_at(clients: Sequence[str], client: str | int) -> str:
-    """The id at a position; anything else is taken as an id."""
-    if isinstance(client, int) and client in range(len(clients)):
-        return clients[client]
-    return str(client)

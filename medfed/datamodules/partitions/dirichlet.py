@@ -15,18 +15,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from medfed.datamodules.partitions.base import Partition, check_count, client_names, in_order
-from medfed.datamodules.partitions.dealing import Counts, by_client, count_classes, deal_whole
-from medfed.datamodules.partitions.thinning import apportion
+from medfed.common.errors import ConfigError
+from medfed.common.seeding import derive_seed, numpy_rng
+from medfed.datamodules.partitions.base import Counts, Dealt, Owners, Traits, count_classes
+from medfed.datamodules.partitions.proportions import apportion, deal_whole
 from medfed.datamodules.readers.base import Patient
-from medfed.datamodules.seeding import derive_seed, numpy_rng
-from medfed.errors import ConfigError
 
 ATTEMPTS = 1000
 
 
 @dataclass(frozen=True)
-class Dirichlet(Partition):
+class Dirichlet(Dealt):
     """p_k ~ Dir_N(alpha) for every class k; every patient is used exactly once.
 
     Patients with samples of several classes stay whole: they are dealt so that the samples per
@@ -38,7 +37,8 @@ class Dirichlet(Partition):
         min_patients: The proportions are drawn anew until every client has as many patients.
     """
 
-    num_clients: int
+    traits = Traits(frozenset({"label"}))
+
     alpha: float = 0.5
     min_patients: int = 3
 
@@ -49,8 +49,13 @@ class Dirichlet(Partition):
                 "positive."
             )
 
-    def assign(self, patients: Sequence[Patient], seed: int) -> dict[str, list[str]]:
-        """See `Partition.assign`.
+    @property
+    def least(self) -> int:
+        """See `Dealt.least`."""
+        return self.min_patients
+
+    def deal(self, patients: Sequence[Patient], seed: int) -> Owners:
+        """See `Dealt.deal`.
 
         Raises:
             ConfigError: If a patient has no label, or some client stays too small however often
@@ -58,24 +63,22 @@ class Dirichlet(Partition):
 
         Example:
             >>> patients = [Patient(str(i), label=i % 2) for i in range(8)]
-            >>> Dirichlet(2, alpha=0.5, min_patients=2).assign(patients, seed=0)
-            {'hospital_0': ['3', '7'], 'hospital_1': ['0', '1', '2', '4', '5', '6']}
+            >>> Dirichlet(2, alpha=0.5, min_patients=2).deal(patients, seed=0)
+            array([1, 1, 1, 0, 1, 1, 1, 0])
         """
-        patients = in_order(patients)
-        check_count(self.num_clients, len(patients), self.min_patients)
         counts = count_classes(patients)
         for attempt in range(ATTEMPTS):
-            owner = self._deal(counts, derive_seed(seed, "dirichlet", attempt))
+            owner = self._drawn(counts, derive_seed(seed, "dirichlet", attempt))
             if np.bincount(owner, minlength=self.num_clients).min() >= self.min_patients:
-                return by_client([p.id for p in patients], owner, client_names(self.num_clients))
+                return owner
         raise ConfigError(
             f"In {ATTEMPTS} draws with partition.alpha={self.alpha}, never did all "
             f"{self.num_clients} clients get {self.min_patients} of the {len(patients)} patients; "
             "use a larger alpha, fewer clients or a smaller min_patients."
         )
 
-    def _deal(self, counts: Counts, seed: int) -> NDArray[np.int64]:
-        """The client of every patient, (P,)."""
+    def _drawn(self, counts: Counts, seed: int) -> NDArray[np.int64]:
+        """The client of every patient, (P,), in one draw of the proportions."""
         shares = class_proportions(counts.shape[1], self.num_clients, self.alpha, seed)
         if (counts.sum(axis=1) != 1).any():
             return deal_whole(counts, shares.T * counts.sum(axis=0), seed)

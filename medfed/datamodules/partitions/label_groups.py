@@ -12,17 +12,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from medfed.datamodules.partitions.base import Partition, in_order
-from medfed.datamodules.partitions.dealing import by_client, count_classes
-from medfed.datamodules.partitions.thinning import apportion
+from medfed.common.errors import ConfigError
+from medfed.common.seeding import numpy_rng
+from medfed.datamodules.partitions.base import Dealt, Owners, Traits, count_classes
+from medfed.datamodules.partitions.proportions import apportion
 from medfed.datamodules.readers.base import Patient
-from medfed.datamodules.seeding import numpy_rng
-from medfed.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class LabelGroups(Partition):
+class LabelGroups(Dealt):
     """Groups of clients with labels of their own; within a group, clients are alike.
 
     Patients whose label is in no group stay unused.
@@ -32,7 +32,8 @@ class LabelGroups(Partition):
         groups: The labels of every group; no label twice.
     """
 
-    num_clients: int
+    traits = Traits(frozenset({"label"}), keeps_all=False)
+
     groups: Sequence[Sequence[int]]
 
     def __post_init__(self) -> None:
@@ -47,17 +48,12 @@ class LabelGroups(Partition):
                 f"partition.num_clients={self.num_clients} is fewer than {len(self.groups)} groups."
             )
 
-    def sizes(self) -> tuple[int, ...]:
-        """Returns the number of clients of every group.
+    def names(self) -> list[str]:
+        """See `Dealt.names`."""
+        return grouped_names(self.num_clients, len(self.groups))
 
-        Example:
-            >>> LabelGroups(7, [[0, 1], [2], [3]]).sizes()
-            (2, 2, 3)
-        """
-        return apportion(self.num_clients, [1 / len(self.groups)] * len(self.groups))
-
-    def assign(self, patients: Sequence[Patient], seed: int) -> dict[str, list[str]]:
-        """See `Partition.assign`.
+    def deal(self, patients: Sequence[Patient], seed: int) -> Owners:
+        """See `Dealt.deal`.
 
         Raises:
             ConfigError: If a patient has no label, or samples of two groups, or a group has fewer
@@ -65,49 +61,60 @@ class LabelGroups(Partition):
 
         Example:
             >>> patients = [Patient(str(i), label=i % 3) for i in range(6)]
-            >>> LabelGroups(3, [[0, 1], [2]]).assign(patients, seed=0)
-            {'group_0_hospital_0': ['0', '1', '3', '4'], 'group_1_hospital_0': ['5'], \
-'group_1_hospital_1': ['2']}
+            >>> LabelGroups(3, [[0, 1], [2]]).deal(patients, seed=0)
+            array([0, 0, 2, 0, 0, 1])
         """
-        patients = in_order(patients)
-        members = self._members(patients)
-        clients: dict[str, list[str]] = {}
-        for n, (group, size) in enumerate(zip(members, self.sizes(), strict=True)):
-            if len(group) < size:
+        group = self._groups(patients)
+        sizes = np.bincount([group_of(name) for name in self.names()])
+        owner = np.full(len(patients), -1)
+        for n, size in enumerate(sizes):
+            members = np.flatnonzero(group == n)
+            if len(members) < size:
                 raise ConfigError(
-                    f"Group {n} (labels {', '.join(map(str, self.groups[n]))}) has {len(group)} "
+                    f"Group {n} (labels {', '.join(map(str, self.groups[n]))}) has {len(members)} "
                     f"patients for {size} clients; use fewer clients or other groups."
                 )
-            names = [f"group_{n}_hospital_{i}" for i in range(size)]
             # Shuffled within each label and dealt in turn, so that every client gets its share.
-            shuffled = numpy_rng(seed, "label_groups", n).permutation(len(group))
-            order = sorted(shuffled, key=lambda i: group[i].label or 0)
-            owner = np.empty(len(group), dtype=np.int64)
-            owner[order] = np.arange(len(group)) % size
-            clients |= by_client([p.id for p in group], owner, names)
-        return clients
+            shuffled = numpy_rng(seed, "label_groups", n).permutation(members)
+            order = sorted(shuffled, key=lambda i: patients[i].label or 0)
+            owner[order] = sizes[:n].sum() + np.arange(len(members)) % size
+        return owner
 
-    def _members(self, patients: Sequence[Patient]) -> list[list[Patient]]:
-        """The patients of every group."""
+    def _groups(self, patients: Sequence[Patient]) -> NDArray[np.int64]:
+        """(P,) the group of every patient, -1 where its labels are in none."""
         group_of = {label: n for n, group in enumerate(self.groups) for label in group}
-        members: list[list[Patient]] = [[] for _ in self.groups]
-        for patient, row in zip(patients, count_classes(patients), strict=True):
-            found = {group_of.get(int(label)) for label in np.flatnonzero(row)}
+        groups = np.full(len(patients), -1)
+        for i, row in enumerate(count_classes(patients)):
+            found = {group_of.get(int(label), -1) for label in np.flatnonzero(row)}
             if len(found) > 1:
                 raise ConfigError(
-                    f"Patient {patient.id} has samples of more than one label group; "
+                    f"Patient {patients[i].id} has samples of more than one label group; "
                     "partition=label_groups needs patients whose labels are all in one group."
                 )
-            if (n := next(iter(found), None)) is not None:
-                members[n].append(patient)
-        return members
+            groups[i] = next(iter(found), -1)
+        return groups
+
+
+def grouped_names(num_clients: int, groups: int) -> list[str]:
+    """Names clients by their groups.
+
+    Args:
+        num_clients: Number of clients, spread evenly over the groups.
+        groups: Number of groups.
+
+    Example:
+        >>> grouped_names(3, 2)
+        ['group_0_hospital_0', 'group_1_hospital_0', 'group_1_hospital_1']
+    """
+    sizes = apportion(num_clients, [1 / groups] * groups)
+    return [f"group_{g}_hospital_{i}" for g, size in enumerate(sizes) for i in range(size)]
 
 
 def group_of(client: str) -> int:
     """Reads the group from the name of a client.
 
     Args:
-        client: A name that `LabelGroups` gave.
+        client: A name that `grouped_names` gave.
 
     Returns:
         The number of its group.

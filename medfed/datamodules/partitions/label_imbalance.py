@@ -6,17 +6,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from medfed.datamodules.partitions.base import Partition, client_names, in_order
-from medfed.datamodules.partitions.dealing import Counts, by_client, count_classes, deal_whole
+from medfed.common.errors import ConfigError
+from medfed.common.seeding import derive_seed, numpy_rng
+from medfed.datamodules.partitions.base import Dealt, Ids, Owners, Shares, Traits, count_classes
+from medfed.datamodules.partitions.proportions import deal_whole
 from medfed.datamodules.readers.base import Patient
-from medfed.datamodules.seeding import derive_seed, numpy_rng
-from medfed.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class LabelImbalance(Partition):
+class LabelImbalance(Dealt):
     """Equal-sized clients, half of which (rounded up) are δ:1, the others mirrored 1:δ.
 
     Samples are used at most once; what does not fit the ratios stays unused. The split of every
@@ -35,7 +34,9 @@ class LabelImbalance(Partition):
             split.
     """
 
-    num_clients: int
+    traits = Traits(frozenset({"label"}), keeps_all=False)
+    least = 0
+
     delta: float = 4.0
     positive_fractions: Sequence[float] | None = None
     samples_per_client: int | None = None
@@ -74,30 +75,28 @@ class LabelImbalance(Partition):
         half = (self.num_clients + 1) // 2
         return [low] * half + [1 - low] * (self.num_clients - half)
 
-    def assign(self, patients: Sequence[Patient], seed: int) -> dict[str, list[str]]:
-        """See `Partition.assign`.
+    def deal(self, patients: Sequence[Patient], seed: int) -> Owners:
+        """See `Dealt.deal`.
 
         Example:
             >>> patients = [Patient(str(i), label=i % 2) for i in range(10)]
-            >>> LabelImbalance(2, 3.0, samples_per_client=4).assign(patients, seed=0)
-            {'hospital_0': ['2', '4', '5', '8'], 'hospital_1': ['1', '3', '6', '9']}
+            >>> LabelImbalance(2, 3.0, samples_per_client=4).deal(patients, seed=0)
+            array([-1,  1,  0,  1,  0,  0,  1, -1,  0,  1])
         """
-        patients, shares = in_order(patients), self.fractions()
+        shares = self.fractions()
         if any(p.counts is not None for p in patients):
             return self._deal_whole(patients, shares, seed)
         negatives, positives = self._pools(patients, seed)
         size = self._size(shares, len(negatives), len(positives))
-        clients = {}
-        for name, share in zip(client_names(self.num_clients), shares, strict=True):
+        owner = np.full(len(patients), -1)
+        for client, share in enumerate(shares):
             count = _half_up(size * share)
             chosen = [positives.pop() for _ in range(count)]
             chosen += [negatives.pop() for _ in range(size - count)]
-            clients[name] = sorted(chosen)
-        return clients
+            owner[chosen] = client
+        return owner
 
-    def class_shares(
-        self, clients: Sequence[str], num_classes: int, seed: int
-    ) -> dict[str, tuple[float, ...]]:
+    def class_shares(self, clients: Ids, num_classes: int, seed: int) -> dict[str, Shares]:
         """See `Partition.class_shares`; clients are taken in the order of `assign`.
 
         Example:
@@ -111,15 +110,20 @@ class LabelImbalance(Partition):
             )
         return {c: (1 - f, f) for c, f in zip(clients, self.fractions(), strict=True)}
 
-    def _deal_whole(
-        self, patients: Sequence[Patient], shares: Sequence[float], seed: int
-    ) -> dict[str, list[str]]:
+    def _deal_whole(self, patients: Sequence[Patient], shares: list[float], seed: int) -> Owners:
         """Deals whole patients so that every client can be thinned to as many samples."""
-        counts = _binary_counts(patients)
+        counts = count_classes(patients)
+        beyond = counts[:, 2:].any(axis=1)
+        if beyond.any():
+            raise ConfigError(
+                f"Patient {patients[int(beyond.argmax())].id} has samples beyond classes 0 and 1; "
+                "partition=label_imbalance needs 2 classes."
+            )
+        counts = np.pad(counts, ((0, 0), (0, 2 - counts.shape[1])))
         wishes = np.array([(1 - f, f) for f in shares])
         seed = derive_seed(seed, "label_imbalance")
 
-        def deal(size: int) -> tuple[NDArray[np.int64], bool]:
+        def deal(size: int) -> tuple[Owners, bool]:
             owner = deal_whole(counts, wishes * size, seed, spare=False)
             have = [counts[owner == n].sum(axis=0) for n in range(len(shares))]
             return owner, bool((have >= wishes * size - 1e-6).all())
@@ -129,19 +133,20 @@ class LabelImbalance(Partition):
         if size == 0 or not enough:
             negatives, positives = counts.sum(axis=0)
             raise ConfigError(_too_few(negatives, positives, len(shares), size))
-        return by_client([p.id for p in patients], owner, client_names(self.num_clients))
+        return owner
 
-    def _pools(self, patients: Sequence[Patient], seed: int) -> tuple[list[str], list[str]]:
-        pools: dict[int, list[str]] = {0: [], 1: []}
-        for patient in patients:
+    def _pools(self, patients: Sequence[Patient], seed: int) -> tuple[list[int], list[int]]:
+        """Which patients are negative and which positive, each in an order of its own."""
+        pools: dict[int, list[int]] = {0: [], 1: []}
+        for n, patient in enumerate(patients):
             if patient.label not in pools:
                 raise ConfigError(
                     f"Patient {patient.id} has label {patient.label}; partition=label_imbalance "
                     "needs one label, 0 or 1, per patient."
                 )
-            pools[patient.label].append(patient.id)
-        for label, ids in pools.items():
-            numpy_rng(seed, "label_imbalance", label).shuffle(ids)
+            pools[patient.label].append(n)
+        for label, members in pools.items():
+            numpy_rng(seed, "label_imbalance", label).shuffle(members)
         return pools[0], pools[1]
 
     def _size(self, shares: Sequence[float], negatives: int, positives: int) -> int:
@@ -178,15 +183,3 @@ def _largest(fits: Callable[[int], bool], bound: int) -> int:
         middle = (least + most + 1) // 2
         least, most = (middle, most) if fits(middle) else (least, middle - 1)
     return least
-
-
-def _binary_counts(patients: Sequence[Patient]) -> Counts:
-    """Negatives and positives per patient, (P, 2)."""
-    counts = count_classes(patients)
-    beyond = counts[:, 2:].any(axis=1)
-    if beyond.any():
-        raise ConfigError(
-            f"Patient {patients[int(beyond.argmax())].id} has samples beyond classes 0 and 1; "
-            "partition=label_imbalance needs 2 classes."
-        )
-    return np.pad(counts, ((0, 0), (0, 2 - counts.shape[1])))

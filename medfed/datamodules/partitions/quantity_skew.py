@@ -8,18 +8,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from medfed.datamodules.partitions.base import Partition, check_count, client_names, in_order
-from medfed.datamodules.partitions.dealing import by_client
-from medfed.datamodules.partitions.thinning import apportion
+from medfed.common.checks import check_known
+from medfed.common.errors import ConfigError
+from medfed.common.seeding import numpy_rng
+from medfed.datamodules.partitions.base import Dealt, Owners
+from medfed.datamodules.partitions.proportions import apportion
 from medfed.datamodules.readers.base import Patient
-from medfed.datamodules.seeding import numpy_rng
-from medfed.errors import ConfigError, did_you_mean
 
 LAWS = ("power", "lognormal", "shares")
 
 
 @dataclass(frozen=True)
-class QuantitySkew(Partition):
+class QuantitySkew(Dealt):
     """Shuffles the patients and cuts them by size; every patient is used exactly once.
 
     Attributes:
@@ -31,16 +31,13 @@ class QuantitySkew(Partition):
         shares: For ``shares``, one positive number per client, in any unit.
     """
 
-    num_clients: int
     law: str = "power"
     exponent: float = 1.0
     sigma: float = 1.0
     shares: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
-        if self.law not in LAWS:
-            hint = did_you_mean(self.law, LAWS)
-            raise ConfigError(f"Unknown partition.law={self.law}; known: {', '.join(LAWS)}{hint}.")
+        check_known("partition.law", self.law, LAWS)
         if not (0 <= self.exponent < np.inf and 0 <= self.sigma < np.inf):
             raise ConfigError(
                 f"partition.exponent={self.exponent} and .sigma={self.sigma} must be at least 0."
@@ -55,20 +52,16 @@ class QuantitySkew(Partition):
                 "numbers, one per client."
             )
 
-    def assign(self, patients: Sequence[Patient], seed: int) -> dict[str, list[str]]:
-        """See `Partition.assign`.
+    def deal(self, patients: Sequence[Patient], seed: int) -> Owners:
+        """See `Dealt.deal`.
 
         Example:
-            >>> clients = QuantitySkew(3).assign([Patient(str(i)) for i in range(11)], seed=0)
-            >>> [len(ids) for ids in clients.values()]
-            [6, 3, 2]
+            >>> np.bincount(QuantitySkew(3).deal([Patient(str(i)) for i in range(11)], seed=0))
+            array([6, 3, 2])
         """
-        check_count(self.num_clients, len(patients))
-        ids = [p.id for p in in_order(patients)]
-        sizes = at_least_one(apportion(len(ids), self._shares(seed).tolist()))
+        sizes = at_least_one(apportion(len(patients), self._shares(seed).tolist()))
         owner = np.repeat(np.arange(self.num_clients), sizes)
-        shuffled = numpy_rng(seed, "quantity_skew").permutation(owner)
-        return by_client(ids, shuffled, client_names(self.num_clients))
+        return numpy_rng(seed, "quantity_skew").permutation(owner)
 
     def _shares(self, seed: int) -> NDArray[np.float64]:
         if self.law == "power":

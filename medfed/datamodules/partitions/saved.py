@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medfed.datamodules.client_data import SPLITS, Split
-from medfed.datamodules.partitions.base import Partition, Site
+from medfed.common.errors import DataError
+from medfed.common.files import ExistingPath
+from medfed.datamodules.partitions.base import Ids, Order, Partition, Shares, Traits
 from medfed.datamodules.readers.base import Patient, check_names
-from medfed.datamodules.site import Scanner
-from medfed.errors import DataError
+from medfed.datamodules.scanner import Scanner
+from medfed.datamodules.splits import SPLITS, Split
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,9 @@ class Saved(Partition):
         file: The JSON file.
     """
 
-    file: str
+    traits = Traits(frozenset({"file"}), keeps_all=False, seeded=False)
+
+    file: ExistingPath
 
     def assign(self, patients: Sequence[Patient], seed: int) -> dict[str, list[str]]:
         """See `Partition.assign`.
@@ -44,7 +47,7 @@ class Saved(Partition):
         """
         known = {p.id for p in patients}
         assigned = {}
-        for client, held in self._clients.items():
+        for client, held in self._content["clients"].items():
             ids = [i for part in held.values() for i in part] if isinstance(held, dict) else held
             if unknown := [i for i in ids if i not in known]:
                 raise DataError(
@@ -55,60 +58,51 @@ class Saved(Partition):
             assigned[client] = sorted(ids)
         return assigned
 
-    def availability(
-        self, clients: Sequence[str], channels: Sequence[str], seed: int
-    ) -> dict[str, Tensor]:
+    def availability(self, clients: Ids, channels: Ids, seed: int) -> dict[str, Tensor]:
         """See `Partition.availability`; a client without a record has all channels."""
         present = super().availability(clients, channels, seed)
-        for client in clients:
-            if (names := self._recorded(client, "channels")) is not None:
-                has = check_names("channel", names, channels)
-                present[client] = torch.tensor([channel in has for channel in channels])
+        for client, names in self._recorded(clients, "channels").items():
+            has = check_names("channel", names, channels)
+            present[client] = torch.tensor([channel in has for channel in channels])
         return present
 
-    def class_shares(
-        self, clients: Sequence[str], num_classes: int, seed: int
-    ) -> dict[str, tuple[float, ...]]:
+    def class_shares(self, clients: Ids, num_classes: int, seed: int) -> dict[str, Shares]:
         """See `Partition.class_shares`."""
-        found = {c: self._recorded(c, "class_shares") for c in clients}
-        return {client: tuple(map(float, s)) for client, s in found.items() if s is not None}
+        found = self._recorded(clients, "class_shares")
+        return {client: tuple(map(float, shares)) for client, shares in found.items()}
 
-    def sites(self, clients: Sequence[str], seed: int) -> dict[str, Site]:
-        """See `Partition.sites`; fields and noise are those of the earlier run."""
-        found = {c: self._recorded(c, "site") for c in clients}
+    def scanners_of(self, clients: Ids, seed: int) -> dict[str, Scanner]:
+        """See `Partition.scanners_of`; fields and noise are those of the earlier run."""
+        found = self._recorded(clients, "site")
         try:
-            return {client: Scanner(**s) for client, s in found.items() if s is not None}
+            return {client: Scanner(**settings) for client, settings in found.items()}
         except TypeError as error:
             raise DataError(f"{self.file}: a scanner cannot be used as it is: {error}.") from error
 
-    def label_orders(
-        self, clients: Sequence[str], num_classes: int, seed: int
-    ) -> dict[str, tuple[int, ...]]:
+    def label_orders(self, clients: Ids, num_classes: int, seed: int) -> dict[str, Order]:
         """See `Partition.label_orders`."""
-        found = {c: self._recorded(c, "label_order") for c in clients}
+        found = self._recorded(clients, "label_order")
         for client, order in found.items():
-            classes = sorted(range(num_classes), key=repr)
-            if order is not None and sorted(order, key=repr) != classes:
+            if sorted(order, key=repr) != sorted(range(num_classes), key=repr):
                 raise DataError(
                     f"{self.file}: the label_order of client {client} is no order of "
                     f"{num_classes} classes: {order}."
                 )
-        return {client: tuple(order) for client, order in found.items() if order is not None}
+        return {client: tuple(order) for client, order in found.items()}
 
-    def splits(self, clients: Sequence[str]) -> dict[str, dict[Split, list[str]]]:
+    def splits(self, clients: Ids) -> dict[str, dict[Split, list[str]]]:
         """See `Partition.splits`."""
         return {
             client: {split: sorted(held.get(split, [])) for split in SPLITS}
-            for client, held in self._clients.items()
+            for client, held in self._content["clients"].items()
             if client in clients and isinstance(held, dict)
         }
 
-    def _recorded(self, client: str, key: str) -> Any:
-        return self._content.get("partition", {}).get(client, {}).get(key)
-
-    @property
-    def _clients(self) -> dict[str, Any]:
-        return dict(self._content["clients"])
+    def _recorded(self, clients: Ids, key: str) -> dict[str, Any]:
+        """What the file says about clients, as far as it does."""
+        records = self._content.get("partition", {})
+        found = {client: records.get(client, {}).get(key) for client in clients}
+        return {client: value for client, value in found.items() if value is not None}
 
     @cached_property
     def _content(self) -> Mapping[str, Any]:

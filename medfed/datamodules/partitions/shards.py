@@ -11,15 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from medfed.datamodules.partitions.base import Partition, check_count, client_names, in_order
-from medfed.datamodules.partitions.dealing import by_client, count_classes
+from medfed.common.errors import ConfigError
+from medfed.common.seeding import numpy_rng
+from medfed.datamodules.partitions.base import Dealt, Owners, Traits, count_classes
 from medfed.datamodules.readers.base import Patient
-from medfed.datamodules.seeding import numpy_rng
-from medfed.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Shards(Partition):
+class Shards(Dealt):
     """Cuts the patients, sorted by label, into shards and deals the shards at random.
 
     N·S shards have at most N·S + K - 1 labels among them (a shard may straddle a boundary), so
@@ -31,7 +30,8 @@ class Shards(Partition):
         shards_per_client: S, 2 in the paper.
     """
 
-    num_clients: int
+    traits = Traits(frozenset({"label"}))
+
     shards_per_client: int = 2
 
     def __post_init__(self) -> None:
@@ -40,19 +40,22 @@ class Shards(Partition):
                 f"partition.shards_per_client={self.shards_per_client} must be at least 1."
             )
 
-    def assign(self, patients: Sequence[Patient], seed: int) -> dict[str, list[str]]:
-        """See `Partition.assign`.
+    @property
+    def least(self) -> int:
+        """See `Dealt.least`."""
+        return self.shards_per_client
+
+    def deal(self, patients: Sequence[Patient], seed: int) -> Owners:
+        """See `Dealt.deal`.
 
         Raises:
             ConfigError: If a patient has no label, or there are more shards than patients.
 
         Example:
             >>> patients = [Patient(str(i), label=i // 2) for i in range(8)]
-            >>> Shards(2).assign(patients, seed=3)
-            {'hospital_0': ['2', '3', '4', '5'], 'hospital_1': ['0', '1', '6', '7']}
+            >>> Shards(2).deal(patients, seed=3)
+            array([1, 1, 0, 0, 0, 0, 1, 1])
         """
-        patients = in_order(patients)
-        check_count(self.num_clients, len(patients), self.shards_per_client)
         counts = count_classes(patients)
         rng = numpy_rng(seed, "shards")
         mean = counts @ np.arange(counts.shape[1]) / counts.sum(axis=1).clip(min=1)
@@ -62,4 +65,4 @@ class Shards(Partition):
         owner = np.empty(len(patients), dtype=np.int64)
         for shard, client in zip(shards, hands, strict=True):
             owner[shard] = client
-        return by_client([p.id for p in patients], owner, client_names(self.num_clients))
+        return owner

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from medfed.datamodules.partitions.base import Site, Wrapped
+from medfed.common.errors import ConfigError
+from medfed.common.seeding import numpy_rng
+from medfed.datamodules.partitions.base import Ids, Traits, Wrapped
 from medfed.datamodules.readers.base import check_names
-from medfed.datamodules.seeding import numpy_rng
-from medfed.datamodules.site import UNCHANGED, Scanner
-from medfed.errors import ConfigError
+from medfed.datamodules.scanner import UNCHANGED, Scanner, is_number, scanners_from
 
 
 @dataclass(frozen=True)
 class SiteEffect(Wrapped):
-    """Gives every client of another partition a scanner; see `medfed.datamodules.site.Scanner`.
+    """Gives every client of another partition a scanner; see `medfed.datamodules.scanner.Scanner`.
 
     A range is spread evenly over the clients, each setting in a random order of its own, so that
     the noisiest scanner is not also the coarsest (a Latin hypercube).
@@ -41,7 +41,7 @@ class SiteEffect(Wrapped):
         super().__post_init__()
         for name in UNCHANGED:
             value = getattr(self, name)
-            numbers = isinstance(value, Sequence) and all(_is_number(v) for v in value)
+            numbers = isinstance(value, Sequence) and all(is_number(v) for v in value)
             if not numbers or len(value) != 2 or value[0] > value[1]:
                 raise ConfigError(
                     f"partition.{name}={value} must be two numbers, the least and the greatest, "
@@ -50,43 +50,34 @@ class SiteEffect(Wrapped):
             for end in value:
                 Scanner("at one end of the range", 0, **{name: end})
 
-    def sites(self, clients: Sequence[str], seed: int) -> dict[str, Site]:
-        """See `Partition.sites`.
+    @property
+    def traits(self) -> Traits:
+        """Those of `assignment`; and images are needed."""
+        inner = self.assignment.traits
+        return replace(inner, needs=inner.needs | {"images"})
+
+    def scanners_of(self, clients: Ids, seed: int) -> dict[str, Scanner]:
+        """See `Partition.scanners_of`.
 
         Example:
-            >>> from medfed.datamodules.partitions import ByCentre
+            >>> from medfed.datamodules.partitions.centre import ByCentre
             >>> noisy = SiteEffect(ByCentre(), table={"b": {"noise": 0.5}})
-            >>> noisy.sites(["a", "b"], seed=0)["b"].record()["noise"]
+            >>> noisy.scanners_of(["a", "b"], seed=0)["b"].noise
             0.5
         """
-        settings = self._spread(clients, seed) if self.table is None else self._listed(clients)
-        return {client: Scanner(client, seed, **values) for client, values in settings.items()}
+        if self.table is None:
+            return scanners_from(self._spread(clients, seed), seed)
+        if not self.table:
+            raise ConfigError("partition.table names no client; leave it null to use the ranges.")
+        names = check_names("client", list(self.table), clients)
+        return scanners_from(dict(zip(names, self.table.values(), strict=True)), seed)
 
     def _spread(self, clients: Sequence[str], seed: int) -> dict[str, dict[str, float]]:
-        settings: dict[str, dict[str, float]] = {client: {} for client in clients}
+        columns: dict[str, list[float]] = {}
         for name in UNCHANGED:
             least, greatest = getattr(self, name)
             values = np.linspace(least, greatest, len(clients))
             if len(clients) == 1:
                 values = np.array([(least + greatest) / 2])
-            shuffled = numpy_rng(seed, "site_effect", name).permutation(values)
-            for client, value in zip(clients, shuffled.tolist(), strict=True):
-                settings[client][name] = value
-        return settings
-
-    def _listed(self, clients: Sequence[str]) -> dict[str, dict[str, float]]:
-        if not self.table:
-            raise ConfigError("partition.table names no client; leave it null to use the ranges.")
-        names = check_names("client", list(self.table), clients)
-        settings: dict[str, dict[str, float]] = {}
-        for client, values in zip(names, self.table.values(), strict=True):
-            check_names("setting of a scanner", list(values), list(UNCHANGED))
-            for name, value in values.items():
-                if not _is_number(value):
-                    raise ConfigError(f"partition.table: {name} of {client} is no number: {value}.")
-            settings[client] = {name.lower(): float(value) for name, value in values.items()}
-        return settings
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+            columns[name] = numpy_rng(seed, "site_effect", name).permutation(values).tolist()
+        return {c: {name: columns[name][n] for name in columns} for n, c in enumerate(clients)}

@@ -9,20 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from medfed.datamodules.partitions.base import Partition, Site
-from medfed.datamodules.partitions.channel_missing import ChannelMissing
-from medfed.datamodules.partitions.label_groups import group_of
+from medfed.common.errors import ConfigError
+from medfed.datamodules.partitions.base import Dealt, Ids, Order, Owners
+from medfed.datamodules.partitions.label_groups import group_of, grouped_names
 from medfed.datamodules.partitions.round_robin import RoundRobin
-from medfed.datamodules.partitions.site_effect import SiteEffect
-from medfed.datamodules.partitions.thinning import apportion
 from medfed.datamodules.readers.base import Patient, check_names
-from medfed.errors import ConfigError
+from medfed.datamodules.scanner import Scanner, scanners_from
 
 
 @dataclass(frozen=True)
-class SiteGroups(Partition):
+class SiteGroups(Dealt):
     """Patients dealt evenly to clients; clients of one group see and read them in one way.
 
     Scanners and missing channels change what a network gets, but one network may serve all of them.
@@ -38,7 +37,6 @@ class SiteGroups(Partition):
         label_shift: s; group g calls class (region) k by the number (k + s g) mod K.
     """
 
-    num_clients: int
     groups: int = 2
     scanners: Sequence[Mapping[str, float]] | None = None
     lacks: Sequence[Sequence[str]] | None = None
@@ -62,34 +60,17 @@ class SiteGroups(Partition):
                     f"partition.{name} has {len(value)} entries for {self.groups} groups; give "
                     "one per group, an empty one where nothing changes."
                 )
-        self.sites(self.names(), seed=0)
+        self.scanners_of(self.names(), seed=0)
 
     def names(self) -> list[str]:
-        """Returns the clients' names.
+        """See `Dealt.names`."""
+        return grouped_names(self.num_clients, self.groups)
 
-        Example:
-            >>> SiteGroups(3, groups=2).names()
-            ['group_0_hospital_0', 'group_1_hospital_0', 'group_1_hospital_1']
-        """
-        sizes = apportion(self.num_clients, [1 / self.groups] * self.groups)
-        return [f"group_{g}_hospital_{i}" for g, size in enumerate(sizes) for i in range(size)]
+    def deal(self, patients: Sequence[Patient], seed: int) -> Owners:
+        """See `Dealt.deal`; the sizes of clients differ by one patient at most."""
+        return RoundRobin(self.num_clients).deal(patients, seed)
 
-    def assign(self, patients: Sequence[Patient], seed: int) -> dict[str, list[str]]:
-        """See `Partition.assign`; the sizes of clients differ by one patient at most.
-
-        Raises:
-            ConfigError: If there are fewer patients than clients.
-
-        Example:
-            >>> SiteGroups(2).assign([Patient("a"), Patient("b"), Patient("c")], seed=0)
-            {'group_0_hospital_0': ['a', 'b'], 'group_1_hospital_0': ['c']}
-        """
-        dealt = RoundRobin(self.num_clients).assign(patients, seed)
-        return dict(zip(self.names(), dealt.values(), strict=True))
-
-    def availability(
-        self, clients: Sequence[str], channels: Sequence[str], seed: int
-    ) -> dict[str, Tensor]:
+    def availability(self, clients: Ids, channels: Ids, seed: int) -> dict[str, Tensor]:
         """See `Partition.availability`.
 
         Raises:
@@ -108,27 +89,21 @@ class SiteGroups(Partition):
                 raise ConfigError(
                     f"partition.lacks takes every channel from group {group}; leave it at least 1."
                 )
-        has = {c: [n for n in channels if n not in lacks[group_of(c)]] for c in clients}
-        lacking = ChannelMissing(RoundRobin(self.num_clients), "table", table=has)
-        return lacking.availability(clients, channels, seed)
+        missing = {client: lacks[group_of(client)] for client in clients}
+        return {c: torch.tensor([n not in missing[c] for n in channels]) for c in clients}
 
-    def sites(self, clients: Sequence[str], seed: int) -> dict[str, Site]:
-        """See `Partition.sites`; shading and noise are drawn anew for each client and image.
+    def scanners_of(self, clients: Ids, seed: int) -> dict[str, Scanner]:
+        """See `Partition.scanners_of`; shading and noise are drawn anew for each client and image.
 
         Example:
             >>> two = SiteGroups(2, scanners=[{}, {"gamma": 2.0}])
-            >>> {name: site.record()["gamma"] for name, site in two.sites(two.names(), 0).items()}
+            >>> {name: one.gamma for name, one in two.scanners_of(two.names(), 0).items()}
             {'group_1_hospital_0': 2.0}
         """
         table = {c: self.scanners[group_of(c)] for c in clients} if self.scanners else {}
-        changed = {client: settings for client, settings in table.items() if settings}
-        if not changed:
-            return {}
-        return SiteEffect(RoundRobin(self.num_clients), table=changed).sites(clients, seed)
+        return scanners_from({client: own for client, own in table.items() if own}, seed)
 
-    def label_orders(
-        self, clients: Sequence[str], num_classes: int, seed: int
-    ) -> dict[str, tuple[int, ...]]:
+    def label_orders(self, clients: Ids, num_classes: int, seed: int) -> dict[str, Order]:
         """See `Partition.label_orders`.
 
         Raises:

@@ -1,19 +1,29 @@
-"""The reader interface: a data set is a list of patients and a way to read one of them.
+"""What readers are; to add a format, write one in a file of its own and name it in a configuration.
 
-To add a format, write one class with `channels`, `regions`, `patients()` and `read()`, and name it
-in a data configuration. Nothing else needs to know the format.
+There are two kinds, and nothing else needs to know the format:
+
+- a *function* that reads a file or folder whole, of samples with one label each: it returns a
+  `samples.ImageSet` (``data=image_folder`` and its like) or a `table.Table` (``data=csv``);
+- a *class* that is made for a folder of scans and reads them one by one: a `VolumeReader`
+  (``data=brats`` and its like).
+
+``data.reader._target_`` names it; the other keys below ``data.reader`` are its arguments.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+from medfed.common.errors import ConfigError, did_you_mean
 
-from medfed.errors import ConfigError, did_you_mean
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from medfed.datamodules.splits import Split
 
 
 @dataclass(frozen=True)
@@ -34,7 +44,7 @@ class Patient:
     centre: str | None = None
     label: int | None = None
     counts: tuple[int, ...] | None = None
-    split: Literal["train", "val", "test"] | None = None
+    split: Split | None = None
 
     def class_counts(self, num_classes: int) -> tuple[int, ...]:
         """Returns the samples per class, (K,); a patient with one label is one sample.
@@ -57,52 +67,89 @@ class Patient:
         return tuple(int(k == self.label) for k in range(num_classes))
 
 
-class Reader(Protocol):
-    """What a format has to offer.
+class Reader(ABC):
+    """Base of the readers of scans, which are read one by one.
 
     Attributes:
-        channels: Names of the image channels, in the order of `read`.
-        regions: Names of the label channels, in the order of `read`.
+        channels: Names of the image channels.
     """
 
     channels: tuple[str, ...]
-    regions: tuple[str, ...]
 
+    @abstractmethod
     def patients(self) -> list[Patient]:
         """Lists the patients without reading voxels, sorted by id.
 
         Raises:
             DataError: If the folder or an index file is not as the format says.
         """
-        ...
 
+    @abstractmethod
+    def spacing(self, patient: Patient) -> tuple[float, ...]:
+        """Reads the distances of the voxels (mm), along the axes that a network sees."""
+
+    @abstractmethod
+    def record(self) -> dict[str, object]:
+        """Returns all that decides what is made of a patient's files, for JSON."""
+
+
+class VolumeReader(Reader):
+    """Base of the readers of whole volumes with region masks.
+
+    Attributes:
+        channels: Names of the image channels, in the order of `read`.
+        regions: Names of the label channels, in the order of `read`.
+    """
+
+    regions: tuple[str, ...]
+
+    @abstractmethod
     def read(self, patient: Patient) -> dict[str, Tensor]:
         """Reads one patient.
 
         Returns:
-            ``image`` (C, H, W, D) float32, normalised, and ``label`` (R, H, W, D) uint8.
+            ``image`` (C, H, W, D) float32, z-scored or the like with background 0, and ``label``
+            (R, H, W, D) uint8; H runs to the right, W to the front and D to the head.
 
         Raises:
             DataError: Naming the file that cannot be used, and what to do.
         """
-        ...
 
+    @abstractmethod
     def shape(self, patient: Patient) -> tuple[int, ...]:
         """Reads the three sizes from a header alone; `read` may return them in another order."""
-        ...
+
+    def record(self) -> dict[str, object]:
+        """See `Reader.record`; add what else `read` depends on."""
+        return {"channels": list(self.channels), "regions": list(self.regions)}
 
     def layout(self) -> dict[str, object]:
-        """Returns how a scan's files are found and what they hold, for predictions, as JSON.
+        """Returns how a scan's NIfTI files are found and what they hold, for predictions, as JSON.
 
         Returns:
             ``files``: name patterns per channel, or None where one 4-D file holds all of
             ``file_channels``; ``regions``: the label values of every region.
         """
-        ...
+        regions = {name: [value] for value, name in enumerate(self.regions, start=1)}
+        return {"files": None, "file_channels": list(self.channels), "regions": regions}
 
-    def record(self) -> dict[str, object]:
-        """Returns all that decides what `read` makes of a patient's files, for JSON."""
-        ...
+
+def given_path(path: Path | None) -> Path:
+    """Returns the path, or says that it is not set.
+
+    Args:
+        path: From the configuration.
+
+    Raises:
+        ConfigError: If it is None.
+
+    Example:
+        >>> given_path(Path("a")).name
+        'a'
+    """
+    if path is None:
+        raise ConfigError("data.path is not set and data.generated is empty; set data.path.")
+    return path
 
 
 def check_names(kind: str, wanted: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
@@ -125,7 +172,8 @@ def check_names(kind: str, wanted: Sequence[str], known: Sequence[str]) -> tuple
         >>> check_names("channel", ["FLAIRE"], ["FLAIR", "T1w"])
         Traceback (most recent call last):
         ...
-        medfed.errors.ConfigError: Unknown channel FLAIRE; known: FLAIR, T1w (did you mean FLAIR?).
+        medfed.common.errors.ConfigError: Unknown channel FLAIRE; known: FLAIR, T1w (did you \
+mean FLAIR?).
     """
     lower = {name.lower(): name for name in known}
     for name in wanted:

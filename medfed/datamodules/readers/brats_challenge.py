@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from medfed.common.errors import ConfigError, DataError
 from medfed.datamodules.readers.base import check_names
-from medfed.datamodules.readers.centres import institutions, named_centres
-from medfed.datamodules.readers.folder import FolderReader, is_visible_folder
-from medfed.errors import ConfigError, DataError
+from medfed.datamodules.readers.centres import institutions
+from medfed.datamodules.readers.nifti_cases import FolderReader, is_visible_folder
 
 # The channels have the names that MSD gives them, so that a partition fits both layouts.
 FILES = {
@@ -73,5 +73,5 @@ class BratsChallengeReader(FolderReader):
         return cases
 
     def centres(self, cases: Sequence[str]) -> Mapping[str, str]:
-        """Returns the hospital of each case that is known to come from one."""
-        return named_centres(self.path, cases) or institutions(self.path, cases)
+        """See `NiftiReader.centres`."""
+        return super().centres(cases) or institutions(self.path, cases)

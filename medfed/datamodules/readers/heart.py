@@ -6,7 +6,6 @@ Repository, 1989, doi:10.24432/C52P4X: the files ``processed.{centre}.data``.
 
 from __future__ import annotations
 
-import csv
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,9 +13,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from medfed.common.errors import DataError
 from medfed.datamodules.readers.base import check_names
-from medfed.datamodules.readers.table import Table, read_csv
-from medfed.errors import DataError
+from medfed.datamodules.readers.csv_rows import csv_rows
+from medfed.datamodules.readers.table import Table, as_number, read_csv
 
 log = logging.getLogger(__name__)
 
@@ -61,15 +61,16 @@ def read_heart(path: Path, centres: Sequence[str] = tuple(PUBLISHED)) -> Table:
             f"{path} is not a folder; set data.path to the folder of processed.cleveland.data and "
             "its like."
         )
-    tables = [_read_centre(path / f"processed.{name}.data", name) for name in names]
+    tables = {name: _read_centre(path / f"processed.{name}.data", name) for name in names}
+    of_each = {name: len(table.features) for name, table in tables.items()}
     return Table(
-        names=FEATURES,
-        features=np.concatenate([t.features for t in tables]),
-        labels=np.concatenate([t.labels for t in tables]),
-        classes=("no disease", "disease"),
-        patients=tuple(p for t in tables for p in t.patients),
-        centres=tuple(n for n, t in zip(names, tables, strict=True) for _ in t.patients),
-        files=tuple(f for t in tables for f in t.files),
+        FEATURES,
+        without_impossible(np.concatenate([table.features for table in tables.values()])),
+        np.concatenate([table.labels for table in tables.values()]),
+        ("no disease", "disease"),
+        patients=[f"{name}_{n}" for name, size in of_each.items() for n in range(1, size + 1)],
+        centres=[name for name, size in of_each.items() for _ in range(size)],
+        files=[file for table in tables.values() for file in table.files],
     )
 
 
@@ -78,31 +79,17 @@ def _read_centre(file: Path, centre: str) -> Table:
         raise DataError(
             f"{file} does not exist; add it, or leave {centre} out of data.reader.centres."
         )
-    table = read_csv(
-        file,
-        label=TARGET,
-        features=FEATURES,
-        positive=(1, 2, 3, 4),
-        negative=(0,),
-        header=_header(file),
-    )
+    diseased, header = (1, 2, 3, 4), _header(file)
+    table = read_csv(file, TARGET, FEATURES, positive=diseased, negative=(0,), header=header)
     check_counts(file, centre, table.labels)
-    return Table(
-        names=FEATURES,
-        features=without_impossible(table.features),
-        labels=table.labels,
-        classes=table.classes,
-        patients=tuple(f"{centre}_{n}" for n in range(1, len(table.labels) + 1)),
-        files=(file,) * len(table.labels),
-    )
+    return table
 
 
 def _header(file: Path) -> tuple[str, ...] | None:
     """The published columns, or None where the file names its columns itself."""
-    with file.open(newline="", encoding="utf-8-sig", errors="replace") as lines:
-        first = next((r for r in csv.reader(lines) if any(c.strip() for c in r)), [])
-    cells = [cell.strip().lower() for cell in first]
-    if any(_is_number(cell) for cell in cells):
+    with csv_rows(file) as rows:
+        cells = [cell.strip().lower() for cell in next(rows, [])]
+    if any(as_number(cell) < np.inf for cell in cells):
         return (*FEATURES, TARGET)  # with a bad cell, perhaps, which is named later
     if lacking := [c for c in (*FEATURES, TARGET) if c not in cells]:
         raise DataError(
@@ -110,14 +97,6 @@ def _header(file: Path) -> tuple[str, ...] | None:
             f"({', '.join((*FEATURES, TARGET))}), or remove the header line."
         )
     return None
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def without_impossible(features: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -7,14 +7,18 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
 
-from medfed.datamodules.readers.image_set import ImageSet, channel_names, given_path
-from medfed.datamodules.samples import Samples
-from medfed.errors import ConfigError, DataError
+from medfed.common.checks import check_known
+from medfed.common.errors import ConfigError, DataError, first_line
+from medfed.datamodules.readers.base import given_path
+from medfed.datamodules.readers.samples import ImageSet, Samples, channel_names
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
 
@@ -48,7 +52,11 @@ def read_image_folder(
         ConfigError: If a setting cannot be used.
     """
     path = given_path(path)
-    _check(size, color)
+    if len(size) != 2 or min(size) < 1:
+        raise ConfigError(
+            f"data.reader.size={list(size)} must be a height and a width of at least 1."
+        )
+    check_known("data.reader.color", color, ("grey", "rgb"))
     names = tuple(classes) if classes is not None else _class_folders(path)
     if len(names) < 2:
         found = ", ".join(names) or "none"
@@ -87,15 +95,15 @@ def read_image(file: Path, size: Sequence[int], color: str) -> NDArray[np.uint8]
     Raises:
         DataError: If it cannot be read.
     """
+    from PIL import Image, ImageOps
+
     try:
         with Image.open(file) as image:
             upright = ImageOps.exif_transpose(image)
             plain = eight_bits(upright).convert("L" if color == "grey" else "RGB")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DataError(
-            f"{file} cannot be read as an image ({reason}); mend or remove the file."
-        ) from error
+        why = first_line(error)
+        raise DataError(f"{file} cannot be read as an image ({why}); mend or remove it.") from error
     height, width = size
     if plain.size != (width, height):
         plain = plain.resize((width, height), Image.Resampling.BILINEAR)
@@ -116,25 +124,19 @@ def eight_bits(image: Image.Image) -> Image.Image:
         ValueError: If its values are of an unknown range (32 bits, or floating).
 
     Example:
+        >>> from PIL import Image
         >>> image = Image.fromarray(np.array([[0, 257 * 100, 65535]], np.uint16))
         >>> np.asarray(eight_bits(image)).tolist()
         [[0, 100, 255]]
     """
+    from PIL import Image
+
     if image.mode.startswith("I;16"):
         values = np.asarray(image).astype(np.float64)
         return Image.fromarray(np.round(values / 257).astype(np.uint8))
     if image.mode in ("I", "F"):
         raise ValueError("its values have 32 bits and no known range; save it with 8 or 16 bits")
     return image
-
-
-def _check(size: Sequence[int], color: str) -> None:
-    if len(size) != 2 or min(size) < 1:
-        raise ConfigError(
-            f"data.reader.size={list(size)} must be a height and a width of at least 1."
-        )
-    if color not in ("grey", "rgb"):
-        raise ConfigError(f"Unknown data.reader.color={color}; known: grey, rgb.")
 
 
 def _class_folders(path: Path) -> tuple[str, ...]:

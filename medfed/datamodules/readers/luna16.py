@@ -12,47 +12,25 @@ Analysis 42, 2017.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from medfed.datamodules.readers.base import Patient
+from medfed.common.errors import ConfigError, DataError
+from medfed.common.files import sha256
+from medfed.datamodules.readers.base import Patient, Reader
+from medfed.datamodules.readers.candidates import RULE, Candidates, Points, read_points, subsample
 from medfed.datamodules.readers.centres import named_centres
-from medfed.datamodules.readers.metaimage import storage_of
-from medfed.datamodules.readers.points import Points, read_points
-from medfed.datamodules.readers.subsampling import RULE, subsample
-from medfed.datamodules.splits import sha256_of
-from medfed.errors import ConfigError, DataError
+from medfed.datamodules.readers.ct_scan import open_scan, storage_of
 
 log = logging.getLogger(__name__)
 
 CANDIDATE_FILES = ("candidates_V2.csv", "candidates.csv")
 
 
-@dataclass(frozen=True)
-class Candidates:
-    """The candidates of one scan.
-
-    Attributes:
-        world: (n, 3) mm x y z, as in the CSV.
-        label: (n,) int64, 1 = nodule.
-        row: (n,) int64 row in the CSV; the first data row is 1.
-        source: The CSV, for error sentences.
-    """
-
-    world: NDArray[np.float64]
-    label: NDArray[np.int64]
-    row: NDArray[np.int64]
-    source: str = "candidates"
-
-    def __len__(self) -> int:
-        return len(self.row)
-
-
-class Luna16Reader:
+class Luna16Reader(Reader):
     """Finds the scans and candidates of LUNA16; no voxels are read here.
 
     Args:
@@ -83,7 +61,13 @@ class Luna16Reader:
         seed: int = 0,
         missing: Literal["error", "skip"] = "error",
     ) -> None:
-        _check_options(negatives_per_positive, missing)
+        if negatives_per_positive is not None and not negatives_per_positive >= 0:
+            raise ConfigError(
+                f"data.reader.negatives_per_positive={negatives_per_positive} must be 0 or more, "
+                "or null for all."
+            )
+        if missing not in ("error", "skip"):
+            raise ConfigError(f"data.reader.missing={missing!r} is unknown; known: error, skip.")
         self.path = path
         self.negatives_per_positive = negatives_per_positive
         self.seed = seed
@@ -115,6 +99,10 @@ class Luna16Reader:
         centres = named_centres(self.path, self._candidates)
         return [self._patient(series, centres.get(series)) for series in sorted(self._candidates)]
 
+    def spacing(self, patient: Patient) -> tuple[float, ...]:
+        """See `Reader.spacing`."""
+        return open_scan(patient.files["header"]).spacing
+
     def _patient(self, series: str, centre: str | None) -> Patient:
         header = self._scans[series]
         files = {"header": header}
@@ -137,10 +125,10 @@ class Luna16Reader:
         return self._candidates[series]
 
     def record(self) -> dict[str, Any]:
-        """Returns how the candidates were chosen, for JSON."""
+        """See `Reader.record`: how the candidates were chosen."""
         return {
             "candidates": self._csv.name,
-            "sha256": sha256_of(self._csv),
+            "sha256": sha256(self._csv),
             "rule": "all candidates" if self.negatives_per_positive is None else RULE,
             "negatives_per_positive": self.negatives_per_positive,
             "seed": self.seed,
@@ -228,15 +216,6 @@ def find_scans(path: Path) -> dict[str, Path]:
 def _count(labels: NDArray[np.float64]) -> dict[str, int]:
     positives = int((labels == 1).sum())
     return {"non-nodule": len(labels) - positives, "nodule": positives}
-
-
-def _check_options(ratio: float | None, missing: str) -> None:
-    if ratio is not None and not ratio >= 0:
-        raise ConfigError(
-            f"data.reader.negatives_per_positive={ratio} must be 0 or more, or null for all."
-        )
-    if missing not in ("error", "skip"):
-        raise ConfigError(f"data.reader.missing={missing!r} is unknown; known: error, skip.")
 
 
 def _find_csv(path: Path, name: str | None) -> Path:

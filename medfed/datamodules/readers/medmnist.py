@@ -15,16 +15,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from medfed.datamodules.client_data import SPLITS, Split
-from medfed.datamodules.readers.image_set import (
-    ImageSet,
-    channel_names,
-    check_classes,
-    given_path,
-)
-from medfed.datamodules.samples import Samples
-from medfed.errors import DataError
+from medfed.common.errors import DataError, first_line
+from medfed.datamodules.readers.base import given_path
+from medfed.datamodules.readers.samples import ImageSet, Samples, channel_names, check_classes
+from medfed.datamodules.splits import SPLITS, Split
 
+Bytes = NDArray[np.uint8]
+Labels = NDArray[np.int64]
+Arrays = Mapping[str, Bytes]
 NPZ = "{train,val,test}_images and {train,val,test}_labels of the MedMNIST convention"
 BROKEN = (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error)
 
@@ -55,15 +53,11 @@ def read_medmnist(path: Path | None, classes: Sequence[str] | None = None) -> Im
     except FileNotFoundError:
         raise DataError(f"{path} does not exist; set data.path to a .npz file.") from None
     except BROKEN as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DataError(
-            f"{path} cannot be read as .npz ({reason}); download or write it again."
-        ) from error
+        why = first_line(error)
+        raise DataError(f"{path} cannot be read as .npz ({why}); write it again.") from error
 
 
-def _image_set(
-    path: Path, arrays: Mapping[str, NDArray[np.uint8]], classes: Sequence[str] | None
-) -> ImageSet:
+def _image_set(path: Path, arrays: Arrays, classes: Sequence[str] | None) -> ImageSet:
     wanted = [f"{split}_{kind}" for split in SPLITS for kind in ("images", "labels")]
     if lacking := [name for name in wanted if name not in arrays]:
         raise DataError(f"{path} lacks {', '.join(lacking)}; it must hold {NPZ}.")
@@ -88,7 +82,7 @@ def _image_set(
     )
 
 
-def _labels(path: Path, split: str, values: NDArray[np.uint8]) -> NDArray[np.int64]:
+def _labels(path: Path, split: str, values: Bytes) -> Labels:
     """(n,) class indices of one split."""
     key = f"{path}, {split}_labels"
     if values.ndim == 2 and values.shape[1] > 1:
@@ -103,9 +97,7 @@ def _labels(path: Path, split: str, values: NDArray[np.uint8]) -> NDArray[np.int
     return labels
 
 
-def _class_names(
-    path: Path, labels: NDArray[np.int64], classes: Sequence[str] | None
-) -> tuple[str, ...]:
+def _class_names(path: Path, labels: Labels, classes: Sequence[str] | None) -> tuple[str, ...]:
     count = int(labels.max(initial=-1)) + 1
     if classes is not None and len(classes) < count:
         raise DataError(
@@ -115,9 +107,7 @@ def _class_names(
     return tuple(classes) if classes is not None else tuple(str(k) for k in range(count))
 
 
-def _images(
-    path: Path, arrays: Mapping[str, NDArray[np.uint8]], labels: Mapping[Split, NDArray[np.int64]]
-) -> NDArray[np.uint8]:
+def _images(path: Path, arrays: Arrays, labels: Mapping[Split, Labels]) -> Bytes:
     """All images, channels first; one split after the other, lest there be two copies of all."""
     out = np.empty(0, np.uint8)
     filled = 0
@@ -139,7 +129,7 @@ def _images(
     return out
 
 
-def channels_first(path: Path, split: str, images: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def channels_first(path: Path, split: str, images: Bytes) -> Bytes:
     """Moves or adds the channel axis.
 
     Args:

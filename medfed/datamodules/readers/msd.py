@@ -7,13 +7,12 @@ T1gd and T2w; ``labelsTr`` has 1 oedema, 2 non-enhancing and 3 enhancing tumour.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
-from medfed.datamodules.readers.base import Patient, check_names, with_hospitals
-from medfed.datamodules.readers.centres import named_centres, read_json
-from medfed.datamodules.readers.nifti import NiftiReader
-from medfed.errors import DataError
+from medfed.common.errors import DataError
+from medfed.datamodules.readers.base import Patient, check_names
+from medfed.datamodules.readers.centres import read_json
+from medfed.datamodules.readers.nifti_cases import NiftiReader
 
 REGIONS = {"whole": (1, 2, 3), "core": (2, 3), "enhancing": (3,)}
 
@@ -40,8 +39,6 @@ class MSDReader(NiftiReader):
         regions: Sequence[str] = ("whole",),
         hospitals: int | None = None,
     ) -> None:
-        self.path = path
-        self.hospitals = hospitals
         chosen = check_names("region", regions, list(REGIONS))
         self._file = path / "dataset.json"
         if not self._file.exists():
@@ -53,22 +50,21 @@ class MSDReader(NiftiReader):
         self._index = read_json(self._file)
         modality = {int(k): str(v) for k, v in self._index.get("modality", {}).items()}
         known = [modality[k] for k in sorted(modality)]
-        super().__init__(channels, {name: REGIONS[name] for name in chosen}, (1, 2, 3))
+        values = {name: REGIONS[name] for name in chosen}
+        super().__init__(path, channels, values, (1, 2, 3), hospitals)
         self._select = [known.index(name) for name in check_names("channel", channels, known)]
         self._file_channels = known
 
     def layout(self) -> dict[str, object]:
-        """See `readers.base.Reader.layout`."""
+        """See `VolumeReader.layout`."""
         return {**super().layout(), "file_channels": list(self._file_channels)}
 
-    def patients(self) -> list[Patient]:
-        """See `readers.base.Reader.patients`."""
+    def cases(self) -> list[Patient]:
+        """See `NiftiReader.cases`."""
         patients = [self._patient(entry) for entry in self._index.get("training", [])]
         if not patients:
             raise DataError(f"{self._file} lists no training cases.")
-        centres = named_centres(self.path, [p.id for p in patients])
-        patients = [replace(p, centre=centres.get(p.id)) for p in patients]
-        return with_hospitals(sorted(patients, key=lambda p: p.id), self.hospitals)
+        return patients
 
     def _patient(self, entry: object) -> Patient:
         try:

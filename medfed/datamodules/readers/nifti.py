@@ -1,117 +1,165 @@
-"""Reading one patient from NIfTI: RAS, z-scored over non-zero voxels, regions from label values."""
+"""NIfTI files as arrays in RAS orientation, checked; z-scores over the voxels that are not zero.
+
+By nibabel alone: its ``as_closest_canonical`` is what MONAI's ``Orientation`` does, and MONAI's
+transforms spend half of their time on tensors that carry metadata along.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import gzip
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from medfed.datamodules.readers.base import Patient
-from medfed.datamodules.readers.volumes import check_geometry, load_ras, read_header, zscore
-from medfed.errors import DataError
+from medfed.common.errors import DataError, first_line
 
 
-class NiftiReader:
-    """Reads one patient from NIfTI files; base of the readers that find these files.
+def load_ras(path: Path, channels: Sequence[int] | None = None) -> Tensor:
+    """Reads a volume, or the volumes of a 4-D file, with axes towards right, anterior, superior.
 
-    A patient's files are its images in channel order (one 4-D file, or one 3-D file each), and
-    its mask under the role ``"label"``.
+    A compressed file is unpacked as a whole, so that its own checksum is compared: nibabel reads
+    no further than the last voxel, and would take flipped bits for voxels.
 
     Args:
-        channels: Channel names.
-        regions: Label values of every region, by region name, in the order of the output.
-        known_labels: Label values that may occur beside 0; another one stops the run.
+        path: ``.nii`` or ``.nii.gz`` of shape (H, W, D) or (H, W, D, C).
+        channels: Which of a 4-D file's volumes to return, in this order; None returns all.
+
+    Returns:
+        (C, H, W, D) float32, contiguous, with the file's slope and intercept applied.
+
+    Raises:
+        DataError: If the file cannot be read, has another number of axes, or lacks a channel.
     """
+    from nibabel import as_closest_canonical
 
-    def __init__(
-        self,
-        channels: Sequence[str],
-        regions: Mapping[str, Sequence[int]],
-        known_labels: Sequence[int],
-    ) -> None:
-        self.channels = tuple(channels)
-        self.regions = tuple(regions)
-        self._region_labels = {name: tuple(values) for name, values in regions.items()}
-        self._known_labels = (0, *known_labels)
-        self._select: list[int] | None = None  # which of the file's channels, where not all
+    image = _opened(path)
+    try:
+        if path.suffix == ".gz":
+            image = type(image).from_bytes(gzip.decompress(path.read_bytes()))
+        array = np.asanyarray(as_closest_canonical(image).dataobj)
+    except Exception as error:  # whatever a library raises on bad bytes
+        raise _corrupt(path, error) from error
+    if array.ndim not in (3, 4):
+        raise DataError(f"{path} has shape {array.shape}; a volume has three axes, or four.")
+    array = array.reshape(*array.shape[:3], -1)
+    wanted = range(array.shape[3]) if channels is None else channels
+    if max(wanted) >= array.shape[3]:
+        raise DataError(
+            f"{path} has {array.shape[3]} channels, but {max(wanted) + 1} are needed; mend the "
+            "file or name the channels as they are."
+        )
+    loaded = np.empty((len(wanted), *array.shape[:3]), dtype=np.float32)
+    for target, channel in zip(loaded, wanted, strict=True):
+        target[:] = array[..., channel]
+    return torch.from_numpy(loaded)
 
-    def read(self, patient: Patient) -> dict[str, Tensor]:
-        """See `readers.base.Reader.read`.
 
-        Returns:
-            ``image`` (C, H, W, D) float32 in RAS, each channel z-scored over its non-zero voxels
-            (0 stays 0); ``label`` (R, H, W, D) uint8.
+def zscore(image: Tensor) -> Tensor:
+    """Normalises each channel over its voxels that are not zero; zero stays zero.
 
-        Raises:
-            DataError: For a file that is missing, torn, of another shape or affine, or that holds
-                NaN, infinity or an unknown label value.
-        """
-        images = [path for role, path in patient.files.items() if role != "label"]
-        mask = patient.files["label"]
-        check_geometry([*images, mask])
-        image = self._load_images(images)
-        self._check_finite(image, images)
-        return {"image": zscore(image), "label": self._to_regions(load_ras(mask), mask)}
+    Args:
+        image: (C, *spatial) float32; changed in place.
 
-    def shape(self, patient: Patient) -> tuple[int, ...]:
-        """Reads the three sizes from a header alone; `read` may return them in another order."""
-        return read_header(patient.files["label"])[0]
+    Returns:
+        The same tensor. A channel of one value, or without any, becomes zero.
 
-    def layout(self) -> dict[str, object]:
-        """See `readers.base.Reader.layout`."""
-        regions = {name: list(values) for name, values in self._region_labels.items()}
-        return {"files": None, "file_channels": list(self.channels), "regions": regions}
+    Example:
+        >>> zscore(torch.tensor([[0.0, 1.0, 3.0]]))
+        tensor([[ 0., -1.,  1.]])
+    """
+    for channel in image:
+        inside = channel != 0
+        voxels = channel[inside]
+        if len(voxels):
+            mean, std = voxels.mean().item(), voxels.std(correction=0).item()
+            channel[inside] = (voxels - mean) / (std or 1.0)
+    return image
 
-    def record(self) -> dict[str, object]:
-        """Returns all that decides what `read` makes of a patient's files, for JSON."""
-        return {
-            "channels": list(self.channels),
-            "regions": {name: list(values) for name, values in self._region_labels.items()},
-        }
 
-    def _load_images(self, paths: Sequence[Path]) -> Tensor:
-        """(C, H, W, D) float32, the chosen channels."""
-        if self._select is not None:
-            return load_ras(paths[0], self._select)
-        loaded = [load_ras(path) for path in paths]
-        for path, image in zip(paths, loaded, strict=True):
-            if len(image) > 1:
-                raise DataError(
-                    f"{path} has {len(image)} channels, but 1 is needed; use the layout of MSD for "
-                    "files that hold all modalities."
-                )
-        return torch.cat(loaded) if len(loaded) > 1 else loaded[0]
+def check_geometry(paths: Sequence[Path]) -> None:
+    """Checks, from the headers alone, that all files of a patient lie on one grid.
 
-    def _check_finite(self, image: Tensor, paths: Sequence[Path]) -> None:
-        for channel, (name, voxels) in enumerate(zip(self.channels, image, strict=True)):
-            # One pass without a mask; NumPy sums in float64 seven times faster than PyTorch.
-            if not np.isfinite(voxels.numpy().sum(dtype=np.float64)):
-                path = paths[channel] if len(paths) > 1 else paths[0]
-                raise DataError(
-                    f"{path}: channel {name} has NaN or infinite voxels; repair the file or leave "
-                    "the patient out."
-                )
+    Args:
+        paths: Images and mask.
 
-    def _to_regions(self, label: Tensor, path: Path) -> Tensor:
-        """(1, H, W, D) label values to (R, H, W, D) uint8."""
-        if len(label) > 1:
-            raise DataError(f"{path} holds {len(label)} masks; a patient has one, of label values.")
-        values = label[0]
-        codes = values.to(torch.uint8)
-        strange = (codes != values) | ~_is_one_of(codes, self._known_labels)
-        if strange.any():
+    Raises:
+        DataError: Naming the first file that is missing, unreadable, or on another grid.
+    """
+    (first, shape, affine), *others = [(path, *read_header(path)) for path in paths]
+    for path, other_shape, other_affine in others:
+        if other_shape != shape:
             raise DataError(
-                f"{path}: unknown label value {values[strange][0].item():g}; known: "
-                f"{', '.join(map(str, self._known_labels))}. Check the mask, or name the values in "
-                "data.reader."
+                f"{path} has shape {other_shape}, but {first} has {shape}; images and mask of a "
+                "patient must agree."
             )
-        masks = [_is_one_of(codes, values) for values in self._region_labels.values()]
-        return torch.stack(masks).to(torch.uint8)
+        if not np.allclose(other_affine, affine, atol=1e-3):
+            raise DataError(
+                f"{path} has another affine than {first}; resample images and mask of the "
+                "patient to one grid."
+            )
 
 
-def _is_one_of(codes: Tensor, values: Sequence[int]) -> Tensor:
-    """As torch.isin, several times faster for a few values of uint8."""
-    return torch.stack([codes == value for value in values]).any(dim=0)
+def read_header(path: Path) -> tuple[tuple[int, ...], np.ndarray]:
+    """Reads no voxels.
+
+    Args:
+        path: A NIfTI file.
+
+    Returns:
+        The three spatial sizes as they are stored, and the affine (4, 4).
+
+    Raises:
+        DataError: If the file is missing, unreadable, flat, or has no valid affine.
+    """
+    image = _opened(path)
+    if len(image.shape) < 3:
+        raise DataError(f"{path} has shape {image.shape}; a volume needs three dimensions.")
+    affine = image.affine
+    if not np.isfinite(affine).all() or abs(np.linalg.det(affine[:3, :3])) < 1e-9:
+        raise DataError(f"{path} has no valid affine; its orientation is unknown: convert it anew.")
+    return tuple(image.shape[:3]), affine
+
+
+def ras_spacing(path: Path) -> tuple[float, float, float]:
+    """Reads the spacing of a NIfTI file from its header alone.
+
+    Args:
+        path: A NIfTI file of any orientation.
+
+    Returns:
+        mm along the axes to the right, to the front and to the head, as `load_ras` turns them.
+
+    Raises:
+        DataError: If the header cannot be read.
+    """
+    from nibabel.affines import voxel_sizes
+    from nibabel.orientations import io_orientation
+
+    affine = read_header(path)[1]
+    sizes = voxel_sizes(affine)
+    towards = io_orientation(affine)[:, 0].astype(int).tolist()
+    x, y, z = (float(sizes[towards.index(axis)]) for axis in range(3))
+    return x, y, z
+
+
+def _opened(path: Path) -> Any:
+    """A file whose header has been read."""
+    from nibabel import load  # late, as it takes a while
+
+    try:
+        return load(path)
+    except FileNotFoundError:
+        raise DataError(f"{path} is missing; copy it there or leave the patient out.") from None
+    except Exception as error:  # whatever a library raises on bad bytes
+        raise _corrupt(path, error) from error
+
+
+def _corrupt(path: Path, error: Exception) -> DataError:
+    why = first_line(error)
+    return DataError(
+        f"{path} is truncated or corrupt ({why}); copy it again or leave the patient out."
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +10,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from medfed.common.checks import check_known
+from medfed.common.errors import ConfigError, DataError
 from medfed.datamodules.readers.base import check_names
-from medfed.errors import ConfigError, DataError
+from medfed.datamodules.readers.csv_rows import csv_rows
 
 Outcome = Literal["classes", "continuous"]
+Values = Sequence[str | int | float]
 MISSING = frozenset({"", "?", "nan", "na", "none", "null"})
 
 
@@ -28,17 +30,29 @@ class Table:
         labels: (N,) int64 class indices, or float64: outcomes.
         classes: (K) class names, or the name of the outcome.
         patients: (N) patient id of every row.
-        centres: (N) centre of every row, or None.
-        files: (N) the file of every row; empty where there is none.
+        centres: (N) hospital of every row; empty where none is known.
+        files: (N) file of every row; empty where there is none.
     """
 
     names: tuple[str, ...]
     features: NDArray[np.float64]
     labels: NDArray[Any]
     classes: tuple[str, ...]
-    patients: tuple[str, ...]
-    centres: tuple[str, ...] | None = None
-    files: tuple[Path, ...] = ()
+    patients: Sequence[str]
+    centres: Sequence[str] = ()
+    files: Sequence[Path] = ()
+
+
+def check_outcome(outcome: str) -> None:
+    """Refuses an unknown kind of outcome.
+
+    Raises:
+        ConfigError: If it is neither ``classes`` nor ``continuous``.
+
+    Example:
+        >>> check_outcome("continuous")
+    """
+    check_known("data.outcome", outcome, ("classes", "continuous"))
 
 
 def read_csv(
@@ -47,9 +61,9 @@ def read_csv(
     features: Sequence[str] | None = None,
     centre: str | None = None,
     patient: str | None = None,
-    positive: Sequence[str | int | float] | None = None,
+    positive: Values | None = None,
     header: Sequence[str] | None = None,
-    negative: Sequence[str | int | float] | None = None,
+    negative: Values | None = None,
     outcome: Outcome = "classes",
 ) -> Table:
     """Reads a CSV file.
@@ -74,32 +88,23 @@ def read_csv(
         DataError: Naming the file, row and column of what cannot be used.
         ConfigError: If a column does not exist; lists those that do.
     """
-    columns, rows = _rows(path, header)
+    sheet = _Sheet.read(path, header)
     try:
-        used = check_names("column", [c for c in (label, centre, patient) if c], columns)
-        names = tuple(c for c in columns if c not in used)
+        used = check_names("column", [c for c in (label, centre, patient) if c], sheet.columns)
+        names = tuple(c for c in sheet.columns if c not in used)
         if features is not None:
-            names = check_names("column", features, columns)
+            names = check_names("column", features, sheet.columns)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
-    at = {name.lower(): i for i, name in enumerate(columns)}
-    cells = _column(path, rows, at, label)
     labels, classes = (
-        (_outcomes(path, cells, label), (label,))
+        (_outcomes(sheet, label), (label,))
         if outcome == "continuous"
-        else _classes(path, cells, positive, negative)
+        else _classes(sheet, sheet.known(label), positive, negative)
     )
-    return Table(
-        names=names,
-        features=_features(path, rows, at, names),
-        labels=labels,
-        classes=classes,
-        patients=tuple(
-            _column(path, rows, at, patient) if patient else (f"row_{i}" for i in range(len(rows)))
-        ),
-        centres=tuple(_column(path, rows, at, centre)) if centre else None,
-        files=(path,) * len(rows),
-    )
+    count = len(sheet.rows)
+    patients = sheet.known(patient) if patient else [f"row_{i}" for i in range(count)]
+    centres, files = sheet.known(centre) if centre else (), [path] * count
+    return Table(names, sheet.numbers(names), labels, classes, patients, centres, files)
 
 
 def read_features(
@@ -117,146 +122,133 @@ def read_features(
     Raises:
         DataError: Naming the file, row and column of what cannot be used.
     """
-    columns, rows = _rows(path, None)
-    at = {name.lower(): i for i, name in enumerate(columns)}
-    if lacking := [name for name in names if name.lower() not in at]:
+    sheet = _Sheet.read(path, None)
+    known = {column.lower() for column in sheet.columns}
+    if lacking := [name for name in names if name.lower() not in known]:
         raise DataError(
             f"{path} lacks the column{'s' * (len(lacking) > 1)} {', '.join(lacking)}; it needs "
             f"{', '.join(names)}."
         )
     used = {name.lower() for name in names}
-    others = {c: [row[i] for row in rows] for i, c in enumerate(columns) if c.lower() not in used}
-    return _features(path, rows, at, names), others
+    others = {c: [row[i] for row in sheet.rows] for i, c in enumerate(sheet.columns)}
+    return sheet.numbers(names), {c: cells for c, cells in others.items() if c.lower() not in used}
 
 
-def rows_at(rows: Sequence[list[str]]) -> list[tuple[int, list[str]]]:
-    """Numbers data rows from 1, as a person counts them.
+@dataclass(frozen=True)
+class _Sheet:
+    """The cells of a file, and sentences about the bad ones; data rows count from 1."""
 
-    Args:
-        rows: The rows without the header.
+    path: Path
+    columns: list[str]
+    rows: list[list[str]]
 
-    Returns:
-        Pairs of number and row.
-
-    Example:
-        >>> rows_at([["3.1", "0"]])
-        [(1, ['3.1', '0'])]
-    """
-    return list(enumerate(rows, start=1))
-
-
-def _rows(path: Path, header: Sequence[str] | None) -> tuple[list[str], list[list[str]]]:
-    """Column names and data rows, all of one length."""
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = [row for row in csv.reader(file) if any(cell.strip() for cell in row)]
-    except FileNotFoundError:
-        raise DataError(f"{path} does not exist; set data.path to a CSV file.") from None
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path} cannot be read as CSV ({error}); save it as UTF-8 CSV.") from error
-    columns = [c.strip() for c in (rows.pop(0) if header is None and rows else header or [])]
-    if not rows:
-        raise DataError(f"{path} has no data rows.")
-    if twice := {c for c in columns if [x.lower() for x in columns].count(c.lower()) > 1}:
-        raise DataError(
-            f"{path}: column {min(twice)} occurs twice; give every column a name of its own."
-        )
-    for number, row in rows_at(rows):
-        if len(row) != len(columns):
+    @classmethod
+    def read(cls, path: Path, header: Sequence[str] | None) -> _Sheet:
+        with csv_rows(path, "set data.path to a CSV file") as found:
+            rows = list(found)
+        columns = [c.strip() for c in (rows.pop(0) if header is None and rows else header or [])]
+        if not rows:
+            raise DataError(f"{path} has no data rows.")
+        if twice := {c for c in columns if [x.lower() for x in columns].count(c.lower()) > 1}:
             raise DataError(
-                f"{path}, data row {number}: {len(row)} cells, but {len(columns)} columns; "
-                "mend the row or data.header."
+                f"{path}: column {min(twice)} occurs twice; give every column a name of its own."
             )
-    return columns, rows
+        sheet = cls(path, columns, rows)
+        for number, row in enumerate(rows, start=1):
+            if len(row) != len(columns):
+                raise sheet.bad(
+                    number,
+                    f": {len(row)} cells, but {len(columns)} columns; mend the row or data.header.",
+                )
+        return sheet
+
+    def bad(self, number: int, what: str) -> DataError:
+        return DataError(f"{self.path}, data row {number}{what}")
+
+    def cells(self, name: str) -> list[tuple[int, str]]:
+        """Number and text of every cell of a column."""
+        at = [column.lower() for column in self.columns].index(name.lower())
+        return [(number, row[at].strip()) for number, row in enumerate(self.rows, start=1)]
+
+    def known(self, name: str) -> list[str]:
+        """The cells of a column that may not be missing: label, patient or centre."""
+        for number, text in self.cells(name):
+            if text.lower() in MISSING:
+                what = f", column {name}: the cell is missing; fill it in or remove the row."
+                raise self.bad(number, what)
+        return [text for _, text in self.cells(name)]
+
+    def numbers(self, names: Sequence[str]) -> NDArray[np.float64]:
+        """(N, F) feature cells, NaN where one is missing."""
+        found = np.empty((len(self.rows), len(names)))
+        for column, name in enumerate(names):
+            for number, text in self.cells(name):
+                missing = text.lower() in MISSING
+                found[number - 1, column] = float("nan") if missing else as_number(text)
+                if not missing and not np.isfinite(found[number - 1, column]):
+                    raise self.bad(
+                        number,
+                        f", column {name}: {text!r} is not a number; write a number, leave it "
+                        "empty, or leave the column out with data.features.",
+                    )
+        return found
 
 
-def _column(path: Path, rows: Sequence[list[str]], at: dict[str, int], name: str) -> list[str]:
-    """The cells of a column that may not be missing: label, patient or centre."""
-    cells = [row[at[name.lower()]].strip() for row in rows]
-    for number, text in enumerate(cells, start=1):
-        if text.lower() in MISSING:
-            raise DataError(
-                f"{path}, data row {number}, column {name}: the cell is missing; fill it in or "
-                "remove the row."
-            )
-    return cells
-
-
-def _features(
-    path: Path, rows: Sequence[list[str]], at: dict[str, int], names: Sequence[str]
-) -> NDArray[np.float64]:
-    """(N, F) feature cells."""
-    return np.array([[_cell(path, r, row, at, n) for n in names] for r, row in rows_at(rows)])
-
-
-def _cell(path: Path, number: int, row: list[str], at: dict[str, int], name: str) -> float:
-    """One feature cell; NaN where missing."""
-    text = row[at[name.lower()]].strip()
-    if text.lower() in MISSING:
-        return float("nan")
-    try:
-        value = float(text)
-    except ValueError:
-        value = float("inf")
-    if not np.isfinite(value):
-        raise DataError(
-            f"{path}, data row {number}, column {name}: {text!r} is not a number; write a number, "
-            "leave it empty, or leave the column out with data.features."
-        )
-    return value
-
-
-def _outcomes(path: Path, cells: Sequence[str], name: str) -> NDArray[np.float64]:
+def _outcomes(sheet: _Sheet, name: str) -> NDArray[np.float64]:
     """One number per row."""
-    found = np.array([_number(text) for text in cells])
+    cells = sheet.known(name)
+    found = np.array([as_number(text) for text in cells])
     if not np.isfinite(found).all():
         worst = int(np.flatnonzero(~np.isfinite(found))[0])
-        raise DataError(
-            f"{path}, data row {worst + 1}, column {name}: the outcome {cells[worst]!r} is not a "
-            "number; mend the row or set data.outcome=classes."
+        raise sheet.bad(
+            worst + 1,
+            f", column {name}: the outcome {cells[worst]!r} is not a number; mend the row or set "
+            "data.outcome=classes.",
         )
     return found
 
 
 def _classes(
-    path: Path,
-    raw: Sequence[str],
-    positive: Sequence[str | int | float] | None,
-    negative: Sequence[str | int | float] | None,
+    sheet: _Sheet, cells: Sequence[str], positive: Values | None, negative: Values | None
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Class index per row, and the class names."""
-    values = [_tidy(text) for text in raw]
+    values = [_tidy(text) for text in cells]
     if positive is not None:
         wanted = {_tidy(str(p)) for p in positive}
         known = set(values) if negative is None else {_tidy(str(n)) for n in negative}
-        _check_labels(path, values, wanted, known | wanted)
+        _check_labels(sheet, values, wanted, known | wanted)
         return np.array([v in wanted for v in values], dtype=np.int64), ("negative", "positive")
-    names = sorted(set(values), key=lambda v: (_number(v), v))
+    names = sorted(set(values), key=lambda v: (as_number(v), v))
     if len(names) < 2 or len(names) > 50:
         raise DataError(
-            f"{path}: the label column has {len(names)} distinct value(s); 2 to 50 classes are "
-            "possible. Name the column in data.label, or the values of class 1 in data.positive."
+            f"{sheet.path}: the label column has {len(names)} distinct value(s); 2 to 50 classes "
+            "are possible. Name the column in data.label, or the values of class 1 in "
+            "data.positive."
         )
     index = {name: i for i, name in enumerate(names)}
     return np.array([index[v] for v in values], dtype=np.int64), tuple(names)
 
 
-def _check_labels(path: Path, values: Sequence[str], wanted: set[str], known: set[str]) -> None:
+def _check_labels(sheet: _Sheet, values: Sequence[str], wanted: set[str], known: set[str]) -> None:
     """Refuses labels that are neither positive nor negative, and positives that never occur."""
     for number, value in enumerate(values, start=1):
         if value not in known:
-            raise DataError(
-                f"{path}, data row {number}: the label {value} is none of "
-                f"{', '.join(sorted(known))}; mend the row."
-            )
+            listed = ", ".join(sorted(known))
+            raise sheet.bad(number, f": the label {value} is none of {listed}; mend the row.")
     if not wanted & set(values):
         raise DataError(
-            f"{path}: no row has a label of data.positive ({', '.join(sorted(wanted))}); the "
+            f"{sheet.path}: no row has a label of data.positive ({', '.join(sorted(wanted))}); the "
             f"labels are {', '.join(sorted(set(values))[:10])}."
         )
 
 
-def _number(text: str) -> float:
+def as_number(text: str) -> float:
+    """Reads a number; what is none is infinite.
+
+    Example:
+        >>> as_number("1.5"), as_number("old")
+        (1.5, inf)
+    """
     try:
         return float(text)
     except ValueError:
@@ -265,5 +257,5 @@ def _number(text: str) -> float:
 
 def _tidy(text: str) -> str:
     """``"1.0"`` and ``"1"`` are the same label."""
-    number = _number(text)
+    number = as_number(text)
     return str(int(number)) if np.isfinite(number) and number == int(number) else text

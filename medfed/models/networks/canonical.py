@@ -19,22 +19,22 @@ The instances are built independently. Copies of one part would have equal gradi
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import logsigmoid
 
-from medfed.errors import ConfigError, did_you_mean
-from medfed.models.networks.parts import part_roots, place, remainder, take
+from medfed.common.checks import check_known
+from medfed.common.errors import ConfigError
+from medfed.models.networks.personal import part_roots, place, remainder, take
 
 Mix = Literal["outputs", "parameters"]
 Activation = Literal["identity", "softmax", "sigmoid"]
-MIXES = ("outputs", "parameters")
-ACTIVATIONS = ("identity", "softmax", "sigmoid")
 
 
 class Canonical(nn.Module):
@@ -62,10 +62,11 @@ class Canonical(nn.Module):
         >>> net = Canonical(nets, ["2.*"])
         >>> [name for name, _ in net.named_parameters()][:3]
         ['membership', 'common.0.weight', 'common.0.bias']
-        >>> net(torch.ones(4, 2)).exp().sum(1)
-        tensor([1., 1., 1., 1.], grad_fn=<SumBackward1>)
+        >>> torch.allclose(net(torch.ones(4, 2)).exp().sum(1), torch.ones(4))  # log-probabilities
+        True
     """
 
+    personal: ClassVar[tuple[str, ...]] = ("membership",)
     membership: nn.Parameter
 
     def __init__(
@@ -76,7 +77,10 @@ class Canonical(nn.Module):
         activation: Activation = "softmax",
     ) -> None:
         super().__init__()
-        _check(networks, mix, activation)
+        check_known("canonical.mix", mix, get_args(Mix))
+        check_known("activation", activation, get_args(Activation))
+        if not networks:
+            raise ConfigError("canonical.count must be 1 or more.")
         self.mix = mix
         self.activation = activation
         count = len(networks)
@@ -84,7 +88,10 @@ class Canonical(nn.Module):
         self.membership = nn.Parameter(torch.full((count,), 1 / count).to(like))
         places = part_roots(networks[0], parts)
         if places == [""]:  # the whole network: a box around it, so that it has a place, too
-            networks, places = [_Box(n) for n in networks], ["network"]
+            networks, places = (
+                [nn.Sequential(OrderedDict(network=n)) for n in networks],
+                ["network"],
+            )
         self.common = networks[0]
         self.canonical = nn.ModuleList(_Part(take(n, places)) for n in networks)
         self._names = places
@@ -146,16 +153,6 @@ class Canonical(nn.Module):
         finally:
             for children, leaf in self._places:
                 children[leaf] = None
-
-
-class _Box(nn.Module):
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, x: Tensor) -> Tensor:
-        output: Tensor = self.network(x)
-        return output
 
 
 class _Part(nn.Module):
@@ -252,17 +249,6 @@ def _forget_buffers(part: nn.Module) -> None:
     for module in part.modules():
         for name in module._buffers:
             module._buffers[name] = None
-
-
-def _check(networks: Sequence[nn.Module], mix: str, activation: str) -> None:
-    for name, value, known in (("mix", mix, MIXES), ("activation", activation, ACTIVATIONS)):
-        if value not in known:
-            raise ConfigError(
-                f"canonical.{name}={value!r} is unknown{did_you_mean(str(value), known)}; choose "
-                f"one of {', '.join(known)}."
-            )
-    if not networks:
-        raise ConfigError("canonical.count must be 1 or more.")
 
 
 def _check_distinct(instances: nn.ModuleList, parts: Sequence[str]) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from monai.networks.nets import DenseNet
 from torch import nn
 
-from medfed.errors import ConfigError, did_you_mean
-from medfed.models.networks.common import check_spatial_dims
-
-_STEMS = ("imagenet", "small")
+from medfed.common.checks import check_known
+from medfed.models.networks.convolutions import check_spatial_dims
 
 
 def densenet_bc(
@@ -49,25 +48,14 @@ def densenet_bc(
         ConfigError: If ``spatial_dims`` or ``stem`` is unknown.
 
     Example:
-        >>> from medfed.models.networks import count_parameters
-        >>> [count_parameters(densenet_bc(2, 1, 2, stem=stem)) for stem in ("imagenet", "small")]
+        >>> networks = [densenet_bc(2, 1, 2, stem=stem) for stem in ("imagenet", "small")]
+        >>> [sum(p.numel() for p in network.parameters()) for network in networks]
         [198224, 197744]
     """
     check_spatial_dims(spatial_dims)
-    if stem not in _STEMS:
-        raise ConfigError(
-            f"Unknown stem {stem!r}: use one of {_STEMS}{did_you_mean(stem, _STEMS)}."
-        )
-    net: nn.Module = DenseNet(
-        spatial_dims=spatial_dims,
-        in_channels=in_channels,
-        out_channels=out_channels,
-        init_features=init_features,
-        growth_rate=growth_rate,
-        block_config=tuple(block_config),
-        bn_size=bn_size,
-        dropout_prob=dropout,
-    )
+    check_known("stem", stem, ("imagenet", "small"))
+    sizes = (init_features, growth_rate, tuple(block_config), bn_size)
+    net: nn.Module = DenseNet(spatial_dims, in_channels, out_channels, *sizes, dropout_prob=dropout)
     if stem == "small":
         _use_small_stem(net, spatial_dims, in_channels, init_features)
     return net
@@ -86,20 +74,11 @@ def densenet121(
     Arguments, shapes, errors and source as for :func:`densenet_bc`.
 
     Example:
-        >>> from medfed.models.networks import count_parameters
-        >>> count_parameters(densenet121(2, 1, 2))
+        >>> sum(p.numel() for p in densenet121(2, 1, 2).parameters())
         6949634
     """
-    return densenet_bc(
-        spatial_dims,
-        in_channels,
-        out_channels,
-        growth_rate=32,
-        block_config=(6, 12, 24, 16),
-        init_features=64,
-        dropout=dropout,
-        stem=stem,
-    )
+    sizes: Any = {"growth_rate": 32, "block_config": (6, 12, 24, 16), "init_features": 64}
+    return densenet_bc(spatial_dims, in_channels, out_channels, **sizes, dropout=dropout, stem=stem)
 
 
 def _use_small_stem(net: nn.Module, spatial_dims: int, in_channels: int, width: int) -> None:

@@ -1,10 +1,13 @@
-"""Linear regression."""
+"""Linear models of feature vectors: linear and logistic regression."""
 
 from __future__ import annotations
 
+from typing import ClassVar
+
+import torch
 from torch import Tensor, nn
 
-from medfed.errors import ConfigError
+from medfed.common.errors import ConfigError
 
 
 class LinearRegression(nn.Module):
@@ -25,10 +28,11 @@ class LinearRegression(nn.Module):
         ConfigError: If there is another number of outcomes, or the spread is negative.
 
     Example:
-        >>> import torch
         >>> LinearRegression(in_channels=10)(torch.ones(4, 10)).shape
         torch.Size([4, 1])
     """
+
+    personal: ClassVar[tuple[str, ...]] = ("*",)
 
     def __init__(self, in_channels: int, out_channels: int = 1, spread: float = 0.0) -> None:
         super().__init__()
@@ -37,11 +41,7 @@ class LinearRegression(nn.Module):
                 f"Linear regression predicts one number, and these data have {out_channels} "
                 "classes; choose model=logistic, or data with a continuous outcome."
             )
-        if not spread >= 0:
-            raise ConfigError(f"spread must not be negative, not {spread}.")
-        self.linear = nn.Linear(in_channels, 1)
-        for coefficients in self.linear.parameters():
-            nn.init.uniform_(coefficients, -spread, spread)
+        self.linear = _spread_linear(in_channels, 1, spread)
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns the outcomes ``(B, 1)`` of features ``(B, F)``."""
@@ -49,14 +49,51 @@ class LinearRegression(nn.Module):
         return outcome
 
 
-def linear_regression(
-    in_channels: int, out_channels: int = 1, spread: float = 0.0
-) -> LinearRegression:
-    """Builds :class:`LinearRegression`; arguments and errors are those of the class.
+class LogisticRegression(nn.Module):
+    """Multinomial logistic regression whose first class is the reference.
+
+    The logit of class 0 is fixed at zero, so two classes need one weight per feature, and the
+    coefficients are identified (a softmax over free logits has a direction that changes nothing).
+    They start as those of :class:`LinearRegression` do.
+
+    Args:
+        in_channels: Number of features F.
+        out_channels: Number of classes K, at least 2.
+        spread: Coefficients start uniformly in [-spread, spread].
+
+    Shapes:
+        ``(B, F)`` to ``(B, K)`` logits. Parameters: ``linear.weight (K-1, F)``, ``linear.bias``.
+
+    Raises:
+        ConfigError: If there are fewer than two classes, or the spread is negative.
 
     Example:
-        >>> from medfed.models.networks import count_parameters
-        >>> count_parameters(linear_regression(10))
-        11
+        >>> net = LogisticRegression(in_channels=30, out_channels=2)
+        >>> net(torch.ones(4, 30)).shape, [name for name, _ in net.named_parameters()]
+        (torch.Size([4, 2]), ['linear.weight', 'linear.bias'])
     """
-    return LinearRegression(in_channels, out_channels, spread)
+
+    personal: ClassVar[tuple[str, ...]] = ("*",)
+
+    def __init__(self, in_channels: int, out_channels: int = 2, spread: float = 0.0) -> None:
+        super().__init__()
+        if out_channels < 2:
+            raise ConfigError(
+                f"Logistic regression needs out_channels >= 2, not {out_channels} (a continuous "
+                "outcome needs model=linear)."
+            )
+        self.linear = _spread_linear(in_channels, out_channels - 1, spread)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns the logits ``(B, K)`` of features ``(B, F)``."""
+        free = self.linear(x)
+        return torch.cat([torch.zeros_like(free[:, :1]), free], dim=1)
+
+
+def _spread_linear(features: int, outputs: int, spread: float) -> nn.Linear:
+    if not spread >= 0:
+        raise ConfigError(f"spread must not be negative, not {spread}.")
+    layer = nn.Linear(features, outputs)
+    for coefficients in layer.parameters():
+        nn.init.uniform_(coefficients, -spread, spread)
+    return layer

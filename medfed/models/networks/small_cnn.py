@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
+from typing import ClassVar
 
 from monai.networks.blocks import Convolution
 from monai.networks.layers import get_pool_layer
 from torch import Tensor, nn
 
-from medfed.errors import ConfigError, did_you_mean
-from medfed.models.networks.common import check_spatial_dims
-
-_GROUPS = 4
-_NORMS: dict[str, str | tuple[str, dict[str, int | bool]] | None] = {
-    "group": ("group", {"num_groups": _GROUPS}),
-    "batch": "batch",
-    "instance": ("instance", {"affine": True}),
-    "none": None,
-}
+from medfed.common.errors import ConfigError
+from medfed.models.networks.convolutions import GROUPS, check_spatial_dims, norm_layer
 
 
 class SmallCNN(nn.Module):
@@ -46,7 +40,11 @@ class SmallCNN(nn.Module):
         >>> net = SmallCNN(2, in_channels=1, out_channels=10)
         >>> net(torch.ones(4, 1, 8, 8)).shape, net(torch.ones(4, 1, 28, 28)).shape
         (torch.Size([4, 10]), torch.Size([4, 10]))
+        >>> sum(p.numel() for p in net.parameters())
+        24170
     """
+
+    personal: ClassVar[tuple[str, ...]] = ("head.*",)
 
     def __init__(
         self,
@@ -61,19 +59,13 @@ class SmallCNN(nn.Module):
     ) -> None:
         super().__init__()
         check_spatial_dims(spatial_dims)
+        layer = norm_layer(norm, ("group", "batch", "instance", "none"))
         _check(channels, strides, norm)
         widths = [in_channels, *channels]
         self.features = nn.Sequential(
             *(
-                Convolution(
-                    spatial_dims,
-                    widths[i],
-                    widths[i + 1],
-                    strides=strides[i],
-                    act="relu",
-                    norm=_NORMS[norm],
-                )
-                for i in range(len(channels))
+                Convolution(spatial_dims, *pair, strides=stride, act="relu", norm=layer)
+                for pair, stride in zip(pairwise(widths), strides, strict=True)
             ),
             get_pool_layer(("adaptiveavg", {"output_size": 1}), spatial_dims),
             nn.Flatten(),
@@ -87,45 +79,13 @@ class SmallCNN(nn.Module):
         return logits
 
 
-def small_cnn(
-    spatial_dims: int,
-    in_channels: int,
-    out_channels: int,
-    *,
-    channels: Sequence[int] = (16, 32, 64),
-    strides: Sequence[int] = (1, 2, 2),
-    norm: str = "group",
-    dropout: float = 0.0,
-) -> SmallCNN:
-    """Builds :class:`SmallCNN`; arguments, shapes and errors are those of the class.
-
-    Example:
-        >>> from medfed.models.networks import count_parameters
-        >>> count_parameters(small_cnn(2, 1, 10))
-        24170
-    """
-    return SmallCNN(
-        spatial_dims,
-        in_channels,
-        out_channels,
-        channels=channels,
-        strides=strides,
-        norm=norm,
-        dropout=dropout,
-    )
-
-
 def _check(channels: Sequence[int], strides: Sequence[int], norm: str) -> None:
-    if norm not in _NORMS:
-        raise ConfigError(
-            f"Unknown norm {norm!r}: use one of {', '.join(_NORMS)}{did_you_mean(norm, _NORMS)}."
-        )
     if not channels or min(*channels, *strides) < 1 or len(channels) != len(strides):
         raise ConfigError(
             "A small CNN needs positive channels and as many strides, not channels "
             f"{list(channels)} with strides {list(strides)}."
         )
-    if norm == "group" and any(width % _GROUPS for width in channels):
+    if norm == "group" and any(width % GROUPS for width in channels):
         raise ConfigError(
-            f"With norm 'group' all widths must be multiples of {_GROUPS}, not {list(channels)}."
+            f"With norm 'group' all widths must be multiples of {GROUPS}, not {list(channels)}."
         )

@@ -8,14 +8,8 @@ from monai.networks.nets import BasicUNet, UNet
 from monai.networks.nets.basic_unet import UpCat
 from torch import nn
 
-from medfed.errors import ConfigError, did_you_mean
-from medfed.models.networks.common import check_spatial_dims
-
-_NORMS: dict[str, str | tuple[str, dict[str, bool]]] = {
-    "batch": "batch",
-    # MONAI's bare "instance" has no scale and shift, which leaves FedBN nothing to keep local.
-    "instance": ("instance", {"affine": True}),
-}
+from medfed.common.errors import ConfigError
+from medfed.models.networks.convolutions import check_spatial_dims, norm_layer
 
 
 def unet(
@@ -54,8 +48,7 @@ def unet(
         ConfigError: If ``spatial_dims`` or ``norm`` is unknown, or the lengths do not fit.
 
     Example:
-        >>> from medfed.models.networks import count_parameters
-        >>> count_parameters(unet(2, 4, 3))
+        >>> sum(p.numel() for p in unet(2, 4, 3).parameters())
         211657
     """
     check_spatial_dims(spatial_dims)
@@ -64,15 +57,9 @@ def unet(
             f"A U-Net needs at least two channels and one stride fewer than channels, "
             f"not channels {list(channels)} with strides {list(strides)}."
         )
+    sizes = (spatial_dims, in_channels, out_channels, tuple(channels), tuple(strides))
     net: nn.Module = UNet(
-        spatial_dims=spatial_dims,
-        in_channels=in_channels,
-        out_channels=out_channels,
-        channels=tuple(channels),
-        strides=tuple(strides),
-        num_res_units=num_res_units,
-        norm=_norm(norm),
-        dropout=dropout,
+        *sizes, num_res_units=num_res_units, norm=norm_layer(norm), dropout=dropout
     )
     return net
 
@@ -108,34 +95,17 @@ def basic_unet(
         ConfigError: If ``spatial_dims`` or ``norm`` is unknown, or there are not six features.
 
     Example:
-        >>> from medfed.models.networks import count_parameters
-        >>> [count_parameters(basic_unet(2, 3, 2, published=flag)) for flag in (False, True)]
+        >>> networks = [basic_unet(2, 3, 2, published=flag) for flag in (False, True)]
+        >>> [sum(p.numel() for p in network.parameters()) for network in networks]
         [488394, 486562]
     """
     check_spatial_dims(spatial_dims)
     if len(features) != 6:
         raise ConfigError(f"A BasicUNet needs six features, not {list(features)}.")
     act = ("LeakyReLU", {"negative_slope": 0.1, "inplace": True})  # MONAI's default
-    net: nn.Module = BasicUNet(
-        spatial_dims=spatial_dims,
-        in_channels=in_channels,
-        out_channels=out_channels,
-        features=tuple(features),
-        act=act,
-        norm=_norm(norm),
-        bias=not published,
-        dropout=dropout,
-    )
+    blocks = (act, norm_layer(norm), not published, dropout)  # of every convolution
+    sizes = (spatial_dims, in_channels, out_channels, tuple(features))
+    net: nn.Module = BasicUNet(*sizes, *blocks)
     if published:
-        net.upcat_1 = UpCat(
-            spatial_dims, features[1], features[0], features[5], act, _norm(norm), False, dropout
-        )
+        net.upcat_1 = UpCat(spatial_dims, features[1], features[0], features[5], *blocks)
     return net
-
-
-def _norm(name: str) -> str | tuple[str, dict[str, bool]]:
-    if name not in _NORMS:
-        raise ConfigError(
-            f"Unknown norm {name!r}: use batch or instance{did_you_mean(name, _NORMS)}."
-        )
-    return _NORMS[name]

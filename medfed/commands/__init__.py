@@ -1,0 +1,1 @@
+"""What ``medfed COMMAND`` and ``medfed COMMAND`` do: one file per command."""

@@ -1,0 +1,20 @@
+"""Exports personal models as MONAI Bundles: ``medfed export run=DIR client=all bits=2``."""
+
+from __future__ import annotations
+
+from omegaconf import DictConfig
+
+from medfed.commands.door import command
+
+
+@command("export")
+def main(config: DictConfig) -> None:
+    """Writes a bundle per client and prints their sizes and metrics."""
+    # Imported late, so that --help and mistakes in the configuration answer at once.
+    from medfed.delivery.export.export import export_run
+
+    export_run(config)
+
+
+if __name__ == "__main__":
+    main()

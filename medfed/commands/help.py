@@ -1,0 +1,118 @@
+"""Help: the commands; of each its groups, keys and their comments, read from its primary config."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from medfed import __version__
+from medfed.config.compose import CONFIG_DIR
+
+COMMANDS = {
+    "train": "train one federation, or a sweep of them, and write a run folder",
+    "evaluate": "measure a finished run again, or onboard hospitals that join later",
+    "compare": "finished runs side by side: table, pictures, findings",
+    "prepare": "read data ahead of training; show=true shows what each client would get",
+    "export": "write each client's model of a run as a MONAI Bundle, quantised on request",
+    "predict": "run a hospital's bundle on scans, images or tables",
+}
+USAGE = """medfed {version}: personalized federated learning for medical imaging
+
+Usage: medfed COMMAND KEY=VALUE ...
+
+{commands}
+
+First steps:
+  medfed train experiment=digits_pfednet rounds=5
+  medfed train -m experiment=brats_pfednet algorithm=pfednet,fedavg,local
+  medfed compare runs=multirun/brats/DATE
+
+medfed COMMAND --help lists the command's groups and keys."""
+
+
+class Key(NamedTuple):
+    """A key of a primary config as its file shows it."""
+
+    name: str
+    default: str
+    comment: str
+
+
+def print_overview() -> None:
+    """Prints the commands and first steps, on one screen."""
+    lines = "\n".join(f"  {name:<10}{what}" for name, what in COMMANDS.items())
+    print(USAGE.format(version=__version__, commands=lines))
+
+
+def print_help(name: str, doc: str) -> None:
+    """Prints what a command does, its groups with their options, and its keys.
+
+    Args:
+        name: The command.
+        doc: The docstring of its module: a line that says what it does, then more.
+    """
+    text = (CONFIG_DIR / f"{name}.yaml").read_text()
+    first, _, rest = doc.replace("``", "").strip().partition("\n")
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"{first}\n")
+    if rest.strip():
+        console.print(f"{rest.strip()}\n")
+    console.print(f"Usage: medfed {name} KEY=VALUE ...\n")
+    if chosen := list(groups(text)):
+        table = Table(title="Groups, chosen by GROUP=OPTION (* the default)", title_justify="left")
+        table.add_column("group", no_wrap=True)
+        table.add_column("options")
+        for group, default in chosen:
+            found = sorted(p.stem for p in (CONFIG_DIR / group.split("@")[0]).glob("*.yaml"))
+            options = [f"{o}*" if o == default else o for o in found]
+            table.add_row(group.rpartition("@")[2], ", ".join(options))
+        console.print(table)
+    table = Table(title="Keys", title_justify="left")
+    for column in ("key", "default", ""):
+        table.add_column(column, no_wrap=column != "")
+    for key in keys(text):
+        table.add_row(*map(escape, key))
+    console.print(table)
+    console.print(
+        f"\nmedfed {name} --cfg job [KEY=VALUE ...] prints the whole configuration with the keys "
+        "of the chosen options."
+    )
+
+
+def groups(text: str) -> Iterator[tuple[str, str]]:
+    r"""Yields the groups of a primary config with their defaults.
+
+    Example:
+        >>> list(groups("defaults:\n  - _self_\n  - data: brats\n  - codec@codec.up: fp32\n"))
+        [('data', 'brats'), ('codec@codec.up', 'fp32')]
+    """
+    for match in re.finditer(r"^  - ([\w@.]+): (\w+)$", text, re.MULTILINE):
+        yield match[1], "" if match[2] == "null" else match[2]
+
+
+def keys(text: str) -> Iterator[Key]:
+    r"""Yields the keys of a primary config, those of its sections with the section's name.
+
+    Example:
+        >>> list(keys("a:        # a section\n  b: 1    # one\nhydra:\n  run: x\n"))
+        [Key(name='a.b', default='1', comment='one')]
+    """
+    stack: list[tuple[int, str]] = []
+    for line in text.splitlines():
+        match = re.match(r"^( *)(\w+):(?: +([^#]*?))?(?: +# (.*))?$", line)
+        if match is None or match[2].startswith("_"):
+            continue
+        indent = len(match[1])
+        stack = [s for s in stack if s[0] < indent]
+        path = ".".join([*(s[1] for s in stack), match[2]])
+        if path.split(".")[0] in ("hydra", "defaults", "folder", "tuned"):
+            stack.append((indent, match[2]))
+        elif match[3]:
+            yield Key(path, match[3], match[4] or "")
+        else:
+            stack.append((indent, match[2]))

@@ -1,0 +1,33 @@
+"""``medfed``: finds the command and hands the rest of the line to it."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from medfed import __version__
+from medfed.commands.help import COMMANDS, print_overview
+from medfed.common.errors import did_you_mean
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs one command.
+
+    Args:
+        arguments: The command line without the program; ``None``: this process's.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if not given or given[0] in ("-h", "--help", "help"):
+        print_overview()
+    elif given[0] == "--version":
+        print(__version__)
+    elif given[0] not in COMMANDS:
+        hint = did_you_mean(given[0], COMMANDS)
+        print(
+            f"error: Unknown command {given[0]!r}{hint}; the commands are {', '.join(COMMANDS)}.",
+            file=sys.stderr,
+        )
+        sys.exit(2)
+    else:
+        importlib.import_module(f"medfed.commands.{given[0]}").main(given[1:])

@@ -1,0 +1,20 @@
+"""Runs an exported model: ``medfed predict bundle=DIR input=FILE output=FILE``."""
+
+from __future__ import annotations
+
+from omegaconf import DictConfig
+
+from medfed.commands.door import command
+
+
+@command("predict")
+def main(config: DictConfig) -> None:
+    """Predicts and prints what was written."""
+    # Imported late, so that --help and mistakes in the configuration answer at once.
+    from medfed.delivery.predict.prediction import predict
+
+    predict(config)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""Trains one federation: ``medfed train experiment=brats_pfednet algorithm=fedavg``.
+
+With ``-m`` every combination of several values: ``medfed train -m algorithm=fedavg,ditto``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from medfed.commands.door import command
+from medfed.common.errors import ConfigError, MedfedError
+from medfed.config.compose import build
+
+HYDRA_FILES = ("train.log", ".hydra/config.yaml", ".hydra/hydra.yaml", ".hydra/overrides.yaml")
+
+
+def check(configs: Sequence[DictConfig], sweep: bool) -> None:
+    """Lets the algorithm and what surrounds it judge their values, before anything else is loaded.
+
+    Raises:
+        ConfigError: If a value is out of range, or a sweep would run on several ranks, each of
+            which would start the whole sweep again.
+    """
+    for config in configs:
+        ranks = config.trainer.devices
+        if sweep and ranks not in (1, "1"):
+            raise ConfigError(
+                f"-m cannot be combined with trainer.devices={ranks}; sweep with one rank per run, "
+                "or start the runs one by one."
+            )
+        for section in ("algorithm", "local", "cohort"):
+            build(config[section])
+
+
+@contextmanager
+def nothing_half_written(folder: Path) -> Iterator[None]:
+    """Removes the folder that Hydra made where a mistake stops the run before it is opened.
+
+    Only what Hydra wrote is removed, and folders that are empty then.
+    """
+    try:
+        yield
+    except MedfedError:
+        if not (folder / "config.yaml").exists():
+            for name in HYDRA_FILES:
+                (folder / name).unlink(missing_ok=True)
+            for place in (folder / ".hydra", folder):
+                if place.is_dir() and not any(place.iterdir()):
+                    place.rmdir()
+        raise
+
+
+@command("train", check)
+def main(config: DictConfig) -> float | None:
+    """Runs the composed configuration and returns the selection metric's mean on validation."""
+    with nothing_half_written(Path(config.folder)):
+        # Imported late, so that --help and mistakes in the configuration answer at once.
+        from medfed.run.train import train
+
+        _, experiment = train(config)
+        best = experiment.evaluation.best_round()
+        return None if best is None else experiment.evaluation.score(best)
+
+
+if __name__ == "__main__":
+    main()

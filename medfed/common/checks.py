@@ -1,0 +1,97 @@
+"""Checks of configured values; each error is one sentence that names the key and the value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal, get_args, get_origin, get_type_hints
+
+from medfed.common.errors import ConfigError, did_you_mean
+
+
+def check_choices(section: str, holder: object) -> None:
+    """Checks the fields whose annotation is a ``Literal``: it says what they may be.
+
+    Args:
+        section: Where the object is configured.
+        holder: The object.
+
+    Raises:
+        ConfigError: If a field has another value.
+
+    Example:
+        >>> class Step:
+        ...     size: Literal["scaled", "literal"] = "exact"
+        >>> check_choices("algorithm", Step())
+        Traceback (most recent call last):
+        ...
+        medfed.common.errors.ConfigError: algorithm.size='exact' is unknown; choose scaled or \
+literal.
+    """
+    for name, hint in get_type_hints(type(holder)).items():
+        if get_origin(hint) is Literal:
+            check_known(f"{section}.{name}", getattr(holder, name), get_args(hint))
+
+
+def check_known(key: str, value: object, known: Iterable[str]) -> None:
+    """Checks that a value is among those that are known.
+
+    Args:
+        key: Where it is configured.
+        value: What was configured.
+        known: What is accepted.
+
+    Raises:
+        ConfigError: If it is not; the known ones are named.
+
+    Example:
+        >>> check_known("data.reader.color", "gray", ["grey", "rgb"])
+        Traceback (most recent call last):
+        ...
+        medfed.common.errors.ConfigError: data.reader.color='gray' is unknown; choose grey or rgb.
+    """
+    names = list(known)
+    if value in names:
+        return
+    few = len(names) == 2
+    hint = "" if few else did_you_mean(str(value), names)
+    choice = " or ".join(names) if few else f"one of {', '.join(names)}"
+    raise ConfigError(f"{key}={value!r} is unknown{hint}; choose {choice}.")
+
+
+def check_not_negative(key: str, value: float) -> None:
+    """Checks that a number is 0 or more.
+
+    Raises:
+        ConfigError: If it is negative or not a number.
+
+    Example:
+        >>> check_not_negative("algorithm.strength", -1.0)
+        Traceback (most recent call last):
+        ...
+        medfed.common.errors.ConfigError: algorithm.strength must not be negative, not -1.0.
+    """
+    if not value >= 0:
+        raise ConfigError(f"{key} must not be negative, not {value}.")
+
+
+def check_count(key: str, value: int | None, optional: bool = False) -> None:
+    """Checks that a number of something is 1 or more.
+
+    Args:
+        key: Where it is configured.
+        value: What was configured.
+        optional: Whether it may be left out.
+
+    Raises:
+        ConfigError: If it is less.
+
+    Example:
+        >>> check_count("algorithm.local_steps", 0, optional=True)
+        Traceback (most recent call last):
+        ...
+        medfed.common.errors.ConfigError: algorithm.local_steps must be 1 or more, or null, not 0.
+    """
+    if value is None and optional:
+        return
+    if value is None or value < 1:
+        raise ConfigError(f"{key} must be 1 or more,{' or null,' * optional} not {value}.")

@@ -1,0 +1,57 @@
+"""The errors that a user can cause, each one sentence that says what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class MedfedError(Exception):
+    """Base of every error whose message is meant for the user, without a traceback."""
+
+
+class ConfigError(MedfedError, ValueError):
+    """A key, name or value in the configuration that cannot be used."""
+
+
+class DataError(MedfedError):
+    """A file, patient or table that cannot be read or does not fit."""
+
+
+class NonFiniteError(MedfedError, ArithmeticError):
+    """A loss or a reply with NaN or infinity; the round it occurred in is not kept."""
+
+
+class CheckpointError(MedfedError):
+    """A checkpoint or run folder that is torn, foreign or belongs to another configuration."""
+
+
+def first_line(error: BaseException) -> str:
+    r"""Returns the first line of an error's message without its full stop, for another sentence.
+
+    Example:
+        >>> first_line(ValueError("Too short.\nSee the manual.")), first_line(EOFError())
+        ('Too short', 'EOFError')
+    """
+    return str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+
+
+def did_you_mean(name: str, known: Iterable[str], count: int = 3) -> str:
+    """Names the closest known names, for the end of an error sentence.
+
+    Args:
+        name: What the user wrote.
+        known: What would have been accepted.
+        count: How many near misses to name at most.
+
+    Returns:
+        ``" (did you mean a, b?)"``, or an empty string where nothing is close.
+
+    Example:
+        >>> did_you_mean("fedavgg", ["fedavg", "fedprox"])
+        ' (did you mean fedavg?)'
+        >>> did_you_mean("xyz", ["fedavg"])
+        ''
+    """
+    close = difflib.get_close_matches(name, list(known), n=count, cutoff=0.5)
+    return f" (did you mean {', '.join(close)}?)" if close else ""

@@ -1,0 +1,114 @@
+"""Seeds derived from what they are for, never from a global stream.
+
+A run draws the same numbers on one rank or on eight, straight or resumed, because each draw is
+keyed by (seed, round, client, phase, purpose) alone; and adding a patient or a hospital leaves the
+random choices for all the others as they were. PyTorch is imported where it is used: the worker
+processes that read scans do without it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+
+
+def derive_seed(*key: object) -> int:
+    """Turns names and numbers into one 31-bit seed that depends on all of them and nothing else.
+
+    Python's own ``hash`` differs between processes.
+
+    Args:
+        key: Anything whose ``repr`` is stable: strings, integers, tuples of them; by convention
+            (seed, round, client, phase, purpose).
+
+    Returns:
+        An integer in [0, 2^31), accepted by NumPy, PyTorch and MONAI alike.
+
+    Example:
+        >>> derive_seed(7, "split", "hospital_0") == derive_seed(7, "split", "hospital_0")
+        True
+        >>> derive_seed(0, 1, "hospital_0") == derive_seed(0, 11, "hospital_0")
+        False
+    """
+    digest = hashlib.sha256(repr(key).encode()).digest()
+    return int.from_bytes(digest[:4], "big") >> 1
+
+
+def numpy_rng(*key: object) -> np.random.Generator:
+    """A NumPy generator of its own for the given purpose.
+
+    Args:
+        key: As for :func:`derive_seed`.
+
+    Example:
+        >>> int(numpy_rng(0, "a").integers(100)) == int(numpy_rng(0, "a").integers(100))
+        True
+    """
+    return np.random.default_rng(derive_seed(*key))
+
+
+def torch_rng(*key: object) -> torch.Generator:
+    """A CPU PyTorch generator of its own for the given purpose.
+
+    Args:
+        key: As for :func:`derive_seed`.
+
+    Example:
+        >>> import torch
+        >>> a, b = torch_rng(0, "a"), torch_rng(0, "a")
+        >>> bool((torch.randperm(9, generator=a) == torch.randperm(9, generator=b)).all())
+        True
+    """
+    import torch
+
+    return torch.Generator().manual_seed(derive_seed(*key))
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Runs its body (dropout, augmentation) under ``seed`` and restores the global streams.
+
+    Args:
+        seed: Seed of the body.
+        device: The device on which the body draws.
+    """
+    import torch
+
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        if device.type == "cpu":
+            # torch.manual_seed would also format a stack trace for a GPU that is not in use.
+            torch.default_generator.manual_seed(seed)
+        else:
+            torch.manual_seed(seed)
+        yield
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Runs PyTorch on one thread, and restores the number afterwards.
+
+    Sums depend on how many threads add them up, and data must not: a z-score, for one. (On a busy
+    machine it is faster, too: the tensors of one volume are small.)
+
+    Example:
+        >>> import torch
+        >>> with one_thread():
+        ...     torch.get_num_threads()
+        1
+    """
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

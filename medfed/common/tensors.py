@@ -1,0 +1,215 @@
+"""Flat tensor algebra: the only arithmetic that a federated round adds to local training.
+
+A model, a gradient or a displacement is a ``Tensors``: a flat mapping from parameter name to
+tensor. Tensors held in a ``State`` are never changed in place, so that states share memory freely
+(every client of a federation may refer to one copy of the shared part).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Tensors = dict[str, Tensor]
+State = dict[str, Tensors]
+Layout = tuple[tuple[str, tuple[int, ...], str], ...]
+"""Name, shape and dtype (such as ``"float32"``) of each tensor."""
+
+
+def subtract(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensors:
+    """Returns ``a − b`` over the names of ``a``.
+
+    Args:
+        a: Minuend.
+        b: Subtrahend; must hold every name of ``a``.
+
+    Example:
+        >>> subtract({"w": torch.tensor([3.0])}, {"w": torch.tensor([1.0])})
+        {'w': tensor([2.])}
+    """
+    if not a:
+        return {}
+    names = list(a)
+    return dict(
+        zip(names, torch._foreach_sub([a[n] for n in names], [b[n] for n in names]), strict=True)
+    )
+
+
+def add(a: Mapping[str, Tensor], b: Mapping[str, Tensor], scale: float = 1.0) -> Tensors:
+    """Returns ``a + scale·b`` over the names of ``a``.
+
+    Args:
+        a: First summand.
+        b: Second summand; must hold every name of ``a``.
+        scale: Factor of ``b``.
+
+    Example:
+        >>> add({"w": torch.tensor([3.0])}, {"w": torch.tensor([1.0])}, scale=-2.0)
+        {'w': tensor([1.])}
+    """
+    if not a:
+        return {}
+    names = list(a)
+    sums = torch._foreach_add([a[n] for n in names], [b[n] for n in names], alpha=scale)
+    return dict(zip(names, sums, strict=True))
+
+
+def weighted_mean(items: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -> Tensors:
+    """Returns ``Σ_i weights_i·items_i / Σ_i weights_i``, summed in the given order.
+
+    Args:
+        items: Tensors of equal names and shapes.
+        weights: One non-negative weight per item, not all zero.
+
+    Raises:
+        ValueError: If there is no item or no weight.
+
+    Example:
+        >>> weighted_mean([{"w": torch.tensor([0.0])}, {"w": torch.tensor([4.0])}], [1, 3])
+        {'w': tensor([3.])}
+    """
+    total = float(sum(weights))
+    if not items or total <= 0:
+        raise ValueError("weighted_mean needs at least one item of positive weight.")
+    names = list(items[0])
+    if not names:
+        return {}
+    mean = torch._foreach_mul([items[0][n] for n in names], weights[0] / total)
+    for item, weight in zip(items[1:], weights[1:], strict=True):
+        torch._foreach_add_(mean, [item[n] for n in names], alpha=weight / total)
+    return dict(zip(names, mean, strict=True))
+
+
+def flatten(tensors: Mapping[str, Tensor]) -> Tensor:
+    """Returns all elements as one vector of shape (d,), in the order of the names.
+
+    Example:
+        >>> flatten({"a": torch.ones(1, 2), "b": torch.zeros(1)})
+        tensor([1., 1., 0.])
+    """
+    if not tensors:
+        return torch.zeros(0)
+    return torch.cat([t.reshape(-1) for t in tensors.values()])
+
+
+def layout_of(tensors: Mapping[str, Tensor]) -> Layout:
+    """Returns the layout by which :func:`cut` undoes :func:`flatten`.
+
+    Example:
+        >>> layout_of({"a": torch.ones(1, 2)})
+        (('a', (1, 2), 'float32'),)
+    """
+    return tuple(
+        (n, tuple(t.shape), str(t.dtype).removeprefix("torch.")) for n, t in tensors.items()
+    )
+
+
+def numel(layout: Layout) -> int:
+    """Returns the number of elements.
+
+    Example:
+        >>> numel((("a", (1, 2), "float32"), ("b", (), "float32")))
+        3
+    """
+    return sum(math.prod(shape) for _, shape, _ in layout)
+
+
+def cut(flat: Tensor, layout: Layout) -> Tensors:
+    """Cuts a vector of shape (d,) into views with the names, shapes and dtypes of ``layout``.
+
+    Raises:
+        ValueError: If the number of elements differs.
+
+    Example:
+        >>> cut(torch.arange(3.0), (("a", (1, 2), "float32"), ("b", (), "float32")))
+        {'a': tensor([[0., 1.]]), 'b': tensor(2.)}
+    """
+    sizes = [math.prod(shape) for _, shape, _ in layout]
+    if sum(sizes) != flat.numel():
+        raise ValueError(f"{flat.numel()} elements cannot fill {sum(sizes)} places.")
+    tensors = {}
+    own = str(flat.dtype).removeprefix("torch.")
+    for (name, shape, dtype), piece in zip(layout, flat.split(sizes), strict=True):
+        # Most entries of a deep network are vectors of one type: the pieces as they are.
+        shaped = piece if len(shape) == 1 else piece.view(shape)
+        tensors[name] = shaped if dtype == own else shaped.to(getattr(torch, dtype))
+    return tensors
+
+
+def select(tensors: Mapping[str, Tensor], names: Iterable[str]) -> Tensors:
+    """Returns the entries of the given names, in their order.
+
+    Example:
+        >>> select({"a": torch.ones(1), "b": torch.zeros(1)}, ["b"])
+        {'b': tensor([0.])}
+    """
+    return {n: tensors[n] for n in names}
+
+
+def map_state(state: Mapping[str, Tensors], function: Callable[[Tensor], Tensor]) -> State:
+    """Returns a state with every tensor replaced by a function of it.
+
+    Example:
+        >>> map_state({"group": {"a": torch.ones(1)}}, torch.neg)
+        {'group': {'a': tensor([-1.])}}
+    """
+    return {g: {n: function(t) for n, t in named.items()} for g, named in state.items()}
+
+
+def gradient_of(tensor: Tensor) -> Tensor:
+    """Returns a parameter's gradient, zero where the loss does not depend on it.
+
+    Example:
+        >>> gradient_of(torch.ones(2, requires_grad=True))
+        tensor([0., 0.])
+    """
+    return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+
+
+def to_device(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """Moves the tensors of a batch, without waiting where the device allows it.
+
+    Example:
+        >>> to_device({"image": torch.ones(1), "id": "a"}, torch.device("cpu"))
+        {'image': tensor([1.]), 'id': 'a'}
+    """
+    if device.type == "cpu":
+        return batch
+    return {
+        k: v.to(device, non_blocking=True) if isinstance(v, Tensor) else v for k, v in batch.items()
+    }
+
+
+def first_non_finite(tensors: Mapping[str, Tensor]) -> str | None:
+    """Names the first tensor that holds NaN or infinity; ``None`` where all are finite.
+
+    Example:
+        >>> first_non_finite({"a": torch.ones(2), "b": torch.tensor([float("nan")])})
+        'b'
+    """
+    for name, tensor in tensors.items():
+        if not bool(torch.isfinite(tensor).all()):
+            return name
+    return None
+
+
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """Returns the SHA-256 of names, shapes and exact bits, as a hexadecimal string.
+
+    Example:
+        >>> digest({"a": torch.ones(2)}) == digest({"a": torch.ones(2)})
+        True
+        >>> digest({"a": torch.ones(2)}) == digest({"a": torch.zeros(2)})
+        False
+    """
+    sha = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        sha.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
+        sha.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return sha.hexdigest()

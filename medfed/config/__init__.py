@@ -1,0 +1,1 @@
+"""Configuration: composed by Hydra, checked before anything runs, explained in one sentence."""

@@ -1,0 +1,131 @@
+"""Checks of a composed configuration before any constructor, or any library, sees its values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from omegaconf import DictConfig, ListConfig, OmegaConf
+
+from medfed.common.errors import CheckpointError, ConfigError
+from medfed.config.signatures import check_types
+
+# Keys outside of any constructor: the smallest whole number, and whether null will do.
+WHOLE_NUMBERS = {
+    "rounds": (1, False),
+    "seed": (0, False),
+    "threads": (1, False),
+    "workers": (1, True),
+    "evaluation.every": (1, False),
+    "evaluation.patience": (1, True),
+    "checkpoint.keep": (1, False),
+    "checkpoint.every": (1, False),
+    "onboard_steps": (1, False),
+    "finetune_steps": (0, False),
+}
+# Keys that name a folder which medfed has made, and the file by which it is known.
+FOLDERS = {
+    "run": ("config.yaml", "run folder"),
+    "resume": ("config.yaml", "run folder"),
+    "bundle": ("configs/metadata.json", "bundle"),
+}
+PRECISIONS = ("32-true", "bf16-mixed", "64-true", "32", "bf16", "64")
+
+
+def check(config: DictConfig) -> None:
+    """Checks all that can be told from the configuration alone.
+
+    Args:
+        config: What Hydra composed, of any command.
+
+    Raises:
+        ConfigError: If a value is missing, of another type or out of range; the key is named.
+        DataError: If a file or folder that must be there is not.
+        CheckpointError: If a run folder or bundle is none.
+    """
+    check_values(config)
+    check_folders(config)
+    check_runtime(config)
+    check_types(config, paths=True)
+
+
+def check_values(config: DictConfig) -> None:
+    """Checks that nothing is left open, and the numbers that no constructor checks.
+
+    Args:
+        config: A composed configuration.
+        numbers: Keys of whole numbers: the smallest one, and whether null will do.
+
+    Raises:
+        ConfigError: If a value is missing, or a number is not whole or too small, or the clients
+            of a list are no list.
+
+    Example:
+        >>> check_values(OmegaConf.create({"rounds": 0}))
+        Traceback (most recent call last):
+        ...
+        medfed.common.errors.ConfigError: rounds must be a whole number of at least 1, not 0.
+    """
+    if missing := next(_missing(config), None):
+        raise ConfigError(f"{missing} has no value yet; set it by {missing}=VALUE.")
+    for key, (least, optional) in WHOLE_NUMBERS.items():
+        value = OmegaConf.select(config, key, default=least)
+        if value is None and optional:
+            continue
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise ConfigError(
+                f"{key} must be a whole number of at least {least}{' or null' * optional}, "
+                f"not {value}."
+            )
+    newcomers = config.get("newcomers", ListConfig([]))
+    if not isinstance(newcomers, ListConfig):
+        raise ConfigError(f"newcomers must be a list of clients; write newcomers=[{newcomers}].")
+
+
+def _missing(node: DictConfig) -> Iterator[str]:
+    """Yields the keys without a value; interpolations are left alone, as some need a run."""
+    for key in node:
+        if OmegaConf.is_missing(node, key):
+            yield node._get_full_key(str(key))
+        elif not OmegaConf.is_interpolation(node, str(key)):
+            value = node[key]
+            if isinstance(value, DictConfig):
+                yield from _missing(value)
+
+
+def check_folders(config: DictConfig) -> None:
+    """Checks that run folders and bundles are such, before Hydra would make the folder.
+
+    Raises:
+        CheckpointError: If one is not; the key is named.
+
+    Example:
+        >>> check_folders(OmegaConf.create({"run": "/no/such/run"}))
+        Traceback (most recent call last):
+        ...
+        medfed.common.errors.CheckpointError: run=/no/such/run is no run folder (it has no \
+config.yaml).
+    """
+    for key, (file, kind) in FOLDERS.items():
+        value = config.get(key)
+        if value is not None and not (Path(str(value)) / file).is_file():
+            raise CheckpointError(f"{key}={value} is no {kind} (it has no {file}).")
+
+
+def check_runtime(config: DictConfig) -> None:
+    """Checks what Lightning would refuse late, or silently change.
+
+    Raises:
+        ConfigError: If the precision or the rounds of evaluation cannot be used.
+    """
+    precision = str(OmegaConf.select(config, "trainer.precision", default=PRECISIONS[0]))
+    if precision not in PRECISIONS:
+        raise ConfigError(
+            f"trainer.precision={precision} is not supported (float16 would need scaled losses); "
+            f"choose {', '.join(PRECISIONS[:3])}."
+        )
+    if OmegaConf.select(config, "evaluation.every", default=0) > config.get("rounds", 0):
+        raise ConfigError(
+            f"evaluation.every={config.evaluation.every} is more than rounds={config.rounds}, so "
+            "that no round could be selected; evaluate more often."
+        )

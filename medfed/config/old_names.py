@@ -1,0 +1,37 @@
+"""Where the classes are now that configurations of older runs name."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+from omegaconf import DictConfig, ListConfig
+
+
+@cache
+def renamed() -> dict[str, str]:
+    """Returns the new names of classes by their old ones."""
+    table: dict[str, str] = yaml.safe_load(Path(__file__).with_name("renamed.yaml").read_text())
+    return table
+
+
+def relocate(node: Any) -> None:
+    """Replaces old names of classes in a configuration, in place.
+
+    Example:
+        >>> node = DictConfig({"link": {"_target_": "medfed.federation.link.Link"}})
+        >>> relocate(node)
+        >>> node.link._target_
+        'medfed.federation.wire.link.Link'
+    """
+    if isinstance(node, DictConfig):
+        for key in node:
+            if key == "_target_":
+                node[key] = renamed().get(str(node[key]), node[key])
+            else:
+                relocate(node._get_node(str(key)))
+    elif isinstance(node, ListConfig):
+        for index in range(len(node)):
+            relocate(node._get_node(index))

@@ -1,0 +1,57 @@
+"""The command line as people write it, and as Hydra reads it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from medfed.config.plugins import with_plugins
+
+# Sections whose options are those of a group of another name.
+GROUPS = {"codec.up": "codec", "codec.down": "codec"}
+# Keys whose values are files or folders; those of sweeps have = in their names.
+PLACES = ("run", "runs", "out", "resume", "onboard", "bundle", "input", "output", "candidates")
+# Keys of commands that do not sweep, whose values may be several.
+LISTS = ("k", "client")
+
+
+def spelled(arguments: Sequence[str]) -> list[str]:
+    """Returns a command line as Hydra reads it, with its plugins at hand.
+
+    Raises:
+        ConfigError: If a plugin folder is not there.
+    """
+    return with_plugins(hydra_spelling(arguments))
+
+
+def hydra_spelling(arguments: Sequence[str]) -> list[str]:
+    """Spells a command line as Hydra wants it.
+
+    ``codec.up=stc`` becomes ``codec@codec.up=stc`` where an option is meant, folders with ``=`` in
+    their names are quoted, and ``k=1,5`` is a list rather than a sweep.
+
+    Args:
+        arguments: The command line without the program, sweeps included.
+
+    Example:
+        >>> hydra_spelling(["codec.up=stc,fp32", "codec.up.sparsity=0.1", "codec@codec.down=stc"])
+        ['codec@codec.up=stc,fp32', 'codec.up.sparsity=0.1', 'codec@codec.down=stc']
+        >>> hydra_spelling(["run=a/0_seed=1", "runs=[a=1,b]", "split=val", "k=1,5", "client=a,b"])
+        ['run="a/0_seed=1"', 'runs=["a=1","b"]', 'split=val', 'k=[1,5]', 'client=[a,b]']
+    """
+    return [_spelled(argument) for argument in arguments]
+
+
+def _spelled(argument: str) -> str:
+    key, assigns, value = argument.partition("=")
+    if not assigns:
+        return argument
+    if key in GROUPS and re.fullmatch(r"[\w,()*-]+", value) and value != "null":
+        return f"{GROUPS[key]}@{argument}"
+    if key in PLACES and "=" in value and not {"'", '"'} & set(value):
+        if value.startswith("[") and value.endswith("]"):
+            return f"{key}=[" + ",".join(f'"{v.strip()}"' for v in value[1:-1].split(",")) + "]"
+        return f'{key}="{value}"'
+    if key in LISTS and "," in value and "[" not in value:
+        return f"{key}=[{value}]"
+    return argument

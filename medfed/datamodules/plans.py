@@ -1,0 +1,147 @@
+"""What is decided about every client before any of its data are read."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from medfed.common.errors import ConfigError, DataError, did_you_mean
+from medfed.common.seeding import derive_seed
+from medfed.datamodules.partitions.base import Partition
+from medfed.datamodules.readers.base import Patient
+from medfed.datamodules.scanner import Scanner
+from medfed.datamodules.splits import SPLITS, Split, check_leakage, split_patients, warn_small
+
+
+@dataclass(frozen=True)
+class ClientPlan:
+    """All that the partition and the split decide about one client.
+
+    Attributes:
+        patients: Patient ids per split.
+        channels: (C,) bool, the channels that it has.
+        shares: (K,) wanted class proportions, or None.
+        scanner: Its scanner, or None.
+        label_order: (K,) what it calls every class or region, or None for the order of the data.
+    """
+
+    patients: Mapping[Split, list[str]]
+    channels: Tensor
+    shares: tuple[float, ...] | None = None
+    scanner: Scanner | None = None
+    label_order: tuple[int, ...] | None = None
+
+    def record(self, channel_names: Sequence[str]) -> dict[str, Any]:
+        """Returns what is worth writing down beside the patients, for JSON."""
+        present = zip(channel_names, self.channels.tolist(), strict=True)
+        return {
+            "channels": [name for name, has in present if has],
+            "class_shares": None if self.shares is None else list(self.shares),
+            "site": None if self.scanner is None else self.scanner.record(),
+        } | ({} if self.label_order is None else {"label_order": list(self.label_order)})
+
+
+def by_id(patients: Sequence[Patient]) -> dict[str, Patient]:
+    """Returns the patients by their ids.
+
+    Raises:
+        DataError: If two have the same id.
+
+    Example:
+        >>> list(by_id([Patient("b"), Patient("a")]))
+        ['b', 'a']
+    """
+    found = {p.id: p for p in patients}
+    if len(found) < len(patients):
+        twice = Counter(p.id for p in patients).most_common(1)[0][0]
+        raise DataError(f"Patient {twice} is listed twice; patient ids must be unique.")
+    return found
+
+
+def plan_clients(
+    partition: Partition,
+    patients: Mapping[str, Patient],
+    names: tuple[Sequence[str], Sequence[str]],
+    seed: int,
+    fractions: tuple[float, float],
+) -> dict[str, ClientPlan]:
+    """Assigns the patients to clients, and splits each client's.
+
+    A split that the partition fixes comes first, then one that the data set itself has, and else
+    it is drawn.
+
+    Args:
+        partition: Answers all questions about the clients.
+        patients: All patients by id.
+        names: Of the C channels, and of the K classes or regions.
+        seed: Seed of partition and splits.
+        fractions: Shares of validation and of test patients per client, where splits are drawn.
+
+    Returns:
+        A plan per client, in the partition's order.
+
+    Raises:
+        DataError: If a client has no patients, or a patient appears twice.
+        ConfigError: If the partition does not fit the data.
+    """
+    assigned = partition.assign(list(patients.values()), seed)
+    clients, fixed = list(assigned), partition.splits(list(assigned))
+    splits: dict[str, dict[Split, list[str]]] = {}
+    for client, ids in assigned.items():
+        if not ids:
+            raise DataError(
+                f"Client {client} has no patients; use fewer clients or another partition."
+            )
+        parts = fixed.get(client) or {s: [i for i in ids if patients[i].split == s] for s in SPLITS}
+        if client not in fixed and sum(map(len, parts.values())) < len(ids):
+            labels = {i: patients[i].label for i in ids}
+            parts = split_patients(ids, *fractions, derive_seed(seed, client), labels)
+        warn_small(client, parts)
+        splits[client] = parts
+    check_leakage(splits)
+    channels, classes = names
+    present = partition.availability(clients, channels, seed)
+    shares = partition.class_shares(clients, len(classes), seed)
+    scanners = partition.scanners_of(clients, seed)
+    orders = partition.label_orders(clients, len(classes), seed)
+    return {
+        c: ClientPlan(splits[c], present[c], shares.get(c), scanners.get(c), orders.get(c))
+        for c in clients
+    }
+
+
+def check_newcomers(newcomers: Sequence[str], clients: Sequence[str]) -> None:
+    """Checks which clients are kept out of training.
+
+    Args:
+        newcomers: Their ids.
+        clients: All clients of the partition.
+
+    Raises:
+        ConfigError: If one is unknown or named twice, or nobody is left to train.
+
+    Example:
+        >>> check_newcomers(["b"], ["a", "b"])
+        >>> check_newcomers(["a", "b"], ["a", "b"])
+        Traceback (most recent call last):
+        ...
+        medfed.common.errors.ConfigError: newcomers names all 2 clients, so that none is left to \
+train; leave some out.
+    """
+    for name in newcomers:
+        if name not in clients:
+            raise ConfigError(
+                f"newcomers names {name!r}, which is no client{did_you_mean(name, clients)}; the "
+                f"clients are {', '.join(clients)}."
+            )
+    if len(set(newcomers)) < len(newcomers):
+        raise ConfigError(f"newcomers names a client twice: {', '.join(newcomers)}.")
+    if newcomers and len(newcomers) == len(clients):
+        raise ConfigError(
+            f"newcomers names all {len(clients)} clients, so that none is left to train; leave "
+            "some out."
+        )

@@ -1,0 +1,224 @@
+"""Samples that have one label and one patient each: rows of a table, or images in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from medfed.common.errors import ConfigError, DataError
+from medfed.datamodules.partitions.proportions import thin
+from medfed.datamodules.readers.base import Patient
+
+if TYPE_CHECKING:
+    from medfed.datamodules.splits import Split
+
+Index = NDArray[np.int64]
+Shares = Sequence[float] | None
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What is known of N samples, apart from their features or pixels.
+
+    Attributes:
+        labels: (N,) int64 class indices, or floats: outcomes, which are no classes.
+        num_classes: K.
+        patients: (N) patient id of every sample.
+        centres: (N) hospital of every sample; empty where none is known.
+        splits: (N) official split of every sample; empty where there is none.
+        files: (N) file of every sample; empty where there is none.
+    """
+
+    labels: NDArray[Any]
+    num_classes: int
+    patients: Sequence[str]
+    centres: Sequence[str] = ()
+    splits: Sequence[Split] = ()
+    files: Sequence[Path] = ()
+
+    @cached_property
+    def rows(self) -> dict[str, list[int]]:
+        """Sample numbers per patient, both in the order of the data."""
+        rows: dict[str, list[int]] = {}
+        for row, name in enumerate(self.patients):
+            rows.setdefault(name, []).append(row)
+        return rows
+
+    @property
+    def continuous(self) -> bool:
+        """Whether labels are outcomes rather than classes."""
+        return self.labels.dtype.kind == "f"
+
+    @property
+    def grouped(self) -> bool:
+        """Whether a patient has several samples."""
+        return len(self.rows) < len(self.patients)
+
+    def list_patients(self) -> list[Patient]:
+        """Lists the patients in the order of the data.
+
+        Returns:
+            Patients with a label where all their samples agree, and with counts per class where
+            any patient has several samples; without both where labels are outcomes.
+
+        Raises:
+            ConfigError: If a patient is at two centres.
+            DataError: If a patient is in two official splits.
+
+        Example:
+            >>> samples = Samples(np.array([0, 1, 1]), 2, ["a", "a", "b"])
+            >>> [(p.id, p.label, p.counts) for p in samples.list_patients()]
+            [('a', None, (1, 1)), ('b', 1, (0, 1))]
+        """
+        return [self._patient(name, rows) for name, rows in self.rows.items()]
+
+    def _patient(self, name: str, rows: list[int]) -> Patient:
+        centres = {self.centres[row] for row in rows} if self.centres else set()
+        splits = {self.splits[row] for row in rows} if self.splits else set()
+        files = dict.fromkeys(self.files[row] for row in rows) if self.files else {}
+        if len(centres) > 1:
+            raise ConfigError(
+                f"Patient {name} has samples at several centres ({', '.join(sorted(centres))}); a "
+                "patient belongs to one client."
+            )
+        if len(splits) > 1:
+            raise DataError(
+                f"Patient {name} has samples in several splits ({', '.join(sorted(splits))}); set "
+                "data.official_splits=false to split by patient."
+            )
+        label, counts = self._classes(rows)
+        return Patient(
+            id=name,
+            files={f"file_{n}": file for n, file in enumerate(files)},
+            centre=centres.pop() if centres else None,
+            label=label,
+            counts=counts,
+            split=splits.pop() if splits else None,
+        )
+
+    def _classes(self, rows: list[int]) -> tuple[int | None, tuple[int, ...] | None]:
+        """The class that all rows share, if any, and the samples per class where they count."""
+        if self.continuous:
+            return None, None
+        labels = [int(self.labels[row]) for row in rows]
+        counts = tuple(np.bincount(labels, minlength=self.num_classes).tolist())
+        return labels[0] if len(set(labels)) == 1 else None, counts if self.grouped else None
+
+    def select(self, patients: Sequence[str], shares: Shares, seed: int) -> tuple[Index, Index]:
+        """Finds the samples of one client's split; see `select_rows`.
+
+        Where every patient is one sample, the partition has seen to the shares by its choice of
+        patients.
+        """
+        thinned = self.grouped and not self.continuous
+        rows = [self.rows[patient] for patient in patients]
+        return select_rows(rows, self.labels, shares if thinned else None, seed)
+
+
+def select_rows(
+    rows: Sequence[Sequence[int]], labels: NDArray[Any], shares: Shares, seed: int
+) -> tuple[Index, Index]:
+    """Joins the samples of some patients, and thins them to class proportions.
+
+    Args:
+        rows: Sample numbers of every patient.
+        labels: (N,) class of every sample.
+        shares: (K,) class proportions to which the samples are thinned, or None.
+        seed: Seed of the thinning.
+
+    Returns:
+        (n,) sample numbers and (n,) index of each one's patient.
+
+    Example:
+        >>> [a.tolist() for a in select_rows([[1], [0, 2]], np.array([0, 1, 1]), None, seed=0)]
+        [[1, 0, 2], [0, 1, 1]]
+    """
+    index = np.array([row for own in rows for row in own], dtype=np.int64)
+    case = np.repeat(np.arange(len(rows), dtype=np.int64), [len(own) for own in rows])
+    if shares is None:
+        return index, case
+    kept = thin(labels[index], shares, seed)
+    return index[kept], case[kept]
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """Images with one class each, in memory.
+
+    Attributes:
+        images: (N, C, *spatial) uint8; a float32 copy would take four times the memory.
+        channels: (C) channel names.
+        classes: (K) class names.
+        samples: Class, patient, and where known centre, split and file of every image.
+        source: Where they come from, for people.
+        peak: The value of white, which becomes 1; 0 becomes -1.
+        converted: Whether images of any size and colour were converted to one.
+    """
+
+    images: NDArray[np.uint8]
+    channels: tuple[str, ...]
+    classes: tuple[str, ...]
+    samples: Samples
+    source: str
+    peak: int = 255
+    converted: bool = False
+
+
+def unit_range(
+    images: NDArray[np.uint8], peak: int, present: NDArray[np.bool_]
+) -> NDArray[np.float32]:
+    """Turns the bytes of images into numbers.
+
+    Args:
+        images: (N, C, *spatial).
+        peak: The value that becomes 1; 0 becomes -1.
+        present: (C,) bool; the other channels are 0.
+
+    Example:
+        >>> unit_range(np.array([[[0, 16]]], np.uint8), 16, np.array([True])).tolist()
+        [[[-1.0, 1.0]]]
+    """
+    unit = images.astype(np.float32)
+    unit *= 2 / peak
+    unit -= 1
+    unit[:, ~present] = 0
+    return unit
+
+
+def channel_names(count: int) -> tuple[str, ...]:
+    """Names the channels of a grey or colour image.
+
+    Args:
+        count: 1 or 3.
+
+    Example:
+        >>> channel_names(3)
+        ('red', 'green', 'blue')
+    """
+    return ("grey",) if count == 1 else ("red", "green", "blue")
+
+
+def check_classes(where: Path, labels: NDArray[np.int64], classes: Sequence[str]) -> None:
+    """Refuses a data set in which there is nothing to tell apart.
+
+    Args:
+        where: File or folder, for the message.
+        labels: (N,) class indices.
+        classes: Class names.
+
+    Raises:
+        DataError: If fewer than two classes occur.
+
+    Example:
+        >>> check_classes(Path("a.npz"), np.array([0, 1]), ["benign", "malignant"])
+    """
+    found = np.unique(labels)
+    if len(found) < 2:
+        only = f"only the class {classes[found[0]]}" if len(found) else "no images"
+        raise DataError(f"{where} has {only}; a classification needs images of two classes.")

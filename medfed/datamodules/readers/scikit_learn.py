@@ -1,0 +1,110 @@
+"""What comes with scikit-learn, with nothing to download: tables of real patients, and digits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from medfed.common.checks import check_known
+from medfed.common.errors import ConfigError
+from medfed.datamodules.readers.samples import ImageSet, Samples
+from medfed.datamodules.readers.table import Table
+
+
+def breast_cancer() -> Table:
+    """Breast cancer (Wisconsin): 569 patients, 30 features; 1 = malignant.
+
+    Scikit-learn codes malignant as 0; here the disease is the positive class.
+
+    Example:
+        >>> table = breast_cancer()
+        >>> table.features.shape, table.classes, int(table.labels.sum())
+        ((569, 30), ('benign', 'malignant'), 212)
+    """
+    from sklearn.datasets import load_breast_cancer
+
+    data = load_breast_cancer()
+    return _table(data, (data.target == 0).astype(np.int64), ("benign", "malignant"))
+
+
+def diabetes() -> Table:
+    """Diabetes: 442 patients, 10 features; the outcome is the disease's progression in a year.
+
+    Source: B. Efron et al., "Least Angle Regression", Annals of Statistics 2004. Features are in
+    their own units (age in years, body mass index, blood pressure, six blood values); the outcome
+    is a score from 25 to 346.
+
+    Example:
+        >>> table = diabetes()
+        >>> table.features.shape, table.classes, table.labels[:2].tolist()
+        ((442, 10), ('progression',), [151.0, 75.0])
+    """
+    from sklearn.datasets import load_diabetes
+
+    data = load_diabetes(scaled=False)
+    return _table(data, np.asarray(data.target, dtype=np.float64), ("progression",))
+
+
+def _table(data: Any, labels: NDArray[Any], classes: tuple[str, ...]) -> Table:
+    names, features = tuple(map(str, data.feature_names)), np.asarray(data.data, dtype=np.float64)
+    return Table(names, features, labels, classes, [f"row_{i}" for i in range(len(labels))])
+
+
+EMBEDDED: dict[str, Callable[[], Table]] = {"breast_cancer": breast_cancer, "diabetes": diabetes}
+
+
+def embedded(name: str) -> Table:
+    """Reads a table by its name.
+
+    Args:
+        name: One of `EMBEDDED`.
+
+    Raises:
+        ConfigError: If there is no such table.
+
+    Example:
+        >>> len(embedded("diabetes").names)
+        10
+    """
+    check_known("data.embedded", name, EMBEDDED)
+    return EMBEDDED[name]()
+
+
+def read_digits(path: Path | None = None) -> ImageSet:
+    """Handwritten digits: 1,797 images of 8×8 pixels; who wrote which one is not known.
+
+    Args:
+        path: Must be None.
+
+    Returns:
+        Images (1797, 1, 8, 8) with values from 0 to 16; each is a patient.
+
+    Raises:
+        ConfigError: If a path is given.
+
+    Example:
+        >>> digits = read_digits()
+        >>> digits.images.shape, digits.peak, digits.samples.patients[-1]
+        ((1797, 1, 8, 8), 16, 'digit_1796')
+    """
+    from sklearn.datasets import load_digits
+
+    if path is not None:
+        raise ConfigError(
+            f"data.path={path} cannot be used: the digits come with scikit-learn; use "
+            "data=image_folder or data=medmnist for images of your own."
+        )
+    data = load_digits()
+    labels = np.asarray(data.target, dtype=np.int64)
+    return ImageSet(
+        images=np.asarray(data.images, dtype=np.uint8)[:, None],
+        channels=("grey",),
+        classes=tuple(str(name) for name in data.target_names),
+        samples=Samples(labels, 10, [f"digit_{i}" for i in range(len(labels))]),
+        source="scikit-learn's digits",
+        peak=16,
+    )

@@ -1,0 +1,210 @@
+"""What a scanner does to an image: shading, coarser voxels, another grey scale, noise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from medfed.common.errors import ConfigError
+from medfed.common.seeding import derive_seed
+from medfed.datamodules.patches import bounding_box
+from medfed.datamodules.readers.base import check_names
+
+UNCHANGED = {"bias_field": 0.0, "resolution": 1.0, "gamma": 1.0, "noise": 0.0}
+_UPSAMPLE = {2: "bilinear", 3: "trilinear"}
+
+
+@dataclass(frozen=True)
+class Scanner:
+    """The scanner of one client, applied to images that are normalised already.
+
+    Intensities y in [0, 1] are changed in the order in which a scanner would change them: a smooth
+    field multiplies them, voxels grow, and y becomes y^gamma. Noise is added last, in units of the
+    normalised image. Two kinds of images are told apart by their values:
+
+    - Z-scored volumes, whose background is 0 (a z-scored image always has a value beyond 1). Of
+      every channel, the non-zero voxels are stretched from least to greatest over [0, 1], changed
+      and mapped back; zeros stay 0; and the channel is z-scored again over its non-zero voxels, so
+      that only what normalisation cannot undo remains. Field and coarser grid span the box around
+      the body. Give it whole volumes, not patches.
+    - Images on the fixed scale [-1, 1] (CT windows, photographs), all values within it. There is no
+      background: every voxel changes, and what leaves the scale is clipped. Nothing is normalised
+      again, as nothing was: the grey values of a patch depend on no other voxel's.
+
+    Attributes:
+        client: Whose scanner it is.
+        seed: Seed of fields and noise, which are drawn anew for every key.
+        bias_field: b >= 0; the logarithm of the field is cubic along every axis, with Legendre
+            coefficients from U(-b, b).
+        resolution: In (0, 1], the factor by which every axis is sampled more coarsely, before the
+            image is brought back to its grid.
+        gamma: Exponent, positive; above 1 darkens.
+        noise: Standard deviation of Gaussian noise in units of the normalised image.
+    """
+
+    client: str
+    seed: int
+    bias_field: float = 0.0
+    resolution: float = 1.0
+    gamma: float = 1.0
+    noise: float = 0.0
+
+    def __post_init__(self) -> None:
+        good = {
+            "bias_field": 0 <= self.bias_field < float("inf"),
+            "resolution": 0 < self.resolution <= 1,
+            "gamma": 0 < self.gamma < float("inf"),
+            "noise": 0 <= self.noise < float("inf"),
+        }
+        for name, fine in good.items():
+            if not fine:
+                raise ConfigError(
+                    f"The scanner of client {self.client} has {name}={getattr(self, name)}; "
+                    "bias_field and noise must be at least 0, gamma positive, and resolution in "
+                    "(0, 1]."
+                )
+
+    def apply(self, image: Tensor, *key: object) -> Tensor:
+        """Shows an image as this scanner does.
+
+        Args:
+            image: (C, *spatial) of two or three dimensions, z-scored or scaled to [-1, 1]; it is
+                left as it is.
+            key: What the randomness is drawn from, beside seed and client: such as the patient.
+
+        Raises:
+            ConfigError: If it is no image.
+
+        Example:
+            >>> dark = Scanner("a", seed=0, gamma=2.0)
+            >>> dark.apply(torch.tensor([[[-1.0, 0.0, 1.0]]]), "patient").tolist()
+            [[[-1.0, -0.5, 1.0]]]
+        """
+        if image.ndim not in (3, 4):
+            raise ConfigError(
+                f"A scanner changes images (C, H, W) or (C, H, W, D), not values of shape "
+                f"{tuple(image.shape)}; partition=site_effect needs images."
+            )
+        image = image.as_subclass(Tensor).float()
+        least, greatest = image.aminmax()
+        if least >= -1 - 1e-5 and greatest <= 1 + 1e-5:
+            shown = self._intensities((image + 1) / 2, key) * 2 - 1
+            return self._noisy(shown, key).clamp(-1, 1)
+        shown = image.clone()
+        box = (slice(None), *bounding_box((image != 0).any(dim=0).numpy()))
+        shown[box] = self._body(image[box], key)
+        return shown
+
+    def record(self) -> dict[str, Any]:
+        """Returns the parameters, from which the same scanner can be made again."""
+        return asdict(self)
+
+    def _body(self, image: Tensor, key: Sequence[object]) -> Tensor:
+        """The same for the part of a z-scored image that has more than background."""
+        from monai.transforms import NormalizeIntensity  # takes seconds, so only where it is used
+
+        inside = image != 0
+        low, high = _extent(image, inside)
+        unit = ((image - low) / (high - low)).where(inside, 0.0)
+        shown = self._noisy(self._intensities(unit, key) * (high - low) + low, key)
+        normalize = NormalizeIntensity(nonzero=True, channel_wise=True)
+        return torch.as_tensor(normalize(shown.where(inside, 0.0))).as_subclass(Tensor)
+
+    def _intensities(self, unit: Tensor, key: Sequence[object]) -> Tensor:
+        """Shading, resolution and gamma of (C, *spatial) intensities in [0, 1]."""
+        if self.bias_field > 0:
+            from monai.transforms import RandBiasField
+
+            draw = RandBiasField(prob=1.0, coeff_range=(-self.bias_field, self.bias_field))
+            draw.set_random_state(seed=self._seed("bias_field", key))
+            # One field for all channels; MONAI would compute it once for each.
+            unit = unit * torch.as_tensor(draw(torch.ones_like(unit[:1]))).as_subclass(Tensor)
+        if self.resolution < 1:
+            from monai.transforms import RandSimulateLowResolution
+
+            coarsen = RandSimulateLowResolution(
+                prob=1.0,
+                downsample_mode="area",
+                upsample_mode=_UPSAMPLE[unit.ndim - 1],
+                zoom_range=(self.resolution, self.resolution),
+            )
+            unit = torch.as_tensor(coarsen(unit)).as_subclass(Tensor)
+        # Not AdjustContrast: it stretches by each image's own extremes, so that the same grey value
+        # would come out differently in two patches.
+        return unit if self.gamma == 1 else unit.clamp(min=0).pow(self.gamma)
+
+    def _noisy(self, image: Tensor, key: Sequence[object]) -> Tensor:
+        if self.noise == 0:
+            return image
+        from monai.transforms import RandGaussianNoise
+
+        draw = RandGaussianNoise(prob=1.0, std=self.noise, sample_std=False)
+        draw.set_random_state(seed=self._seed("noise", key))
+        return torch.as_tensor(draw(image)).as_subclass(Tensor)
+
+    def _seed(self, purpose: str, key: Sequence[object]) -> int:
+        return derive_seed(self.seed, "scanner", self.client, purpose, *key)
+
+
+def scanners_from(table: Mapping[str, Mapping[str, float]], seed: int) -> dict[str, Scanner]:
+    """Makes the scanners that a configuration lists.
+
+    Args:
+        table: Settings of each client; what is not written there is as without a scanner.
+        seed: See `Scanner`.
+
+    Raises:
+        ConfigError: If a setting is unknown, or no number or out of its range.
+
+    Example:
+        >>> scanners_from({"a": {"gamma": 2.0}}, seed=0)["a"].gamma
+        2.0
+    """
+    for client, values in table.items():
+        check_names("setting of a scanner", list(values), list(UNCHANGED))
+        for name, value in values.items():
+            if not is_number(value):
+                raise ConfigError(f"partition.table: {name} of {client} is no number: {value}.")
+    return {
+        client: Scanner(client, seed, **{name.lower(): float(v) for name, v in values.items()})
+        for client, values in table.items()
+    }
+
+
+def is_number(value: object) -> bool:
+    """Says whether a configured value is a number; true and false are none.
+
+    Example:
+        >>> is_number(0.5), is_number(True)
+        (True, False)
+    """
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def scan_each(images: Tensor, scanner: Scanner, keys: Iterable[Sequence[object]]) -> Tensor:
+    """Shows samples as a scanner does, one by one.
+
+    Args:
+        images: (N, C, *spatial), changed in place.
+        scanner: The scanner.
+        keys: What each sample's randomness is drawn from, N of them.
+
+    Returns:
+        The same tensor.
+    """
+    for n, key in enumerate(keys):
+        images[n] = scanner.apply(images[n], *key)
+    return images
+
+
+def _extent(image: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:
+    """Least and greatest value of every channel over its voxels inside, (C, 1, ...) each."""
+    axes = tuple(range(1, image.ndim))
+    low = image.where(inside, torch.inf).amin(axes, keepdim=True)
+    high = image.where(inside, -torch.inf).amax(axes, keepdim=True)
+    flat = ~(high > low)  # an empty channel, or one of a single value
+    return low.where(~flat, 0.0), high.where(~flat, 1.0)

@@ -1,0 +1,1 @@
+"""MONAI Bundles: their files, written and read."""

@@ -1,0 +1,167 @@
+"""``configs/inference.json`` of a bundle: preprocessing, inference and results in MONAI's terms.
+
+Segmentation reads NIfTI files and writes masks on the grid of the input; classification reads
+images (``.png``, ``.npy``) or tables (``.csv``) and writes probabilities as CSV; regression writes
+predictions. The configuration follows the metadata alone, which record what training did to the
+data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from medfed.delivery.bundle.weights import MODEL
+
+Plain = dict[str, Any]
+_IMPORTS = ("glob", "os", "numpy", "torch", "monai")
+_CALLED = ("segment", "classify", "regress", "find_cases", "read_table")
+
+
+def inference_config(facts: Mapping[str, Any]) -> Plain:
+    """Builds the configuration that ``python -m monai.bundle run`` runs.
+
+    Args:
+        facts: The part ``medfed`` of the metadata, see :mod:`medfed.delivery.bundle.metadata`.
+
+    Returns:
+        ``configs/inference.json``, as JSON has it.
+    """
+    kind = facts["input"]["kind"]
+    inputs = {"volumes": _volumes, "table": _table}.get(kind, _images)(facts)
+    present = [int(name in facts["present"]) for name in facts["channels"]]
+    loader = {"batch_size": 1 if kind == "volumes" else 64, "num_workers": 0}
+    dataset = {"_target_": "Dataset", "data": "@inputs", "transform": "@preprocessing"}
+    return {
+        "imports": [
+            *(f"$import {name}" for name in _IMPORTS),
+            "$from scripts.decode import load",
+            *(f"$from scripts.inference import {name}" for name in _CALLED),
+        ],
+        "bundle_root": ".",
+        "dataset_dir": "$@bundle_root + '/input'",
+        "output_dir": "$@bundle_root + '/eval'",
+        "device": "$torch.device('cuda' if torch.cuda.is_available() else 'cpu')",
+        "network_def": facts["network"],
+        "network": f"$load(@network_def, @bundle_root + '/{MODEL}').to(@device)",
+        "present": present,
+        **inputs,
+        "dataset": dataset,
+        "dataloader": {"_target_": "DataLoader", "dataset": "@dataset", **loader},
+        **(_segmentation(facts) if facts["task"] == "segmentation" else _samples(facts)),
+    }
+
+
+def _volumes(facts: Mapping[str, Any]) -> Plain:
+    source = facts["input"]
+    known = source["file_channels"]
+    steps = [
+        _step("LoadImaged", reader="NibabelReader"),
+        _step("EnsureChannelFirstd"),
+        _step("EnsureTyped", dtype="$torch.float32"),
+        _step("Orientationd", axcodes="RAS", labels=None),
+        _step("NormalizeIntensityd", nonzero=True, channel_wise=True),
+    ]
+    if source["files"] is None and known != facts["channels"]:
+        order = [known.index(name) for name in facts["channels"]]
+        steps.insert(2, _step("Lambdad", func=f"$lambda x: x[{order}]"))
+    found = "sorted(glob.glob(@dataset_dir + '/*.nii.gz') + glob.glob(@dataset_dir + '/*.nii'))"
+    if source["files"] is not None:
+        patterns = [list(source["files"][name]) for name in facts["channels"]]
+        found = f"find_cases(@dataset_dir, {patterns})"
+    return {
+        "images": f"${found}",
+        "inputs": "$[{'image': image} for image in @images]",
+        "preprocessing": _compose(steps),
+    }
+
+
+def _images(facts: Mapping[str, Any]) -> Plain:
+    """Files of one sample each: PNG, or arrays (C, *spatial) of bytes or HU."""
+    scale = facts["normalization"]
+    low, high = scale["hu"] if scale["name"] == "window" else scale["range"]
+    bottom, top = scale["to"]
+    readers = [
+        "$monai.data.PILReader(reverse_indexing=False)",
+        "$monai.data.NumpyReader(channel_dim=0)",
+    ]
+    limits = {"a_min": low, "a_max": high, "b_min": bottom, "b_max": top, "clip": True}
+    steps = [
+        _step("LoadImaged", reader=readers),
+        _step("EnsureChannelFirstd"),
+        _step("ScaleIntensityRanged", **limits, dtype="$numpy.float32"),
+    ]
+    found = "sorted(glob.glob(@dataset_dir + '/*'))"
+    return {
+        "images": f"$[p for p in {found} if p.endswith(('.png', '.npy'))]",
+        "inputs": "$[{'image': image, 'name': os.path.basename(image)} for image in @images]",
+        "preprocessing": _compose(steps),
+    }
+
+
+def _table(facts: Mapping[str, Any]) -> Plain:
+    scale, source = facts["normalization"], facts["input"]
+    steps = []
+    if scale is not None:
+        limits = {n: scale[n] for n in ("minimum", "maximum")}
+        indicator = {"missing_indicator": source["missing_indicator"]}
+        func = {"_target_": "scripts.inference.ScaleFeatures", **limits, **indicator}
+        steps.append(_step("Lambdad", func=func, track_meta=False))
+    steps.append(_step("EnsureTyped", dtype="$torch.float32", track_meta=False))
+    return {
+        "features": list(source["features"]),
+        "tables": "$sorted(glob.glob(@dataset_dir + '/*.csv'))",
+        "inputs": "$read_table(@tables, @features)",
+        "preprocessing": _compose(steps),
+    }
+
+
+def _segmentation(facts: Mapping[str, Any]) -> Plain:
+    slices = bool(facts["slices"])
+    inverse = {"orig_keys": "image", "nearest_interp": False, "to_tensor": True}
+    saved = {"output_dir": "@output_dir", "output_postfix": "pred", "output_dtype": "$numpy.uint8"}
+    quiet = {"resample": False, "separate_folder": False, "print_log": False}
+    # A voxel at the threshold itself does not belong to the region.
+    above = f"$lambda p: (p > {facts['threshold']}).to(torch.uint8)"
+    steps = [
+        _step("Activationsd", "pred", sigmoid=True),
+        _step("Invertd", "pred", transform="@preprocessing", **inverse),
+        _step("Lambdad", "pred", func=above),
+        _step("SaveImaged", "pred", **saved, **quiet),
+    ]
+    arguments = "@dataloader, @network, @inferer, @postprocessing, @present"
+    return {
+        "inferer": _inferer(facts["patch_size"], slices, facts["overlap"], facts["window_batch"]),
+        "postprocessing": _compose(steps),
+        "run": [f"$segment({arguments}, {slices})"],
+    }
+
+
+def _inferer(patch: Sequence[int] | None, slices: bool, overlap: float, batch: int) -> Plain:
+    """Windows as in training, gaussian; without windows whole slices or volumes at once."""
+    windows = {"sw_batch_size": batch, "overlap": overlap, "mode": "gaussian"}
+    if patch is None:
+        windows |= {"overlap": 0, "mode": "constant"}
+    size = [-1] * (2 if slices else 3) if patch is None else list(patch)
+    if slices:
+        return {"_target_": "SliceInferer", "roi_size": size, "spatial_dim": 2, **windows}
+    return {"_target_": "SlidingWindowInferer", "roi_size": size, **windows}
+
+
+def _samples(facts: Mapping[str, Any]) -> Plain:
+    arguments = "@dataloader, @network, @present"
+    if facts["task"] == "regression":
+        return {"run": [f"$regress({arguments}, @output_dir + '/predictions.csv')"]}
+    file = "@output_dir + '/probabilities.csv'"
+    return {
+        "labels": list(facts["labels"]),
+        "run": [f"$classify({arguments}, @labels, {file})"],
+    }
+
+
+def _step(name: str, keys: str = "image", /, **arguments: Any) -> Plain:
+    return {"_target_": name, "keys": keys, **arguments}
+
+
+def _compose(steps: Sequence[Plain]) -> Plain:
+    return {"_target_": "Compose", "transforms": list(steps)}

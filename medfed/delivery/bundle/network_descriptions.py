@@ -1,0 +1,166 @@
+"""A network as plain data: MONAI's class and its arguments, from which it is built again.
+
+The project's builders are thin, and most of their networks are MONAI's own. The others are put
+together of MONAI's parts in ``medfed networks``, which travels with every bundle. Names of the
+weights are the same in both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+from torch import nn
+
+from medfed.common.errors import CheckpointError, ConfigError
+from medfed.delivery.bundle import scripts
+
+Plain = dict[str, Any]
+_NETS, _OWN = "monai.networks.nets", "scripts.networks"
+TARGETS = (
+    f"{_NETS}.UNet",
+    f"{_NETS}.BasicUNet",
+    f"{_NETS}.DenseNet",
+    f"{_OWN}.small_stem_densenet",
+    f"{_OWN}.halving_unet",
+    f"{_OWN}.SmallCNN",
+    f"{_OWN}.LogisticRegression",
+    f"{_OWN}.LinearRegression",
+    f"{_OWN}.CanonicalMixture",
+)
+_SIZES = ("spatial_dims", "in_channels", "out_channels")
+_LEVELS = ("channels", "strides")
+_DENSE = ("init_features", "growth_rate", "block_config", "bn_size", "dropout_prob")
+# Of each of the project's builders: what it builds, and the arguments that this takes.
+_BUILDERS = {
+    "unet": (f"{_NETS}.UNet", (*_SIZES, *_LEVELS, "num_res_units", "norm", "dropout")),
+    "basic_unet": (f"{_NETS}.BasicUNet", (*_SIZES, "features", "norm", "bias", "dropout")),
+    "densenet_bc": (f"{_NETS}.DenseNet", (*_SIZES, *_DENSE)),
+    "densenet121": (f"{_NETS}.DenseNet", (*_SIZES, *_DENSE)),
+    "SmallCNN": (f"{_OWN}.SmallCNN", (*_SIZES, *_LEVELS, "norm", "dropout")),
+    "LogisticRegression": (f"{_OWN}.LogisticRegression", ("in_channels", "out_channels")),
+    "LinearRegression": (f"{_OWN}.LinearRegression", ("in_channels",)),
+}
+_DENSE_121 = {
+    "growth_rate": 32,
+    "block_config": [6, 12, 24, 16],
+    "init_features": 64,
+    "bn_size": 4,
+}
+_NORMS: dict[str, Any] = {
+    "group": ["group", {"num_groups": 4}],
+    "instance": ["instance", {"affine": True}],
+    "batch": "batch",
+    "none": None,
+}
+
+
+def describe(node: Mapping[str, Any]) -> Plain:
+    """Translates a configuration's network into plain data that need no medfed.
+
+    Args:
+        node: ``model.network`` of a run, resolved: ``_target_`` and the builder's arguments.
+
+    Returns:
+        ``_target_``, one of :data:`TARGETS`, and its arguments, as JSON has them.
+
+    Raises:
+        ConfigError: If bundles know no such network.
+
+    Example:
+        >>> describe({"_target_": "medfed.models.networks.linear.LogisticRegression",
+        ...           "in_channels": 3, "out_channels": 2, "spread": 0.1})
+        {'_target_': 'scripts.networks.LogisticRegression', 'in_channels': 3, 'out_channels': 2}
+    """
+    builder = str(node["_target_"]).rpartition(".")[2]
+    if builder not in _BUILDERS:
+        raise ConfigError(
+            f"Bundles know no network {node['_target_']}; they know {', '.join(_BUILDERS)}."
+        )
+    target, names = _BUILDERS[builder]
+    a: Plain = {
+        k: list(v) if isinstance(v, Sequence) and not isinstance(v, str) else v
+        for k, v in node.items()
+    }
+    if builder == "densenet121":
+        a |= _DENSE_121
+    if a.get("stem") == "small":
+        target = f"{_OWN}.small_stem_densenet"
+    if a.get("published"):
+        target = f"{_OWN}.halving_unet"
+    a |= {"bias": not a.get("published"), "dropout_prob": a.get("dropout")}
+    a["norm"] = _NORMS[a.get("norm", "none")]
+    return {"_target_": target, **{name: a[name] for name in names}}
+
+
+def describe_mixture(
+    plain: Mapping[str, Any], places: Sequence[str], count: int, activation: str
+) -> Plain:
+    """Describes several instances of a part of a network, whose outputs are mixed.
+
+    Args:
+        plain: The ordinary network, from :func:`describe`.
+        places: Layers of the part, from :func:`medfed.models.networks.personal.part_roots`.
+        count: Instances.
+        activation: What makes probabilities of outputs: ``softmax``, ``sigmoid`` or ``identity``.
+
+    Example:
+        >>> import torch
+        >>> one = {"_target_": "scripts.networks.LinearRegression", "in_channels": 3}
+        >>> build_network(describe_mixture(one, ["linear"], 2, "identity"))(torch.ones(4, 3)).shape
+        torch.Size([4, 1])
+    """
+    rest = {"places": list(places), "count": count, "activation": activation}
+    return {"_target_": f"{_OWN}.CanonicalMixture", "network": dict(plain), **rest}
+
+
+def ordinary(plain: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the network that a mixture is made of, or the network itself.
+
+    Example:
+        >>> ordinary({"_target_": "a", "network": {"_target_": "b"}}), ordinary({"_target_": "b"})
+        ({'_target_': 'b'}, {'_target_': 'b'})
+    """
+    inner: Mapping[str, Any] = plain.get("network", plain)
+    return inner
+
+
+def build_network(plain: Mapping[str, Any]) -> nn.Module:
+    """Builds a network of plain data; nothing but :data:`TARGETS` is ever imported and called.
+
+    Args:
+        plain: From :func:`describe`.
+
+    Raises:
+        CheckpointError: If the target is another one, or does not take the arguments.
+
+    Example:
+        >>> build_network({"_target_": "os.system", "command": "true"})
+        Traceback (most recent call last):
+        ...
+        medfed.common.errors.CheckpointError: The bundle names the network os.system, which is \
+not among those that are built: monai.networks.nets.UNet, monai.networks.nets.BasicUNet, \
+monai.networks.nets.DenseNet, scripts.networks.small_stem_densenet, scripts.networks.halving_unet, \
+scripts.networks.SmallCNN, scripts.networks.LogisticRegression, \
+scripts.networks.LinearRegression, scripts.networks.CanonicalMixture.
+    """
+    target = plain.get("_target_")
+    if target not in TARGETS:
+        raise CheckpointError(
+            f"The bundle names the network {target}, which is not among those that are built: "
+            f"{', '.join(TARGETS)}."
+        )
+    arguments = {k: v for k, v in plain.items() if k != "_target_"}
+    if isinstance(arguments.get("network"), Mapping):
+        arguments["network"] = build_network(arguments["network"])
+    module, _, name = target.rpartition(".")
+    if module == _OWN:
+        module = f"{scripts.__name__}.networks"
+    try:
+        network: nn.Module = getattr(import_module(module), name)(**arguments)
+    except Exception as error:  # whatever MONAI raises on arguments that do not fit
+        raise CheckpointError(
+            f"The bundle's network {target} cannot be built of its arguments: {error}."
+        ) from error
+    return network

@@ -1,0 +1,60 @@
+"""Reads models/model.pt: dense tensors, and packed ones as bit planes with their centres."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+FORMAT, VERSION = "medfed-bundle", 1
+
+
+def decode(path: str | Path) -> dict[str, Tensor]:
+    """Returns all weights by name."""
+    content = torch.load(path, map_location="cpu", weights_only=True)
+    if content.get("format") != FORMAT or content.get("version") != VERSION:
+        raise ValueError(f"{path} is no weight file of version 1; export the bundle anew.")
+    return decode_content(content)
+
+
+def decode_content(content: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Returns the weights of what such a file holds.
+
+    A packed tensor is ``planes``, see `unpack`, of the numbers of its elements' ``centers`` (m,).
+    """
+    weights = {str(name): tensor.clone() for name, tensor in content["dense"].items()}
+    for name, packed in content["packed"].items():
+        centers, shape = packed["centers"], torch.Size(packed["shape"])
+        index = unpack(packed["planes"], shape.numel())
+        if len(index) and index.max() >= len(centers):
+            raise ValueError(f"an index of {int(index.max())} for {len(centers)} centres")
+        weights[str(name)] = centers.index_select(0, index).reshape(shape)
+    return weights
+
+
+def unpack(planes: Tensor, count: int) -> Tensor:
+    """Returns the integers (count,) of bit planes (bits, ceil(count / 8)) uint8.
+
+    Plane b holds bit b of every integer; integer i is in byte i // 8 under the mask 1 << (i % 8).
+    """
+    if planes.dtype != torch.uint8 or planes.ndim != 2 or planes.shape[1] != -(-count // 8):
+        raise ValueError(
+            f"Planes of {count} integers are (bits, {-(-count // 8)}) uint8, "
+            f"not {tuple(planes.shape)} {planes.dtype}."
+        )
+    masks = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8)
+    bits = (torch.bitwise_and(planes[:, :, None], masks) != 0).reshape(len(planes), -1)
+    return (bits[:, :count] * 2 ** torch.arange(len(planes))[:, None]).sum(dim=0)
+
+
+def fill(network: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
+    """Puts the weights into a network, which keeps its own integer counters, and returns it."""
+    counters = {n: t for n, t in network.state_dict().items() if not t.is_floating_point()}
+    network.load_state_dict({**counters, **weights})
+    return network.eval()
+
+
+def load(network: nn.Module, path: str | Path) -> nn.Module:
+    """Puts the weights of a file into a network and returns it."""
+    return fill(network, decode(path))

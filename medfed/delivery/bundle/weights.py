@@ -1,0 +1,267 @@
+"""The weight file of a bundle: dense tensors as they are, quantised ones as bit planes and centres.
+
+``torch.load(path, weights_only=True)`` gives::
+
+    {"format": "medfed-bundle", "version": 1,
+     "dense": {name: tensor},
+     "packed": {name: {"planes": (bits, ceil(n / 8)) uint8, "centers": (m,), "shape": [...]}}}
+
+Plane ``b`` holds bit ``b`` of all n indices of centres, the least significant bit first. Within a
+plane index ``i`` lies in byte ``i // 8`` under the mask ``1 << (i % 8)``, which is
+``numpy.packbits`` with ``bitorder="little"``. Bits beyond the last index are zero. Planes unpack by
+``bitwise_and`` and comparisons alone, operations that every runtime has for bytes; shifts of bytes
+are not among them everywhere (ONNX Runtime). ``medfed decode`` unpacks them, here as in the
+hospital.
+
+The tensors are pieces of few long ones: PyTorch pads every storage of a file to 64 bytes and names
+it twice, which for the hundreds of short vectors of a deep network takes more than the vectors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from medfed.common.errors import CheckpointError, ConfigError, first_line
+from medfed.common.tensors import Tensors, cut, flatten, layout_of
+from medfed.delivery.bundle.scripts.decode import FORMAT, VERSION, decode_content
+
+MODEL = "models/model.pt"
+MAX_BITS = 8
+
+
+@dataclass(frozen=True)
+class Codebook:
+    """A tensor whose elements are few different numbers: for each, the index of its centre.
+
+    Attributes:
+        indices: ``(n,)`` int64, which centre each element is.
+        centers: ``(m,)`` the sorted numbers, m from 1 to 256.
+        shape: The tensor's shape, of n elements.
+
+    Example:
+        >>> book = Codebook(torch.tensor([1, 0, 1, 1]), torch.tensor([-0.5, 2.0]), (2, 2))
+        >>> book.dense(), book.bits
+        (tensor([[ 2.0000, -0.5000],
+                [ 2.0000,  2.0000]]), 1)
+    """
+
+    indices: Tensor
+    centers: Tensor
+    shape: tuple[int, ...]
+
+    @property
+    def bits(self) -> int:
+        """Bits per element."""
+        return max(1, math.ceil(math.log2(len(self.centers))))
+
+    def dense(self) -> Tensor:
+        """Returns the tensor, in the type of the centres."""
+        return self.centers.index_select(0, self.indices).reshape(self.shape)
+
+    def planes(self) -> Tensor:
+        """Returns the indices as bit planes ``(bits, ceil(n / 8))``; see `pack`."""
+        return pack(self.indices, self.bits)
+
+    def entropy(self) -> float:
+        """Returns the entropy of the indices in bits per element.
+
+        No code that treats the elements one by one can take fewer bits on average.
+
+        Example:
+            >>> Codebook(torch.tensor([0, 1, 1, 1]), torch.tensor([0.0, 1.0]), (4,)).entropy()
+            0.8112781244591328
+        """
+        counts = torch.bincount(self.indices, minlength=len(self.centers)).double()
+        shares = counts[counts > 0] / counts.sum()
+        return max(0.0, float(-(shares * shares.log2()).sum()))
+
+
+def from_centers(tensor: Tensor, centers: Tensor) -> Codebook:
+    """Looks up a tensor in the centres that its elements equal.
+
+    Args:
+        tensor: Any shape; every element equals a centre exactly.
+        centers: ``(m,)`` sorted, m from 1 to 256, of the tensor's type.
+
+    Raises:
+        CheckpointError: If an element is no centre, or the centres are not as above.
+
+    Example:
+        >>> from_centers(torch.tensor([[2.0, -1.0]]), torch.tensor([-1.0, 2.0])).indices
+        tensor([1, 0])
+    """
+    if centers.ndim != 1 or not 1 <= len(centers) <= 256 or bool((centers.diff() < 0).any()):
+        raise CheckpointError("Centres must be 1 to 256 numbers in increasing order.")
+    flat = tensor.detach().reshape(-1).contiguous()
+    centers = centers.detach().to(flat.dtype)
+    indices = torch.searchsorted(centers, flat).clamp_(max=len(centers) - 1)
+    if not torch.equal(centers.index_select(0, indices), flat):
+        raise CheckpointError(
+            "A weight is none of its parameter's centres; the centres belong to another model."
+        )
+    return Codebook(indices, centers.clone(), tuple(tensor.shape))
+
+
+def fit(tensor: Tensor, bits: int) -> Codebook:
+    """Quantises a trained tensor by k-means of its elements.
+
+    Args:
+        tensor: Any shape, finite.
+        bits: 1 to 8; there are ``2**bits`` centres, or fewer where there are fewer numbers.
+
+    Returns:
+        The codebook; each element has the index of its nearest centre.
+
+    Raises:
+        ConfigError: If ``bits`` is outside 1 to 8.
+
+    Example:
+        >>> fit(torch.tensor([0.0, 0.2, 1.0, 1.2]), bits=1).centers
+        tensor([0.1000, 1.1000])
+    """
+    # Imported late: compiled kernels come with it, and reading a bundle needs none of them.
+    from medfed.functional.kmeans import initial_centers
+    from medfed.functional.quantize import assign
+
+    flat = tensor.detach().reshape(-1)
+    centers = initial_centers(flat, bits).unique()
+    return Codebook(assign(flat, centers).to(torch.int64), centers, tuple(tensor.shape))
+
+
+def pack(indices: Tensor, bits: int) -> Tensor:
+    """Packs integers into bit planes; `scripts.decode.unpack` undoes it.
+
+    Args:
+        indices: Integers of any shape, n in all, each in ``[0, 2**bits)``.
+        bits: Bits per integer, 1 to 8.
+
+    Returns:
+        ``(bits, ceil(n / 8))`` uint8.
+
+    Raises:
+        ConfigError: If ``bits`` is outside 1 to 8.
+        ValueError: If an integer does not fit into the bits.
+
+    Example:
+        >>> pack(torch.tensor([3, 0, 1]), bits=2)
+        tensor([[5],
+                [1]], dtype=torch.uint8)
+    """
+    check_bits(bits)
+    flat = indices.reshape(-1).to(torch.int64)
+    if flat.numel() and not 0 <= int(flat.min()) <= int(flat.max()) < 2**bits:
+        raise ValueError(f"Integers from {flat.min()} to {flat.max()} do not fit into {bits} bits.")
+    padded = torch.zeros(-(-flat.numel() // 8) * 8, dtype=torch.uint8)
+    padded[: flat.numel()] = flat.to(torch.uint8)
+    masks = (2 ** torch.arange(bits)).to(torch.uint8)
+    planes = (torch.bitwise_and(padded, masks[:, None]) != 0).reshape(bits, -1, 8)
+    values = (2 ** torch.arange(8)).to(torch.uint8)
+    return (planes * values).sum(dim=2, dtype=torch.int64).to(torch.uint8)
+
+
+def check_bits(bits: int, name: str = "bits", otherwise: str = "") -> None:
+    """Checks a number of bits per weight.
+
+    Args:
+        bits: The number.
+        name: What it is called.
+        otherwise: What else would do, for the sentence.
+
+    Raises:
+        ConfigError: If it is outside 1 to 8.
+
+    Example:
+        >>> check_bits(9)
+        Traceback (most recent call last):
+        ...
+        medfed.common.errors.ConfigError: bits=9 must be a whole number from 1 to 8.
+    """
+    if not isinstance(bits, int) or isinstance(bits, bool) or not 1 <= bits <= MAX_BITS:
+        raise ConfigError(f"{name}={bits} must be a whole number from 1 to {MAX_BITS}{otherwise}.")
+
+
+def with_codebooks(weights: Mapping[str, Tensor], books: Mapping[str, Codebook]) -> Tensors:
+    """Returns the weights with the quantised ones, dense, in their places."""
+    return {**weights, **{n: b.dense() for n, b in books.items()}}
+
+
+def save_weights(path: Path, dense: Mapping[str, Tensor], books: Mapping[str, Codebook]) -> None:
+    """Writes a weight file.
+
+    Args:
+        path: Where to.
+        dense: Tensors that stay as they are, by name.
+        books: Quantised tensors, by name.
+    """
+    planes = _together({n: b.planes() for n, b in books.items()})
+    centers = _together({n: b.centers for n, b in books.items()})
+    packed = {
+        n: {"planes": planes[n], "centers": centers[n], "shape": list(b.shape)}
+        for n, b in books.items()
+    }
+    content = {"format": FORMAT, "version": VERSION, "dense": _together(dense), "packed": packed}
+    torch.save(content, path)
+
+
+def load_weights(path: Path) -> Tensors:
+    """Reads a weight file; no code in it is ever run.
+
+    Args:
+        path: A file of :func:`save_weights`.
+
+    Returns:
+        All weights by name, dense.
+
+    Raises:
+        CheckpointError: If the file is missing, damaged, of another format or version.
+    """
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is missing; export the bundle anew.") from None
+    except Exception as error:  # whatever PyTorch raises on bad bytes
+        raise CheckpointError(
+            f"{path} is truncated or damaged ({first_line(error)}); copy the bundle again."
+        ) from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise CheckpointError(f"{path} is no weight file of a bundle; export the model anew.")
+    if content.get("version") != VERSION:
+        raise CheckpointError(
+            f"{path} has version {content.get('version')}, but this program reads version "
+            f"{VERSION}; export the bundle anew, or update the program."
+        )
+    try:
+        return decode_content(content)
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, IndexError) as error:
+        raise CheckpointError(
+            f"{path} does not hold what a weight file holds ({error}); export the bundle anew."
+        ) from error
+
+
+def entropy_bound(dense: Mapping[str, Tensor], books: Mapping[str, Codebook]) -> int:
+    """Returns the bytes of dense tensors and centres, and of all indices at their entropy.
+
+    Example:
+        >>> book = Codebook(torch.arange(8) % 2, torch.tensor([0.0, 1.0]), (8,))
+        >>> entropy_bound({"bias": torch.zeros(3)}, {"weight": book})
+        21
+    """
+    plain = sum(t.numel() * t.element_size() for t in dense.values())
+    centers = sum(b.centers.numel() * b.centers.element_size() for b in books.values())
+    bits = sum(b.entropy() * len(b.indices) for b in books.values())
+    return plain + centers + math.ceil(bits / 8)
+
+
+def _together(tensors: Mapping[str, Tensor]) -> Tensors:
+    """The same tensors, as pieces of one per data type."""
+    found: Tensors = {}
+    for dtype in dict.fromkeys(t.dtype for t in tensors.values()):
+        own = {n: t.detach().cpu() for n, t in tensors.items() if t.dtype == dtype}
+        found |= cut(flatten(own), layout_of(own))
+    return {n: found[n] for n in tensors}

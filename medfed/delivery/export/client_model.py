@@ -1,0 +1,172 @@
+"""A client's model in the form that a bundle holds: a network as plain data, and its weights.
+
+An ordinary model stays as it is. Canonical models (:mod:`medfed.models.networks.canonical`) that
+mix parameters become the one network that they are. Those that mix outputs become the instances
+that the client uses, with its membership; where it uses one alone, that one network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from medfed.common.errors import CheckpointError
+from medfed.common.tensors import Tensors
+from medfed.delivery.bundle.network_descriptions import build_network, describe_mixture
+from medfed.delivery.bundle.scripts.decode import fill
+from medfed.federation.split import float_entries
+from medfed.models.networks.canonical import Canonical
+
+NEGLIGIBLE = 1e-7  # single precision does not resolve so small a share of a probability
+
+
+@dataclass(frozen=True)
+class ClientModel:
+    """A network and its weights.
+
+    Attributes:
+        plain: The network, see :mod:`medfed.delivery.bundle.network_descriptions`.
+        weights: All float entries, in single precision.
+    """
+
+    plain: dict[str, Any]
+    weights: Tensors
+
+    def network(self) -> nn.Module:
+        """Builds the network, without its weights."""
+        return build_network(self.plain)
+
+    def entries(self, name: str) -> list[str]:
+        """Names the entries that an entry of the ordinary network has become here.
+
+        Args:
+            name: An entry of the ordinary network.
+
+        Returns:
+            One name, or one per instance if it belongs to the canonical part.
+
+        Example:
+            >>> mixture = {"places": ["up.0"], "count": 2}
+            >>> ClientModel(mixture, {}).entries("up.0.weight")
+            ['canonical.0.up_0.weight', 'canonical.1.up_0.weight']
+            >>> ClientModel(mixture, {}).entries("up.1.weight"), ClientModel({}, {}).entries("a")
+            (['common.up.1.weight'], ['a'])
+        """
+        places = self.plain.get("places")
+        if places is None:
+            return [name]
+        return list(dict.fromkeys(_entry(name, places, k) for k in range(self.plain["count"])))
+
+
+def checked(plain: dict[str, Any], weights: Tensors, source: str) -> ClientModel:
+    """Puts a model together.
+
+    Args:
+        plain: The network.
+        weights: Its float entries, of any precision, in any order.
+        source: Whose they are, for the error.
+
+    Raises:
+        CheckpointError: If the weights are those of another network.
+    """
+    network = build_network(plain)
+    _check_entries(network, weights, source)
+    return ClientModel(plain, {n: weights[n].float() for n in float_entries(network)})
+
+
+def from_canonical(
+    network: Canonical, plain: dict[str, Any], places: list[str], loaded: Tensors, source: str
+) -> ClientModel:
+    """Puts a canonical model into the form that a bundle holds.
+
+    Args:
+        network: The run's canonical network; of mixed parameters, its weights are set.
+        plain: The ordinary network.
+        places: Layers of the canonical part, from `part_roots`.
+        loaded: The float entries of the client's canonical model.
+        source: Whose they are, for the error.
+
+    Raises:
+        CheckpointError: If the weights are those of another network.
+    """
+    _check_entries(network, loaded, source)
+    if network.mix == "parameters":
+        fill(network.to(next(iter(loaded.values())).dtype), loaded)
+        return checked(plain, collapse(network), source)
+    return checked(*used_instances(plain, places, network.activation, loaded), source)
+
+
+def used_instances(
+    plain: Mapping[str, Any], places: list[str], activation: str, loaded: Tensors
+) -> tuple[dict[str, Any], Tensors]:
+    """Keeps of mixed outputs what the client uses.
+
+    Args:
+        plain: The ordinary network.
+        places: Layers of the canonical part, from `part_roots`.
+        activation: Of the mixture.
+        loaded: The float entries of the client's canonical model.
+
+    Returns:
+        A network and its weights. Instances with a membership below :data:`NEGLIGIBLE` are left
+        out: no probability changes by more.
+    """
+    membership = loaded["membership"]
+    kept = (membership >= NEGLIGIBLE).nonzero().flatten().tolist()
+    if len(kept) == 1:
+        names = float_entries(build_network(plain))
+        return dict(plain), {n: loaded[_entry(n, places, kept[0])] for n in names}
+    own = {
+        f"canonical.{i}.{n.split('.', 2)[2]}": t
+        for i, k in enumerate(kept)
+        for n, t in loaded.items()
+        if n.startswith(f"canonical.{k}.")
+    }
+    common = {n: t for n, t in loaded.items() if n.startswith("common.")}
+    network = describe_mixture(plain, places, len(kept), activation)
+    return network, {"membership": membership[kept], **common, **own}
+
+
+def collapse(network: Canonical) -> Tensors:
+    """Returns the float entries of the one network that mixed parameters amount to.
+
+    Args:
+        network: A canonical model with ``mix="parameters"``.
+
+    Returns:
+        Entries under the names of the ordinary network.
+
+    Example:
+        >>> nets = [nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1)) for _ in range(2)]
+        >>> both = torch.stack([n[1].weight.detach() for n in nets])
+        >>> state = collapse(Canonical(nets, ["1.*"], mix="parameters"))
+        >>> list(state), torch.allclose(state["1.weight"], both.mean(0))
+        (['0.weight', '0.bias', '1.weight', '1.bias'], True)
+    """
+    with torch.no_grad(), network._instance(0):
+        state = {n: t.detach().clone() for n, t in float_entries(network.common).items()}
+        state |= network.mixed()
+    boxed = all(name.startswith("network.") for name in state)
+    return {n.removeprefix("network.") if boxed else n: t for n, t in state.items()}
+
+
+def _entry(name: str, places: list[str], k: int) -> str:
+    if places == [""]:
+        return f"canonical.{k}.network.{name}"
+    for place in places:
+        if name.startswith(f"{place}."):
+            return f"canonical.{k}.{place.replace('.', '_')}.{name.removeprefix(f'{place}.')}"
+    return f"common.{name}"
+
+
+def _check_entries(network: nn.Module, weights: Tensors, source: str) -> None:
+    wanted = {n: t.shape for n, t in float_entries(network).items()}
+    if {n: t.shape for n, t in weights.items()} != wanted:
+        raise CheckpointError(
+            f"The model of {source} has other entries than its configuration says; the run folder "
+            "is mixed up."
+        )

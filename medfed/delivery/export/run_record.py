@@ -1,0 +1,210 @@
+"""A finished run as its folder has it: models, and the facts about them; no patient data."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from safetensors.torch import load_file
+from torch import Tensor
+
+from medfed.common.errors import CheckpointError, ConfigError, did_you_mean
+from medfed.common.files import digest
+from medfed.config.compose import build
+from medfed.delivery.bundle.metadata import FORMAT_VERSION
+from medfed.delivery.bundle.network_descriptions import describe, ordinary
+from medfed.delivery.bundle.weights import Codebook, from_centers
+from medfed.delivery.export.client_model import ClientModel, checked, from_canonical
+from medfed.models.networks.canonical import Canonical
+from medfed.models.networks.personal import part_roots
+from medfed.models.task import TaskModule
+from medfed.run.assembly import build_task, mixes_models
+from medfed.run.folder import finished
+
+_TASKS = {
+    "SegmentationTask": "segmentation",
+    "ClassificationTask": "classification",
+    "RegressionTask": "regression",
+}
+_PRIVATE = ("folder", "resume", "logger", "trainer", "progress")
+_PATHS = ("path", "root", "cache")
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A finished run.
+
+    Attributes:
+        folder: The run folder.
+        config: The resolved configuration, facts of the data filled in.
+        summary: ``summary.json``.
+        splits: ``splits.json``.
+        versions: ``versions.json``.
+        preprocessing: ``preprocessing.json``, by client.
+    """
+
+    folder: Path
+    config: DictConfig
+    summary: dict[str, Any]
+    splits: dict[str, Any]
+    versions: dict[str, Any]
+    preprocessing: dict[str, Any]
+
+    @classmethod
+    def read(cls, folder: Path) -> RunRecord:
+        """Reads a run folder.
+
+        Raises:
+            CheckpointError: If there is no finished run, or one of its files is missing or torn.
+        """
+        summary = finished(folder)
+        config = _read(folder / "config.yaml", OmegaConf.load)
+        names = ("splits", "versions", "preprocessing")
+        return cls(folder, config, summary, *(_read(folder / f"{n}.json", _json) for n in names))
+
+    def clients(self, wanted: str | Sequence[str]) -> list[str]:
+        """Returns the chosen clients: ``all``, a name, several names, or names joined by commas.
+
+        Raises:
+            ConfigError: If a client is unknown.
+        """
+        known = list(self.summary["clients"])
+        if wanted == "all":
+            return known
+        names = wanted.split(",") if isinstance(wanted, str) else [str(n) for n in wanted]
+        for name in names:
+            if name not in known:
+                raise ConfigError(
+                    f"The run in {self.folder} has no client {name}{did_you_mean(name, known)}; it "
+                    f"has {', '.join(known)}."
+                )
+        return list(dict.fromkeys(names))
+
+    def task(self) -> TaskModule:
+        """Builds the task around the ordinary network, in single precision."""
+        task: TaskModule = build(self.config.model)
+        return task
+
+    def model(self, client: str) -> ClientModel:
+        """Returns a client's model in the form that a bundle holds.
+
+        Raises:
+            CheckpointError: If the file is missing, torn or of another model.
+            ConfigError: If bundles know no such network.
+        """
+        loaded = _read(self.folder / "models" / f"{client}.safetensors", load_file)
+        plain, source = describe(self.config.model.network), f"{client} in {self.folder}"
+        if not mixes_models(self.config):
+            return checked(plain, loaded, source)
+        network, task = build_task(self.config).network, self.task()
+        assert isinstance(network, Canonical)
+        parts = self.config.canonical.parts
+        places = part_roots(task.network, task.personal if parts is None else parts)
+        return from_canonical(network, plain, places, loaded, source)
+
+    def learned(self, client: str, weights: Mapping[str, Tensor]) -> dict[str, Codebook]:
+        """Returns the codebooks of the parameters whose centres were learned; empty without."""
+        path = self.folder / "centers" / f"{client}.safetensors"
+        if not path.is_file():
+            return {}
+        centers = _read(path, load_file)
+        return {n: from_centers(weights[n], c.float()) for n, c in centers.items()}
+
+    def facts(self, client: str, network: Mapping[str, Any]) -> dict[str, Any]:
+        """Gathers what is known of a client's model.
+
+        Args:
+            client: The client.
+            network: See :func:`medfed.delivery.bundle.network_descriptions.describe`.
+
+        Returns:
+            The part ``medfed`` of the metadata, see :mod:`medfed.delivery.bundle.metadata`, without
+            what is known only once weights are written.
+        """
+        config: dict[str, Any] = OmegaConf.to_container(self.config, resolve=True)  # type: ignore[assignment]
+        model, metrics = config["model"], finite(self.summary["clients"][client])
+        task = _TASKS.get(str(model["_target_"]).rpartition(".")[2], "risk")
+        dims = ordinary(network).get("spatial_dims")
+        segments = task == "segmentation"
+        inference = ("patch_size", "overlap", "window_batch", "threshold")
+        return {
+            "format_version": FORMAT_VERSION,
+            "task": task,
+            "client": client,
+            "method": self.summary["algorithm"],
+            "network": dict(network),
+            "spatial_dims": dims,
+            "slices": segments and dims == 2,
+            **self.preprocessing[client],
+            "site": self.splits.get("partition", {}).get(client, {}).get("site"),
+            **{key: model[key] if segments else None for key in inference},
+            "data_hash": data_hash(self.splits, client),
+            "test_metrics": metrics,
+            "run_test_metrics": metrics,
+            "training_config": without_paths(config),
+            "commit": self.versions.get("commit", "unknown"),
+            "versions": {k: v for k, v in self.versions.items() if k not in ("commit", "platform")},
+        }
+
+
+def data_hash(splits: Mapping[str, Any], client: str) -> str:
+    """Hashes which data a client's model was trained on; paths do not count.
+
+    Args:
+        splits: A run's ``splits.json``.
+        client: The client.
+
+    Returns:
+        SHA-256 over the sorted hashes of all data files, and the client's patients by split.
+
+    Example:
+        >>> splits = {"files": {"a.nii": "12"}, "clients": {"A": {"train": ["p"]}}}
+        >>> data_hash(splits, "A")[:12]
+        '30351274273d'
+    """
+    return digest([sorted(splits["files"].values()), splits["clients"][client]])
+
+
+def finite(metrics: Mapping[str, float | None]) -> dict[str, float | None]:
+    """Replaces NaN, which JSON does not have, by None.
+
+    Example:
+        >>> finite({"dice": 0.5, "hd95": float("nan")})
+        {'dice': 0.5, 'hd95': None}
+    """
+    return {n: float(v) if v is not None and math.isfinite(v) else None for n, v in metrics.items()}
+
+
+def without_paths(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Leaves out what says where a run took place and not what it computed.
+
+    Example:
+        >>> without_paths({"seed": 0, "folder": "/home/me", "data": {"path": "/x", "size": 3}})
+        {'seed': 0, 'data': {'size': 3}}
+    """
+    kept = {k: v for k, v in config.items() if k not in _PRIVATE}
+    if isinstance(kept.get("data"), Mapping):
+        kept["data"] = {k: v for k, v in kept["data"].items() if k not in _PATHS}
+    return kept
+
+
+def _read(path: Path, read: Callable[[Path], Any]) -> Any:
+    try:
+        return read(path)
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{path} is missing; repeat the run (an older version may not have written it)."
+        ) from None
+    except Exception as error:  # whatever is raised on bad YAML, JSON or tensors
+        raise CheckpointError(
+            f"{path} is truncated or damaged ({error}); copy it again."
+        ) from error
+
+
+def _json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))

@@ -1,0 +1,1 @@
+"""What a hospital does with its bundle."""

@@ -1,0 +1,88 @@
+"""What ``medfed predict`` does: a hospital's own model on its scans, images or rows.
+
+Nothing of the bundle is executed: the network is built from the plain data of its metadata, and
+scans are read by the functions that read the training data. What training does to an input, and
+where it is done here:
+
+==========  ==============================================================  ======================
+Kind        What happens between the file and the network                   Read by
+==========  ==============================================================  ======================
+volumes     Axes towards right, anterior, superior (``load_ras``; nothing   `scans.read_scan`,
+            is resampled or cropped). Each channel z-scored over its        `Predictor.regions`
+            voxels that are not zero; zero stays zero. Channels that the
+            client lacks are zero. A 2-D model sees the axial slices with
+            any voxel that is not zero, whole and without padding; a 3-D
+            model sees windows of the training patches' size, blended by a
+            Gaussian, and a smaller volume is padded with zeros.
+ct_patches  Axes right to left, front to back, foot to head; a patch whose  `tables`
+            centre is the candidate's voxel, air beyond the border,
+            resampled where training was; HU clipped to the window and
+            scaled to [-1, 1].
+images      Resized and converted where training did so; 0 to white         `tables.read_pixels`
+            becomes -1 to 1.
+table       Features by name; the training rows' minimum and maximum        `tables.predict_table`
+            become -1 and 1, beyond them values are clipped; missing cells
+            become 0, with indicators where training had them.
+==========  ==============================================================  ======================
+
+A simulated scanner (``partition=site_effect``) is part of the training data, not of this list.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+
+from medfed.common.errors import CheckpointError, ConfigError
+from medfed.config.compose import build
+from medfed.delivery.bundle.bundle import read_bundle
+from medfed.delivery.predict.options import PredictOptions
+
+
+def predict(config: DictConfig, console: Console | None = None) -> None:
+    """Predicts what the configuration asks for, and prints what was written.
+
+    Args:
+        config: The composed ``configs/predict.yaml``.
+        console: Where to print; standard output by default.
+
+    Raises:
+        MedfedError: If a value, the bundle or an input cannot be used.
+    """
+    for key in ("bundle", "input", "output"):
+        if OmegaConf.is_missing(config, key):
+            raise ConfigError(
+                f"{key} is not set: medfed predict bundle=DIR input=FILE output=FILE."
+            )
+    options: PredictOptions = build(config)
+    console = console or Console()
+    bundle = read_bundle(Path(options.bundle))
+    # Imported late: what is wrong with options or bundle is told at once, and of the readers of
+    # scans, images and tables only those are loaded that the model needs.
+    from medfed.delivery.predict.predictor import make_predictor
+
+    predictor = make_predictor(bundle, options)
+    kind = predictor.facts["input"].get("kind")
+    if options.candidates is not None and kind != "ct_patches":
+        raise ConfigError("candidates is for models of CT patches; this one takes others.")
+    if kind == "volumes":
+        from medfed.delivery.predict.masks import segment_all
+
+        segment_all(predictor, console)
+        return
+    for key in ("probabilities", "picture"):
+        if getattr(options, key):
+            raise ConfigError(f"{key}=true is for segmentation; this model writes a table.")
+    from medfed.delivery.predict.tables import predict_candidates, predict_images, predict_table
+
+    kinds = {"ct_patches": predict_candidates, "images": predict_images, "table": predict_table}
+    if kind not in kinds:
+        raise CheckpointError(
+            f"The bundle takes inputs of the kind {kind}, which this program does not know; "
+            "update it."
+        )
+    written = kinds[kind](predictor)
+    what = "Predictions" if bundle.facts["task"] == "regression" else "Probabilities"
+    console.print(f"{what}: {written}", highlight=False, soft_wrap=True)

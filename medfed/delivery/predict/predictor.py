@@ -1,0 +1,172 @@
+"""A bundle's model with what its metadata say of the input: from tensors to probabilities.
+
+The network runs inside the task module that evaluated it after training, so that windows, slices
+and activations are those of the evaluation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from medfed.common.errors import CheckpointError, ConfigError, DataError, first_line
+from medfed.datamodules import patches
+from medfed.delivery.bundle.bundle import Bundle
+from medfed.delivery.bundle.metadata import METADATA
+from medfed.delivery.bundle.onnx_file import ONNX, OnnxNetwork
+from medfed.delivery.predict.options import PredictOptions
+from medfed.models.classification import ClassificationTask
+from medfed.models.regression import RegressionTask
+from medfed.models.segmentation import SegmentationTask
+from medfed.models.task import TaskModule
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """A network in evaluation mode, and the facts that its training data left behind.
+
+    Attributes:
+        task: Segmentation, regression or classification; risk is a classification here.
+        facts: The part of the metadata under ``medfed``.
+        options: What is wanted.
+    """
+
+    task: TaskModule
+    facts: Mapping[str, Any]
+    options: PredictOptions
+
+    @property
+    def labels(self) -> list[str]:
+        """Names of regions or classes, in the order of the outputs."""
+        return [str(name) for name in self.facts["labels"]]
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of the columns that a table of results gains."""
+        if self.facts["task"] == "regression":
+            return ["prediction"]
+        return [f"probability_{name}" for name in self.labels]
+
+    @property
+    def present(self) -> Tensor:
+        """(C,) bool, the channels that the client has; the network has always seen 0 in others."""
+        return torch.tensor([name in self.facts["present"] for name in self.facts["channels"]])
+
+    @property
+    def threshold(self) -> float:
+        """Probability above which a voxel belongs to a region."""
+        chosen = self.options.threshold
+        return float(self.facts.get("threshold", 0.5) if chosen is None else chosen)
+
+    def regions(self, image: Tensor, brain: Tensor, source: object) -> Tensor:
+        """Segments one volume.
+
+        Args:
+            image: ``(C, H, W, D)`` normalised, RAS.
+            brain: ``(H, W, D)`` bool; a 2-D model sees the axial slices that contain some of it,
+                as in evaluation, and elsewhere the probabilities are 0.
+            source: The scan, for error sentences.
+
+        Returns:
+            ``(R, H, W, D)`` float32 probabilities.
+
+        Raises:
+            DataError: If the network cannot take an image of this size.
+        """
+        if not self.facts.get("slices"):
+            return self._predict(image[None], source)[0]
+        found = torch.zeros(len(self.labels), *image.shape[1:])
+        for part in patches.brain_slices(brain).split(self.options.batch_size):
+            probabilities = self._predict(patches.axial(image, part), source)
+            found[..., part] = probabilities.permute(1, 2, 3, 0)
+        return found
+
+    def classify(self, images: Tensor, source: object) -> Tensor:
+        """Classifies samples, or predicts their outcome.
+
+        Args:
+            images: ``(N, C, *spatial)`` or ``(N, F)``, normalised.
+            source: Where they are from, for error sentences.
+
+        Returns:
+            ``(N, K)`` float32 probabilities, or ``(N, 1)`` outcomes.
+
+        Raises:
+            DataError: If the network cannot take them.
+        """
+        parts = images.split(self.options.batch_size)
+        return torch.cat([self._predict(part, source) for part in parts])
+
+    def _predict(self, image: Tensor, source: object) -> Tensor:
+        try:
+            return self.task.predict({"image": image}).cpu()
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            raise DataError(
+                f"{source}: the network cannot take images of shape {tuple(image.shape[2:])} "
+                f"({first_line(error)}); give it scans of the size that it was trained on."
+            ) from error
+
+
+def make_predictor(bundle: Bundle, options: PredictOptions) -> Predictor:
+    """Builds the network of a bundle and the task around it.
+
+    Args:
+        bundle: Checked by `read_bundle`.
+        options: What is wanted.
+
+    Returns:
+        The predictor.
+
+    Raises:
+        CheckpointError: If the metadata lack what a prediction needs.
+        ConfigError: If the device or ONNX Runtime cannot be used.
+    """
+    facts = bundle.facts
+    for key, kind in (("channels", list), ("present", list), ("labels", list), ("input", dict)):
+        if not isinstance(facts.get(key), kind):
+            raise CheckpointError(
+                f"{bundle.folder}/{METADATA} says nothing of {key}; export the bundle anew."
+            )
+    network = (_onnx if options.runtime == "onnx" else _torch)(bundle, options.device)
+    task: TaskModule
+    if facts["task"] == "segmentation":
+        task = SegmentationTask(
+            network,
+            torch.optim.SGD,
+            regions=facts["labels"],
+            patch_size=facts.get("patch_size"),
+            overlap=float(facts.get("overlap", 0.25)),
+            window_batch=options.batch_size,
+        )
+    elif facts["task"] == "regression":
+        task = RegressionTask(network, torch.optim.SGD)
+    else:
+        task = ClassificationTask(network, torch.optim.SGD, num_classes=len(facts["labels"]))
+    return Predictor(task, facts, options)
+
+
+def _onnx(bundle: Bundle, device: str | None) -> nn.Module:
+    """The bundle's ONNX file, with as many threads as PyTorch has."""
+    if device not in (None, "cpu"):
+        raise ConfigError(f"runtime=onnx runs on the CPU, not on device={device}; leave one out.")
+    if ONNX not in bundle.facts["hashes"]:
+        raise ConfigError(
+            f"{bundle.folder} holds no {ONNX}; export it with onnx=true, or choose runtime=torch."
+        )
+    return OnnxNetwork(bundle.folder / ONNX, torch.get_num_threads())
+
+
+def _torch(bundle: Bundle, name: str | None) -> nn.Module:
+    usual = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name or usual)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(
+            f"device={name} cannot be used on this machine; leave it out, or choose cpu."
+        ) from error
+    return bundle.network().to(device)

@@ -1,0 +1,210 @@
+"""Scans in NIfTI as hospitals have them: found in folders, checked, and read as in training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+import torch
+from torch import Tensor
+
+from medfed.common.errors import DataError
+from medfed.common.seeding import one_thread
+from medfed.datamodules.readers.brats_challenge import FILES
+from medfed.datamodules.readers.nifti import (
+    check_geometry,
+    load_ras,
+    ras_spacing,
+    read_header,
+    zscore,
+)
+from medfed.datamodules.readers.nifti_cases import Pattern, find_file
+from medfed.delivery.predict.outputs import stem_of, suffix_of
+
+
+@dataclass(frozen=True)
+class ScanFiles:
+    """One scan before it is read.
+
+    Attributes:
+        id: Its name, from which that of its mask is made.
+        path: A 4-D file (or 3-D, of one channel), or a folder with a file per contrast.
+    """
+
+    id: str
+    path: Path
+
+
+def find_scans(
+    path: Path, facts: Mapping[str, Any], apart_from: Path | None = None
+) -> list[ScanFiles]:
+    """Lists the scans that an input names.
+
+    Args:
+        path: A NIfTI file; a folder with one file per contrast; or a folder of such files or
+            folders.
+        facts: The bundle's, which name the files of a contrast.
+        apart_from: A folder in it that is left out: the one for the masks.
+
+    Returns:
+        The scans, sorted by name.
+
+    Raises:
+        DataError: If there is none.
+    """
+    if not path.exists():
+        raise DataError(f"{path} does not exist; name a scan, or a folder of scans, in input.")
+    if not path.is_dir():
+        if not suffix_of(path):
+            raise DataError(f"{path} is no NIfTI file (.nii, .nii.gz); convert the scan.")
+        return [ScanFiles(stem_of(path), path)]
+    if _is_case(path, facts):
+        return [ScanFiles(path.resolve().name, path)]
+    inside = [p for p in path.iterdir() if not p.name.startswith(".")]
+    found = [ScanFiles(stem_of(p), p) for p in inside if p.is_file() and suffix_of(p)]
+    for folder in inside:
+        if folder.is_dir() and folder != apart_from and any(map(suffix_of, folder.iterdir())):
+            found.append(ScanFiles(folder.name, folder))
+    if not found:
+        raise DataError(
+            f"{path} has no NIfTI files (.nii, .nii.gz) and no folders of them; name the folder "
+            "with the scans in input."
+        )
+    return sorted(found, key=lambda scan: (scan.id, scan.path.is_dir(), scan.path))
+
+
+def read_scan(
+    scan: ScanFiles, facts: Mapping[str, Any], tolerance: float | None
+) -> tuple[Tensor, Tensor, Path]:
+    """Reads one scan as the training data were read.
+
+    Args:
+        scan: From `find_scans`.
+        facts: The bundle's.
+        tolerance: See `check_spacing`.
+
+    Returns:
+        The image ``(C, H, W, D)`` float32 in RAS, z-scored, channels that the client lacks 0; where
+        any channel is not zero, ``(H, W, D)`` bool; and a file with the scan's geometry.
+
+    Raises:
+        DataError: If the scan cannot be read or contradicts the metadata.
+    """
+    if scan.path.is_dir():
+        files = {c: find_file(scan.path, c, pattern) for c, pattern in _patterns(facts).items()}
+        names, paths = list(files), list(files.values())
+        check_geometry(paths)
+    else:
+        read_header(scan.path)  # says what is wrong with it
+        names, paths = _file_channels(scan.path, facts), [scan.path]
+    check_spacing(ras_spacing(paths[0]), facts, tolerance, scan.path)
+    with one_thread():
+        loaded = torch.cat([_load(p, len(names) // len(paths)) for p in paths])
+        for name, voxels in zip(names, loaded, strict=True):
+            if not np.isfinite(voxels.numpy().sum(dtype=np.float64)):
+                raise DataError(
+                    f"{scan.path}: channel {name} has NaN or infinite voxels; repair the scan."
+                )
+        brain = (loaded != 0).any(dim=0)
+        if not brain.any():
+            raise DataError(f"{scan.path} has only zero voxels; export the scan again.")
+        normalised = zscore(loaded)
+    image = torch.zeros(len(facts["channels"]), *loaded.shape[1:])
+    for name in facts["present"]:
+        image[facts["channels"].index(name)] = normalised[names.index(name)]
+    return image, brain, paths[0]
+
+
+def check_spacing(
+    spacing: Sequence[float],
+    facts: Mapping[str, Any],
+    tolerance: float | None,
+    source: object,
+    axes: Sequence[int] = (0, 1, 2),
+) -> None:
+    """Refuses a scan whose voxels are of another size than those that the model was trained on.
+
+    Args:
+        spacing: (3,) mm along the patient's axes.
+        facts: ``spacing_range``, least and greatest of the training scans, or ``spacing`` alone;
+            without both, anything goes.
+        tolerance: How far beyond the range a spacing may be, as a fraction; None checks nothing.
+        source: The scan, for the sentence.
+        axes: The axes that count.
+
+    Raises:
+        DataError: If a spacing lies outside.
+
+    Example:
+        >>> facts = {"spacing_range": [[1.0, 1.0, 2.0], [1.0, 1.0, 3.0]]}
+        >>> check_spacing((1.0, 1.05, 3.2), facts, 0.1, "scan.nii.gz")
+        >>> check_spacing((1.0, 1.0, 5.0), facts, 0.1, "scan.nii.gz")
+        Traceback (most recent call last):
+        ...
+        medfed.common.errors.DataError: scan.nii.gz has voxels of 1 × 1 × 5 mm, but the model \
+was trained on 1 × 1 × 2 to 1 × 1 × 3 mm; resample the scan, or set spacing_tolerance.
+    """
+    found = facts.get("spacing_range") or [facts.get("spacing")] * 2
+    if tolerance is None or found[0] is None:
+        return
+    low, high = (np.asarray(end, dtype=float)[list(axes)] for end in found)
+    own = np.asarray(spacing, dtype=float)[list(axes)]
+    if (own >= low * (1 - tolerance) - 1e-6).all() and (own <= high * (1 + tolerance) + 1e-6).all():
+        return
+    least, greatest = _millimetres(found[0]), _millimetres(found[1])
+    wanted = least if least == greatest else f"{least} to {greatest}"
+    raise DataError(
+        f"{source} has voxels of {_millimetres(spacing)} mm, but the model was trained on {wanted} "
+        "mm; resample the scan, or set spacing_tolerance."
+    )
+
+
+def _is_case(folder: Path, facts: Mapping[str, Any]) -> bool:
+    """Whether a folder holds the files of one scan: any contrast's pattern matches."""
+    files = [p for p in folder.iterdir() if p.is_file() and not p.name.startswith(".")]
+    patterns = [p for alternatives in _patterns(facts).values() for p in alternatives]
+    return any(file.match(pattern) for file in files for pattern in patterns)
+
+
+def _patterns(facts: Mapping[str, Any]) -> dict[str, Sequence[str]]:
+    """File names of the contrasts that the client has: those of the training data, or the usual."""
+    known: Mapping[str, Pattern] = facts["input"].get("files") or {}
+    found: dict[str, Sequence[str]] = {}
+    for name in facts["present"]:
+        usual = (*FILES.get(name, ()), f"{name}.nii.gz", f"{name}.nii")
+        given = known.get(name, usual)
+        found[name] = [given] if isinstance(given, str) else list(given)
+    return found
+
+
+def _file_channels(path: Path, facts: Mapping[str, Any]) -> list[str]:
+    """What the channels of a 4-D file are, by their number."""
+    shape = nib.load(path).shape
+    if len(shape) not in (3, 4):
+        raise DataError(f"{path} has shape {shape}; a scan has three axes, or four with channels.")
+    count = shape[3] if len(shape) == 4 else 1
+    known = facts["input"].get("file_channels") or facts["channels"]
+    # A file as in the training data, one of the network's channels, or of those the client has.
+    for names in (known, facts["channels"], facts["present"]):
+        if count == len(names):
+            return list(names)
+    raise DataError(
+        f"{path} has {count} channel{'s' * (count > 1)}, but the model needs {len(known)} "
+        f"({', '.join(known)}) along the fourth axis; give it these, or a folder with a file per "
+        "contrast."
+    )
+
+
+def _load(path: Path, count: int) -> Tensor:
+    loaded = load_ras(path)
+    if len(loaded) != count:
+        raise DataError(f"{path} has {len(loaded)} channels, but a file per contrast has {count}.")
+    return loaded
+
+
+def _millimetres(spacing: Sequence[float]) -> str:
+    return " × ".join(f"{mm:.3g}" for mm in spacing)

@@ -1,0 +1,1 @@
+"""A federation under one Lightning Trainer, on one rank or many."""

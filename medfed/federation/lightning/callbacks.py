@@ -1,0 +1,163 @@
+"""Carries out the rounds, evaluates and selects them, stops in time, and logs what travelled."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytorch_lightning as pl
+from pytorch_lightning.callbacks import EarlyStopping
+
+from medfed.common.scores import Record, smaller_is_better
+from medfed.federation.lightning.collect import gather_named
+from medfed.federation.lightning.module import FederatedModule
+from medfed.federation.lightning.schedule import Task
+
+
+class FederatedRounds(pl.Callback):
+    """Carries out the rounds; the round is closed before Lightning validates."""
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Opens the round."""
+        assert isinstance(pl_module, FederatedModule)
+        pl_module.open_round = pl_module.federation.open(pl_module.next_round)
+        pl_module.packets = {}
+
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Task,
+        batch_idx: int,
+    ) -> None:
+        """Exchanges replies at the end of a phase."""
+        assert isinstance(pl_module, FederatedModule)
+        if batch.closes and not pl_module.exchange():
+            pl_module.open_round = None
+            pl_module.next_round += 1
+
+
+class PersonalEvaluation(pl.Callback):
+    """Gathers validation metrics per client and logs mean and worst client.
+
+    Args:
+        metric: The metric by which a round is selected, e.g. ``iou``.
+        mode: ``max`` or ``min``.
+    """
+
+    def __init__(self, metric: str, mode: str = "max") -> None:
+        self.metric = metric
+        self.mode = mode
+        self.history: list[Record] = []
+        self.test: dict[str, dict[str, float]] = {}
+
+    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Appends the record of this round."""
+        assert isinstance(pl_module, FederatedModule)
+        metrics, number = _gather(pl_module), pl_module.next_round - 1
+        self.history += [Record(number, client, m) for client, m in metrics.items()]
+        values: dict[str, float] = {}
+        for name in next(iter(metrics.values())):
+            finite = [m[name] for m in metrics.values() if math.isfinite(m[name])]
+            if finite:
+                values[f"val/{name}"] = sum(finite) / len(finite)
+                values[f"val/{name}_worst"] = (
+                    max(finite) if smaller_is_better(name) else min(finite)
+                )
+        for name, value in values.items():
+            pl_module.log(name, value, logger=False, sync_dist=True, batch_size=1)
+        if trainer.logger:
+            per_client = {
+                f"val/{c}/{self.metric}": m[self.metric]
+                for c, m in metrics.items()
+                if math.isfinite(m[self.metric])
+            }
+            trainer.logger.log_metrics({**values, **per_client}, step=number)
+
+    def on_test_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Keeps the test metrics."""
+        assert isinstance(pl_module, FederatedModule)
+        self.test = _gather(pl_module)
+
+    def best_round(self) -> int | None:
+        """Returns the round with the best mean over clients; the earliest of equals."""
+        rounds = sorted({r.round for r in self.history})
+        scores = {n: self.score(n) for n in rounds}
+        usable = {n: s for n, s in scores.items() if not math.isnan(s)}
+        if not usable:
+            return rounds[-1] if rounds else None
+        return max(usable, key=lambda n: (usable[n], -n))
+
+    def score(self, number: int) -> float:
+        """Returns the selection score of a round, larger is better; NaN where undefined."""
+        values = [r.metrics[self.metric] for r in self.history if r.round == number]
+        finite = [v for v in values if math.isfinite(v)]
+        if not finite:
+            return math.nan
+        mean = sum(finite) / len(finite)
+        return mean if self.mode == "max" else -mean
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the record, so that a resumed run selects as a straight one."""
+        return {"history": [(r.round, r.client, dict(r.metrics)) for r in self.history]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Puts the record back."""
+        self.history = [Record(*row) for row in state_dict["history"]]
+
+
+class Patience(EarlyStopping):
+    """Lightning's early stopping, which a resumed run remembers.
+
+    Args:
+        evaluation: Gives metric and mode.
+        patience: Evaluations without improvement after which the run stops.
+    """
+
+    def __init__(self, evaluation: PersonalEvaluation, patience: int) -> None:
+        super().__init__(
+            f"val/{evaluation.metric}",
+            patience=patience,
+            mode=evaluation.mode,
+            strict=False,  # the metric may be undefined at all clients
+            check_on_train_epoch_end=False,
+        )
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Trains no further where the run to be continued had stopped."""
+        if self.wait_count >= self.patience:
+            trainer.should_stop = True
+
+
+class CommunicationLogger(pl.Callback):
+    """Logs, by direction, the bytes of each round and of the run so far, and what is saved.
+
+    ``bytes/up_savings`` is how many times fewer bytes the run has sent than fp32 would have.
+    """
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Logs the round that has closed."""
+        assert isinstance(pl_module, FederatedModule)
+        if not trainer.logger:
+            return
+        ledger, number = pl_module.federation.ledger, pl_module.next_round - 1
+        so_far = ledger.totals("direction")
+        latest = [e for e in ledger.entries if e.round == number]
+        metrics: dict[str, float] = {}
+        for direction in ("up", "down"):
+            metrics[f"bytes/{direction}_total"] = so_far.get((direction,), 0)
+            metrics[f"bytes/{direction}_savings"] = ledger.savings(direction=direction)
+            metrics[f"bytes/{direction}"] = sum(e.bytes for e in latest if e.direction == direction)
+        for name, value in pl_module.federation.server.get("diagnostics", {}).items():
+            metrics[f"server/{name}"] = float(value)
+        trainer.logger.log_metrics(metrics, step=number)
+
+
+def _gather(module: FederatedModule) -> dict[str, dict[str, float]]:
+    """Returns the metrics of all clients of all ranks, in the order of clients."""
+    own = {c: json.dumps(m).encode() for c, m in module.evaluations.items()}
+    gathered = gather_named(own, module.device)
+    module.evaluations = {}
+    return {c: json.loads(gathered[c]) for c in module.federation.ids if c in gathered}

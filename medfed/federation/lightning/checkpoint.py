@@ -1,0 +1,111 @@
+"""Writes a checkpoint per round that is whole or not there, and finds the last whole one."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import pytorch_lightning as pl
+from pytorch_lightning.callbacks import Checkpoint
+
+from medfed.common.errors import CheckpointError
+from medfed.common.files import sha256, write_text
+from medfed.federation.lightning.callbacks import PersonalEvaluation
+from medfed.federation.lightning.module import FederatedModule
+
+_log = logging.getLogger(__name__)
+BEST = "best.ckpt"
+
+
+class RoundCheckpoint(Checkpoint):
+    """Saves by round, not by optimizer step, of which some algorithms take none.
+
+    Args:
+        folder: Where checkpoints go.
+        keep: How many of the last rounds are kept, beside the best one; at least 2, so that a
+            torn file has one before it.
+        every: Rounds between checkpoints.
+        evaluation: Gives the best round; ``None`` to keep no best checkpoint.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        keep: int = 2,
+        every: int = 1,
+        evaluation: PersonalEvaluation | None = None,
+    ) -> None:
+        self.folder = Path(folder)
+        self.keep = max(2, keep)
+        self.every = max(1, every)
+        self.evaluation = evaluation
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Saves the round that has closed; a collective call."""
+        assert isinstance(pl_module, FederatedModule)
+        number = pl_module.next_round - 1
+        best = self.evaluation is not None and self.evaluation.best_round() == number
+        due = pl_module.next_round % self.every == 0 or pl_module.next_round == trainer.max_epochs
+        if not (due or best or trainer.should_stop):
+            return
+        path = self.folder / f"round_{number:05d}.ckpt"
+        partial = path.with_suffix(".partial")
+        if trainer.is_global_zero:
+            # After a kill it may be one file with the best checkpoint.
+            partial.unlink(missing_ok=True)
+        trainer.save_checkpoint(partial)
+        if trainer.is_global_zero:
+            if best:
+                # Before the round itself: a kill in between repeats the round and seals it again.
+                link = self.folder / f"{BEST}.partial"
+                link.unlink(missing_ok=True)
+                os.link(partial, link)
+                seal(link, self.folder / BEST)
+            seal(partial, path)
+            for old in rounds_in(self.folder)[: -self.keep]:
+                digest_file(old).unlink(missing_ok=True)
+                old.unlink()
+        trainer.strategy.barrier("round_checkpoint")
+
+
+def digest_file(path: Path) -> Path:
+    """Returns where the hash of a checkpoint is written, after the checkpoint itself."""
+    return path.with_name(path.name + ".sha256")
+
+
+def seal(partial: Path, path: Path) -> None:
+    """Gives a finished file its name, then its hash; a kill in between leaves it unsealed."""
+    sha = sha256(partial)
+    digest_file(path).unlink(missing_ok=True)
+    os.replace(partial, path)
+    write_text(digest_file(path), sha)
+
+
+def is_whole(path: Path) -> bool:
+    """Returns whether a checkpoint is there and as it was written."""
+    sealed = digest_file(path)
+    return path.is_file() and sealed.is_file() and sealed.read_text() == sha256(path)
+
+
+def rounds_in(folder: Path) -> list[Path]:
+    """Returns the checkpoints of rounds, oldest first."""
+    return sorted(folder.glob("round_*.ckpt"))
+
+
+def last_whole(folder: Path) -> Path | None:
+    """Returns the latest whole checkpoint; torn ones are named and passed over.
+
+    Raises:
+        CheckpointError: If there are checkpoints but none is whole.
+    """
+    found = rounds_in(folder)
+    for path in reversed(found):
+        if is_whole(path):
+            return path
+        _log.warning("%s is torn or unfinished; the checkpoint before it is used.", path)
+    if found:
+        raise CheckpointError(
+            f"Every checkpoint in {folder} is torn; start the run again without resume."
+        )
+    return None

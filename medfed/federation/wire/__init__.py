@@ -1,0 +1,1 @@
+"""What travels: messages, codecs, channel and ledger."""

@@ -1,0 +1,1 @@
+"""What turns tensors into the bytes that travel: a codec, a file."""

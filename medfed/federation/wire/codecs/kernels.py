@@ -1,0 +1,293 @@
+"""The compiled loops of the codecs: integer codes, selection of elements, random rounding.
+
+Prefix-free codes of non-negative integers: bits fill 64-bit little-endian words from the lowest up.
+A unary q is q zeros and a one. A number x >= 0 is coded by ``kind``:
+
+======  =====================================================================================
+RICE    x >> b in unary, then the b low bits: the Golomb code of parameter 2^b
+GAMMA   n = floor(log2(x + 1)) in unary, then the n low bits of x + 1 (Elias 1975)
+DELTA   n itself in GAMMA, then the n low bits of x + 1
+OMEGA   groups of growing width, each announced by a one and the last followed by a zero
+======  =====================================================================================
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+Array = np.ndarray[Any, Any]
+
+RICE, GAMMA, DELTA, OMEGA = 0, 1, 2, 3
+"""The codes as small integers, which compiled code can branch on."""
+
+_ONE = np.uint64(1)
+_WIDEST = 62
+_HIGH, _LOW = 16, 15
+"""The 31 bits of a float32 magnitude, whose order is that of the numbers, in two halves."""
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _log2(x: int) -> int:
+    """floor(log2(x)) of x >= 1."""
+    n = 0
+    while x > 1:
+        x >>= 1
+        n += 1
+    return n
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _put(words: Array, at: int, value: int, width: int) -> int:
+    """Writes the ``width`` low bits of ``value``, which has no others."""
+    word, shift = at >> 6, np.uint64(at & 63)
+    bits = np.uint64(value)
+    words[word] |= bits << shift
+    if (at & 63) + width > 64:
+        words[word + 1] |= bits >> (np.uint64(64) - shift)
+    return at + width
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _put_unary(words: Array, at: int, count: int) -> int:
+    """Writes ``count`` zeros, which are there already, and a one."""
+    end: int = _put(words, at + count, 1, 1)
+    return end
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _get(words: Array, at: int, width: int) -> int:
+    """Reads ``width`` <= 62 bits; a word beyond the last bit must exist."""
+    word, shift = at >> 6, np.uint64(at & 63)
+    bits = words[word] >> shift
+    if (at & 63) + width > 64:
+        bits |= words[word + 1] << (np.uint64(64) - shift)
+    value: int = np.int64(bits & ((_ONE << np.uint64(width)) - _ONE))  # type: ignore[assignment]
+    return value
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _get_unary(words: Array, at: int, end: int) -> int:
+    """Counts the zeros before the next one; -1 if none comes before ``end``."""
+    start = at
+    while at < end:
+        rest = words[at >> 6] >> np.uint64(at & 63)
+        if rest == 0:
+            at = (at | 63) + 1
+            continue
+        while rest & np.uint64(255) == 0:
+            rest >>= np.uint64(8)
+            at += 8
+        while rest & _ONE == 0:
+            rest >>= _ONE
+            at += 1
+        return at - start if at < end else -1
+    return -1
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def count_bits(values: Array, kind: int, b: int) -> int:
+    """The length in bits of all ``values`` in a code."""
+    total = 0
+    for i in range(values.shape[0]):
+        if kind == RICE:
+            total += (values[i] >> b) + 1 + b
+            continue
+        n = _log2(values[i] + 1)
+        if kind == GAMMA:
+            total += 2 * n + 1
+        elif kind == DELTA:
+            total += n + 2 * _log2(n + 1) + 1
+        else:
+            total += 1
+            while n > 0:
+                total += n + 1
+                n = _log2(n)
+    return total
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _put_omega(words: Array, at: int, x: int) -> int:
+    """Writes x >= 1; the groups are found from the last to the first."""
+    groups = np.empty(8, np.int64)
+    count = 0
+    while x > 1:
+        groups[count] = x
+        count += 1
+        x = _log2(x)
+    for i in range(count - 1, -1, -1):
+        n = _log2(groups[i])
+        at = _put(words, at, 1, 1)
+        at = _put(words, at, groups[i] - (1 << n), n)
+    return at + 1
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def write(words: Array, values: Array, kind: int, b: int) -> None:
+    """Writes all ``values`` >= 0 into words that are zero and long enough."""
+    at = 0
+    for i in range(values.shape[0]):
+        if kind == RICE:
+            high = values[i] >> b
+            at = _put_unary(words, at, high)
+            at = _put(words, at, values[i] - (high << b), b)
+            continue
+        x = values[i] + 1
+        if kind == OMEGA:
+            at = _put_omega(words, at, x)
+            continue
+        n = _log2(x)
+        if kind == GAMMA:
+            at = _put_unary(words, at, n)
+        else:
+            m = _log2(n + 1)
+            at = _put_unary(words, at, m)
+            at = _put(words, at, n + 1 - (1 << m), m)
+        at = _put(words, at, x - (1 << n), n)
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _get_omega(words: Array, at: int, end: int) -> tuple[int, int]:
+    """Reads x >= 1 and the place after it; (-1, 0) if it is torn or too large."""
+    x = 1
+    while at < end:
+        announced = _get(words, at, 1)
+        at += 1
+        if announced == 0:
+            return x, at
+        if x >= _WIDEST or at + x > end:
+            return -1, 0
+        width = x
+        x = (1 << width) + _get(words, at, width)
+        at += width
+    return -1, 0
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def read(words: Array, end: int, out: Array, kind: int, b: int, limit: int) -> int:
+    """Reads ``out.shape[0]`` numbers.
+
+    Args:
+        words: 64-bit words, one more than the bits need.
+        end: The number of bits that may be read.
+        out: Receives the numbers, int64.
+        kind: The code.
+        b: The parameter of RICE, at most 62.
+        limit: The largest number that is accepted.
+
+    Returns:
+        The number of bits read, or -1 if the bits are torn or a number is too large.
+    """
+    at = 0
+    for i in range(out.shape[0]):
+        if kind == OMEGA:
+            x, at = _get_omega(words, at, end)
+            if x < 1 or x - 1 > limit:
+                return -1
+            out[i] = x - 1
+            continue
+        n = _get_unary(words, at, end)
+        if n < 0:
+            return -1
+        at += n + 1
+        high, width = 1, n
+        if kind == RICE:
+            if n > limit >> b:
+                return -1
+            high, width = n, b
+        elif kind == DELTA:
+            if n > 6 or at + n > end:
+                return -1
+            width = (1 << n) + _get(words, at, n) - 1
+            at += n
+        if width > _WIDEST or at + width > end:
+            return -1
+        x = (high << width) + _get(words, at, width)
+        at += width
+        if kind != RICE:
+            x -= 1
+        if x > limit:
+            return -1
+        out[i] = x
+    return at
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _from_the_top(counts: Array, k: int) -> tuple[int, int]:
+    """The bin that holds the k-th largest, and how many of it belong to the k (all, if fewer)."""
+    for place in range(counts.shape[0] - 1, 0, -1):
+        if counts[place] >= k:
+            return place, k
+        k -= counts[place]
+    return 0, min(k, counts[0])
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def select_largest(bits: Array, k: int) -> Array:
+    """The positions of the k largest magnitudes of float32 numbers, whose bits are given as uint32.
+
+    The k-th magnitude is found in two histograms, of the high bits and, among the elements that
+    share them, of the low bits.
+    """
+    magnitude, low_bits = np.uint32(0x7FFFFFFF), np.uint32((1 << _LOW) - 1)
+    shift = np.uint32(_LOW)
+    high = np.zeros(1 << _HIGH, np.int64)
+    for i in range(bits.shape[0]):
+        high[(bits[i] & magnitude) >> shift] += 1
+    # Zeros share their bin with the smallest of all numbers but are none of the k.
+    place, wanted = _from_the_top(high, k)
+    low = np.zeros(1 << _LOW, np.int64)
+    for i in range(bits.shape[0]):
+        x = bits[i] & magnitude
+        if x >> shift == place:
+            low[x & low_bits] += 1
+    if place == 0:
+        low[0] = 0
+    rest, ties = _from_the_top(low, wanted)
+    level = np.uint32((place << _LOW) + rest)
+    out = np.empty(min(k, bits.shape[0]), np.int64)
+    count = 0
+    for i in range(bits.shape[0]):
+        x = bits[i] & magnitude
+        if x > level:
+            out[count] = i
+            count += 1
+        elif x == level and ties > 0:
+            out[count] = i
+            count += 1
+            ties -= 1
+    return out[:count]
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def draw_positions(d: int, k: int, state: Any) -> Array:
+    """K of d positions as ``(d,)`` booleans, by Floyd's method from a SplitMix64 stream."""
+    taken = np.zeros(d, np.bool_)
+    for last in range(d - k, d):
+        state += np.uint64(0x9E3779B97F4A7C15)
+        z = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        z ^= z >> np.uint64(31)
+        at = np.int64(np.float64(z >> np.uint64(11)) * 2.0**-53 * (last + 1))
+        taken[last if taken[at] else at] = True
+    return taken
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def round_part(
+    values: Array, units: Array, bucket: int, start: int, uniforms: Array, levels: Array
+) -> None:
+    """Writes the levels of the elements from ``start`` on, one for each uniform number."""
+    place = start // bucket
+    edge = (place + 1) * bucket
+    for j in range(uniforms.shape[0]):
+        i = start + j
+        if i == edge:
+            place += 1
+            edge += bucket
+        unit = units[place]
+        x = abs(np.float64(values[i])) / unit if unit > 0 else 0.0
+        low = np.int64(x)
+        levels[i] = low + (1 if uniforms[j] < x - low else 0)

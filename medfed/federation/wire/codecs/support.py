@@ -1,0 +1,196 @@
+"""Which elements are sent; where they are, and their signs: as gaps or runs, the shorter ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import numpy as np
+
+from medfed.common.errors import ConfigError
+from medfed.federation.wire.codecs.base import Array, CodecError, Payload
+from medfed.federation.wire.codecs.integers import IntegerCode, best_rice, golomb_code
+
+_GAPS = 0xFF
+"""In the place of the code of run lengths: there are no runs."""
+
+
+def pack_support(
+    indices: Array, length: int, negative: Array | None = None, runs: bool = True
+) -> Iterable[bytes]:
+    """Returns positions and signs in as few bits as gaps or runs allow.
+
+    Two bytes name the codes; then the count (4 bytes), the gaps, the lengths of the runs, and the
+    signs, one bit for each position or run. A run is a stretch of neighbours of one sign.
+
+    Args:
+        indices: ``(n,)`` increasing positions.
+        length: d, above all of them.
+        negative: ``(n,)`` booleans; None where no sign is sent.
+        runs: Whether runs are tried.
+
+    Example:
+        >>> parts = pack_support(np.array([3, 4, 5, 6]), 10, np.array([True] * 4))
+        >>> [len(part) for part in parts]
+        [6, 1, 1, 1]
+    """
+    gaps = np.diff(indices, prepend=-1) - 1
+    code = golomb_code(indices.size / max(length, 1))
+    signs = 0 if negative is None else 1
+    starts = _run_starts(gaps, negative)
+    lengths = np.diff(starts, append=indices.size)
+    run_gaps = gaps[starts]
+    if runs and starts.size < indices.size:
+        run_code, length_code = best_rice(run_gaps), best_rice(lengths - 1)
+        run_bits = run_code.bits(run_gaps) + length_code.bits(lengths - 1) + signs * starts.size
+        if run_bits < code.bits(gaps) + signs * indices.size:
+            yield _prefix(run_code.to_byte(), length_code.to_byte(), starts.size, length)
+            yield run_code.pack(run_gaps)
+            yield length_code.pack(lengths - 1)
+            yield b"" if negative is None else np.packbits(negative[starts]).tobytes()
+            return
+    yield _prefix(code.to_byte(), _GAPS, indices.size, length)
+    yield code.pack(gaps)
+    yield b"" if negative is None else np.packbits(negative).tobytes()
+
+
+def unpack_support(payload: Payload, length: int, signed: bool) -> tuple[Array, Array]:
+    """Returns what :func:`pack_support` packed.
+
+    Args:
+        payload: The payload.
+        length: d.
+        signed: Whether signs were sent.
+
+    Returns:
+        ``(n,)`` increasing positions below d and ``(n,)`` booleans, all False without signs.
+
+    Raises:
+        CodecError: If the bytes are torn or a position lies outside.
+    """
+    first, second = payload.numbers("<BB")
+    (count,) = payload.numbers(_count_layout(length))
+    if count > length:
+        raise CodecError(f"{count} positions were announced among {length}.")
+    gaps = IntegerCode.from_byte(first).unpack(payload, count, limit=length)
+    if second == _GAPS:
+        indices = np.cumsum(gaps + 1) - 1
+    else:
+        lengths = IntegerCode.from_byte(second).unpack(payload, count, limit=length) + 1
+        indices = _expand(gaps, lengths, length)
+    if indices.size and indices[-1] >= length:
+        raise CodecError(f"A position lies outside of {length} elements.")
+    if not signed:
+        return indices, np.zeros(indices.size, np.bool_)
+    negative = unpack_bits(payload, count)
+    return indices, negative if second == _GAPS else np.repeat(negative, lengths)
+
+
+def spread(sent: Array, indices: Array, length: int) -> Array:
+    """Returns a float32 vector that is zero where nothing was sent.
+
+    Args:
+        sent: ``(n,)`` numbers.
+        indices: ``(n,)`` their positions, below d.
+        length: d.
+
+    Example:
+        >>> spread(np.array([2.0]), np.array([1]), 3)
+        array([0., 2., 0.], dtype=float32)
+    """
+    values = np.zeros(length, np.float32)
+    values[indices] = sent
+    return values
+
+
+def unpack_bits(payload: Payload, count: int) -> Array:
+    """Returns the next ``count`` bits, which fill whole bytes, as ``(count,)`` booleans."""
+    packed = payload.array("u1", (count + 7) // 8)
+    return np.unpackbits(packed, count=count).view(np.bool_)
+
+
+def _run_starts(gaps: Array, negative: Array | None) -> Array:
+    """Which of the n positions begin a run, as indices of them."""
+    begins = gaps > 0
+    begins[:1] = True
+    if negative is not None:
+        begins[1:] |= negative[1:] != negative[:-1]
+    return np.flatnonzero(begins)
+
+
+def _expand(gaps: Array, lengths: Array, length: int) -> Array:
+    """The positions of all runs, which must fit before they are written out."""
+    total = int(lengths.sum())
+    if total > length:
+        raise CodecError(f"Runs of {total} elements do not fit in {length}.")
+    # A run begins its gap after the end of the one before: within it the step is 1.
+    steps = np.ones(total, np.int64)
+    ends = np.cumsum(lengths)
+    steps[ends - lengths] += gaps
+    indices: Array = np.cumsum(steps) - 1
+    return indices
+
+
+def _count_layout(length: int) -> str:
+    return "<I" if length < 2**32 else "<Q"
+
+
+def _prefix(first: int, second: int, count: int, length: int) -> bytes:
+    size = 4 if length < 2**32 else 8
+    return bytes((first, second)) + count.to_bytes(size, "little")
+
+
+def check_share(name: str, share: float) -> float:
+    """Returns a share of elements that a codec can keep.
+
+    Raises:
+        ConfigError: If it is not in (0, 1]; ``name`` is named.
+
+    Example:
+        >>> check_share("sparsity", 0.5)
+        0.5
+    """
+    if not 0 < share <= 1:
+        raise ConfigError(f"codec {name}={share} must be above 0 and at most 1.")
+    return float(share)
+
+
+def count_of(share: float, length: int) -> int:
+    """The number of elements that a share is, rounded up.
+
+    Example:
+        >>> count_of(0.01, 7_000_000), count_of(0.01, 1), count_of(0.01, 0)
+        (70000, 1, 0)
+        >>> count_of(0.07, 100)
+        7
+    """
+    # 0.07 * 100 is a little more than 7 in floating point, which would keep one more.
+    return min(length, math.ceil(share * length * (1 - 1e-12)))
+
+
+def largest(values: Array, k: int) -> Array:
+    """Returns the positions of the ``k`` largest magnitudes, increasing.
+
+    Of equal magnitudes those at lower positions are taken; zeros never are, so there may be fewer
+    than ``k``.
+
+    Args:
+        values: ``(d,)`` finite float32.
+        k: How many at most.
+
+    Returns:
+        ``(min(k, number of non-zeros),)`` int64.
+
+    Example:
+        >>> largest(np.float32([1, -3, 0, 3, 2]), 2)
+        array([1, 3])
+        >>> largest(np.float32([0, 5, 0]), 3)
+        array([1])
+    """
+    if k <= 0:
+        return np.empty(0, np.int64)
+    # Imported on first use: compiled code has no business in `import medfed`.
+    from medfed.federation.wire.codecs.kernels import select_largest
+
+    result: Array = select_largest(np.ascontiguousarray(values, np.float32).view(np.uint32), k)
+    return result

@@ -1,0 +1,50 @@
+"""The only thing that crosses the boundary between a client and the server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from medfed.common.tensors import Tensors
+
+Kind = Literal["state", "update"]
+KINDS = ("state", "update")
+
+
+@dataclass(frozen=True)
+class Message:
+    """Named parts, each a group of named tensors, and a few scalars.
+
+    Attributes:
+        phase: The phase of the round that the message belongs to.
+        parts: Part name (``shared``, ``personal``, ``sketch`` ...) to its tensors.
+        scalars: Numbers that travel beside the tensors.
+        kinds: Per part ``state`` (weights) or ``update`` (gradient, displacement); a lossy
+            codec codes an update as it is and a state as a difference. Default ``state``.
+
+    Raises:
+        ValueError: If a kind is unknown or names a part that is absent.
+
+    Example:
+        >>> import torch
+        >>> m = Message("fit", {"shared": {"w": torch.ones(2)}}, kinds={"shared": "update"})
+        >>> m.kind("shared")
+        'update'
+    """
+
+    phase: str = "fit"
+    parts: Mapping[str, Tensors] = field(default_factory=dict)
+    scalars: Mapping[str, float] = field(default_factory=dict)
+    kinds: Mapping[str, Kind] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for part, kind in self.kinds.items():
+            if kind not in KINDS or part not in self.parts:
+                raise ValueError(
+                    f"kinds={{{part!r}: {kind!r}}} needs a part sent and one of {KINDS}."
+                )
+
+    def kind(self, part: str) -> Kind:
+        """Returns the declared kind of a part."""
+        return self.kinds.get(part, "state")

@@ -1,0 +1,165 @@
+"""The 1-D fused lasso of CER: what is sent, drawn together along its length.
+
+Source: pFedNet, the communication-efficient regulariser (CER), corrected. The printed minimisation
+over models, ``argmin_y <g, y> + gamma ||Lambda (y - y_t)||_1 + ||y - y_t||^2 / (2 eta)``, becomes
+with ``w = (y_t - y) / eta`` the proximal map below, from which eta and y_t have gone. It is solved
+exactly, in linear time, by Johnson's dynamic programme (Johnson 2013), not by the printed ADMM,
+which ``benchmarks/fused_lasso.py`` has for comparison.
+
+======  ==================================================================
+symbol  here
+======  ==================================================================
+g       ``g``, a gradient, a displacement or any other vector to be sent
+Lambda  differences of neighbours; its last row is w_d alone (w_{d+1} = 0)
+w       the result
+======  ==================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from medfed.common.errors import ConfigError
+from medfed.functional.prox import check_strength
+
+_WORTH_A_THREAD = 2**15
+"""Elements below which starting threads costs more than it saves."""
+
+
+def fused_lasso(g: Tensor, gamma: float) -> Tensor:
+    """Minimises ``||w - g||^2 / 2 + gamma (sum_{i<d} |w_i - w_{i+1}| + |w_d|)`` over w.
+
+    The result is exact up to rounding and piecewise constant: where neighbours are fused they are
+    the same float, bit by bit, in float32 too. A NumPy array goes in by ``torch.from_numpy``,
+    which copies nothing.
+
+    Args:
+        g: ``(d,)`` float32 or float64 tensor on any device; d may be 0. Sums are kept in float64.
+        gamma: 0 returns g; infinity, and anything above ``max_i |g_1 + ... + g_i|``, returns zeros.
+
+    Returns:
+        ``(d,)`` tensor in the dtype and on the device of ``g``, sharing no memory with it.
+
+    Raises:
+        ConfigError: If ``g`` is no such tensor, or gamma is negative or NaN.
+        ValueError: If ``g`` holds NaN or infinity, or numbers whose sum overflows.
+
+    Example:
+        >>> fused_lasso(torch.tensor([4.0, 1.0, 2.0]), gamma=0.5).tolist()
+        [3.5, 1.5, 1.5]
+        >>> fused_lasso(torch.tensor([4.0, 1.0, 2.0]), gamma=float("inf")).tolist()
+        [0.0, 0.0, 0.0]
+    """
+    return _solve(g, check_strength("gamma", gamma), "g")
+
+
+def fused_lasso_blocks(
+    blocks: Sequence[Tensor], gamma: float | Sequence[float] | Tensor, threads: int | None = None
+) -> list[Tensor]:
+    """:func:`fused_lasso` of every block by itself, in parallel; a block may be a parameter tensor.
+
+    Args:
+        blocks: ``(d_k,)`` tensors; lengths, dtypes and devices may differ.
+        gamma: One number for all blocks, or one per block.
+        threads: Threads at most; ``None`` takes ``torch.get_num_threads()``, all cores unless they
+            were limited. The result does not depend on it.
+
+    Returns:
+        One ``(d_k,)`` tensor per block, in order.
+
+    Raises:
+        ConfigError: If a block or gamma cannot be used, or their numbers differ.
+        ValueError: If a block holds NaN or infinity, or numbers whose sum overflows.
+
+    Example:
+        >>> blocks = [torch.tensor([4.0, 1.0, 2.0]), torch.tensor([1.0])]
+        >>> [w.tolist() for w in fused_lasso_blocks(blocks, [0.5, 0.25])]
+        [[3.5, 1.5, 1.5], [0.75]]
+    """
+    given = torch.as_tensor(gamma, dtype=torch.float64)
+    if given.ndim and given.shape != (len(blocks),):
+        raise ConfigError(
+            f"gamma has shape {tuple(given.shape)}; give one number or one per block, "
+            f"({len(blocks)},)."
+        )
+    gammas = [
+        check_strength(f"gamma[{k}]" if given.ndim else "gamma", value)
+        for k, value in enumerate(given.expand(len(blocks)).tolist())
+    ]
+    shares = _shares([block.numel() for block in blocks], threads or torch.get_num_threads())
+    found: list[Tensor] = [torch.empty(0)] * len(blocks)
+
+    def work(share: list[int]) -> None:
+        for k in share:
+            found[k] = _solve(blocks[k], gammas[k], f"blocks[{k}]")
+
+    if len(shares) > 1:
+        with ThreadPoolExecutor(len(shares)) as pool:
+            # Read to the end, so that an error in a thread is raised here.
+            list(pool.map(work, shares))
+    elif shares:
+        work(shares[0])
+    return found
+
+
+def _solve(g: Tensor, gamma: float, name: str) -> Tensor:
+    """:func:`fused_lasso` with gamma checked and a name for errors."""
+    source = _in_memory(g, name)
+    total = _magnitude(source, name)
+    if gamma == 0:
+        return g.detach().clone()
+    if gamma >= total:
+        return torch.zeros_like(g, memory_format=torch.contiguous_format)
+    # Imported on first use: compiled code has no business in `import medfed`.
+    from medfed.functional.line_kernels import solve_chain
+
+    out = _host_like(g)
+    solve_chain(source.numpy(), gamma, out.numpy())
+    return out.to(g.device, non_blocking=True)
+
+
+def _in_memory(g: Tensor, name: str) -> Tensor:
+    """``g`` detached, contiguous and in main memory; a copy only where that takes one."""
+    if g.ndim != 1 or g.dtype not in (torch.float32, torch.float64):
+        raise ConfigError(
+            f"{name} must be a float32 or float64 tensor of shape (d,), "
+            f"not {g.dtype} {tuple(g.shape)}; flatten or convert it."
+        )
+    g = g.detach()
+    return g.contiguous() if g.device.type == "cpu" else _host_like(g).copy_(g)
+
+
+def _host_like(g: Tensor) -> Tensor:
+    """Main memory for a vector like ``g``, pinned where a GPU reads or writes it."""
+    return torch.empty(g.shape, dtype=g.dtype, pin_memory=g.device.type == "cuda")
+
+
+def _magnitude(g: Tensor, name: str) -> float:
+    """The sum of magnitudes in float64, a bound on every sum in the dynamic programme."""
+    # By NumPy, which stays in this thread: blocks are what is spread over threads.
+    with np.errstate(over="ignore"):
+        total = float(np.abs(g.numpy()).sum(dtype=np.float64))
+    # Four times, because a line's height may reach twice gamma plus the sum.
+    if 4 * total < float("inf"):
+        return total
+    bad = (~torch.isfinite(g)).nonzero().flatten().tolist()
+    if bad:
+        raise ValueError(f"{name}[{bad[0]}] is {float(g[bad[0]])}, but it must be finite.")
+    raise ValueError(f"{name} holds numbers so large that their sum overflows; scale it down.")
+
+
+def _shares(sizes: Sequence[int], threads: int) -> list[list[int]]:
+    """The blocks of each thread: the longest first, each to the thread that has least to do."""
+    threads = max(1, min(threads, len(sizes), sum(sizes) // _WORTH_A_THREAD))
+    shares: list[list[int]] = [[] for _ in range(threads)]
+    loads = [0] * threads
+    for k in sorted(range(len(sizes)), key=lambda k: -sizes[k]):
+        idle = loads.index(min(loads))
+        shares[idle].append(k)
+        loads[idle] += sizes[k]
+    return [share for share in shares if share]

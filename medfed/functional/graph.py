@@ -1,0 +1,292 @@
+"""Graphs between clients: built from sketches, by rule, or read from a file; and their matrices.
+
+An edge list is a long tensor ``(M, 2)`` with i < j in every row, sorted and without duplicates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from medfed.common.errors import ConfigError, did_you_mean
+
+
+def undirected_edges(pairs: Tensor) -> Tensor:
+    """Orders the ends of every pair, sorts the pairs and drops duplicates.
+
+    Args:
+        pairs: ``(M, 2)`` integer tensor, in any direction and order.
+
+    Returns:
+        ``(M', 2)`` long tensor with i < j, sorted, unique.
+
+    Example:
+        >>> undirected_edges(torch.tensor([[2, 0], [0, 2], [0, 1]]))
+        tensor([[0, 1],
+                [0, 2]])
+    """
+    ordered = pairs.reshape(-1, 2).long().sort(dim=1).values
+    unique: Tensor = torch.unique(ordered, dim=0)
+    return unique
+
+
+def knn_edges(sketches: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Joins every client to its k nearest, in either direction.
+
+    Source: pFedNet, its similarity graph (N = 5, k = 3 in the paper). Ties go to the lower
+    index.
+
+    Args:
+        sketches: ``(N, s)`` tensor, a row per client, comparable by Euclidean distance.
+        k: Neighbours of each client, 1 to N - 1; ignored for one client, who has none.
+
+    Returns:
+        The edges ``(M, 2)`` and the distance over each ``(M,)`` in float64.
+
+    Raises:
+        ConfigError: If k is out of range or the sketches are no matrix.
+        ValueError: If a sketch holds NaN or infinity.
+
+    Example:
+        >>> edges, distances = knn_edges(torch.tensor([[0.0], [1.0], [5.0]]), k=1)
+        >>> edges.tolist(), distances.tolist()
+        ([[0, 1], [1, 2]], [1.0, 4.0])
+    """
+    if sketches.ndim != 2:
+        raise ConfigError(f"Sketches have shape {tuple(sketches.shape)}; give a row per client.")
+    n = sketches.shape[0]
+    if n > 1 and not 1 <= k < n:
+        raise ConfigError(f"k is {k}, but each of {n} clients has 1 to {n - 1} neighbours.")
+    if not bool(torch.isfinite(sketches).all()):
+        raise ValueError("A sketch holds NaN or infinity, so that it has no nearest neighbours.")
+    rows = sketches.detach().cpu().double()
+    # By differences: the expanded square cancels when clients are close.
+    distance = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist")
+    others = distance + torch.diag(torch.full((n,), torch.inf, dtype=torch.float64))
+    nearest = others.argsort(dim=1, stable=True)[:, : min(k, n - 1)]
+    own = torch.arange(n).unsqueeze(1).expand_as(nearest)
+    edges = undirected_edges(torch.stack([own, nearest], dim=-1))
+    return edges, distance[edges[:, 0], edges[:, 1]]
+
+
+def complete_edges(n: int) -> Tensor:
+    """All pairs of n clients.
+
+    Example:
+        >>> complete_edges(3).tolist()
+        [[0, 1], [0, 2], [1, 2]]
+    """
+    return torch.combinations(torch.arange(n), 2).reshape(-1, 2)
+
+
+def star_edges(n: int, center: int = 0) -> Tensor:
+    """One client joined to every other.
+
+    Raises:
+        ConfigError: If the center is not one of the clients.
+
+    Example:
+        >>> star_edges(3, center=1).tolist()
+        [[0, 1], [1, 2]]
+    """
+    if not 0 <= center < n:
+        raise ConfigError(f"center is {center}, but the clients are numbered 0 to {n - 1}.")
+    others = torch.tensor([i for i in range(n) if i != center], dtype=torch.long)
+    return undirected_edges(torch.stack([torch.full_like(others, center), others], dim=1))
+
+
+def ring_edges(n: int) -> Tensor:
+    """Every client joined to the next, and the last to the first.
+
+    Example:
+        >>> ring_edges(4).tolist()
+        [[0, 1], [0, 3], [1, 2], [2, 3]]
+        >>> ring_edges(2).tolist()
+        [[0, 1]]
+    """
+    own = torch.arange(n if n > 1 else 0)
+    return undirected_edges(torch.stack([own, (own + 1) % max(n, 1)], dim=1))
+
+
+def edge_similarity(distances: Tensor) -> Tensor:
+    """Turns distances into similarities in (0, 1], for the width of a drawn edge.
+
+    A Gaussian of the median distance, so that the picture depends on no unit.
+
+    Args:
+        distances: ``(M,)`` tensor, 0 or more.
+
+    Returns:
+        ``(M,)`` tensor; all ones where every distance is 0.
+
+    Example:
+        >>> edge_similarity(torch.tensor([0.0, 1.0, 2.0]))
+        tensor([1.0000, 0.6065, 0.1353])
+    """
+    if distances.numel() == 0:
+        return distances.clone()
+    scale = distances.median()
+    scale = torch.where(scale > 0, scale, distances.max())
+    ratio = torch.where(scale > 0, distances / scale, torch.zeros_like(distances))
+    return torch.exp(-0.5 * ratio.square())
+
+
+def edges_from_names(pairs: Iterable[Sequence[str]], clients: Sequence[str]) -> Tensor:
+    """Turns pairs of client names into edges.
+
+    Args:
+        pairs: Two names each, or one name alone: a client that is meant to have no neighbours.
+        clients: The names of all clients, in order.
+
+    Returns:
+        ``(M, 2)`` long tensor of positions in ``clients``; repeated pairs count once.
+
+    Raises:
+        ConfigError: If a name is unknown, a client is missing, or a pair joins a client to itself.
+
+    Example:
+        >>> edges_from_names([("a", "c"), ("c", "a"), ("b",)], ["a", "b", "c"]).tolist()
+        [[0, 2]]
+    """
+    index = {name: i for i, name in enumerate(clients)}
+    found: list[list[int]] = []
+    seen: set[str] = set()
+    for pair in pairs:
+        _check_pair(pair, index)
+        seen.update(pair)
+        if len(pair) == 2:
+            found.append([index[name] for name in pair])
+    if missing := [name for name in clients if name not in seen]:
+        raise ConfigError(
+            f"The graph lacks client {missing[0]!r}{_and_others(missing)}; name a client alone to "
+            "leave it without neighbours."
+        )
+    return undirected_edges(torch.tensor(found, dtype=torch.long))
+
+
+def edges_from_file(path: str | Path, clients: Sequence[str]) -> Tensor:
+    r"""Reads a graph from a text file with two client names per line.
+
+    Names are separated by a comma, or else by blanks. A ``#`` starts a comment, and a name alone
+    on its line is a client without neighbours.
+
+    Args:
+        path: The file.
+        clients: The names of all clients, in order.
+
+    Returns:
+        ``(M, 2)`` long tensor of positions in ``clients``; repeated pairs count once.
+
+    Raises:
+        ConfigError: If the file cannot be read, a line is not understood, a name is unknown, or a
+            client is missing.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     file = Path(folder, "edges.txt")
+        ...     _ = file.write_text("# who resembles whom\nnorth south\nsouth, east\n")
+        ...     edges_from_file(file, ["north", "east", "south"]).tolist()
+        [[0, 2], [1, 2]]
+    """
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"The edge list {path} cannot be read: {error}.") from error
+    pairs = []
+    index = {name: i for i, name in enumerate(clients)}
+    for number, line in enumerate(lines, start=1):
+        text = line.split("#", 1)[0]
+        names = text.split(",") if "," in text else text.split()
+        if pair := tuple(name.strip() for name in names):
+            try:
+                _check_pair(pair, index)
+            except ConfigError as error:
+                raise ConfigError(f"Line {number} of {path}: {error}") from None
+            pairs.append(pair)
+    try:
+        return edges_from_names(pairs, clients)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def graph_laplacian(n: int, edges: Tensor) -> Tensor:
+    """``QQ^T``, the degrees minus the adjacency.
+
+    Args:
+        n: Number of nodes.
+        edges: ``(M, 2)`` long tensor; a repeated edge counts as often as it occurs.
+
+    Returns:
+        ``(n, n)`` float64 tensor.
+
+    Example:
+        >>> graph_laplacian(2, torch.tensor([[0, 1]])).tolist()
+        [[1.0, -1.0], [-1.0, 1.0]]
+    """
+    q = incidence(n, edges)
+    return q @ q.T
+
+
+def incidence(n: int, edges: Tensor) -> Tensor:
+    """Q, with +1 at the first and -1 at the second end of every edge.
+
+    Args:
+        n: Number of nodes.
+        edges: ``(M, 2)`` long tensor.
+
+    Returns:
+        ``(n, M)`` float64 tensor.
+
+    Example:
+        >>> incidence(2, torch.tensor([[0, 1]])).tolist()
+        [[1.0], [-1.0]]
+    """
+    q = torch.zeros(n, edges.shape[0], dtype=torch.float64)
+    columns = torch.arange(edges.shape[0])
+    q[edges[:, 0], columns] = 1.0
+    q[edges[:, 1], columns] = -1.0
+    return q
+
+
+def connected_components(n: int, edges: Tensor) -> Tensor:
+    """Numbers the components in the order of their first node.
+
+    Args:
+        n: Number of nodes.
+        edges: ``(M, 2)`` long tensor.
+
+    Returns:
+        ``(n,)`` long tensor, the component of every node.
+
+    Example:
+        >>> connected_components(4, torch.tensor([[1, 3]])).tolist()
+        [0, 1, 2, 1]
+    """
+    first = torch.arange(n)  # the first node of each node's component, as far as it is known
+    for i, j in edges.tolist():
+        low, high = sorted((int(first[i]), int(first[j])))
+        if low != high:
+            first[first == high] = low
+    numbers: Tensor = torch.unique(first, return_inverse=True)[1]
+    return numbers
+
+
+def _check_pair(pair: Sequence[str], index: dict[str, int]) -> None:
+    if isinstance(pair, str) or len(pair) not in (1, 2):
+        raise ConfigError(f"An edge is two client names, not {pair!r}.")
+    for name in pair:
+        if name not in index:
+            raise ConfigError(
+                f"The graph names client {name!r}, which does not take part"
+                f"{did_you_mean(name, index)}."
+            )
+    if len(pair) == 2 and pair[0] == pair[1]:
+        raise ConfigError(f"The graph joins client {pair[0]!r} to itself; remove this edge.")
+
+
+def _and_others(names: Sequence[str]) -> str:
+    return f" and {len(names) - 1} more" if len(names) > 1 else ""

@@ -1,0 +1,292 @@
+"""The network lasso: points drawn together along the edges of a graph.
+
+Source: pFedNet, the personal step and its ADMM, corrected (V is held fixed through the iterations,
+and each p has its true proximal map), and Boyd et al. 2011, sections 3.3 and 3.4.1.
+
+The problem is ``min_Z sum_e weight_e ||z_i - z_j||_p + ||Z - V||_F^2 / 2``, the paper's multiplied
+by its step size eta: ``weight`` is lambda * eta, and ``rho`` here is eta times the paper's.
+
+======  ===========================================================
+symbol  here
+======  ===========================================================
+Q       ``edges``, +1 at the first and -1 at the second end
+W       prox of ``state.point`` with threshold weight / rho
+Omega   rho times what remains of ``state.point``
+======  ===========================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from medfed.common.errors import ConfigError
+from medfed.functional.graph import connected_components, graph_laplacian, incidence
+from medfed.functional.network_lasso_admm import (
+    FusedSteps,
+    Limits,
+    TorchSteps,
+    check_limits,
+    iterate,
+)
+from medfed.functional.prox import check_norm, dual_norm
+
+
+class LassoState(NamedTuple):
+    """Where a later solve continues; two plain tensors, to be kept in a checkpoint."""
+
+    point: Tensor
+    """``(M, d)``: W + U, the splitting plus the scaled dual; the proximal map gives both back."""
+    rho: Tensor
+    """Scalar float64 penalty that U is scaled by."""
+
+
+@dataclass(frozen=True)
+class LassoResult:
+    """What :func:`solve_network_lasso` found.
+
+    Attributes:
+        z: ``(N, d)`` minimiser, in the dtype of the input.
+        state: Start for the next solve.
+        iterations: ADMM iterations done; 0 where the solution is known in closed form.
+        primal: Norm of ZQ - W at the end.
+        dual: Norm of rho (W - W_before) Q^T at the end.
+        converged: Whether both lie below their tolerances.
+    """
+
+    z: Tensor
+    state: LassoState
+    iterations: int
+    primal: float
+    dual: float
+    converged: bool
+
+
+def network_lasso(
+    v: Tensor,
+    edges: Tensor | Sequence[Sequence[int]],
+    weight: float | Tensor,
+    p: float = 2.0,
+    tol: float = 1e-7,
+    max_iter: int = 5000,
+) -> Tensor:
+    """Minimises ``sum_e weight_e ||z_i - z_j||_p + ||Z - V||_F^2 / 2`` over Z.
+
+    Args:
+        v: ``(N, d)`` floating tensor, a row per node.
+        edges: ``(M, 2)`` integers, an undirected edge per row.
+        weight: One number for all edges or ``(M,)``; 0 and infinity are allowed.
+        p: Norm of the differences: 1, 2 or ``math.inf``.
+        tol: Tolerance of the residuals, relative to the spread of ``v``.
+        max_iter: ADMM iterations at most.
+
+    Returns:
+        ``(N, d)`` tensor in the dtype and on the device of ``v``.
+
+    Raises:
+        ConfigError: If the graph, a weight, p or a limit cannot be used.
+        ValueError: If ``v`` holds NaN or infinity.
+
+    Example:
+        >>> v = torch.tensor([[0.0], [4.0]])
+        >>> network_lasso(v, [[0, 1]], weight=1.0).tolist()
+        [[1.0], [3.0]]
+        >>> network_lasso(v, [[0, 1]], weight=9.0).tolist()
+        [[2.0], [2.0]]
+    """
+    return solve_network_lasso(v, edges, weight, p, tol=tol, max_iter=max_iter).z
+
+
+def solve_network_lasso(
+    v: Tensor,
+    edges: Tensor | Sequence[Sequence[int]],
+    weight: float | Tensor,
+    p: float = 2.0,
+    *,
+    state: LassoState | None = None,
+    rho: float | None = None,
+    tol: float = 1e-7,
+    max_iter: int = 5000,
+) -> LassoResult:
+    """:func:`network_lasso` with a warm start, and with a report on the iteration.
+
+    Args:
+        v: ``(N, d)`` floating tensor, a row per node.
+        edges: ``(M, 2)`` integers, an undirected edge per row.
+        weight: One number for all edges or ``(M,)``; 0 and infinity are allowed.
+        p: Norm of the differences: 1, 2 or ``math.inf``.
+        state: Where an earlier solve on the same graph ended; ``v``, ``weight`` and p may differ.
+        rho: A fixed penalty; ``None`` starts from the graph's spectrum and balances the residuals.
+        tol: Tolerance of the residuals, relative to the spread of ``v``.
+        max_iter: ADMM iterations at most; a warning is issued where they do not suffice.
+
+    Returns:
+        The minimiser, the state to continue from, iterations and residuals.
+
+    Raises:
+        ConfigError: If the graph, a weight, p, a limit or the state cannot be used.
+        ValueError: If ``v`` holds NaN or infinity.
+
+    Example:
+        >>> v = torch.tensor([[0.0], [4.0], [5.0]], dtype=torch.float64)
+        >>> edges = torch.tensor([[0, 1], [1, 2]])
+        >>> first = solve_network_lasso(v, edges, 1.0)
+        >>> again = solve_network_lasso(v, edges, 1.0, state=first.state)
+        >>> again.iterations < first.iterations
+        True
+    """
+    p, points = check_norm(p), _checked_points(v)
+    links = _checked_edges(edges, v.shape[0])
+    weights = _checked_weights(weight, links.shape[0])
+    check_limits(tol, max_iter, rho)
+    if state is not None and state.point.shape != (links.shape[0], v.shape[1]):
+        raise ConfigError(
+            f"The state has shape {tuple(state.point.shape)}, but there are {links.shape[0]} edges "
+            f"and {v.shape[1]} columns; start without a state when the graph changes."
+        )
+    used = weights > 0
+    if not bool(used.any()) or points.shape[1] == 0:
+        point = points.new_zeros(links.shape[0], v.shape[1])
+        return _closed_form(v, v.detach().clone(), point, rho or 1.0)
+    if bool(used.all()):
+        return _solve(v, points, links, weights, p, state, rho, tol, max_iter)
+    # A weightless edge does nothing, and would only slow the iteration down.
+    part = None if state is None else state._replace(point=state.point[used.to(v.device)])
+    found = _solve(v, points, links[used], weights[used], p, part, rho, tol, max_iter)
+    point = points.new_zeros(links.shape[0], v.shape[1])
+    point[used.to(v.device)] = found.state.point
+    return replace(found, state=found.state._replace(point=point))
+
+
+def consensus(v: Tensor, edges: Tensor) -> tuple[Tensor, Tensor]:
+    """The component means, and the smallest dual that would hold all points there.
+
+    Z = V - Omega Q^T at the optimum, with each row of Omega inside the dual ball of radius weight.
+    Where the smallest Omega that reaches the means fits, the means are the exact solution.
+
+    Args:
+        v: ``(N, d)`` tensor.
+        edges: ``(M, 2)`` long tensor on the CPU.
+
+    Returns:
+        The means ``(N, d)``, constant on each component, and Omega ``(M, d)``.
+
+    Example:
+        >>> means, omega = consensus(torch.tensor([[1.0], [5.0]]), torch.tensor([[0, 1]]))
+        >>> means.tolist(), omega.tolist()
+        ([[3.0], [3.0]], [[-2.0]])
+    """
+    n = v.shape[0]
+    label = connected_components(n, edges)
+    same = (label.unsqueeze(0) == label.unsqueeze(1)).double()
+    average = same / same.sum(1, keepdim=True)
+    center = average.to(v) @ v
+    inverse = torch.linalg.inv(graph_laplacian(n, edges) + average)
+    return center, (incidence(n, edges).T @ inverse).to(v) @ (v - center)
+
+
+def initial_rho(n: int, edges: Tensor) -> float:
+    """The penalty that balances the slowest and the fastest mode of the graph.
+
+    Modes of eigenvalue l contract by 1 / (1 + rho l) where edges are fused and by
+    rho l / (1 + rho l) where they are not; rho = 1 / sqrt(l_min l_max) is fair to both.
+
+    Example:
+        >>> initial_rho(2, torch.tensor([[0, 1]]))
+        0.5
+    """
+    spectrum = torch.linalg.eigvalsh(graph_laplacian(n, edges))
+    positive = spectrum[spectrum > 1e-9 * spectrum[-1]]
+    return round(float(1.0 / torch.sqrt(positive[0] * positive[-1])), 12)
+
+
+def _closed_form(v: Tensor, z: Tensor, point: Tensor, rho: float) -> LassoResult:
+    state = LassoState(point, torch.tensor(rho, dtype=torch.float64))
+    return LassoResult(z.to(v.dtype), state, 0, 0.0, 0.0, True)
+
+
+def _solve(
+    v: Tensor,
+    points: Tensor,
+    edges: Tensor,
+    weight: Tensor,
+    p: float,
+    state: LassoState | None,
+    rho: float | None,
+    tol: float,
+    max_iter: int,
+) -> LassoResult:
+    """Tries consensus, then ADMM; every weight is positive."""
+    center, force = consensus(points, edges)
+    start = rho or (initial_rho(points.shape[0], edges) if state is None else float(state.rho))
+    if bool((dual_norm(force, p).cpu() <= weight).all()):
+        return _closed_form(v, center, force.div_(start), start)
+    spread = _norm(points - center)
+    del center
+    # The fused loops in main memory, plain PyTorch elsewhere.
+    make = FusedSteps if points.device.type == "cpu" else TorchSteps
+    if state is None:
+        steps = make(points, edges, weight, p, force.div_(start), start)
+    else:
+        del force
+        point = state.point.to(points, copy=True).contiguous()
+        steps = make(points, edges, weight, p, point, float(state.rho))
+        if steps.rho != start:
+            steps.rescale(start)
+    limits = Limits(tol, spread, _norm(points), torch.finfo(points.dtype).eps)
+    count, norms, converged = iterate(steps, limits, max_iter, adapt=rho is None)
+    state = LassoState(steps.a, torch.tensor(steps.rho, dtype=torch.float64))
+    z = steps.z.to(v.dtype)
+    return LassoResult(z, state, count, norms.primal, norms.dual, converged)
+
+
+def _norm(x: Tensor) -> float:
+    return float(torch.linalg.vector_norm(x, dtype=torch.float64))
+
+
+def _checked_points(v: Tensor) -> Tensor:
+    """``v`` detached and contiguous, at least in single precision."""
+    if v.ndim != 2 or not v.is_floating_point():
+        raise ConfigError(
+            f"v must be a floating tensor of shape (N, d), not {v.dtype} {tuple(v.shape)}."
+        )
+    if not bool(torch.isfinite(v).all()):
+        rows = (~torch.isfinite(v)).any(1).nonzero().flatten().tolist()
+        raise ValueError(f"v holds NaN or infinity in row {rows[0]}; a client's reply diverged.")
+    wide = v.dtype if v.dtype in (torch.float32, torch.float64) else torch.float32
+    return v.detach().to(wide).contiguous()
+
+
+def _checked_edges(edges: Tensor | Sequence[Sequence[int]], n: int) -> Tensor:
+    """The edges as an ``(M, 2)`` long tensor on the CPU."""
+    found = torch.as_tensor(edges).cpu()
+    if found.numel() == 0:
+        return torch.zeros(0, 2, dtype=torch.long)
+    integral = not (found.is_floating_point() or found.is_complex() or found.dtype == torch.bool)
+    if found.ndim != 2 or found.shape[1] != 2 or not integral:
+        raise ConfigError(
+            f"Edges must be an integer tensor (M, 2), not {found.dtype} {tuple(found.shape)}."
+        )
+    for i, j in found.tolist():
+        if not (0 <= i < n and 0 <= j < n):
+            raise ConfigError(f"Edge ({i}, {j}) is out of range; the nodes are 0 to {n - 1}.")
+        if i == j:
+            raise ConfigError(f"Edge ({i}, {j}) joins a node to itself; remove it.")
+    return found.long().contiguous()
+
+
+def _checked_weights(weight: float | Tensor, m: int) -> Tensor:
+    """One float64 weight per edge, on the CPU."""
+    found = torch.as_tensor(weight, dtype=torch.float64).detach().cpu()
+    if found.ndim != 0 and found.shape != (m,):
+        raise ConfigError(
+            f"weight has shape {tuple(found.shape)}; give one number or one per edge, ({m},)."
+        )
+    if bool((~(found >= 0)).any()):
+        bad = float(found[~(found >= 0)].flatten()[0])
+        raise ConfigError(f"weight is {bad}, but it must be 0 or more.")
+    return found.expand(m).contiguous()

@@ -1,0 +1,287 @@
+"""Quantised weights: their nearest centres, and the proximal map of the distance to them.
+
+Source: QuPeL (Ozkara, Singh, Data and Diggavi 2021), with R(x, c) = min_z ||z - x||_1 / 2 over the
+z whose elements are centres. Each function takes one tensor and its own centres ``(m,)``, sorted in
+ascending order, which are rounded to the dtype of the tensor before anything else. The centres'
+own step is in :mod:`medfed.functional.quantize_centers`. In main memory compiled loops do the work,
+plain PyTorch elsewhere: equal to the last bit but for the order of a sum.
+
+============  =========================================================================
+symbol        here
+============  =========================================================================
+Q_c(x)        :func:`quantize`; an element half-way between two centres takes the lower
+prox_x        :func:`prox_weights` with ``tau`` = lambda eta_1 / 2
+soft Q_c(x)   :func:`soft_quantize`; ``sharpness`` is P
+============  =========================================================================
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from medfed.common.errors import ConfigError
+from medfed.functional.prox import check_strength
+
+Array = np.ndarray[Any, Any]
+
+
+def quantize(x: Tensor, centers: Tensor) -> Tensor:
+    """Each element's nearest centre, the lower one where two are equally near.
+
+    Args:
+        x: Float32 or float64 tensor of any shape.
+        centers: ``(m,)`` finite, in ascending order.
+
+    Returns:
+        Tensor like ``x``, without gradient: each element is a centre in the dtype of ``x``, or NaN
+        where ``x`` is NaN.
+
+    Raises:
+        ConfigError: If ``x`` or ``centers`` cannot be used.
+
+    Example:
+        >>> quantize(torch.tensor([-3.0, 0.4, 0.5, 0.6]), torch.tensor([0.0, 1.0])).tolist()
+        [0.0, 0.0, 0.0, 1.0]
+    """
+    levels, x = check_levels(x, centers), x.detach()
+    if x.device.type != "cpu":
+        return _round_torch(x, *levels.on(x.device))
+    from medfed.functional.quantize_kernels import round_all
+
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    round_all(x.reshape(-1).numpy(), levels.cuts, levels.values, out.view(-1).numpy())
+    return out
+
+
+def assign(x: Tensor, centers: Tensor) -> Tensor:
+    """The index of each element's nearest centre, the lower one where two are equally near.
+
+    Of equal centres the first takes what lies below or at them, the last what lies above.
+
+    Args:
+        x: Float32 or float64 tensor of any shape.
+        centers: ``(m,)`` finite, in ascending order.
+
+    Returns:
+        Long tensor of the shape of ``x``, from 0 to m - 1.
+
+    Raises:
+        ConfigError: If ``x`` or ``centers`` cannot be used.
+        ValueError: If ``x`` holds NaN.
+
+    Example:
+        >>> assign(torch.tensor([[-3.0, 0.4], [0.5, 0.6]]), torch.tensor([0.0, 1.0])).tolist()
+        [[0, 0], [0, 1]]
+    """
+    levels, x = check_levels(x, centers), x.detach()
+    if x.device.type != "cpu":
+        index = torch.bucketize(x, levels.on(x.device)[0])
+        clean = not bool(x.isnan().any())
+    else:
+        from medfed.functional.quantize_kernels import locate_all
+
+        index = torch.empty(x.shape, dtype=torch.long)
+        clean = locate_all(x.reshape(-1).numpy(), levels.cuts, index.view(-1).numpy())
+    if not clean:
+        raise ValueError("The weights hold NaN, which has no nearest centre; training diverged.")
+    return index
+
+
+def prox_weights(y: Tensor, centers: Tensor, tau: float, *, out: Tensor | None = None) -> Tensor:
+    """The minimiser over x of ``|x - y|^2 / 2 + tau min_z |x - z|``, z over the centres.
+
+    Each element moves towards its nearest centre by tau, and lands on it where it is that near.
+    For a fixed z the least value depends on ``|y - z|`` alone and grows with it, so the nearest
+    centre is the best: the minimiser is global. (Half-way between centres there are two, and the
+    one towards the lower centre is taken.)
+
+    Args:
+        y: Float32 or float64 tensor of any shape.
+        centers: ``(m,)`` finite, in ascending order.
+        tau: 0 returns y; infinity returns ``quantize(y, centers)``.
+        out: Where to write the result, like ``y``; may be ``y`` itself.
+
+    Returns:
+        Tensor like ``y``, without gradient; ``out`` where it is given. NaN stays NaN.
+
+    Raises:
+        ConfigError: If an argument cannot be used.
+
+    Example:
+        >>> prox_weights(torch.tensor([-3.0, 0.375, 0.75]), torch.tensor([0.0, 1.0]), 0.25).tolist()
+        [-2.75, 0.125, 1.0]
+    """
+    return prox_quantize(y, centers, tau, out=out)[0]
+
+
+def prox_quantize(
+    y: Tensor, centers: Tensor, tau: float, *, out: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """:func:`prox_weights` and the quantised result, in one pass.
+
+    An element that moves towards its nearest centre keeps it, so this is the nearest centre of y
+    as well as of x.
+
+    Args:
+        y: Float32 or float64 tensor of any shape.
+        centers: ``(m,)`` finite, in ascending order.
+        tau: 0 or more; infinity is allowed.
+        out: Where to write x, like ``y``; may be ``y`` itself.
+
+    Returns:
+        ``x = prox_weights(y, centers, tau)`` and ``quantize(x, centers)``.
+
+    Raises:
+        ConfigError: If an argument cannot be used.
+
+    Example:
+        >>> y, centers = torch.tensor([-3.0, 0.375, 0.75]), torch.tensor([0.0, 1.0])
+        >>> prox_quantize(y, centers, 0.25)
+        (tensor([-2.7500,  0.1250,  1.0000]), tensor([0., 0., 1.]))
+    """
+    levels, tau = check_levels(y, centers), check_strength("tau", tau)
+    y, target = y.detach(), y if out is None else check_like("out", out, y)
+    if out is not None and target.dtype != out.dtype:
+        raise ConfigError(f"out is {out.dtype}, but the weights are {y.dtype}.")
+    if y.device.type != "cpu":
+        x, nearest = _shrink_torch(y, *levels.on(y.device), tau)
+        return x if out is None else target.copy_(x), nearest
+    from medfed.functional.quantize_kernels import shrink_all
+
+    direct = out is not None and target.is_contiguous()
+    x = target if direct else torch.empty_like(y, memory_format=torch.contiguous_format)
+    nearest = torch.empty_like(y, memory_format=torch.contiguous_format)
+    source = y.reshape(-1).numpy()
+    step, found = source.dtype.type(tau), (x.view(-1).numpy(), nearest.view(-1).numpy())
+    shrink_all(source, levels.cuts, levels.values, step, *found)
+    if direct:
+        # PyTorch has not seen the change: a graph that still needs the old values must fail.
+        torch.autograd.graph.increment_version(x)
+    return x if direct or out is None else target.copy_(x), nearest
+
+
+def soft_quantize(x: Tensor, centers: Tensor, sharpness: float) -> Tensor:
+    """A smooth staircase through the centres, differentiable in x and in the centres.
+
+    Source: QuPeL, ``c_1 + sum_j (c_{j+1} - c_j) sigmoid(P (x - (c_j + c_{j+1}) / 2))``. It tends to
+    :func:`quantize` as the sharpness grows, but for elements half-way between two centres, where
+    it tends to the mean of both.
+
+    Args:
+        x: Float32 or float64 tensor of any shape.
+        centers: ``(m,)`` finite, in ascending order.
+        sharpness: P, above 0 and finite, in units of 1 / x.
+
+    Returns:
+        Tensor like ``x``.
+
+    Raises:
+        ConfigError: If an argument cannot be used.
+
+    Example:
+        >>> soft_quantize(torch.tensor([0.0, 0.5, 1.0]), torch.tensor([0.0, 1.0]), 10.0)
+        tensor([0.0067, 0.5000, 0.9933])
+    """
+    if not 0 < sharpness < math.inf:
+        raise ConfigError(f"sharpness is {sharpness}, but it must be above 0 and finite.")
+    check_levels(x, centers)
+    steps = centers.to(x)
+    soft = steps[0].expand_as(x)
+    for low, high in pairwise(steps):
+        soft = soft + (high - low) * torch.sigmoid(sharpness * (x - (low + high) / 2))
+    return soft
+
+
+class Levels(NamedTuple):
+    """Checked centres in the dtype of the weights, in main memory."""
+
+    values: Array
+    """``(m,)`` centres in ascending order."""
+    cuts: Array
+    """``(m - 1,)``: the largest numbers that still belong to the lower of two centres."""
+
+    def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """The cuts and the centres as tensors on a device."""
+        return torch.from_numpy(self.cuts).to(device), torch.from_numpy(self.values).to(device)
+
+
+def check_levels(x: Tensor, centers: Tensor) -> Levels:
+    """Returns the centres of a weight tensor, and what separates them.
+
+    Args:
+        x: The weights.
+        centers: ``(m,)`` centres.
+
+    Returns:
+        Both in the dtype of ``x``.
+
+    Raises:
+        ConfigError: If ``x`` is no float32 or float64 tensor, or the centres are not finite, in
+            ascending order and at least one.
+
+    Example:
+        >>> check_levels(torch.zeros(2, dtype=torch.float64), torch.tensor([0.0, 1.0, 3.0])).cuts
+        array([0.5, 2. ])
+    """
+    # Imported on first use: compiled code has no business in `import medfed`.
+    from medfed.functional.quantize_kernels import find_cuts
+
+    if x.dtype not in (torch.float32, torch.float64):
+        raise ConfigError(f"The weights must be float32 or float64, not {x.dtype}; convert them.")
+    if centers.ndim != 1 or len(centers) == 0 or not centers.is_floating_point():
+        raise ConfigError(
+            f"centers must be a floating tensor of shape (m,), m at least 1, "
+            f"not {centers.dtype} {tuple(centers.shape)}."
+        )
+    values: Array = centers.detach().to("cpu", x.dtype).contiguous().numpy()
+    cuts, usable = find_cuts(values)
+    if not usable:
+        raise ConfigError(
+            f"centers must be finite and in ascending order, not {values.tolist()}; sort them."
+        )
+    return Levels(values, cuts)
+
+
+def check_like(name: str, other: Tensor, x: Tensor) -> Tensor:
+    """Returns ``other`` detached where it has the shape and device of the weights, in their dtype.
+
+    Args:
+        name: What an error calls it.
+        other: A tensor that goes with the weights.
+        x: The weights.
+
+    Returns:
+        ``other`` itself where its dtype is that of ``x``.
+
+    Raises:
+        ConfigError: If shape or device differ.
+
+    Example:
+        >>> check_like("gradient", torch.ones(2, dtype=torch.float64), torch.ones(2)).dtype
+        torch.float32
+    """
+    if other.shape != x.shape or other.device != x.device:
+        raise ConfigError(
+            f"{name} is {tuple(other.shape)} on {other.device}, but the weights are "
+            f"{tuple(x.shape)} on {x.device}."
+        )
+    return other.detach().to(x.dtype)
+
+
+def _round_torch(x: Tensor, cuts: Tensor, values: Tensor) -> Tensor:
+    """:func:`quantize` in plain PyTorch."""
+    return torch.where(x.isnan(), x, values[torch.bucketize(x, cuts)])
+
+
+def _shrink_torch(y: Tensor, cuts: Tensor, values: Tensor, tau: float) -> tuple[Tensor, Tensor]:
+    """:func:`prox_quantize` in plain PyTorch."""
+    nearest = _round_torch(y, cuts, values)
+    gap, step = y - nearest, torch.tensor(tau, dtype=y.dtype, device=y.device)
+    moved = torch.where(gap > 0, y - step, y + step)
+    return torch.where(gap.abs() <= step, nearest, moved), nearest

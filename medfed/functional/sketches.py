@@ -1,0 +1,193 @@
+"""Sketches: small tensors by which clients are compared without sending their data.
+
+A data sketch B from Frequent Directions approximates the data A by its second moments, and B is
+unique only up to a rotation of its rows: two clients with the same data may send different B. What
+can be compared is B^T B. The clients send B, a few rows, and the server forms B^T B; see
+:func:`sketch_vector`, whose Euclidean distance is the Frobenius distance of the second moments.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from medfed.common.errors import ConfigError
+
+
+def frequent_directions(rows: Tensor, size: int) -> Tensor:
+    """Summarises many rows by a few, in one pass.
+
+    Source: Liberty 2013 and Ghashami et al. 2016, with a buffer of twice the size and the
+    (size + 1)-th squared singular value subtracted, so that ``||A^T A - B^T B||_2 <=
+    ||A||_F^2 / (size + 1)`` and A^T A - B^T B has no negative eigenvalue.
+
+    Args:
+        rows: ``(n, d)`` floating tensor A; n may be 0.
+        size: Rows of the sketch.
+
+    Returns:
+        ``(size, d)`` tensor B in the dtype of the input, directions in falling order.
+
+    Raises:
+        ConfigError: If the input is no floating matrix or the size is below 1.
+        ValueError: If the input holds NaN or infinity.
+
+    Example:
+        >>> frequent_directions(torch.tensor([[3.0, 0.0], [4.0, 0.0]]), size=1)
+        tensor([[5., 0.]])
+    """
+    _check_rows(rows)
+    if size < 1:
+        raise ConfigError(f"The size of a sketch is {size}, but it must be 1 or more.")
+    sketch = torch.zeros(0, rows.shape[1], dtype=torch.float64)
+    for chunk in rows.detach().cpu().double().split(size):
+        sketch = _shrink(torch.cat([sketch, chunk]), size)
+    padding = (0, 0, 0, size - sketch.shape[0])
+    return functional.pad(sketch, padding).to(rows)
+
+
+def data_sketch(images: Tensor, size: int = 8, pixels: int = 16) -> Tensor:
+    """Frequent Directions of flattened, resized images or of tabular rows.
+
+    Rows are divided by sqrt(n), so that clients of different sizes are compared by their second
+    moments per sample. The moments are not centred: a shift of intensity is a difference, too.
+
+    Args:
+        images: ``(n, C, *spatial)`` with up to three spatial axes, or ``(n, features)``.
+        size: Rows of the sketch.
+        pixels: Every spatial axis is averaged down to at most this length; two clients whose
+            images differ in shape need one length that both reach.
+
+    Returns:
+        ``(size, d)`` tensor; d = C * pixels ** axes for images.
+
+    Raises:
+        ConfigError: If the shape or a size cannot be used.
+        ValueError: If the input holds NaN or infinity.
+
+    Example:
+        >>> data_sketch(torch.ones(5, 1, 32, 32), size=2, pixels=4).shape
+        torch.Size([2, 16])
+    """
+    if not 2 <= images.ndim <= 5 or images.shape[0] == 0 or not images.is_floating_point():
+        raise ConfigError(
+            "A data sketch needs floating images (n, C, ...) or rows (n, d) with n > 0, not "
+            f"{images.dtype} {tuple(images.shape)}."
+        )
+    if pixels < 1:
+        raise ConfigError(f"pixels is {pixels}, but it must be 1 or more.")
+    axes = images.ndim - 2
+    if axes > 0:
+        # One spatial axis after the other: an average over a box is an average of averages.
+        images = images.detach().float()
+        for axis in range(2, images.ndim):
+            images = _average(images, axis, pixels)
+    return frequent_directions(images.flatten(1) / math.sqrt(images.shape[0]), size)
+
+
+def label_sketch(counts: Tensor, channels: Tensor | None = None) -> Tensor:
+    """The shares of the labels, and which channels are there.
+
+    Args:
+        counts: ``(K,)`` label counts.
+        channels: ``(C,)`` availability of each channel, 0 to 1, or none.
+
+    Returns:
+        ``(K,)`` or ``(K + C,)`` float64 tensor; each of the two parts sums to 1, or is 0.
+
+    Raises:
+        ConfigError: If a count is negative or not finite, or a shape is wrong.
+
+    Example:
+        >>> label_sketch(torch.tensor([1, 3]))
+        tensor([0.2500, 0.7500], dtype=torch.float64)
+        >>> label_sketch(torch.tensor([1, 3]), torch.tensor([True, False, True])).tolist()
+        [0.25, 0.75, 0.5, 0.0, 0.5]
+    """
+    parts = [counts] if channels is None else [counts, channels]
+    return torch.cat([_shares(part) for part in parts])
+
+
+def sketch_vector(sketch: Tensor) -> Tensor:
+    """Makes a sketch comparable by Euclidean distance.
+
+    Args:
+        sketch: A data sketch ``(size, d)``, or a sketch that is a vector already.
+
+    Returns:
+        For a data sketch B the ``(d (d + 1) / 2,)`` float64 vector of B^T B, which does not change
+        when the rows of B are rotated; a vector in float64 as it is.
+
+    Raises:
+        ConfigError: If the sketch is neither.
+
+    Example:
+        >>> rows = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+        >>> torch.equal(sketch_vector(rows), sketch_vector(rows.flip(0)))
+        True
+    """
+    if sketch.ndim not in (1, 2):
+        raise ConfigError(f"A sketch is a vector or a matrix, not {tuple(sketch.shape)}.")
+    wide = sketch.detach().double()
+    return wide if wide.ndim == 1 else symmetric_vector(wide.T @ wide)
+
+
+def symmetric_vector(matrix: Tensor) -> Tensor:
+    """The upper triangle, with sqrt(2) off the diagonal so that norms are kept.
+
+    Args:
+        matrix: ``(d, d)`` symmetric tensor.
+
+    Returns:
+        ``(d (d + 1) / 2,)`` tensor whose Euclidean norm is the Frobenius norm of the matrix.
+
+    Example:
+        >>> symmetric_vector(torch.tensor([[1.0, 2.0], [2.0, 0.0]])).norm().item()
+        3.0
+    """
+    i, j = torch.triu_indices(matrix.shape[0], matrix.shape[0], device=matrix.device)
+    upper = matrix[i, j]
+    vector: Tensor = torch.where(i == j, upper, math.sqrt(2.0) * upper)
+    return vector
+
+
+def _shrink(rows: Tensor, size: int) -> Tensor:
+    """At most ``size`` rows whose second moments are nearly those of the given rows."""
+    if rows.shape[0] <= size:
+        return rows
+    _, s, vt = torch.linalg.svd(rows, full_matrices=False)
+    drop = s[size] if s.shape[0] > size else s.new_zeros(())
+    kept = torch.sqrt(torch.relu(s[:size].square() - drop.square()))
+    directions = vt[:size]
+    # A singular vector has no sign of its own; a fixed one keeps the bits the same everywhere.
+    peak = directions.gather(1, directions.abs().argmax(1, keepdim=True))
+    shrunk: Tensor = kept.unsqueeze(1) * directions * torch.where(peak < 0, -1.0, 1.0)
+    return shrunk
+
+
+def _average(images: Tensor, axis: int, length: int) -> Tensor:
+    """Averages one axis down to at most ``length``."""
+    last = images.movedim(axis, -1)
+    length = min(length, last.shape[-1])
+    flat = functional.adaptive_avg_pool1d(last.reshape(1, -1, last.shape[-1]), length)
+    averaged: Tensor = flat.reshape(*last.shape[:-1], length)
+    return averaged.movedim(-1, axis)
+
+
+def _shares(counts: Tensor) -> Tensor:
+    wide = counts.detach().cpu().double()
+    if wide.ndim != 1 or not bool(((wide >= 0) & torch.isfinite(wide)).all()):
+        raise ConfigError("A label sketch needs one vector of finite counts that are 0 or more.")
+    return wide / wide.sum().clamp(min=torch.finfo(wide.dtype).tiny)
+
+
+def _check_rows(rows: Tensor) -> None:
+    if rows.ndim != 2 or not rows.is_floating_point():
+        raise ConfigError(
+            f"The rows must be a floating tensor (n, d), not {rows.dtype} {tuple(rows.shape)}."
+        )
+    if not bool(torch.isfinite(rows).all()):
+        raise ValueError("The rows to be sketched hold NaN or infinity.")

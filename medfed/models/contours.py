@@ -1,0 +1,197 @@
+"""Contours of predictions, drawn with Matplotlib's object interface (no global pyplot state)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from torch import Tensor
+
+from medfed.models.regions import iou_and_dice, overlap_counts
+
+Case = tuple[Tensor, Tensor, Mapping[str, Tensor]]
+"""Image ``(C, H, W)``, truth ``(R, H, W)``, and each method's probabilities ``(R, H, W)``."""
+
+# Distinct under colour-vision deficiency and bright enough on a grey image (Okabe and Ito).
+_COLOURS = ("#E69F00", "#56B4E9", "#CC79A7", "#F0E442", "#D55E00", "#0072B2")
+_TRUE = "#32CD32"  # seen on dark tissue and on bright lesions
+_PANEL = 2.4  # inches
+
+
+def region_colours(count: int) -> list[str]:
+    """Returns a colour per region.
+
+    Example:
+        >>> region_colours(2)
+        ['#E69F00', '#56B4E9']
+    """
+    return [_COLOURS[r % len(_COLOURS)] for r in range(count)]
+
+
+def contour_grid(
+    cases: Mapping[str, Case], regions: Sequence[str], *, threshold: float = 0.5, crop: bool = True
+) -> Figure:
+    """Draws true and predicted contours, a row per client and a column per method.
+
+    The background of a row is the first channel that its client has (that is not constant). The
+    first axis of an image runs to the right and the second upwards, so that heads stand upright.
+    True contours are green and dashed, predicted ones coloured by region; the title of a panel has
+    the Dice of its slice, averaged over the regions that are present or predicted.
+
+    Args:
+        cases: For each client an image ``(C, H, W)``, the truth ``(R, H, W)`` and, per method, the
+            probabilities ``(R, H, W)``. Clients may lack a method; their panel is then empty.
+        regions: Names of the R regions, for the legend.
+        threshold: Probability at which the predicted contour is drawn.
+        crop: Leave out the empty border of the image.
+
+    Returns:
+        A figure; ``figure.savefig(path)`` writes it.
+
+    Raises:
+        ValueError: If there is no client or no method to draw.
+
+    Example:
+        >>> import torch
+        >>> truth = torch.zeros(1, 16, 16)
+        >>> truth[:, 4:9, 4:9] = 1
+        >>> figure = contour_grid({"A": (truth + 0.1, truth, {"local": truth})}, ["whole"])
+        >>> figure.axes[0].get_title().split(chr(10))
+        ['local', 'Dice 1.00']
+    """
+    methods = list(dict.fromkeys(m for _, _, probs in cases.values() for m in probs))
+    if not methods:
+        raise ValueError("A picture needs at least one client with one method's prediction.")
+    figure = _empty_figure(len(methods), len(cases))
+    grid = figure.subplots(len(cases), len(methods), squeeze=False)
+    for row, (client, (image, truth, probs)) in zip(grid, cases.items(), strict=True):
+        window = _window(image) if crop else (slice(None), slice(None))
+        background = _first_channel(image)[window]
+        for axes, method in zip(row, methods, strict=True):
+            axes.set(xticks=[], yticks=[])
+            if method in probs:
+                prob, inside = probs[method], (slice(None), *window)
+                _draw(axes, background, truth[inside], prob[inside], threshold)
+                axes.set_title(_title(prob, truth, threshold), fontsize=9)
+            else:
+                axes.set_title("no model", fontsize=9)
+                axes.spines[:].set_visible(False)
+        row[0].set_ylabel(client, fontsize=10)
+    for axes, method in zip(grid[0], methods, strict=True):
+        axes.set_title(f"{method}\n{axes.get_title()}".strip(), fontsize=9)
+    _legend(figure, regions)
+    return figure
+
+
+def prediction_row(
+    image: Tensor,
+    probabilities: Tensor,
+    channels: Sequence[str],
+    regions: Sequence[str],
+    *,
+    title: str,
+    threshold: float = 0.5,
+    aspect: float = 1.0,
+) -> Figure:
+    """Draws predicted contours on every contrast of one slice, for a scan without known truth.
+
+    Args:
+        image: ``(C, H, W)``, first axis to the right and second upwards.
+        probabilities: ``(R, H, W)``.
+        channels: Names of the C contrasts, each a panel.
+        regions: Names of the R regions, for the legend.
+        title: Above all panels.
+        threshold: Probability at which a contour is drawn.
+        aspect: Height of a pixel in units of its width.
+
+    Returns:
+        A figure.
+
+    Example:
+        >>> import torch
+        >>> image = torch.rand(2, 16, 16)
+        >>> figure = prediction_row(image, image[:1], ["T1w", "FLAIR"], ["whole"], title="scan")
+        >>> [axes.get_title() for axes in figure.axes]
+        ['T1w', 'FLAIR']
+    """
+    figure = _empty_figure(len(channels), 1)
+    window = _window(image)
+    inside = probabilities[(slice(None), *window)]
+    panels = figure.subplots(1, len(channels), squeeze=False)[0]
+    for axes, name, background in zip(panels, channels, _arrays(image), strict=True):
+        axes.set(xticks=[], yticks=[])
+        _draw(axes, background[window], inside * 0, inside, threshold)
+        axes.set_aspect(aspect)
+        axes.set_title(name, fontsize=9)
+    figure.suptitle(title, fontsize=10)
+    _legend(figure, regions, true=False)
+    return figure
+
+
+def _empty_figure(columns: int, rows: int) -> Figure:
+    figure = Figure(
+        figsize=(_PANEL * columns + 0.5, (_PANEL + 0.3) * rows + 0.6), dpi=120, layout="constrained"
+    )
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _draw(axes: Any, background: np.ndarray, truth: Tensor, prob: Tensor, threshold: float) -> None:
+    """Draws one panel; a contour exists only where the level is crossed."""
+    low, high = np.percentile(background, (1, 99.5))
+    # An axial slice of a RAS volume is (right, anterior): its second axis is drawn upwards.
+    axes.imshow(background.T, cmap="gray", vmin=low, vmax=max(high, low + 1e-6), origin="lower")
+    layers = zip(_arrays(truth), _arrays(prob), region_colours(len(prob)), strict=True)
+    for true, predicted, colour in layers:
+        if predicted.min() < threshold <= predicted.max():
+            axes.contour(predicted.T, levels=[threshold], colors=[colour], linewidths=1.4)
+        if true.min() < 0.5 < true.max():
+            axes.contour(true.T, levels=[0.5], colors=[_TRUE], linewidths=1.1, linestyles=["--"])
+
+
+def _title(prob: Tensor, truth: Tensor, threshold: float) -> str:
+    counts = overlap_counts((prob > threshold)[None].cpu(), (truth > 0.5)[None].cpu())
+    dice = iou_and_dice(counts[0])[1].nanmean().item()
+    return "nothing here" if math.isnan(dice) else f"Dice {dice:.2f}"
+
+
+def _legend(figure: Figure, regions: Sequence[str], true: bool = True) -> None:
+    lines = [Line2D([], [], color=_TRUE, linestyle="--", label="true")] * true
+    lines += [
+        Line2D([], [], color=colour, label=f"predicted {name}")
+        for colour, name in zip(region_colours(len(regions)), regions, strict=True)
+    ]
+    figure.legend(
+        handles=lines,
+        loc="outside lower center",
+        ncols=min(len(lines), 4),
+        fontsize=9,
+        facecolor="0.35",  # green and yellow lines must be seen
+        labelcolor="white",
+    )
+
+
+def _first_channel(image: Tensor) -> np.ndarray:
+    """Returns the first channel that is not constant: missing channels are filled with zeros."""
+    channels = _arrays(image)
+    return next((c for c in channels if c.max() > c.min()), channels[0])
+
+
+def _window(image: Tensor, margin: int = 2) -> tuple[slice, slice]:
+    """Bounding box of what differs from the corner, over all channels."""
+    body = (image != image[:, :1, :1]).any(0)
+    if not body.any():
+        return slice(None), slice(None)
+    spans = (body.any(1).nonzero(), body.any(0).nonzero())
+    rows, columns = (slice(max(int(s.min()) - margin, 0), int(s.max()) + margin + 1) for s in spans)
+    return rows, columns
+
+
+def _arrays(images: Tensor) -> np.ndarray:
+    array: np.ndarray = images.detach().float().cpu().numpy()
+    return array

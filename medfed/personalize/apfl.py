@@ -1,0 +1,129 @@
+"""APFL: every client mixes a model of its own with the shared one, by a share that it learns.
+
+Deng, Kamani, Mahdavi: Adaptive personalized federated learning, 2020, Algorithm 1. A local step, on
+one batch and all of it at the old values, with the mix m = alpha v + (1 - alpha) w:
+
+    w <- w - eta grad f(w)
+    v <- v - eta alpha grad f(m)
+    alpha <- alpha - eta_alpha <v - w, grad f(m)>, cut to [0, 1]
+
+| symbol | here |
+|---|---|
+| w | ``server["shared"]``, averaged as in FedAvg |
+| v_i | ``state["own"]``, parameters |
+| alpha_i | ``state["alpha"]`` |
+| eta | the optimizer's step size |
+| eta_alpha | ``alpha_lr``; the paper's is eta |
+
+Models are mixed, not their gradients or outputs: alpha grad f(v) + (1 - alpha) grad f(w) is not the
+gradient at the mix.
+
+Deviations:
+- w takes whatever step the optimizer takes; v takes plain gradient steps.
+- Statistics of BatchNorm belong to w, as the mix has none of its own; ``norm=group`` fits better.
+- The second gradient of each step is on top of the round's steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from medfed.common.checks import check_not_negative
+from medfed.common.errors import ConfigError
+from medfed.common.tensors import Tensors, select
+from medfed.federation.algorithm import ClientInfo, Start
+from medfed.federation.client import Client, GradientAt, with_statistics
+from medfed.federation.onboarding import OnboardingRules
+from medfed.federation.split import ParameterSplit
+from medfed.federation.wire.message import Message
+from medfed.personalize.fedavg import FedAvg
+
+
+@dataclass(frozen=True)
+class APFL(OnboardingRules, FedAvg):
+    """FedAvg for w, and beside it v and its share of the mix.
+
+    Attributes:
+        alpha: The share of v at the start, in [0, 1].
+        alpha_lr: eta_alpha >= 0; ``None`` for the optimizer's step size, 0 for a fixed share.
+
+    Raises:
+        ConfigError: If a value is out of range.
+    """
+
+    alpha: float = 0.5
+    alpha_lr: float | None = None
+    keeps_whole: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.alpha <= 1:
+            raise ConfigError(f"algorithm.alpha must be in [0, 1], not {self.alpha}.")
+        if self.alpha_lr is not None:
+            check_not_negative("algorithm.alpha_lr", self.alpha_lr)
+
+    def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
+        """All v_i start as w."""
+        server, client = super().init(weights, split, clients)
+        own = select(weights, split.parameters("all"))
+        alpha = torch.tensor(self.alpha, dtype=torch.float64)
+        return server, {**client, "own": own, "alpha": {"alpha": alpha}}
+
+    def local_steps(self, client: Client, start: Tensors) -> Tensors:
+        """Steps of w, each followed by one of v and alpha."""
+        mix = Mix(self, client, start)
+        end = client.train(start, after_step=mix.follow)
+        client.state["own"], client.state["alpha"] = mix.v, {"alpha": mix.alpha}
+        return end
+
+    def personal_model(self, client: Client, message: Message) -> Tensors:
+        """The mix with the newest w."""
+        w = super().personal_model(client, message)
+        return {**w, **Mix(self, client, w).model()}
+
+    def onboard(self, client: Client, message: Message) -> Tensors:
+        """A newcomer's v starts as w, which stays; v and alpha take the steps."""
+        w = self.onboarding_start(client, message)
+        client.state["own"] = select(w, client.split.parameters("all"))
+        mix = Mix(self, client, w)
+        for _ in range(client.steps):
+            mix.step(lambda at: client.gradient({**w, **at}, batches=1))
+        return with_statistics(client, {**w, **mix.model()})
+
+
+class Mix:
+    """v, w and alpha of one client while it trains.
+
+    Args:
+        method: eta_alpha.
+        client: v and alpha before, and eta.
+        w: All entries.
+    """
+
+    def __init__(self, method: APFL, client: Client, w: Mapping[str, Tensor]) -> None:
+        self.v, self.alpha = client.state["own"], client.state["alpha"]["alpha"]
+        self.w = select(w, self.v)
+        self._lr = client.learning_rate
+        self._alpha_lr = self._lr if method.alpha_lr is None else method.alpha_lr
+
+    def model(self) -> Tensors:
+        """Returns the mix."""
+        alpha = float(self.alpha)
+        return {n: alpha * t + (1 - alpha) * self.w[n] for n, t in self.v.items()}
+
+    def step(self, grad_at: GradientAt) -> None:
+        """Moves v and alpha at the present w."""
+        gradient, alpha = grad_at(self.model()), float(self.alpha)
+        slope = sum(((t - self.w[n]) * gradient[n]).sum().double() for n, t in self.v.items())
+        self.v = {n: t - self._lr * alpha * gradient[n] for n, t in self.v.items()}
+        self.alpha = (self.alpha - self._alpha_lr * slope).clamp(0, 1)
+
+    def follow(self, weights: Mapping[str, Tensor], grad_at: GradientAt) -> None:
+        """Takes the step at the w before the optimizer's, then keeps the new one."""
+        self.step(grad_at)
+        self.w = {n: t.clone() for n, t in weights.items()}

@@ -1,0 +1,146 @@
+"""What the methods over canonical models share: memberships, their record, steps beside them.
+
+A network with canonical parts (:class:`medfed.models.networks.canonical.Canonical`) has one
+more parameter, the membership vector c in the simplex. It is the client's own; all else is shared.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from medfed.common.errors import ConfigError
+from medfed.common.tensors import State, Tensors
+from medfed.federation.algorithm import ClientInfo, Start
+from medfed.federation.client import Client, put_back, share_of, with_statistics
+from medfed.federation.lightning.collect import rank
+from medfed.federation.onboarding import OnboardingRules
+from medfed.federation.split import BufferPolicy, ParameterSplit
+from medfed.federation.wire.message import Message
+from medfed.personalize.fedavg import FedAvg
+
+MEMBERSHIP = "membership"
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class CanonicalMethod(OnboardingRules, FedAvg):
+    """FedAvg over a canonical model whose membership vector stays personal.
+
+    ``server["membership"]`` holds a row per client, ``server["history"]`` all rows of the start
+    and of every round so far.
+
+    Raises:
+        ConfigError: If another part is declared personal.
+    """
+
+    personal: str | tuple[str, ...] = MEMBERSHIP
+    mixes: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.personal != (MEMBERSHIP,):
+            raise ConfigError(
+                f"algorithm.personal is {MEMBERSHIP} in {type(self).__name__}; what exists K times "
+                "is chosen by canonical.parts."
+            )
+
+    def split(
+        self, network: nn.Module, task_patterns: Sequence[str], buffers: BufferPolicy
+    ) -> ParameterSplit:
+        """The membership vector is personal, all else is shared.
+
+        Raises:
+            ConfigError: If the model has no canonical part.
+        """
+        if MEMBERSHIP not in dict(network.named_parameters()):
+            raise ConfigError(
+                f"algorithm={type(self).__name__.lower()} needs a model with a canonical part, and "
+                "this one has none; choose canonical=outputs or canonical=parameters."
+            )
+        return super().split(network, task_patterns, buffers)
+
+    def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
+        """All memberships start at 1/K."""
+        start = torch.full_like(weights[MEMBERSHIP], 1 / weights[MEMBERSHIP].numel())
+        server, client = super().init({**weights, MEMBERSHIP: start}, split, clients)
+        if start.numel() > len(clients) and rank() == 0:
+            _log.warning(
+                "There are %d canonical models for %d clients, more than they can tell apart.",
+                start.numel(),
+                len(clients),
+            )
+        server["membership"] = {c.id: start for c in clients}
+        server["history"] = {MEMBERSHIP: start.expand(1, len(clients), -1).clone()}
+        return server, client
+
+    def record(self, server: State) -> None:
+        """Appends the present memberships to the history."""
+        rows = torch.stack([server["membership"][c] for c in server["num_samples"]])
+        server["history"] = {MEMBERSHIP: torch.cat([server["history"][MEMBERSHIP], rows[None]])}
+
+    def shared_steps(self, client: Client, start: Tensors, steps: int | None = None) -> Tensors:
+        """Steps on all but the membership, by default the round's whole budget."""
+        if not client.split.buffers.intersection(client.split.personal):
+            return client.train(start, update="shared", steps=steps)
+        # Statistics that stay with the client follow the steps as well, so all entries are free
+        # and the membership is put back.
+        fixed = put_back({MEMBERSHIP: start[MEMBERSHIP]})
+        return client.train(start, steps=steps, after_step=fixed)
+
+    def fit_membership(self, client: Client, start: Tensors, steps: int) -> Tensor:
+        """Returns the membership (K,) of a newcomer in the canonical models as they are.
+
+        Args:
+            client: The newcomer.
+            start: All entries, the membership at 1/K.
+            steps: Gradient steps, for methods that take some.
+        """
+        return start[MEMBERSHIP]
+
+    def onboarding_start(self, client: Client, message: Message) -> Tensors:
+        """All canonical models alike."""
+        start = super().onboarding_start(client, message)
+        return {**start, MEMBERSHIP: torch.full_like(start[MEMBERSHIP], 1 / len(start[MEMBERSHIP]))}
+
+    def onboard(self, client: Client, message: Message) -> Tensors:
+        """A newcomer fits its membership and nothing else."""
+        start = self.onboarding_start(client, message)
+        found = self.fit_membership(client, start, client.steps)
+        return with_statistics(client, {**start, MEMBERSHIP: found})
+
+    def fine_tune(self, client: Client, message: Message) -> Tensors:
+        """Half of the steps fit the membership as in :meth:`onboard`, half train all else."""
+        start = self.onboarding_start(client, message)
+        found = self.fit_membership(client, start, share_of(client.steps, 0, 2))
+        return self.shared_steps(client, {**start, MEMBERSHIP: found}, share_of(client.steps, 1, 2))
+
+    def alone(self, client: Client) -> Tensors:
+        """Instance 0 alone: the network that a method without canonical parts starts from."""
+        first = one_hot(client.weights[MEMBERSHIP], 0)
+        return self.shared_steps(client, {**client.weights, MEMBERSHIP: first})
+
+    def memberships(self, server: State) -> Tensor:
+        """Of every round; a client that was absent has those that it had."""
+        return server["history"][MEMBERSHIP]
+
+
+def one_hot(like: Tensor, position: int) -> Tensor:
+    """Returns the membership (K,) that has all its weight on one instance.
+
+    Args:
+        like: (K,) gives length, type and device.
+        position: The instance.
+
+    Example:
+        >>> one_hot(torch.zeros(3), 1)
+        tensor([0., 1., 0.])
+    """
+    chosen = torch.zeros_like(like)
+    chosen[position] = 1
+    return chosen

@@ -1,0 +1,101 @@
+"""SCAFFOLD: control variates take the drift of clients out of their local steps.
+
+Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: SCAFFOLD: Stochastic controlled averaging for
+federated learning, ICML 2020, Algorithm 1 with option II:
+
+    y_i <- y_i - eta (grad f_i(y_i) - c_i + c),  K times from y_i = w
+    c_i+ = c_i - c + (w - y_i) / (K eta)
+    w <- w + eta_g sum_S p_i (y_i - w) / sum_S p_i,   c <- c + sum_S p_i (c_i+ - c_i)
+
+| symbol | here |
+|---|---|
+| w (the paper's x), c | ``server["shared"]``, ``server["control"]`` |
+| c_i | ``state["control"]`` |
+| eta_g | ``server_lr`` |
+| K | the round's budget of steps |
+| p_i | ``weighting``, over all clients; the paper's are 1/N |
+
+Deviations:
+- K eta is ``client.reach(K)``: with momentum the same gradients lead farther, and K eta itself
+  would make the method diverge. Steps that are not in proportion to the gradient, as Adam's, are
+  refused.
+- Control variates are of shared parameters. Entries that are personal are trained as in FedPer,
+  averaged statistics are averaged as in FedAvg, whatever eta_g is.
+- Behind a lossy codec c is no longer the mean of the c_i; ``channel.up.parts=[shared]`` lets
+  control variates travel whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from medfed.common.checks import check_not_negative
+from medfed.common.tensors import State, Tensors, add, select, subtract
+from medfed.federation.algorithm import ClientInfo, ServerRound, Start
+from medfed.federation.client import Client
+from medfed.federation.split import ParameterSplit
+from medfed.federation.wire.message import Message
+from medfed.personalize.fedavg import FedAvg
+
+
+@dataclass(frozen=True)
+class Scaffold(FedAvg):
+    """FedAvg whose local steps follow the gradient of all clients.
+
+    Attributes:
+        server_lr: eta_g >= 0, the share of the mean displacement that the server goes.
+
+    Raises:
+        ConfigError: If the share is negative.
+    """
+
+    server_lr: float = 1.0
+    leaves: ClassVar[tuple[str, ...]] = ("shared", "control")
+    keeps_whole: ClassVar[bool] = True
+    fresh_optimizer: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_not_negative("algorithm.server_lr", self.server_lr)
+
+    def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
+        """All control variates start at 0."""
+        server, client = super().init(weights, split, clients)
+        zero = {n: torch.zeros_like(weights[n]) for n in split.parameters("shared")}
+        return {**server, "control": zero}, {**client, "control": zero}
+
+    def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
+        """Sends w and c; moves w by the cohort's mean, c by its part of all clients."""
+        parts = {"shared": server["shared"], "control": server["control"]}
+        replies = yield {c: Message("fit", parts) for c in cohort}
+        moved = self.mean(server, replies, "shared")
+        scaled = add(select(server["shared"], server["control"]), moved, self.server_lr)
+        everyone = sum(self.weights(server, server["num_samples"]))
+        part = sum(self.weights(server, replies)) / everyone
+        control = add(server["control"], self.mean(server, replies, "control"), part)
+        shared = {**add(server["shared"], moved), **scaled}
+        return {**server, "shared": shared, "control": control}
+
+    def fit(self, client: Client, message: Message) -> Message:
+        """Trains along grad f_i - c_i + c and renews c_i."""
+        received, before = message.parts["shared"], client.state["control"]
+        shift = subtract(message.parts["control"], before)
+
+        def linear(weights: Mapping[str, Tensor]) -> Tensor:
+            terms = [(weights[n] * t).sum() for n, t in shift.items()]
+            return torch.stack(terms).sum() if terms else torch.zeros(())
+
+        end = client.train({**received, **client.state["personal"]}, penalty=linear)
+        shared, client.state["personal"] = client.split.split(end)
+        update = subtract(shared, received)
+        # c_i+ - c_i = -(c + (y - w) / (K eta))
+        minus = add(message.parts["control"], update, 1 / client.reach(client.steps))
+        change = {n: -t for n, t in minus.items()}
+        client.state["control"] = add(before, change)
+        parts = {"shared": update, "control": change}
+        return Message("fit", parts, kinds={"shared": "update", "control": "update"})

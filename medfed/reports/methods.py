@@ -1,0 +1,275 @@
+"""Methods on the same patients: finished runs, their seeds pooled, and what to know of them.
+
+Runs of one method that differ only in the seed are pooled: a number is then the mean over seeds,
+and its spread the standard deviation over seeds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.figure import Figure
+from omegaconf import DictConfig, OmegaConf
+
+from medfed.common.errors import CheckpointError, ConfigError, did_you_mean
+from medfed.reports.runs import (
+    Run,
+    check_same_patients,
+    differences,
+    grouped,
+    read_run,
+    without_repeats,
+)
+
+
+class Cell(NamedTuple):
+    """A number, and its standard deviation over seeds where there are several."""
+
+    value: float
+    sd: float | None = None
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Cell:
+        """Pools one value per seed; undefined ones are left out.
+
+        Example:
+            >>> Cell.of([0.5, 1.0]), Cell.of([2.0])
+            (Cell(value=0.75, sd=0.25), Cell(value=2.0, sd=None))
+        """
+        finite = [v for v in values if math.isfinite(v)]
+        if not finite:
+            return cls(math.nan)
+        return cls(float(np.mean(finite)), float(np.std(finite)) if len(finite) > 1 else None)
+
+
+@dataclass(frozen=True)
+class Method:
+    """Runs that differ only in the seed, one per seed."""
+
+    name: str
+    runs: tuple[Run, ...]
+
+    @property
+    def algorithm(self) -> str:
+        """The algorithm, whatever its settings."""
+        return str(self.runs[0].summary["algorithm"])
+
+    def setting(self, key: str) -> Any:
+        """Returns a setting, or ``None`` where the method has no such key."""
+        return OmegaConf.select(self.runs[0].config, key)
+
+    def over_seeds(self, read: Callable[[dict[str, Any]], float]) -> Cell:
+        """Returns mean and spread over seeds of what ``read`` finds in a summary."""
+        return Cell.of([float(read(run.summary)) for run in self.runs])
+
+    def scores(self, metric: str, place: str = "mean") -> list[float]:
+        """Returns a test metric per seed: of a client, or ``mean``, ``sd`` or ``worst`` of all."""
+        summaries = [run.summary for run in self.runs]
+        if place in summaries[0]["clients"]:
+            return [float(s["clients"][place][metric]) for s in summaries]
+        return [float(s["federation"][metric][place]) for s in summaries]
+
+    def score(self, metric: str, place: str = "mean") -> Cell:
+        """Returns mean and spread over seeds of :meth:`scores`."""
+        return Cell.of(self.scores(metric, place))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Methods on the same clients.
+
+    Attributes:
+        methods: In the order in which their runs were given.
+        clients: Names of the clients.
+        metrics: The metrics of the table; pictures show the first.
+        notes: What a reader must know to judge the numbers.
+    """
+
+    methods: tuple[Method, ...]
+    clients: tuple[str, ...]
+    metrics: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def metric(self) -> str:
+        """The metric of the pictures."""
+        return self.metrics[0]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a comparison finds beside its table; empty where the runs are of another kind.
+
+    A new finding is a module with a function ``find``, from the comparison to this, that is named
+    in :data:`medfed.reports.comparison.FINDINGS`.
+
+    Attributes:
+        sentences: For the terminal and the report.
+        tables: CSV texts by the names of their files.
+        pictures: Figures by the names of their files, in the order of the report.
+        captions: What stands below them.
+    """
+
+    sentences: Sequence[str] = ()
+    tables: Mapping[str, str] = field(default_factory=dict)
+    pictures: Mapping[str, Figure] = field(default_factory=dict)
+    captions: Mapping[str, str] = field(default_factory=dict)
+
+    def __add__(self, other: Finding) -> Finding:
+        """Returns both, this one first."""
+        return Finding(
+            [*self.sentences, *other.sentences],
+            {**self.tables, **other.tables},
+            {**self.pictures, **other.pictures},
+            {**self.captions, **other.captions},
+        )
+
+
+def compare(folders: Sequence[Path], metric: str | None = None) -> Comparison:
+    """Reads runs, checks that they can be compared, and pools seeds.
+
+    Args:
+        folders: Run folders.
+        metric: The metric of the pictures; ``None`` takes the one that selected the rounds.
+
+    Raises:
+        CheckpointError: If a run is unfinished or runs are not on the same patients.
+        ConfigError: If the metric is unknown.
+    """
+    runs = [read_run(folder) for folder in folders]
+    check_same_patients(runs)
+    runs, notes = without_repeats(runs)
+    methods, more = pool(runs)
+    first = methods[0].runs[0].summary
+    clients = tuple(first["clients"])
+    measured = [next(iter(r.summary["clients"].values())) for m in methods for r in m.runs]
+    known = [n for n in measured[0] if all(n in metrics for metrics in measured)]
+    if metric is not None and metric not in known:
+        raise ConfigError(
+            f"Unknown metric={metric}{did_you_mean(metric, known)}; the runs have "
+            f"{', '.join(known)}."
+        )
+    wanted = [metric or first["selection"][0], first["selection"][0], "dice", "iou"]
+    metrics = tuple(n for n in dict.fromkeys(wanted) if n in known)
+    notes += [*more, step_note(methods, clients), *setting_notes(methods)]
+    return Comparison(methods, clients, metrics, tuple(notes))
+
+
+def pool(runs: Sequence[Run]) -> tuple[tuple[Method, ...], list[str]]:
+    """Gathers the seeds of each method and names the methods.
+
+    Raises:
+        CheckpointError: If no seed was run with every method.
+    """
+    groups = grouped(runs, lambda one, other: not differences(one, other))
+    names = method_names([g[0] for g in groups])
+    seeds = [{r.seed for r in g} for g in groups]
+    common = set.intersection(*seeds)
+    if not common:
+        told = "; ".join(f"{n}: {_listed(sorted(s))}" for n, s in zip(names, seeds, strict=True))
+        raise CheckpointError(f"No seed was run with every method (seeds of {told}).")
+    notes = [
+        f"Seeds {_listed(sorted(s - common))} of {n} are left out: not every method has them."
+        for n, s in zip(names, seeds, strict=True)
+        if s - common
+    ]
+    if len(common) > 1:
+        notes.append(f"Mean ± standard deviation over the seeds {_listed(sorted(common))}.")
+    pooled = [
+        Method(n, tuple(sorted((r for r in g if r.seed in common), key=lambda r: r.seed)))
+        for n, g in zip(names, groups, strict=True)
+    ]
+    return tuple(pooled), notes
+
+
+def method_names(runs: Sequence[Run]) -> list[str]:
+    """Names each run by its algorithm, and by its settings where others share the algorithm."""
+    families: dict[str, list[Run]] = {}
+    for run in runs:
+        families.setdefault(str(run.summary["algorithm"]), []).append(run)
+    differing = {
+        n: sorted({k for r in family[1:] for k in differences(family[0], r)})
+        for n, family in families.items()
+    }
+    names = []
+    for run in runs:
+        name = str(run.summary["algorithm"])
+        keys = differing[name]
+        settings = dict.fromkeys(_setting(run, key, keys) for key in keys if _has(run, key))
+        names.append(" ".join([name, *settings]))
+    return names
+
+
+def step_note(methods: Sequence[Method], clients: Sequence[str]) -> str:
+    """Says whether every method took the same gradient steps on every client."""
+    steps = {m.name: [m.runs[0].summary["steps"][c] for c in clients] for m in methods}
+    told = {n: f"{s[0]}" if len(set(s)) == 1 else f"{min(s)} to {max(s)}" for n, s in steps.items()}
+    if all(a == b for a, b in pairwise(steps.values())):
+        return f"Equal budgets: {next(iter(told.values()))} gradient steps per client."
+    listed = ", ".join(f"{n} {t}" for n, t in told.items())
+    return f"Gradient steps per client differ: {listed}."
+
+
+def setting_notes(methods: Sequence[Method]) -> list[str]:
+    """Names settings outside the algorithm in which methods differ."""
+    one = methods[0].runs[0]
+    keys = {k for m in methods for k in differences(one, m.runs[0])}
+    outside = sorted(k for k in keys if not k.startswith("algorithm."))
+    if not outside:
+        return []
+    return [f"Settings besides the algorithm differ between methods: {', '.join(outside)}."]
+
+
+def sweeps(
+    methods: Sequence[Method], key: str, beside: Callable[[str], bool] = lambda key: False
+) -> list[list[Method]]:
+    """Groups methods that are equal but for one number.
+
+    Args:
+        methods: Methods; those without the key are in no group.
+        key: The number's key, such as ``canonical.count``.
+        beside: Which other keys may differ too.
+
+    Returns:
+        Groups of one method or more, each by the growing number, the longest group first.
+    """
+
+    def same(one: Method, other: Method) -> bool:
+        changed = differences(one.runs[0], other.runs[0])
+        return all(c == key or beside(c) for c in changed)
+
+    groups = grouped([m for m in methods if m.setting(key) is not None], same)
+    ordered = [sorted(group, key=lambda m: float(m.setting(key))) for group in groups]
+    return sorted(ordered, key=len, reverse=True)
+
+
+def _setting(run: Run, key: str, keys: Sequence[str]) -> str:
+    """Writes a setting as ``strength=0.1``, with its parent where the last name is ambiguous."""
+    *parents, leaf = key.split(".")
+    value = OmegaConf.select(run.config, key)
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    if parents[-1:] == ["client_bits"]:
+        return f"client_bits={text}"  # once, however many clients have them
+    if leaf == "_target_":
+        return f"{'.'.join(parents)}={text.split('.')[-1]}"
+    rivals = [k for k in keys if k.split(".")[-1] == leaf]
+    if any(OmegaConf.select(run.config, k) != value for k in rivals):
+        leaf = ".".join([*parents[-1:], leaf])
+    return f"{leaf}={text}"
+
+
+def _has(run: Run, key: str) -> bool:
+    """Whether a run has a setting at all: another codec has other keys."""
+    parent, _, leaf = key.rpartition(".")
+    section = OmegaConf.select(run.config, parent) if parent else run.config
+    return isinstance(section, DictConfig) and leaf in section
+
+
+def _listed(values: Sequence[object]) -> str:
+    return ", ".join(str(v) for v in values)

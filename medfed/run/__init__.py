@@ -1,0 +1,1 @@
+"""One run, from its keys to its folder."""

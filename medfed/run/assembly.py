@@ -1,0 +1,237 @@
+"""From a configuration to what is trained: data, task, federation, and its channel."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from omegaconf import DictConfig, open_dict
+from torch import nn
+
+from medfed.common.errors import ConfigError, did_you_mean, first_line
+from medfed.common.seeding import derive_seed
+from medfed.config.compose import build
+from medfed.datamodules.base import FederatedDataModule
+from medfed.federation.algorithm import Algorithm
+from medfed.federation.budget import learning_rates
+from medfed.federation.federation import Federation
+from medfed.federation.lightning.collect import rank
+from medfed.federation.reference import assemble
+from medfed.federation.training import LocalTrainer
+from medfed.federation.wire.channel import Channel
+from medfed.federation.wire.link import Link
+from medfed.models.networks.canonical import Canonical, Mix
+from medfed.models.task import TaskModule
+
+_log = logging.getLogger(__name__)
+
+
+def data_and_task(config: DictConfig) -> tuple[FederatedDataModule, TaskModule]:
+    """Reads the data and builds the task, whose channels and classes the data decide.
+
+    Args:
+        config: The configuration; facts of the data that are null are filled in.
+    """
+    torch.set_num_threads(config.threads)
+    data: FederatedDataModule = build(config.data)
+    data.keep_out = tuple(str(c) for c in config.get("newcomers") or ())
+    data.setup()
+    if rank() == 0:
+        _log.info("%s", data.description)
+        if data.newcomers:
+            _log.info("Kept out of training: %s.", ", ".join(data.newcomers))
+    spatial_dims = getattr(data, "spatial_dims", 2)
+    facts = {
+        "in_channels": data.in_channels,
+        "out_channels": data.num_classes,
+        "regions": list(data.class_names),
+        "spatial_dims": spatial_dims,
+        # Slices pass the network whole; volumes, whose depth rarely suits it, window by window.
+        "patch_size": getattr(data, "size", None) if spatial_dims == 3 else None,
+    }
+    with open_dict(config):
+        for key, value in facts.items():
+            if config[key] is None:
+                config[key] = list(value) if isinstance(value, tuple) else value
+    task = build_task(config)
+    if str(config.trainer.precision).startswith("64"):
+        task.double()
+    try_model(task, data)
+    return data, task
+
+
+def try_model(task: TaskModule, data: FederatedDataModule) -> None:
+    """Computes one loss and one evaluation, so that a model which does not fit fails at once.
+
+    Raises:
+        ConfigError: If the model cannot take a training batch or an evaluation image.
+    """
+    client = next(iter(data.clients.values()))
+    batch = next(iter(client.train_batches(0)))
+    flags = {m: m.training for m in task.network.modules()}
+    task.network.eval()
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            task.loss(batch)
+            if getattr(task, "patch_size", ()) is None:  # whole images are segmented at once
+                batch = next(iter(client.eval_batches("val")), batch)
+                task.evaluate([{name: values[:1] for name, values in batch.items()}])
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        shapes = " and ".join(f"{k} {tuple(batch[k].shape)}" for k in ("image", "label"))
+        raise ConfigError(
+            f"The model cannot take the batches of these data ({shapes}): {first_line(error)}; "
+            "choose another model or data.patch_size, or set patch_size for sliding windows."
+        ) from error
+    for module, training in flags.items():
+        module.training = training
+
+
+@dataclass(frozen=True)
+class CanonicalParts:
+    """What of a network is canonical, and how its instances are mixed.
+
+    Attributes:
+        count: K, the instances.
+        mix: ``outputs`` or ``parameters``.
+        parts: Patterns of parameter names; ``None``: what the model calls personal, its head.
+
+    Raises:
+        ConfigError: If the count is below 1.
+    """
+
+    count: int = 4
+    mix: Mix = "outputs"
+    parts: list[str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise ConfigError(f"canonical.count must be 1 or more, not {self.count}.")
+
+
+def mixes_models(config: DictConfig) -> bool:
+    """Says whether a run has canonical parts.
+
+    With another algorithm, what an experiment says about their number has no section to change and
+    means nothing.
+
+    Example:
+        >>> from omegaconf import OmegaConf
+        >>> mixes_models(OmegaConf.create({"canonical": {"count": 2}}))
+        False
+    """
+    return "_target_" in (config.get("canonical") or {})
+
+
+def build_task(config: DictConfig) -> TaskModule:
+    """Builds the task of a run from initial weights that depend on the seed alone.
+
+    With ``canonical=...`` the network is built anew for each further instance, under a seed of its
+    own; the first one, and all that is common, is the network of a run without canonical parts.
+
+    Args:
+        config: The configuration, facts of the data filled in.
+
+    Raises:
+        ConfigError: If the model has no such part, or its instances would be equal.
+    """
+    torch.manual_seed(derive_seed(config.seed, "initial weights"))
+    task: TaskModule = build(config.model)
+    if not mixes_models(config):
+        return task
+    chosen: CanonicalParts = build(config.canonical)
+    networks = [task.network]
+    for k in range(1, chosen.count):
+        torch.manual_seed(derive_seed(config.seed, "initial weights", k))
+        further: nn.Module = build(config.model.network)
+        networks.append(further)
+    patterns = task.personal if chosen.parts is None else chosen.parts
+    task.network = Canonical(networks, patterns, chosen.mix, task.activation)
+    task.personal = Canonical.personal
+    return task
+
+
+def federate(
+    config: DictConfig, data: FederatedDataModule, task: TaskModule
+) -> tuple[Federation, LocalTrainer]:
+    """Builds the federation of all clients and their common training loop.
+
+    Raises:
+        ConfigError: If the algorithm does not fit the model, or the optimizer cannot be used.
+    """
+    algorithm = build(config.algorithm)
+    if mixes_models(config) and not algorithm.mixes:
+        raise ConfigError(
+            f"{type(algorithm).__name__} would train the membership vectors of canonical models as "
+            "if they were weights; choose canonical=none, or algorithm=ppfl or ifca."
+        )
+    optimizer, scheduler = build(config.optimizer), build(config.scheduler)
+    try:
+        learning_rates(optimizer, scheduler, config.rounds)
+    except Exception as error:
+        raise ConfigError(
+            f"The optimizer or its scheduler cannot be used as it is: {first_line(error)}."
+        ) from error
+    return assemble(
+        algorithm,
+        task.network,
+        task.loss,
+        list(data.clients.values()),
+        personal=task.personal,
+        buffers=config.buffers,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        rounds=config.rounds,
+        budget=build(config.local),
+        channel=lambda adapted: build_channel(config, adapted),
+        cohort=build(config.cohort),
+        seed=config.seed,
+    )
+
+
+def build_channel(config: DictConfig, algorithm: Algorithm) -> Channel:
+    """Builds both directions of the channel, from the sections ``codec`` and ``channel``.
+
+    Args:
+        config: The whole configuration.
+        algorithm: Whose parts travel.
+
+    Raises:
+        ConfigError: If a value is out of range, or the patterns of parts match nothing.
+    """
+    up, down = (
+        build(config.channel[way], codec=build(config.codec[way]), place=f"channel.{way}")
+        for way in ("up", "down")
+    )
+    if up.parts is not None:
+        check_parts(up.parts, algorithm.leaves, "channel.up.parts")
+    return Channel(up, down, seed=config.seed)
+
+
+def check_parts(patterns: Iterable[str], known: Iterable[str], key: str) -> None:
+    """Checks that each pattern can match a part.
+
+    Args:
+        patterns: Patterns as ``PART`` or ``PHASE/PART``.
+        known: The parts that there are.
+        key: What an error calls the patterns.
+
+    Raises:
+        ConfigError: If one matches nothing.
+
+    Example:
+        >>> check_parts(["fit/shared"], ["shared"], "channel.up.parts")
+        >>> check_parts(["share"], ["shared"], "channel.up.parts")
+        Traceback (most recent call last):
+        ...
+        medfed.common.errors.ConfigError: channel.up.parts names 'share', which never travels \
+(did you mean shared?); the parts are shared.
+    """
+    names = list(known)
+    for pattern in patterns:
+        part = pattern.rpartition("/")[2]
+        if not any(Link(parts=[part]).compresses("", name) for name in names):
+            parts = f"the parts are {', '.join(names)}" if names else "nothing travels"
+            hint = did_you_mean(part, names)
+            raise ConfigError(f"{key} names {pattern!r}, which never travels{hint}; {parts}.")

@@ -1,0 +1,203 @@
+"""Pictures of what every client would get: patients, labels and channels; intensities; features."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+
+from medfed.common.figures import legend_above, stacked_bars
+from medfed.datamodules.base import FederatedDataModule
+from medfed.datamodules.splits import SPLITS
+from medfed.models.contours import region_colours
+from medfed.run.cohort_table import ClientSummary
+from medfed.run.contact_sheet import class_colours
+
+Array = NDArray[np.float64]
+_SPLITS = ("#0072B2", "#56B4E9", "0.7")
+_INK = "#0072B2"
+_LINE, _WIDTH = "0.3", 0.8  # of all clients together
+_SAMPLES = 48  # training samples per client whose voxels count
+_VOXELS = 200_000  # of them, at most
+_BINS = 60
+_FEATURES = 40  # in a picture of a table
+_CHANNELS = 8  # more are not drawn one by one
+_LEGEND = 12  # entries that can be told apart
+
+
+def client_bars(clients: Sequence[ClientSummary], data: FederatedDataModule) -> Figure:
+    """Draws patients per split, labels of the training samples, and channels, a row per client.
+
+    Args:
+        clients: The counts.
+        data: Whose clients they are.
+    """
+    class_names, channels = data.class_names, data.channel_names
+    few = 1 < len(channels) <= _CHANNELS
+    ratios = [1.0, 1.3, 0.14 + 0.14 * len(channels)][: 2 + few]
+    figure = Figure(figsize=(9.6, 1.5 + 0.3 * len(clients)), layout="constrained")
+    panels = figure.subplots(1, len(ratios), sharey=True, width_ratios=ratios)
+    _stack(
+        panels[0], {s: {c.client: c.counts[s].patients for c in clients} for s in SPLITS}, _SPLITS
+    )
+    panels[0].set(xlabel="patients")
+    train = {c.client: c.counts["train"] for c in clients}
+    if all(n.units == n.samples for n in train.values()):
+        counts = {
+            name: {client: n.labels[k] for client, n in train.items()}
+            for k, name in enumerate(class_names)
+        }
+        _stack(panels[1], counts, class_colours(len(class_names)))
+        panels[1].set(xlabel="training samples")
+    else:
+        shares = [100 * np.array(n.labels) / n.units for n in train.values()]
+        _regions(panels[1], np.stack(shares, axis=1), class_names)
+    if few:
+        _presence(panels[2], clients, channels)
+    panels[0].set_ylim(len(clients) - 0.5, -0.5)
+    return figure
+
+
+def _stack(axes: Axes, values: Mapping[str, Mapping[str, float]], colours: Sequence[str]) -> None:
+    longest = stacked_bars(axes, values, colours, ec="white", lw=0.4)
+    _legend_above(axes, len(values))
+    axes.set_xlim(0, 1.04 * max(1.0, longest))
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+
+
+def _regions(axes: Axes, shares: Array, names: Sequence[str]) -> None:
+    """Regions overlap, so their bars stand side by side; shares (R, clients) in percent."""
+    height = 0.8 / len(names)
+    places = np.arange(shares.shape[1])
+    for r, (share, colour) in enumerate(zip(shares, region_colours(len(names)), strict=True)):
+        offset = (r - (len(names) - 1) / 2) * height
+        axes.barh(places + offset, share, height=height, label=names[r], color=colour)
+    axes.set(xlabel="% of training voxels")
+    _legend_above(axes, len(names))
+
+
+def _presence(axes: Axes, clients: Sequence[ClientSummary], channels: Sequence[str]) -> None:
+    for x, channel in enumerate(channels):
+        for y, client in enumerate(clients):
+            has = channel in client.channels
+            axes.plot(x, y, "s", ms=9, mfc=_INK if has else "white", mec=_INK if has else "0.6")
+    axes.set_xticks(range(len(channels)), channels, rotation=45, ha="left", rotation_mode="anchor")
+    axes.xaxis.tick_top()
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    axes.set(xlim=(-0.6, len(channels) - 0.4), xlabel="channels")
+
+
+def _legend_above(axes: Axes, count: int) -> None:
+    if count <= _LEGEND:
+        legend_above(axes, min(count, 5))
+
+
+def intensities(data: FederatedDataModule) -> Figure:
+    """Draws how often grey values occur in the training samples, per channel and client.
+
+    Each row has a height of its own; the line is all clients together. Background (exactly 0 in
+    z-scored images) does not count, nor do the two ends of the scale for the heights.
+
+    Args:
+        data: A data module of images that is set up.
+    """
+    clients, channels = list(data.clients), data.channel_names
+    values = [_voxels(data, client) for client in clients]
+    figure = Figure(
+        figsize=(1.6 + max(2.0 * len(channels), 4.4), 1.1 + 0.42 * len(clients)),
+        layout="constrained",
+    )
+    panels = figure.subplots(1, len(channels), sharey=True, squeeze=False)[0]
+    for c, (axes, channel) in enumerate(zip(panels, channels, strict=True)):
+        pooled = [v[c] for v in values if len(v[c])]
+        axes.set_title(channel, fontsize=10)
+        if pooled:
+            _ridges(axes, [v[c] for v in values], np.concatenate(pooled))
+        axes.set(xlabel="value", ylim=(len(clients) - 0.45, -1.1))
+        axes.tick_params(axis="y", length=0)
+        axes.spines[["left", "right", "top"]].set_visible(False)
+    panels[0].set_yticks(range(len(clients)), clients, va="bottom")
+    line = Line2D([], [], color=_LINE, lw=_WIDTH, label="all clients together")
+    figure.legend(handles=[line], loc="outside lower center", fontsize=8, frameon=False)
+    return figure
+
+
+def _voxels(data: FederatedDataModule, client: str) -> list[Array]:
+    """Values per channel, none of a channel that the client lacks."""
+    held = data.clients[client]
+    images = held.train_inputs(_SAMPLES).cpu().transpose(0, 1).flatten(1).numpy()
+    scaled = np.abs(images).max() <= 1 + 1e-5
+    found = []
+    for values, present in zip(images, held.channels.tolist(), strict=True):
+        kept = values if scaled else values[values != 0]
+        found.append(kept[:: 1 + len(kept) // _VOXELS] if present else kept[:0])
+    return found
+
+
+def _ridges(axes: Axes, rows: Sequence[Array], pooled: Array) -> None:
+    edges = _edges(pooled)
+    middle = (edges[1:] + edges[:-1]) / 2
+    together = _heights(pooled, edges)
+    for y, values in enumerate(rows):
+        if len(values):
+            axes.fill_between(middle, y, y - 0.85 * _heights(values, edges), color=_INK, lw=0)
+            axes.plot(middle, y - 0.85 * together, color=_LINE, lw=_WIDTH)
+        else:
+            axes.text(middle.mean(), y, "missing", color="0.5", size=8, ha="center", va="bottom")
+        axes.axhline(y, color="0.8", lw=0.5, zorder=0)
+
+
+def _edges(values: Array) -> Array:
+    """Edges of the bins; where there are few grey levels, a bin for each."""
+    levels = np.unique(values)
+    if 2 <= len(levels) <= _BINS:
+        inner = (levels[1:] + levels[:-1]) / 2
+        return np.array([2 * levels[0] - inner[0], *inner, 2 * levels[-1] - inner[-1]])
+    low, high = np.percentile(values, (0.5, 99.5))
+    return np.linspace(low, max(high, low + 1e-6), _BINS + 1)
+
+
+def _heights(values: Array, edges: Array) -> Array:
+    """Counts per bin, as a share of the highest inner bin, at most 1."""
+    counts = np.histogram(values, edges)[0].astype(float)
+    heights: Array = np.minimum(counts / max(counts[1:-1].max(), 1), 1.0)
+    return heights
+
+
+def feature_means(data: FederatedDataModule) -> Figure:
+    """Draws how far every client's mean of every feature is from that of all clients.
+
+    Means are of training rows as the model gets them: scaled, missing cells 0.
+
+    Args:
+        data: A data module of a table that is set up.
+    """
+    rows = [c.train_inputs(c.num_samples).double().cpu().numpy() for c in data.clients.values()]
+    pooled = np.concatenate(rows)
+    deviation = pooled.std(axis=0)
+    deviation[deviation == 0] = 1
+    table = np.stack([(r.mean(axis=0) - pooled.mean(axis=0)) / deviation for r in rows])
+    present = np.stack([c.channels.numpy() for c in data.clients.values()])
+    shown = np.sort(np.argsort(-np.abs(table).max(axis=0), kind="stable")[:_FEATURES])
+    names = [data.channel_names[f] for f in shown]
+    figure = Figure(figsize=(2.4 + 0.24 * len(names), 2.2 + 0.28 * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    masked = np.ma.masked_array(table, ~present)[:, shown]
+    reach = max(1.0, float(np.abs(masked).max()))
+    axes.set_facecolor("0.8")
+    drawn = axes.imshow(masked, cmap="PuOr_r", vmin=-reach, vmax=reach, aspect="auto")
+    axes.set_xticks(range(len(names)), names, rotation=45, ha="right", rotation_mode="anchor")
+    axes.set_yticks(range(len(rows)), list(data.clients))
+    axes.tick_params(length=0, labelsize=8)
+    title = "mean of each feature, in standard deviations from that of all"
+    if len(shown) < len(deviation):
+        title += f" ({len(names)} of {len(deviation)} that differ most)"
+    axes.set_title(title, fontsize=9)
+    figure.colorbar(drawn, ax=axes, fraction=0.03, pad=0.01)
+    return figure

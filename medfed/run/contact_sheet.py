@@ -1,0 +1,198 @@
+"""A contact sheet: random training samples of every client, as its model gets them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
+from numpy.typing import NDArray
+from torch import Tensor
+
+from medfed.common.figures import colours
+from medfed.common.seeding import numpy_rng
+from medfed.datamodules.base import FederatedDataModule
+from medfed.datamodules.client_data import ClientData
+from medfed.models.contours import region_colours
+from medfed.models.regions import slice_with_most
+
+Array = NDArray[np.float32]
+Scale = tuple[float, float]
+Extent = tuple[float, float, float, float]
+
+# Okabe and Ito's colours, which people with colour-vision deficiency tell apart.
+_CLASSES = ("#56B4E9", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#0072B2", "#F0E442", "#000000")
+_TILES = 12  # in a row, about
+_STEP = 1.1  # from tile to tile, of which 1 is the picture
+_GROUP = 0.3  # more between samples of several channels
+_COLOUR = ("red", "green", "blue")
+
+
+def class_colours(count: int) -> list[str]:
+    """Returns a colour per class: Okabe and Ito's, or a colour scale where there are many.
+
+    Example:
+        >>> class_colours(2), len(class_colours(10))
+        (['#56B4E9', '#D55E00'], 10)
+    """
+    return colours(count, _CLASSES)
+
+
+def contact_sheet(data: FederatedDataModule) -> Figure | None:
+    """Draws a row of training samples per client: the same ones for the same seed.
+
+    A sample is a strip of its channels (a photograph in red, green and blue is one tile); of a
+    channel that the client lacks, the tile is empty. Classes are coloured frames, regions are
+    contours; of volumes, the axial slice with most of the regions is shown, or the middle one.
+    Grey values mean the same in the whole sheet, per channel.
+
+    Args:
+        data: A data module that is set up.
+
+    Returns:
+        The figure; None where the samples are no images.
+    """
+    clients = list(data.clients.values())
+    if len(clients[0].train["image"].shape) < 4:
+        return None
+    photographs = data.channel_names == _COLOUR
+    strips = 1 if photographs else data.in_channels
+    count = max(2, _TILES // strips)
+    drawn = [_draw_samples(c, count, data.seed) for c in clients]
+    scales = _scales([image for image, _ in drawn])
+    figure, axes = _empty(list(data.clients), count, strips)
+    for row, (client, (images, labels)) in enumerate(zip(clients, drawn, strict=True)):
+        for n, (image, label) in enumerate(zip(images, labels, strict=True)):
+            left = n * _pitch(strips)
+            if photographs:
+                picture = np.clip((image.transpose(1, 2, 0) + 1) / 2, 0, 1)
+                picture[..., ~client.channels.numpy()] = 0
+                axes.imshow(picture, extent=_extent(left, row, picture))
+            for c in range(0 if photographs else strips):
+                _tile(axes, image[c], scales[c], left + c * _STEP, row, bool(client.channels[c]))
+                if label.ndim == 3 and client.channels[c]:
+                    _contours(axes, label, left + c * _STEP, row)
+            if label.ndim == 0:
+                width = (strips - 1) * _STEP
+                _frame(axes, int(label), data.class_names, _extent(left, row, image[0]), width)
+    _describe(figure, axes, data, count, strips)
+    return figure
+
+
+def _pitch(strips: int) -> float:
+    """From sample to sample."""
+    return strips * _STEP + _GROUP * (strips > 1)
+
+
+def _draw_samples(client: ClientData, count: int, seed: int) -> tuple[Array, list[Array]]:
+    """Images (n, C, h, w), and labels: classes () or regions (R, h, w)."""
+    order = numpy_rng(seed, "contact sheet", client.id).permutation(client.num_samples)[:count]
+    batch = client.samples(torch.from_numpy(order))
+    images, labels = batch["image"].cpu(), batch["label"].cpu()
+    flat = [_flat(image, label) for image, label in zip(images, labels, strict=True)]
+    return np.stack([image.numpy() for image, _ in flat]), [label.numpy() for _, label in flat]
+
+
+def _flat(image: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
+    """One slice of a volume; what has regions lies in RAS, and is turned so that front is up."""
+    if image.ndim == 4:
+        regions = label.ndim > 0
+        middle = image.shape[-1] // 2
+        depth = slice_with_most(label.permute(3, 0, 1, 2)) if regions and label.any() else middle
+        image, label = image[..., depth], label[..., depth] if regions else label
+    if label.ndim > 0:
+        image, label = torch.rot90(image, 1, (-2, -1)), torch.rot90(label, 1, (-2, -1))
+    return image, label
+
+
+def _scales(images: Sequence[Array]) -> list[Scale]:
+    """Black and white of every channel: fixed for images in [-1, 1], else by percentiles."""
+    pooled = np.concatenate(images).swapaxes(0, 1)
+    if np.abs(pooled).max() <= 1 + 1e-5:
+        return [(-1.0, 1.0)] * len(pooled)
+    scales = []
+    for channel in pooled:
+        inside = channel[channel != 0]
+        low, high = np.percentile(inside, (1, 99)) if len(inside) else (0.0, 0.0)
+        scales.append((float(low), float(max(high, low + 1e-6))))
+    return scales
+
+
+def _extent(left: float, row: int, picture: Array) -> Extent:
+    """Where a picture lies: in a unit square whose longer side it fills, rows downwards."""
+    height, width = (side / max(picture.shape[:2]) for side in picture.shape[:2])
+    x, y = left + (1 - width) / 2, row * _STEP + (1 - height) / 2
+    return x, x + width, y + height, y
+
+
+def _tile(axes: Axes, image: Array, scale: Scale, left: float, row: int, present: bool) -> None:
+    if not present:
+        corner = (left + 0.02, row * _STEP + 0.02)
+        axes.add_patch(Rectangle(corner, 0.96, 0.96, fill=False, ec="0.6", lw=0.8, ls=":"))
+        return
+    low, high = scale
+    if scale != (-1.0, 1.0):  # z-scored: exact zeros are background
+        image = np.where(image == 0, low, image)
+    extent = _extent(left, row, image)
+    axes.imshow(image, cmap="gray", vmin=low, vmax=high, extent=extent, interpolation="nearest")
+
+
+def _contours(axes: Axes, label: Array, left: float, row: int) -> None:
+    x0, x1, y1, y0 = _extent(left, row, label[0])
+    height, width = label.shape[1:]
+    x = x0 + (np.arange(width) + 0.5) * (x1 - x0) / width
+    y = y0 + (np.arange(height) + 0.5) * (y1 - y0) / height
+    for region, colour in zip(label, region_colours(len(label)), strict=True):
+        if region.min() < 0.5 < region.max():
+            axes.contour(x, y, region, levels=[0.5], colors=[colour], linewidths=0.9)
+
+
+def _frame(axes: Axes, label: int, names: Sequence[str], extent: Extent, more: float) -> None:
+    """A frame in the colour of the class around a tile and the `more` to its right."""
+    x0, x1, y1, y0 = extent
+    colour = class_colours(len(names))[label]
+    axes.add_patch(Rectangle((x0, y0), x1 - x0 + more, y1 - y0, fill=False, ec=colour, lw=2.2))
+    if len(names) > len(_CLASSES):  # too many for colours alone
+        box = {"fc": "white", "ec": "none", "alpha": 0.75, "pad": 0.8}
+        axes.text(x0 + 0.07, y0 + 0.1, names[label][:8], size=7, va="top", bbox=box)
+
+
+def _empty(names: Sequence[str], count: int, strips: int) -> tuple[Figure, Axes]:
+    inch = 0.62 if len(names) > 8 else 0.8
+    beside = 0.5 + 0.085 * max(map(len, names))
+    size = (count * _pitch(strips) * inch + beside, len(names) * _STEP * inch + 0.9)
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots()
+    axes.set(aspect="equal", anchor="E")
+    return figure, axes
+
+
+def _describe(
+    figure: Figure, axes: Axes, data: FederatedDataModule, count: int, strips: int
+) -> None:
+    """Names of clients, channels and labels."""
+    rows, group = len(data.clients), _pitch(strips)
+    axes.set(xlim=(-0.05, count * group - 0.05 - _GROUP * (strips > 1)), xticks=[])
+    axes.set(ylim=(rows * _STEP, -0.08))
+    axes.set_yticks([row * _STEP + 0.5 for row in range(rows)], list(data.clients))
+    axes.tick_params(length=0, labelsize=9)
+    axes.spines[:].set_visible(False)
+    if strips > 1:
+        lefts = [n * group + c * _STEP for n in range(count) for c in range(strips)]
+        axes.set_xticks([x + 0.5 for x in lefts], list(data.channel_names) * count, size=7)
+        axes.xaxis.tick_top()
+        axes.tick_params(axis="x", length=0, pad=1)
+    regions = next(iter(data.clients.values())).train["label"].shape
+    many = len(data.class_names) > len(_CLASSES)
+    if many and len(regions) == 1:
+        return
+    palette = region_colours if len(regions) > 1 else class_colours
+    lines = [
+        Line2D([], [], color=colour, lw=2.5, label=name)
+        for colour, name in zip(palette(len(data.class_names)), data.class_names, strict=True)
+    ]
+    figure.legend(handles=lines, loc="outside lower center", ncols=5, fontsize=9, frameon=False)

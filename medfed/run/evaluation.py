@@ -1,0 +1,39 @@
+"""Measures a finished run again: the round that validation selected, on any split."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, get_args
+
+from medfed.common.checks import check_known
+from medfed.common.files import write_json
+from medfed.federation.lightning.module import EvalSplit
+from medfed.run.experiment import reopen, test_selected
+from medfed.run.folder import finished
+from medfed.run.results import over_clients
+
+
+def evaluate_run(folder: Path, split: str = "test") -> dict[str, Any]:
+    """Evaluates every client's selected personal model and writes ``evaluation_<split>.json``.
+
+    Args:
+        folder: The folder of a finished run.
+        split: ``test``, ``val`` or ``train``.
+
+    Returns:
+        The run's summary with ``split``, ``clients`` and ``federation`` as measured now.
+
+    Raises:
+        ConfigError: If the split is unknown.
+        CheckpointError: If the run is unfinished, its checkpoint torn or its data changed.
+    """
+    check_known("split", split, get_args(EvalSplit))
+    summary = finished(folder)
+    experiment = reopen(folder)
+    experiment.module.test_split = split  # type: ignore[assignment]
+    test_selected(experiment)
+    clients = experiment.evaluation.test
+    measured = {"split": split, "clients": clients, "federation": over_clients(clients)}
+    kept = {k: summary[k] for k in ("name", "algorithm", "selection", "selected_round")}
+    write_json(folder / f"evaluation_{split}.json", kept | measured)
+    return summary | measured

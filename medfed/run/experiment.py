@@ -1,0 +1,170 @@
+"""The objects of a run: built from a configuration, or again from the folder of a finished run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from medfed.common.errors import CheckpointError, ConfigError, first_line
+from medfed.config.check import check
+from medfed.config.compose import build
+from medfed.config.plugins import check_plugins
+from medfed.datamodules.base import FederatedDataModule
+from medfed.federation.lightning.callbacks import (
+    CommunicationLogger,
+    FederatedRounds,
+    Patience,
+    PersonalEvaluation,
+)
+from medfed.federation.lightning.checkpoint import BEST, RoundCheckpoint, is_whole
+from medfed.federation.lightning.collect import rank
+from medfed.federation.lightning.module import FederatedModule
+from medfed.federation.lightning.progress import RoundProgress
+from medfed.models.task import TaskModule
+from medfed.run.assembly import data_and_task, federate
+from medfed.run.folder import open_folder, read_config, read_json
+
+
+@dataclass
+class Experiment:
+    """The objects of a run, for whoever wants to look closer than its folder."""
+
+    config: DictConfig
+    data: FederatedDataModule
+    task: TaskModule
+    module: FederatedModule
+    evaluation: PersonalEvaluation
+    trainer: pl.Trainer
+    folder: Path
+
+
+def build_experiment(config: DictConfig) -> Experiment:
+    """Builds all objects of a run and opens its folder.
+
+    Args:
+        config: The composed configuration.
+
+    Raises:
+        MedfedError: If something in the configuration, the data or the run folder does not fit.
+    """
+    check(config)
+    check_device(config)
+    data, task = data_and_task(config)
+    federation, local = federate(config, data, task)
+    module = FederatedModule(task, federation, local)
+    folder = Path(config.folder)
+    evaluation = PersonalEvaluation(*task.selection)
+    trainer: pl.Trainer = build(
+        config.trainer,
+        max_epochs=config.rounds,
+        callbacks=_callbacks(config, folder, evaluation),
+        logger=build(config.logger),
+        check_val_every_n_epoch=config.evaluation.every,
+        num_sanity_val_steps=0,
+        enable_model_summary=False,
+        enable_progress_bar=bool(config.progress),
+        default_root_dir=str(folder),
+    )
+    if rank() == 0:
+        open_folder(config, data.splits(), {c: data.preprocessing(c) for c in data.plans})
+    if trainer.logger and rank() == 0:
+        resolved: Any = OmegaConf.to_container(config, resolve=True)
+        trainer.logger.log_hyperparams(resolved)
+    return Experiment(config, data, task, module, evaluation, trainer, folder)
+
+
+def check_device(config: DictConfig) -> None:
+    """Checks that there is a GPU where one is asked for.
+
+    Raises:
+        ConfigError: If there is none.
+    """
+    if config.trainer.accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
+        raise ConfigError(
+            f"trainer.accelerator={config.trainer.accelerator} finds no GPU on this machine; "
+            "choose trainer=cpu or trainer=ddp."
+        )
+
+
+def _callbacks(
+    config: DictConfig, folder: Path, evaluation: PersonalEvaluation
+) -> list[pl.Callback]:
+    kept = config.checkpoint
+    saves = RoundCheckpoint(folder / "checkpoints", kept.keep, kept.every, evaluation)
+    callbacks: list[pl.Callback] = [FederatedRounds(), evaluation, CommunicationLogger(), saves]
+    if config.progress:
+        callbacks.append(RoundProgress(evaluation))
+    if config.evaluation.patience is not None:
+        callbacks.append(Patience(evaluation, config.evaluation.patience))
+    return callbacks
+
+
+def test_selected(experiment: Experiment) -> None:
+    """Loads the round that validation selects and measures it on the test split."""
+    best = _best(experiment.folder)
+    # The checkpoint brings the record up to its own round; that of later rounds must stay.
+    history = experiment.evaluation.history
+    experiment.trainer.test(experiment.module, ckpt_path=best, weights_only=True, verbose=False)
+    experiment.evaluation.history = history or experiment.evaluation.history
+
+
+def _best(folder: Path) -> Path:
+    best = folder / "checkpoints" / BEST
+    if not is_whole(best):
+        raise CheckpointError(f"{best} is missing or torn; resume or repeat the run.")
+    return best
+
+
+def reopen(folder: Path) -> Experiment:
+    """Rebuilds the objects of a finished run from its folder, for evaluation.
+
+    Args:
+        folder: The run folder.
+
+    Raises:
+        CheckpointError: If it is no run folder or its data have changed since.
+    """
+    config, kept = read_config(folder), read_json(folder / "splits.json")
+    check_plugins(config, folder)
+    try:
+        config.resume, config.folder = str(folder), str(folder)
+        config.logger = OmegaConf.create({"_target_": "medfed.run.results.no_logger"})
+        config.trainer.devices, config.trainer.strategy = 1, "auto"  # however many trained it
+        config.progress = False
+        experiment = build_experiment(config)
+    except OmegaConfBaseException as error:
+        raise CheckpointError(f"{folder}/config.yaml lacks a key: {first_line(error)}.") from error
+    splits = experiment.data.splits()
+    if kept.get("clients") != splits["clients"]:
+        raise CheckpointError(
+            f"The data do not give the splits that {folder}/splits.json records; the test "
+            "patients would not be the same."
+        )
+    # The data may have moved, so only the contents count.
+    if sorted(kept.get("files", {}).values()) != sorted(splits["files"].values()):
+        raise CheckpointError(
+            f"The data files are not those that {folder}/splits.json records; the numbers would "
+            "not be of the same data."
+        )
+    return experiment
+
+
+def reopen_selected(folder: Path) -> Experiment:
+    """Reopens a run in the states of the round that validation selected, on its device.
+
+    Args:
+        folder: The folder of a finished run.
+
+    Raises:
+        CheckpointError: If the checkpoint is torn or the data have changed.
+    """
+    experiment = reopen(folder)
+    experiment.module.to(experiment.trainer.strategy.root_device)
+    experiment.module.restore(torch.load(_best(folder), weights_only=True, map_location="cpu"))
+    return experiment

@@ -1,0 +1,252 @@
+"""What a run with canonical models found: memberships over rounds, beside what was planted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from medfed.common.errors import ConfigError
+from medfed.common.files import csv_text
+from medfed.datamodules.base import FederatedDataModule
+from medfed.datamodules.partitions.label_groups import group_of
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Memberships:
+    """Memberships of N clients in K canonical models, and what is known of these clients.
+
+    Attributes:
+        history: (R + 1, N, K), the start and every round.
+        clients: N names, in order.
+        labels: (N, L) training samples per class, or voxels per region.
+        label_names: L names.
+        channels: (N, C) bool, what each client has.
+        channel_names: C names.
+        samples: (N,) training samples.
+        groups: N planted groups, or ``None`` where none are known.
+        truth: (N, K') true mixtures, or ``None``.
+        selected: The place in ``history`` of the round that validation selected, whose models are
+            exported; ``None``: the last one.
+    """
+
+    history: Floats
+    clients: tuple[str, ...]
+    labels: Floats
+    label_names: tuple[str, ...]
+    channels: NDArray[np.bool_]
+    channel_names: tuple[str, ...]
+    samples: Floats
+    groups: tuple[int, ...] | None = None
+    truth: Floats | None = None
+    selected: int | None = None
+
+    @classmethod
+    def of(
+        cls, data: FederatedDataModule, history: Tensor, selected: int | None = None
+    ) -> Memberships:
+        """Puts the memberships of a run beside its data.
+
+        Args:
+            data: The data, after `setup`.
+            history: (R + 1, N, K) memberships.
+            selected: The place in ``history`` of the selected round.
+        """
+        clients = list(data.clients.values())
+        truth = [data.mixtures[c.id] for c in clients] if data.mixtures else None
+        return cls(
+            history=history.detach().cpu().double().numpy(),
+            clients=tuple(c.id for c in clients),
+            # Of a segmentation, the voxels of the background come first.
+            labels=np.array([c.label_counts.tolist()[-data.num_classes :] for c in clients]),
+            label_names=data.class_names,
+            channels=np.array([c.channels.tolist() for c in clients], dtype=bool),
+            channel_names=data.channel_names,
+            samples=np.array([float(c.num_samples) for c in clients]),
+            groups=planted_groups([c.id for c in clients]),
+            truth=None if truth is None else np.array(truth),
+            selected=selected,
+        )
+
+    @property
+    def final(self) -> int:
+        """The last round, counted from 1; 0 is the start."""
+        return len(self.history) - 1
+
+    @property
+    def round(self) -> int:
+        """The selected round, counted from 1; 0 is the start."""
+        return self.final if self.selected is None else self.selected
+
+    @property
+    def rows(self) -> Floats:
+        """(N, K) memberships of the selected round."""
+        return np.asarray(self.history[self.round])
+
+    def summary(self) -> dict[str, Any]:
+        """Says what became of the memberships.
+
+        Returns:
+            K, the selected round, how many models lead some client, and how well what was planted
+            is recovered; under ``last`` the same after the last round, where that is another one.
+        """
+        found: dict[str, Any] = {"models": self.rows.shape[1], **self._recovery(self.round)}
+        if self.truth is not None:
+            found["half_l1_at_start"] = float(half_l1(self.history[0], self.truth).mean())
+        if self.round != self.final:
+            found["last"] = self._recovery(self.final)
+        return found
+
+    def _recovery(self, round: int) -> dict[str, Any]:
+        rows = np.asarray(self.history[round])
+        found: dict[str, Any] = {"round": round, "leading": len(set(rows.argmax(1).tolist()))}
+        if self.groups is not None:
+            from sklearn.metrics import adjusted_rand_score  # late: few runs have such groups
+
+            found["planted_groups"] = len(set(self.groups))
+            found["adjusted_rand"] = float(adjusted_rand_score(self.groups, rows.argmax(1)))
+        if self.truth is not None:
+            found["half_l1"] = float(half_l1(rows, self.truth).mean())
+        return found
+
+    def to_csv(self) -> str:
+        """Returns a row per round and client; round 0 is the start."""
+        return csv_text(
+            ["round", "client", *(f"model_{k}" for k in range(self.rows.shape[1]))],
+            (
+                [round, client, *(f"{value:.6g}" for value in row)]
+                for round, rows in enumerate(self.history)
+                for client, row in zip(self.clients, rows, strict=True)
+            ),
+        )
+
+
+def planted_groups(clients: Sequence[str]) -> tuple[int, ...] | None:
+    """Reads the label groups from the clients' names; ``None`` unless all are in one.
+
+    Example:
+        >>> planted_groups(["group_0_hospital_0", "group_1_hospital_0"])
+        (0, 1)
+        >>> planted_groups(["group_0_hospital_0", "Cleveland"]) is None
+        True
+    """
+    try:
+        return tuple(group_of(client) for client in clients)
+    except ConfigError:
+        return None
+
+
+def leaf_order(rows: Floats) -> list[int]:
+    """Orders clients so that like memberships are neighbours: the leaves of an average linkage.
+
+    Args:
+        rows: (N, K) memberships.
+
+    Example:
+        >>> leaf_order(np.array([[1.0, 0.0], [0.0, 1.0], [0.9, 0.1]]))
+        [1, 2, 0]
+    """
+    if len(rows) < 2:
+        return list(range(len(rows)))
+    from scipy.cluster.hierarchy import leaves_list, linkage  # late: pictures alone need it
+
+    tree = linkage(rows, "average", metric="cityblock", optimal_ordering=True)
+    return [int(i) for i in leaves_list(tree)]
+
+
+def matched(rows: Floats, truth: Floats) -> Floats:
+    """Renumbers canonical models, whose numbers mean nothing, to fit the true ones best.
+
+    Source: PPFL compares with the true mixtures up to a permutation; the best one is found by
+    linear assignment. Columns are added where one side has fewer models.
+
+    Args:
+        rows: (N, K) memberships.
+        truth: (N, K') true mixtures.
+
+    Returns:
+        (N, max(K, K')) the columns of ``rows``, those without a true one last.
+
+    Example:
+        >>> matched(np.array([[0.2, 0.8], [1.0, 0.0]]), np.array([[0.9, 0.1], [0.0, 1.0]])).tolist()
+        [[0.8, 0.2], [0.0, 1.0]]
+    """
+    from scipy.optimize import linear_sum_assignment  # late: few runs know the truth
+
+    width = max(rows.shape[1], truth.shape[1])
+    wide, true = (np.pad(r, ((0, 0), (0, width - r.shape[1]))) for r in (rows, truth))
+    cost = np.abs(true[:, :, None] - wide[:, None, :]).sum(0)
+    return np.asarray(wide[:, linear_sum_assignment(cost)[1]])
+
+
+def half_l1(rows: Floats, truth: Floats) -> Floats:
+    """Half the L1 distance of memberships to true mixtures, in [0, 1]; source: PPFL, Figure 11.
+
+    Args:
+        rows: (N, K) memberships.
+        truth: (N, K') true mixtures.
+
+    Returns:
+        (N,) distances under the one renumbering of models that fits all clients best.
+
+    Example:
+        >>> half_l1(np.array([[0.0, 1.0]]), np.array([[0.75, 0.25]])).tolist()
+        [0.25]
+    """
+    width = max(rows.shape[1], truth.shape[1])
+    true = np.pad(truth, ((0, 0), (0, width - truth.shape[1])))
+    return np.asarray(np.abs(matched(rows, truth) - true).sum(1) / 2)
+
+
+def served(found: Memberships, counts: Floats) -> Floats:
+    """Says what each canonical model serves.
+
+    Args:
+        found: The memberships.
+        counts: (N, L) what each client has, such as samples per label.
+
+    Returns:
+        (K, L) shares; row k is how the clients' counts, weighted by membership in k, divide. A
+        model that serves nothing has zeros.
+    """
+    weighted = found.rows.T @ counts
+    total = weighted.sum(1, keepdims=True)
+    shares = np.divide(weighted, total, out=np.zeros_like(weighted), where=total > 0)
+    return np.asarray(shares)
+
+
+def membership_line(summary: Mapping[str, Any]) -> str:
+    r"""Says in a line what became of the memberships.
+
+    Args:
+        summary: From :meth:`Memberships.summary`.
+
+    Example:
+        >>> last = {"round": 9, "leading": 2, "planted_groups": 2, "adjusted_rand": 0.5}
+        >>> found = {**last, "models": 4, "round": 7, "adjusted_rand": 1.0, "last": last}
+        >>> print(membership_line(found).replace("; after", ";\nafter"))
+        Memberships of round 7: 2 of 4 models lead a client, adjusted Rand index 1.000 to 2 groups;
+        after the last round, 9: 2 of 4 models lead a client, adjusted Rand index 0.500 to 2 groups.
+    """
+    line = f"Memberships of round {summary['round']}: {_recovery(summary, summary['models'])}"
+    if "half_l1_at_start" in summary:
+        line += f" (start {summary['half_l1_at_start']:.3f})"
+    if last := summary.get("last"):
+        line += f"; after the last round, {last['round']}: {_recovery(last, summary['models'])}"
+    return f"{line}."
+
+
+def _recovery(found: Mapping[str, Any], models: int) -> str:
+    parts = [f"{found['leading']} of {models} models lead a client"]
+    if "adjusted_rand" in found:
+        index, groups = found["adjusted_rand"], found["planted_groups"]
+        parts.append(f"adjusted Rand index {index:.3f} to {groups} groups")
+    if "half_l1" in found:
+        parts.append(f"half L1 distance to the truth {found['half_l1']:.3f}")
+    return ", ".join(parts)

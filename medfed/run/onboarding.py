@@ -1,0 +1,224 @@
+"""Hospitals that join a finished run: by the method's own rule, by fine-tuning, or alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from omegaconf import DictConfig
+
+from medfed.common.errors import ConfigError, DataError, did_you_mean
+from medfed.common.tensors import to_device
+from medfed.config.compose import build
+from medfed.datamodules.base import FederatedDataModule
+from medfed.datamodules.client_data import ClientData
+from medfed.datamodules.onboarding import first_patients
+from medfed.datamodules.partitions.round_robin import RoundRobin
+from medfed.datamodules.tabular import TabularDataModule
+from medfed.federation.lightning.module import FederatedModule
+from medfed.federation.newcomer import exchange, newcomer
+from medfed.federation.onboarding import rules_of
+from medfed.federation.wire.ledger import Ledger
+from medfed.run.experiment import Experiment, reopen_selected
+from medfed.run.folder import finished
+
+Rule = Literal["own", "fine_tuning", "local"]
+RULES: tuple[Rule, ...] = ("own", "fine_tuning", "local")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One newcomer under one rule with its first patients.
+
+    Attributes:
+        client: The newcomer.
+        k: How many training patients it was to use.
+        patients: How many it used.
+        samples: Their training samples.
+        rule: ``own``, the method's; ``fine_tuning`` of all that arrived; ``local`` training.
+        metrics: On its test patients.
+        seconds: CPU time of this process for both halves, without the evaluation.
+        up: Bytes to the server.
+        down: Bytes to the newcomer.
+    """
+
+    client: str
+    k: int
+    patients: int
+    samples: int
+    rule: Rule
+    metrics: dict[str, float]
+    seconds: float
+    up: int
+    down: int
+
+
+@dataclass(frozen=True)
+class Onboarding:
+    """What was measured.
+
+    Attributes:
+        summary: Of the run, as ``summary.json`` holds it.
+        steps: Gradient steps that each rule may take.
+        rows: In the order of newcomers, k and rules.
+        notes: Sentences on what was not as asked for.
+    """
+
+    summary: dict[str, Any]
+    steps: int
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...] = ()
+
+
+def onboard(
+    folder: Path, who: str, counts: Sequence[int] = (1, 5, 20), steps: int = 100
+) -> Onboarding:
+    """Lets newcomers join the selected round of a finished run; the run stays as it is.
+
+    A newcomer uses its first k training patients in an order drawn from the run's seed, and is
+    measured on its test patients. Steps are at the step size of the run's first round. Nothing is
+    selected, so that its validation patients are not used.
+
+    Args:
+        folder: The run folder.
+        who: A newcomer of the run, ``all`` of them, or the path of another hospital's data.
+        counts: The values of k.
+        steps: Gradient steps that each rule may take.
+
+    Raises:
+        ConfigError: If a number is below 1 or the newcomer unknown.
+        DataError: If the hospital has no patient to learn from or to be tested on.
+        CheckpointError: If the run is unfinished, its checkpoint torn or its data changed.
+    """
+    check_numbers(counts, steps)
+    summary = finished(folder)
+    experiment = reopen_selected(folder)
+    clients = find_newcomers(experiment, who)
+    local = experiment.module.local
+    local.budget = replace(local.budget, steps=steps)
+    rows, notes = [], []
+    for client in clients:
+        there = first_patients(client, len(client.patients["train"]), experiment.config.seed)
+        if more := [k for k in counts if k > len(there.patients["train"])]:
+            notes.append(
+                f"{client.id} has {len(there.patients['train'])} training patients, all of which "
+                f"are used for k={','.join(map(str, more))}."
+            )
+        for k in counts:
+            few = first_patients(client, k, experiment.config.seed)
+            measured = [_measured(experiment.module, few, k, rule) for rule in RULES]
+            rows += [row for row in measured if row]
+    return Onboarding(summary, steps, tuple(rows), tuple(notes))
+
+
+def check_numbers(counts: Sequence[object], steps: object) -> None:
+    """Checks what the command line gives.
+
+    Raises:
+        ConfigError: If a number is not whole or below 1, or there is no k.
+
+    Example:
+        >>> check_numbers([1, 0], 10)
+        Traceback (most recent call last):
+        ...
+        medfed.common.errors.ConfigError: k must be whole numbers of at least 1, such as \
+k=1,5,20, not 1,0.
+    """
+    if not counts or not all(type(k) is int and k >= 1 for k in counts):
+        given = ",".join(map(str, counts)) or "none"
+        raise ConfigError(f"k must be whole numbers of at least 1, such as k=1,5,20, not {given}.")
+    if type(steps) is not int or steps < 1:
+        raise ConfigError(f"onboard_steps must be a whole number of at least 1, not {steps}.")
+
+
+def find_newcomers(experiment: Experiment, who: str) -> list[ClientData]:
+    """Finds the newcomers that the user names; see :func:`onboard`."""
+    known = experiment.data.newcomers
+    if who in known:
+        found = [known[who]]
+    elif who == "all" and known:
+        found = list(known.values())
+    elif "/" in who or Path(who).exists():
+        found = [hospital_at(experiment, Path(who).expanduser())]
+    else:
+        trained = who in experiment.data.clients
+        what = "took part in training" if trained else f"is no newcomer{did_you_mean(who, known)}"
+        there = f"the newcomers are {', '.join(known)}"
+        if not known:
+            there = (
+                f"the run in {experiment.folder} kept no client out of training; train with "
+                "newcomers=[CLIENT]"
+            )
+        raise ConfigError(
+            f"onboard={who} {what}; {there}, or name a folder of data such as "
+            "onboard=/path/to/hospital."
+        )
+    for client in found:
+        if not client.patients["test"]:
+            raise DataError(
+                f"Hospital {client.id} has no test patient, so that nothing could be measured; "
+                "give it at least 2 patients."
+            )
+    return found
+
+
+def hospital_at(experiment: Experiment, path: Path) -> ClientData:
+    """Reads the data of a hospital that the run has never seen, all of it one client.
+
+    Args:
+        experiment: The run, whose data configuration says how to read and to split.
+        path: What ``data.path`` would be.
+
+    Raises:
+        ConfigError: If the run's data have no path.
+        DataError: If there is nothing, or it has other channels or classes.
+    """
+    config: DictConfig = experiment.config.copy()
+    if "path" not in config.data:
+        raise ConfigError(
+            f"onboard={path}: the data of this run are generated, so that no other hospital's can "
+            "be read; train with newcomers=[CLIENT]."
+        )
+    if not path.exists():
+        raise DataError(f"onboard={path} does not exist; name a file or folder of patients.")
+    config.data.path = str(path)
+    one = {"_target_": f"{RoundRobin.__module__}.RoundRobin", "num_clients": 1}
+    config.data.partition = one
+    data: FederatedDataModule = build(config.data)
+    if isinstance(data, TabularDataModule) and isinstance(experiment.data, TabularDataModule):
+        data.pooled_scaler = experiment.data.pooled_scaler
+    data.setup()
+    for name in ("channel_names", "class_names"):
+        own, needed = getattr(data, name), getattr(experiment.data, name)
+        if own != needed:
+            raise DataError(
+                f"{path} has the {name.split('_')[0]} names {', '.join(own)}, the run has "
+                f"{', '.join(needed)}; a hospital that joins needs the same, in the same order."
+            )
+    return replace(next(iter(data.clients.values())), id=path.stem)
+
+
+def _measured(module: FederatedModule, data: ClientData, k: int, rule: Rule) -> Row | None:
+    """One row; none where nothing arrives that could be tuned."""
+    rules, client = rules_of(module.federation.algorithm), newcomer(module.federation, data)
+    started = time.process_time()
+    ledger = Ledger()
+    if rule == "local":
+        client.begin(0, "join", 0)
+        model = rules.alone(client)
+    else:
+        message, ledger = exchange(module.federation, client)
+        if rule == "fine_tuning" and not message.parts:
+            return None
+        learn = rules.onboard if rule == "own" else rules.fine_tune
+        model = learn(client, message)
+    seconds = time.process_time() - started
+    module.local.load(model)
+    batches = (to_device(batch, module.device) for batch in data.eval_batches("test"))
+    metrics = module.task.evaluate(batches, test=True)
+    sent = {way: ledger.total(direction=way) for way in ("up", "down")}
+    patients = len(data.patients["train"])
+    return Row(data.id, k, patients, data.num_samples, rule, metrics, seconds, **sent)

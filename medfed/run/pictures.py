@@ -1,0 +1,220 @@
+"""Pictures of one run: metrics over rounds, what travelled, memberships in canonical models."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from medfed.common.figures import legend_above, legend_right, stacked_bars
+from medfed.common.scores import Record
+from medfed.federation.wire.ledger import Ledger
+from medfed.run.experiment import Experiment
+from medfed.run.folder import read_predictions
+from medfed.run.memberships import Floats, Memberships, leaf_order, matched, served
+
+_PARTS = ("#0072B2", "#56B4E9", "#009E73", "#D55E00", "#E69F00", "#CC79A7", "#F0E442", "0.5")
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "0.4")
+_NAMES = 45  # clients, at most, whose names are written
+
+
+def metric_curves(history: Sequence[Record], metric: str, selected: int | None = None) -> Figure:
+    """Draws one line per client and their mean against the round.
+
+    Args:
+        history: Validation metrics of every evaluated round.
+        metric: The metric's name.
+        selected: The round that validation selected, marked by a vertical line.
+    """
+    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
+    axes = figure.subplots()
+    clients = list(dict.fromkeys(r.client for r in history))
+    rounds = sorted({r.round for r in history})
+    many = len(clients) > 8
+    values = {(r.round, r.client): r.metrics[metric] for r in history}
+    table = np.array([[values.get((n, c), math.nan) for c in clients] for n in rounds])
+    x = np.array(rounds) + 1
+    for client, line in zip(clients, table.T, strict=True):
+        style: dict[str, Any] = (
+            {"color": "0.6", "lw": 0.8} if many else {"lw": 1.4, "label": client}
+        )
+        axes.plot(x, line, marker="." if len(rounds) < 30 else None, **style)
+    known = ~np.all(np.isnan(table), axis=1)
+    mean = np.full(len(rounds), np.nan)
+    mean[known] = np.nanmean(table[known], axis=1)
+    axes.plot(x, mean, color="black", lw=2.2, ls="--", label="mean")
+    if selected is not None:
+        axes.axvline(selected + 1, color="black", lw=0.8, ls=":", label="selected round")
+    axes.set(xlabel="round", ylabel=f"validation {metric}")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(alpha=0.3)
+    legend_right(axes, fontsize=8)
+    return figure
+
+
+def bytes_per_client(ledger: Ledger) -> Figure:
+    """Draws what each client sent and received, by part."""
+    clients = dict.fromkeys(e.client for e in ledger.entries)
+    sums = ledger.totals("client", "direction", "part")
+    kinds = sorted({(e.direction, e.part) for e in ledger.entries})
+    arrows = {"up": "to server", "down": "to client"}
+    figure = Figure(figsize=(6.4, 0.9 + 0.32 * len(clients) + 0.8), layout="constrained")
+    axes = figure.subplots()
+    values = {
+        f"{part}, {arrows[way]}": {c: sums.get((c, way, part), 0) / 1e6 for c in clients}
+        for way, part in kinds
+    }
+    stacked_bars(axes, values, _PARTS)
+    axes.invert_yaxis()
+    axes.set(xlabel="megabytes in the whole run")
+    legend_above(axes, 2)
+    return figure
+
+
+def draw_run(experiment: Experiment, found: Memberships | None) -> dict[str, Figure | None]:
+    """Draws all pictures of a run; None stands where there is nothing to draw.
+
+    Args:
+        experiment: The finished run.
+        found: The memberships of its clients, where there are canonical models.
+    """
+    evaluation, federation = experiment.evaluation, experiment.module.federation
+    figures: dict[str, Figure | None] = {"bytes": None}
+    if evaluation.history:
+        figures[f"val_{evaluation.metric}"] = metric_curves(
+            evaluation.history, evaluation.metric, evaluation.best_round()
+        )
+    if federation.ledger.total():
+        figures["bytes"] = bytes_per_client(federation.ledger)
+    figures |= federation.pictures()
+    method = type(federation.algorithm).__name__.lower()
+    if cases := read_predictions({method: experiment.folder}):
+        figures["contours"] = experiment.task.picture(cases)
+    return figures if found is None else {**figures, **membership_figures(found)}
+
+
+def membership_figures(found: Memberships) -> dict[str, Figure]:
+    """Draws the memberships of the selected round and over rounds, and what each model serves."""
+    order = leaf_order(found.rows)
+    return {
+        "memberships": selected_heatmap(found, order),
+        "memberships_over_rounds": heatmap_over_rounds(found, order),
+        "memberships_serve": bars_of_what_is_served(found, order),
+    }
+
+
+def selected_heatmap(found: Memberships, order: Sequence[int]) -> Figure:
+    """Draws a row per client, beside the true mixtures where they are known.
+
+    The memberships are those of the selected round, as the exported models have them.
+
+    Args:
+        found: The memberships.
+        order: Positions of the clients, top to bottom.
+    """
+    panels = [(_title(found), found.rows)]
+    if found.truth is not None:
+        own = matched(found.rows, found.truth)
+        width = own.shape[1] - found.truth.shape[1]
+        panels = [
+            (f"found ({panels[0][0]}),\nrenumbered", own),
+            ("true mixtures", np.pad(found.truth, ((0, 0), (0, width)))),
+        ]
+    models = panels[0][1].shape[1]
+    figure, row = _heatmaps(found, order, panels, 1.6 + len(panels) * (1.4 + 0.5 * models))
+    for axes in row:
+        axes.set_xticks(range(models))
+        axes.set_xlabel("canonical model")
+    return figure
+
+
+def heatmap_over_rounds(found: Memberships, order: Sequence[int]) -> Figure:
+    """Draws a panel per canonical model: a row per client, a column per round.
+
+    A line marks the selected round where it is not the last one.
+    """
+    models = found.rows.shape[1]
+    panels = [(f"canonical model {k}", found.history[:, :, k].T) for k in range(models)]
+    figure, row = _heatmaps(found, order, panels, 2.6 + 2.1 * models)
+    for axes in row:
+        if found.round != found.final:
+            axes.axvline(found.round, color="white", lw=2.6)
+            axes.axvline(found.round, color="black", lw=1.2, ls="--")
+        axes.set_xlabel("round")
+        axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+    if found.round != found.final:
+        figure.suptitle(f"Memberships over rounds (dashed: {_title(found)})", fontsize=10)
+    return figure
+
+
+def bars_of_what_is_served(found: Memberships, order: Sequence[int]) -> Figure:
+    """Draws a row per canonical model: the labels, channels and clients that it serves.
+
+    A tick at each bar is what a model would have that served all clients alike. Labels are left out
+    where there is only one (a continuous outcome), channels where every client has all of them.
+    """
+    columns: list[tuple[str, Floats, tuple[str, ...]]] = []
+    if len(found.label_names) > 1:
+        columns.append(("labels", found.labels, found.label_names))
+    if not found.channels.all():
+        counts = found.channels * found.samples[:, None]
+        columns.append(("channels", counts, found.channel_names))
+    ordered = np.diag(found.samples)[:, list(order)]
+    columns.append(("clients", ordered, tuple(found.clients[i] for i in order)))
+    models = found.rows.shape[1]
+    figure = Figure(figsize=(2.0 + 4.2 * len(columns), 1.5 + 1.5 * models), layout="constrained")
+    grid = figure.subplots(models, len(columns), squeeze=False, sharex="col", sharey="col")
+    for j, (title, counts, names) in enumerate(columns):
+        shares, everyone = served(found, counts), counts.sum(0) / counts.sum()
+        x = np.arange(len(names))
+        for k in range(models):
+            axes = grid[k, j]
+            axes.bar(x, shares[k], color=_COLOURS[k % len(_COLOURS)], width=0.8)
+            axes.hlines(everyone, x - 0.45, x + 0.45, color="0.2")
+            axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+            axes.margins(x=0.02)
+            axes.grid(axis="y", alpha=0.3)
+            if j == 0:
+                weight = found.samples @ found.rows[:, k] / found.samples.sum()
+                axes.set_ylabel(f"model {k}\n({weight:.0%} of all)", fontsize=9)
+        grid[0, j].set_title(title, fontsize=10)
+        shown = names if len(names) <= _NAMES else ()
+        upright = max(map(len, names)) <= 3
+        grid[-1, j].set_xticks(x[: len(shown)], shown, fontsize=7, rotation=0 if upright else 90)
+    figure.suptitle(
+        "Share of what each canonical model serves, weighted by membership\n"
+        f"({_title(found)}; lines: of all clients)",
+        fontsize=10,
+    )
+    return figure
+
+
+def _title(found: Memberships) -> str:
+    """Says which round is shown, and that it was selected where it is not the last one."""
+    if found.round == found.final:
+        return f"after round {found.final}"
+    return f"round {found.round}, selected"
+
+
+def _heatmaps(
+    found: Memberships, order: Sequence[int], panels: Sequence[tuple[str, Floats]], width: float
+) -> tuple[Figure, list[Axes]]:
+    """Draws a row per client in every panel, and names the clients, if they are not too many."""
+    figure = Figure(figsize=(width, min(1.6 + 0.21 * len(order), 9.5)), layout="constrained")
+    row = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0].tolist()
+    scale = {"cmap": "viridis", "vmin": 0, "vmax": 1}
+    for axes, (title, values) in zip(row, panels, strict=True):
+        image = axes.imshow(values[list(order)], aspect="auto", interpolation="nearest", **scale)
+        axes.set_title(title, fontsize=10)
+    if len(order) <= _NAMES:
+        row[0].set_yticks(range(len(order)), [found.clients[i] for i in order], fontsize=7)
+    else:
+        row[0].set_yticks([])
+        row[0].set_ylabel(f"{len(order)} clients, like ones next to each other")
+    figure.colorbar(image, ax=row, label="membership")
+    return figure, row

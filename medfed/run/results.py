@@ -1,0 +1,221 @@
+"""What a finished run leaves: files, a table, pictures, and the last word to a logger."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pytorch_lightning.loggers import Logger, WandbLogger
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from medfed.common.console import say, size, wide_console
+from medfed.common.figures import save_figures
+from medfed.common.files import write_json, write_text
+from medfed.common.scores import Record, federation_statistics, metrics_csv, smaller_is_better
+from medfed.federation.lightning.collect import gather_named, rank
+from medfed.federation.lightning.module import FederatedModule
+from medfed.models.regions import slice_with_most
+from medfed.models.task import TaskModule
+from medfed.run.experiment import Experiment
+from medfed.run.folder import save_prediction, save_tensors
+from medfed.run.memberships import Memberships, membership_line
+
+
+def write_hashes(module: FederatedModule, folder: Path) -> None:
+    """Writes the hashes of all states after the last round; a collective call."""
+    own = module.federation.digests()
+    raw = {k: v.encode() for k, v in own.items() if k.removeprefix("client/") in module.owned}
+    hashes = {"server": own["server"]}
+    gathered = gather_named(raw, module.device)
+    hashes |= {f"client/{c}": gathered[f"client/{c}"].decode() for c in module.federation.ids}
+    if rank() == 0:
+        write_json(folder / "hashes.json", hashes)
+
+
+def write(experiment: Experiment, memberships: Tensor | None = None) -> dict[str, Any]:
+    """Writes models, metrics, ledger, summary and pictures; a collective call.
+
+    Args:
+        experiment: The finished run.
+        memberships: (R + 1, N, K) memberships in canonical models over rounds, if there are any.
+
+    Returns:
+        The summary.
+    """
+    module, folder = experiment.module, experiment.folder
+    federation = module.federation
+    for client in module.owned:
+        model, centers = federation.personal_model(client), federation.centers(client)
+        save_tensors(folder / "models" / f"{client}.safetensors", model)
+        if centers:  # of quantised parameters
+            save_tensors(folder / "centers" / f"{client}.safetensors", centers)
+    save_predictions(module, experiment.task, folder)
+    steps = module.gather_steps()
+    experiment.trainer.strategy.barrier("results")
+    best = experiment.evaluation.best_round()
+    federation.count_delivery(module.next_round)
+    summary = summarise(experiment, best, {c: steps[c] for c in federation.ids})
+    if rank() == 0:
+        from medfed.run.pictures import draw_run  # late: before the end, nothing is drawn
+
+        test = [Record(best or 0, c, m) for c, m in experiment.evaluation.test.items()]
+        write_text(folder / "metrics.csv", metrics_csv(experiment.evaluation.history, test))
+        write_text(folder / "ledger.csv", federation.ledger.to_csv())
+        found = None
+        if memberships is not None:
+            # The start stands before the rounds.
+            selected = None if best is None else best + 1
+            found = Memberships.of(experiment.data, memberships, selected)
+            summary["memberships"] = found.summary()
+            write_text(folder / "memberships.csv", found.to_csv())
+        write_json(folder / "summary.json", summary)
+        pictures = save_figures(folder / "pictures", draw_run(experiment, found))
+        end_logging(experiment.trainer.logger, pictures)
+        print_summary(summary, folder)
+    return summary
+
+
+def summarise(experiment: Experiment, best: int | None, steps: dict[str, int]) -> dict[str, Any]:
+    """Returns what ``summary.json`` holds, in a form that survives JSON."""
+    test = experiment.evaluation.test
+    ledger, ways = experiment.module.federation.ledger, ("up", "down")
+    parts = ledger.totals("direction", "part")
+    return {
+        "name": experiment.config.name,
+        "algorithm": type(experiment.module.federation.algorithm).__name__.lower(),
+        "selection": list(experiment.task.selection),
+        "selected_round": best,
+        "rounds": experiment.module.next_round,
+        "clients": dict(test),
+        "federation": over_clients(test),
+        "bytes": {d: ledger.total(direction=d) for d in ways},
+        "bytes_by_part": {f"{d}/{p}": count for (d, p), count in parts.items()},
+        "savings": {d: ledger.savings(direction=d) for d in ways} | {"both": ledger.savings()},
+        "savings_by_part": {f"{d}/{p}": ledger.savings(direction=d, part=p) for d, p in parts},
+        "bytes_by_client": {
+            c: {d: ledger.total(client=c, direction=d) for d in ways} for c in test
+        },
+        "steps": steps,
+    }
+
+
+def over_clients(clients: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """Returns the statistics over clients of each metric.
+
+    Args:
+        clients: The metrics of each client.
+    """
+    return {
+        n: federation_statistics([m[n] for m in clients.values()], smaller_is_better(n))
+        for n in next(iter(clients.values()))
+    }
+
+
+def print_summary(summary: dict[str, Any], folder: Path, console: Console | None = None) -> None:
+    """Prints the test metrics per client and for the federation, and what travelled."""
+    console = console or wide_console()
+    columns = [n for n in next(iter(summary["clients"].values())) if "/" not in n]
+    table = Table(
+        title=f"{summary['name']}, {summary['algorithm']}: {summary.get('split', 'test')} metrics "
+        f"of round {(summary['selected_round'] or 0) + 1} of {summary['rounds']} "
+        f"(selected by validation {summary['selection'][0]})"
+    )
+    for name in ("client", *columns, "steps", "up", "down"):
+        table.add_column(name, justify="left" if name == "client" else "right")
+    for client, metrics in summary["clients"].items():
+        sent = summary["bytes_by_client"][client]
+        values = [f"{metrics[n]:.4f}" for n in columns]
+        steps = str(summary["steps"][client])
+        table.add_row(client, *values, steps, size(sent["up"]), size(sent["down"]))
+    table.add_section()
+    for row in ("mean", "sd", "worst"):
+        values = [f"{summary['federation'][n][row]:.4f}" for n in columns]
+        total = [size(summary["bytes"][d]) for d in ("up", "down")] if row == "mean" else ["", ""]
+        table.add_row(row, *values, "", *total)
+    console.print(table)
+    say(console, sent_line(summary))
+    if "memberships" in summary:
+        say(console, membership_line(summary["memberships"]))
+    say(console, f"Results and pictures: {folder}")
+
+
+def sent_line(summary: dict[str, Any]) -> str:
+    """Says what travelled, and how many times less that is than with fp32.
+
+    Example:
+        >>> sent = {"bytes": {"up": 1_000_000, "down": 0}, "savings": {"up": 31.96, "down": 1.0}}
+        >>> sent_line(sent)
+        'Sent up 1.0 MB (32.0x less than fp32), down 0 B.'
+    """
+    parts = []
+    for direction, count in summary["bytes"].items():
+        factor = summary["savings"][direction]
+        note = f" ({factor:.1f}x less than fp32)" if round(factor, 1) != 1 else ""
+        parts.append(f"{direction} {size(count)}{note}")
+    return f"Sent {', '.join(parts)}."
+
+
+def save_predictions(module: FederatedModule, task: TaskModule, folder: Path) -> None:
+    """Writes one test slice per client with its prediction, for pictures that compare methods.
+
+    Only tasks that label every pixel have something to show.
+    """
+    for client in module.owned:
+        module.local.load(module.federation.personal_model(client))
+        batch = next(iter(module.federation.clients[client].data.eval_batches("test")))
+        if batch["label"].ndim < 4:
+            return
+        image, label = batch["image"], batch["label"]
+        if label.ndim == 5:  # volumes: their axial slices
+            image, label = (t[0].permute(3, 0, 1, 2) for t in (image, label))
+            volume = task.predict({k: v[:1] for k, v in batch.items()})
+            index = slice_with_most(label)
+            probability = volume[0].permute(3, 0, 1, 2)[index]
+        else:
+            index = slice_with_most(label)
+            probability = task.predict({k: v[index : index + 1] for k, v in batch.items()})[0]
+        save_prediction(folder, client, image[index], label[index], probability)
+
+
+def wandb_logger(
+    project: str, name: str | None, save_dir: str, offline: bool | None = None
+) -> WandbLogger:
+    """Returns a W&B logger that needs no network and no login unless a key is set.
+
+    Args:
+        project: The W&B project.
+        name: The run's name; ``None`` to have one chosen.
+        save_dir: Where offline runs are kept.
+        offline: ``None`` means offline unless ``WANDB_API_KEY`` is set.
+    """
+    if offline is None:
+        offline = not os.environ.get("WANDB_API_KEY")
+    os.environ.setdefault("WANDB_SILENT", "true")
+    return WandbLogger(project=project, name=name, save_dir=save_dir, offline=offline)
+
+
+def no_logger() -> bool:
+    """Returns what makes Lightning log nothing (its default would be TensorBoard, if installed).
+
+    Example:
+        >>> no_logger()
+        False
+    """
+    return False
+
+
+def end_logging(logger: Logger | bool | None, pictures: Mapping[str, Path]) -> None:
+    """Sends pictures to W&B and ends its process; other loggers have no use for it.
+
+    Args:
+        logger: The run's logger.
+        pictures: Name to picture file.
+    """
+    if isinstance(logger, WandbLogger):
+        for name, path in pictures.items():
+            logger.log_image(key=name, images=[str(path)])
+        logger.experiment.finish()

@@ -1,0 +1,36 @@
+"""A whole run: fit, test once, write it all down."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from omegaconf import DictConfig
+
+from medfed.federation.lightning.checkpoint import last_whole
+from medfed.run import results
+from medfed.run.experiment import Experiment, build_experiment, test_selected
+
+
+def train(config: DictConfig) -> tuple[dict[str, Any], Experiment]:
+    """Runs or resumes an experiment.
+
+    The round with the best validation score is selected; the test split is read once, at the end.
+
+    Args:
+        config: The composed configuration.
+
+    Returns:
+        The summary that ``summary.json`` holds, and the objects.
+
+    Raises:
+        MedfedError: If something does not fit; see :func:`build_experiment`.
+    """
+    experiment = build_experiment(config)
+    checkpoints = experiment.folder / "checkpoints"
+    start = last_whole(checkpoints) if config.resume is not None else None
+    experiment.trainer.fit(experiment.module, ckpt_path=start, weights_only=True)
+    results.write_hashes(experiment.module, experiment.folder)
+    # Of all rounds: the state of the selected round knows none of the later ones.
+    memberships = experiment.module.federation.memberships()
+    test_selected(experiment)
+    return results.write(experiment, memberships), experiment

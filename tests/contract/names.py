@@ -1,0 +1,60 @@
+"""What the contract is tested on: methods and codecs that ship, and those of plugin folders.
+
+    pytest tests/contract --plugins FOLDER
+
+A plugin folder is what ``plugins=FOLDER`` takes: modules, and yamls under ``configs/algorithm`` and
+``configs/codec``. The folders travel in an environment variable, so that test workers and ranks
+know them, too.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from medfed.config.compose import CONFIG_DIR, load
+
+PLUGINS = "MEDFED_TEST_PLUGINS"
+
+
+def algorithm_yamls() -> dict[str, Path]:
+    """Name to file of every method."""
+    return _yamls("algorithm")
+
+
+def codec_yamls() -> dict[str, Path]:
+    """Name to file of every codec."""
+    return _yamls("codec")
+
+
+def partition_yamls() -> list[Path]:
+    """The configurations of partitions."""
+    return list(_yamls("partition").values())
+
+
+def data_yamls() -> list[Path]:
+    """The configurations of data."""
+    return list(_yamls("data").values())
+
+
+def load_algorithm(name: str, rounds: int) -> DictConfig:
+    """The section of a method as its yaml has it, in a run of so many rounds."""
+    plugins = f"plugins=[{','.join(_folders())}]"
+    return load([plugins, f"algorithm={name}", f"rounds={rounds}"]).algorithm
+
+
+def _folders() -> list[str]:
+    return [folder for folder in os.environ.get(PLUGINS, "").split(os.pathsep) if folder]
+
+
+def _yamls(group: str) -> dict[str, Path]:
+    found = {p.stem: p for p in sorted((CONFIG_DIR / group).glob("*.yaml"))}
+    for folder in _folders():
+        if folder not in sys.path:
+            sys.path.append(folder)
+        root = Path(folder, "configs") if Path(folder, "configs").is_dir() else Path(folder)
+        found |= {p.stem: p for p in sorted((root / group).glob("*.yaml"))}
+    return found

@@ -1,0 +1,275 @@
+"""Masks: those of the evaluation after training, on the scan's own grid, and of MONAI's bundle."""
+
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+import torch
+from nibabel.orientations import axcodes2ornt, io_orientation, ornt_transform
+
+from medfed.common.errors import DataError, MedfedError
+from medfed.datamodules import patches
+from medfed.datamodules.readers.nifti import load_ras
+from medfed.delivery.predict.masks import label_codes, label_map
+from medfed.delivery.predict.outputs import save_like
+
+ORIENTATIONS = [
+    "".join(signs[axis] for signs, axis in zip(choice, order, strict=True))
+    for order in itertools.permutations(range(3))
+    for choice in itertools.product(("RAS", "LPI"), repeat=3)
+]
+
+
+def scans(hospital):
+    """The files of the client's test patients, and their ids."""
+    patients = hospital.data.plans[hospital.client].patients["test"]
+    return {p: hospital.data._patients[p].files["image"] for p in patients}
+
+
+def turned(source: Path, codes: str, target: Path) -> nib.Nifti1Image:
+    image = nib.load(source)
+    turn = ornt_transform(io_orientation(image.affine), axcodes2ornt(codes))
+    nib.save(image.as_reoriented(turn), target)
+    return nib.load(target)
+
+
+@pytest.mark.parametrize("name", ["slices", "windows"])
+def test_probabilities_are_those_of_the_evaluation(name, hospital, tmp_path):
+    made = hospital(name)
+    plan = made.data.plans[made.client]
+    assert plan.channels.all() == (name == "windows")  # with a missing contrast, and without
+    for case, (patient, file) in enumerate(scans(made).items()):
+        mask = tmp_path / f"{patient}.nii.gz"
+        made.predict(input=file, output=mask, probabilities="true")
+        batch = made.data.evaluation_block(patient, case, plan)
+        expected = made.task.predict(batch)
+        found = load_ras(tmp_path / f"{patient}_probabilities.nii.gz")
+        if name == "slices":
+            brain = (made.data.scans.read(made.data._patients[patient])["image"] != 0).any(0)
+            chosen = patches.brain_slices(brain)
+            assert found.sum((0, 1, 2)).nonzero().ravel().tolist() == chosen.tolist()
+            found = patches.axial(found, chosen)
+        else:
+            found = found[None]
+        assert expected.std() > 1e-3
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+        regions = load_ras(mask)[0] > 0
+        assert 0 < regions.float().mean() < 1
+        if name == "windows":
+            assert torch.equal(regions[None, None], expected > 0.5)
+
+
+@pytest.mark.parametrize("codes", ["RAS", "LPS", "SAR", "PIL", "IRP"])
+def test_a_turned_scan_gets_the_same_mask_turned(codes, hospital, tmp_path):
+    made = hospital("windows")
+    file = next(iter(scans(made).values()))
+    scan = turned(file, codes, tmp_path / "scan.nii")
+    made.predict(input=file, output=tmp_path / "straight.nii.gz")
+    made.predict(input=tmp_path / "scan.nii", output=tmp_path / "mask.nii")
+    mask = nib.load(tmp_path / "mask.nii")
+    assert (mask.shape, mask.get_data_dtype()) == (scan.shape[:3], np.uint8)
+    np.testing.assert_array_equal(mask.affine, scan.affine)
+    assert "".join(nib.aff2axcodes(mask.affine)) == codes
+    for key in ("qform_code", "sform_code", "xyzt_units"):
+        assert mask.header[key] == scan.header[key]
+    np.testing.assert_array_equal(mask.header["pixdim"][1:4], scan.header["pixdim"][1:4])
+    straight = nib.load(tmp_path / "straight.nii.gz")
+    turn = ornt_transform(io_orientation(straight.affine), axcodes2ornt(codes))
+    expected = np.asarray(straight.as_reoriented(turn).dataobj)
+    assert 0 < expected.sum() < expected.size
+    np.testing.assert_array_equal(np.asarray(mask.dataobj), expected)
+
+
+@pytest.mark.parametrize("codes", ORIENTATIONS)
+def test_every_voxel_keeps_its_place_in_space(codes, tmp_path):
+    """By the affines alone: a point of space has the value that the RAS array has there."""
+    rng = np.random.default_rng(0)
+    affine = np.diag([1.0, 2.0, 3.0, 1.0])
+    affine[:3, 3] = 5, -7, 11
+    ras = rng.integers(0, 200, (3, 4, 5), dtype=np.uint8)
+    nib.save(nib.Nifti1Image(np.zeros((3, 4, 5), np.float32), affine), tmp_path / "ras.nii")
+    turned(tmp_path / "ras.nii", codes, tmp_path / "scan.nii")
+    save_like(ras, tmp_path / "scan.nii", tmp_path / "mask.nii", note="1 whole")
+    mask = nib.load(tmp_path / "mask.nii")
+    for index in np.ndindex(3, 4, 5):
+        world = affine @ [*index, 1]
+        there = np.rint(np.linalg.solve(mask.affine, world))[:3].astype(int)
+        assert mask.dataobj[tuple(there)] == ras[index]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["mask.nii", "ras.nii", "scan.nii"]
+
+
+@pytest.mark.parametrize(
+    "regions",
+    [
+        {"whole": (1, 2, 3), "core": (2, 3), "enhancing": (3,)},  # MSD
+        {"enhancing": (4,), "whole": (1, 2, 4), "core": (1, 4)},  # BraTS, in another order
+        {"whole": (1,)},
+    ],
+)
+def test_label_maps_give_the_training_masks_again(regions):
+    truth = torch.from_numpy(np.random.default_rng(1).choice([0, *regions["whole"]], (5, 6, 7)))
+    masks = {name: torch.isin(truth, torch.tensor(v)) for name, v in regions.items()}
+    codes = label_codes(regions)
+    assert torch.equal(label_map(masks, codes), truth.to(torch.uint8))
+
+
+def test_regions_that_do_not_nest_have_no_common_map():
+    assert label_codes({"left": (1,), "right": (2,)}) is None
+    assert label_codes({"a": (1, 2), "b": (1, 2)}) is None
+    assert label_codes({"whole": (1, 2, 3), "enhancing": (3,)}) == {"whole": 1, "enhancing": 2}
+
+
+def test_a_file_per_contrast_gives_the_mask_of_the_one_file(hospital, tmp_path):
+    made = hospital("slices")
+    file = next(iter(scans(made).values()))
+    image = nib.load(file)
+    case = tmp_path / "cases" / "case_1"
+    case.mkdir(parents=True)
+    present = made.data.preprocessing(made.client)["present"]
+    names = {"FLAIR": "_flair", "T1w": "_t1", "T1gd": "_t1ce", "T2w": "_t2"}
+    for number, name in enumerate(made.data.channel_names):
+        if name in present:  # the contrast that the hospital lacks need not be there
+            voxels = np.asarray(image.dataobj)[..., number]
+            nib.save(nib.Nifti1Image(voxels, image.affine), case / f"case_1{names[name]}.nii.gz")
+    made.predict(input=file, output=tmp_path / "one.nii.gz")
+    made.predict(input=case, output=tmp_path / "several.nii.gz")
+    made.predict(input=tmp_path / "cases", output=tmp_path / "masks")
+    expected = np.asarray(nib.load(tmp_path / "one.nii.gz").dataobj)
+    assert 0 < (expected > 0).mean() < 1
+    for found in ("several.nii.gz", "masks/case_1.nii.gz"):
+        np.testing.assert_array_equal(np.asarray(nib.load(tmp_path / found).dataobj), expected)
+
+
+def test_a_bad_scan_does_not_stop_the_others(hospital, tmp_path, capsys):
+    made = hospital("windows")
+    file = next(iter(scans(made).values()))
+    (tmp_path / "in").mkdir()
+    for name in ("a", "c"):
+        shutil.copy(file, tmp_path / "in" / f"{name}.nii.gz")
+    (tmp_path / "in" / "b.nii.gz").write_bytes(file.read_bytes()[:2000])
+    with pytest.raises(DataError, match=r"^1 of 3 scans could not be predicted, .* are done\.$"):
+        made.predict(input=tmp_path / "in", output=tmp_path / "out", picture="true")
+    said = capsys.readouterr()
+    assert "b.nii.gz is truncated or corrupt" in said.err
+    assert "predicted 3/3" in said.err
+    assert "a.nii.gz" in said.out
+    names = sorted(p.name for p in (tmp_path / "out").iterdir())
+    assert names == ["a.nii.gz", "a.png", "c.nii.gz", "c.png"]
+
+
+def bundle_run(bundle: Path, source: Path, output: Path, tmp_path: Path) -> None:
+    """Runs the bundle by MONAI, in a process that cannot import this package."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\nsys.modules['medfed'] = None  # every import of it fails\n"
+    )
+    overrides = {"bundle_root": bundle, "dataset_dir": source, "output_dir": output}
+    command = [sys.executable, "-m", "monai.bundle", "run", "--config_file"]
+    command += ["configs/inference.json", *(f"--{k}={v}" for k, v in overrides.items())]
+    paths = os.pathsep.join([str(tmp_path), str(bundle)])
+    done = subprocess.run(
+        command,
+        cwd=bundle,
+        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_mask_of_the_bundle_run_by_monai(hospital, tmp_path):
+    pytest.importorskip("fire", reason="monai.bundle run needs fire")
+    made = hospital("slices")
+    patient, file = next(iter(scans(made).items()))
+    (tmp_path / "in").mkdir()
+    shutil.copy(file, tmp_path / "in")
+    bundle_run(made.copy(tmp_path), tmp_path / "in", tmp_path / "monai", tmp_path)
+    made.predict(input=file, output=tmp_path / "mask.nii.gz")
+    theirs = nib.load(tmp_path / "monai" / f"{patient}_pred.nii.gz")
+    ours = nib.load(tmp_path / "mask.nii.gz")
+    np.testing.assert_allclose(theirs.affine, ours.affine, atol=1e-5)
+    regions = torch.from_numpy(np.moveaxis(theirs.get_fdata(), -1, 0)) > 0
+    expected = np.zeros(ours.shape)
+    for region, value in zip(regions, (1, 2, 3), strict=True):  # oedema, non-enhancing, enhancing
+        expected[region.numpy()] = value
+    assert 0 < (expected > 0).mean() < 1
+    np.testing.assert_array_equal(np.asarray(ours.dataobj), expected)
+
+
+def _bad(kind: str, file: Path, folder: Path) -> Path:
+    """A scan that is wrong in one way."""
+    image = nib.load(file)
+    voxels, affine = np.asarray(image.dataobj, dtype=np.float32).copy(), image.affine.copy()
+    path = folder / "scan.nii.gz"
+    if kind == "channels":
+        voxels = voxels[..., :2]
+    elif kind == "spacing":
+        affine[:3, :3] *= 1.5
+    elif kind == "nan":
+        voxels[3, 3, 3, 1] = np.nan
+    elif kind == "flat":
+        voxels = voxels[:, :, 0, 0]
+    elif kind == "empty":
+        voxels[:] = 0
+    elif kind == "five":
+        voxels = voxels[..., None]
+    nib.save(nib.Nifti1Image(voxels, affine), path)
+    return path
+
+
+BAD = {
+    "channels": r"scan.nii.gz has 2 channels, but the model needs 4 \(FLAIR, T1w, T1gd, T2w\)",
+    "spacing": r"scan.nii.gz has voxels of 12 × 14.4 × 21.6 mm, but the model was trained on 8 × ",
+    "nan": r"scan.nii.gz: channel T1w has NaN or infinite voxels; repair the scan",
+    "flat": r"scan.nii.gz has shape \(24, 20\); a volume needs three dimensions",
+    "empty": r"scan.nii.gz has only zero voxels; export the scan again",
+    "five": r"scan.nii.gz has shape \(24, 20, 10, 4, 1\); a scan has three axes, or four with",
+}
+
+
+@pytest.mark.parametrize("kind", sorted(BAD))
+def test_scans_that_contradict_the_metadata(kind, hospital, tmp_path):
+    made = hospital("windows")
+    path = _bad(kind, next(iter(scans(made).values())), tmp_path)
+    with pytest.raises(DataError, match=BAD[kind]):
+        made.predict(input=path, output=tmp_path / "mask.nii.gz")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["scan.nii.gz"]
+
+
+def test_another_spacing_where_it_is_allowed(hospital, tmp_path):
+    made = hospital("windows")
+    path = _bad("spacing", next(iter(scans(made).values())), tmp_path)
+    made.predict(input=path, output=tmp_path / "mask.nii.gz", spacing_tolerance="null")
+    assert nib.load(tmp_path / "mask.nii.gz").shape == (24, 20, 10)
+
+
+def test_places_that_cannot_be_used(hospital, tmp_path):
+    made = hospital("windows")
+    file = next(iter(scans(made).values()))
+    (tmp_path / "none").mkdir()
+    (tmp_path / "mask.nii.gz").write_bytes(b"kept")
+    (tmp_path / "scan.mhd").write_text("")
+    cases = {
+        "is there already; set overwrite=true": (file, "mask.nii.gz"),
+        "of the output does not exist; make it": (file, "missing/mask.nii.gz"),
+        "must be a NIfTI file": (file, "mask.mhd"),
+        "has no NIfTI files": (tmp_path / "none", "masks"),
+        "does not exist; name a scan": (tmp_path / "absent.nii", "mask.nii"),
+        "is no NIfTI file": (tmp_path / "scan.mhd", "mask.nii"),
+        "is the folder of the scans": (tmp_path, "."),
+    }
+    before = sorted(tmp_path.rglob("*"))
+    for sentence, (source, output) in cases.items():
+        with pytest.raises(MedfedError, match=sentence):
+            made.predict(input=source, output=tmp_path / output)
+    with pytest.raises(MedfedError, match="candidates is for"):
+        made.predict(input=file, output=tmp_path / "m.nii", candidates=tmp_path / "c.csv")
+    assert sorted(tmp_path.rglob("*")) == before
+    assert (tmp_path / "mask.nii.gz").read_bytes() == b"kept"
+    made.predict(input=file, output=tmp_path / "mask.nii.gz", overwrite="true")
+    assert nib.load(tmp_path / "mask.nii.gz").shape == (24, 20, 10)

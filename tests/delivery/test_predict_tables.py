@@ -1,0 +1,236 @@
+"""Probabilities of candidates, images and rows: those of the data modules' batches."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from medfed.common.errors import CheckpointError, ConfigError, DataError, MedfedError
+from medfed.delivery.bundle.metadata import METADATA
+from medfed.delivery.bundle.weights import MODEL
+
+
+def read(path):
+    with path.open(newline="") as file:
+        header, *rows = csv.reader(file)
+    return header, rows
+
+
+def write(path, header, rows):
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([header, *rows])
+    return path
+
+
+def chances(rows, classes):
+    return torch.tensor([[float(cell) for cell in row[-classes:]] for row in rows])
+
+
+def expected(made):
+    """Probabilities of the client's test split, by the task on the data module's batches."""
+    batches = list(made.data.clients[made.client].eval_batches("test"))
+    return torch.cat([made.task.predict(batch) for batch in batches])
+
+
+def test_candidates_are_those_of_the_data_module(hospital, tmp_path):
+    made = hospital("candidates")
+    reader, series = made.data.scans, made.data.plans[made.client].patients["test"]
+    rows = [
+        [s, *map(repr, point)] for s in series for point in reader.candidates_of(s).world.tolist()
+    ]
+    header = ["seriesuid", "coordX", "coordY", "coordZ"]
+    candidates = write(tmp_path / "candidates.csv", header, rows)
+    made.predict(input=reader.path, output=tmp_path / "all.csv", candidates=candidates)
+    names, found = read(tmp_path / "all.csv")
+    assert names == [*header, "probability_non-nodule", "probability_nodule"]
+    assert [row[:4] for row in found] == rows
+    wanted = expected(made)
+    assert len(wanted) == len(rows) > 3
+    assert wanted.std() > 1e-3
+    torch.testing.assert_close(chances(found, 2), wanted, atol=1e-5, rtol=0)
+    # One scan alone, and the class that LUNA16's own files have as a last column
+    listed = write(tmp_path / "listed.csv", [*header, "class"], [[*row, "0"] for row in rows])
+    scan = made.data._patients[series[0]].files["header"]
+    made.predict(input=scan, output=tmp_path / "one.csv", candidates=listed)
+    assert read(tmp_path / "one.csv")[1] == [row for row in found if row[0] == series[0]]
+
+
+def test_candidates_that_cannot_be_used(hospital, tmp_path, capsys):
+    made = hospital("candidates")
+    path = made.data.scans.path
+    series = made.data.plans[made.client].patients["test"]
+    good = [[s, *made.data.scans.candidates_of(s).world[0].tolist()] for s in series]
+    header, output = ["seriesuid", "coordX", "coordY", "coordZ"], tmp_path / "out.csv"
+    scan = made.data._patients[series[0]].files["header"]
+
+    def candidates(*rows):
+        return write(tmp_path / "candidates.csv", header, rows)
+
+    outside = [series[0], 9000.0, 0.0, 0.0]
+    cases = {
+        "name them in candidates=FILE.csv": (path, None),
+        r"data row 1: \(9000, 0, 0\) mm lies outside scan": (scan, candidates(outside)),
+    }
+    for sentence, (source, file) in cases.items():
+        with pytest.raises(MedfedError, match=sentence):
+            made.predict(input=source, output=output, candidates=file)
+    with pytest.raises(DataError, match=r"candidates.csv has no candidates of series .*; the scan"):
+        made.predict(input=scan, output=output, candidates=candidates(["1.2.3", 0, 0, 0]))
+    with pytest.raises(DataError, match="is no MetaImage scan"):
+        made.predict(input=tmp_path / "candidates.csv", output=output, candidates=candidates(*good))
+    with pytest.raises(ConfigError, match=r"must be a \.csv file"):
+        made.predict(input=scan, output=tmp_path / "o.nii", candidates=candidates(*good))
+    with pytest.raises(ConfigError, match="picture=true is for segmentation"):
+        made.predict(input=scan, output=output, candidates=candidates(*good), picture="true")
+    metadata = made.copy(tmp_path / "x") / METADATA
+    facts = json.loads(metadata.read_text())
+    facts["medfed"]["spacing_range"] = [[9.0] * 3, [9.0] * 3]
+    metadata.write_text(json.dumps(facts))
+    with pytest.raises(DataError, match="but the model was trained on 9 × 9 × 9 mm; resample"):
+        made.predict(
+            bundle=metadata.parents[1], input=scan, output=output, candidates=candidates(*good)
+        )
+    assert not output.exists()
+    # An absent series does not stop the others
+    with pytest.raises(DataError, match=r"1 of \d scans could not"):
+        made.predict(input=path, output=output, candidates=candidates(*good, ["1.2.3", 0, 0, 0]))
+    assert f"data row {len(good) + 1}: series 1.2.3 has no scan below" in capsys.readouterr().err
+    assert [row[0] for row in read(output)[1]] == series
+
+
+def test_images_are_those_of_the_data_module(hospital, tmp_path):
+    made = hospital("digits")
+    samples, images = made.data.data.samples, made.data.data.images
+    index = [samples.rows[p][0] for p in made.data.plans[made.client].patients["test"]]
+    (tmp_path / "in").mkdir()
+    for place, sample in enumerate(index):
+        if place % 2:
+            Image.fromarray(images[sample, 0]).save(tmp_path / "in" / f"{place:03d}.png")
+        else:
+            np.save(tmp_path / "in" / f"{place:03d}.npy", images[sample])
+    made.predict(input=tmp_path / "in", output=tmp_path / "out.csv")
+    header, rows = read(tmp_path / "out.csv")
+    assert header == ["image", *(f"probability_{d}" for d in range(10))]
+    assert [row[0][:3] for row in rows] == [f"{place:03d}" for place in range(len(index))]
+    torch.testing.assert_close(chances(rows, 10), expected(made), atol=1e-5, rtol=0)
+
+
+def test_images_that_training_never_saw(hospital, tmp_path):
+    made = hospital("digits")
+    colour = np.zeros((8, 8, 3), np.uint8)
+    colour[..., 0] = 16
+    Image.fromarray(np.zeros((9, 8), np.uint8)).save(tmp_path / "size.png")
+    Image.fromarray(colour).save(tmp_path / "colour.png")
+    Image.fromarray(np.full((8, 8), 255, np.uint8)).save(tmp_path / "range.png")
+    (tmp_path / "torn.png").write_bytes((tmp_path / "size.png").read_bytes()[:30])
+    np.save(tmp_path / "shape.npy", np.zeros((8, 8), np.uint8))
+    (tmp_path / "none").mkdir()
+    cases = {
+        "size.png": r"has 9 × 8 pixels, but the model was trained on 8 × 8; resample the image",
+        "colour.png": "is coloured, but the model was trained on grey images",
+        "range.png": "has values up to 255, but white was 16 in training; scale the image",
+        "torn.png": "cannot be read as an image",
+        "shape.npy": r"is uint8 \(8, 8\), but the model takes uint8 \(1, 8, 8\)",
+        "none": "has no images",
+        "absent.png": "does not exist; name an image",
+    }
+    for name, sentence in cases.items():
+        with pytest.raises(DataError, match=sentence):
+            made.predict(input=tmp_path / name, output=tmp_path / "out.csv")
+    assert not (tmp_path / "out.csv").exists()
+
+
+def test_rows_are_those_of_the_data_module(hospital, tmp_path):
+    made = hospital("table")
+    table, samples = made.data.table, made.data.samples
+    index = [r for p in made.data.plans[made.client].patients["test"] for r in samples.rows[p]]
+    # Columns in another order, with one that is no feature
+    order = np.random.default_rng(0).permutation(len(table.names))
+    header = ["patient", *(table.names[i].upper() for i in order)]
+    values = [[f"p{r}", *map(repr, table.features[r, order].tolist())] for r in index]
+    source = write(tmp_path / "in.csv", header, values)
+    made.predict(input=source, output=tmp_path / "out.csv")
+    names, rows = read(tmp_path / "out.csv")
+    assert names == ["row", "patient", "probability_benign", "probability_malignant"]
+    assert [row[:2] for row in rows] == [[str(n), f"p{r}"] for n, r in enumerate(index, start=1)]
+    wanted = expected(made)
+    assert wanted.std() > 1e-2
+    torch.testing.assert_close(chances(rows, 2), wanted, atol=1e-5, rtol=0)
+
+
+def test_missing_cells_and_columns(hospital, tmp_path):
+    made = hospital("table")
+    table = made.data.table
+    features = table.features[:3].copy()
+    cells = [[repr(v) for v in row] for row in features.tolist()]
+    cells[1][4] = "?"
+    made.predict(input=write(tmp_path / "in.csv", table.names, cells), output=tmp_path / "out.csv")
+    low, high = (np.array(made.data.scalers[made.client].__dict__[k]) for k in LIMITS)
+    scaled = np.clip(2 * (features - low) / (high - low) - 1, -1, 1)  # by hand
+    missing = np.zeros_like(scaled)
+    scaled[1, 4], missing[1, 4] = 0, 1
+    rows = torch.from_numpy(np.concatenate([scaled, missing], axis=1)).float()
+    wanted = made.task.predict({"image": rows})
+    found = chances(read(tmp_path / "out.csv")[1], 2)
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
+    write(tmp_path / "bad.csv", table.names[1:], [row[1:] for row in cells])
+    with pytest.raises(DataError, match=f"bad.csv lacks the column {table.names[0]}; it needs"):
+        made.predict(input=tmp_path / "bad.csv", output=tmp_path / "other.csv")
+    cells[2][0] = "high"
+    write(tmp_path / "bad.csv", table.names, cells)
+    with pytest.raises(DataError, match="data row 3, column mean radius: 'high' is not a number"):
+        made.predict(input=tmp_path / "bad.csv", output=tmp_path / "other.csv")
+    assert not (tmp_path / "other.csv").exists()
+
+
+LIMITS = ("data_min_", "data_max_")
+
+
+def test_a_bundle_that_is_not_as_exported(hospital, tmp_path):
+    made = hospital("table")
+    output, bundle = tmp_path / "out.csv", made.copy(tmp_path)
+    source = write(tmp_path / "in.csv", made.data.table.names, [["1"] * 30])
+    metadata, weights = bundle / METADATA, bundle / MODEL
+    text, raw = metadata.read_text(), weights.read_bytes()
+
+    def refused(sentence):
+        with pytest.raises(CheckpointError, match=sentence):
+            made.predict(bundle=bundle, input=source, output=output)
+
+    weights.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
+    refused("is not the file that was exported")
+    weights.write_bytes(raw)
+    metadata.write_text(text.replace('"format_version": 1', '"format_version": 2'))
+    refused("has version 2, but this program reads version 1")
+    facts = json.loads(text)
+    del facts["medfed"]["channels"]
+    metadata.write_text(json.dumps(facts))
+    refused("metadata.json says nothing of channels; export the bundle anew")
+    facts = json.loads(text)
+    facts["medfed"]["input"]["kind"] = "smells"
+    metadata.write_text(json.dumps(facts))
+    refused("inputs of the kind smells, which this program does not know")
+    with pytest.raises(CheckpointError, match="is no bundle"):
+        made.predict(bundle=tmp_path / "nothing", input=source, output=output)
+    assert not output.exists()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "sentence"),
+    [
+        ("batch_size", "0", "batch_size=0 must be 1 or more"),
+        ("threshold", "1.5", r"threshold=1.5 must lie in \[0, 1\)"),
+        ("spacing_tolerance", "-1", "spacing_tolerance=-1 must be 0 or more"),
+        ("device", "abacus", "device=abacus cannot be used on this machine"),
+        ("overwrite", "maybe", "overwrite must be true or false, not 'maybe'"),
+        ("treshold", "0.5", r"Unknown key 'treshold' \(did you mean threshold"),
+    ],
+)
+def test_options_that_cannot_be_used(key, value, sentence, hospital, tmp_path):
+    with pytest.raises(ConfigError, match=sentence):
+        hospital("table").predict(
+            input=tmp_path / "in.csv", output=tmp_path / "o.csv", **{key: value}
+        )

@@ -1,0 +1,26 @@
+"""Compiled code is imported on first use: a run in fp32 never waits for it."""
+
+import subprocess
+import sys
+
+CODE = """
+import pkgutil, sys, torch
+from medfed.federation.lightning.module import FederatedModule
+from medfed.federation.wire import codecs
+from medfed.federation.wire.cer import CER
+from medfed.federation.wire.channel import Channel
+from medfed.federation.wire.link import Link
+from medfed.federation.wire.message import Message
+for module in pkgutil.iter_modules(codecs.__path__, codecs.__name__ + "."):
+    if not module.name.endswith("kernels"):
+        __import__(module.name)
+channel = Channel(Link(cer=CER(gamma=0.0)))
+packet, _ = channel.encode(Message(parts={"shared": {"w": torch.ones(3)}}), "up")
+channel.decode(packet, "up")
+assert "numba" not in sys.modules
+"""
+
+
+def test_fp32_needs_no_compiled_code():
+    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

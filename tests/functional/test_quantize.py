@@ -1,0 +1,210 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from medfed.common.errors import ConfigError
+from medfed.functional import quantize as module
+from medfed.functional.quantize import (
+    assign,
+    check_levels,
+    prox_quantize,
+    prox_weights,
+    quantize,
+    soft_quantize,
+)
+
+GENERATOR = np.random.default_rng(0)
+CENTERS = np.array([-1.5, -0.25, 0.125, 2.0])
+VECTORS = {
+    "random": GENERATOR.standard_normal(3001),
+    "tied": GENERATOR.integers(-8, 9, 2000) / 4.0,
+    "middles": np.repeat((CENTERS[1:] + CENTERS[:-1]) / 2, 3),
+    "centres": np.repeat(CENTERS, 3),
+    "constant": np.full(1500, 0.7),
+    "one": np.array([0.3]),
+    "none": np.zeros(0),
+}
+TAUS = [0.0, 1e-3, 0.125, 0.6, 50.0, math.inf]
+
+
+def nearest(x, centers):
+    """Brute force: the first of the least distances is that of the lower centre."""
+    return np.abs(x[:, None] - centers).argmin(1)
+
+
+def tensors(*arrays):
+    return [torch.from_numpy(np.array(a)) for a in arrays]
+
+
+@pytest.mark.parametrize("m", [1, 2, 3, 4, 16, 256])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_quantize_finds_the_nearest(m, dtype):
+    centers = np.sort(GENERATOR.standard_normal(m)).astype(dtype)
+    x = GENERATOR.standard_normal(2500).astype(dtype)
+    found = nearest(x.astype(np.float64), centers.astype(np.float64))
+    np.testing.assert_array_equal(assign(*tensors(x, centers)).numpy(), found)
+    np.testing.assert_array_equal(quantize(*tensors(x, centers)).numpy(), centers[found])
+
+
+@pytest.mark.parametrize("name", VECTORS)
+def test_ties_go_down_and_twice_is_once(name):
+    x, centers = tensors(VECTORS[name], CENTERS)
+    once = quantize(x, centers)
+    np.testing.assert_array_equal(once.numpy(), CENTERS[nearest(VECTORS[name], CENTERS)])
+    assert torch.equal(quantize(once, centers), once)
+    assert torch.equal(centers[assign(x, centers)], once)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_centres_without_a_number_between_them_keep_their_own(dtype):
+    for start in (0.1, 1.0, -3.0, 1e-30, 1e30):
+        low = torch.tensor(start, dtype=dtype)
+        high = torch.nextafter(low, torch.tensor(math.inf, dtype=dtype))
+        pair = torch.stack([low, high])
+        assert torch.equal(quantize(pair, pair), pair)
+
+
+def test_equal_centres_share_what_is_around_them():
+    x, centers = torch.tensor([-1.0, 0.0, 1.0]), torch.zeros(3)
+    assert assign(x, centers).tolist() == [0, 0, 2]
+    assert quantize(x, centers).tolist() == [0.0, 0.0, 0.0]
+
+
+def test_centres_are_rounded_to_the_dtype_of_the_weights():
+    x, centers = torch.tensor([0.1, 0.9]), torch.tensor([0.1, 0.7], dtype=torch.float64)
+    found = quantize(x, centers)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, centers.float())
+
+
+@pytest.mark.parametrize("tau", TAUS)
+@pytest.mark.parametrize("name", VECTORS)
+def test_prox_of_weights_is_the_global_minimiser(name, tau):
+    """Each |x - z| by itself is minimised by soft-thresholding; the best z wins."""
+    y = VECTORS[name]
+    found = prox_weights(*tensors(y, CENTERS), tau).numpy()
+    if math.isinf(tau):
+        np.testing.assert_array_equal(found, CENTERS[nearest(y, CENTERS)])
+        return
+    gap = y[:, None] - CENTERS
+    moved = CENTERS + np.sign(gap) * np.maximum(np.abs(gap) - tau, 0)
+    costs = (moved - y[:, None]) ** 2 / 2 + tau * np.abs(moved - CENTERS)
+    own = (found - y) ** 2 / 2 + tau * np.abs(found[:, None] - CENTERS).min(1)
+    np.testing.assert_allclose(own, costs.min(1), rtol=0, atol=1e-12)
+    # Half-way between centres two are best: there, the lower one is approached.
+    rows = np.arange(len(y))
+    np.testing.assert_allclose(found, moved[rows, nearest(y, CENTERS)], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("tau", [0.0, 0.1, 0.6, 5.0])
+def test_prox_of_weights_on_a_grid(tau):
+    """No formula: the cost on a grid of every value that matters."""
+    grid = np.linspace(-4, 4, 80_001)
+    penalty = tau * np.abs(grid[:, None] - CENTERS).min(1)
+    for y in (-3.1, -0.9, -0.25, -0.06, 0.7, 1.07, 3.3):
+        found = float(prox_weights(*tensors(y, CENTERS), tau))
+        own = (found - y) ** 2 / 2 + tau * np.abs(found - CENTERS).min()
+        assert own <= ((grid - y) ** 2 / 2 + penalty).min() + 1e-12
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("tau", TAUS)
+def test_weights_land_on_their_centre_and_keep_it(tau, dtype):
+    y, centers = (t.to(dtype) for t in tensors(VECTORS["random"], CENTERS))
+    x, q = prox_quantize(y, centers, tau)
+    assert torch.equal(x, prox_weights(y, centers, tau))
+    assert torch.equal(q, quantize(y, centers))
+    assert torch.equal(q, quantize(x, centers))
+    near = (y - q).abs() <= torch.tensor(tau, dtype=dtype)
+    assert torch.equal(x[near], q[near])
+    assert ((x - q).sign() == (y - q).sign())[~near].all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", VECTORS)
+def test_plain_pytorch_is_equal(name, dtype):
+    x, centers = (t.to(dtype) for t in tensors(VECTORS[name], CENTERS))
+    levels = check_levels(x, centers).on(x.device)
+    assert torch.equal(torch.bucketize(x, levels[0]), assign(x, centers))
+    assert torch.equal(module._round_torch(x, *levels), quantize(x, centers))
+    for tau in TAUS:
+        expected = prox_quantize(x, centers, tau)
+        for found, same in zip(module._shrink_torch(x, *levels, tau), expected, strict=True):
+            assert torch.equal(found, same)
+
+
+def test_nan_stays_or_is_refused():
+    x, centers = torch.tensor([math.nan, 0.2, math.inf]), torch.tensor([0.0, 1.0])
+    for found in (quantize(x, centers), prox_weights(x, centers, math.inf)):
+        assert found[0].isnan()
+        assert found[1:].tolist() == [0.0, 1.0]
+    with pytest.raises(ValueError, match="NaN"):
+        assign(x, centers)
+
+
+def test_any_layout_in_place_or_not():
+    wide = torch.randn(40, 6, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    centers, column = torch.tensor([-0.5, 0.5]), wide[:, 1:3]
+    before = wide.detach().clone()
+    expected = prox_weights(column.detach().clone(), centers, 0.1)
+    assert torch.equal(prox_weights(column, centers, 0.1), expected)
+    assert torch.equal(quantize(column, centers), quantize(before[:, 1:3].clone(), centers))
+    assert torch.equal(wide, before)
+    for place in (torch.empty(40, 2), torch.empty(2, 40).T):
+        assert prox_weights(column, centers, 0.1, out=place).data_ptr() == place.data_ptr()
+        assert torch.equal(place, expected)
+    weights = torch.nn.Parameter(before.clone())
+    loss = (weights**2).sum()
+    prox_weights(weights, centers, 0.1, out=weights)
+    assert torch.equal(weights, prox_weights(before, centers, 0.1))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("m", [1, 2, 4, 16])
+def test_soft_staircase_has_the_right_gradients_and_limit(m):
+    centers = torch.from_numpy(np.sort(GENERATOR.standard_normal(m))).requires_grad_()
+    x = torch.from_numpy(GENERATOR.standard_normal((4, 5))).requires_grad_()
+    assert torch.autograd.gradcheck(lambda x, c: soft_quantize(x, c, 3.0), (x, centers))
+    middles = ((centers[1:] + centers[:-1]) / 2).detach()
+    torch.testing.assert_close(soft_quantize(x, centers, 1e12), quantize(x, centers))
+    half_way = soft_quantize(middles, centers.detach(), 1e12)
+    torch.testing.assert_close(half_way, middles)
+
+
+@pytest.mark.parametrize(
+    ("centers", "message"),
+    [
+        (torch.zeros(0), r"\(m,\)"),
+        (torch.zeros(2, 2), r"\(m,\)"),
+        (torch.tensor([0, 1]), "floating"),
+        (torch.tensor([1.0, 0.0]), r"ascending order, not \[1.0, 0.0\]"),
+        (torch.tensor([0.0, math.nan]), "finite"),
+        (torch.tensor([math.nan]), "finite"),
+        (torch.tensor([-math.inf, 0.0]), "finite"),
+        (torch.tensor([0.0, math.inf]), "finite"),
+    ],
+)
+def test_bad_centres(centers, message):
+    for action in (quantize, assign, lambda x, c: prox_weights(x, c, 1.0)):
+        with pytest.raises(ConfigError, match=message):
+            action(torch.zeros(3), centers)
+
+
+def test_bad_arguments():
+    x, centers = torch.zeros(3), torch.zeros(1)
+    for tau in (-0.5, math.nan):
+        with pytest.raises(ConfigError, match=f"tau is {tau}"):
+            prox_weights(x, centers, tau)
+    for sharpness in (0.0, -1.0, math.inf, math.nan):
+        with pytest.raises(ConfigError, match="sharpness"):
+            soft_quantize(x, centers, sharpness)
+    for wrong in (x.half(), x.long()):
+        with pytest.raises(ConfigError, match="float32 or float64"):
+            quantize(wrong, centers)
+    with pytest.raises(ConfigError, match=r"out is \(2,\)"):
+        prox_weights(x, centers, 1.0, out=torch.zeros(2))
+    with pytest.raises(ConfigError, match=r"out is torch.float64"):
+        prox_weights(x, centers, 1.0, out=x.double())

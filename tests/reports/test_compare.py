@@ -1,0 +1,182 @@
+"""medfed compare: the right numbers, refusals, and the path of the coupling strength."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import statistics
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from omegaconf import OmegaConf
+
+from medfed.common.errors import CheckpointError, ConfigError
+from medfed.config.compose import load
+from medfed.reports.comparison import compare_runs
+from medfed.reports.lambda_path import lambda_path
+from medfed.reports.methods import compare
+from medfed.reports.runs import find_runs
+from medfed.run.train import train
+
+SMALL = ("rounds=1", "local.steps=2", "logger=none", "progress=false")
+STRENGTHS = (0.0, 0.01, 10.0)
+
+
+def train_in(folder: Path, *overrides: str) -> Path:
+    train(load([*SMALL[2:], *overrides, f"folder={folder}"]))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("compare")
+    for method in ("fedavg", "local"):
+        for seed in (0, 1):
+            overrides = ("experiment=clinical_pfednet", f"algorithm={method}", f"seed={seed}")
+            train_in(root / f"{method}_{seed}", *SMALL[:2], *overrides)
+    return root
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("sweep")
+    for k, strength in enumerate(STRENGTHS):
+        overrides = ("experiment=clinical_path", "rounds=2", f"algorithm.strength={strength}")
+        small = ("partition.num_clients=4", "evaluation.every=1")
+        train_in(root / f"{k}_run", *overrides, *small)
+    return root
+
+
+def summary_of(folder: Path) -> dict:
+    return json.loads((folder / "summary.json").read_text())
+
+
+def edit_splits(folder: Path, client: str) -> None:
+    splits = json.loads((folder / "splits.json").read_text())
+    splits["clients"][client]["test"].pop()
+    (folder / "splits.json").write_text(json.dumps(splits))
+
+
+def read_csv(path: Path) -> dict[tuple[str, str, str], dict[str, str]]:
+    with path.open() as file:
+        return {(r["metric"], r["place"], r["method"]): r for r in csv.DictReader(file)}
+
+
+def test_the_tables_have_the_numbers_of_the_summaries(runs, tmp_path):
+    compare_runs(str(runs), tmp_path)
+    table = read_csv(tmp_path / "comparison.csv")
+    for method in ("fedavg", "local"):
+        summaries = [summary_of(runs / f"{method}_{seed}") for seed in (0, 1)]
+        for client in summaries[0]["clients"]:
+            values = [s["clients"][client]["balanced_accuracy"] for s in summaries]
+            row = table["balanced_accuracy", client, method]
+            assert float(row["value"]) == pytest.approx(statistics.fmean(values), abs=1e-12)
+            assert float(row["sd_over_seeds"]) == pytest.approx(statistics.pstdev(values))
+        values = [min(m["balanced_accuracy"] for m in s["clients"].values()) for s in summaries]
+        worst = table["balanced_accuracy", "worst", method]
+        assert float(worst["value"]) == pytest.approx(statistics.fmean(values))
+        sent = table["bytes up", "total", method]
+        assert float(sent["value"]) == sum(s["bytes"]["up"] for s in summaries) / 2
+    best = max(
+        ("fedavg", "local"),
+        key=lambda m: float(table["balanced_accuracy", "mean", m]["value"]),
+    )
+    report = (tmp_path / "comparison.md").read_text()
+    assert f"Best by mean balanced_accuracy: {best}" in report
+    assert "Equal budgets: 2 gradient steps per client." in report
+    for name in ("clients.png", "validation.png", "bytes.png"):
+        assert (tmp_path / name).stat().st_size > 5000
+        assert f"({name})" in report
+
+
+def test_the_default_place_is_the_folder_of_the_runs(runs, tmp_path):
+    for name in ("fedavg_0", "local_0"):
+        shutil.copytree(runs / name, tmp_path / name)
+    compare_runs([str(tmp_path / "fedavg_0"), str(tmp_path / "local_0")])
+    assert (tmp_path / "comparison.csv").is_file()
+
+
+def test_other_patients_are_refused(runs, tmp_path):
+    shutil.copytree(runs / "local_0", tmp_path / "other")
+    edit_splits(tmp_path / "other", "hospital_1")
+    with pytest.raises(CheckpointError, match=r"hospital_1 in .*other are not those in .*fedavg_0"):
+        compare([runs / "fedavg_0", tmp_path / "other"])
+
+
+def test_methods_without_a_common_seed_are_refused(runs):
+    with pytest.raises(CheckpointError, match="No seed was run with every method"):
+        compare([runs / "fedavg_0", runs / "local_1"])
+
+
+def test_a_seed_that_a_method_lacks_is_left_out_and_told(runs):
+    comparison = compare([runs / "fedavg_0", runs / "fedavg_1", runs / "local_0"])
+    assert [len(m.runs) for m in comparison.methods] == [1, 1]
+    assert any("Seeds 1 of fedavg are left out" in note for note in comparison.notes)
+
+
+def test_a_repeated_run_counts_once(runs, tmp_path):
+    shutil.copytree(runs / "local_0", tmp_path / "again")
+    comparison = compare([runs / "fedavg_0", runs / "local_0", tmp_path / "again"])
+    assert len(comparison.methods) == 2
+    assert any("is repeated by" in note for note in comparison.notes)
+
+
+def test_differing_budgets_and_settings_are_told(runs, tmp_path):
+    shutil.copytree(runs / "local_0", tmp_path / "longer")
+    summary = summary_of(tmp_path / "longer")
+    summary["steps"] = dict.fromkeys(summary["steps"], 7)
+    (tmp_path / "longer" / "summary.json").write_text(json.dumps(summary))
+    config = OmegaConf.load(tmp_path / "longer" / "config.yaml")
+    config.local.steps = 7
+    OmegaConf.save(config, tmp_path / "longer" / "config.yaml")
+    comparison = compare([runs / "fedavg_0", runs / "local_0", tmp_path / "longer"])
+    assert [m.name for m in comparison.methods] == ["fedavg", "local steps=2", "local steps=7"]
+    notes = " ".join(comparison.notes)
+    assert "Gradient steps per client differ: fedavg 2, local steps=2 2, local steps=7 7" in notes
+    assert "Settings besides the algorithm differ between methods: local.steps" in notes
+
+
+def test_unknown_metric_and_missing_runs(runs, tmp_path):
+    with pytest.raises(ConfigError, match=r"Unknown metric=acuracy \(did you mean accuracy"):
+        compare([runs / "fedavg_0"], "acuracy")
+    with pytest.raises(CheckpointError, match="There is no folder"):
+        find_runs(str(tmp_path / "nowhere"))
+    with pytest.raises(CheckpointError, match="holds no finished run"):
+        find_runs(str(tmp_path))
+    (tmp_path / "config.yaml").write_text("")
+    with pytest.raises(CheckpointError, match="has not finished"):
+        compare(find_runs([str(tmp_path)]))
+
+
+def test_the_lambda_path_is_that_of_the_models(sweep, tmp_path):
+    comparison = compare_runs(str(sweep), tmp_path)
+    assert [m.name for m in comparison.methods] == [f"pfednet strength={s:g}" for s in STRENGTHS]
+    path = lambda_path(comparison)
+    assert path is not None
+    assert path.strengths.tolist() == list(STRENGTHS)
+    # Where the last round was selected the exported models are those of the path.
+    for k, method in enumerate(comparison.methods):
+        run = method.runs[0]
+        if run.summary["selected_round"] == 1:
+            files = [run.folder / "models" / f"{c}.safetensors" for c in path.clients]
+            models = [safetensors.numpy.load_file(f) for f in files]
+            flat = [np.concatenate([a.ravel() for a in m.values()]) for m in models]
+            ours = np.sort(path.models[k], axis=1)
+            np.testing.assert_allclose(ours, np.sort(np.stack(flat), axis=1), rtol=1e-6)
+    assert path.coupling[0] > path.coupling[1] > path.coupling[2]
+    assert path.is_consensus()
+    assert path.shares is not None
+    assert path.shares[0] < 0.5 < path.shares[-1]
+    with (tmp_path / "lambda_path.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(STRENGTHS) * 4
+    assert (tmp_path / "lambda_path.png").stat().st_size > 20000
+    report = (tmp_path / "comparison.md").read_text()
+    assert "falls monotonically in this run" in report
+
+
+def test_without_a_sweep_there_is_no_path(runs):
+    assert lambda_path(compare([runs / "fedavg_0", runs / "local_0"])) is None

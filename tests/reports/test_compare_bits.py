@@ -1,0 +1,116 @@
+"""medfed compare where runs differ in the bits per weight, and clients in theirs."""
+
+from __future__ import annotations
+
+import csv
+import json
+import pathlib
+
+import numpy as np
+import pytest
+
+from medfed.config.compose import load
+from medfed.reports.comparison import compare_runs
+from medfed.reports.methods import compare, sweeps
+from medfed.reports.runs import find_runs
+from medfed.reports.sweeps import BITS, Path, Point, partners
+from medfed.run.train import train
+
+SMALL = (
+    "experiment=qupel_digits",
+    "partition.num_clients=4",
+    "model.network.channels=[4,4,4]",
+    "rounds=2",
+    "local.steps=2",
+    "logger=none",
+    "progress=false",
+)
+RICH = "+algorithm.client_bits={hospital_0: 32, hospital_2: 32}"
+RUNS = {
+    "poor_0": ("algorithm=qupel", "algorithm.bits=1", "seed=0"),
+    "poor_1": ("algorithm=qupel", "algorithm.bits=1", "seed=1"),
+    "mixed_0": ("algorithm=qupel", "algorithm.bits=1.5", "seed=0"),
+    "mixed_1": ("algorithm=qupel", "algorithm.bits=1.5", "seed=1"),
+    "full_0": ("algorithm=qupel", "algorithm.bits=1", "seed=0", RICH),
+    "full_1": ("algorithm=qupel", "algorithm.bits=1", "seed=1", RICH),
+    "alone_0": ("algorithm=local", "seed=0"),
+    "alone_1": ("algorithm=local", "seed=1"),
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> pathlib.Path:
+    """QuPeL with poor clients, with dealt bits and with named rich ones; two seeds; local."""
+    root = tmp_path_factory.mktemp("bits")
+    for name, options in RUNS.items():
+        train(load([*SMALL, *options, f"folder={root / name}"]))
+    return root
+
+
+def summary(runs: pathlib.Path, name: str) -> dict:
+    return json.loads((runs / name / "summary.json").read_text())
+
+
+def test_the_path_has_the_numbers_of_the_summaries(runs, tmp_path):
+    comparison = compare_runs(str(runs), tmp_path)
+    with (tmp_path / "bits.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(r["bits"], int(r["seed"])) for r in rows] == [
+        (b, s) for b in ("1", "1.5") for s in (0, 1)
+    ]
+    for row in rows:
+        name = {"1": "poor", "1.5": "mixed"}[row["bits"]]
+        scores = summary(runs, f"{name}_{row['seed']}")["federation"][comparison.metric]
+        assert float(row[f"mean_test_{comparison.metric}"]) == scores["mean"]
+        assert float(row[f"worst_test_{comparison.metric}"]) == scores["worst"]
+    names = [m.name for m in comparison.methods]
+    assert "qupel bits=1 client_bits=32" in names  # and not a word per client
+    report = (tmp_path / "comparison.md").read_text()
+    assert "(bits.png)" in report
+    assert "Bits per weight of qupel: mean test" in report
+    assert report.count("beside partners with 1 (") == 2
+    assert (tmp_path / "bits.png").stat().st_size > 10000
+
+
+def test_poor_clients_are_compared_with_themselves(runs):
+    comparison = compare(find_runs(str(runs)))
+    found = {p.rich: p for p in partners(comparison)}
+    assert set(found) == {(2,), (32,)}
+    # 1.5 bits are dealt in even turns, and client_bits names the first and the third.
+    poor = ("hospital_1", "hospital_3")
+    dealt = summary(runs, "mixed_0")["clients"]
+    assert list(dealt) == [f"hospital_{i}" for i in range(4)]
+    for rich, name in (((2,), "mixed"), ((32,), "full")):
+        means = {
+            kind: [
+                np.mean(
+                    [summary(runs, f"{kind}_{s}")["clients"][c][comparison.metric] for c in poor]
+                )
+                for s in (0, 1)
+            ]
+            for kind in (name, "poor")
+        }
+        gain = np.subtract(means[name], means["poor"])
+        assert (found[rich].clients, found[rich].poor) == (2, 1)
+        assert found[rich].among_rich.value == pytest.approx(np.mean(means[name]))
+        assert found[rich].among_poor.value == pytest.approx(np.mean(means["poor"]))
+        assert found[rich].gain.value == pytest.approx(np.mean(gain))
+        assert found[rich].gain.sd == pytest.approx(np.std(gain))
+
+
+def test_what_differs_otherwise_is_no_path(runs):
+    methods = compare(find_runs(str(runs))).methods
+    assert [len(g) for g in sweeps(methods, BITS.key)] == [2, 1]
+    alone = compare([f for f in find_runs(str(runs)) if "poor" not in f.name])
+    assert (partners(alone), BITS.paths(alone)) == ([], [])
+
+
+def test_the_picture_spaces_the_bits_equally():
+    scores = [{"mean": 0.8 + s / 10, "worst": 0.7} for s in (0, 1)]
+    points = [Point(b, s, scores[s]) for b in (1, 2.5, 32) for s in (0, 1)]
+    drawn = BITS.draw([Path("qupel", "accuracy", tuple(points))], {"fedavg": (0.6, 0.2)})
+    assert [t.get_text() for t in drawn.axes[0].get_xticklabels()] == ["1", "2.5", "32"]
+    lines = drawn.axes[0].get_lines()
+    assert lines[0].get_xdata() == pytest.approx([0, 1, 2])
+    assert lines[0].get_ydata() == pytest.approx([0.85] * 3)
+    assert drawn.axes[1].get_lines()[-1].get_ydata()[0] == 0.2

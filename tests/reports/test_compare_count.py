@@ -1,0 +1,90 @@
+"""medfed compare where runs differ in the number of canonical models alone."""
+
+from __future__ import annotations
+
+import csv
+import json
+import pathlib
+
+import pytest
+
+from medfed.config.compose import load
+from medfed.reports.comparison import compare_runs
+from medfed.reports.methods import compare, sweeps
+from medfed.reports.runs import find_runs
+from medfed.reports.sweeps import COUNT, Path, Point
+from medfed.run.train import train
+
+SMALL = (
+    "experiment=clinical_pfednet",
+    "rounds=1",
+    "local.steps=2",
+    "logger=none",
+    "progress=false",
+    "model.network.spread=0.1",
+)
+
+RUNS = [("ppfl", 2, 0), ("ppfl", 2, 1), ("ppfl", 1, 0), ("ppfl", 1, 1), ("ifca", 3, 0)]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> pathlib.Path:
+    """PPFL with two numbers of models and two seeds, and IFCA with another number."""
+    root = tmp_path_factory.mktemp("counts")
+    for method, count, seed in RUNS:
+        folder = root / f"{method}_{count}_{seed}"
+        options = (f"algorithm={method}", f"canonical.count={count}", f"seed={seed}")
+        train(load([*SMALL, *options, f"folder={folder}"]))
+    return root
+
+
+def test_the_path_has_the_numbers_of_the_summaries(runs, tmp_path):
+    comparison = compare_runs([str(f) for f in find_runs(str(runs)) if "ppfl" in f.name], tmp_path)
+    with (tmp_path / "canonical_count.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    keys = [(r["method"], int(r["canonical_models"]), int(r["seed"])) for r in rows]
+    assert keys == [("ppfl", k, s) for k in (1, 2) for s in (0, 1)]
+    for (method, count, seed), row in zip(keys, rows, strict=True):
+        summary = json.loads((runs / f"{method}_{count}_{seed}" / "summary.json").read_text())
+        scores = summary["federation"][comparison.metric]
+        assert float(row[f"mean_test_{comparison.metric}"]) == scores["mean"]
+        assert float(row[f"worst_test_{comparison.metric}"]) == scores["worst"]
+        assert int(row["leading"]) == summary["memberships"]["leading"]
+        assert row["adjusted_rand"] == row["half_l1"] == ""
+    report = (tmp_path / "comparison.md").read_text()
+    assert "(canonical_count.png)" in report
+    assert "Canonical models of ppfl: mean test balanced_accuracy" in report
+    assert (tmp_path / "canonical_count.png").stat().st_size > 10000
+
+
+def test_what_differs_otherwise_is_no_path(runs):
+    folders = find_runs(str(runs))
+    assert [len(g) for g in sweeps(compare(folders).methods, COUNT.key)] == [2, 1]
+    assert not COUNT.paths(compare([f for f in folders if f.name in ("ppfl_2_0", "ifca_3_0")]))
+
+
+def test_the_picture_shows_recovery_where_it_is_known():
+    scores = {
+        k: {
+            "mean": 0.8 + k / 50,
+            "worst": 0.7,
+            "leading": k,
+            "adjusted_rand": k / 4,
+            "half_l1": None,
+        }
+        for k in (2, 4)
+    }
+    points = [Point(k, s, scores[k]) for k in (2, 4) for s in (0, 1)]
+    path = Path("ppfl", "accuracy", tuple(points), planted=4)
+    known = COUNT.draw([path], {"fedavg": (0.6, 0.2)})
+    titles = [axes.get_title() for axes in known.axes]
+    assert titles == [
+        "mean over clients",
+        "worst client",
+        "adjusted Rand index to the planted groups",
+    ]
+    lines = known.axes[0].get_lines()
+    assert lines[0].get_ydata() == pytest.approx([0.84, 0.88])
+    assert lines[-1].get_ydata()[0] == 0.6
+    unknown = [p._replace(scores={**p.scores, "adjusted_rand": None}) for p in points]
+    assert len(COUNT.draw([Path("ppfl", "accuracy", tuple(unknown))]).axes) == 2

@@ -1,0 +1,61 @@
+"""Run folders of medfed 0.1, whose configurations name classes by where they were."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+from hydra.utils import get_object
+from omegaconf import OmegaConf
+
+from medfed.common.errors import MedfedError
+from medfed.config.old_names import relocate, renamed
+from medfed.run.evaluation import evaluate_run
+from tests.integration.runs import CLINICAL, run
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A run whose configuration is written as 0.1 wrote it."""
+    folder = tmp_path_factory.mktemp("old") / "run"
+    run(folder, *CLINICAL, "codec.up=stc")
+    path = folder / "config.yaml"
+    text, before = path.read_text(), {new: old for old, new in renamed().items()}
+    for new in sorted(before, key=len, reverse=True):
+        text = text.replace(f"_target_: {new}\n", f"_target_: {before[new]}\n")
+    text = text.replace("plugins: null\n", "")
+    assert "medfed.federation.codecs.STC" in text
+    path.write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize(("old", "new"), renamed().items())
+def test_every_new_name_is_there_and_no_old_one_is(old, new):
+    get_object(new)
+    with pytest.raises(Exception, match=r"(No module|not found|Error)"):
+        assert callable(get_object(old)), "Error: a module of that name"
+
+
+def test_an_old_run_reopens(folder):
+    kept = json.loads((folder / "summary.json").read_text())
+    again = evaluate_run(folder)
+    assert again["clients"] == kept["clients"]
+
+
+def test_what_is_no_more_is_refused_in_one_sentence(folder, tmp_path):
+    foreign = tmp_path / "run"
+    shutil.copytree(folder, foreign)
+    config = OmegaConf.load(foreign / "config.yaml")
+    config.algorithm._target_ = "medfed.personalize.nowhere.Nothing"
+    OmegaConf.save(config, foreign / "config.yaml")
+    with pytest.raises(MedfedError) as caught:
+        evaluate_run(foreign)
+    assert "\n" not in str(caught.value)
+    assert "nowhere" in str(caught.value)
+
+
+def test_names_in_lists_are_replaced_too():
+    node = OmegaConf.create({"a": [{"_target_": "medfed.federation.link.Link"}], "b": "${a}"})
+    relocate(node)
+    assert node.a[0]._target_ == "medfed.federation.wire.link.Link"

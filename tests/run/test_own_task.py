@@ -1,0 +1,71 @@
+"""A task of one's own is one file and one yaml, both outside of the package."""
+
+from __future__ import annotations
+
+import csv
+from typing import ClassVar
+
+import pytest
+import torch.nn.functional as F
+from torch import Tensor
+
+from medfed.config.compose import load
+from medfed.models.networks.canonical import Activation
+from medfed.models.task import TaskModule, WholeSplit
+from medfed.reports.comparison import compare_runs
+from medfed.run.evaluation import evaluate_run
+from medfed.run.train import train
+
+YAML = """
+_target_: tests.run.test_own_task.MarginTask
+_convert_: all
+network:
+  _target_: medfed.models.networks.small_cnn.SmallCNN
+  spatial_dims: ${spatial_dims}
+  in_channels: ${in_channels}
+  out_channels: ${out_channels}
+  channels: [4, 4, 4]
+optimizer: ${optimizer}
+scheduler: ${scheduler}
+"""
+DIGITS = ("experiment=digits_pfednet", "model=margin", "partition=round_robin")
+SMALL = ("partition.num_clients=3", "local.steps=2", "logger=none", "progress=false")
+
+
+class MarginTask(TaskModule):
+    """Classes apart by a margin, as a support vector machine has them."""
+
+    activation: ClassVar[Activation] = "softmax"
+    default_selection: ClassVar[tuple[str, str]] = ("hits", "max")
+
+    def criterion(self, logits: Tensor, label: Tensor) -> Tensor:
+        return F.multi_margin_loss(logits, label)
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        return logits.softmax(1)
+
+    def meter(self, *, test: bool = False) -> WholeSplit:
+        return WholeSplit(self.criterion, ("hits",), hits)
+
+
+def hits(logits: Tensor, label: Tensor) -> dict[str, float]:
+    return {"hits": (logits.argmax(1) == label).float().mean().item()}
+
+
+@pytest.mark.parametrize(
+    "method", [("algorithm=pfednet",), ("algorithm=ppfl", "canonical=outputs")]
+)
+def test_a_task_from_outside_is_trained_measured_and_compared(tmp_path, method):
+    (tmp_path / "own" / "model").mkdir(parents=True)
+    (tmp_path / "own" / "model" / "margin.yaml").write_text(YAML)
+    found = [f"hydra.searchpath=[file://{tmp_path / 'own'}]", *DIGITS, *SMALL, *method]
+    folder = tmp_path / "run"
+    summary, experiment = train(load([*found, "rounds=2", f"folder={folder}"]))
+    assert type(experiment.task).__name__ == "MarginTask"
+    assert summary["selection"] == ["hits", "max"]
+    assert all(set(m) == {"loss", "hits"} for m in summary["clients"].values())
+    assert evaluate_run(folder)["clients"] == summary["clients"]
+    compare_runs(str(folder), tmp_path / "report")
+    with (tmp_path / "report" / "comparison.csv").open() as file:
+        rows = {(r["metric"], r["place"]): float(r["value"]) for r in csv.DictReader(file)}
+    assert rows["hits", "mean"] == summary["federation"]["hits"]["mean"]

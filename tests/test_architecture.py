@@ -1,0 +1,117 @@
+"""The house: who may import whom, no cycle anywhere, one training loop, declared packages."""
+
+import ast
+import itertools
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import networkx as nx
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[1] / "medfed"
+FILES = {
+    ".".join(("medfed", *p.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): p
+    for p in sorted(PACKAGE.rglob("*.py"))
+}
+# Each room imports only itself and the rooms that stand above it.
+ROOMS = (
+    *("common", "functional", "config", "federation", "personalize", "models", "datamodules"),
+    *("run", "reports", "delivery", "commands"),
+)
+# Stricter than the order: pure maths knows nothing of configurations, methods know no network, and
+# networks and data know neither methods nor each other's rounds.
+NEVER = {
+    "functional": ("config",),
+    "federation": ("config",),
+    "personalize": ("config",),
+    "models": ("config", "personalize"),
+    "datamodules": ("config", "federation", "personalize", "models"),
+}
+
+
+def imported(path: Path) -> set[str]:
+    """The modules that a file imports, also within functions and for type checking."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {name.name for name in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} has a relative import"
+            module = node.module or ""
+            found |= {
+                full if (full := f"{module}.{name.name}") in FILES else module
+                for name in node.names
+            }
+    return found
+
+
+IMPORTS = {module: imported(path) for module, path in FILES.items()}
+
+
+def room(module: str) -> str:
+    """The folder of the package in which a module lies, or the module itself at the top."""
+    return module.split(".")[1] if "." in module else ""
+
+
+def test_every_room_is_known():
+    assert {p.name for p in PACKAGE.iterdir() if (p / "__init__.py").is_file()} == set(ROOMS)
+
+
+@pytest.mark.parametrize("name", ROOMS)
+def test_arrows(name):
+    allowed = set(ROOMS[: ROOMS.index(name) + 1]) - set(NEVER.get(name, ()))
+    wrong = [
+        f"{module} imports {other}"
+        for module, others in IMPORTS.items()
+        for other in sorted(others)
+        if room(module) == name and other.startswith("medfed.") and room(other) not in allowed
+    ]
+    assert not wrong
+
+
+def test_no_cycle():
+    graph = nx.DiGraph((m, o) for m, others in IMPORTS.items() for o in others if o in FILES)
+    cycles = [sorted(c) for c in nx.strongly_connected_components(graph) if len(c) > 1]
+    assert not cycles
+
+
+def test_the_federation_draws_nothing():
+    """Neither the rounds nor what travels need a plotting library."""
+    for module, others in IMPORTS.items():
+        if room(module) in ("common", "functional", "config", "federation"):
+            allowed = module == "medfed.common.figures"
+            assert allowed or not any(o.startswith("matplotlib") for o in others), module
+
+
+def test_backward_is_called_in_one_place():
+    calls = [
+        str(path.relative_to(PACKAGE))
+        for path in FILES.values()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in ("backward", "manual_backward")
+    ]
+    assert calls == ["federation/training.py"]
+
+
+def test_every_imported_package_is_declared():
+    project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["project"]
+    extras = {e: d for e, d in project["optional-dependencies"].items() if e != "dev"}
+    wanted = [*project["dependencies"], *itertools.chain(*extras.values())]
+    declared = {re.split(r"[<>=!~\[ ]", d)[0].lower() for d in wanted}
+    distributions = {
+        "PIL": "pillow",
+        "sklearn": "scikit-learn",
+        "yaml": "pyyaml",
+        "hydra": "hydra-core",
+        "pytorch_lightning": "pytorch-lightning",
+    }
+    known = {*sys.stdlib_module_names, "medfed"}
+    for module, others in IMPORTS.items():
+        for other in others:
+            root = other.partition(".")[0]
+            name = distributions.get(root, root).lower()
+            assert root in known or name in declared, f"{module} imports {root}"

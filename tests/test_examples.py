@@ -1,0 +1,125 @@
+"""What the documents show as complete examples is complete: it trains, and is what trained."""
+
+from __future__ import annotations
+
+import csv
+import sys
+
+import pytest
+import torch
+from sklearn.datasets import load_breast_cancer
+
+import medfed
+from medfed.common.errors import ConfigError, DataError
+from medfed.datamodules.readers.base import Patient
+from tests.pages import DOCS, ROOT, write_files
+
+
+@pytest.fixture
+def trained(tmp_path, monkeypatch):
+    """Trains two rounds with the files of a page as plugins."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    before = set(sys.modules)
+
+    def run(page, *overrides, folder="run", rounds=2):
+        plugins = write_files(DOCS / page, tmp_path / "plugins")
+        keys = [f"plugins={plugins}", "local.steps=2", "logger=none", "progress=false"]
+        return medfed.train(*overrides, *keys, folder=tmp_path / folder, rounds=rounds)
+
+    yield run
+    for name in set(sys.modules) - before:
+        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+
+
+def test_the_algorithm_at_strength_0_is_local_training(trained):
+    page, base = "extending/algorithm.md", "experiment=clinical_pfednet"
+    free = trained(page, base, "algorithm=fedamp", "algorithm.strength=0", folder="free")
+    tied = trained(page, base, "algorithm=fedamp", folder="tied")
+    local = trained(page, base, "algorithm=local", folder="local")
+    assert free.config.algorithm["_target_"] == "fedamp.FedAMP"
+    assert {e.part for e in free.ledger.entries if e.direction == "up"} == {"model"}
+    for client in local.clients:
+        alone, same, drawn = (
+            torch.cat([p.flatten() for p in run.model(client).parameters()])
+            for run in (local, free, tied)
+        )
+        assert torch.equal(alone, same)
+        assert not torch.equal(alone, drawn)
+
+
+def test_the_codec_sends_a_byte_per_element(trained):
+    codecs = ["codec.up=int8", "codec.down=int8"]
+    run = trained("extending/codec.md", "experiment=clinical_pfednet", *codecs)
+    sent = [e for e in run.ledger.entries if e.part == "personal" and e.direction == "up"]
+    assert len(sent) == 10
+    # Header and scale, then a byte where fp32 has four behind its header.
+    assert {e.bytes for e in sent} == {12 + 4 + (e.dense - 12) // 4 for e in sent}
+
+
+def test_the_reader_makes_a_client_of_every_file(trained, tmp_path):
+    table, data = load_breast_cancer(), tmp_path / "data"
+    data.mkdir()
+    for start, clinic in enumerate(["north", "south", "west"]):
+        rows = zip(table.data[start::3].tolist(), table.target[start::3], strict=True)
+        with (data / f"{clinic}.csv").open("w", newline="") as file:
+            csv.writer(file).writerow([*table.feature_names, "outcome"])
+            csv.writer(file).writerows([*x, y] for x, y in rows)
+    chosen = ["data=clinics", f"data.path={data}", "partition=centre"]
+    run = trained("extending/reader.md", "experiment=clinical_pfednet", *chosen)
+    assert run.clients == ("north", "south", "west")
+    assert run.config.in_channels == 30
+    read = sys.modules["clinics"].read_clinics
+    assert read(data, "outcome", [1]).features.shape == table.data.shape
+    with pytest.raises(DataError, match="holds no CSV file"):
+        read(tmp_path, "outcome", [1])
+
+
+def test_the_partition_finds_clients_in_ids(trained):
+    chosen = ["partition=by_pattern", 'partition.pattern="(.)$"', "data=breast_cancer"]
+    run = trained("extending/partition.md", "experiment=clinical_pfednet", *chosen)
+    assert run.clients == tuple(f"site_{i}" for i in range(10))
+    by_pattern = sys.modules["by_pattern"].ByPattern
+    patients = [Patient(f"TCGA-{site}-{n}") for site in ("DU", "HT", "FG") for n in range(9)]
+    found = by_pattern("^TCGA-(..)-", least=5).assign(patients[:20], seed=0)
+    sizes = {name: len(ids) for name, ids in found.items()}
+    assert sizes == {"site_DU": 9, "site_HT": 9, "others": 2}
+    with pytest.raises(ConfigError, match="finds no group in the patient id TCGA-DU-0"):
+        by_pattern("^x").assign(patients, seed=0)
+
+
+def test_the_task_reports_its_metric_and_meets_its_quantile(trained):
+    keys = ["experiment=diabetes_pfednet", "model=quantile", "optimizer.lr=20"]
+    low, high = (
+        trained("extending/task.md", *keys, f"model.quantile={q}", folder=f"q{q}", rounds=6)
+        for q in (0.2, 0.8)
+    )
+    below, above = (run.summary["federation"]["coverage"]["mean"] for run in (low, high))
+    assert below < 0.5 < above
+    assert (low.summary["selection"]) == ["loss", "min"]
+
+
+def test_the_network_keeps_its_head_at_the_client(trained):
+    keys = ["experiment=digits_pfednet", "model=my_network", "partition.num_clients=4"]
+    run = trained("networks.md", *keys, rounds=1)
+    first, second = (run.model(client) for client in run.clients[:2])
+    assert type(first).__name__ == "TwoConvolutions"
+    assert torch.equal(first.body[0].weight, second.body[0].weight)
+    assert not torch.equal(first.head.weight, second.head.weight)
+
+
+@pytest.mark.filterwarnings("ignore")  # of Jupyter's own
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.ipynb")), ids=lambda p: p.stem)
+def test_the_notebook_runs_and_leaves_nothing_behind(path, tmp_path, monkeypatch):
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "MPLCONFIGDIR", "TMPDIR"):
+        (tmp_path / name).mkdir()
+        monkeypatch.setenv(name, str(tmp_path / name))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    work = tmp_path / "work"
+    work.mkdir()
+    notebook = nbformat.read(path, as_version=4)
+    place = {"metadata": {"path": str(work)}}
+    nbclient.NotebookClient(notebook, timeout=240, kernel_name="python3", resources=place).execute()
+    assert not list(work.iterdir())
+    assert path.stat().st_size < 200_000

@@ -1,0 +1,95 @@
+"""The built wheel in an environment of its own, outside any clone: each command as a user types it.
+
+Only medfed itself is installed there; the libraries are those of this environment, which a line in
+a .pth file leads to (its own .pth files, such as that of an editable medfed, are not followed).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.datasets import load_digits
+
+ROOT = Path(__file__).resolve().parents[1]
+SHORT = ("experiment=digits_pfednet", "rounds=2", "local.steps=2", "data.root=data")
+
+pytest.importorskip("hatchling")
+
+
+class Installed:
+    """An environment with the wheel, and a folder to work in."""
+
+    def __init__(self, folder: Path) -> None:
+        self.environment, self.place = folder / "environment", folder / "place"
+        self.place.mkdir()
+        wheels = folder / "wheels"
+        pip = [sys.executable, "-m", "pip"]
+        build = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(wheels)]
+        self._run([*pip, *build, str(ROOT)])
+        venv.create(self.environment, with_pip=False, symlinks=True)
+        self.python = self.environment / "bin" / "python"
+        site = self._run([str(self.python), "-c", "import site; print(site.getsitepackages()[0])"])
+        (Path(site.strip()) / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")
+        (self.wheel,) = wheels.glob("medfed-*.whl")
+        self._run([*pip, "--python", str(self.python), "install", "--no-deps", str(self.wheel)])
+
+    def _run(self, command: list[str]) -> str:
+        hidden = ("PYTHONPATH", "PYTEST_CURRENT_TEST")
+        environ = {k: v for k, v in os.environ.items() if k not in hidden}
+        environ |= {"OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+        done = subprocess.run(
+            command, cwd=self.place, env=environ, capture_output=True, text=True, timeout=240
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def medfed(self, *arguments: str) -> str:
+        return self._run([str(self.environment / "bin" / "medfed"), *arguments])
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory) -> Installed:
+    return Installed(tmp_path_factory.mktemp("wheel"))
+
+
+def test_it_is_the_wheel_that_runs(installed):
+    where = installed._run([str(installed.python), "-c", "import medfed; print(medfed.__file__)"])
+    assert Path(where.strip()).is_relative_to(installed.environment)
+    typed = Path(where.strip()).parent / "py.typed"
+    assert typed.is_file()
+
+
+def test_help_fits_a_screen(installed):
+    lines = installed.medfed("--help").splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 100
+    assert "digits_pfednet" in installed.medfed("train", "--help")
+
+
+def test_from_training_to_prediction(installed):
+    one = installed.medfed("train", *SHORT, "hydra.run.dir=runs/pfednet")
+    assert "Results and pictures" in one
+    # Two ranks start the command's own file again.
+    two = ["algorithm=fedavg", "trainer=ddp", "hydra.run.dir=runs/fedavg"]
+    assert "Results and pictures" in installed.medfed("train", *SHORT, *two)
+    assert "Best by mean" in installed.medfed("compare", "runs=runs")
+    assert (installed.place / "runs" / "comparison.csv").is_file()
+
+    client = "group_0_hospital_0"
+    installed.medfed("export", "run=runs/pfednet", f"client={client}", "bits=4", "out=bundles")
+    images = installed.place / "images"
+    images.mkdir()
+    for i, image in enumerate(load_digits().images[:3]):
+        Image.fromarray(image.astype(np.uint8)).save(images / f"digit_{i}.png")
+    installed.medfed("predict", f"bundle=bundles/{client}", "input=images", "output=told.csv")
+    assert len((installed.place / "told.csv").read_text().splitlines()) == 4
+    left = {p.name for p in installed.place.iterdir()}
+    assert left <= {"bundles", "data", "images", "runs", "told.csv"}
