@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import inspect
 import os
 import sys
@@ -68,7 +69,7 @@ def _start(
     if {"-h", "--help"} & set(sys.argv):
         print_help(name, inspect.getmodule(inspect.unwrap(run)).__doc__ or "")
         return
-    with one_sentence():
+    with one_sentence(), loading():
         flags = checked_flags(sys.argv[1:])
         sys.argv[1:] = [*flags, *spelled([a for a in sys.argv[1:] if a not in flags])]
         if not {"--cfg", "-c", "--info"} & set(flags):
@@ -111,6 +112,17 @@ key=value.
         if takes and rest and "=" not in rest[0]:
             flags.append(rest.pop(0))
     return flags
+
+
+@contextmanager
+def loading() -> Iterator[None]:
+    """Rests the garbage collector: modules stay, so looking through them again is lost time."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @contextmanager

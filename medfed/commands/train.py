@@ -11,7 +11,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from medfed.commands.door import command
+from medfed.commands.door import command, loading
 from medfed.common.errors import ConfigError, MedfedError
 from medfed.config.compose import build
 
@@ -59,7 +59,8 @@ def main(config: DictConfig) -> float | None:
     """Runs the composed configuration and returns the selection metric's mean on validation."""
     with nothing_half_written(Path(config.folder)):
         # Imported late, so that --help and mistakes in the configuration answer at once.
-        from medfed.run.train import train
+        with loading():
+            from medfed.run.train import train
 
         _, experiment = train(config)
         best = experiment.evaluation.best_round()
