@@ -77,9 +77,9 @@ def check_values(config: DictConfig) -> None:
                 f"{key} must be a whole number of at least {least}{' or null' * optional}, "
                 f"not {value}."
             )
-    newcomers = config.get("newcomers", ListConfig([]))
-    if not isinstance(newcomers, ListConfig):
-        raise ConfigError(f"newcomers must be a list of clients; write newcomers=[{newcomers}].")
+    keep_out = config.get("keep_out", ListConfig([]))
+    if not isinstance(keep_out, ListConfig):
+        raise ConfigError(f"keep_out must be a list of clients; write keep_out=[{keep_out}].")
 
 
 def _missing(node: DictConfig) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Where the classes are now that configurations of older runs name."""
+"""What classes and keys are called now that configurations of older runs name."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from omegaconf import DictConfig, ListConfig
 
 @cache
 def renamed() -> dict[str, str]:
-    """Returns the new names of classes by their old ones."""
+    """Returns the new names of classes and keys by their old ones."""
     table: dict[str, str] = yaml.safe_load(Path(__file__).with_name("renamed.yaml").read_text())
     return table
 
 
 def relocate(node: Any) -> None:
-    """Replaces old names of classes in a configuration, in place.
+    """Replaces old names of classes and keys in a configuration, in place.
 
     Example:
         >>> node = DictConfig({"link": {"_target_": "medfed.federation.link.Link"}})
@@ -27,11 +27,13 @@ def relocate(node: Any) -> None:
         'medfed.federation.wire.link.Link'
     """
     if isinstance(node, DictConfig):
-        for key in node:
+        for key in list(node):
             if key == "_target_":
                 node[key] = renamed().get(str(node[key]), node[key])
             else:
                 relocate(node._get_node(str(key)))
+                if key in renamed():
+                    node[renamed()[key]] = node.pop(key)
     elif isinstance(node, ListConfig):
         for index in range(len(node)):
             relocate(node._get_node(index))

@@ -25,7 +25,7 @@ from medfed.datamodules.client_data import (
     TrainingSamples,
 )
 from medfed.datamodules.partitions.base import Partition
-from medfed.datamodules.plans import ClientPlan, by_id, check_newcomers, plan_clients
+from medfed.datamodules.plans import ClientPlan, by_id, check_keep_out, plan_clients
 from medfed.datamodules.readers.base import Patient
 from medfed.datamodules.splits import SPLITS, Split
 
@@ -50,7 +50,7 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         class_names: Names of the classes, or of the regions.
         description: One line about where the data come from.
         clients: `ClientData` per client id, in the partition's order; filled by `setup`.
-        newcomers: That of the clients that are kept out; filled by `setup`.
+        kept_out: That of the clients that are kept out; filled by `setup`.
         plans: What was decided about every client; filled by `setup`.
         mixtures: Of data generated as mixtures: the true one per client; filled by `setup`.
     """
@@ -71,7 +71,7 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
     def __post_init__(self) -> None:
         super().__init__()
         self.clients: dict[str, ClientData] = {}
-        self.newcomers: dict[str, ClientData] = {}
+        self.kept_out: dict[str, ClientData] = {}
         self.plans: dict[str, ClientPlan] = {}
         self.mixtures: dict[str, tuple[float, ...]] = {}
         self._patients: dict[str, Patient] = {}
@@ -146,10 +146,10 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         names = self.channel_names, self.class_names
         fractions = self.val_fraction, self.test_fraction
         self.plans = plan_clients(self.partition, self._patients, names, self.seed, fractions)
-        check_newcomers(self.keep_out, list(self.plans))
+        check_keep_out(self.keep_out, list(self.plans))
         with one_thread():
             built = self.build_clients(self.plans)
-        self.newcomers = {n: built.pop(n) for n in self.keep_out}
+        self.kept_out = {n: built.pop(n) for n in self.keep_out}
         self.clients = built
 
     def client_of(self, name: str, plan: ClientPlan, **samples: Any) -> ClientData:

@@ -114,34 +114,34 @@ def plan_clients(
     }
 
 
-def check_newcomers(newcomers: Sequence[str], clients: Sequence[str]) -> None:
+def check_keep_out(keep_out: Sequence[str], clients: Sequence[str]) -> None:
     """Checks which clients are kept out of training.
 
     Args:
-        newcomers: Their ids.
+        keep_out: Their ids.
         clients: All clients of the partition.
 
     Raises:
         ConfigError: If one is unknown or named twice, or nobody is left to train.
 
     Example:
-        >>> check_newcomers(["b"], ["a", "b"])
-        >>> check_newcomers(["a", "b"], ["a", "b"])
+        >>> check_keep_out(["b"], ["a", "b"])
+        >>> check_keep_out(["a", "b"], ["a", "b"])
         Traceback (most recent call last):
         ...
-        medfed.common.errors.ConfigError: newcomers names all 2 clients, so that none is left to \
+        medfed.common.errors.ConfigError: keep_out names all 2 clients, so that none is left to \
 train; leave some out.
     """
-    for name in newcomers:
+    for name in keep_out:
         if name not in clients:
             raise ConfigError(
-                f"newcomers names {name!r}, which is no client{did_you_mean(name, clients)}; the "
+                f"keep_out names {name!r}, which is no client{did_you_mean(name, clients)}; the "
                 f"clients are {', '.join(clients)}."
             )
-    if len(set(newcomers)) < len(newcomers):
-        raise ConfigError(f"newcomers names a client twice: {', '.join(newcomers)}.")
-    if newcomers and len(newcomers) == len(clients):
+    if len(set(keep_out)) < len(keep_out):
+        raise ConfigError(f"keep_out names a client twice: {', '.join(keep_out)}.")
+    if keep_out and len(keep_out) == len(clients):
         raise ConfigError(
-            f"newcomers names all {len(clients)} clients, so that none is left to train; leave "
+            f"keep_out names all {len(clients)} clients, so that none is left to train; leave "
             "some out."
         )

@@ -17,33 +17,33 @@ Exchange = Generator[Message, Message, Message]
 
 
 class OnboardingRules:
-    """How a newcomer comes to its model; in messages both halves of it."""
+    """How an onboarded client comes to its model; in messages both halves of it."""
 
-    def onboarding(self, server: State, newcomer: ClientInfo) -> Exchange:
-        """The server's half; returns what the newcomer starts from: the shared part.
+    def onboarding(self, server: State, client: ClientInfo) -> Exchange:
+        """The server's half; returns what the onboarded client starts from: the shared part.
 
-        It may yield questions, which the newcomer answers by ``fit``.
+        It may yield questions, which the onboarded client answers by ``fit``.
 
         Args:
-            server: The server's state, which does not know the newcomer.
-            newcomer: The client.
+            server: The server's state, which does not know the onboarded client.
+            client: The client that is onboarded.
         """
         yield from ()
         shared = server.get("shared")
         return Message("deliver", {"shared": shared} if shared else {})
 
     def onboarding_start(self, client: Client, message: Message) -> Tensors:
-        """Returns the model before the newcomer trains: what it got, the rest as it began.
+        """Returns the model before the onboarded client trains: what it got, the rest as it began.
 
         Args:
-            client: The newcomer, in the state that all clients began with.
+            client: The onboarded client, in the state that all clients began with.
             message: What :meth:`onboarding` returned.
         """
         got = message.parts
         return {**client.weights, **got.get("shared", {}), **got.get("personal", {})}
 
     def onboard(self, client: Client, message: Message) -> Tensors:
-        """The newcomer's half; returns its model by the method's own rule.
+        """The onboarded client's half; returns its model by the method's own rule.
 
         That is to train the personal part for ``client.steps`` steps; where there is none, the
         shared model as it is; and where nothing is shared, to train alone.

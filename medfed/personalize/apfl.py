@@ -87,7 +87,7 @@ class APFL(OnboardingRules, FedAvg):
         return {**w, **Mix(self, client, w).model()}
 
     def onboard(self, client: Client, message: Message) -> Tensors:
-        """A newcomer's v starts as w, which stays; v and alpha take the steps."""
+        """An onboarded client's v starts as w, which stays; v and alpha take the steps."""
         w = self.onboarding_start(client, message)
         client.state["own"] = select(w, client.split.parameters("all"))
         mix = Mix(self, client, w)

@@ -94,10 +94,10 @@ class CanonicalMethod(OnboardingRules, FedAvg):
         return client.train(start, steps=steps, after_step=fixed)
 
     def fit_membership(self, client: Client, start: Tensors, steps: int) -> Tensor:
-        """Returns the membership (K,) of a newcomer in the canonical models as they are.
+        """Returns the membership (K,) of an onboarded client in the canonical models as they are.
 
         Args:
-            client: The newcomer.
+            client: The onboarded client.
             start: All entries, the membership at 1/K.
             steps: Gradient steps, for methods that take some.
         """
@@ -109,7 +109,7 @@ class CanonicalMethod(OnboardingRules, FedAvg):
         return {**start, MEMBERSHIP: torch.full_like(start[MEMBERSHIP], 1 / len(start[MEMBERSHIP]))}
 
     def onboard(self, client: Client, message: Message) -> Tensors:
-        """A newcomer fits its membership and nothing else."""
+        """An onboarded client fits its membership and nothing else."""
         start = self.onboarding_start(client, message)
         found = self.fit_membership(client, start, client.steps)
         return with_statistics(client, {**start, MEMBERSHIP: found})

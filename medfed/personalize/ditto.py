@@ -68,7 +68,7 @@ class Ditto(OnboardingRules, FedAvg):
         return client.state["model"]
 
     def onboard(self, client: Client, message: Message) -> Tensors:
-        """A newcomer's v starts from w and is tied to it."""
+        """An onboarded client's v starts from w and is tied to it."""
         start = self.onboarding_start(client, message)
         return client.train(start, penalty=self.tie(client, start))
 

@@ -103,5 +103,5 @@ class FineTune(OnboardingRules, FedAvg):
         return client.state["model"]
 
     def onboard(self, client: Client, message: Message) -> Tensors:
-        """A newcomer trains its own copy, too."""
+        """An onboarded client trains its own copy, too."""
         return self.fine_tune(client, message)

@@ -101,7 +101,7 @@ class IFCA(CanonicalMethod):
         return Message("fit", parts, scalars, dict.fromkeys(parts, "update"))
 
     def fit_membership(self, client: Client, start: Tensors, steps: int) -> Tensor:
-        """A newcomer picks as all do; no gradient step is needed."""
+        """An onboarded client picks as all do; no gradient step is needed."""
         return one_hot(start[MEMBERSHIP], self.choose(client, start))
 
     def fine_tune(self, client: Client, message: Message) -> Tensors:

@@ -121,7 +121,7 @@ class PFedNet(OnboardingRules, Algorithm):
         )
 
     def phases(self, round: int) -> tuple[str, ...]:
-        """Sketches of newcomers, I times x, J times Z."""
+        """Sketches of clients without one, I times x, J times Z."""
         work = ("shared",) * self.shared_rounds + ("personal",) * self.personal_rounds
         return self._opening + work
 
@@ -147,8 +147,8 @@ class PFedNet(OnboardingRules, Algorithm):
         """Algorithm 5: an outer iteration."""
         server = {**server, "lacks": {p: t.clone() for p, t in server["lacks"].items()}}
         if self.graph.needs_sketches:
-            newcomers = [c for c in cohort if c not in server["sketches"]]
-            replies = yield self._outbox(server, newcomers, "sketch")
+            unsketched = [c for c in cohort if c not in server["sketches"]]
+            replies = yield self._outbox(server, unsketched, "sketch")
             self._receive_sketches(server, replies)
         for _ in range(self.shared_rounds):
             replies = yield self._outbox(server, cohort, "shared")
@@ -250,7 +250,7 @@ class PFedNet(OnboardingRules, Algorithm):
         """What the client lacks of x and its own z."""
         return Message("deliver", self._lacking(server, client))
 
-    def onboarding(self, server: State, newcomer: ClientInfo) -> Exchange:
+    def onboarding(self, server: State, client: ClientInfo) -> Exchange:
         """A sketch goes up; x and the mean of the nearest neighbours' z come down.
 
         Where the graph is not made of sketches, all clients are neighbours.
@@ -267,7 +267,7 @@ class PFedNet(OnboardingRules, Algorithm):
         return Message("deliver", {part: named for part, named in parts.items() if named})
 
     def onboard(self, client: Client, message: Message) -> Tensors:
-        """The newcomer takes the neighbours' mean as its z and does not train it.
+        """The onboarded client takes the neighbours' mean as its z and does not train it.
 
         A few patients would draw z further from the neighbours than they can show it to be; to
         train on from there is what :meth:`fine_tune` does.

@@ -209,7 +209,7 @@ class PPFL(CanonicalMethod):
         return exponentiated_gradient(at[MEMBERSHIP], gradient, self.membership_lr)
 
     def fit_membership(self, client: Client, start: Tensors, steps: int) -> Tensor:
-        """Steps of eta_2 on f_i alone: a newcomer is tied to nobody and tells nothing."""
+        """Steps of eta_2 on f_i alone: an onboarded client is tied to nobody and tells nothing."""
         at = start
         for _ in range(steps):
             at = {**at, MEMBERSHIP: self._step(client, at, 1.0, None)}

@@ -183,7 +183,7 @@ class QuantizedMethod(OnboardingRules, Algorithm):
         return {**model, **{n: quantize(model[n], c) for n, c in centers.items()}}
 
     def onboard(self, client: Client, message: Message) -> Tensors:
-        """A newcomer quantises what arrived and trains what that leaves free, or trains alone."""
+        """Quantises what arrived and trains what that leaves free, or trains alone."""
         client.state["model"] = self.onboarding_start(client, message)
         if message.parts:
             self.tune(client, Message("onboard", scalars=self.scalars(self.rounds - 1)))

@@ -119,10 +119,10 @@ class SimilarityGraph:
         return {"edges": known[edges], "distance": distance}
 
     def nearest(self, sketch: Tensor, known: Mapping[str, Tensor]) -> list[str]:
-        """Returns the clients that a newcomer resembles most, the nearest first.
+        """Returns the clients that an onboarded client resembles most, the nearest first.
 
         Args:
-            sketch: The newcomer's sketch.
+            sketch: The onboarded client's sketch.
             known: The sketches of the clients that the server knows.
 
         Returns:

@@ -31,13 +31,14 @@ def by_rule(found: Onboarding) -> dict[str, list[Row]]:
 
 
 def print_onboarding(found: Onboarding, folder: Path, console: Console | None = None) -> None:
-    """Prints metric, seconds and bytes against k, over the newcomers."""
+    """Prints metric, seconds and bytes against k, over the onboarded clients."""
     console = console or wide_console()
     metric = found.summary["selection"][0]
     names = list(dict.fromkeys(row.client for row in found.rows))
     table = Table(
-        title=f"{found.summary['name']}, {found.summary['algorithm']}: {len(names)} newcomer"
-        f"{'s' * (len(names) != 1)}, test {label_of(metric)}, up to {found.steps} gradient steps"
+        title=f"{found.summary['name']}, {found.summary['algorithm']}: {len(names)} client"
+        f"{'s' * (len(names) != 1)} onboarded, test {label_of(metric)}, up to {found.steps} "
+        "gradient steps"
     )
     for name in ("k", "rule", "mean", "sd", "worst", "CPU seconds", "up", "down"):
         table.add_column(name, justify="left" if name == "rule" else "right")
@@ -50,7 +51,7 @@ def print_onboarding(found: Onboarding, folder: Path, console: Console | None = 
         table.add_section()
     console.print(table)
     written = f"{folder}/onboarding.csv, onboarding.json and pictures/onboarding.png"
-    say(console, *found.notes, f"Newcomers: {', '.join(names)}.", f"Written: {written}")
+    say(console, *found.notes, f"Onboarded clients: {', '.join(names)}.", f"Written: {written}")
 
 
 def _texts(rows: Sequence[Row], metric: str) -> list[str]:
@@ -63,7 +64,7 @@ def _texts(rows: Sequence[Row], metric: str) -> list[str]:
 
 
 def to_csv(rows: Sequence[Row]) -> str:
-    """Returns a line per newcomer, k and rule, with a column per metric."""
+    """Returns a line per onboarded client, k and rule, with a column per metric."""
     records = [asdict(row) for row in rows]
     names = list(dict.fromkeys(n for row in rows for n in row.metrics))
     fixed = [name for name in records[0] if name != "metrics"]
@@ -88,7 +89,7 @@ def write_onboarding(found: Onboarding, folder: Path) -> None:
 
 
 def onboarding_figure(rules: Mapping[str, Sequence[Row]], metric: str, others: float) -> Figure:
-    """Draws a line per rule over the newcomers' mean, and a point per newcomer.
+    """Draws a line per rule over the onboarded clients' mean, and a point per onboarded client.
 
     Args:
         rules: The rows of each rule, by its name.

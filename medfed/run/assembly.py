@@ -36,12 +36,12 @@ def data_and_task(config: DictConfig) -> tuple[FederatedDataModule, TaskModule]:
     """
     torch.set_num_threads(config.threads)
     data: FederatedDataModule = build(config.data)
-    data.keep_out = tuple(str(c) for c in config.get("newcomers") or ())
+    data.keep_out = tuple(str(c) for c in config.get("keep_out") or ())
     data.setup()
     if rank() == 0:
         _log.info("%s", data.description)
-        if data.newcomers:
-            _log.info("Kept out of training: %s.", ", ".join(data.newcomers))
+        if data.kept_out:
+            _log.info("Kept out of training: %s.", ", ".join(data.kept_out))
     spatial_dims = getattr(data, "spatial_dims", 2)
     facts = {
         "in_channels": data.in_channels,

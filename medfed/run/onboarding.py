@@ -19,7 +19,7 @@ from medfed.datamodules.onboarding import first_patients
 from medfed.datamodules.partitions.round_robin import RoundRobin
 from medfed.datamodules.tabular import TabularDataModule
 from medfed.federation.lightning.module import FederatedModule
-from medfed.federation.newcomer import exchange, newcomer
+from medfed.federation.onboarded import exchange, onboarded_client
 from medfed.federation.onboarding import rules_of
 from medfed.federation.wire.ledger import Ledger
 from medfed.run.experiment import Experiment, reopen_selected
@@ -31,10 +31,10 @@ RULES: tuple[Rule, ...] = ("own", "fine_tuning", "local")
 
 @dataclass(frozen=True)
 class Row:
-    """One newcomer under one rule with its first patients.
+    """One onboarded client under one rule with its first patients.
 
     Attributes:
-        client: The newcomer.
+        client: The onboarded client.
         k: How many training patients it was to use.
         patients: How many it used.
         samples: Their training samples.
@@ -42,7 +42,7 @@ class Row:
         metrics: On its test patients.
         seconds: CPU time of this process for both halves, without the evaluation.
         up: Bytes to the server.
-        down: Bytes to the newcomer.
+        down: Bytes to the onboarded client.
     """
 
     client: str
@@ -63,7 +63,7 @@ class Onboarding:
     Attributes:
         summary: Of the run, as ``summary.json`` holds it.
         steps: Gradient steps that each rule may take.
-        rows: In the order of newcomers, k and rules.
+        rows: In the order of onboarded clients, k and rules.
         notes: Sentences on what was not as asked for.
     """
 
@@ -76,27 +76,27 @@ class Onboarding:
 def onboard(
     folder: Path, who: str, counts: Sequence[int] = (1, 5, 20), steps: int = 100
 ) -> Onboarding:
-    """Lets newcomers join the selected round of a finished run; the run stays as it is.
+    """Lets onboarded clients join the selected round of a finished run; the run stays as it is.
 
-    A newcomer uses its first k training patients in an order drawn from the run's seed, and is
+    A client uses its first k training patients in an order drawn from the run's seed, and is
     measured on its test patients. Steps are at the step size of the run's first round. Nothing is
     selected, so that its validation patients are not used.
 
     Args:
         folder: The run folder.
-        who: A newcomer of the run, ``all`` of them, or the path of another hospital's data.
+        who: A client that the run kept out, ``all`` of them, or a path to another hospital's data.
         counts: The values of k.
         steps: Gradient steps that each rule may take.
 
     Raises:
-        ConfigError: If a number is below 1 or the newcomer unknown.
+        ConfigError: If a number is below 1 or the client unknown.
         DataError: If the hospital has no patient to learn from or to be tested on.
         CheckpointError: If the run is unfinished, its checkpoint torn or its data changed.
     """
     check_numbers(counts, steps)
     summary = finished(folder)
     experiment = reopen_selected(folder)
-    clients = find_newcomers(experiment, who)
+    clients = find_clients(experiment, who)
     local = experiment.module.local
     local.budget = replace(local.budget, steps=steps)
     rows, notes = [], []
@@ -134,9 +134,9 @@ k=1,5,20, not 1,0.
         raise ConfigError(f"onboard_steps must be a whole number of at least 1, not {steps}.")
 
 
-def find_newcomers(experiment: Experiment, who: str) -> list[ClientData]:
-    """Finds the newcomers that the user names; see :func:`onboard`."""
-    known = experiment.data.newcomers
+def find_clients(experiment: Experiment, who: str) -> list[ClientData]:
+    """Finds the clients that the user names; see :func:`onboard`."""
+    known = experiment.data.kept_out
     if who in known:
         found = [known[who]]
     elif who == "all" and known:
@@ -145,12 +145,12 @@ def find_newcomers(experiment: Experiment, who: str) -> list[ClientData]:
         found = [hospital_at(experiment, Path(who).expanduser())]
     else:
         trained = who in experiment.data.clients
-        what = "took part in training" if trained else f"is no newcomer{did_you_mean(who, known)}"
-        there = f"the newcomers are {', '.join(known)}"
+        what = "took part in training" if trained else f"was not kept out{did_you_mean(who, known)}"
+        there = f"to onboard are {', '.join(known)}"
         if not known:
             there = (
                 f"the run in {experiment.folder} kept no client out of training; train with "
-                "newcomers=[CLIENT]"
+                "keep_out=[CLIENT]"
             )
         raise ConfigError(
             f"onboard={who} {what}; {there}, or name a folder of data such as "
@@ -180,7 +180,7 @@ def hospital_at(experiment: Experiment, path: Path) -> ClientData:
     if "path" not in config.data:
         raise ConfigError(
             f"onboard={path}: the data of this run are generated, so that no other hospital's can "
-            "be read; train with newcomers=[CLIENT]."
+            "be read; train with keep_out=[CLIENT]."
         )
     if not path.exists():
         raise DataError(f"onboard={path} does not exist; name a file or folder of patients.")
@@ -203,7 +203,7 @@ def hospital_at(experiment: Experiment, path: Path) -> ClientData:
 
 def _measured(module: FederatedModule, data: ClientData, k: int, rule: Rule) -> Row | None:
     """One row; none where nothing arrives that could be tuned."""
-    rules, client = rules_of(module.federation.algorithm), newcomer(module.federation, data)
+    rules, client = rules_of(module.federation.algorithm), onboarded_client(module.federation, data)
     started = time.process_time()
     ledger = Ledger()
     if rule == "local":

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from medfed.common.tensors import digest
-from medfed.federation.newcomer import exchange, newcomer
+from medfed.federation.onboarded import exchange, onboarded_client
 from medfed.federation.onboarding import rules_of
 from medfed.federation.reference import run_reference
 from medfed.federation.wire.channel import Channel
@@ -43,13 +43,13 @@ def trained(name, rounds=2, **changes):
 
 
 def joined(fed, data=None):
-    client = newcomer(fed, data or arriving())
+    client = onboarded_client(fed, data or arriving())
     message, ledger = exchange(fed, client)
     return rules_of(fed.algorithm).onboard(client, message), ledger, client
 
 
 @BUFFERS
-def test_a_newcomer_gets_a_whole_model_and_nothing_else_changes(name, policy):
+def test_an_onboarded_client_gets_a_whole_model_and_nothing_else_changes(name, policy):
     fed = trained(name, buffers=policy)
     before, entries = fed.digests(), fed.ledger.to_csv()
     model, ledger, client = joined(fed)
@@ -107,7 +107,7 @@ def test_no_rule_takes_more_steps_than_it_may(name):
     fed = trained(name)
     models, rules = {}, rules_of(fed.algorithm)
     for rule in ("onboard", "fine_tune", "alone"):
-        client = newcomer(fed, arriving())
+        client = onboarded_client(fed, arriving())
         message, _ = exchange(fed, client)
         before = client.steps_done  # a sketch may have needed some
         arguments = (client,) if rule == "alone" else (client, message)
@@ -126,7 +126,7 @@ def test_no_rule_takes_more_steps_than_it_may(name):
 def test_a_lossy_channel_begins_with_the_whole_state(name, setting):
     fed = trained(name, channel=lossy(setting))
     before = fed.digests()
-    client = newcomer(fed, arriving())
+    client = onboarded_client(fed, arriving())
     message, _ = exchange(fed, client)
     assert fed.digests() == before
     for entry, tensor in message.parts.get("shared", {}).items():

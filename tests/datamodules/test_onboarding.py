@@ -92,25 +92,25 @@ def test_no_patient_is_refused():
         first_patients(client(LABELS, CASE), 0, seed=0)
 
 
-def table(*newcomers, **changes):
+def table(*keep_out, **changes):
     config = load(["experiment=clinical_pfednet", *(f"data.{k}={v}" for k, v in changes.items())])
     data = build(config.data)
-    data.keep_out = newcomers
+    data.keep_out = keep_out
     data.setup()
     return data
 
 
-def test_newcomers_keep_their_patients_and_are_no_clients():
+def test_onboarded_clients_keep_their_patients_and_are_no_clients():
     everyone, fewer = table(), table("hospital_3", "hospital_1")
     assert fewer.splits() == everyone.splits()
     assert list(fewer.clients) == ["hospital_0", "hospital_2", "hospital_4"]
-    assert list(fewer.newcomers) == ["hospital_3", "hospital_1"]
-    assert not everyone.newcomers
+    assert list(fewer.kept_out) == ["hospital_3", "hospital_1"]
+    assert not everyone.kept_out
     same = everyone.clients["hospital_3"].train["image"]
-    assert torch.equal(fewer.newcomers["hospital_3"].train["image"], same)
+    assert torch.equal(fewer.kept_out["hospital_3"].train["image"], same)
 
 
-def test_features_are_scaled_without_the_newcomers():
+def test_features_are_scaled_without_the_onboarded_clients():
     everyone, fewer = table(scaling="pooled"), table("hospital_0", scaling="pooled")
     rows = torch.cat([c.train["image"] for c in fewer.clients.values()])
     assert (rows.min(0).values == -1).all()
@@ -120,20 +120,20 @@ def test_features_are_scaled_without_the_newcomers():
 
 
 @pytest.mark.parametrize(
-    ("newcomers", "message"),
+    ("keep_out", "message"),
     [
         (("hospital_9",), r"'hospital_9', which is no client .*the clients are hospital_0, hosp"),
         (("hospital_1", "hospital_1"), "names a client twice"),
         (tuple(f"hospital_{i}" for i in range(5)), "all 5 clients, so that none is left to train"),
     ],
 )
-def test_mistakes_are_one_sentence(newcomers, message):
+def test_mistakes_are_one_sentence(keep_out, message):
     with pytest.raises(ConfigError, match=message):
-        table(*newcomers)
+        table(*keep_out)
 
 
-def test_newcomers_are_a_list():
-    config = load(["experiment=clinical_pfednet", "newcomers=hospital_1"])
+def test_keep_out_is_a_list():
+    config = load(["experiment=clinical_pfednet", "keep_out=hospital_1"])
     config.folder, config.resume = "x", None
-    with pytest.raises(ConfigError, match=r"write newcomers=\[hospital_1\]"):
+    with pytest.raises(ConfigError, match=r"write keep_out=\[hospital_1\]"):
         check_values(config)

@@ -16,7 +16,7 @@ from medfed.common.errors import CheckpointError, ConfigError, DataError
 from medfed.common.tensors import digest
 from medfed.reports.onboarding import print_onboarding, write_onboarding
 from medfed.run.experiment import reopen_selected
-from medfed.run.onboarding import find_newcomers, onboard
+from medfed.run.onboarding import find_clients, onboard
 from tests.integration.runs import CLINICAL, ROOT, left_in, run
 
 DIGITS = (
@@ -34,14 +34,14 @@ LATE = ("group_0_hospital_0", "group_3_hospital_1")
 @pytest.fixture(scope="module")
 def clinical(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("onboarding") / "clinical"
-    run(folder, *CLINICAL, "newcomers=[hospital_0,hospital_4]")
+    run(folder, *CLINICAL, "keep_out=[hospital_0,hospital_4]")
     return folder
 
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("onboarding") / "digits"
-    run(folder, *DIGITS, f"newcomers=[{','.join(LATE)}]")
+    run(folder, *DIGITS, f"keep_out=[{','.join(LATE)}]")
     return folder
 
 
@@ -49,7 +49,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for name in left_in(folder)}
 
 
-def test_newcomers_take_no_part_in_training(clinical):
+def test_onboarded_clients_take_no_part_in_training(clinical):
     summary = json.loads((clinical / "summary.json").read_text())
     assert list(summary["clients"]) == ["hospital_1", "hospital_2", "hospital_3"]
     splits = json.loads((clinical / "splits.json").read_text())["clients"]
@@ -57,7 +57,7 @@ def test_newcomers_take_no_part_in_training(clinical):
     assert "hospital_0" not in (clinical / "ledger.csv").read_text()
 
 
-def test_pfednets_newcomers_and_what_is_written(clinical):
+def test_pfednets_onboarded_clients_and_what_is_written(clinical):
     before = contents(clinical)
     found = onboard(clinical, "all", [1, 5, 999], steps=3)
     write_onboarding(found, clinical)
@@ -84,7 +84,7 @@ def test_the_models_are_those_of_the_selected_round(clinical):
         assert digest(federation.server[part]) == digest(saved["server"][part])
 
 
-def test_ppfls_newcomers_get_the_heads_and_send_nothing(digits):
+def test_ppfls_onboarded_clients_get_the_heads_and_send_nothing(digits):
     before = contents(digits)
     found = onboard(digits, "all", [1, 5], steps=3)
     assert contents(digits) == before
@@ -101,7 +101,7 @@ def test_the_table(digits, capsys):
     found = onboard(digits, LATE[0], [1], steps=1)
     print_onboarding(found, digits, wide_console())
     text = capsys.readouterr().out
-    assert "1 newcomer, test" in text
+    assert "1 client onboarded, test" in text
     assert all(name in text for name in ("ppfl (own rule)", "fine-tuning", "local training"))
 
 
@@ -117,8 +117,8 @@ def test_another_number_of_steps_is_another_model(digits):
         ("all", [], 5, ConfigError, r"such as k=1,5,20, not none\."),
         ("all", ["few"], 5, ConfigError, r"not few\."),
         ("all", [1], 0, ConfigError, r"onboard_steps must be a whole number of at least 1, not 0"),
-        ("hospital_9", [1], 5, ConfigError, r"no newcomer \(did you mean .*hospital_0, hospital_4"),
-        ("hospital_2", [1], 5, ConfigError, r"took part in training; the newcomers are hospital_0"),
+        ("hospital_9", [1], 5, ConfigError, r"not kept out \(did .*hospital_0, hospital_4"),
+        ("hospital_2", [1], 5, ConfigError, r"took part in training; to onboard are hospital_0"),
         ("/nowhere", [1], 5, DataError, r"onboard=/nowhere does not exist; name a file or folder"),
     ],
 )
@@ -137,7 +137,7 @@ def table(path: Path, rows: int, seed: int, columns: str = "a,b,c") -> Path:
 
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory) -> Path:
-    """A run without newcomers on a table whose features are scaled for all clients alike."""
+    """A run that kept nobody out, on a table whose features are scaled for all clients alike."""
     folder = tmp_path_factory.mktemp("onboarding") / "tables"
     folder.mkdir()
     data = (f"data.path={table(folder / 'old.csv', 60, 0)}", "data.label=outcome")
@@ -152,7 +152,7 @@ def test_a_hospital_that_the_run_has_never_seen(tables, tmp_path):
     assert {r.client for r in found.rows} == {"new_hospital"}
     assert {r.patients for r in found.rows} == {1, 5}
     experiment = reopen_selected(tables)
-    (client,) = find_newcomers(experiment, str(new))
+    (client,) = find_clients(experiment, str(new))
     assert sum(map(len, client.patients.values())) == 20
     rows = np.loadtxt(new, delimiter=",", skiprows=1)[:, :3]
     chosen = [int(p.removeprefix("row_")) for p in client.patients["train"]]
@@ -183,9 +183,9 @@ def test_data_that_are_nowhere_else(digits, tmp_path):
         onboard(digits, str(tmp_path), [1])
 
 
-def test_a_run_without_newcomers_says_how_to_get_some(tables):
+def test_a_run_without_onboarded_clients_says_how_to_get_some(tables):
     for who in ("all", "hospital_1"):
-        with pytest.raises(ConfigError, match=r"newcomers=\[CLIENT\], or name a folder of data"):
+        with pytest.raises(ConfigError, match=r"keep_out=\[CLIENT\], or name a folder of data"):
             onboard(tables, who, [1])
     best = tables / "checkpoints" / "best.ckpt"
     best.write_bytes(best.read_bytes()[:-10])
@@ -201,6 +201,6 @@ def test_the_command_line(clinical, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["evaluate.py"])
     evaluate.main([f"run={clinical}", "onboard=hospital_4", "k=1,2", "onboard_steps=1"])
     text = capsys.readouterr().out
-    assert "1 newcomer" in text
+    assert "1 client onboarded" in text
     rows = json.loads((clinical / "onboarding.json").read_text())["rows"]
     assert [(r["client"], r["k"]) for r in rows[::3]] == [("hospital_4", 1), ("hospital_4", 2)]

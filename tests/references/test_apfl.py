@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.federation.newcomer import exchange, newcomer
+from medfed.federation.onboarded import exchange, onboarded_client
 from medfed.personalize.apfl import APFL
 from tests.references.linear_net import ALL, Model, gradient, loss
 from tests.references.pairing import Drawn, Minibatches, assert_same, run_on_minibatches
@@ -93,13 +93,13 @@ def test_the_steps_descend_the_loss_of_the_mix():
         assert (ends[0] - ends[1]) / 2e-6 == pytest.approx((v[name] - new_v[name])[place], rel=1e-5)
 
 
-def test_a_newcomer_keeps_w_and_trains_its_part_of_the_mix():
+def test_an_onboarded_client_keeps_w_and_trains_its_part_of_the_mix():
     federation, problem = run_on_minibatches(APFL(alpha_lr=0.2))
     rng = np.random.default_rng(7)
     x = torch.tensor(rng.normal(size=(9, 3)))
     data = Drawn("new", x, 2 * x[:, 0] - x[:, 1] + 0.5, batch_size=4)
     data.drawn = []
-    client = newcomer(federation, data)
+    client = onboarded_client(federation, data)
     message, _ = exchange(federation, client)
     model = federation.algorithm.onboard(client, message)
     w = {k: federation.server["shared"][k].numpy() for k in ALL}

@@ -1,4 +1,4 @@
-"""Newcomers against NumPy: PPFL's membership, pFedNet's neighbours, Ditto's tie."""
+"""Onboarded clients against NumPy: PPFL's membership, pFedNet's neighbours, Ditto's tie."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.federation.newcomer import exchange, newcomer
+from medfed.federation.onboarded import exchange, onboarded_client
 from medfed.federation.reference import run_reference
 from medfed.functional.sketches import data_sketch
 from medfed.personalize.ditto import Ditto
@@ -33,7 +33,7 @@ def joined(algorithm, task, **changes):
     data = toy_data(4, dtype=torch.float64)
     _, federation, _ = toy_federation(algorithm, task, data, steps=STEPS, **changes)
     run_reference(federation, 3)
-    client = newcomer(federation, arriving())
+    client = onboarded_client(federation, arriving())
     message, ledger = exchange(federation, client)
     return federation, client, message, ledger
 
@@ -117,7 +117,7 @@ def test_dittos_model_begins_at_w_and_is_tied_to_it():
     assert_same(algorithm.onboard(client, message), v, 1e-12)
 
 
-def test_a_newcomer_of_a_planted_group_finds_the_groups_model():
+def test_an_onboarded_client_of_a_planted_group_finds_the_groups_model():
     seed, rounds = 0, 15
     everyone = planted(seed)
     late, early = everyone[-3:], everyone[:-3]
@@ -130,7 +130,7 @@ def test_a_newcomer_of_a_planted_group_finds_the_groups_model():
     assert len({int(row.argmax()) for row in members.values()}) == 3
     for client in late:
         few = ToyData("new", client.x[:6], client.y[:6])
-        arrived = newcomer(federation, few)
+        arrived = onboarded_client(federation, few)
         message, _ = exchange(federation, arrived)
         found = algorithm.fit_membership(arrived, algorithm.onboarding_start(arrived, message), 50)
         group = int(client.id[1:]) % 3
@@ -139,10 +139,10 @@ def test_a_newcomer_of_a_planted_group_finds_the_groups_model():
 
 
 @pytest.mark.parametrize("name", ["qupel", "quantized"])
-def test_a_newcomers_model_is_quantised_like_the_others(name):
+def test_an_onboarded_clients_model_is_quantised_like_the_others(name):
     _, federation, _ = contract_federation(name)
     run_reference(federation, 1)
-    client = newcomer(federation, toy_data(batch=4)[1])
+    client = onboarded_client(federation, toy_data(batch=4)[1])
     model = federation.algorithm.onboard(client, exchange(federation, client)[0])
     names = federation.algorithm.names
     assert names

@@ -218,7 +218,7 @@ def open_data(run: RunRecord) -> FederatedDataModule | None:
     """
     try:
         data: FederatedDataModule = build(run.config.data)
-        data.keep_out = tuple(str(c) for c in run.config.get("newcomers") or ())
+        data.keep_out = tuple(str(c) for c in run.config.get("keep_out") or ())
         data.setup()
         found: dict[str, Any] = data.splits()
     except (DataError, ConfigError, OSError) as error:

@@ -1,4 +1,4 @@
-"""A client that joins a trained federation: what it exchanges with the server, and its bytes."""
+"""A client that a trained federation onboards: what the two exchange, and its bytes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from medfed.federation.wire.message import Message
 OUTSIDE = -1  # the number of no round
 
 
-def newcomer(federation: Federation, data: ClientData) -> LocalClient:
+def onboarded_client(federation: Federation, data: ClientData) -> LocalClient:
     """Returns a client in the state that all clients began with; the federation does not know it.
 
     Args:
         federation: Of at least one client in this process.
-        data: The newcomer's data.
+        data: The onboarded client's data.
     """
     like = next(iter(federation.clients.values()))
     return LocalClient(data, like.trainer, like.weights, federation.client_start)
@@ -33,13 +33,13 @@ def exchange(federation: Federation, client: LocalClient) -> tuple[Message, Ledg
 
     Args:
         federation: The trained federation.
-        client: The newcomer, from :func:`newcomer`; it remembers what it was sent.
+        client: The onboarded client, from :func:`onboarded_client`; it remembers what it was sent.
 
     Returns:
-        The message that the newcomer starts from, and what travelled.
+        The message that the onboarded client starts from, and what travelled.
     """
     algorithm, channel, ledger = federation.algorithm, federation.channel, Ledger()
-    server: dict[Direction, Memory] = {"up": {}, "down": {}}  # its end of this newcomer's channel
+    server: dict[Direction, Memory] = {"up": {}, "down": {}}  # its end of the client's channel
     phase = 0
 
     def passed_on(message: Message, direction: Direction) -> Message:
