@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from pathlib import Path
+
+from sklearn.datasets import load_breast_cancer
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -17,4 +20,16 @@ def write_files(page: Path, folder: Path) -> Path:
         file = folder / title
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
+    return folder
+
+
+def write_clinics(folder: Path) -> Path:
+    """Writes the CSV files that the example of a reader reads, one of each of three clinics."""
+    table = load_breast_cancer()
+    folder.mkdir()
+    for start, clinic in enumerate(["north", "south", "west"]):
+        rows = zip(table.data[start::3].tolist(), table.target[start::3], strict=True)
+        with (folder / f"{clinic}.csv").open("w", newline="") as file:
+            csv.writer(file).writerow([*table.feature_names, "outcome"])
+            csv.writer(file).writerows([*x, y] for x, y in rows)
     return folder

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 import sys
 
 import pytest
 import torch
-from sklearn.datasets import load_breast_cancer
 
 import medfed
 from medfed.common.errors import ConfigError, DataError
 from medfed.datamodules.readers.base import Patient
-from tests.pages import DOCS, ROOT, write_files
+from tests.pages import DOCS, ROOT, write_clinics, write_files
 
 
 @pytest.fixture
@@ -58,19 +56,13 @@ def test_the_codec_sends_a_byte_per_element(trained):
 
 
 def test_the_reader_makes_a_client_of_every_file(trained, tmp_path):
-    table, data = load_breast_cancer(), tmp_path / "data"
-    data.mkdir()
-    for start, clinic in enumerate(["north", "south", "west"]):
-        rows = zip(table.data[start::3].tolist(), table.target[start::3], strict=True)
-        with (data / f"{clinic}.csv").open("w", newline="") as file:
-            csv.writer(file).writerow([*table.feature_names, "outcome"])
-            csv.writer(file).writerows([*x, y] for x, y in rows)
+    data = write_clinics(tmp_path / "data")
     chosen = ["data=clinics", f"data.path={data}", "partition=centre"]
     run = trained("extending/reader.md", "experiment=clinical_pfednet", *chosen)
     assert run.clients == ("north", "south", "west")
     assert run.config.in_channels == 30
     read = sys.modules["clinics"].read_clinics
-    assert read(data, "outcome", [1]).features.shape == table.data.shape
+    assert read(data, "outcome", [1]).features.shape == (569, 30)
     with pytest.raises(DataError, match="holds no CSV file"):
         read(tmp_path, "outcome", [1])
 

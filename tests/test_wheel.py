@@ -6,6 +6,7 @@ a .pth file leads to (its own .pth files, such as that of an editable medfed, ar
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -18,7 +19,9 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
-ROOT = Path(__file__).resolve().parents[1]
+from medfed.federation.wire.ledger import Ledger
+from tests.pages import DOCS, ROOT, write_clinics, write_files
+
 SHORT = ("experiment=digits_pfednet", "rounds=2", "local.steps=2", "data.root=data")
 
 pytest.importorskip("hatchling")
@@ -41,18 +44,18 @@ class Installed:
         (self.wheel,) = wheels.glob("medfed-*.whl")
         self._run([*pip, "--python", str(self.python), "install", "--no-deps", str(self.wheel)])
 
-    def _run(self, command: list[str]) -> str:
+    def _run(self, command: list[str], fails: bool = False) -> str:
         hidden = ("PYTHONPATH", "PYTEST_CURRENT_TEST")
         environ = {k: v for k, v in os.environ.items() if k not in hidden}
         environ |= {"OMP_NUM_THREADS": "1", "COLUMNS": "120"}
         done = subprocess.run(
             command, cwd=self.place, env=environ, capture_output=True, text=True, timeout=240
         )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        assert done.returncode == int(fails), done.stdout + done.stderr
+        return done.stderr if fails else done.stdout
 
-    def medfed(self, *arguments: str) -> str:
-        return self._run([str(self.environment / "bin" / "medfed"), *arguments])
+    def medfed(self, *arguments: str, fails: bool = False) -> str:
+        return self._run([str(self.environment / "bin" / "medfed"), *arguments], fails)
 
 
 @pytest.fixture(scope="module")
@@ -92,4 +95,31 @@ def test_from_training_to_prediction(installed):
     installed.medfed("predict", f"bundle=bundles/{client}", "input=images", "output=told.csv")
     assert len((installed.place / "told.csv").read_text().splitlines()) == 4
     left = {p.name for p in installed.place.iterdir()}
-    assert left <= {"bundles", "data", "images", "runs", "told.csv"}
+    assert left <= {"bundles", "clinics", "data", "images", "plugins", "runs", "told.csv"}
+
+
+def test_a_plugin_folder_has_all_kinds_and_reaches_all_ranks(installed):
+    """The documents' method, codec, reader and partition, in one run on two ranks."""
+    for page in ("algorithm", "codec", "reader", "partition"):
+        write_files(DOCS / f"extending/{page}.md", installed.place / "plugins")
+    write_clinics(installed.place / "clinics")
+    data = ["data=clinics", "data.path=clinics", "partition=by_pattern"]
+    method = ["algorithm=fedamp", "codec.up=int8", "trainer=ddp"]
+    keys = ["plugins=plugins", *data, *method, "rounds=2", "hydra.run.dir=plugged"]
+    installed.medfed("train", "experiment=clinical_pfednet", *keys)
+    folder = installed.place / "plugged"
+    summary = json.loads((folder / "summary.json").read_text())
+    assert list(summary["clients"]) == ["site_north", "site_south", "site_west"]
+    ledger = Ledger.from_csv((folder / "ledger.csv").read_text())
+    sent = [e for e in ledger.entries if e.direction == "up"]
+    assert sent
+    assert all(e.bytes < e.dense / 2 for e in sent)
+    versions = json.loads((folder / "versions.json").read_text())
+    (recorded,) = versions["plugins"]
+    assert recorded == str(installed.place / "plugins")
+
+    refused = installed.medfed("evaluate", "run=plugged", fails=True)
+    assert refused.count("\n") == 1
+    assert f"only run if you name it: add plugins=[{recorded}]" in refused
+    again = installed.medfed("evaluate", "run=plugged", "plugins=plugins")
+    assert "Results and pictures: plugged" in again

@@ -66,41 +66,6 @@ class LassoResult:
     converged: bool
 
 
-def network_lasso(
-    v: Tensor,
-    edges: Tensor | Sequence[Sequence[int]],
-    weight: float | Tensor,
-    p: float = 2.0,
-    tol: float = 1e-7,
-    max_iter: int = 5000,
-) -> Tensor:
-    """Minimises ``sum_e weight_e ||z_i - z_j||_p + ||Z - V||_F^2 / 2`` over Z.
-
-    Args:
-        v: ``(N, d)`` floating tensor, a row per node.
-        edges: ``(M, 2)`` integers, an undirected edge per row.
-        weight: One number for all edges or ``(M,)``; 0 and infinity are allowed.
-        p: Norm of the differences: 1, 2 or ``math.inf``.
-        tol: Tolerance of the residuals, relative to the spread of ``v``.
-        max_iter: ADMM iterations at most.
-
-    Returns:
-        ``(N, d)`` tensor in the dtype and on the device of ``v``.
-
-    Raises:
-        ConfigError: If the graph, a weight, p or a limit cannot be used.
-        ValueError: If ``v`` holds NaN or infinity.
-
-    Example:
-        >>> v = torch.tensor([[0.0], [4.0]])
-        >>> network_lasso(v, [[0, 1]], weight=1.0).tolist()
-        [[1.0], [3.0]]
-        >>> network_lasso(v, [[0, 1]], weight=9.0).tolist()
-        [[2.0], [2.0]]
-    """
-    return solve_network_lasso(v, edges, weight, p, tol=tol, max_iter=max_iter).z
-
-
 def solve_network_lasso(
     v: Tensor,
     edges: Tensor | Sequence[Sequence[int]],
@@ -112,7 +77,7 @@ def solve_network_lasso(
     tol: float = 1e-7,
     max_iter: int = 5000,
 ) -> LassoResult:
-    """:func:`network_lasso` with a warm start, and with a report on the iteration.
+    """Minimises ``sum_e weight_e ||z_i - z_j||_p + ||Z - V||_F^2 / 2`` over Z.
 
     Args:
         v: ``(N, d)`` floating tensor, a row per node.
@@ -132,6 +97,8 @@ def solve_network_lasso(
         ValueError: If ``v`` holds NaN or infinity.
 
     Example:
+        >>> solve_network_lasso(torch.tensor([[0.0], [4.0]]), [[0, 1]], weight=1.0).z.tolist()
+        [[1.0], [3.0]]
         >>> v = torch.tensor([[0.0], [4.0], [5.0]], dtype=torch.float64)
         >>> edges = torch.tensor([[0, 1], [1, 2]])
         >>> first = solve_network_lasso(v, edges, 1.0)

@@ -1,21 +1,22 @@
-"""What the contract is tested on: methods and codecs that ship, and those of plugin folders.
+"""What the contract is tested on: what ships, and what is in plugin folders.
 
-    pytest tests/contract --plugins FOLDER
+    pytest tests/contract tests/federation/wire/codecs tests/datamodules --plugins FOLDER -k NAME
 
-A plugin folder is what ``plugins=FOLDER`` takes: modules, and yamls under ``configs/algorithm`` and
-``configs/codec``. The folders travel in an environment variable, so that test workers and ranks
-know them, too.
+A plugin folder is what ``plugins=FOLDER`` takes: modules, and yamls under ``configs/algorithm``,
+``configs/codec``, ``configs/data`` and ``configs/partition``. The folders travel in an environment
+variable, so that test workers and ranks know them, too.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from omegaconf import DictConfig
 
-from medfed.config.compose import CONFIG_DIR, load
+from medfed.config import compose
 
 PLUGINS = "MEDFED_TEST_PLUGINS"
 
@@ -42,8 +43,12 @@ def data_yamls() -> list[Path]:
 
 def load_algorithm(name: str, rounds: int) -> DictConfig:
     """The section of a method as its yaml has it, in a run of so many rounds."""
-    plugins = f"plugins=[{','.join(_folders())}]"
-    return load([plugins, f"algorithm={name}", f"rounds={rounds}"]).algorithm
+    return load([f"algorithm={name}", f"rounds={rounds}"]).algorithm
+
+
+def load(overrides: Sequence[str]) -> DictConfig:
+    """Composes a configuration with the plugin folders' yamls at hand."""
+    return compose.load([f"plugins=[{','.join(_folders())}]", *overrides])
 
 
 def _folders() -> list[str]:
@@ -51,7 +56,7 @@ def _folders() -> list[str]:
 
 
 def _yamls(group: str) -> dict[str, Path]:
-    found = {p.stem: p for p in sorted((CONFIG_DIR / group).glob("*.yaml"))}
+    found = {p.stem: p for p in sorted((compose.CONFIG_DIR / group).glob("*.yaml"))}
     for folder in _folders():
         if folder not in sys.path:
             sys.path.append(folder)

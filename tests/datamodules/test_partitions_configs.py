@@ -10,11 +10,11 @@ import pytest
 from omegaconf import OmegaConf
 
 from medfed.common.errors import ConfigError
-from medfed.config.compose import build, check_overrides, load
+from medfed.config.compose import build, check_overrides
 from medfed.datamodules import partitions
 from medfed.datamodules.partitions.base import Partition, Wrapped
 from medfed.datamodules.partitions.shards import Shards
-from tests.contract.names import partition_yamls
+from tests.contract.names import load, partition_yamls
 
 NAMES = [path.stem for path in partition_yamls()]
 WRAPPERS = [path.stem for path in partition_yamls() if "@assignment" in path.read_text()]

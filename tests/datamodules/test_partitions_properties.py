@@ -8,7 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from medfed.common.errors import ConfigError
-from medfed.config.compose import build, load
+from medfed.config.compose import build
 from medfed.datamodules.partitions.base import Dealt, Wrapped
 from medfed.datamodules.partitions.centre import ByCentre
 from medfed.datamodules.partitions.channel_missing import ChannelMissing
@@ -21,7 +21,7 @@ from medfed.datamodules.partitions.shards import Shards
 from medfed.datamodules.partitions.site_groups import SiteGroups
 from medfed.datamodules.readers.base import Patient
 from medfed.datamodules.tabular import TabularDataModule
-from tests.contract.names import partition_yamls
+from tests.contract.names import load, partition_yamls
 
 GROUPS = [[0], [1]]
 NAMES = [path.stem for path in partition_yamls()]

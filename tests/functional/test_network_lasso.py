@@ -16,10 +16,15 @@ from medfed.functional.graph import (
     star_edges,
     undirected_edges,
 )
-from medfed.functional.network_lasso import network_lasso, solve_network_lasso
+from medfed.functional.network_lasso import solve_network_lasso
 from medfed.functional.prox import dual_norm, prox_norm
 
 NORMS = (1.0, 2.0, math.inf)
+
+
+def network_lasso(*arguments):
+    """The minimiser alone."""
+    return solve_network_lasso(*arguments).z
 
 
 def reference(v, edges, weight, p):
