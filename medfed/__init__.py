@@ -10,8 +10,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from medfed.api import Run, train
+    from medfed.api import train
     from medfed.federation.reference import ArrayClient, Federated, federate
+    from medfed.run.finished import Run
 
 __version__ = "0.2.0"
 __all__ = ["ArrayClient", "Federated", "Run", "federate", "train"]
@@ -19,7 +20,7 @@ __all__ = ["ArrayClient", "Federated", "Run", "federate", "train"]
 _HOMES = {
     "ArrayClient": "medfed.federation.reference",
     "Federated": "medfed.federation.reference",
-    "Run": "medfed.api",
+    "Run": "medfed.run.finished",
     "federate": "medfed.federation.reference",
     "train": "medfed.api",
 }

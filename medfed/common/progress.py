@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     TaskID,
     TextColumn,
     TimeElapsedColumn,
@@ -18,6 +18,14 @@ from rich.progress import (
 )
 
 SECONDS = 10.0  # between plain lines
+
+
+def bar(console: Console, what: str, width: int, *columns: ProgressColumn) -> Progress:
+    """Returns a bar: what is done, how far it is, some columns, the time gone and the time left."""
+    time_left = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+    return Progress(
+        TextColumn(what), BarColumn(bar_width=width), *columns, *time_left, console=console
+    )
 
 
 class Steps:
@@ -48,26 +56,13 @@ class Steps:
 
     def __enter__(self) -> Steps:
         if self.console.is_terminal and not self.quiet:
-            self._bar = Progress(
-                TextColumn(f"{self.verb}ing"),
-                BarColumn(bar_width=32),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[item]}"),
-                TimeElapsedColumn(),
-                TextColumn("left"),
-                TimeRemainingColumn(),
-                console=self.console,
-            )
+            count, item = MofNCompleteColumn(), TextColumn("{task.fields[item]}")
+            self._bar = bar(self.console, f"{self.verb}ing", 32, count, item)
             self._task = self._bar.add_task("", total=self.total, item="")
             self._bar.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar:
             self._bar.stop()
 

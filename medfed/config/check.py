@@ -110,6 +110,10 @@ config.yaml).
         value = config.get(key)
         if value is not None and not (Path(str(value)) / file).is_file():
             raise CheckpointError(f"{key}={value} is no {kind} (it has no {file}).")
+    runs = config.get("runs") or ()
+    for name in [runs] if isinstance(runs, str) else runs:
+        if not Path(str(name)).expanduser().is_dir():
+            raise CheckpointError(f"runs={name} is no folder; name one that holds finished runs.")
 
 
 def check_runtime(config: DictConfig) -> None:

@@ -24,8 +24,8 @@ from medfed.common.errors import CheckpointError
 from medfed.common.files import csv_text
 from medfed.config.compose import build
 from medfed.reports.methods import Comparison, Finding, sweeps
-from medfed.reports.runs import Run
 from medfed.reports.scores import label_of
+from medfed.run.finished import Run
 
 Floats = NDArray[np.float64]
 _STRENGTH = "algorithm.strength"

@@ -19,13 +19,12 @@ from omegaconf import DictConfig, OmegaConf
 
 from medfed.common.errors import CheckpointError, ConfigError, did_you_mean
 from medfed.reports.runs import (
-    Run,
     check_same_patients,
     differences,
     grouped,
-    read_run,
     without_repeats,
 )
+from medfed.run.finished import Run
 
 
 class Cell(NamedTuple):
@@ -142,7 +141,7 @@ def compare(folders: Sequence[Path], metric: str | None = None) -> Comparison:
         CheckpointError: If a run is unfinished or runs are not on the same patients.
         ConfigError: If the metric is unknown.
     """
-    runs = [read_run(folder) for folder in folders]
+    runs = [Run(folder) for folder in folders]
     check_same_patients(runs)
     runs, notes = without_repeats(runs)
     methods, more = pool(runs)

@@ -5,45 +5,17 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
-
-from omegaconf import DictConfig
+from typing import TypeVar
 
 from medfed.common.errors import CheckpointError
-from medfed.common.scores import Record
 from medfed.config.compose import changed_keys
-from medfed.run.folder import NOT_THE_EXPERIMENT, finished, read_config, read_history, read_json
+from medfed.run.finished import Run
+from medfed.run.folder import NOT_THE_EXPERIMENT
 
 T = TypeVar("T")
 # Differences that make no other method: where, when and under which name it ran.
 _NO_METHOD = (*NOT_THE_EXPERIMENT, "name", "threads", "evaluation", "checkpoint")
-
-
-@dataclass(frozen=True)
-class Run:
-    """One finished run, as its folder describes it."""
-
-    folder: Path
-    config: DictConfig
-    summary: dict[str, Any]
-
-    @property
-    def seed(self) -> int:
-        """The seed of the run."""
-        return int(self.config.seed)
-
-    @cached_property
-    def patients(self) -> dict[str, dict[str, list[str]]]:
-        """Patient ids per client and split."""
-        splits: dict[str, dict[str, list[str]]] = read_json(self.folder / "splits.json")["clients"]
-        return splits
-
-    def history(self) -> list[Record]:
-        """Returns the validation metrics of every evaluated round."""
-        return read_history(self.folder)
 
 
 def find_runs(runs: str | Sequence[str]) -> list[Path]:
@@ -53,14 +25,12 @@ def find_runs(runs: str | Sequence[str]) -> list[Path]:
         runs: A folder or several.
 
     Raises:
-        CheckpointError: If a folder is not there or holds no run.
+        CheckpointError: If a folder holds no finished run.
     """
     found: list[Path] = []
     for name in [runs] if isinstance(runs, str) else runs:
         folder = Path(name).expanduser()
         inside = [p.parent for p in folder.rglob("summary.json")]
-        if not folder.is_dir():
-            raise CheckpointError(f"There is no folder {folder}.")
         if (folder / "config.yaml").is_file():
             inside = [folder]
         if not inside:
@@ -72,15 +42,6 @@ def find_runs(runs: str | Sequence[str]) -> list[Path]:
 def common_folder(runs: Sequence[Path]) -> Path:
     """Returns the folder that holds all runs."""
     return Path(os.path.commonpath([p.absolute().parent for p in runs]))
-
-
-def read_run(folder: Path) -> Run:
-    """Reads a finished run.
-
-    Raises:
-        CheckpointError: If it is not a run folder, has not finished or cannot be read.
-    """
-    return Run(folder, summary=finished(folder), config=read_config(folder))
 
 
 def differences(one: Run, other: Run) -> list[str]:

@@ -20,7 +20,8 @@ from medfed.common.files import csv_text
 from medfed.common.scores import smaller_is_better
 from medfed.federation.wire.ledger import Entry, Ledger
 from medfed.reports.methods import Cell, Comparison, Method
-from medfed.reports.runs import Run, differences
+from medfed.reports.runs import differences
+from medfed.run.finished import Run
 from medfed.run.folder import read_ledger
 
 _SHORTEST = 3  # methods that make a sweep

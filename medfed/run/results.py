@@ -125,7 +125,7 @@ def print_summary(summary: dict[str, Any], folder: Path, console: Console | None
         f"(selected by validation {summary['selection'][0]})"
     )
     for name in ("client", *columns, "steps", "up", "down"):
-        table.add_column(name, justify="left" if name == "client" else "right")
+        table.add_column(name, justify="left" if name == "client" else "right", overflow="fold")
     for client, metrics in summary["clients"].items():
         sent = summary["bytes_by_client"][client]
         values = [f"{metrics[n]:.4f}" for n in columns]

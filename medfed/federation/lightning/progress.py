@@ -9,15 +9,9 @@ from typing import Any
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import ProgressBar
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import Progress, TaskID, TextColumn
 
+from medfed.common.progress import bar
 from medfed.federation.lightning.callbacks import PersonalEvaluation
 from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.lightning.schedule import Task
@@ -50,15 +44,12 @@ class RoundProgress(ProgressBar):
         self._began, self._first = time.monotonic(), pl_module.next_round
         if not self.console.is_terminal or self.console.quiet:
             return
-        self._bar = Progress(
-            TextColumn("round {task.fields[round]}/{task.fields[rounds]}"),
-            BarColumn(bar_width=24),
+        self._bar = bar(
+            self.console,
+            "round {task.fields[round]}/{task.fields[rounds]}",
+            24,
             TextColumn("{task.fields[phase]:<9} {task.fields[client]:<14} {task.fields[loss]:<13}"),
             TextColumn("{task.fields[score]}"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=self.console,
         )
         per_round = len(pl_module.tasks(pl_module.next_round))
         rounds = trainer.max_epochs or 0

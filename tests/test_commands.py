@@ -1,0 +1,104 @@
+"""The command line: help that fits a screen, mistakes that answer before a library is loaded."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from medfed import __version__
+from medfed.commands.help import COMMANDS
+from medfed.commands.main import main
+
+# Ends a process by telling which libraries it has loaded.
+TELL = """
+import atexit, sys
+heavy = ("torch", "monai", "pytorch_lightning", "lightning_fabric", "matplotlib", "scipy", "numba")
+atexit.register(lambda: print("loaded", *[name for name in heavy if name in sys.modules]))
+from medfed.commands.main import main
+main(sys.argv[1:])
+"""
+EARLY = {
+    "train roundz=3": "Unknown key 'roundz' (did you mean rounds",
+    "train algorithm=fedavgg": "Unknown algorithm 'fedavgg' (did you mean fedavg",
+    "train local.steps=many": "local.steps must be a whole number or null, not 'many'",
+    "train data.path=/no/such": "/no/such does not exist; set data.path to",
+    "train plugins=/no/such": "plugins names /no/such, which is no folder",
+    "train --multrun seed=0,1": "Unknown flag --multrun (did you mean --multirun?)",
+    "train --config-dir /tmp": "Unknown flag --config-dir",
+    "train --config-name=x": "Unknown flag --config-name",
+    "evaluate run=/no/such": "run=/no/such is no run folder",
+    "evaluate roun=x": "Unknown key 'roun'",
+    "compare runs=/no/such": "runs=/no/such is no folder; name one that holds finished runs",
+    "export run=/no/such": "run=/no/such is no run folder",
+    "predict bundle=/no/such input=x output=y": "bundle=/no/such",
+    "tarin": "Unknown command 'tarin' (did you mean train?); the commands are train,",
+}
+# What an algorithm's class checks needs torch, and nothing else of this size.
+LATER = {
+    "train algorithm.strength=-1": "algorithm.strength must not be negative, not -1",
+    "train algorithm=ditto algorithm.strength=-1": "strength",
+    "train cohort.fraction=2": "cohort.fraction must be in",
+    "train -m seed=0,1 algorithm=fedprox algorithm.mu=-1": "mu",
+}
+
+
+def told(line: str, folder) -> tuple[int, str, list[str]]:
+    """Status, what went to stderr, and the libraries that a command has loaded."""
+    command = [sys.executable, "-c", TELL, *line.split()]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    *_, last = done.stdout.splitlines()
+    return done.returncode, done.stderr, last.split()[1:]
+
+
+@pytest.mark.parametrize(("line", "sentence"), EARLY.items())
+def test_a_mistake_is_one_sentence_before_anything_is_loaded(line, sentence, tmp_path):
+    status, error, loaded = told(line, tmp_path)
+    assert status in (1, 2)
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    assert sentence in error
+    assert loaded == []
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("line", "sentence"), LATER.items())
+def test_a_value_that_a_class_refuses_needs_torch_alone(line, sentence, tmp_path):
+    status, error, loaded = told(line, tmp_path)
+    assert status == 1
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    assert sentence in error
+    assert set(loaded) <= {"torch"}
+    assert not list(tmp_path.iterdir())
+
+
+def lines_of(capsys, *arguments: str) -> list[str]:
+    main(arguments)
+    return capsys.readouterr().out.splitlines()
+
+
+def test_the_overview_fits_a_screen_and_names_every_command(capsys):
+    lines = lines_of(capsys, "--help")
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 100
+    assert all(any(line.split()[:1] == [name] for line in lines) for name in COMMANDS)
+    assert lines_of(capsys) == lines
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_a_command_shows_its_own_keys_first(name, capsys):
+    lines = lines_of(capsys, name, "--help")
+    text = "\n".join(lines)
+    assert f"medfed {name}" in lines[0] + lines[1]
+    own = {"train": "experiment", "prepare": "data", "compare": "runs", "predict": "bundle"}
+    assert own.get(name, "run") in text
+    assert "hydra" not in "\n".join(lines[:20])
+    # The whole configuration is shown on request only.
+    assert "_target_" not in text
+    assert "--cfg job" in text
+
+
+def test_the_version_is_told(capsys):
+    assert lines_of(capsys, "--version") == [__version__]
