@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -45,7 +47,7 @@ def train(*overrides: str, folder: str | Path | None = None, **keys: Any) -> Run
         raise ConfigError(f"folder={folder} is not empty; name one that is, or resume=FOLDER.")
     config.folder = str(folder)
     check(config)
-    with _threads_as_they_were(), without_remarks():
+    with _process_as_it_was(), without_remarks():
         trained(config)
     return Run(folder)
 
@@ -54,8 +56,8 @@ def _written(value: Any) -> str:
     """Writes a Python value as an override has it.
 
     Example:
-        >>> _written(None), _written([1, "a"]), _written(0.5), _written(True)
-        ('null', '[1,a]', '0.5', 'true')
+        >>> _written(None), _written([1, "a"]), _written(0.5), _written(True), _written("a, b")
+        ('null', '[1,a]', '0.5', 'true', '"a, b"')
     """
     if value is None:
         return "null"
@@ -65,13 +67,20 @@ def _written(value: Any) -> str:
         return "[" + ",".join(_written(v) for v in value) + "]"
     if isinstance(value, dict):
         return "{" + ",".join(f"{k}:{_written(v)}" for k, v in value.items()) + "}"
-    return str(value)
+    text = str(value)
+    return text if re.fullmatch(r"[\w./:@${}*+-]+", text) else '"' + text.replace('"', '\\"') + '"'
 
 
 @contextmanager
-def _threads_as_they_were() -> Iterator[None]:
-    before = torch.get_num_threads()
+def _process_as_it_was() -> Iterator[None]:
+    """Gives threads and Ctrl-C back: Lightning would end the process, deaf to further ones."""
+    threads, on_interrupt = torch.get_num_threads(), signal.getsignal(signal.SIGINT)
     try:
         yield
+    except SystemExit as end:
+        if not isinstance(end.__context__, KeyboardInterrupt):
+            raise
+        signal.signal(signal.SIGINT, on_interrupt)
+        raise KeyboardInterrupt from None
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(threads)

@@ -1,0 +1,203 @@
+"""The Python door: a run as the command trains it, and a federation without configurations."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import medfed
+from medfed.common.errors import CheckpointError, ConfigError, DataError, MedfedError
+from medfed.federation.cohort import Cohort
+from medfed.federation.wire.channel import Channel
+from medfed.federation.wire.link import Link
+from medfed.personalize.ditto import Ditto
+from medfed.personalize.fedavg import FedAvg
+from medfed.run.assembly import data_and_task
+from tests.integration.runs import CLINICAL, run
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run with keys of each spelling."""
+    folder = tmp_path_factory.mktemp("api") / "a run"
+    torch.set_num_threads(2)
+    try:
+        done = medfed.train(*CLINICAL, rounds=2, local__steps=3, folder=folder)
+        assert torch.get_num_threads() == 2  # the run takes one, and gives them back
+    finally:
+        torch.set_num_threads(1)
+    return done
+
+
+def test_a_run_is_what_the_command_makes(trained, tmp_path):
+    summary, _ = run(tmp_path / "run", *CLINICAL, "rounds=2", "local.steps=3")
+    assert trained.summary["clients"] == summary["clients"]
+    assert trained.ledger.entries == medfed.Run(tmp_path / "run").ledger.entries
+
+
+def test_a_run_tells_what_its_folder_holds(trained):
+    assert trained.config.rounds == 2
+    assert trained.config.local.steps == 3
+    splits = json.loads((trained.folder / "splits.json").read_text())
+    assert trained.clients == tuple(splits["clients"]) == tuple(trained.patients)
+    rows = [r for r in trained.metrics if r["client"] == trained.clients[0]]
+    assert [(r["round"], r["split"]) for r in rows] == [(0, "val"), (1, "val"), (1, "test")]
+    assert all(isinstance(r["loss"], float) for r in rows)
+    assert trained.ledger.total() == sum(trained.summary["bytes"].values())
+    assert all(path.is_file() for path in trained.pictures.values())
+    assert {"graph", "bytes"} <= trained.pictures.keys()
+
+
+def test_a_model_is_the_clients_own(trained):
+    """Its test loss is the one that the summary holds."""
+    data, _ = data_and_task(trained.config)
+    name = trained.clients[1]
+    model = trained.model(name)
+    assert not model.training
+    (batch,) = data.clients[name].eval_batches("test")
+    with torch.no_grad():
+        loss = torch.nn.functional.cross_entropy(model(batch["image"]), batch["label"])
+    assert float(loss) == pytest.approx(trained.summary["clients"][name]["loss"], abs=1e-6)
+    before = torch.get_rng_state()
+    trained.model(name)
+    assert torch.equal(torch.get_rng_state(), before)
+    with pytest.raises(ConfigError, match=r"has no client hospital_9 \(did you mean .*; it has"):
+        trained.model("hospital_9")
+
+
+def test_a_finished_run_is_opened_by_its_folder(trained, tmp_path):
+    assert medfed.Run(str(trained.folder)).summary == trained.summary
+    with pytest.raises(CheckpointError, match="is no run folder"):
+        medfed.Run(tmp_path)
+
+
+def test_a_run_is_resumed(tmp_path, monkeypatch):
+    """Stopped in its third round it comes to what a straight one comes to."""
+    straight = medfed.train(*CLINICAL, rounds=4, folder=tmp_path / "straight")
+    with monkeypatch.context() as patch:
+        patch.setattr(Cohort, "of", stop_at(2))
+        on_interrupt = signal.getsignal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            medfed.train(*CLINICAL, rounds=4, folder=tmp_path / "stopped")
+        assert signal.getsignal(signal.SIGINT) == on_interrupt
+    with pytest.raises(ConfigError, match="is not empty; name one that is, or resume=FOLDER"):
+        medfed.train(*CLINICAL, rounds=4, folder=tmp_path / "stopped")
+    done = medfed.train(*CLINICAL, rounds=4, resume=tmp_path / "stopped")
+    assert done.folder == tmp_path / "stopped"
+    assert done.summary["clients"] == straight.summary["clients"]
+    assert done.ledger.entries == straight.ledger.entries
+
+
+@pytest.mark.parametrize(
+    ("overrides", "keys", "error", "sentence"),
+    [
+        (["experiment=clinic"], {}, ConfigError, "Unknown experiment 'clinic'"),
+        ([*CLINICAL], {"roundz": 1}, ConfigError, "Unknown key 'roundz'"),
+        ([*CLINICAL], {"local__steps": "many"}, ConfigError, "local.steps must be a whole number"),
+        ([*CLINICAL], {"algorithm__lam": -1.0}, ConfigError, "algorithm.lam"),
+        ([*CLINICAL], {"data__path": "/no/such, [file]=x"}, DataError, "/no/such, [file]=x does"),
+    ],
+)
+def test_mistakes_are_errors_of_one_sentence(overrides, keys, error, sentence, tmp_path):
+    with pytest.raises(MedfedError) as caught:
+        medfed.train(*overrides, folder=tmp_path / "run", **keys)
+    assert type(caught.value) is error
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_with_something_in_it_is_refused(tmp_path):
+    (tmp_path / "thesis.tex").write_text("mine")
+    with pytest.raises(ConfigError, match="is not empty; name one that is, or resume=FOLDER"):
+        medfed.train(*CLINICAL, folder=tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_importing_medfed_loads_no_library():
+    code = "import sys, medfed; print(*[m for m in ('torch', 'hydra') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
+    assert set(medfed.__all__) <= set(dir(medfed))
+    with pytest.raises(AttributeError, match="no attribute 'trian'"):
+        _ = medfed.trian
+
+
+def stop_at(last):
+    """A draw of clients at which the user stops the run."""
+    draw = Cohort.of
+
+    def of(self, clients, seed, number):
+        if number >= last:
+            raise KeyboardInterrupt
+        return draw(self, clients, seed, number)
+
+    return of
+
+
+def arrays(count=3, rows=20):
+    g = torch.Generator().manual_seed(0)
+    return [
+        medfed.ArrayClient(
+            f"site_{i}",
+            torch.randn(rows, 4, generator=g),
+            torch.randn(rows, 1, generator=g),
+            batch_size=rows,
+        )
+        for i in range(count)
+    ]
+
+
+def squares(network, batch):
+    return (network(batch["image"]) - batch["label"]).square().mean()
+
+
+def linear(dtype=torch.float64):
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        return torch.nn.Linear(4, 1, dtype=dtype)
+
+
+def test_federate_equals_full_batch_descent_by_hand():
+    """FedAvg with whole batches and one step is gradient descent on all rows."""
+    clients = [
+        medfed.ArrayClient(c.id, c.inputs.double(), c.labels.double(), c.batch_size)
+        for c in arrays()
+    ]
+    network = linear()
+    start = {n: p.detach().clone() for n, p in network.named_parameters()}
+    done = medfed.federate(FedAvg(), network, squares, clients, rounds=5, steps=1, lr=0.05)
+    x = torch.cat([c.inputs for c in clients])
+    y = torch.cat([c.labels for c in clients])
+    w, b = start["weight"].clone(), start["bias"].clone()
+    for _ in range(5):
+        rest = x @ w.T + b - y
+        w, b = w - 0.05 * 2 * (rest.T @ x) / len(x), b - 0.05 * 2 * rest.mean(0)
+    for client in clients:
+        model = done.model(client.id)
+        torch.testing.assert_close(model.weight, w, rtol=0, atol=1e-7)
+        torch.testing.assert_close(model.bias, b, rtol=0, atol=1e-7)
+    assert torch.equal(network.weight, start["weight"])  # a copy was trained
+
+
+def test_federate_takes_a_channel_and_tells_every_round():
+    rounds = []
+    done = medfed.federate(
+        Ditto(strength=0.1),
+        linear(torch.float32),
+        squares,
+        arrays(),
+        rounds=2,
+        steps=1,
+        channel=Channel(up=Link(), down=Link()),
+        after_round=lambda number, so_far: rounds.append((number, so_far.ledger.total())),
+    )
+    assert [number for number, _ in rounds] == [0, 1]
+    assert 0 < rounds[0][1] < rounds[1][1] <= done.ledger.total()
+    with pytest.raises(ConfigError, match=r"no client 'site_7'; the clients are site_0, site_1"):
+        done.weights("site_7")
