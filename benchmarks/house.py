@@ -41,7 +41,13 @@ LocalTrainer._backward = stop
 sys.argv = ["scripts/train.py", *sys.argv[1:]]
 runpy.run_path("scripts/train.py", run_name="__main__")
 """
-LIBRARIES = "import torch, pytorch_lightning, monai"
+LIBRARIES = """
+import os, resource
+import torch, pytorch_lightning, monai
+used = resource.getrusage(resource.RUSAGE_SELF)
+print("CPU", used.ru_utime + used.ru_stime, flush=True)
+os._exit(0)
+"""
 
 
 def modules(package: Path) -> dict[str, Path]:
@@ -139,6 +145,7 @@ def entrance(tree: Path, repeats: int) -> dict[str, float]:
     ways = {"import medfed": [python, "-c", "import medfed"]}
     ways |= {f"a command with {kind}": [python, script, *o] for kind, o in FAILING.items()}
     ways["libraries alone"] = [python, "-c", LIBRARIES]
+    ways["libraries alone, no collection"] = [python, "-c", "import gc; gc.disable()" + LIBRARIES]
     with tempfile.TemporaryDirectory() as folder:
         quiet = ["progress=false", "logger=none", f"hydra.run.dir={folder}"]
         first = [python, "-c", FIRST_STEP, *quiet]
