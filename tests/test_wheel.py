@@ -42,7 +42,8 @@ class Installed:
         site = self._run([str(self.python), "-c", "import site; print(site.getsitepackages()[0])"])
         (Path(site.strip()) / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")
         (self.wheel,) = wheels.glob("medfed-*.whl")
-        self._run([*pip, "--python", str(self.python), "install", "--no-deps", str(self.wheel)])
+        install = ["install", "--no-deps", "--ignore-installed", str(self.wheel)]
+        self._run([*pip, "--python", str(self.python), *install])
 
     def _run(self, command: list[str], fails: bool = False) -> str:
         hidden = ("PYTHONPATH", "PYTEST_CURRENT_TEST")

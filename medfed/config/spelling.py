@@ -10,7 +10,7 @@ from medfed.config.plugins import with_plugins
 # Sections whose options are those of a group of another name.
 GROUPS = {"codec.up": "codec", "codec.down": "codec"}
 # Keys whose values are files or folders; those of sweeps have = in their names.
-PLACES = ("run", "runs", "out", "resume", "onboard", "bundle", "input", "output", "candidates")
+PATHS = ("run", "runs", "out", "resume", "onboard", "bundle", "input", "output", "candidates")
 # Keys of commands that do not sweep, whose values may be several.
 LISTS = ("k", "client")
 
@@ -48,7 +48,7 @@ def _spelled(argument: str) -> str:
         return argument
     if key in GROUPS and re.fullmatch(r"[\w,()*-]+", value) and value != "null":
         return f"{GROUPS[key]}@{argument}"
-    if key in PLACES and "=" in value and not {"'", '"'} & set(value):
+    if key in PATHS and "=" in value and not {"'", '"'} & set(value):
         if value.startswith("[") and value.endswith("]"):
             return f"{key}=[" + ",".join(f'"{v.strip()}"' for v in value[1:-1].split(",")) + "]"
         return f'{key}="{value}"'
