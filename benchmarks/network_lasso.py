@@ -46,7 +46,8 @@ def iteration_times(d: int, p: float, dtype: torch.dtype, repeats: int) -> tuple
     """Median CPU seconds of an iteration and of a copy, alternating."""
     v, edges, weight = problem(d, p, dtype)
     source, target = v.new_ones(len(edges), d), v.new_empty(len(edges), d)
-    steps = FusedSteps(v, edges, weight, p, v.new_zeros(len(edges), d), rho=0.2)
+    ones = torch.ones(len(v), dtype=torch.float64)
+    steps = FusedSteps(v, ones, edges, weight, p, v.new_zeros(len(edges), d), rho=0.2)
     # Compiles, and warms up the clip levels of p = inf.
     for _ in range(5):
         steps.step()

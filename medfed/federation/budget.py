@@ -82,7 +82,17 @@ def learning_rates(
     return rates
 
 
-def reach(optimizer: OptimizerFactory, rate: float, steps: int, fresh: bool = True) -> float:
+SETTLED = 1000
+"""Steps after which momentum no longer grows."""
+
+
+def reach(
+    optimizer: OptimizerFactory,
+    rate: float,
+    steps: int,
+    fresh: bool = True,
+    along: Callable[[], Tensor] | None = None,
+) -> float:
     """Returns how far so many steps go along a constant unit gradient.
 
     A displacement divided by it is a mean of the gradients on the way. Plain SGD goes
@@ -93,38 +103,53 @@ def reach(optimizer: OptimizerFactory, rate: float, steps: int, fresh: bool = Tr
         rate: The step size.
         steps: Number of steps.
         fresh: Whether the optimizer starts without a memory of earlier steps.
+        along: Gives a gradient, for an answer where there is none without: the way along it if it
+            stayed, per unit of its length, of steps not in proportion to the gradient; and the way
+            that momentum comes to in the end.
 
     Raises:
-        ConfigError: If a step is not proportional to the gradient, as with Adam, or the optimizer
-            remembers steps before these.
+        ConfigError: Without ``along``, if a step is not proportional to the gradient, as with Adam,
+            or the optimizer remembers steps before these.
 
     Example:
         >>> from functools import partial
         >>> sgd = partial(torch.optim.SGD, lr=1.0, momentum=0.5)
         >>> round(reach(sgd, rate=0.1, steps=2), 9)
         0.25
+        >>> adam = partial(torch.optim.Adam)
+        >>> round(reach(adam, rate=0.1, steps=2, along=lambda: torch.tensor([4.0])), 6)
+        0.05
     """
-    ends = []
-    for gradient in (1.0, 2.0):
-        parameter = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+
+    def walk(gradient: Tensor, count: int = steps) -> tuple[Tensor, Tensors]:
+        parameter = nn.Parameter(torch.zeros_like(gradient))
         walking = optimizer([parameter])
         for options in walking.param_groups:
             options |= {"lr": rate, "weight_decay": 0.0}
-        for _ in range(steps):
-            parameter.grad = torch.full_like(parameter, gradient)
+        for _ in range(count):
+            parameter.grad = gradient
             walking.step()
-        ends.append(-float(parameter.detach()))
-    if not math.isclose(ends[1], 2 * ends[0], rel_tol=1e-9):
-        raise ConfigError(
-            "The algorithm reads gradients off displacements, which needs steps in proportion to "
-            "the gradient; choose optimizer=sgd."
-        )
-    if not fresh and save_optimizer(walking):
-        raise ConfigError(
-            "The algorithm reads gradients off displacements, which momentum of earlier rounds "
-            "would blur; choose local.optimizer_state=fresh."
-        )
-    return ends[0]
+        return -parameter.detach(), save_optimizer(walking)
+
+    unit = torch.ones(1, dtype=torch.float64)
+    (one, memory), (two, _) = walk(unit), walk(2 * unit)
+    if not math.isclose(two, 2 * one, rel_tol=1e-9):
+        if along is None:
+            raise ConfigError(
+                "The algorithm reads gradients off displacements, which needs steps in proportion "
+                "to the gradient; choose optimizer=sgd."
+            )
+        gradient = along().double()
+        square = float(gradient @ gradient)
+        return float(walk(gradient)[0] @ gradient) / square if square else steps * rate
+    if not fresh and memory:
+        if along is None:
+            raise ConfigError(
+                "The algorithm reads gradients off displacements, which momentum of earlier rounds "
+                "would blur; choose local.optimizer_state=fresh."
+            )
+        return float(walk(unit, SETTLED + steps)[0] - walk(unit, SETTLED)[0])
+    return float(one)
 
 
 def save_optimizer(optimizer: torch.optim.Optimizer) -> Tensors:

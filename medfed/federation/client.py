@@ -80,14 +80,18 @@ class Client(Protocol):
     def learning_rate(self) -> float:
         """The optimizer's step size in this round."""
 
-    def reach(self, steps: int) -> float:
+    def reach(self, steps: int, along: Callable[[], Tensor] | None = None) -> float:
         """Returns how far so many steps of one ``train`` go along a constant unit gradient.
 
         A displacement divided by it is a mean of the gradients on the way.
 
+        Args:
+            steps: Their number.
+            along: Gives a gradient, which is asked for where the run's optimizer has no such
+                number; see :func:`medfed.federation.budget.reach`.
+
         Raises:
-            ConfigError: If the run's optimizer has no such number; see
-                :func:`medfed.federation.budget.reach`.
+            ConfigError: If there is none, and nothing to measure it along.
         """
 
     def train(
@@ -98,6 +102,7 @@ class Client(Protocol):
         steps: int | None = None,
         penalty: Penalty | None = None,
         after_step: AfterStep | None = None,
+        statistics: bool = False,
     ) -> Tensors:
         """Runs local gradient steps from ``start`` and returns all entries of the model.
 
@@ -109,6 +114,8 @@ class Client(Protocol):
             after_step: Called after each step with the live trained parameters, which it may
                 change in place, and a function that gives the gradient of the same batch at
                 other parameters.
+            statistics: Whether running statistics that stay with the client follow the batches,
+                too, where ``update`` is the shared part.
 
         Raises:
             NonFiniteError: If a loss is NaN or infinite; client, round and phase are named.

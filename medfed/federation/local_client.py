@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -62,9 +62,9 @@ class LocalClient:
         """The optimizer's step size in this round."""
         return self.trainer.rates[min(self._round, len(self.trainer.rates) - 1)]
 
-    def reach(self, steps: int) -> float:
+    def reach(self, steps: int, along: Callable[[], Tensor] | None = None) -> float:
         """See :meth:`medfed.federation.client.Client.reach`."""
-        return reach(self.trainer.make_optimizer, self.learning_rate, steps, self._fresh)
+        return reach(self.trainer.make_optimizer, self.learning_rate, steps, self._fresh, along)
 
     def begin(self, round: int, phase: str, index: int) -> None:
         """Says what the next calls belong to; their randomness is drawn from it."""
@@ -78,6 +78,7 @@ class LocalClient:
         steps: int | None = None,
         penalty: Penalty | None = None,
         after_step: AfterStep | None = None,
+        statistics: bool = False,
     ) -> Tensors:
         """See :meth:`medfed.federation.client.Client.train`."""
         key, slot = self._key(), f"{self._phase}/{self._calls}"
@@ -93,6 +94,7 @@ class LocalClient:
             penalty=penalty,
             after_step=after_step,
             memory=memory,
+            statistics=statistics,
         )
         if memory is not None:
             self._optimizers[slot] = memory

@@ -154,6 +154,7 @@ class LocalTrainer:
         penalty: Penalty | None,
         after_step: AfterStep | None,
         memory: Tensors | None,
+        statistics: bool = False,
     ) -> tuple[Tensors, float]:
         """Runs ``steps`` gradient steps; see :meth:`medfed.federation.client.Client.train`.
 
@@ -167,6 +168,7 @@ class LocalTrainer:
             penalty: A term added to the loss.
             after_step: Called after each step.
             memory: The optimizer's state, continued and updated in place; ``None`` for fresh.
+            statistics: Whether local running statistics come back as the batches left them.
 
         Returns:
             All entries at the end, and the mean loss.
@@ -197,6 +199,9 @@ class LocalTrainer:
         if memory is not None:
             memory.clear()
             memory.update(save_optimizer(optimizer))
+        if statistics:
+            local = self.split.buffers.intersection(self.split.personal)
+            changing = {**changing, **select(self.entries, local)}
         return {**start, **{n: t.detach().clone() for n, t in changing.items()}}, mean
 
     def _backward(

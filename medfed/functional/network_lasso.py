@@ -3,8 +3,9 @@
 Source: pFedNet, the personal step and its ADMM, corrected (V is held fixed through the iterations,
 and each p has its true proximal map), and Boyd et al. 2011, sections 3.3 and 3.4.1.
 
-The problem is ``min_Z sum_e weight_e ||z_i - z_j||_p + ||Z - V||_F^2 / 2``, the paper's multiplied
-by its step size eta: ``weight`` is lambda * eta, and ``rho`` here is eta times the paper's.
+The problem is ``min_Z sum_e weight_e ||z_i - z_j||_p + sum_n mass_n ||z_n - v_n||^2 / 2``, the
+paper's multiplied by its step size eta: ``weight`` is lambda * eta, and ``rho`` here is eta times
+the paper's. Masses other than 1 stand for nodes whose V came about by steps of other lengths.
 
 ======  ===========================================================
 symbol  here
@@ -72,18 +73,20 @@ def solve_network_lasso(
     weight: float | Tensor,
     p: float = 2.0,
     *,
+    mass: Tensor | None = None,
     state: LassoState | None = None,
     rho: float | None = None,
     tol: float = 1e-7,
     max_iter: int = 5000,
 ) -> LassoResult:
-    """Minimises ``sum_e weight_e ||z_i - z_j||_p + ||Z - V||_F^2 / 2`` over Z.
+    """Minimises ``sum_e weight_e ||z_i - z_j||_p + sum_n mass_n ||z_n - v_n||^2 / 2`` over Z.
 
     Args:
         v: ``(N, d)`` floating tensor, a row per node.
         edges: ``(M, 2)`` integers, an undirected edge per row.
         weight: One number for all edges or ``(M,)``; 0 and infinity are allowed.
         p: Norm of the differences: 1, 2 or ``math.inf``.
+        mass: ``(N,)`` positive numbers, near 1 on average; ``None``: 1 for every node.
         state: Where an earlier solve on the same graph ended; ``v``, ``weight`` and p may differ.
         rho: A fixed penalty; ``None`` starts from the graph's spectrum and balances the residuals.
         tol: Tolerance of the residuals, relative to the spread of ``v``.
@@ -93,7 +96,7 @@ def solve_network_lasso(
         The minimiser, the state to continue from, iterations and residuals.
 
     Raises:
-        ConfigError: If the graph, a weight, p, a limit or the state cannot be used.
+        ConfigError: If the graph, a weight, a mass, p, a limit or the state cannot be used.
         ValueError: If ``v`` holds NaN or infinity.
 
     Example:
@@ -108,7 +111,7 @@ def solve_network_lasso(
     """
     p, points = check_norm(p), _checked_points(v)
     links = _checked_edges(edges, v.shape[0])
-    weights = _checked_weights(weight, links.shape[0])
+    weights, masses = _checked_weights(weight, links.shape[0]), _checked_masses(mass, v.shape[0])
     check_limits(tol, max_iter, rho)
     if state is not None and state.point.shape != (links.shape[0], v.shape[1]):
         raise ConfigError(
@@ -120,30 +123,32 @@ def solve_network_lasso(
         point = points.new_zeros(links.shape[0], v.shape[1])
         return _closed_form(v, v.detach().clone(), point, rho or 1.0)
     if bool(used.all()):
-        return _solve(v, points, links, weights, p, state, rho, tol, max_iter)
+        return _solve(v, points, masses, links, weights, p, state, rho, tol, max_iter)
     # A weightless edge does nothing, and would only slow the iteration down.
     part = None if state is None else state._replace(point=state.point[used.to(v.device)])
-    found = _solve(v, points, links[used], weights[used], p, part, rho, tol, max_iter)
+    found = _solve(v, points, masses, links[used], weights[used], p, part, rho, tol, max_iter)
     point = points.new_zeros(links.shape[0], v.shape[1])
     point[used.to(v.device)] = found.state.point
     return replace(found, state=found.state._replace(point=point))
 
 
-def consensus(v: Tensor, edges: Tensor) -> tuple[Tensor, Tensor]:
+def consensus(v: Tensor, mass: Tensor, edges: Tensor) -> tuple[Tensor, Tensor]:
     """The component means, and the smallest dual that would hold all points there.
 
-    Z = V - Omega Q^T at the optimum, with each row of Omega inside the dual ball of radius weight.
+    mass (V - Z) = Omega Q^T at the optimum, each row of Omega in the dual ball of radius weight.
     Where the smallest Omega that reaches the means fits, the means are the exact solution.
 
     Args:
         v: ``(N, d)`` tensor.
+        mass: ``(N,)`` float64 tensor on the CPU.
         edges: ``(M, 2)`` long tensor on the CPU.
 
     Returns:
-        The means ``(N, d)``, constant on each component, and Omega ``(M, d)``.
+        The means by mass ``(N, d)``, constant on each component, and Omega ``(M, d)``.
 
     Example:
-        >>> means, omega = consensus(torch.tensor([[1.0], [5.0]]), torch.tensor([[0, 1]]))
+        >>> ones = torch.ones(2, dtype=torch.float64)
+        >>> means, omega = consensus(torch.tensor([[1.0], [5.0]]), ones, torch.tensor([[0, 1]]))
         >>> means.tolist(), omega.tolist()
         ([[3.0], [3.0]], [[-2.0]])
     """
@@ -151,9 +156,10 @@ def consensus(v: Tensor, edges: Tensor) -> tuple[Tensor, Tensor]:
     label = connected_components(n, edges)
     same = (label.unsqueeze(0) == label.unsqueeze(1)).double()
     average = same / same.sum(1, keepdim=True)
-    center = average.to(v) @ v
+    weighted = same * mass
+    center = (weighted / weighted.sum(1, keepdim=True)).to(v) @ v
     inverse = torch.linalg.inv(graph_laplacian(n, edges) + average)
-    return center, (incidence(n, edges).T @ inverse).to(v) @ (v - center)
+    return center, (incidence(n, edges).T @ inverse * mass).to(v) @ (v - center)
 
 
 def initial_rho(n: int, edges: Tensor) -> float:
@@ -179,6 +185,7 @@ def _closed_form(v: Tensor, z: Tensor, point: Tensor, rho: float) -> LassoResult
 def _solve(
     v: Tensor,
     points: Tensor,
+    mass: Tensor,
     edges: Tensor,
     weight: Tensor,
     p: float,
@@ -188,7 +195,7 @@ def _solve(
     max_iter: int,
 ) -> LassoResult:
     """Tries consensus, then ADMM; every weight is positive."""
-    center, force = consensus(points, edges)
+    center, force = consensus(points, mass, edges)
     start = rho or (initial_rho(points.shape[0], edges) if state is None else float(state.rho))
     if bool((dual_norm(force, p).cpu() <= weight).all()):
         return _closed_form(v, center, force.div_(start), start)
@@ -197,11 +204,11 @@ def _solve(
     # The fused loops in main memory, plain PyTorch elsewhere.
     make = FusedSteps if points.device.type == "cpu" else TorchSteps
     if state is None:
-        steps = make(points, edges, weight, p, force.div_(start), start)
+        steps = make(points, mass, edges, weight, p, force.div_(start), start)
     else:
         del force
         point = state.point.to(points, copy=True).contiguous()
-        steps = make(points, edges, weight, p, point, float(state.rho))
+        steps = make(points, mass, edges, weight, p, point, float(state.rho))
         if steps.rho != start:
             steps.rescale(start)
     limits = Limits(tol, spread, _norm(points), torch.finfo(points.dtype).eps)
@@ -244,6 +251,16 @@ def _checked_edges(edges: Tensor | Sequence[Sequence[int]], n: int) -> Tensor:
         if i == j:
             raise ConfigError(f"Edge ({i}, {j}) joins a node to itself; remove it.")
     return found.long().contiguous()
+
+
+def _checked_masses(mass: Tensor | None, n: int) -> Tensor:
+    """One float64 number per node, on the CPU."""
+    if mass is None:
+        return torch.ones(n, dtype=torch.float64)
+    found = mass.detach().double().cpu()
+    if found.shape != (n,) or not bool(((found > 0) & found.isfinite()).all()):
+        raise ConfigError(f"mass must be {n} positive numbers, one per node, not {found.tolist()}.")
+    return found
 
 
 def _checked_weights(weight: float | Tensor, m: int) -> Tensor:

@@ -31,7 +31,7 @@ class ResidualNorms(NamedTuple):
     primal: float
     """Norm of ZQ - W."""
     dual: float
-    """Norm of V - Z - Omega Q^T, which is rho (W - W_before) Q^T."""
+    """Norm of mass (V - Z) - Omega Q^T, which is rho (W - W_before) Q^T."""
     gaps: float
     """Norm of ZQ."""
     splitting: float
@@ -45,6 +45,7 @@ class AdmmSteps(ABC):
 
     Args:
         v: ``(N, d)`` floating tensor.
+        mass: ``(N,)`` float64 tensor on the CPU, positive.
         edges: ``(M, 2)`` long tensor on the CPU, without self-loops.
         weight: ``(M,)`` float64 tensor on the CPU, positive.
         p: 1, 2 or infinity.
@@ -53,9 +54,16 @@ class AdmmSteps(ABC):
     """
 
     def __init__(
-        self, v: Tensor, edges: Tensor, weight: Tensor, p: float, a: Tensor, rho: float
+        self,
+        v: Tensor,
+        mass: Tensor,
+        edges: Tensor,
+        weight: Tensor,
+        p: float,
+        a: Tensor,
+        rho: float,
     ) -> None:
-        self.v, self.edges, self.weight, self.p, self.a = v, edges, weight, p, a
+        self.v, self.mass, self.edges, self.weight, self.p, self.a = v, mass, edges, weight, p, a
         self.z = torch.empty_like(v)
         self.rho = rho
         self._prepare()
@@ -71,14 +79,13 @@ class AdmmSteps(ABC):
         self._prepare()
 
     def _inverse(self) -> Tensor:
-        """``(N, N)`` inverse of I + rho L, in float64 and factored once per rho.
+        """``(N, N)`` inverse of diag(mass) + rho L, in float64 and factored once per rho.
 
         The explicit inverse is harmless: the matrix is positive definite with smallest
-        eigenvalue 1, and one small product per block replaces two triangular solves.
+        eigenvalue near 1, and one small product per block replaces two triangular solves.
         """
-        n = self.v.shape[0]
-        laplacian = graph_laplacian(n, self.edges)
-        matrix = torch.eye(n, dtype=torch.float64) + self.rho * laplacian
+        laplacian = graph_laplacian(self.v.shape[0], self.edges)
+        matrix = torch.diag(self.mass) + self.rho * laplacian
         return torch.cholesky_inverse(torch.linalg.cholesky(matrix))
 
     @abstractmethod
@@ -101,12 +108,13 @@ class TorchSteps(AdmmSteps):
         self.inverse = self._inverse().to(self.v)
         self.tau = (self.weight / self.rho).to(self.v)
         self.heads, self.tails = self.edges.to(self.v.device).unbind(1)
+        self.column = self.mass.to(self.v).unsqueeze(1)
 
     def step(self) -> None:
         """One iteration: new Z, W and dual."""
         w = prox_norm(self.a, self.tau, self.p)
         u = self.a.sub_(w)
-        self.z = self.inverse @ (self.v + self.rho * self._to_nodes(w.sub_(u)))
+        self.z = self.inverse @ (self.column * self.v + self.rho * self._to_nodes(w.sub_(u)))
         del w
         self.a = u.add_(self._gaps())
 
@@ -115,7 +123,7 @@ class TorchSteps(AdmmSteps):
         w = prox_norm(self.a, self.tau, self.p)
         gaps = self._gaps()
         pull = self.rho * self._to_nodes(self.a - w)
-        parts = (gaps - w, self.v - self.z - pull, gaps, w, pull)
+        parts = (gaps - w, self.column * (self.v - self.z) - pull, gaps, w, pull)
         # Norms in double: the squares of a long float32 row lose digits.
         return ResidualNorms(
             *(float(torch.linalg.vector_norm(x, dtype=torch.float64)) for x in parts)
@@ -147,7 +155,8 @@ class FusedSteps(AdmmSteps):
         self._tau = (self.weight / self.rho).numpy()
         self._norm = {1.0: 1, 2.0: 2, math.inf: 0}[self.p]
         self._width = block_width(m, n, d, self.v.element_size())
-        self._arrays = (self.a.numpy(), self.z.numpy(), self.v.numpy(), self.edges.numpy())
+        mass = self.mass.to(self.v.dtype).numpy()
+        self._arrays = (self.a.numpy(), self.z.numpy(), self.v.numpy(), mass, self.edges.numpy())
         self._inverse_array = self._inverse().to(self.v.dtype).numpy()
         self._rho_scalar = self._arrays[0].dtype.type(self.rho)
         self._levels = np.zeros(m)

@@ -60,6 +60,7 @@ def admm_step(
     a: Array,
     z: Array,
     v: Array,
+    mass: Array,
     edges: Array,
     inverse: Array,
     rho: float,
@@ -73,8 +74,9 @@ def admm_step(
         a: ``(M, d)`` splitting plus scaled dual, updated in place.
         z: ``(N, d)`` receives Z.
         v: ``(N, d)`` the point to stay close to.
+        mass: ``(N,)`` how much each node's distance from it counts.
         edges: ``(M, 2)`` node indices.
-        inverse: ``(N, N)`` inverse of I + rho L.
+        inverse: ``(N, N)`` inverse of diag(mass) + rho L.
         rho: Penalty, a scalar of the dtype of ``a``.
         cut: ``(M,)`` one number per row, see the module docstring.
         norm: 1, 2 or 0 for infinity.
@@ -91,7 +93,7 @@ def admm_step(
         n = min(width, d - lo)
         for i in range(v.shape[0]):
             for c in range(n):
-                rhs[i, c] = v[i, lo + c]
+                rhs[i, c] = mass[i] * v[i, lo + c]
         for e in range(count):
             row, u = a[e, lo : lo + n], dual[e, :n]
             head, tail = rhs[edges[e, 0], :n], rhs[edges[e, 1], :n]
@@ -135,19 +137,27 @@ def _edge_sums(row: Array, u: Array, head: Array, tail: Array, sums: Array) -> N
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _node_sums(v: Array, z: Array, pull: Array, sums: Array) -> None:
-    """Adds one node's share of the squares of V - Z - Omega Q^T and Omega Q^T."""
+def _node_sums(v: Array, z: Array, mass: float, pull: Array, sums: Array) -> None:
+    """Adds one node's share of the squares of mass (V - Z) - Omega Q^T and Omega Q^T."""
     dual, forces = sums[1], sums[4]
     for c in range(v.shape[0]):
         force = np.float64(pull[c])
-        rest = np.float64(v[c] - z[c]) - force
+        rest = np.float64(mass * (v[c] - z[c])) - force
         dual[c] += rest * rest
         forces[c] += force * force
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def residual_norms(
-    a: Array, z: Array, v: Array, edges: Array, rho: float, cut: Array, norm: int, width: int
+    a: Array,
+    z: Array,
+    v: Array,
+    mass: Array,
+    edges: Array,
+    rho: float,
+    cut: Array,
+    norm: int,
+    width: int,
 ) -> Array:
     """The norms in Boyd's stopping rule, in one read of the arrays.
 
@@ -155,6 +165,7 @@ def residual_norms(
         a: ``(M, d)`` splitting plus scaled dual.
         z: ``(N, d)`` the Z that the last step wrote.
         v: ``(N, d)`` the point to stay close to.
+        mass: ``(N,)`` how much each node's distance from it counts.
         edges: ``(M, 2)`` node indices.
         rho: Penalty, a scalar of the dtype of ``a``.
         cut: ``(M,)`` one number per row, fitting ``a``.
@@ -163,7 +174,7 @@ def residual_norms(
 
     Returns:
         ``(5, width)`` float64: once summed over columns, the squared norms of ZQ - W,
-        V - Z - Omega Q^T, ZQ, W and Omega Q^T.
+        mass (V - Z) - Omega Q^T, ZQ, W and Omega Q^T.
     """
     count, d = a.shape
     u = np.empty(width, a.dtype)
@@ -181,7 +192,7 @@ def residual_norms(
             _edge_sums(row, u[:n], z[i, lo : lo + n], z[j, lo : lo + n], sums)
             _push(pull[i, :n], pull[j, :n], u[:n], rho)
         for i in range(v.shape[0]):
-            _node_sums(v[i, lo : lo + n], z[i, lo : lo + n], pull[i, :n], sums)
+            _node_sums(v[i, lo : lo + n], z[i, lo : lo + n], mass[i], pull[i, :n], sums)
     return sums
 
 

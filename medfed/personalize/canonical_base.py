@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from medfed.common.errors import ConfigError
 from medfed.common.tensors import State, Tensors
 from medfed.federation.algorithm import ClientInfo, Start
-from medfed.federation.client import Client, put_back, share_of, with_statistics
+from medfed.federation.client import Client, share_of, with_statistics
 from medfed.federation.lightning.collect import rank
 from medfed.federation.onboarding import OnboardingRules
 from medfed.federation.split import BufferPolicy, ParameterSplit
@@ -86,12 +86,7 @@ class CanonicalMethod(OnboardingRules, FedAvg):
 
     def shared_steps(self, client: Client, start: Tensors, steps: int | None = None) -> Tensors:
         """Steps on all but the membership, by default the round's whole budget."""
-        if not client.split.buffers.intersection(client.split.personal):
-            return client.train(start, update="shared", steps=steps)
-        # Statistics that stay with the client follow the steps as well, so all entries are free
-        # and the membership is put back.
-        fixed = put_back({MEMBERSHIP: start[MEMBERSHIP]})
-        return client.train(start, steps=steps, after_step=fixed)
+        return client.train(start, update="shared", steps=steps, statistics=True)
 
     def fit_membership(self, client: Client, start: Tensors, steps: int) -> Tensor:
         """Returns the membership (K,) of an onboarded client in the canonical models as they are.

@@ -15,9 +15,15 @@ pFedNet (the first of the project's source papers), objective Eq. 1, Z step Eq. 
 
 Deviations, each because the printed form is wrong or slow:
 - the proximal maps for p = 1 and ∞ are the true ones (printed Eq. 8 is right for p = 2 only);
-- V = Z_t − Δ is taken at Z_t and held through all ADMM iterations;
-- the step of z is η_z = Nη by default, so that λ = 0 is local training of z; ``z_step=literal`` is
-  the printed η_z = η, which moves z N times slower;
+- V = Z_t − Δ_n is taken at Z_t and held through all ADMM iterations; the displacement Δ_n of E
+  local steps stands for the printed η∇;
+- the step of z is Nη by default, so that λ = 0 is local training of z; ``z_step=literal`` is the
+  printed η, which moves z N times slower;
+- the coupling grows with the move: the printed λη_z would make λ weaker the more local steps there
+  are. With T_n, what the client's optimizer goes along a constant unit gradient in its steps
+  (plain SGD: Eη), Z minimises Σ_n T/T_n ½‖z_n − V_n‖² + λNT Σ ‖z_i − z_j‖ (literal: λT), T their
+  mean, so that λ is that of the objective whatever E, momentum and the clients' sizes. Steps not in
+  proportion to the gradient, as Adam's, have no such T: it is measured along the first gradient;
 - Z_{j+1}, not Z_j, is delivered after the Z step.
 """
 
@@ -64,7 +70,7 @@ class PFedNet(OnboardingRules, Algorithm):
         shared_rounds: I, phases per round that update x.
         personal_rounds: J, phases per round that update Z.
         local_steps: E, gradient steps per phase; ``None`` divides the round's budget.
-        z_step: ``scaled`` (η_z = Nη) or ``literal`` (η_z = η).
+        z_step: ``scaled`` (by Nη) or ``literal`` (by η).
         graph: The similarity graph.
         rho: The ADMM's penalty ρ, held fixed; ``None`` balances the residuals.
         tolerance: Residual tolerance of the ADMM.
@@ -167,23 +173,28 @@ class PFedNet(OnboardingRules, Algorithm):
             server["admm"] = {}
 
     def _z_step(self, server: State, replies: Replies) -> None:
-        """Z ← argmin λη_z Σ_E ‖z_i − z_j‖_p + ½‖Z − V‖²; an absent client has V_i = z_i."""
+        """The proximal step of the module's docstring; an absent client has V_i = z_i, T_i = T."""
         order, before = list(server["num_samples"]), server["personal"]
-        eta = sum(m.scalars["learning_rate"] for m in replies.values()) / len(replies)
-        eta_z, scale = (len(order) * eta, 1.0) if self.z_step == "scaled" else (eta, 1 / len(order))
+        mean = sum(m.scalars["reach"] for m in replies.values()) / len(replies)
+        move, scale = (
+            (len(order) * mean, 1.0) if self.z_step == "scaled" else (mean, 1 / len(order))
+        )
         v = torch.cat([t.reshape(len(order), -1) for t in before.values()], dim=1)
+        mass = torch.ones(len(order), dtype=torch.float64)
         for client, reply in replies.items():
-            v[order.index(client)].add_(flatten(reply.parts["personal"]), alpha=scale)
-        z = self._solve(v, server, eta_z)
+            row = order.index(client)
+            v[row].add_(flatten(reply.parts["personal"]), alpha=scale)
+            mass[row] = mean / reply.scalars["reach"] if mean else 1.0  # a schedule may end at 0
+        z = self._solve(v, mass, server, move)
         columns = z.split([t[0].numel() for t in before.values()], dim=1)
         server["personal"] = {
             n: c.reshape(t.shape) for (n, t), c in zip(before.items(), columns, strict=True)
         }
 
-    def _solve(self, v: Tensor, server: State, eta_z: float) -> Tensor:
+    def _solve(self, v: Tensor, mass: Tensor, server: State, move: float) -> Tensor:
         """Returns Z; keeps the ADMM's state for a warm start, and how the iteration went."""
         graph, warm = server["graph"], server["admm"]
-        weight: float | Tensor = self.strength * eta_z
+        weight: float | Tensor = self.strength * move
         if self.graph.weighted:
             weight = weight * edge_similarity(graph["distance"].cpu())
         done = solve_network_lasso(
@@ -191,8 +202,9 @@ class PFedNet(OnboardingRules, Algorithm):
             graph["edges"].cpu(),
             weight,
             self.p,
+            mass=mass,
             state=LassoState(**warm) if warm else None,
-            rho=None if self.rho is None else self.rho * eta_z,
+            rho=None if self.rho is None else self.rho * move,
             tol=self.tolerance,
             max_iter=self.max_iter,
         )
@@ -236,15 +248,27 @@ class PFedNet(OnboardingRules, Algorithm):
         index = client.phase_index - len(self._opening)
         steps = self.local_steps or share_of(client.steps, index, self._phases_per_round)
         part: Update = "shared" if message.phase == "shared" else "personal"
-        end = client.train(model, update=part, steps=steps)
+        end = client.train(model, update=part, steps=steps, statistics=not self.personal_rounds)
+        # Buffers of the personal part never travel; parameters wait for the server.
+        kept = {n: end[n] for n in client.split.personal if n in client.split.buffers}
+        client.state["model"] = {**model, **kept}
         names, scalars = client.split.shared, {}
         if part == "personal":
-            names, scalars = client.split.parameters(part), {"learning_rate": client.learning_rate}
-            # Buffers of the personal part never travel; the parameters wait for the Z step.
-            kept = {n: end[n] for n in client.split.personal if n in client.split.buffers}
-            client.state["model"] = {**model, **kept}
+            names, scalars = (
+                client.split.parameters(part),
+                {"reach": self._reach(client, model, steps)},
+            )
         update = subtract(select(end, names), model)
         return Message(part, {part: update}, scalars, {part: "update"})
+
+    @staticmethod
+    def _reach(client: Client, model: Tensors, steps: int) -> float:
+        """T_n; measured along the first gradient where steps are not in proportion to it."""
+
+        def first_gradient() -> Tensor:
+            return flatten(client.gradient(model, update="personal", batches=1))
+
+        return client.reach(steps, first_gradient)
 
     def broadcast(self, server: State, client: str) -> Message:
         """What the client lacks of x and its own z."""

@@ -18,10 +18,10 @@ import nibabel as nib
 import numpy as np
 import pytest
 import torch
+from medfed.delivery.bundle.manifest import MANIFEST, write_manifest
 from PIL import Image
 
 from medfed.common.errors import CheckpointError, DataError
-from medfed.common.files import sha256
 from medfed.config.compose import load
 from medfed.delivery.bundle import scripts as bundle_scripts
 from medfed.delivery.bundle.bundle import read_bundle, write_bundle
@@ -262,10 +262,18 @@ def test_metadata_are_those_that_monai_asks_for(hospital):
 
 
 def change(folder: Path, **facts) -> None:
+    """Other metadata, whose hash is right."""
     path = folder / METADATA
     metadata = json.loads(path.read_text())
     metadata["medfed"].update(facts)
     path.write_text(json.dumps(metadata))
+    write_manifest(folder)
+
+
+def change_hashes(folder: Path, **hashes) -> None:
+    path = folder / MANIFEST
+    known = json.loads(path.read_text())["sha256"] if hashes else {}
+    path.write_text(json.dumps({"sha256": known | hashes}))
 
 
 def replace_weights(folder: Path, content) -> None:
@@ -274,21 +282,20 @@ def replace_weights(folder: Path, content) -> None:
         (folder / MODEL).write_bytes(content)
     else:
         torch.save(content, folder / MODEL)
-    hashes = json.loads((folder / METADATA).read_text())["medfed"]["hashes"]
-    change(folder, hashes={**hashes, MODEL: sha256(folder / MODEL)})
+    write_manifest(folder)
 
 
 DAMAGES = {
     "is no bundle": lambda f: (f / METADATA).unlink(),
     "cannot be read": lambda f: (f / METADATA).write_text("{"),
     "bundle of another origin": lambda f: (f / METADATA).write_text("{}"),
-    "has version 2, but this program reads version 1": lambda f: change(f, format_version=2),
+    "has version 3, but this program reads version 2": lambda f: change(f, format_version=3),
     "lacks network": lambda f: change(f, network=None),
-    "has no hash of models/model.pt": lambda f: change(f, hashes={}),
+    "has no hash of models/model.pt": lambda f: change_hashes(f),
     "model.pt is missing": lambda f: (f / MODEL).unlink(),
     "is not the file that was exported": lambda f: (f / MODEL).write_bytes(b"x"),
     "decode.py is not the file": lambda f: (f / "scripts" / "decode.py").write_text("1"),
-    r"\.\./outside is missing": lambda f: change(f, hashes={MODEL: "", "../outside": ""}),
+    r"\.\./outside is missing": lambda f: change_hashes(f, **{"../outside": ""}),
     "truncated or damaged": lambda f: replace_weights(f, (f / MODEL).read_bytes()[:-100]),
     "is no weight file of a bundle": lambda f: replace_weights(f, {"a": 1}),
     "has version 7": lambda f: replace_weights(f, {"format": "medfed-bundle", "version": 7}),
@@ -302,11 +309,7 @@ DAMAGES = {
 def test_damages_are_told_in_one_sentence(hospital, tmp_path, message):
     folder = hospital("table").copy(tmp_path)
     (tmp_path / "outside").write_text("")
-    if "outside" in message:
-        hashes = {MODEL: sha256(folder / MODEL), "../outside": ""}
-        change(folder, hashes=hashes)
-    else:
-        DAMAGES[message](folder)
+    DAMAGES[message](folder)
     with pytest.raises(CheckpointError, match=message) as caught:
         read_bundle(folder)
     assert "\n" not in str(caught.value)

@@ -94,7 +94,7 @@ def test_laplacian_and_components_against_networkx():
 def test_consensus_dual_reaches_the_means():
     v = torch.randn(6, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     edges = torch.tensor([[0, 1], [1, 2], [0, 2], [3, 4]])
-    means, omega = consensus(v, edges)
+    means, omega = consensus(v, torch.ones(6, dtype=torch.float64), edges)
     torch.testing.assert_close(means[:3], v[:3].mean(0).expand(3, -1))
     torch.testing.assert_close(means[5], v[5])
     torch.testing.assert_close(v - incidence(6, edges) @ omega, means)

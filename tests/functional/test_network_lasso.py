@@ -22,12 +22,12 @@ from medfed.functional.prox import dual_norm, prox_norm
 NORMS = (1.0, 2.0, math.inf)
 
 
-def network_lasso(*arguments):
+def network_lasso(*arguments, **options):
     """The minimiser alone."""
-    return solve_network_lasso(*arguments).z
+    return solve_network_lasso(*arguments, **options).z
 
 
-def reference(v, edges, weight, p):
+def reference(v, edges, weight, p, mass=None):
     """An interior-point solver of another project, which shares no formula with this one."""
     z = cp.Variable(v.shape)
     norm = "inf" if p == math.inf else int(p)
@@ -35,7 +35,9 @@ def reference(v, edges, weight, p):
         float(w) * cp.norm(z[i] - z[j], norm)
         for (i, j), w in zip(edges.tolist(), weight, strict=True)
     ]
-    problem = cp.Problem(cp.Minimize(0.5 * cp.sum_squares(z - v.numpy()) + sum(fusion)))
+    root = np.ones(len(v)) if mass is None else np.sqrt(mass.numpy())
+    distance = cp.multiply(root[:, None] * np.ones(v.shape), z - v.numpy())
+    problem = cp.Problem(cp.Minimize(0.5 * cp.sum_squares(distance) + sum(fusion)))
     for tol in (1e-10, 1e-9, 1e-8):
         # With fused nodes and p = 2 it may stall just short of the first tolerance: it then says so
         # in a warning, or gives up. What it returns is good to 1e-5 in each case.
@@ -73,6 +75,31 @@ def test_against_an_interior_point_solver(p, seed):
     single = network_lasso(v.float(), edges, weight, p)
     assert single.dtype == torch.float32
     torch.testing.assert_close(single.double(), expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("p", NORMS)
+@pytest.mark.parametrize("seed", range(4))
+def test_masses_against_an_interior_point_solver(p, seed):
+    generator = torch.Generator().manual_seed(seed)
+    v = torch.randn(5 + seed, 4, generator=generator, dtype=torch.float64)
+    edges = random_graph(generator, len(v))
+    mass = 0.3 + 2 * torch.rand(len(v), generator=generator, dtype=torch.float64)
+    weight = torch.full((len(edges),), 0.4, dtype=torch.float64)
+    expected = reference(v, edges, weight, p, mass)
+    found = network_lasso(v, edges, weight, p, mass=mass)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    assert float((found - network_lasso(v, edges, weight, p)).abs().max()) > 1e-2
+
+
+@pytest.mark.parametrize("p", NORMS)
+def test_masses_of_one_change_no_bit_and_large_weights_give_means_by_mass(p):
+    v, edges = data(), ring_edges(6)
+    ones = torch.ones(6, dtype=torch.float64)
+    assert torch.equal(network_lasso(v, edges, 0.4, p), network_lasso(v, edges, 0.4, p, mass=ones))
+    mass = torch.arange(1.0, 7.0, dtype=torch.float64)
+    mean = (mass @ v / mass.sum()).expand(6, -1)
+    torch.testing.assert_close(network_lasso(v, edges, 1e4, p, mass=mass), mean)
+    assert torch.equal(network_lasso(v, edges, 0.0, p, mass=mass), v)
 
 
 @pytest.mark.parametrize("p", NORMS)
@@ -274,6 +301,8 @@ def test_non_finite_points(bad):
         ({"edges": [[0.0, 1.0]]}, "integer tensor"),
         ({"edges": torch.tensor([0, 1])}, "integer tensor"),
         ({"weight": -0.1}, "0 or more"),
+        ({"mass": torch.zeros(6)}, "mass must be 6 positive numbers"),
+        ({"mass": torch.ones(5)}, "mass must be 6 positive numbers"),
         ({"weight": math.nan}, "0 or more"),
         ({"weight": torch.ones(2)}, "one per edge"),
         ({"p": 3.0}, "p = 1, 2 or inf"),

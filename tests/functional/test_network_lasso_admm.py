@@ -19,7 +19,8 @@ def both(p, dtype, n=6, d=700, weight=None):
     a = torch.randn(len(edges), d, generator=generator, dtype=dtype)
     if weight is None:
         weight = 0.3 * dual_norm(a, p).double()
-    return [kind(v, edges, weight, p, a.clone(), 0.7) for kind in (FusedSteps, TorchSteps)]
+    mass = torch.linspace(0.5, 1.5, n, dtype=torch.float64)
+    return [kind(v, mass, edges, weight, p, a.clone(), 0.7) for kind in (FusedSteps, TorchSteps)]
 
 
 @pytest.mark.parametrize("p", NORMS)
@@ -63,8 +64,8 @@ def test_blocks_cover_every_column():
     for d in (1, 5, 255, 256, 257, 1000):
         v = torch.randn(5, d, dtype=torch.float64)
         a = torch.zeros(10, d, dtype=torch.float64)
-        weight = torch.ones(10, dtype=torch.float64)
-        steps = FusedSteps(v, complete_edges(5), weight, 2.0, a, 1.0)
+        weight, ones = torch.ones(10, dtype=torch.float64), torch.ones(5, dtype=torch.float64)
+        steps = FusedSteps(v, ones, complete_edges(5), weight, 2.0, a, 1.0)
         steps.step()
         expected = torch.linalg.solve(torch.eye(5).double() * 6 - 1, v)
         torch.testing.assert_close(steps.z, expected)

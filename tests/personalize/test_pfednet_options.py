@@ -37,7 +37,7 @@ def test_a_fixed_penalty_gives_the_same_models():
 def test_weighted_edges_enter_the_z_step():
     v, _ = personal(rounds=1, strength=0.0)
     z, server = personal(rounds=1, weighted=True)
-    weights = 0.3 * 3 * LR * edge_similarity(server["graph"]["distance"])
+    weights = 0.3 * 3 * (2 * LR) * edge_similarity(server["graph"]["distance"])
     expected = solve_network_lasso(v, server["graph"]["edges"], weights).z
     torch.testing.assert_close(z, expected, rtol=0, atol=1e-6)
     assert weights.unique().numel() == len(weights) > 1

@@ -1,12 +1,14 @@
 """pFedNet, Algorithm 5, in NumPy; the Z step is solved by cvxpy, not by an ADMM.
 
     x <- x - sum_n p_n (x - x_n),  x_n after E local steps on x from y_n = (x, z_n)
-    V_n = z_n - eta_z/(N eta) (z_n - z_n'),  z_n' after E local steps on z;  V_n = z_n if absent
-    Z <- argmin lambda sum_{(i,j) in E} |z_i - z_j|_p + |Z - V|_F^2 / (2 eta_z)
+    V_n = z_n - s (z_n - z_n'),  z_n' after E local steps on z;  V_n = z_n if absent
+    Z <- argmin s N T lambda sum_{(i,j) in E} |z_i - z_j|_p + |Z - V|_F^2 / 2
 
-eta_z is N eta (scaled) or eta (literal). Interior points reach 1e-12 where the problem is a
-quadratic programme (p = 1, inf), but only 1e-6 for p = 2: there the pairs that coincide are read
-from that solution, and a root finder solves the smooth equations that remain.
+s is 1 (scaled) or 1/N (literal). T is what E steps go along a constant unit gradient: heavy ball
+goes eta (1 - m^k) / (1 - m) in its k-th step, and eta / (1 - m) once its velocity is old. Interior
+points reach 1e-12 where the problem is a quadratic programme (p = 1, inf), but only 1e-6 for p = 2:
+there the pairs that coincide are read from that solution, and a root finder solves the smooth
+equations that remain.
 """
 
 from __future__ import annotations
@@ -75,6 +77,13 @@ def to_head(row: np.ndarray) -> Model:
     return {"head.weight": row[None, :4], "head.bias": row[4:]}
 
 
+def reach(problem: Problem, steps: int) -> float:
+    """T."""
+    m = problem.momentum
+    share = [1.0 if problem.keep_velocity else 1 - m**k for k in range(1, steps + 1)]
+    return problem.lr * sum(share) / (1 - m)
+
+
 def pfednet(
     problem: Problem,
     edges: list[tuple[int, int]],
@@ -91,12 +100,12 @@ def pfednet(
         strength: lambda.
         p: The norm.
         schedule: The local steps of each x-round and of each z-round of an outer iteration.
-        scaled: Whether eta_z = N eta.
+        scaled: Whether s = 1.
     """
     count = len(problem.clients)
     x = part(problem.initial, BODY)
     z = np.stack([to_row(problem.initial)] * count)
-    eta_z = problem.lr * (count if scaled else 1)
+    scale = 1.0 if scaled else 1 / count
     moved = []
     for cohort in problem.cohorts:
         for steps in schedule[0]:
@@ -108,7 +117,7 @@ def pfednet(
             v = z.copy()
             for n in cohort:
                 end = problem.descend(n, {**x, **to_head(z[n])}, steps, HEAD, call="z")
-                v[n] -= eta_z / (count * problem.lr) * (z[n] - to_row(end))
-            z = z_step(v, edges, strength * eta_z, p)
+                v[n] -= scale * (z[n] - to_row(end))
+            z = z_step(v, edges, scale * count * reach(problem, steps) * strength, p)
             moved.append(float(np.abs(z - v).max()))
     return x, z, moved
