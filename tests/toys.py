@@ -119,6 +119,7 @@ def toy_federation(
     cohort: Cohort | None = None,
     channel: Channel | None = None,
     kept: bool = False,
+    clip: float | None = None,
 ) -> tuple[pl.LightningModule, Federation, LocalTrainer]:
     """Builds task, federation and trainer as a real run does."""
     task = task or ToyTask()
@@ -131,7 +132,7 @@ def toy_federation(
         split,
         partial(torch.optim.SGD, lr=lr, momentum=momentum),
         rounds=rounds,
-        budget=LocalBudget(steps=steps, optimizer_state="kept" if kept else "fresh"),
+        budget=LocalBudget(steps, clip=clip, optimizer_state="kept" if kept else "fresh"),
     )
     weights = local.initial()
     infos = [ClientInfo(d.id, d.num_samples) for d in data]

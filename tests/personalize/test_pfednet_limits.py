@@ -110,3 +110,18 @@ def test_bad_values_are_named(make, culprit):
     with pytest.raises(ConfigError, match=culprit) as caught:
         make()
     assert_one_sentence(caught.value)
+
+
+@pytest.mark.parametrize("personal_rounds", [0, 1])
+def test_local_statistics_follow_the_batches_with_and_without_z_phases(personal_rounds):
+    """At rest, k batches leave the running mean at (1 - 0.9^k) of the data's."""
+    data = toy_data(3)
+    method = PFedNet(graph=RING, personal_rounds=personal_rounds)
+    _, federation, _ = toy_federation(method, ToyTask(), data, lr=0.0, buffers="local", steps=4)
+    run_reference(federation, 2)
+    counted = 2 * 4 // (1 + personal_rounds)  # the phase that they follow has its share of steps
+    for client in data:
+        model = federation.personal_model(client.id)
+        hidden = client.x @ model["body.weight"].T + model["body.bias"]
+        expected = (1 - 0.9**counted) * hidden.mean(0)
+        torch.testing.assert_close(model["norm.running_mean"], expected)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,9 @@ from medfed.common.errors import ConfigError, NonFiniteError
 from medfed.common.tensors import digest
 from medfed.federation.cohort import Cohort
 from medfed.federation.reference import run_reference
+from medfed.personalize.canonical_base import MEMBERSHIP
 from medfed.personalize.fedavg import FedAvg
+from medfed.personalize.ifca import IFCA
 from medfed.personalize.ppfl import PPFL
 from medfed.personalize.similarity import Affinity
 from tests.contract import harness
@@ -298,3 +302,32 @@ def test_blocks_are_drawn_evenly():
 def test_a_model_without_canonical_part_is_refused():
     with pytest.raises(ConfigError, match=r"choose canonical=outputs or canonical=parameters"):
         toy_federation(PPFL(), ToyTask())
+
+
+@pytest.mark.parametrize("buffers", ["averaged", "local", "frozen"])
+@pytest.mark.parametrize("method", [PPFL(), IFCA()], ids=["ppfl", "ifca"])
+def test_the_memberships_gradient_is_not_clipped_with_the_others(method, buffers):
+    """One step by hand: the norm is that of what is trained."""
+    task = canonical_toy(norm=True)
+    data, clip, lr = toy_data(1, dtype=torch.float64), 0.05, 0.1
+    options = {"buffers": buffers, "clip": clip, "lr": lr, "steps": 1}
+    _, federation, _ = toy_federation(method, task, data, **options)
+    client = federation.clients["c0"]
+    client.begin(0, "fit", 0)
+    start = {**client.weights, MEMBERSHIP: torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)}
+    end = federation.algorithm.shared_steps(client, start)
+
+    network = copy.deepcopy(task.network)
+    network.load_state_dict(start, strict=False)
+    network.train(buffers != "frozen")
+    shared = {n: p for n, p in network.named_parameters() if n != MEMBERSHIP}
+    loss = (network(data[0].x).squeeze(-1) - data[0].y).square().mean() / 2
+    gradients = torch.autograd.grad(loss, list(shared.values()))
+    norm = torch.stack([g.square().sum() for g in gradients]).sum().sqrt()
+    assert norm > clip
+    for (name, parameter), gradient in zip(shared.items(), gradients, strict=True):
+        expected = parameter.detach() - lr * clip / norm * gradient
+        torch.testing.assert_close(end[name], expected, rtol=1e-5, atol=1e-9)
+    assert torch.equal(end[MEMBERSHIP], start[MEMBERSHIP])
+    moved = any(not torch.equal(end[n], start[n]) for n in end if "running_mean" in n)
+    assert moved == (buffers != "frozen")
