@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from medfed.common.errors import ConfigError, NonFiniteError
 from medfed.common.tensors import Tensors, digest
 from medfed.federation import training
-from medfed.federation.budget import LocalBudget, learning_rates
+from medfed.federation.budget import LocalBudget, learning_rates, reach
+from medfed.federation.client import with_statistics
 from medfed.federation.local_client import LocalClient
 from medfed.federation.reference import run_reference
 from medfed.federation.training import LocalTrainer
@@ -419,3 +420,39 @@ def test_a_lone_last_sample_is_no_batch_for_batchnorm(policy):
     run_reference(federation, 1)
     assert sizes == ([5, 5, 5, 5] if policy == "averaged" else [5, 1, 5, 1])
     assert federation.clients["c0"].steps_done == 4
+
+
+def test_statistics_that_stay_follow_the_batches_and_parameters_do_not():
+    """Each of k batches takes a tenth of the way to the statistics of the data."""
+    data = toy_data(1, dtype=torch.float64)
+    task = ToyTask(dtype=torch.float64)
+    _, federation, _ = toy_federation(FedAvg(), task, data, buffers="local", steps=3)
+    client = federation.clients["c0"]
+    client.begin(0, "fit", 0)
+    start = {**client.weights, "norm.running_mean": torch.full((4,), 5.0, dtype=torch.float64)}
+    found = with_statistics(client, start)
+    hidden = data[0].x @ start["body.weight"].T + start["body.bias"]
+    expected = 0.9**3 * 5 + (1 - 0.9**3) * hidden.mean(0)
+    torch.testing.assert_close(found["norm.running_mean"], expected)
+    spread = 0.9**3 + (1 - 0.9**3) * hidden.var(0)
+    torch.testing.assert_close(found["norm.running_var"], spread)
+    for name in ("body.weight", "body.bias", "norm.weight", "head.weight"):
+        assert torch.equal(found[name], start[name])
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_reach_of_a_memory_that_has_settled_and_along_a_gradient(momentum):
+    """Heavy ball comes to eta / (1 - m) per step; Adam goes eta along the signs."""
+    sgd = partial(torch.optim.SGD, lr=1.0, momentum=momentum)
+    gradient = torch.tensor([3.0, -1.0, 0.5])
+    settled = reach(sgd, 0.1, 4, fresh=False, along=lambda: gradient)
+    assert settled == pytest.approx(4 * 0.1 / (1 - momentum))
+    fresh = reach(sgd, 0.1, 4, along=lambda: gradient)
+    assert fresh == pytest.approx(
+        0.1 * sum(sum(momentum**i for i in range(k)) for k in range(1, 5))
+    )
+    adam = reach(partial(torch.optim.Adam, lr=1.0), 0.1, 4, along=lambda: gradient)
+    expected = 4 * 0.1 * gradient.abs().sum() / gradient.square().sum()
+    assert adam == pytest.approx(float(expected), rel=1e-5)
+    still = reach(partial(torch.optim.Adam, lr=1.0), 0.1, 4, along=lambda: torch.zeros(3))
+    assert still == pytest.approx(0.4)

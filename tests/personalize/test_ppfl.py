@@ -197,6 +197,17 @@ def test_a_coupling_too_strong_and_too_many_models_are_warned_of(caplog):
     assert not caplog.records
 
 
+@pytest.mark.parametrize(("step", "clients"), [("scaled", 4), ("literal", 1)])
+@pytest.mark.parametrize("share", [0.99, 1.01])
+def test_the_warning_of_stiffness_begins_at_1(share, step, clients, caplog):
+    """eta_2 lambda |L|, and the clients where their number scales the step; |L| is 2 here."""
+    strength = share / (0.3 * 2 * clients)
+    run(PPFL(strength=strength, membership_lr=0.3, membership_step=step, affinity=PAIRS), rounds=2)
+    told = [r.getMessage() for r in caplog.records]
+    assert len(told) == (share > 1)
+    assert all(f"is {share}, more than 1" in t and ("clients" in t) == (clients > 1) for t in told)
+
+
 def test_a_gradient_that_is_not_finite_names_the_place():
     data = toy_data(4, dtype=torch.float64)
     data[1].y[0] = float("inf")

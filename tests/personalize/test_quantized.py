@@ -25,7 +25,7 @@ from medfed.personalize.quantized_layers import deal_bits, layer_weights
 from medfed.personalize.qupel import QuPeL
 from tests.references.test_quantized import QUANTIZED, deep_task
 from tests.references.test_quantized import build as deep_federation
-from tests.toys import toy_data, toy_federation
+from tests.toys import ToyTask, toy_data, toy_federation
 
 NETWORKS = {
     "small_cnn": lambda: SmallCNN(2, 1, 4),
@@ -128,6 +128,39 @@ def test_schedules():
     rates = [algorithm.scalars(t)["center_lr"] for t in range(10)]
     assert rates == [1.0] * 5 + [0.1] * 3 + [0.01] * 2
     assert [algorithm.phases(t) for t in range(10)] == [("fit",)] * 7 + [("tune",)] * 3
+
+
+@pytest.mark.parametrize(
+    ("share", "rounds", "tail"),
+    [
+        (0.0, 5, 0),
+        (0.1, 4, 0),
+        (0.2, 7, 1),
+        (0.25, 10, 3),
+        (0.24, 10, 2),
+        (0.3, 5, 2),
+        (0.99, 3, 2),
+    ],
+)
+def test_the_share_of_fine_tuning_is_rounded_to_whole_rounds(share, rounds, tail):
+    """To the nearest, a half up, and one round is left to train in."""
+    options = {"finetune_share": share, "rounds": rounds}
+    algorithm = QuPeL(**options).adapted(ParameterSplit((), ()), deep_task().network)
+    phases = [algorithm.phases(t) for t in range(rounds)]
+    assert phases == [("fit",)] * (rounds - tail) + [("tune",)] * tail
+
+
+def test_averaged_statistics_are_the_mean_of_the_clients():
+    """Which keep their own: their models never come from the server."""
+    data = toy_data(3, dtype=torch.float64)
+    task = ToyTask(dtype=torch.float64)
+    _, federation, _ = toy_federation(QuPeL(), task, data, buffers="averaged")
+    start = federation.server["shared"]["norm.running_mean"].clone()
+    run_reference(federation, 1)
+    own = [c.state["model"]["norm.running_mean"] for c in federation.clients.values()]
+    assert min(float((t - start).abs().max()) for t in own) > 1e-2
+    mean = federation.server["shared"]["norm.running_mean"]
+    torch.testing.assert_close(mean, torch.stack(own).mean(0))
 
 
 def test_fine_tuning_sends_no_tensor():
