@@ -21,10 +21,10 @@ import torch
 from PIL import Image
 
 from medfed.common.errors import CheckpointError, DataError
-from medfed.common.files import sha256
 from medfed.config.compose import load
 from medfed.delivery.bundle import scripts as bundle_scripts
 from medfed.delivery.bundle.bundle import read_bundle, write_bundle
+from medfed.delivery.bundle.manifest import MANIFEST, write_manifest
 from medfed.delivery.bundle.metadata import METADATA
 from medfed.delivery.bundle.network_descriptions import TARGETS, describe
 from medfed.delivery.bundle.weights import MODEL, fit, save_weights
@@ -202,21 +202,24 @@ def first_batches(made):
 
 
 MODELS = {
-    "basic_unet": (12, ["model=basic_unet", "in_channels=4", "out_channels=1", "regions=[whole]"]),
-    "densenet121": (10, ["model=densenet121", "in_channels=1", "out_channels=2"]),
+    "basic_unet": (
+        *(12, "slices"),
+        ["model=basic_unet", "in_channels=4", "out_channels=3", "regions=[whole,core,enhancing]"],
+    ),
+    "densenet121": (10, "candidates", ["model=densenet121", "in_channels=3", "out_channels=2"]),
 }
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_two_bits_take_a_tenth_of_the_bytes(name, hospital, tmp_path):
-    factor, overrides = MODELS[name]
+    factor, like, overrides = MODELS[name]
     config = load([*overrides, "spatial_dims=2"])
     network = build_task(config).network
     weights = {n: t.detach() for n, t in float_entries(network).items()}
     books = quantise(weights, choose_bits(network, 2))
     dense = {n: t for n, t in weights.items() if n not in books}
     facts = {
-        **read_bundle(hospital("table").bundle).facts,
+        **read_bundle(hospital(like).bundle).facts,
         "network": describe(dict(config.model.network)),
     }
     sizes = write_bundle(tmp_path / "bundle", facts, dense, books)["sizes"]
@@ -262,10 +265,18 @@ def test_metadata_are_those_that_monai_asks_for(hospital):
 
 
 def change(folder: Path, **facts) -> None:
+    """Other metadata, whose hash is right."""
     path = folder / METADATA
     metadata = json.loads(path.read_text())
     metadata["medfed"].update(facts)
     path.write_text(json.dumps(metadata))
+    write_manifest(folder)
+
+
+def change_hashes(folder: Path, **hashes) -> None:
+    path = folder / MANIFEST
+    known = json.loads(path.read_text())["sha256"] if hashes else {}
+    path.write_text(json.dumps({"sha256": known | hashes}))
 
 
 def replace_weights(folder: Path, content) -> None:
@@ -274,21 +285,20 @@ def replace_weights(folder: Path, content) -> None:
         (folder / MODEL).write_bytes(content)
     else:
         torch.save(content, folder / MODEL)
-    hashes = json.loads((folder / METADATA).read_text())["medfed"]["hashes"]
-    change(folder, hashes={**hashes, MODEL: sha256(folder / MODEL)})
+    write_manifest(folder)
 
 
 DAMAGES = {
     "is no bundle": lambda f: (f / METADATA).unlink(),
     "cannot be read": lambda f: (f / METADATA).write_text("{"),
     "bundle of another origin": lambda f: (f / METADATA).write_text("{}"),
-    "has version 2, but this program reads version 1": lambda f: change(f, format_version=2),
+    "has version 3, but this program reads version 2": lambda f: change(f, format_version=3),
     "lacks network": lambda f: change(f, network=None),
-    "has no hash of models/model.pt": lambda f: change(f, hashes={}),
+    "has no hash of models/model.pt": lambda f: change_hashes(f),
     "model.pt is missing": lambda f: (f / MODEL).unlink(),
     "is not the file that was exported": lambda f: (f / MODEL).write_bytes(b"x"),
     "decode.py is not the file": lambda f: (f / "scripts" / "decode.py").write_text("1"),
-    r"\.\./outside is missing": lambda f: change(f, hashes={MODEL: "", "../outside": ""}),
+    r"\.\./outside is missing": lambda f: change_hashes(f, **{"../outside": ""}),
     "truncated or damaged": lambda f: replace_weights(f, (f / MODEL).read_bytes()[:-100]),
     "is no weight file of a bundle": lambda f: replace_weights(f, {"a": 1}),
     "has version 7": lambda f: replace_weights(f, {"format": "medfed-bundle", "version": 7}),
@@ -302,11 +312,7 @@ DAMAGES = {
 def test_damages_are_told_in_one_sentence(hospital, tmp_path, message):
     folder = hospital("table").copy(tmp_path)
     (tmp_path / "outside").write_text("")
-    if "outside" in message:
-        hashes = {MODEL: sha256(folder / MODEL), "../outside": ""}
-        change(folder, hashes=hashes)
-    else:
-        DAMAGES[message](folder)
+    DAMAGES[message](folder)
     with pytest.raises(CheckpointError, match=message) as caught:
         read_bundle(folder)
     assert "\n" not in str(caught.value)
@@ -325,8 +331,16 @@ def test_an_index_beyond_the_centres(tmp_path, hospital):
 
 def test_weights_of_another_network(hospital, tmp_path):
     folder = hospital("table").copy(tmp_path)
-    network = json.loads((folder / METADATA).read_text())["medfed"]["network"]
-    change(folder, network={**network, "in_channels": 3})
+    facts = read_bundle(folder).facts
+    names = [f"x{i}" for i in range(3)]
+    change(
+        folder,
+        network={**facts["network"], "in_channels": 3},
+        input={"kind": "table", "features": names},
+        channels=names,
+        present=names,
+        normalization=None,
+    )
     with pytest.raises(CheckpointError, match="do not fit its network"):
         read_bundle(folder).network()
 

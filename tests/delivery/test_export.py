@@ -72,9 +72,9 @@ def test_onnx_file_beside_the_weights(run):
     pytest.importorskip("onnx")
     client = first_client(run)
     (folder,) = export(run, f"client={client}", "bits=2", "finetune_steps=0", "onnx=true")
-    facts = read_bundle(folder).facts
-    assert facts["sizes"]["onnx"] == (folder / "models" / "model.onnx").stat().st_size
-    assert "models/model.onnx" in facts["hashes"]
+    bundle, file = read_bundle(folder), folder / "models" / "model.onnx"
+    assert bundle.facts["sizes"]["onnx"] == file.stat().st_size
+    assert "models/model.onnx" in bundle.hashes
 
 
 def test_two_bits_and_fine_tuning(run, capsys):
