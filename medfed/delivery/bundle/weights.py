@@ -234,9 +234,10 @@ def load_weights(path: Path) -> Tensors:
         ) from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise CheckpointError(f"{path} is no weight file of a bundle; export the model anew.")
-    if content.get("version") != VERSION:
+    version = content.get("version")
+    if type(version) is not int or version != VERSION:
         raise CheckpointError(
-            f"{path} has version {reprlib.repr(content.get('version'))}, but this program reads version "
+            f"{path} has version {reprlib.repr(version)}, but this program reads version "
             f"{VERSION}; export the bundle anew, or update the program."
         )
     try:
@@ -244,7 +245,8 @@ def load_weights(path: Path) -> Tensors:
         return decode_content(content)
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, IndexError) as error:
         raise CheckpointError(
-            f"{path} does not hold what a weight file holds ({first_line(error)}); export the bundle anew."
+            f"{path} does not hold what a weight file holds ({first_line(error)}); export the "
+            "bundle anew."
         ) from error
 
 

@@ -86,7 +86,7 @@ def find_files(folder: str, endings: Sequence[str], output: str) -> list[dict[st
     if os.path.realpath(folder) == apart:
         raise ValueError(f"{output} is the folder of the input; choose another output_dir.")
     for place, _, names in os.walk(folder):
-        if os.path.commonpath([os.path.realpath(place), apart]) == apart:
+        if os.path.join(os.path.realpath(place), "").startswith(os.path.join(apart, "")):
             continue
         for name in names:
             if name.endswith(tuple(endings)) and not name.startswith("."):
