@@ -159,7 +159,9 @@ def test_a_quantised_bundle_runs_without_medfed(hospital, tmp_path):
     inputs = [f"c{i}" for i in range(sizes["in_channels"])]
     facts = {
         **read_bundle(hospital("slices").bundle).facts,
-        **{"network": model.plain, "channels": inputs, "present": inputs},
+        "network": model.plain,
+        "channels": inputs,
+        "present": inputs,
         "labels": [f"l{i}" for i in range(sizes["out_channels"])],
     }
     facts["input"] = {**facts["input"], "file_channels": inputs}

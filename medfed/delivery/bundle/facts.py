@@ -49,7 +49,7 @@ def _check(
     for key, (check, what) in wanted.items():
         try:
             right = check(entries.get(key))
-        except (TypeError, ValueError, AttributeError, OverflowError):
+        except (TypeError, ValueError, LookupError, AttributeError, OverflowError):
             right = False
         if not right:
             shown = reprlib.repr(entries.get(key)).replace("\n", " ")
