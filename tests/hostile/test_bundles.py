@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 import resource
@@ -17,14 +19,21 @@ import torch
 from omegaconf import DictConfig
 
 from medfed.common.errors import CheckpointError, MedfedError
+from medfed.common.files import csv_records, csv_text, write_text
+from medfed.common.scores import Record, metrics_csv
 from medfed.config.compose import load
+from medfed.datamodules.readers.csv_rows import csv_rows
+from medfed.datamodules.readers.table import read_features
 from medfed.delivery.bundle.bundle import read_bundle, write_bundle
 from medfed.delivery.bundle.manifest import MANIFEST, write_manifest
 from medfed.delivery.bundle.metadata import METADATA
 from medfed.delivery.bundle.onnx_file import ONNX
+from medfed.delivery.bundle.scripts import inference
 from medfed.delivery.bundle.weights import MODEL
 from medfed.delivery.export.run_record import RunRecord
 from medfed.delivery.predict.prediction import predict
+from medfed.federation.wire.ledger import Entry, Ledger
+from medfed.run.folder import read_history
 from tests.delivery.hospitals import Hospital, make_hospital
 
 Damage = Callable[[Path], object]
@@ -544,6 +553,52 @@ def test_two_exports_are_the_same_bytes(table, tmp_path):
     )
     assert first == second
     assert Path(MANIFEST) in first
+
+
+FORMULAS = [
+    "=1+1",
+    "+a",
+    "-a",
+    "@SUM(A1)",
+    "\tx",
+    "\rx",
+    "a\rb",
+    "'=1",
+    "''",
+    "'a",
+    "-0.5",
+    'é,"\n',
+]
+
+
+def test_names_are_no_formulas_and_are_read_again(tmp_path):
+    ledger = Ledger([Entry(0, "fit", name, "up", "shared", 1, 4) for name in FORMULAS])
+    assert Ledger.from_csv(ledger.to_csv()).entries == ledger.entries
+    text = csv_text(FORMULAS, [FORMULAS, range(12)])
+    first = next(iter(csv_records(io.StringIO(text, newline=""))))
+    assert first == {name: name for name in FORMULAS}
+    (tmp_path / "a.csv").write_bytes(text.encode())
+    with csv_rows(tmp_path / "a.csv") as rows:
+        assert next(rows) == FORMULAS
+    cells = next(csv.reader(io.StringIO(text, newline="")))
+    assert [c for c in cells if c[0] in "=+-@\t\r"] == ["-0.5"]
+    assert [inference.inert(name) for name in FORMULAS] == cells  # MONAI's runs do the same
+    write_text(tmp_path / "metrics.csv", metrics_csv([Record(0, "=a", {"loss": -0.5})], []))
+    assert read_history(tmp_path) == [Record(0, "=a", {"loss": -0.5})]
+
+
+def test_formulas_of_a_table_do_not_reach_the_predictions(table, tmp_path):
+    names = facts_of(table.bundle)["input"]["features"]
+    with (tmp_path / "in.csv").open("w", newline="") as file:
+        csv.writer(file).writerows(
+            [["=id", *names], ["@SUM(A1)", *[-0.5] * len(names)], ["-1", *["1"] * len(names)]]
+        )
+    table.predict(input=tmp_path / "in.csv", output=tmp_path / "out.csv")
+    header, first, second = (tmp_path / "out.csv").read_text().splitlines()
+    assert header.startswith("row,'=id,probability_")
+    assert first.startswith("1,'@SUM(A1),")
+    assert second.startswith("2,-1,")
+    assert read_features(tmp_path / "in.csv", names)[1] == {"=id": ["@SUM(A1)", "-1"]}
 
 
 def test_memory():

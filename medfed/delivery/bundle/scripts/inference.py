@@ -138,8 +138,12 @@ def _told_apart(folder: str, cases: list[dict[str, Any]]) -> list[dict[str, Any]
 
 
 def inert(text: str) -> str:
-    """Puts a quote before a text that a spreadsheet would take for a formula."""
-    return f"'{text}" if re.match(r"'*[=+\-@\t\r]", text) else text
+    """Puts a quote before a text that a spreadsheet would take for a formula; numbers are none."""
+    try:
+        float(text)
+    except ValueError:
+        return f"'{text}" if re.match(r"'*[=+\-@\t\r]", text) else text
+    return text
 
 
 def read_table(
