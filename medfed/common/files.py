@@ -8,6 +8,7 @@ import io
 import json
 import logging
 import os
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from medfed.common.errors import DataError
 
 _log = logging.getLogger(__name__)
 PARTIAL = ".partial-"
+_FORMULA = re.compile(r"'*[=+\-@\t\r]")
 ExistingPath = str
 """A file or folder of the user's that must be there: the configuration is checked for it."""
 
@@ -101,21 +103,62 @@ def write_json(path: Path, content: object, sync: bool = False) -> None:
 
 
 def csv_text(header: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
-    r"""Returns a table as the text of a CSV file.
+    r"""Returns a table as the text of a CSV file, in which spreadsheets find no formulas.
 
     Args:
         header: Names of the columns.
         rows: A cell for each column.
 
     Example:
-        >>> csv_text(["client", "iou"], [["a", 0.5]])
-        'client,iou\na,0.5\n'
+        >>> csv_text(["client", "iou"], [["a", 0.5], ["=1+1", -0.5]])
+        "client,iou\na,0.5\n'=1+1,-0.5\n"
     """
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)
-    return text.getvalue()
+    # Python quotes a carriage return only where lines end with one; afterwards they do not.
+    writer = csv.writer(text, lineterminator="\r\n")
+    lines = []
+    for row in (header, *rows):
+        writer.writerow(map(_inert, row))
+        lines.append(text.getvalue().removesuffix("\r\n"))
+        text.seek(0)
+        text.truncate()
+    return "\n".join([*lines, ""])
+
+
+def csv_records(lines: Iterable[str]) -> Iterator[dict[str, str]]:
+    r"""Reads the rows of a table that :func:`csv_text` wrote, cells by column.
+
+    Args:
+        lines: An open file, or lines of text, with their ends as they are.
+
+    Example:
+        >>> list(csv_records(["client,iou\n", "'=1+1,-0.5\n"]))
+        [{'client': '=1+1', 'iou': '-0.5'}]
+    """
+    rows = ([original(cell) for cell in row] for row in csv.reader(lines) if row)
+    header = next(rows, [])
+    return (dict(zip(header, row, strict=True)) for row in rows)
+
+
+def original(cell: str) -> str:
+    """Returns what :func:`csv_text` was given for a cell.
+
+    Example:
+        >>> original("'=1+1"), original("'a'"), original("-0.5")
+        ('=1+1', "'a'", '-0.5')
+    """
+    return cell[1:] if cell.startswith("'") and _FORMULA.match(cell) else cell
+
+
+def _inert(cell: object) -> object:
+    """A quote before text that a spreadsheet would compute, or that has such a quote already."""
+    if cell is None or isinstance(cell, int | float) or not _FORMULA.match(text := str(cell)):
+        return cell
+    try:
+        float(text)
+    except ValueError:
+        return f"'{text}"
+    return cell
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,9 +14,10 @@ from omegaconf import DictConfig
 from torch import nn
 
 from medfed.common.errors import ConfigError, did_you_mean
+from medfed.common.files import csv_records
 from medfed.common.scores import Record
 from medfed.federation.wire.ledger import Ledger
-from medfed.run.folder import finished, read_config, read_history, read_json
+from medfed.run.folder import finished, read_config, read_history, read_json, read_ledger
 
 
 @dataclass(frozen=True)
@@ -71,12 +71,12 @@ class Run:
     def metrics(self) -> list[dict[str, Any]]:
         """A row per round, client and split, with a number per metric."""
         with (self.folder / "metrics.csv").open(newline="") as file:
-            return [dict(_typed(row)) for row in csv.DictReader(file)]
+            return [dict(_typed(row)) for row in csv_records(file)]
 
     @property
     def ledger(self) -> Ledger:
         """Every byte that travelled."""
-        return Ledger.from_csv((self.folder / "ledger.csv").read_text())
+        return read_ledger(self.folder)
 
     @property
     def pictures(self) -> dict[str, Path]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import platform
@@ -20,7 +19,7 @@ from torch import Tensor
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 from medfed.common.errors import CheckpointError, first_line
-from medfed.common.files import replacing, write_json, write_text
+from medfed.common.files import csv_records, replacing, write_json, write_text
 from medfed.common.scores import Record
 from medfed.config.compose import changed_keys
 from medfed.config.old_names import relocate
@@ -174,14 +173,14 @@ def finished(folder: Path) -> dict[str, Any]:
 def read_history(folder: Path) -> list[Record]:
     """Returns the validation metrics of every evaluated round."""
     fixed = ("round", "client", "split")
-    with (folder / "metrics.csv").open() as file:
+    with (folder / "metrics.csv").open(newline="") as file:
         return [
             Record(
                 int(row["round"]),
                 row["client"],
                 {n: float(v) if v else math.nan for n, v in row.items() if n not in fixed},
             )
-            for row in csv.DictReader(file)
+            for row in csv_records(file)
             if row["split"] == "val"
         ]
 
@@ -194,7 +193,7 @@ def read_ledger(folder: Path) -> Ledger:
     """
     path = folder / "ledger.csv"
     try:
-        return Ledger.from_csv(path.read_text())
+        return Ledger.from_csv(path.read_bytes().decode())
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read ({error}); repeat the run.") from error
 

@@ -25,6 +25,7 @@ from medfed.common.errors import CheckpointError, DataError
 from medfed.config.compose import load
 from medfed.delivery.bundle import scripts as bundle_scripts
 from medfed.delivery.bundle.bundle import read_bundle, write_bundle
+from medfed.delivery.bundle.manifest import MANIFEST, write_manifest
 from medfed.delivery.bundle.metadata import METADATA
 from medfed.delivery.bundle.network_descriptions import TARGETS, describe
 from medfed.delivery.bundle.weights import MODEL, fit, save_weights
@@ -202,21 +203,24 @@ def first_batches(made):
 
 
 MODELS = {
-    "basic_unet": (12, ["model=basic_unet", "in_channels=4", "out_channels=1", "regions=[whole]"]),
-    "densenet121": (10, ["model=densenet121", "in_channels=1", "out_channels=2"]),
+    "basic_unet": (
+        *(12, "slices"),
+        ["model=basic_unet", "in_channels=4", "out_channels=3", "regions=[whole,core,enhancing]"],
+    ),
+    "densenet121": (10, "candidates", ["model=densenet121", "in_channels=3", "out_channels=2"]),
 }
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_two_bits_take_a_tenth_of_the_bytes(name, hospital, tmp_path):
-    factor, overrides = MODELS[name]
+    factor, like, overrides = MODELS[name]
     config = load([*overrides, "spatial_dims=2"])
     network = build_task(config).network
     weights = {n: t.detach() for n, t in float_entries(network).items()}
     books = quantise(weights, choose_bits(network, 2))
     dense = {n: t for n, t in weights.items() if n not in books}
     facts = {
-        **read_bundle(hospital("table").bundle).facts,
+        **read_bundle(hospital(like).bundle).facts,
         "network": describe(dict(config.model.network)),
     }
     sizes = write_bundle(tmp_path / "bundle", facts, dense, books)["sizes"]
@@ -328,8 +332,16 @@ def test_an_index_beyond_the_centres(tmp_path, hospital):
 
 def test_weights_of_another_network(hospital, tmp_path):
     folder = hospital("table").copy(tmp_path)
-    network = json.loads((folder / METADATA).read_text())["medfed"]["network"]
-    change(folder, network={**network, "in_channels": 3})
+    facts = read_bundle(folder).facts
+    names = [f"x{i}" for i in range(3)]
+    change(
+        folder,
+        network={**facts["network"], "in_channels": 3},
+        input={"kind": "table", "features": names},
+        channels=names,
+        present=names,
+        normalization=None,
+    )
     with pytest.raises(CheckpointError, match="do not fit its network"):
         read_bundle(folder).network()
 

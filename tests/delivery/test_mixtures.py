@@ -155,7 +155,16 @@ def test_a_quantised_bundle_runs_without_medfed(hospital, tmp_path):
     bits = {entry: b for name, b in chosen.items() for entry in model.entries(name)}
     books = quantise(model.weights, bits)
     dense = {n: t for n, t in model.weights.items() if n not in books}
-    facts = {**read_bundle(hospital("slices").bundle).facts, "network": model.plain}
+    sizes = model.plain["network"]
+    inputs = [f"c{i}" for i in range(sizes["in_channels"])]
+    facts = {
+        **read_bundle(hospital("slices").bundle).facts,
+        "network": model.plain,
+        "channels": inputs,
+        "present": inputs,
+        "labels": [f"l{i}" for i in range(sizes["out_channels"])],
+    }
+    facts["input"] = {**facts["input"], "file_channels": inputs}
     folder = tmp_path / "bundle"
     write_bundle(folder, facts, dense, books)
     bundle = read_bundle(folder)

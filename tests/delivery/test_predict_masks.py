@@ -5,8 +5,10 @@ import os
 import shutil
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
+import monai.bundle
 import nibabel as nib
 import numpy as np
 import pytest
@@ -16,6 +18,8 @@ from nibabel.orientations import axcodes2ornt, io_orientation, ornt_transform
 from medfed.common.errors import DataError, MedfedError
 from medfed.datamodules import patches
 from medfed.datamodules.readers.nifti import load_ras
+from medfed.delivery.bundle.bundle import read_bundle, write_bundle
+from medfed.delivery.bundle.scripts import inference
 from medfed.delivery.predict.masks import label_codes, label_map
 from medfed.delivery.predict.outputs import save_like
 
@@ -199,6 +203,107 @@ def test_mask_of_the_bundle_run_by_monai(hospital, tmp_path):
         expected[region.numpy()] = value
     assert 0 < (expected > 0).mean() < 1
     np.testing.assert_array_equal(np.asarray(ours.dataobj), expected)
+
+
+def case_bundle(made, folder: Path) -> Path:
+    """The bundle of a hospital that has a folder per case, with a file per contrast."""
+    bundle = read_bundle(made.bundle)
+    files = {name: [f"{name}.nii*"] for name in bundle.facts["channels"]}
+    facts = {**bundle.facts, "input": {**bundle.facts["input"], "files": files}}
+    write_bundle(folder, facts, bundle.state, {})
+    return folder
+
+
+def test_cases_that_share_file_names_get_a_mask_each(hospital, tmp_path, monkeypatch):
+    made = hospital("slices")
+    bundle = case_bundle(made, tmp_path / "bundle")
+    for case, file in zip(("a", "b.1", "b.2"), itertools.cycle(scans(made).values()), strict=False):
+        image = nib.load(file)
+        (tmp_path / "in" / case).mkdir(parents=True)
+        for channel, name in enumerate(made.data.channel_names):
+            voxels = np.asarray(image.dataobj)[..., channel] * (1 + len(case))
+            nib.save(
+                nib.Nifti1Image(voxels, image.affine), tmp_path / "in" / case / f"{name}.nii.gz"
+            )
+    monkeypatch.syspath_prepend(str(bundle))
+    monkeypatch.chdir(bundle)
+    for name in [n for n in sys.modules if n == "scripts" or n.startswith("scripts.")]:
+        monkeypatch.delitem(sys.modules, name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of MONAI's own making
+        paths = {"dataset_dir": str(tmp_path / "in"), "output_dir": str(tmp_path / "monai")}
+        monai.bundle.run(config_file="configs/inference.json", **paths)
+    for name in [n for n in sys.modules if n == "scripts" or n.startswith("scripts.")]:
+        del sys.modules[name]
+    made.predict(bundle=bundle, input=tmp_path / "in", output=tmp_path / "own")
+    theirs = {p.name.removesuffix("_pred.nii.gz") for p in (tmp_path / "monai").iterdir()}
+    own = {p.name.removesuffix(".nii.gz") for p in (tmp_path / "own").iterdir()}
+    assert theirs == own == {"a", "b.1", "b.2"}
+    for case in own:
+        mask = np.asarray(nib.load(tmp_path / "own" / f"{case}.nii.gz").dataobj)
+        regions = nib.load(tmp_path / "monai" / f"{case}_pred.nii.gz").get_fdata()
+        np.testing.assert_array_equal(mask > 0, regions.any(axis=-1))
+    read_bundle(bundle)  # what the run left in it is no damage
+
+
+def touched(folder: Path, *names: str) -> Path:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("")
+    return folder
+
+
+def test_names_that_the_scripts_give(tmp_path):
+    folder = touched(tmp_path / "in", "a/image.nii.gz", "b/image.nii.gz", "c.nii", "out/d.nii")
+    found = inference.find_scans(str(folder), str(folder / "out"))
+    assert [case["name"] for case in found] == ["a_image", "b_image", "c"]
+    touched(folder, "c.nii.gz")
+    with pytest.raises(ValueError, match=r"has two scans of the name c; rename one"):
+        inference.find_scans(str(folder), "elsewhere")
+    with pytest.raises(ValueError, match="is the folder of the input; choose another"):
+        inference.find_scans(str(folder), str(folder))
+    with pytest.raises(ValueError, match=r"has no files ending with \.png"):
+        inference.find_files(str(folder), [".png"], "elsewhere")
+    with pytest.raises(ValueError, match=r"a: 0 files match t1\.nii, but one must"):
+        inference.find_cases(str(folder), [["t1.nii"]], "elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("names", "sentence"),
+    [
+        (("x.nii.gz", "x_probabilities.nii.gz"), "Scans x and x_probabilities would share"),
+        (("x.nii.gz", "x.nii"), "has two scans of the name x; rename one"),
+        (("x.nii.gz", "x/y.nii.gz"), "has two scans of the name x; rename one"),
+    ],
+)
+def test_scans_that_would_share_a_file(hospital, tmp_path, names, sentence):
+    touched(tmp_path / "in", *names)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(MedfedError, match=sentence):
+        hospital("slices").predict(
+            input=tmp_path / "in", output=tmp_path / "out", probabilities="true", overwrite="true"
+        )
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("label", ["../../x", "/x", "a\\b", "a\0b"])
+def test_a_label_that_leads_out_of_the_folder(hospital, tmp_path, label):
+    made = hospital("slices")
+    bundle = read_bundle(made.bundle)
+    labels = [label, *bundle.facts["labels"][1:]]
+    write_bundle(tmp_path / "bundle", {**bundle.facts, "labels": labels}, bundle.state, {})
+    file = next(iter(scans(made).values()))
+    with pytest.raises(MedfedError, match="cannot be part of a file's name"):
+        made.predict(bundle=tmp_path / "bundle", input=file, output=tmp_path / "mask.nii.gz")
+    assert [p.name for p in tmp_path.iterdir()] == ["bundle"]
+
+
+def test_scans_that_lie_deeper_are_named(hospital, tmp_path, caplog):
+    made = hospital("slices")
+    touched(tmp_path / "in", "deep/er/x.nii.gz")
+    shutil.copy(next(iter(scans(made).values())), tmp_path / "in" / "y.nii.gz")
+    made.predict(input=tmp_path / "in", output=tmp_path / "out")
+    assert "deep is left out: its scans lie deeper than one folder" in caplog.text
 
 
 def _bad(kind: str, file: Path, folder: Path) -> Path:

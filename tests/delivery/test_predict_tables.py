@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 
 from medfed.common.errors import CheckpointError, ConfigError, DataError, MedfedError
+from medfed.delivery.bundle.manifest import write_manifest
 from medfed.delivery.bundle.metadata import METADATA
 from medfed.delivery.bundle.weights import MODEL
 
@@ -89,6 +90,7 @@ def test_candidates_that_cannot_be_used(hospital, tmp_path, capsys):
     facts = json.loads(metadata.read_text())
     facts["medfed"]["spacing_range"] = [[9.0] * 3, [9.0] * 3]
     metadata.write_text(json.dumps(facts))
+    write_manifest(metadata.parents[1])
     with pytest.raises(DataError, match="but the model was trained on 9 × 9 × 9 mm; resample"):
         made.predict(
             bundle=metadata.parents[1], input=scan, output=output, candidates=candidates(*good)
@@ -203,16 +205,18 @@ def test_a_bundle_that_is_not_as_exported(hospital, tmp_path):
     weights.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
     refused("is not the file that was exported")
     weights.write_bytes(raw)
-    metadata.write_text(text.replace('"format_version": 1', '"format_version": 2'))
-    refused("has version 2, but this program reads version 1")
+    metadata.write_text(text.replace('"format_version": 2', '"format_version": 3'))
+    refused("has version 3, but this program reads version 2")
     facts = json.loads(text)
     del facts["medfed"]["channels"]
     metadata.write_text(json.dumps(facts))
-    refused("metadata.json says nothing of channels; export the bundle anew")
+    write_manifest(bundle)
+    refused("metadata.json lacks channels; export the bundle anew")
     facts = json.loads(text)
     facts["medfed"]["input"]["kind"] = "smells"
     metadata.write_text(json.dumps(facts))
-    refused("inputs of the kind smells, which this program does not know")
+    write_manifest(bundle)
+    refused("input must be an object whose kind is volumes, images, ct_patches, table, not")
     with pytest.raises(CheckpointError, match="is no bundle"):
         made.predict(bundle=tmp_path / "nothing", input=source, output=output)
     assert not output.exists()

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from medfed.common.errors import DataError
+from medfed.common.files import original
 
 
 @contextmanager
@@ -19,14 +20,16 @@ def csv_rows(path: Path, absent: str = "copy it there") -> Iterator[Iterator[lis
         absent: What to do where it does not exist.
 
     Yields:
-        Its rows, the header first, without empty ones.
+        Its rows, the header first, without empty ones; a table that was written here and begins a
+        cell with a quote, lest a spreadsheet take it for a formula, gives the cell without it.
 
     Raises:
         DataError: If it cannot be read.
     """
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            yield (row for row in csv.reader(file) if any(map(str.strip, row)))
+            rows = csv.reader(file)
+            yield ([original(cell) for cell in row] for row in rows if any(map(str.strip, row)))
     except FileNotFoundError:
         raise DataError(f"{path} does not exist; {absent}.") from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:

@@ -3,6 +3,7 @@
 It holds::
 
     configs/metadata.json    what the model is, and what it expects of its input
+    configs/manifest.json    the hashes of all other files
     configs/inference.json   how MONAI runs it (``python -m monai.bundle run``)
     models/model.pt          its weights, see :mod:`medfed.delivery.bundle.weights`
     models/model.onnx        the same for ONNX Runtime, if it was asked for
@@ -17,10 +18,11 @@ the network from the plain data of ``metadata.json``, and only what
 from __future__ import annotations
 
 import json
+import logging
+import reprlib
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,14 +31,19 @@ import torch
 from torch import Tensor, nn
 
 from medfed.common.errors import CheckpointError, DataError
-from medfed.common.files import sha256
-from medfed.delivery.bundle import scripts, weights
+from medfed.common.folders import replacing_folder, restore_folder
+from medfed.common.strict_json import read_strict_json
+from medfed.delivery.bundle import manifest, scripts, weights
+from medfed.delivery.bundle.facts import check_facts
 from medfed.delivery.bundle.inference_config import inference_config
 from medfed.delivery.bundle.metadata import FORMAT_VERSION, METADATA, monai_metadata, readme
-from medfed.delivery.bundle.network_descriptions import build_network
+from medfed.delivery.bundle.network_descriptions import build_network, check_state
 from medfed.delivery.bundle.onnx_file import ONNX, save_onnx, trace_shape
 from medfed.delivery.bundle.scripts.decode import fill
 from medfed.delivery.bundle.weights import MODEL, Codebook
+
+_log = logging.getLogger(__name__)
+_BEFORE_MANIFESTS = 1  # the version whose hashes are in the metadata
 
 
 @dataclass(frozen=True)
@@ -47,11 +54,13 @@ class Bundle:
         folder: Where it lies.
         metadata: All of ``configs/metadata.json``.
         state: Weights and float buffers by name, dense.
+        hashes: SHA-256 of its files by name.
     """
 
     folder: Path
     metadata: dict[str, Any]
     state: dict[str, Tensor]
+    hashes: Mapping[str, str]
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -68,8 +77,13 @@ class Bundle:
         Raises:
             CheckpointError: If network and weights do not fit together.
         """
+        plain = self.facts["network"]
         try:
-            network = fill(build_network(self.facts["network"]), self.state)
+            if "count" in plain and plain["count"] not in range(1, len(self.state) + 1):
+                raise RuntimeError(f"{reprlib.repr(plain['count'])} parts")
+            with torch.device("meta"):  # takes no memory, whatever sizes it names
+                check_state(build_network(plain), self.state)
+            network = fill(build_network(plain), self.state)
         except RuntimeError as error:
             first = str(error).splitlines()[-1].strip()
             raise CheckpointError(
@@ -91,9 +105,25 @@ def read_bundle(folder: Path) -> Bundle:
         CheckpointError: If it is no bundle, a file of it is missing or changed, or its format or
             version is another.
     """
+    restore_folder(folder)
     metadata = _read_metadata(folder)
-    _check_hashes(folder, metadata["medfed"]["hashes"])
-    return Bundle(folder, metadata, weights.load_weights(folder / MODEL))
+    facts = metadata["medfed"]
+    if facts["format_version"] == _BEFORE_MANIFESTS:
+        source, hashes = METADATA, manifest.checked_hashes(facts.get("hashes"), folder / METADATA)
+    else:
+        source, hashes = manifest.MANIFEST, manifest.read_hashes(folder / manifest.MANIFEST)
+    for name in (MODEL, METADATA):
+        if name not in hashes and name != source:
+            raise CheckpointError(f"{folder / source} has no hash of {name}; export it anew.")
+    manifest.check_files(folder, hashes, source)
+    check_facts(facts, folder / METADATA)
+    if source == METADATA:
+        _log.warning(
+            "%s is of an earlier version: no hash covers its metadata, so that a change of labels "
+            "or thresholds would not be seen; export it anew.",
+            folder,
+        )
+    return Bundle(folder, metadata, weights.load_weights(folder / MODEL), hashes)
 
 
 def write_bundle(
@@ -114,17 +144,18 @@ def write_bundle(
         onnx: Whether it holds an ONNX file, too.
 
     Returns:
-        The facts with ``bits``, ``sizes`` and ``hashes``, as they stand in the metadata.
+        The facts with ``bits`` and ``sizes``, as they stand in the metadata.
 
     Raises:
         ConfigError: If the ONNX file cannot be made.
         DataError: If the folder cannot be written, or is no bundle and must not be replaced.
     """
-    if folder.exists() and not (folder / METADATA).is_file() and any(folder.iterdir()):
-        raise DataError(f"{folder} holds something else than a bundle; choose another out=FOLDER.")
+    _check_place(folder)
     state = weights.with_codebooks(dense, books)
     try:
-        with _replacing(folder) as made:
+        with replacing_folder(folder) as made:
+            for name in manifest.FOLDERS:
+                (made / name).mkdir()
             weights.save_weights(made / MODEL, dense, books)
             sizes = {
                 "fp32": _fp32_bytes(state),
@@ -132,7 +163,7 @@ def write_bundle(
                 "entropy_bound": weights.entropy_bound(dense, books),
             }
             if onnx:
-                network = Bundle(made, {"medfed": facts}, state).network()
+                network = Bundle(made, {"medfed": facts}, state, {}).network()
                 save_onnx(made / ONNX, network, books, trace_shape(facts))
                 sizes["onnx"] = (made / ONNX).stat().st_size
             whole = {**facts, "bits": {n: b.bits for n, b in books.items()}, "sizes": sizes}
@@ -140,9 +171,8 @@ def write_bundle(
             for script in Path(scripts.__path__[0]).glob("*.py"):
                 shutil.copyfile(script, made / "scripts" / script.name)
             (made / "docs" / "README.md").write_text(readme(whole), encoding="utf-8")
-            files = sorted(p for p in made.rglob("*") if p.is_file())
-            whole["hashes"] = {p.relative_to(made).as_posix(): sha256(p) for p in files}
             _write_json(made / METADATA, monai_metadata(whole))
+            manifest.write_manifest(made)
     except OSError as error:
         raise DataError(
             f"Cannot write {folder} ({error.strerror}); make room, or choose another out=FOLDER."
@@ -153,7 +183,7 @@ def write_bundle(
 def _read_metadata(folder: Path) -> dict[str, Any]:
     path = folder / METADATA
     try:
-        metadata: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        metadata: dict[str, Any] = read_strict_json(path)
     except (FileNotFoundError, NotADirectoryError):
         raise CheckpointError(f"{folder} is no bundle (it has no {METADATA}).") from None
     except (OSError, ValueError) as error:
@@ -163,29 +193,22 @@ def _read_metadata(folder: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{folder} is a bundle of another origin; only those of scripts/export.py are read."
         )
-    if facts.get("format_version") != FORMAT_VERSION:
+    version = facts.get("format_version")
+    if version not in (_BEFORE_MANIFESTS, FORMAT_VERSION) or isinstance(version, bool):
         raise CheckpointError(
-            f"{folder} has version {facts.get('format_version')}, but this program reads version "
+            f"{folder} has version {reprlib.repr(version)}, but this program reads version "
             f"{FORMAT_VERSION}; export the bundle anew, or update the program."
         )
-    for key, kind in (("hashes", dict), ("network", dict), ("task", str)):
-        if not isinstance(facts.get(key), kind):
-            raise CheckpointError(f"{path} lacks {key}; export the bundle anew.")
-    if MODEL not in facts["hashes"]:
-        raise CheckpointError(f"{path} has no hash of {MODEL}; export the bundle anew.")
     return metadata
 
 
-def _check_hashes(folder: Path, hashes: dict[str, Any]) -> None:
-    for name, expected in hashes.items():
-        path = folder / name
-        if not path.resolve().is_relative_to(folder.resolve()) or not path.is_file():
-            raise CheckpointError(f"{path} is missing; copy the bundle again.")
-        if sha256(path) != expected:
-            raise CheckpointError(
-                f"{path} is not the file that was exported (its hash differs from {METADATA}); "
-                "copy the bundle again."
-            )
+def _check_place(folder: Path) -> None:
+    """Refuses to replace what is no bundle, or a bundle with something of the user's in it."""
+    if folder.is_dir() and (folder / METADATA).is_file():
+        if lost := manifest.foreign(folder):
+            raise DataError(f"{folder / lost[0]} would be lost by the export; move it elsewhere.")
+    elif folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise DataError(f"{folder} holds something else than a bundle; choose another out=FOLDER.")
 
 
 def _fp32_bytes(state: Mapping[str, Tensor]) -> int:
@@ -197,23 +220,3 @@ def _fp32_bytes(state: Mapping[str, Tensor]) -> int:
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-
-
-@contextmanager
-def _replacing(folder: Path) -> Iterator[Path]:
-    """Gives a new folder, which takes its place once it is whole; until then the old one stays."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    old = folder.with_name(f".{folder.name}.old")
-    try:
-        made.chmod(0o755)
-        for name in ("configs", "models", "scripts", "docs"):
-            (made / name).mkdir()
-        yield made
-        shutil.rmtree(old, ignore_errors=True)
-        if folder.exists():
-            folder.rename(old)
-        made.rename(folder)
-        shutil.rmtree(old, ignore_errors=True)
-    finally:
-        shutil.rmtree(made, ignore_errors=True)

@@ -14,8 +14,9 @@ from typing import Any
 from medfed.delivery.bundle.weights import MODEL
 
 Plain = dict[str, Any]
-_IMPORTS = ("glob", "os", "numpy", "torch", "monai")
-_CALLED = ("segment", "classify", "regress", "find_cases", "read_table")
+_IMPORTS = ("numpy", "torch", "monai")
+_FOUND = ("find_files", "find_scans", "find_cases", "read_table")
+_CALLED = ("segment", "classify", "regress", *_FOUND)
 
 
 def inference_config(facts: Mapping[str, Any]) -> Plain:
@@ -65,13 +66,12 @@ def _volumes(facts: Mapping[str, Any]) -> Plain:
     if source["files"] is None and known != facts["channels"]:
         order = [known.index(name) for name in facts["channels"]]
         steps.insert(2, _step("Lambdad", func=f"$lambda x: x[{order}]"))
-    found = "sorted(glob.glob(@dataset_dir + '/*.nii.gz') + glob.glob(@dataset_dir + '/*.nii'))"
+    found = "find_scans(@dataset_dir, @output_dir)"
     if source["files"] is not None:
         patterns = [list(source["files"][name]) for name in facts["channels"]]
-        found = f"find_cases(@dataset_dir, {patterns})"
+        found = f"find_cases(@dataset_dir, {patterns}, @output_dir)"
     return {
-        "images": f"${found}",
-        "inputs": "$[{'image': image} for image in @images]",
+        "inputs": f"${found}",
         "preprocessing": _compose(steps),
     }
 
@@ -91,10 +91,8 @@ def _images(facts: Mapping[str, Any]) -> Plain:
         _step("EnsureChannelFirstd"),
         _step("ScaleIntensityRanged", **limits, dtype="$numpy.float32"),
     ]
-    found = "sorted(glob.glob(@dataset_dir + '/*'))"
     return {
-        "images": f"$[p for p in {found} if p.endswith(('.png', '.npy'))]",
-        "inputs": "$[{'image': image, 'name': os.path.basename(image)} for image in @images]",
+        "inputs": "$find_files(@dataset_dir, ['.png', '.npy'], @output_dir)",
         "preprocessing": _compose(steps),
     }
 
@@ -110,7 +108,7 @@ def _table(facts: Mapping[str, Any]) -> Plain:
     steps.append(_step("EnsureTyped", dtype="$torch.float32", track_meta=False))
     return {
         "features": list(source["features"]),
-        "tables": "$sorted(glob.glob(@dataset_dir + '/*.csv'))",
+        "tables": "$find_files(@dataset_dir, ['.csv'], @output_dir)",
         "inputs": "$read_table(@tables, @features)",
         "preprocessing": _compose(steps),
     }

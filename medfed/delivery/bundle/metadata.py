@@ -5,7 +5,7 @@ The metadata have MONAI's own entries, and under ``medfed`` all facts, of which 
 ================  ==================================================================================
 ``medfed`` entry
 ================  ==================================================================================
-format_version    1
+format_version    2
 task              ``segmentation``, ``classification``, ``risk`` or ``regression``
 client, method    the hospital, and the algorithm that made its model
 network           ``_target_`` and arguments, plain data; see :mod:`medfed.delivery.bundle.networks`
@@ -24,7 +24,6 @@ overlap, window_batch, threshold
 bits              bits per weight of the quantised tensors, by name
 sizes             bytes: ``fp32`` (a plain file of the same weights), ``packed`` (models/model.pt),
                   ``entropy_bound``; ``onnx`` (models/model.onnx) where there is one
-hashes            SHA-256 of every other file of the bundle
 data_hash         SHA-256 over the hashes of the data files and the hospital's patients
 test_metrics      of this bundle's weights; ``null`` where they could not be measured
 run_test_metrics  of the model as trained, before it was quantised for the bundle
@@ -32,6 +31,9 @@ quantization      what was done at export, with validation metrics before and af
 training_config   the run's configuration, without the paths of its machine
 commit, versions  of the code and its packages at training
 ================  ==================================================================================
+
+The hashes of all files, these among them, are in ``configs/manifest.json``; version 1 had those of
+the other files here, under ``hashes``.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ import torch
 
 Plain = dict[str, Any]
 METADATA = "configs/metadata.json"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 _SCHEMA = (
     "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/"
     "meta_schema_20240725.json"
@@ -141,7 +143,7 @@ def readme(facts: Mapping[str, Any]) -> str:
     """Writes the page for people.
 
     Args:
-        facts: The part ``medfed`` of the metadata, all but the hashes.
+        facts: The part ``medfed`` of the metadata.
 
     Returns:
         Markdown.

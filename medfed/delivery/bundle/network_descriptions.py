@@ -7,11 +7,12 @@ weights are the same in both.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from medfed.common.errors import CheckpointError, ConfigError
 from medfed.delivery.bundle import scripts
@@ -42,6 +43,16 @@ _BUILDERS = {
     "LogisticRegression": (f"{_OWN}.LogisticRegression", ("in_channels", "out_channels")),
     "LinearRegression": (f"{_OWN}.LinearRegression", ("in_channels",)),
 }
+# What a description in a bundle may name beside these, and the largest numbers of parts: a network
+# of more would fill the memory before its weights are found not to fit.
+_TAKES = {
+    **{t: {n for other, names in _BUILDERS.values() if other == t for n in names} for t in TARGETS},
+    f"{_OWN}.small_stem_densenet": {*_SIZES, *_DENSE},
+    f"{_OWN}.halving_unet": {*_SIZES, "features", "norm", "bias", "dropout"},
+    f"{_OWN}.CanonicalMixture": {"network", "places", "count", "activation"},
+}
+_MOST = {"spatial_dims": 3, "count": 4096, "num_res_units": 64, "block_config": 1024}
+_MOST_LEVELS = 64
 _DENSE_121 = {
     "growth_rate": 32,
     "block_config": [6, 12, 24, 16],
@@ -152,8 +163,12 @@ scripts.networks.LinearRegression, scripts.networks.CanonicalMixture.
             f"{', '.join(TARGETS)}."
         )
     arguments = {k: v for k, v in plain.items() if k != "_target_"}
-    if isinstance(arguments.get("network"), Mapping):
-        arguments["network"] = build_network(arguments["network"])
+    _check_arguments(target, arguments)
+    inner = arguments.get("network")
+    if isinstance(inner, Mapping):
+        if "network" in inner:
+            raise CheckpointError(f"The bundle's network {target} holds another mixture.")
+        arguments["network"] = build_network(inner)
     module, _, name = target.rpartition(".")
     if module == _OWN:
         module = f"{scripts.__name__}.networks"
@@ -164,3 +179,35 @@ scripts.networks.LinearRegression, scripts.networks.CanonicalMixture.
             f"The bundle's network {target} cannot be built of its arguments: {error}."
         ) from error
     return network
+
+
+def check_state(network: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Compares shapes, so that a network of other sizes is refused before it takes memory.
+
+    Args:
+        network: May be on the device ``meta``.
+        state: Its weights and float buffers.
+
+    Raises:
+        RuntimeError: Naming the first entry that differs.
+    """
+    wanted = {n: t.shape for n, t in network.state_dict().items() if t.is_floating_point()}
+    found = {n: t.shape for n, t in state.items()}
+    for name in (*wanted, *found):
+        if wanted.get(name) != found.get(name):
+            shapes = [None if s is None else tuple(s) for s in (wanted.get(name), found.get(name))]
+            raise RuntimeError(f"{name} is {shapes[0]} in the network and {shapes[1]} in the file")
+
+
+def _check_arguments(target: str, arguments: Mapping[str, Any]) -> None:
+    for name, value in arguments.items():
+        entries = value if isinstance(value, list) else [value]
+        numbers = [n for n in entries if isinstance(n, int)]
+        most = _MOST.get(name, sys.maxsize)
+        if name not in _TAKES[target]:
+            what = f"takes no {name}"
+        elif name != "places" and (len(entries) > _MOST_LEVELS or any(n > most for n in numbers)):
+            what = f"cannot have so many {name}"
+        else:
+            continue
+        raise CheckpointError(f"The bundle's network {target} {what}; export the bundle anew.")

@@ -20,6 +20,7 @@ it twice, which for the hundreds of short vectors of a deep network takes more t
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,9 +31,9 @@ from torch import Tensor
 from medfed.common.errors import CheckpointError, ConfigError, first_line
 from medfed.common.tensors import Tensors, cut, flatten, layout_of
 from medfed.delivery.bundle.scripts.decode import FORMAT, VERSION, decode_content
+from medfed.delivery.bundle.weight_checks import MAX_BITS, check_archive, check_content
 
 MODEL = "models/model.pt"
-MAX_BITS = 8
 
 
 @dataclass(frozen=True)
@@ -222,6 +223,8 @@ def load_weights(path: Path) -> Tensors:
         CheckpointError: If the file is missing, damaged, of another format or version.
     """
     try:
+        size = path.stat().st_size
+        check_archive(path, size)
         content = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing; export the bundle anew.") from None
@@ -231,16 +234,19 @@ def load_weights(path: Path) -> Tensors:
         ) from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise CheckpointError(f"{path} is no weight file of a bundle; export the model anew.")
-    if content.get("version") != VERSION:
+    version = content.get("version")
+    if type(version) is not int or version != VERSION:
         raise CheckpointError(
-            f"{path} has version {content.get('version')}, but this program reads version "
+            f"{path} has version {reprlib.repr(version)}, but this program reads version "
             f"{VERSION}; export the bundle anew, or update the program."
         )
     try:
+        check_content(content, size)
         return decode_content(content)
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, IndexError) as error:
         raise CheckpointError(
-            f"{path} does not hold what a weight file holds ({error}); export the bundle anew."
+            f"{path} does not hold what a weight file holds ({first_line(error)}); export the "
+            "bundle anew."
         ) from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,12 +13,14 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from medfed.common.errors import ConfigError
+from medfed.common.errors import CheckpointError, ConfigError
 from medfed.datamodules.readers.nifti import ras_spacing
 from medfed.delivery.predict import outputs
 from medfed.delivery.predict.options import PredictOptions, attempt
 from medfed.delivery.predict.predictor import Predictor
 from medfed.delivery.predict.scans import ScanFiles, find_scans, read_scan
+
+_MAPS = "_probabilities.nii.gz"
 
 
 def segment_all(predictor: Predictor, console: Console) -> None:
@@ -35,6 +38,7 @@ def segment_all(predictor: Predictor, console: Console) -> None:
     output = Path(options.output)
     scans = find_scans(Path(options.input), predictor.facts, output)
     targets = _targets(scans, options)
+    _check_apart(predictor, targets)
     for folder in {target.parent for target in targets.values()}:
         outputs.check_folder(folder, is_made=folder == output)
     table = Table("scan", *(f"{name} (ml)" for name in predictor.labels), "mask")
@@ -68,8 +72,8 @@ def segment(predictor: Predictor, scan: ScanFiles, target: Path) -> tuple[Path, 
         MedfedError: If the scan cannot be read or used, or the mask not be written.
     """
     options, masks = predictor.options, _mask_files(predictor, target)
-    maps, picture = outputs.beside(target, "_probabilities.nii.gz"), outputs.beside(target, ".png")
-    files = [*masks, *[maps] * options.probabilities, *[picture] * options.picture]
+    maps, picture = outputs.beside(target, _MAPS), outputs.beside(target, ".png")
+    files = _files(predictor, target)
     inputs = list(scan.path.iterdir()) if scan.path.is_dir() else [scan.path]
     outputs.check_targets(files, options.overwrite, inputs)
     image, brain, source = read_scan(scan, predictor.facts, options.spacing_tolerance)
@@ -154,7 +158,31 @@ def _mask_files(predictor: Predictor, target: Path) -> dict[Path, dict[str, int]
     if codes is not None:
         return {target: codes}
     suffix = target.name.removeprefix(outputs.stem_of(target))
+    for name in regions:
+        if re.search(r"[/\\\x00-\x1f]", name):
+            raise CheckpointError(
+                f"The bundle's label {name!r} cannot be part of a file's name; export it anew."
+            )
     return {outputs.beside(target, f"_{name}{suffix}"): {name: 1} for name in regions}
+
+
+def _files(predictor: Predictor, target: Path) -> list[Path]:
+    """All files that are written for a scan."""
+    options = predictor.options
+    maps, picture = outputs.beside(target, _MAPS), outputs.beside(target, ".png")
+    masks = _mask_files(predictor, target)
+    return [*masks, *[maps] * options.probabilities, *[picture] * options.picture]
+
+
+def _check_apart(predictor: Predictor, targets: Mapping[str, Path]) -> None:
+    """Refuses scans of which one would be written over another's files."""
+    owners: dict[Path, str] = {}
+    for scan, target in targets.items():
+        for file in _files(predictor, target):
+            if owners.setdefault(file, scan) != scan:
+                raise ConfigError(
+                    f"Scans {owners[file]} and {scan} would share {file}; rename one."
+                )
 
 
 def _targets(scans: Sequence[ScanFiles], options: PredictOptions) -> dict[str, Path]:

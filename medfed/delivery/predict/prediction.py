@@ -35,7 +35,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
-from medfed.common.errors import CheckpointError, ConfigError
+from medfed.common.errors import ConfigError
 from medfed.config.compose import build
 from medfed.delivery.bundle.bundle import read_bundle
 from medfed.delivery.predict.options import PredictOptions
@@ -64,7 +64,7 @@ def predict(config: DictConfig, console: Console | None = None) -> None:
     from medfed.delivery.predict.predictor import make_predictor
 
     predictor = make_predictor(bundle, options)
-    kind = predictor.facts["input"].get("kind")
+    kind = predictor.facts["input"]["kind"]
     if options.candidates is not None and kind != "ct_patches":
         raise ConfigError("candidates is for models of CT patches; this one takes others.")
     if kind == "volumes":
@@ -78,11 +78,6 @@ def predict(config: DictConfig, console: Console | None = None) -> None:
     from medfed.delivery.predict.tables import predict_candidates, predict_images, predict_table
 
     kinds = {"ct_patches": predict_candidates, "images": predict_images, "table": predict_table}
-    if kind not in kinds:
-        raise CheckpointError(
-            f"The bundle takes inputs of the kind {kind}, which this program does not know; "
-            "update it."
-        )
     written = kinds[kind](predictor)
     what = "Predictions" if bundle.facts["task"] == "regression" else "Probabilities"
     console.print(f"{what}: {written}", highlight=False, soft_wrap=True)

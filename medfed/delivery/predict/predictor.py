@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from medfed.common.errors import CheckpointError, ConfigError, DataError, first_line
 from medfed.datamodules import patches
 from medfed.delivery.bundle.bundle import Bundle
-from medfed.delivery.bundle.metadata import METADATA
 from medfed.delivery.bundle.onnx_file import ONNX, OnnxNetwork
 from medfed.delivery.predict.options import PredictOptions
 from medfed.models.classification import ClassificationTask
@@ -103,12 +102,22 @@ class Predictor:
 
     def _predict(self, image: Tensor, source: object) -> Tensor:
         try:
-            return self.task.predict({"image": image}).cpu()
+            found = self.task.predict({"image": image}).cpu()
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
             raise DataError(
                 f"{source}: the network cannot take images of shape {tuple(image.shape[2:])} "
                 f"({first_line(error)}); give it scans of the size that it was trained on."
             ) from error
+        if found.shape[1] != len(self.labels):
+            raise CheckpointError(
+                f"The network answers {found.shape[1]} outputs, but the metadata have "
+                f"{len(self.labels)} labels; export the bundle anew."
+            )
+        if not found.isfinite().all():
+            raise DataError(
+                f"{source}: the network answers NaN or infinity; check the values in the input."
+            )
+        return found
 
 
 def make_predictor(bundle: Bundle, options: PredictOptions) -> Predictor:
@@ -122,15 +131,10 @@ def make_predictor(bundle: Bundle, options: PredictOptions) -> Predictor:
         The predictor.
 
     Raises:
-        CheckpointError: If the metadata lack what a prediction needs.
+        CheckpointError: If network and weights do not fit together.
         ConfigError: If the device or ONNX Runtime cannot be used.
     """
     facts = bundle.facts
-    for key, kind in (("channels", list), ("present", list), ("labels", list), ("input", dict)):
-        if not isinstance(facts.get(key), kind):
-            raise CheckpointError(
-                f"{bundle.folder}/{METADATA} says nothing of {key}; export the bundle anew."
-            )
     network = (_onnx if options.runtime == "onnx" else _torch)(bundle, options.device)
     task: TaskModule
     if facts["task"] == "segmentation":
@@ -153,7 +157,7 @@ def _onnx(bundle: Bundle, device: str | None) -> nn.Module:
     """The bundle's ONNX file, with as many threads as PyTorch has."""
     if device not in (None, "cpu"):
         raise ConfigError(f"runtime=onnx runs on the CPU, not on device={device}; leave one out.")
-    if ONNX not in bundle.facts["hashes"]:
+    if ONNX not in bundle.hashes:
         raise ConfigError(
             f"{bundle.folder} holds no {ONNX}; export it with onnx=true, or choose runtime=torch."
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,8 @@ from medfed.datamodules.readers.nifti import (
 )
 from medfed.datamodules.readers.nifti_cases import Pattern, find_file
 from medfed.delivery.predict.outputs import stem_of, suffix_of
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,11 @@ def find_scans(
     for folder in inside:
         if folder.is_dir() and folder != apart_from and any(map(suffix_of, folder.iterdir())):
             found.append(ScanFiles(folder.name, folder))
+    known = {scan.path for scan in found}
+    for folder in inside:
+        deeper = folder.is_dir() and folder not in (*known, apart_from)
+        if deeper and any(suffix_of(p) for p in folder.rglob("*")):
+            _log.warning("%s is left out: its scans lie deeper than one folder.", folder)
     if not found:
         raise DataError(
             f"{path} has no NIfTI files (.nii, .nii.gz) and no folders of them; name the folder "

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import io
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
-from medfed.common.files import csv_text
+from medfed.common.files import csv_records, csv_text
 
 Direction = Literal["up", "down"]
 
@@ -94,7 +93,7 @@ class Ledger:
             >>> Ledger.from_csv(ledger.to_csv()).entries == ledger.entries
             True
         """
-        rows = csv.DictReader(io.StringIO(text))
+        rows = csv_records(io.StringIO(text, newline=""))
         whole = ("round", "bytes", "dense")
         return cls(Entry(**{k: int(v) if k in whole else v for k, v in r.items()}) for r in rows)  # type: ignore[arg-type]
 

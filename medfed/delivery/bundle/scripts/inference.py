@@ -1,8 +1,9 @@
 """What configs/inference.json calls: inputs through the network, results to files."""
 
 import csv
-import glob
+import fnmatch
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -25,7 +26,7 @@ def segment(
     """Segments volumes (1, C, H, W, D) and hands ``pred``, the logits, to the postprocessing.
 
     Channels that this hospital was trained without are set to zero. A model of slices sees those
-    that hold anything at all; the others are background.
+    that hold anything at all; the others are background. Results are named after the case.
     """
     device = next(network.parameters()).device
     for batch in loader:
@@ -36,6 +37,7 @@ def segment(
             filled = (image != 0).any(dim=1, keepdim=True).any(dim=2, keepdim=True)
             logits = logits.masked_fill(~filled.any(dim=3, keepdim=True), -100.0)
         for item in decollate_batch({**batch, "pred": logits.cpu()}):
+            item["image"].meta["filename_or_obj"] = f"{item['name']}.nii.gz"
             postprocessing(item)
 
 
@@ -70,31 +72,90 @@ def _write_table(
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     with open(path, "w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["input", *columns])
+        writer.writerow(["input", *map(inert, columns)])
         for batch in loader:
             image = torch.as_tensor(batch["image"]).as_subclass(Tensor).to(device)
             image = image * mask.reshape(1, -1, *[1] * (image.ndim - 2))
             for name, row in zip(batch["name"], compute(image).tolist(), strict=True):
-                writer.writerow([name, *row])
+                writer.writerow([inert(name), *row])
 
 
-def find_cases(folder: str, patterns: Sequence[Sequence[str]]) -> list[list[str]]:
+def find_files(folder: str, endings: Sequence[str], output: str) -> list[dict[str, str]]:
+    """Finds all files below a folder but not in the output's, named by the path below it."""
+    found, apart = [], os.path.realpath(output)
+    if os.path.realpath(folder) == apart:
+        raise ValueError(f"{output} is the folder of the input; choose another output_dir.")
+    for place, _, names in os.walk(folder):
+        if os.path.join(os.path.realpath(place), "").startswith(os.path.join(apart, "")):
+            continue
+        for name in names:
+            if name.endswith(tuple(endings)) and not name.startswith("."):
+                path = os.path.join(place, name)
+                found.append({"image": path, "name": os.path.relpath(path, folder)})
+    if not found:
+        raise ValueError(f"{folder} has no files ending with {', '.join(endings)}.")
+    return sorted(found, key=lambda file: file["name"])
+
+
+def find_scans(folder: str, output: str) -> list[dict[str, str]]:
+    """Finds NIfTI files; a/image.nii.gz is named a_image, so that b/image.nii.gz is another."""
+    scans = find_files(folder, [".nii.gz", ".nii"], output)
+    for scan in scans:
+        stem = re.sub(r"\.nii(\.gz)?$", "", scan["name"])
+        scan["name"] = stem.replace(os.sep, "_")
+    return _told_apart(folder, scans)
+
+
+def find_cases(folder: str, patterns: Sequence[Sequence[str]], output: str) -> list[dict[str, Any]]:
     """Finds one file per channel in each folder of a case: of its patterns, the first that fits."""
-    cases = []
-    for case in sorted(entry.path for entry in os.scandir(folder) if entry.is_dir()):
-        found = [[sorted(glob.glob(os.path.join(case, p))) for p in names] for names in patterns]
-        cases.append([next(files[0] for files in channel if files) for channel in found])
+    cases: list[dict[str, Any]] = []
+    for case in sorted(os.listdir(folder)):
+        path = os.path.join(folder, case)
+        apart = os.path.realpath(path) == os.path.realpath(output)
+        if case.startswith(".") or apart or not os.path.isdir(path):
+            continue
+        files = [name for name in sorted(os.listdir(path)) if not name.startswith(".")]
+        image = []
+        for names in patterns:
+            fitting = [[f for f in files if fnmatch.fnmatch(f, name)] for name in names]
+            found = next((f for f in fitting if f), [])
+            if len(found) != 1:
+                what = " or ".join(names)
+                raise ValueError(f"{path}: {len(found)} files match {what}, but one must.")
+            image.append(os.path.join(path, found[0]))
+        cases.append({"image": image, "name": case})
+    if not cases:
+        raise ValueError(f"{folder} has no folders of cases.")
+    return _told_apart(folder, cases)
+
+
+def _told_apart(folder: str, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    names = [case["name"] for case in cases]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"{folder} has two scans of the name {name}; rename one.")
     return cases
 
 
-def read_table(paths: Sequence[str], features: Sequence[str]) -> list[dict[str, Any]]:
+def inert(text: str) -> str:
+    """Puts a quote before a text that a spreadsheet would take for a formula; numbers are none."""
+    try:
+        float(text)
+    except ValueError:
+        return f"'{text}" if re.match(r"'*[=+\-@\t\r]", text) else text
+    return text
+
+
+def read_table(
+    tables: Sequence[Mapping[str, str]], features: Sequence[str]
+) -> list[dict[str, Any]]:
     """Reads the rows of CSV files, features by the names in the header; empty cells are missing."""
     rows = []
-    for path in paths:
-        with open(path, newline="") as file:
+    for table in tables:
+        with open(table["image"], newline="") as file:
             for number, row in enumerate(csv.DictReader(file), start=1):
                 values = [float(row[name]) if row[name] else float("nan") for name in features]
-                name = f"{os.path.basename(path)}:{number}"
+                name = f"{table['name']}:{number}"
                 rows.append({"name": name, "image": torch.tensor(values, dtype=torch.float64)})
     return rows
 

@@ -1,0 +1,72 @@
+"""JSON from elsewhere: what the standard leaves open, or would fill the memory, is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+LIMIT = 1 << 26
+"""Bytes of the largest file that is read."""
+
+
+def read_strict_json(path: Path, limit: int = LIMIT) -> Any:
+    """Reads JSON whose every value means one thing.
+
+    Args:
+        path: A file in UTF-8.
+        limit: Bytes that it may have.
+
+    Returns:
+        What it holds; every number is finite, and every text can be written.
+
+    Raises:
+        OSError: If it cannot be read.
+        ValueError: If it is too large or nested too deeply, names a key twice, or holds NaN,
+            infinity or half a character; the reason has one line.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "a.json"
+        >>> _ = path.write_text('{"a": 1, "a": 2}')
+        >>> read_strict_json(path)
+        Traceback (most recent call last):
+        ...
+        ValueError: the key a occurs twice
+    """
+    with path.open("rb") as file:
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise ValueError(f"it has more than {limit} bytes")
+    try:
+        found = json.loads(
+            content.decode(),
+            object_pairs_hook=_once,
+            parse_float=_finite,
+            parse_constant=_finite,
+        )
+        json.dumps(found, ensure_ascii=False).encode()
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except UnicodeDecodeError:
+        raise ValueError("it is no UTF-8") from None
+    except UnicodeEncodeError:
+        raise ValueError("it holds half a character") from None
+    return found
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {key} occurs twice")
+        found[key] = value
+    return found
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is no finite number")
+    return number

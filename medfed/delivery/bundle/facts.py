@@ -1,0 +1,190 @@
+"""What each entry of a bundle's metadata must be, checked before a prediction goes by it."""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from medfed.common.errors import CheckpointError
+
+Check = Callable[[Any], bool]
+_TASKS = ("segmentation", "classification", "risk", "regression")
+_KINDS = ("volumes", "images", "ct_patches", "table")
+_REQUIRED = ("task", "network", "channels", "present", "labels", "input")
+_LARGEST = 1 << 27  # voxels or pixels of one window, image or patch
+
+
+def check_facts(facts: Mapping[str, Any], path: Path) -> None:
+    """Refuses metadata of which a prediction could not be made, or would be another one.
+
+    Args:
+        facts: The part ``medfed`` of the metadata, see :mod:`medfed.delivery.bundle.metadata`.
+        path: Their file.
+
+    Raises:
+        CheckpointError: Naming the file and the first entry that cannot be used.
+    """
+    for key in _REQUIRED:
+        if facts.get(key) is None:
+            raise CheckpointError(f"{path} lacks {key}; export the bundle anew.")
+    _check(facts, _FACTS, "", path)
+    kind = facts["input"].get("kind")
+    _check(facts["input"], _INPUTS.get(kind, {}), "input.", path)
+    if kind == "table":
+        scaling, count = facts.get("normalization"), len(facts["input"]["features"])
+        _check({"normalization": scaling}, {"normalization": _scaling(count)}, "", path)
+    elif kind != "volumes":
+        _check(facts.get("normalization") or {}, _RANGES.get(kind, {}), "normalization.", path)
+    for wrong, what in _contradictions(facts, kind):
+        if wrong:
+            raise CheckpointError(f"{path}: {what}; export the bundle anew.")
+
+
+def _check(
+    entries: Mapping[str, Any], wanted: Mapping[str, tuple[Check, str]], prefix: str, path: Path
+) -> None:
+    for key, (check, what) in wanted.items():
+        try:
+            right = check(entries.get(key))
+        except (TypeError, ValueError, LookupError, AttributeError, OverflowError):
+            right = False
+        if not right:
+            shown = reprlib.repr(entries.get(key)).replace("\n", " ")
+            raise CheckpointError(
+                f"{path}: {prefix}{key} must be {what}, not {shown}; export the bundle anew."
+            )
+
+
+def _contradictions(facts: Mapping[str, Any], kind: Any) -> list[tuple[bool, str]]:
+    """What entries say about each other."""
+    segments, channels = facts["task"] == "segmentation", facts["channels"]
+    source, network = facts["input"], facts["network"]
+    inner = network.get("network", network)
+    inner = inner if isinstance(inner, dict) else {}
+    outputs, inputs = inner.get("out_channels", 1), inner.get("in_channels")
+    missing = bool(source.get("missing_indicator"))
+    columns = len(source["features"]) * (1 + missing) if kind == "table" else len(channels)
+    return [
+        (not set(facts["present"]) <= set(channels), "present names what channels does not"),
+        (segments != (kind == "volumes"), f"a model of {facts['task']} does not take {kind}"),
+        (segments and facts.get("threshold") is None, "threshold is not given"),
+        (outputs != len(facts["labels"]), f"{outputs} outputs have {len(facts['labels'])} labels"),
+        (inputs != len(channels), f"{inputs} inputs have {len(channels)} channels"),
+        (columns != len(channels), f"{columns} columns have {len(channels)} channels"),
+    ]
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _whole(low: int, high: int) -> Check:
+    return lambda v: isinstance(v, int) and not isinstance(v, bool) and low <= v <= high
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _names(value: Any) -> bool:
+    """Distinct names, at least one."""
+    return isinstance(value, list) and all(map(_text, value)) and 0 < len(value) == len({*value})
+
+
+def _flag(value: Any) -> bool:
+    return value is None or isinstance(value, bool)
+
+
+def _optional(check: Check) -> Check:
+    return lambda v: v is None or check(v)
+
+
+def _list(check: Check, *lengths: int) -> Check:
+    return lambda v: isinstance(v, list) and len(v) in lengths and all(map(check, v))
+
+
+def _size(value: Any) -> bool:
+    return _list(_whole(1, 1 << 20), 2, 3)(value) and math.prod(value) <= _LARGEST
+
+
+def _ascending(value: Any) -> bool:
+    return _list(_number, 2)(value) and value[0] < value[1]
+
+
+def _by_name(check: Check) -> Check:
+    return lambda v: isinstance(v, dict) and all(map(check, v.values()))
+
+
+def _patterns(value: Any) -> bool:
+    return _text(value) or _names(value)
+
+
+def _limits(value: Any) -> bool:
+    lengths = _list(_list(lambda mm: _number(mm) and mm > 0, 3), 2)
+    return lengths(value) and all(a <= b for a, b in zip(*value, strict=True))
+
+
+def _scaling(count: int) -> tuple[Check, str]:
+    def check(value: Any) -> bool:
+        ends = [value[name] for name in ("minimum", "maximum")]
+        return all(_list(_number, count)(end) for end in ends) and all(
+            a <= b for a, b in zip(*ends, strict=True)
+        )
+
+    return _optional(check), f"null, or minimum and maximum of {count} numbers each"
+
+
+def _codes(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(map(_whole(-(1 << 31), 1 << 31), value))
+
+
+_share: Check = lambda v: _number(v) and 0 <= v < 1  # noqa: E731
+_sizes = (_size, "two or three whole numbers above 0, of a size that fits into memory")
+_FACTS: dict[str, tuple[Check, str]] = {
+    "task": (lambda v: v in _TASKS, f"one of {', '.join(_TASKS)}"),
+    "client": (_optional(_text), "a name"),
+    "method": (_optional(_text), "a name"),
+    "network": (lambda v: isinstance(v, dict), "an object"),
+    "spatial_dims": (_optional(_whole(2, 3)), "2, 3 or null"),
+    "slices": (_flag, "true or false"),
+    "channels": (_names, "a list of different names"),
+    "present": (_names, "a list of different names"),
+    "labels": (_names, "a list of different names"),
+    "normalization": (_optional(lambda v: isinstance(v, dict)), "an object or null"),
+    "input": (lambda v: v["kind"] in _KINDS, f"an object whose kind is {', '.join(_KINDS)}"),
+    "orientation": (_optional(_text), "a text or null"),
+    "spacing": (_optional(_list(lambda v: _number(v) and v > 0, 3)), "three lengths or null"),
+    "spacing_range": (_optional(_limits), "least and greatest of three lengths, or null"),
+    "patch_size": (_optional(_size), f"null, or {_sizes[1]}"),
+    "overlap": (_optional(_share), "a number in [0, 1) or null"),
+    "window_batch": (_optional(_whole(1, 1 << 20)), "a whole number above 0, or null"),
+    "threshold": (_optional(_share), "a number in [0, 1) or null"),
+    "bits": (_optional(_by_name(_whole(1, 8))), "whole numbers from 1 to 8 by name"),
+    "sizes": (_optional(_by_name(_whole(0, 1 << 60))), "bytes by name"),
+    "test_metrics": (_optional(_by_name(_optional(_number))), "numbers by name, or null"),
+    "run_test_metrics": (_optional(_by_name(_optional(_number))), "numbers by name, or null"),
+}
+_INPUTS: dict[str, dict[str, tuple[Check, str]]] = {
+    "volumes": {
+        "files": (_optional(_by_name(_patterns)), "patterns of file names by channel, or null"),
+        "file_channels": (_optional(_names), "a list of different names"),
+        "regions": (_optional(_by_name(_codes)), "lists of label values by region"),
+    },
+    "images": {
+        "size": _sizes,
+        "color": (lambda v: v in ("rgb", "grey"), "rgb or grey"),
+        "converted": (_flag, "true or false"),
+    },
+    "ct_patches": {"patches": (lambda v: _size(v["size"]), f"an object whose size is {_sizes[1]}")},
+    "table": {
+        "features": (_names, "a list of different names"),
+        "missing_indicator": (_flag, "true or false"),
+    },
+}
+_RANGES: dict[Any, dict[str, tuple[Check, str]]] = {
+    "images": {"range": (_ascending, "two numbers, the lower one first")},
+    "ct_patches": {"hu": (_ascending, "two numbers, the lower one first")},
+}

@@ -1,0 +1,609 @@
+"""Bundles from elsewhere: each damage is one sentence, before anything is predicted or run."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import resource
+import shutil
+import struct
+import zipfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import DictConfig
+
+from medfed.common.errors import CheckpointError, MedfedError
+from medfed.common.files import csv_records, csv_text, write_text
+from medfed.common.scores import Record, metrics_csv
+from medfed.config.compose import load
+from medfed.datamodules.readers.csv_rows import csv_rows
+from medfed.datamodules.readers.table import read_features
+from medfed.delivery.bundle.bundle import read_bundle, write_bundle
+from medfed.delivery.bundle.manifest import MANIFEST, write_manifest
+from medfed.delivery.bundle.metadata import METADATA
+from medfed.delivery.bundle.onnx_file import ONNX
+from medfed.delivery.bundle.scripts import inference
+from medfed.delivery.bundle.weights import MODEL
+from medfed.delivery.export.run_record import RunRecord
+from medfed.delivery.predict.prediction import predict
+from medfed.federation.wire.ledger import Entry, Ledger
+from medfed.run.folder import read_history
+from tests.delivery.hospitals import Hospital, make_hospital
+
+Damage = Callable[[Path], object]
+_MEGABYTES = 400  # that all cases together may add to what the process ever held
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory) -> Hospital:
+    """A model of features, whose bundle has an ONNX file, too."""
+    root = tmp_path_factory.mktemp("table")
+    made = make_hospital("table", root)
+    bundle = read_bundle(made.bundle)
+    write_bundle(made.bundle, bundle.facts, bundle.state, {}, onnx=True)
+    names = bundle.facts["input"]["features"]
+    rows = [",".join(names), ",".join("1" for _ in names)]
+    (root / "patients.csv").write_text("\n".join(rows) + "\n")
+    made.predict(input=root / "patients.csv", output=root / "out.csv")  # undamaged it predicts
+    return made
+
+
+@cache
+def composed() -> DictConfig:
+    return load([], "predict")
+
+
+def refused(made: Hospital, tmp_path: Path, damage: Damage, runtime: str = "torch") -> str:
+    """The sentence about a damaged copy; nothing was written, and nothing of it was run."""
+    folder = made.copy(tmp_path)
+    damage(folder)
+    before = sorted(tmp_path.rglob("*"))
+    config = composed().copy()
+    config.bundle, config.input = str(folder), str(made.bundle.parent / "patients.csv")
+    config.output, config.runtime = str(tmp_path / "out.csv"), runtime
+    with pytest.raises(MedfedError) as caught:
+        predict(config)
+    assert sorted(tmp_path.rglob("*")) == before
+    sentence = str(caught.value)
+    assert "\n" not in sentence
+    assert len(sentence) < 700
+    return sentence
+
+
+def sealed(folder: Path, name: str, content: bytes | str) -> None:
+    """Another file, whose hash is right."""
+    (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
+    write_manifest(folder)
+
+
+def facts_of(folder: Path) -> dict:
+    return json.loads((folder / METADATA).read_text())["medfed"]
+
+
+def changed(**facts) -> Damage:
+    """Other metadata, whose hash is right."""
+
+    def damage(folder: Path) -> None:
+        metadata = json.loads((folder / METADATA).read_text())
+        metadata["medfed"].update(facts)
+        sealed(folder, METADATA, json.dumps(metadata))
+
+    return damage
+
+
+def source(**entries) -> Damage:
+    return lambda folder: changed(input={**facts_of(folder)["input"], **entries})(folder)
+
+
+def scaled(**entries) -> Damage:
+    return lambda folder: changed(normalization={**facts_of(folder)["normalization"], **entries})(
+        folder
+    )
+
+
+def network(target: str = "scripts.networks.LogisticRegression", **arguments) -> Damage:
+    def damage(folder: Path) -> None:
+        known = facts_of(folder)["network"]
+        changed(network={**known, "_target_": target, **arguments})(folder)
+
+    return damage
+
+
+def replaced(path: str, old: str, new: str) -> Damage:
+    """A text changed by hand, whose hash is the old one."""
+
+    def damage(folder: Path) -> None:
+        text = (folder / path).read_text()
+        assert old in text
+        (folder / path).write_text(text.replace(old, new))
+
+    return damage
+
+
+def hashes(**entries) -> Damage:
+    def damage(folder: Path) -> None:
+        known = json.loads((folder / MANIFEST).read_text())["sha256"]
+        (folder / MANIFEST).write_text(json.dumps({"sha256": {**known, **entries}}))
+
+    return damage
+
+
+def linked(name: str, target: str) -> Damage:
+    def damage(folder: Path) -> None:
+        outside = folder.parent / "outside"
+        path = folder / name
+        if path.is_dir():
+            shutil.move(path, outside)
+        elif path.is_file():
+            path.rename(outside)
+        path.symlink_to(target or outside)
+
+    return damage
+
+
+def earlier(folder: Path, covered: Callable[[str], bool]) -> None:
+    known = {n: h for n, h in read_bundle(folder).hashes.items() if covered(n)}
+    changed(format_version=1, hashes=known)(folder)
+
+
+def mixture(**entries) -> Damage:
+    """The network as a part of a mixture."""
+
+    def damage(folder: Path) -> None:
+        known = facts_of(folder)["network"]
+        one = {"_target_": "scripts.networks.CanonicalMixture", "network": known}
+        rest = {"places": [""], "count": 2, "activation": "softmax"}
+        changed(network={**one, **rest, **entries})(folder)
+
+    return damage
+
+
+METADATA_TEXTS: dict[str, tuple[bytes | str, str]] = {
+    "nested": ("[" * 100_000 + "]" * 100_000, "metadata.json cannot be read (it is nested too"),
+    "nested objects": ('{"a":' * 100_000, "metadata.json cannot be read (it is nested too"),
+    "list": ("[1, 2]", "is a bundle of another origin"),
+    "number": ("3.5", "is a bundle of another origin"),
+    "text": ('"medfed"', "is a bundle of another origin"),
+    "null": ("null", "is a bundle of another origin"),
+    "list within": ('{"medfed": []}', "is a bundle of another origin"),
+    "nan": ('{"medfed": {"threshold": NaN}}', "NaN is no finite number"),
+    "infinity": ('{"medfed": {"threshold": -Infinity}}', "-Infinity is no finite number"),
+    "too large": ('{"medfed": {"threshold": 1e999}}', "1e999 is no finite number"),
+    "digits": ('{"medfed": ' + "9" * 5000 + "}", "metadata.json cannot be read"),
+    "twice": ('{"medfed": {}, "medfed": {}}', "the key medfed occurs twice"),
+    "half a character": ('{"medfed": {"client": "\\ud800"}}', "holds half a character"),
+    "latin": ('{"medfed": "é"}'.encode("latin-1"), "metadata.json cannot be read (it is no UTF-8"),
+    "empty": ("", "metadata.json cannot be read"),
+    "torn": ('{"medfed": {"task"', "metadata.json cannot be read"),
+}
+
+
+@pytest.mark.parametrize("name", METADATA_TEXTS)
+def test_metadata_that_are_no_such_thing(table, tmp_path, name):
+    text, words = METADATA_TEXTS[name]
+    assert words in refused(table, tmp_path, lambda folder: sealed(folder, METADATA, text))
+
+
+def _write(name: str, text: str) -> Damage:
+    return lambda folder: (folder / name).write_text(text)
+
+
+FILES: dict[str, tuple[Damage, str]] = {
+    "labels": (
+        replaced(METADATA, '"labels": [\n', '"labels":  [\n'),
+        "metadata.json is not the file that was exported",
+    ),
+    "task": (
+        replaced(METADATA, '"task": "risk"', '"task": "classification"'),
+        "metadata.json is not the file that was exported",
+    ),
+    "preprocessing": (
+        replaced(METADATA, '"minimum": [', '"minimum": [ '),
+        "metadata.json is not the file that was exported",
+    ),
+    "expressions": (
+        replaced("configs/inference.json", '"device"', '"Device"'),
+        "inference.json is not the file that was exported",
+    ),
+    "page": (_write("docs/README.md", "For diagnosis."), "README.md is not the file that was"),
+    "script": (_write("scripts/decode.py", "1"), "decode.py is not the file that was exported"),
+    "no metadata": (lambda f: (f / METADATA).unlink(), "is no bundle (it has no configs/metadata"),
+    "no weights": (lambda f: (f / MODEL).unlink(), "model.pt is missing"),
+    "no script": (lambda f: (f / "scripts/networks.py").unlink(), "networks.py is missing"),
+    "no manifest": (lambda f: (f / MANIFEST).unlink(), "manifest.json is missing"),
+    "one more model": (_write("models/other.pt", "x"), "other.pt was not exported with the bundle"),
+    "one more script": (_write("scripts/torch.py", "x"), "torch.py was not exported with the"),
+    "one more at the top": (_write("monai.py", "x"), "monai.py was not exported with the bundle"),
+    "manifest nested": (_write(MANIFEST, "[" * 100_000), "manifest.json cannot be read"),
+    "manifest a list": (_write(MANIFEST, "[]"), "manifest.json holds no hashes"),
+    "manifest a number": (_write(MANIFEST, "1"), "manifest.json holds no hashes"),
+    "manifest of NaN": (_write(MANIFEST, '{"sha256": NaN}'), "NaN is no finite number"),
+    "manifest empty": (_write(MANIFEST, '{"sha256": {}}'), "has no hash of models/model.pt"),
+    "a hash is a number": (hashes(**{MODEL: 3}), "manifest.json holds no hashes"),
+    "a file outside": (hashes(**{"../outside": "0"}), "../outside is missing"),
+    "an absolute file": (hashes(**{"/etc/passwd": "0"}), "/etc/passwd is missing"),
+    "a folder outside": (hashes(**{"models/../../x/model.pt": "0"}), "x/model.pt is missing"),
+    "metadata not covered": (
+        lambda f: _write(MANIFEST, json.dumps({"sha256": {MODEL: read_bundle(f).hashes[MODEL]}}))(
+            f
+        ),
+        "has no hash of configs/metadata.json",
+    ),
+    "weights linked": (linked(MODEL, ""), "model.pt is a link or no plain file"),
+    "folder linked": (linked("scripts", ""), "scripts is a link or no plain file"),
+    "endless": (linked("models/zero", "/dev/zero"), "zero is a link or no plain file"),
+    "dangling": (linked("docs/more.md", "/nowhere"), "more.md is a link or no plain file"),
+    "pipe": (lambda f: os.mkfifo(f / "models/pipe"), "pipe is a link or no plain file"),
+    "an earlier version without hashes": (
+        changed(format_version=1),
+        "metadata.json holds no hashes of files",
+    ),
+    "an earlier version with a manifest": (
+        lambda f: earlier(f, lambda name: name != METADATA),
+        "manifest.json was not exported with the bundle",
+    ),
+    "an earlier version without all hashes": (
+        lambda f: earlier(f, lambda name: name == ONNX),
+        "metadata.json has no hash of models/model.pt",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files_that_differ_from_the_export(table, tmp_path, name):
+    damage, words = FILES[name]
+    assert words in refused(table, tmp_path, damage)
+
+
+ENTRIES: dict[str, tuple[Damage, str]] = {
+    "task": (changed(task=7), "task must be one of segmentation"),
+    "another task": (changed(task="diagnosis"), "task must be one of segmentation"),
+    "task of volumes": (changed(task="segmentation"), "a model of segmentation does not take"),
+    "client": (changed(client=["a"]), "client must be a name"),
+    "method": (changed(method={}), "method must be a name"),
+    "network": (changed(network=["LogisticRegression"]), "network must be an object"),
+    "no network": (changed(network=None), "lacks network"),
+    "spatial_dims": (changed(spatial_dims=4), "spatial_dims must be 2, 3 or null"),
+    "slices": (changed(slices="no"), "slices must be true or false"),
+    "channels": (changed(channels="age"), "channels must be a list of different names"),
+    "no channels": (changed(channels=[]), "channels must be a list of different names"),
+    "channels twice": (changed(channels=["a", "a"]), "channels must be a list of different"),
+    "nested channels": (changed(channels=[["a"]]), "channels must be a list of different"),
+    "fewer channels": (changed(channels=["a"], present=["a"]), "inputs have 1 channels"),
+    "present": (changed(present=["elsewhere"]), "present names what channels does not"),
+    "labels": (changed(labels=[0, 1]), "labels must be a list of different names"),
+    "no labels": (changed(labels=[]), "labels must be a list of different names"),
+    "one label too many": (changed(labels=["a", "b", "c"]), "2 outputs have 3 labels"),
+    "labels twice": (changed(labels=["a", "a"]), "labels must be a list of different names"),
+    "normalization": (changed(normalization=[]), "normalization must be an object or null"),
+    "no minimum": (changed(normalization={"maximum": [1]}), "normalization must be null, or"),
+    "short minimum": (scaled(minimum=[1.0]), "normalization must be null, or minimum and"),
+    "minimum of texts": (scaled(minimum="0" * 13), "normalization must be null, or minimum"),
+    "minimum above": (scaled(minimum=[1e9] * 13), "normalization must be null, or minimum and"),
+    "input": (changed(input=["table"]), "input must be an object whose kind is"),
+    "kind": (source(kind="audio"), "input must be an object whose kind is"),
+    "kind of images": (source(kind="images"), "input.size must be two or three whole numbers"),
+    "a list of kinds": (source(kind=["table"]), "input must be an object whose kind is"),
+    "features": (source(features=13), "input.features must be a list of different names"),
+    "feature": (source(features=[None]), "input.features must be a list of different names"),
+    "other features": (source(features=["a"]), "normalization must be null, or minimum and"),
+    "missing_indicator": (source(missing_indicator="x"), "missing_indicator must be true or"),
+    "no indicators": (source(missing_indicator=False), "columns have"),
+    "orientation": (changed(orientation=3), "orientation must be a text or null"),
+    "spacing": (changed(spacing=[1, 1]), "spacing must be three lengths or null"),
+    "spacing_range": (changed(spacing_range=[[2] * 3, [1] * 3]), "spacing_range must be least"),
+    "patch_size": (changed(patch_size=[10**9] * 3), "patch_size must be null, or two or three"),
+    "overlap": (changed(overlap=1), "overlap must be a number in [0, 1) or null"),
+    "window_batch": (changed(window_batch=0), "window_batch must be a whole number above 0"),
+    "threshold": (changed(threshold=1.5), "threshold must be a number in [0, 1) or null"),
+    "a true threshold": (changed(threshold=True), "threshold must be a number in [0, 1)"),
+    "bits": (changed(bits={"w": 9}), "bits must be whole numbers from 1 to 8 by name"),
+    "sizes": (changed(sizes=[1]), "sizes must be bytes by name"),
+    "test_metrics": (changed(test_metrics={"auroc": "good"}), "test_metrics must be numbers"),
+    "format_version": (changed(format_version="2"), "has version '2', but this program reads"),
+    "a true version": (changed(format_version=True), "has version True, but this program"),
+    "a list of versions": (changed(format_version=[[]] * 99), "has version [[], [],"),
+    "os.system": (network("os.system"), "names the network os.system, which is not among"),
+    "a list of networks": (network(["os.system"]), "names the network ['os.system'], which"),
+    "beside the networks": (network("scripts.networks.copy.deepcopy"), "which is not among"),
+    "another argument": (network(command="true"), "takes no command; export the bundle anew"),
+    "gigantic": (network(in_channels=10**18), "inputs have"),
+    "inputs of text": (network(in_channels="13"), "inputs have"),
+    "a gigantic mixture": (mixture(count=10**9), "do not fit its network (1000000000 parts)"),
+    "a mixture of none": (mixture(count=0), "do not fit its network (0 parts)"),
+    "a mixture of texts": (mixture(count="2"), "do not fit its network ('2' parts)"),
+    "a mixture of nothing": (mixture(places=["head"]), "cannot be built of its arguments"),
+    "weights of no mixture": (mixture(), "do not fit its network ("),
+    "endless units": (
+        network(
+            "monai.networks.nets.UNet",
+            spatial_dims=2,
+            channels=[4, 4],
+            strides=[2],
+            num_res_units=10**9,
+        ),
+        "cannot have so many num_res_units",
+    ),
+    "a billion dimensions": (
+        network("monai.networks.nets.UNet", spatial_dims=10**9),
+        "cannot have so many spatial_dims",
+    ),
+    "another network": (
+        network("scripts.networks.SmallCNN", spatial_dims=2, channels=[4], strides=[1], norm=None),
+        "cannot be built of its arguments",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_metadata_of_other_types(table, tmp_path, name):
+    damage, words = ENTRIES[name]
+    assert words in refused(table, tmp_path, damage)
+
+
+class Runs:
+    """What a pickle runs when it is read."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.marker),)
+
+
+def weights(change: Callable[[dict, Path], object]) -> Damage:
+    """Another weight file, whose hash is right."""
+
+    def damage(folder: Path) -> None:
+        content = torch.load(folder / MODEL, weights_only=True)
+        change(content, folder)
+        torch.save(content, folder / MODEL)
+        write_manifest(folder)
+
+    return damage
+
+
+def dense(tensor: object, name: str = "linear.bias") -> Damage:
+    return weights(lambda content, _: content["dense"].update({name: tensor}))
+
+
+def packed(**entries) -> Damage:
+    """The bias packed: one element of two centres."""
+    one = {"planes": torch.zeros(1, 1, dtype=torch.uint8), "centers": torch.arange(2.0)}
+
+    def change(content: dict, _: Path) -> None:
+        del content["dense"]["linear.bias"]
+        content["packed"]["linear.bias"] = {**one, "shape": [1], **entries}
+
+    return weights(change)
+
+
+def bomb(folder: Path) -> None:
+    """The same weights in an archive that is compressed, with a file of 10^7 zeros."""
+    with zipfile.ZipFile(folder / MODEL) as archive:
+        inside = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(folder / MODEL, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in {**inside, "model/data/9": bytes(10**7)}.items():
+            archive.writestr(name, content)
+    write_manifest(folder)
+
+
+WEIGHTS: dict[str, tuple[Damage, str]] = {
+    "text": (lambda f: sealed(f, MODEL, "weights"), "truncated or damaged"),
+    "truncated": (
+        lambda f: sealed(f, MODEL, (f / MODEL).read_bytes()[:-100]),
+        "truncated or damaged",
+    ),
+    "compressed": (bomb, "truncated or damaged (it is compressed)"),
+    "code": (weights(lambda c, f: c.update(x=Runs(f / "ran"))), "truncated or damaged"),
+    "version": (weights(lambda c, _: c.update(version=torch.ones(2))), "has version tensor"),
+    "no dense": (weights(lambda c, _: c.pop("dense")), "does not hold what a weight file"),
+    "dense a list": (weights(lambda c, _: c.update(dense=[1])), "does not hold what a weight"),
+    "no tensor": (dense([1.0]), "list in place of a tensor"),
+    "expanded": (dense(torch.zeros(1).expand(10**12)), "its tensors are larger than the file"),
+    "sparse": (dense(torch.zeros(1).to_sparse()), "in place of a tensor"),
+    "meta": (dense(torch.empty(10**12, device="meta")), "in place of a tensor"),
+    "whole numbers": (dense(torch.zeros(1, dtype=torch.int64)), "is not of finite numbers"),
+    "nan": (dense(torch.full((1,), torch.nan)), "linear.bias is not of finite numbers"),
+    "another shape": (dense(torch.zeros(2)), "do not fit its network (linear.bias is (1,) in"),
+    "one more": (dense(torch.zeros(1), "more"), "do not fit its network (more is None in"),
+    "no name": (weights(lambda c, _: c["dense"].update({3: torch.ones(1)})), "a name is no text"),
+    "negative shape": (packed(shape=[-1]), "linear.bias has the shape [-1]"),
+    "negative twice": (packed(shape=[-1, -1]), "linear.bias has the shape [-1, -1]"),
+    "gigantic shape": (packed(shape=[2**62, 4]), "linear.bias has the shape [4611686018427387904"),
+    "shape beyond integers": (packed(shape=[10**30]), "linear.bias has the shape [1000"),
+    "shape of texts": (packed(shape=["1"]), "linear.bias has the shape ['1']"),
+    "longer planes": (
+        packed(planes=torch.zeros(1, 2, dtype=torch.uint8)),
+        "linear.bias has the shape [1]",
+    ),
+    "no planes": (packed(planes=torch.zeros(0, 1, dtype=torch.uint8)), "linear.bias has planes"),
+    "a billion empty planes": (
+        packed(planes=torch.zeros(10**9, 0, dtype=torch.uint8)),
+        "linear.bias has planes (1000000000, 0)",
+    ),
+    "planes of floats": (packed(planes=torch.zeros(1, 1)), "Planes of 1 integers are"),
+    "beyond the centres": (
+        packed(planes=torch.ones(1, 1, dtype=torch.uint8), centers=torch.zeros(1)),
+        "an index of 1 for 1 centres",
+    ),
+    "centres of NaN": (packed(centers=torch.full((2,), torch.nan)), "is not of finite numbers"),
+}
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_weights_that_are_others(table, tmp_path, name):
+    damage, words = WEIGHTS[name]
+    assert words in refused(table, tmp_path, damage)
+    assert not (tmp_path / "bundle" / "ran").exists()
+
+
+def _other_onnx(folder: Path) -> None:
+    """A file that answers one output more than there are labels."""
+    onnx = pytest.importorskip("onnx")
+    node = onnx.helper.make_node("Concat", ["image", "image"], ["logits"], axis=1)
+    value = onnx.helper.make_tensor_value_info
+    ends = ([value(n, onnx.TensorProto.FLOAT, ["b", None])] for n in ("image", "logits"))
+    model = onnx.helper.make_model(
+        onnx.helper.make_graph([node], "g", *ends),
+        opset_imports=[onnx.helper.make_opsetid("", 18)],
+        ir_version=9,
+    )
+    sealed(folder, ONNX, model.SerializeToString())
+
+
+ONNX_FILES: dict[str, tuple[Damage, str]] = {
+    "text": (lambda f: sealed(f, ONNX, "onnx"), "model.onnx cannot be loaded by ONNX Runtime"),
+    "empty": (lambda f: sealed(f, ONNX, ""), "model.onnx cannot be loaded by ONNX Runtime"),
+    "truncated": (
+        lambda f: sealed(f, ONNX, (f / ONNX).read_bytes()[:-40]),
+        "model.onnx cannot be loaded by ONNX Runtime",
+    ),
+    "other outputs": (_other_onnx, "outputs, but the metadata have 2 labels"),
+}
+
+
+@pytest.mark.parametrize("name", ONNX_FILES)
+def test_onnx_files_that_are_others(table, tmp_path, name):
+    damage, words = ONNX_FILES[name]
+    assert words in refused(table, tmp_path, damage, runtime="onnx")
+
+
+SAFETENSORS = {
+    "header of 10^18 bytes": lambda whole: struct.pack("<Q", 10**18) + whole[8:],
+    "header of 10^8 bytes": lambda whole: struct.pack("<Q", 10**8) + whole[8:],
+    "truncated": lambda whole: whole[:-3],
+    "text": lambda _: b"weights",
+    "empty": lambda _: b"",
+    "nested": lambda _: struct.pack("<Q", 200_000) + b"[" * 200_000,
+    "gigantic": lambda _: _header({"shape": [10**12], "data_offsets": [0, 4 * 10**12]}),
+    "negative": lambda _: _header({"shape": [-1], "data_offsets": [0, 4]}),
+}
+
+
+def _header(entry: dict) -> bytes:
+    header = json.dumps({"linear.bias": {"dtype": "F32", **entry}}).encode()
+    return struct.pack("<Q", len(header)) + header + bytes(4)
+
+
+@pytest.mark.parametrize("name", SAFETENSORS)
+def test_models_of_a_run_that_cannot_be_exported(table, tmp_path, name):
+    from safetensors.torch import save
+
+    path = tmp_path / "models" / "a.safetensors"
+    path.parent.mkdir()
+    path.write_bytes(SAFETENSORS[name](save({"linear.bias": torch.zeros(1)})))
+    run = RunRecord(tmp_path, table.config, {"clients": {"a": {}}}, {}, {}, {})
+    with pytest.raises(CheckpointError, match=r"a\.safetensors is truncated or damaged") as caught:
+        run.model("a")
+    assert "\n" not in str(caught.value)
+
+
+def test_scripts_of_a_bundle_are_never_run(table, tmp_path, monkeypatch):
+    """Changed with a right hash, which anybody can write: a prediction does not need them."""
+    folder, marker = table.copy(tmp_path), tmp_path / "ran"
+    for script in (folder / "scripts").glob("*.py"):
+        script.write_text(f"import os\nos.mkdir({str(marker)!r})\n")
+    write_manifest(folder)
+    monkeypatch.chdir(folder)
+    patients = table.bundle.parent / "patients.csv"
+    table.predict(bundle=folder, input=patients, output=tmp_path / "out.csv")
+    assert not marker.exists()
+    assert (tmp_path / "out.csv").read_bytes() == (patients.parent / "out.csv").read_bytes()
+
+
+def test_what_monai_leaves_in_a_bundle_is_no_damage_and_not_lost(table, tmp_path):
+    folder = table.copy(tmp_path)
+    for name in ("eval/a_pred.nii.gz", "scripts/__pycache__/decode.pyc", "docs/.DS_Store"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("x")
+    bundle = read_bundle(folder)
+    with pytest.raises(MedfedError, match=r"a_pred.nii.gz would be lost by the export; move it"):
+        write_bundle(folder, bundle.facts, bundle.state, {})
+    shutil.rmtree(folder / "eval")
+    write_bundle(folder, bundle.facts, bundle.state, {})
+    read_bundle(folder)
+
+
+def test_an_earlier_bundle_is_read_with_one_line(tmp_path, caplog):
+    with zipfile.ZipFile(
+        Path(__file__).parents[1] / "delivery" / "bundle_of_version_1.zip"
+    ) as archive:
+        archive.extractall(tmp_path)
+    read_bundle(tmp_path / "bundle").network()
+    assert [r.getMessage() for r in caplog.records] == [
+        f"{tmp_path / 'bundle'} is of an earlier version: no hash covers its metadata, so that a "
+        "change of labels or thresholds would not be seen; export it anew."
+    ]
+
+
+def test_two_exports_are_the_same_bytes(table, tmp_path):
+    bundle = read_bundle(table.bundle)
+    for name in ("a", "b"):
+        write_bundle(tmp_path / name, bundle.facts, bundle.state, {}, onnx=True)
+    first, second = (
+        {p.relative_to(tmp_path / n): p.read_bytes() for p in (tmp_path / n).rglob("*.*")}
+        for n in ("a", "b")
+    )
+    assert first == second
+    assert Path(MANIFEST) in first
+
+
+FORMULAS = [
+    "=1+1",
+    "+a",
+    "-a",
+    "@SUM(A1)",
+    "\tx",
+    "\rx",
+    "a\rb",
+    "'=1",
+    "''",
+    "'a",
+    "-0.5",
+    'é,"\n',
+]
+
+
+def test_names_are_no_formulas_and_are_read_again(tmp_path):
+    ledger = Ledger([Entry(0, "fit", name, "up", "shared", 1, 4) for name in FORMULAS])
+    assert Ledger.from_csv(ledger.to_csv()).entries == ledger.entries
+    text = csv_text(FORMULAS, [FORMULAS, range(12)])
+    first = next(iter(csv_records(io.StringIO(text, newline=""))))
+    assert first == {name: name for name in FORMULAS}
+    (tmp_path / "a.csv").write_bytes(text.encode())
+    with csv_rows(tmp_path / "a.csv") as rows:
+        assert next(rows) == FORMULAS
+    cells = next(csv.reader(io.StringIO(text, newline="")))
+    assert [c for c in cells if c[0] in "=+-@\t\r"] == ["-0.5"]
+    assert [inference.inert(name) for name in FORMULAS] == cells  # MONAI's runs do the same
+    write_text(tmp_path / "metrics.csv", metrics_csv([Record(0, "=a", {"loss": -0.5})], []))
+    assert read_history(tmp_path) == [Record(0, "=a", {"loss": -0.5})]
+
+
+def test_formulas_of_a_table_do_not_reach_the_predictions(table, tmp_path):
+    names = facts_of(table.bundle)["input"]["features"]
+    with (tmp_path / "in.csv").open("w", newline="") as file:
+        csv.writer(file).writerows(
+            [["=id", *names], ["@SUM(A1)", *[-0.5] * len(names)], ["-1", *["1"] * len(names)]]
+        )
+    table.predict(input=tmp_path / "in.csv", output=tmp_path / "out.csv")
+    header, first, second = (tmp_path / "out.csv").read_text().splitlines()
+    assert header.startswith("row,'=id,probability_")
+    assert first.startswith("1,'@SUM(A1),")
+    assert second.startswith("2,-1,")
+    assert read_features(tmp_path / "in.csv", names)[1] == {"=id": ["@SUM(A1)", "-1"]}
+
+
+def test_memory():
+    """Last of the module: none of the cases above took what it announced."""
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 < _BEFORE + _MEGABYTES
+
+
+_BEFORE = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
