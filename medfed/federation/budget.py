@@ -17,6 +17,20 @@ OptimizerFactory = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
 SchedulerFactory = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
 
 
+class Passes(NamedTuple):
+    """Passes of a batch through the network, which is what training costs.
+
+    A gradient step takes one gradient; a method may ask for more, or for losses alone.
+
+    Attributes:
+        gradient: Forward and backward.
+        forward: Forward alone.
+    """
+
+    gradient: int = 0
+    forward: int = 0
+
+
 @dataclass(frozen=True)
 class LocalBudget:
     """How much a client trains in one round, whatever the algorithm does with it.

@@ -18,7 +18,8 @@ from torchmetrics.functional.classification import (
 from medfed.common.checks import check_known
 from medfed.common.errors import ConfigError
 from medfed.models.networks.canonical import Activation
-from medfed.models.task import TaskModule, WholeSplit
+from medfed.models.meters import WholeSplit
+from medfed.models.task import TaskModule
 
 CLASSIFICATION_METRICS = ("accuracy", "balanced_accuracy", "auroc", "ece")
 
