@@ -119,7 +119,7 @@ class LocalClient:
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
-        """Adds what the trainer, which all clients share, does meanwhile to this client's passes."""
+        """Counts what the trainer, which all clients share, does meanwhile as this client's."""
         before = self.trainer.passes
         yield
         new = (done - old for done, old in zip(self.trainer.passes, before, strict=True))

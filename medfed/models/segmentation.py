@@ -13,9 +13,9 @@ from monai.losses import DiceLoss
 from torch import Tensor
 
 from medfed.common.errors import ConfigError
+from medfed.models.meters import Batch
 from medfed.models.networks.canonical import Activation
 from medfed.models.regions import hausdorff95, iou_and_dice, overlap_counts
-from medfed.models.meters import Batch
 from medfed.models.task import TaskModule
 
 if TYPE_CHECKING:

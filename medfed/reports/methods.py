@@ -1,7 +1,7 @@
 """Methods on the same patients: finished runs, their seeds pooled, and what to know of them.
 
 Runs of one method that differ only in the seed are pooled: a number is then the mean over seeds,
-and its spread the standard deviation over seeds.
+and its spread the sample standard deviation over seeds (n - 1).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from omegaconf import DictConfig, OmegaConf
 
 from medfed.common.errors import CheckpointError, ConfigError, did_you_mean
+from medfed.common.scores import failed, span, what_counts
 from medfed.reports.runs import (
     check_same_patients,
     differences,
@@ -28,23 +29,29 @@ from medfed.run.finished import Run
 
 
 class Cell(NamedTuple):
-    """A number, and its standard deviation over seeds where there are several."""
+    """A number, and its sample standard deviation over seeds where there are several."""
 
     value: float
     sd: float | None = None
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Cell:
-        """Pools one value per seed; undefined ones are left out.
+        """Pools one value per seed; what the data of a seed leave undefined is no part of it.
+
+        Seeds are a sample of those that might have been, so the standard deviation divides by their
+        number less one; one seed has none. A run that has failed (infinite) is in the mean.
 
         Example:
-            >>> Cell.of([0.5, 1.0]), Cell.of([2.0])
-            (Cell(value=0.75, sd=0.25), Cell(value=2.0, sd=None))
+            >>> Cell.of([0.5, 1.0, 1.5]), Cell.of([2.0])
+            (Cell(value=1.0, sd=0.5), Cell(value=2.0, sd=None))
+            >>> Cell.of([0.5, math.inf])
+            Cell(value=inf, sd=None)
         """
-        finite = [v for v in values if math.isfinite(v)]
-        if not finite:
+        known = [v for v in values if not math.isnan(v)]
+        if not known:
             return cls(math.nan)
-        return cls(float(np.mean(finite)), float(np.std(finite)) if len(finite) > 1 else None)
+        spread = len(known) > 1 and all(map(math.isfinite, known))
+        return cls(float(np.mean(known)), float(np.std(known, ddof=1)) if spread else None)
 
 
 @dataclass(frozen=True)
@@ -156,7 +163,8 @@ def compare(folders: Sequence[Path], metric: str | None = None) -> Comparison:
         )
     wanted = [metric or first["selection"][0], first["selection"][0], "dice", "iou"]
     metrics = tuple(n for n in dict.fromkeys(wanted) if n in known)
-    notes += [*more, step_note(methods, clients), *setting_notes(methods)]
+    notes += [*more, step_note(methods, clients), *pass_notes(methods, clients)]
+    notes += [*setting_notes(methods), *score_notes(methods)]
     return Comparison(methods, clients, metrics, tuple(notes))
 
 
@@ -179,7 +187,11 @@ def pool(runs: Sequence[Run]) -> tuple[tuple[Method, ...], list[str]]:
         if s - common
     ]
     if len(common) > 1:
-        notes.append(f"Mean ± standard deviation over the seeds {_listed(sorted(common))}.")
+        notes.append(
+            f"Mean ± sample standard deviation (n - 1) over the seeds {_listed(sorted(common))}."
+        )
+    else:
+        notes.append(f"One seed ({_listed(sorted(common))}): no deviation over seeds (–).")
     pooled = [
         Method(n, tuple(sorted((r for r in g if r.seed in common), key=lambda r: r.seed)))
         for n, g in zip(names, groups, strict=True)
@@ -208,11 +220,58 @@ def method_names(runs: Sequence[Run]) -> list[str]:
 def step_note(methods: Sequence[Method], clients: Sequence[str]) -> str:
     """Says whether every method took the same gradient steps on every client."""
     steps = {m.name: [m.runs[0].summary["steps"][c] for c in clients] for m in methods}
-    told = {n: f"{s[0]}" if len(set(s)) == 1 else f"{min(s)} to {max(s)}" for n, s in steps.items()}
+    told = {n: span(s) for n, s in steps.items()}
     if all(a == b for a, b in pairwise(steps.values())):
         return f"Equal budgets: {next(iter(told.values()))} gradient steps per client."
     listed = ", ".join(f"{n} {t}" for n, t in told.items())
     return f"Gradient steps per client differ: {listed}."
+
+
+def pass_notes(methods: Sequence[Method], clients: Sequence[str]) -> list[str]:
+    """Says where equal steps are not equal work: gradients beside those of the steps, losses."""
+    notes = []
+    for key, what in (
+        ("gradient_passes", "Gradient passes per client, those of the steps among them, differ"),
+        ("forward_passes", "Passes per client for a loss alone differ"),
+    ):
+        summaries = {m.name: m.runs[0].summary.get(key) for m in methods}
+        counts = {n: [s[c] for c in clients] for n, s in summaries.items() if s is not None}
+        if any(a != b for a, b in pairwise(counts.values())):
+            notes.append(f"{what}: {', '.join(f'{n} {span(s)}' for n, s in counts.items())}.")
+        if key == "gradient_passes" and (unknown := [n for n in summaries if n not in counts]):
+            notes.append(
+                f"The runs of {_listed(unknown)} are of an older version: they counted no gradient "
+                "passes, and left failed models and empty regions out of means."
+            )
+    return notes
+
+
+def score_notes(methods: Sequence[Method]) -> list[str]:
+    """Says, once for all runs, whom the data leave out of a metric and whose model has failed."""
+    return list(
+        dict.fromkeys(
+            sentence
+            for method in methods
+            for run in method.runs
+            for sentence in (
+                *what_counts(_known(run), "test", f"Seed {run.seed}: "),
+                *failure_notes(method, run),
+            )
+        )
+    )
+
+
+def _known(run: Run) -> dict[str, dict[str, float]]:
+    """Metrics of the clients of a run, without what is infinite."""
+    clients = run.summary["clients"]
+    return {c: {n: v for n, v in m.items() if not math.isinf(v)} for c, m in clients.items()}
+
+
+def failure_notes(method: Method, run: Run) -> list[str]:
+    """Names the clients whose models have failed in a run."""
+    where = f"{method.name}, seed {run.seed}: "
+    clients = {c: m for c, m in run.summary["clients"].items() if c in failed({c: m})}
+    return [where + s for s in what_counts(clients, "test") if "not finite" in s]
 
 
 def setting_notes(methods: Sequence[Method]) -> list[str]:

@@ -22,6 +22,7 @@ from medfed.common.scores import (
     metrics_csv,
     number,
     smaller_is_better,
+    span,
     undefined_in,
     what_counts,
 )

@@ -151,7 +151,7 @@ class PersonalEvaluation(pl.Callback):
             )
             if self.metric not in undefined.get(client, ())
         ]
-        # A metric that is unknown here has no worst value of its own, but selection has a direction.
+        # Of a metric that is unknown here the direction of selection says what is worst.
         values = [v if math.isfinite(v) else -math.inf for v in values]
         return sum(values) / len(values) if values else math.nan
 
