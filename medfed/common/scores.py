@@ -91,10 +91,10 @@ def failed(clients: Mapping[str, Mapping[str, float]]) -> list[str]:
     return [c for c, metrics in clients.items() if any(map(math.isinf, metrics.values()))]
 
 
-def what_counts(
+def undefined_sentences(
     clients: Mapping[str, Mapping[str, float]], split: str, where: str = ""
 ) -> list[str]:
-    """Says which clients are no part of a metric, and which count as the worst possible.
+    """Says which clients are no part of which metric.
 
     Args:
         clients: The metrics of each client.
@@ -102,9 +102,8 @@ def what_counts(
         where: Put before the sentences.
 
     Example:
-        >>> what_counts({"a": {"loss": 0.5, "auroc": math.nan}, "b": {"loss": math.inf}}, "test")
-        ['The test data of a leave auroc undefined; it is left out there.', 'The predictions of b \
-on its test data are not finite; it counts with the worst possible values.']
+        >>> undefined_sentences({"a": {"loss": 0.5, "auroc": math.nan}}, "test")
+        ['The test data of a leave auroc undefined; a is left out there.']
     """
     groups: dict[tuple[str, ...], list[str]] = {}
     for client, metrics in clients.items():
@@ -112,17 +111,28 @@ on its test data are not finite; it counts with the worst possible values.']
         # Of a metric that is undefined as a whole, the single regions need not be named.
         if names := tuple(n for n in missing if "/" not in n or n.split("/")[0] not in missing):
             groups.setdefault(names, []).append(client)
-    sentences = [
+    return [
         f"{where}The {split} data of {', '.join(who)} leave {', '.join(names)} undefined; "
-        f"{'it is' if len(who) == 1 else 'they are'} left out there."
+        f"{f'{who[0]} is' if len(who) == 1 else 'they are'} left out there."
         for names, who in groups.items()
     ]
-    sentences += [
-        f"{where}The predictions of {client} on its {split} data are not finite; it counts with "
-        "the worst possible values."
+
+
+def failure_sentences(
+    clients: Mapping[str, Mapping[str, float]], split: str, where: str = ""
+) -> list[str]:
+    """Says which clients count as the worst possible; arguments as `undefined_sentences`.
+
+    Example:
+        >>> failure_sentences({"b": {"loss": math.inf}}, "test", "Round 3: ")
+        ['Round 3: The loss or the predictions of b on its test data are not finite; b counts as \
+the worst possible.']
+    """
+    return [
+        f"{where}The loss or the predictions of {client} on its {split} data are not finite; "
+        f"{client} counts as the worst possible."
         for client in failed(clients)
     ]
-    return sentences
 
 
 def federation_statistics(values: Sequence[float], falls: bool = False) -> dict[str, float]:

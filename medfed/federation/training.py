@@ -173,7 +173,7 @@ class LocalTrainer:
             memory: The optimizer's state, continued and updated in place; ``None`` for fresh.
 
         Returns:
-            All entries at the end, and the mean loss.
+            All entries at the end, and the mean over the steps of their batches' losses.
         """
         if not self.split.parameters(update):
             raise ConfigError(f"update={update!r} has no parameter to train; check personal.")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +17,7 @@ from matplotlib.figure import Figure
 from omegaconf import DictConfig, OmegaConf
 
 from medfed.common.errors import CheckpointError, ConfigError, did_you_mean
-from medfed.common.scores import failed, span, what_counts
+from medfed.reports.notes import notes_on
 from medfed.reports.runs import (
     check_same_patients,
     differences,
@@ -163,8 +162,7 @@ def compare(folders: Sequence[Path], metric: str | None = None) -> Comparison:
         )
     wanted = [metric or first["selection"][0], first["selection"][0], "dice", "iou"]
     metrics = tuple(n for n in dict.fromkeys(wanted) if n in known)
-    notes += [*more, step_note(methods, clients), *pass_notes(methods, clients)]
-    notes += [*setting_notes(methods), *score_notes(methods)]
+    notes += [*more, *notes_on({m.name: m.runs for m in methods}, clients)]
     return Comparison(methods, clients, metrics, tuple(notes))
 
 
@@ -215,73 +213,6 @@ def method_names(runs: Sequence[Run]) -> list[str]:
         settings = dict.fromkeys(_setting(run, key, keys) for key in keys if _has(run, key))
         names.append(" ".join([name, *settings]))
     return names
-
-
-def step_note(methods: Sequence[Method], clients: Sequence[str]) -> str:
-    """Says whether every method took the same gradient steps on every client."""
-    steps = {m.name: [m.runs[0].summary["steps"][c] for c in clients] for m in methods}
-    told = {n: span(s) for n, s in steps.items()}
-    if all(a == b for a, b in pairwise(steps.values())):
-        return f"Equal budgets: {next(iter(told.values()))} gradient steps per client."
-    listed = ", ".join(f"{n} {t}" for n, t in told.items())
-    return f"Gradient steps per client differ: {listed}."
-
-
-def pass_notes(methods: Sequence[Method], clients: Sequence[str]) -> list[str]:
-    """Says where equal steps are not equal work: gradients beside those of the steps, losses."""
-    notes = []
-    for key, what in (
-        ("gradient_passes", "Gradient passes per client, those of the steps among them, differ"),
-        ("forward_passes", "Passes per client for a loss alone differ"),
-    ):
-        summaries = {m.name: m.runs[0].summary.get(key) for m in methods}
-        counts = {n: [s[c] for c in clients] for n, s in summaries.items() if s is not None}
-        if any(a != b for a, b in pairwise(counts.values())):
-            notes.append(f"{what}: {', '.join(f'{n} {span(s)}' for n, s in counts.items())}.")
-        if key == "gradient_passes" and (unknown := [n for n in summaries if n not in counts]):
-            notes.append(
-                f"The runs of {_listed(unknown)} are of an older version: they counted no gradient "
-                "passes, and left failed models and empty regions out of means."
-            )
-    return notes
-
-
-def score_notes(methods: Sequence[Method]) -> list[str]:
-    """Says, once for all runs, whom the data leave out of a metric and whose model has failed."""
-    return list(
-        dict.fromkeys(
-            sentence
-            for method in methods
-            for run in method.runs
-            for sentence in (
-                *what_counts(_known(run), "test", f"Seed {run.seed}: "),
-                *failure_notes(method, run),
-            )
-        )
-    )
-
-
-def _known(run: Run) -> dict[str, dict[str, float]]:
-    """Metrics of the clients of a run, without what is infinite."""
-    clients = run.summary["clients"]
-    return {c: {n: v for n, v in m.items() if not math.isinf(v)} for c, m in clients.items()}
-
-
-def failure_notes(method: Method, run: Run) -> list[str]:
-    """Names the clients whose models have failed in a run."""
-    where = f"{method.name}, seed {run.seed}: "
-    clients = {c: m for c, m in run.summary["clients"].items() if c in failed({c: m})}
-    return [where + s for s in what_counts(clients, "test") if "not finite" in s]
-
-
-def setting_notes(methods: Sequence[Method]) -> list[str]:
-    """Names settings outside the algorithm in which methods differ."""
-    one = methods[0].runs[0]
-    keys = {k for m in methods for k in differences(one, m.runs[0])}
-    outside = sorted(k for k in keys if not k.startswith("algorithm."))
-    if not outside:
-        return []
-    return [f"Settings besides the algorithm differ between methods: {', '.join(outside)}."]
 
 
 def sweeps(

@@ -18,13 +18,14 @@ from medfed.common.files import write_json, write_text
 from medfed.common.scores import (
     Record,
     failed,
+    failure_sentences,
     federation_statistics,
     metrics_csv,
     number,
     smaller_is_better,
     span,
     undefined_in,
-    what_counts,
+    undefined_sentences,
 )
 from medfed.federation.budget import Passes
 from medfed.federation.lightning.collect import gather_named, rank
@@ -178,7 +179,8 @@ def print_summary(summary: dict[str, Any], folder: Path, console: Console | None
         total = [size(summary["bytes"][d]) for d in ("up", "down")] if row == "mean" else ["", ""]
         table.add_row(row, *values, "", *total)
     console.print(table)
-    say(console, *what_counts(summary["clients"], summary.get("split", "test")))
+    of = summary["clients"], summary.get("split", "test")
+    say(console, *undefined_sentences(*of), *failure_sentences(*of))
     say(console, *passes_line(summary), sent_line(summary))
     if "memberships" in summary:
         say(console, membership_line(summary["memberships"]))

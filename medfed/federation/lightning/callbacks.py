@@ -13,11 +13,12 @@ from pytorch_lightning.callbacks import EarlyStopping
 from medfed.common.scores import (
     Record,
     failed,
+    failure_sentences,
     failures_count,
     federation_statistics,
     smaller_is_better,
     undefined_in,
-    what_counts,
+    undefined_sentences,
     worst_value,
 )
 from medfed.federation.lightning.collect import gather_named, rank
@@ -119,11 +120,10 @@ class PersonalEvaluation(pl.Callback):
         if rank() != 0:
             return
         first, before = not self.history, self.failures()
-        told = {
-            c: {n: v for n, v in m.items() if (first or not math.isnan(v)) and c not in before}
-            for c, m in metrics.items()
-        }
-        for sentence in what_counts(told, "validation", f"Round {number + 1}: "):
+        news = {c: m for c, m in metrics.items() if c not in before}
+        told = undefined_sentences(metrics, "validation") if first else []
+        told += failure_sentences(news, "validation", f"Round {number + 1}: ")
+        for sentence in told:
             _log.warning(sentence)
         if first and all(math.isnan(m[self.metric]) for m in metrics.values()):
             _log.warning(
