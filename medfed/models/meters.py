@@ -69,8 +69,8 @@ class FiniteOnly:
     """A meter around another one, to which predictions that are not finite are failures.
 
     Metrics made of NaN can look like others (``argmax`` finds a class, ``NaN > 0.5`` an empty
-    mask), so one such prediction gives every metric of the split its worst possible value. What the
-    data leave undefined stays NaN.
+    mask), so one such prediction, or an infinite loss, gives every metric of the split its worst
+    possible value. What the data leave undefined stays NaN.
 
     Args:
         meter: The meter of the task.
@@ -90,6 +90,6 @@ class FiniteOnly:
     def compute(self) -> dict[str, float]:
         """Returns the metrics of all batches so far."""
         metrics = self.meter.compute()
-        if not self.failed:
+        if not self.failed and not any(map(math.isinf, metrics.values())):
             return metrics
         return {n: v if math.isnan(v) else worst_value(n) for n, v in metrics.items()}

@@ -110,6 +110,15 @@ def test_one_prediction_that_is_not_finite_makes_every_metric_the_worst(kind, ba
     assert task.evaluate([batch]) == good
 
 
+def test_an_infinite_loss_makes_every_metric_the_worst():
+    task = make_task("regression")
+    torch.nn.init.constant_(task.network.linear.weight, 1e30)  # finite, but not its square
+    batch = make_batch("regression")
+    assert task.forward(batch["image"]).isfinite().all()
+    scores = task.evaluate([batch])
+    assert scores == {"loss": math.inf, "rmse": math.inf, "mae": math.inf, "r2": -math.inf}
+
+
 def test_what_the_data_leave_undefined_stays_so_when_the_model_fails():
     task, batch = make_task("classification"), make_batch("classification")
     batch["label"] = torch.ones_like(batch["label"])
