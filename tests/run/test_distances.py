@@ -21,10 +21,8 @@ def test_distances_are_those_of_the_volumes_in_millimetres(tmp_path):
     for client, metrics in summary["clients"].items():
         module.local.load(module.federation.personal_model(client))
         (patient,) = data.clients[client].patients["test"]
-        spacing = ras_spacing(data.list_patients()[0].files["label"])
-        assert spacing == pytest.approx(
-            ras_spacing(next(p for p in data.list_patients() if p.id == patient).files["label"])
-        )
+        files = next(p.files for p in data.list_patients() if p.id == patient)
+        spacing = ras_spacing(files["label"])
         batches = list(data.clients[client].eval_batches("test"))
         assert batches[0]["spacing"][0].tolist() == pytest.approx(spacing)
         pred = torch.cat([experiment.task.predict(b) > 0.5 for b in batches])
@@ -39,3 +37,10 @@ def test_distances_are_those_of_the_volumes_in_millimetres(tmp_path):
     assert all(math.isnan(r.metrics["hd95"]) for r in history)
     assert not any(summary["undefined"]["val"].values())
     compare_runs([str(tmp_path / "run")], tmp_path / "out", "iou")
+
+
+def test_files_of_0_1_have_quotes_where_a_metric_is_not_measured(tmp_path):
+    (tmp_path / "metrics.csv").write_text("round,client,split,iou,hd95\n0,a,val,0.5,''\n")
+    (record,) = read_history(tmp_path)
+    assert record.metrics["iou"] == 0.5
+    assert math.isnan(record.metrics["hd95"])
