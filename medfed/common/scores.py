@@ -1,12 +1,19 @@
-"""Metrics of clients over rounds: the record, which way is better, statistics over clients."""
+"""Metrics of clients over rounds: the record, which way is better, statistics over clients.
+
+Two things can keep a client from having a number, and they are told apart everywhere. NaN says that
+the client's *data* leave a metric undefined, whatever is predicted (the AUROC of one class): the
+client is then no part of that metric. Whatever else is not finite says that its *model* has failed:
+that counts as the worst possible value, so that a mean is never one over those that survived.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from medfed.common.files import csv_text
 
@@ -29,27 +36,166 @@ def smaller_is_better(metric: str) -> bool:
     return metric.split("/")[0] in {"loss", "ece", "hd95", "rmse", "mae"}
 
 
+def worst_value(metric: str) -> float:
+    """Returns the worst value that a metric can take: what a model that has failed is given.
+
+    Example:
+        >>> worst_value("iou/whole"), worst_value("ece"), worst_value("loss"), worst_value("r2")
+        (0.0, 1.0, inf, -inf)
+    """
+    bounded = ("accuracy", "balanced_accuracy", "auroc", "iou", "dice", "dice_case")
+    name = metric.split("/")[0]
+    if name in bounded:
+        return 0.0
+    if name == "ece":
+        return 1.0
+    return math.inf if smaller_is_better(name) else -math.inf
+
+
+def failures_count(
+    metrics: Mapping[str, float], undefined: Collection[str] | None = None
+) -> dict[str, float]:
+    """Returns a client's metrics with the worst possible value where its model has failed.
+
+    Args:
+        metrics: As they were measured.
+        undefined: What the client's data leave undefined, which is NaN; by default what is NaN now.
+
+    Example:
+        >>> failures_count({"loss": math.inf, "iou": math.nan, "auroc": math.nan}, {"auroc"})
+        {'loss': inf, 'iou': 0.0, 'auroc': nan}
+    """
+    if undefined is None:
+        undefined = undefined_in(metrics)
+    settled = {n: v if math.isfinite(v) else worst_value(n) for n, v in metrics.items()}
+    return settled | {n: math.nan for n in metrics if n in undefined}
+
+
+def undefined_in(metrics: Mapping[str, float]) -> list[str]:
+    """Returns the metrics that a client's data leave undefined.
+
+    Example:
+        >>> undefined_in({"loss": 0.5, "auroc": math.nan})
+        ['auroc']
+    """
+    return [name for name, value in metrics.items() if math.isnan(value)]
+
+
+def failed(clients: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """Returns the clients whose models have failed: a metric, mostly the loss, is infinite.
+
+    Example:
+        >>> failed({"a": {"loss": 0.5}, "b": {"loss": math.inf, "iou": 0.0}})
+        ['b']
+    """
+    return [c for c, metrics in clients.items() if any(map(math.isinf, metrics.values()))]
+
+
+def undefined_sentences(
+    clients: Mapping[str, Mapping[str, float]], split: str, where: str = ""
+) -> list[str]:
+    """Says which clients are no part of which metric.
+
+    Args:
+        clients: The metrics of each client.
+        split: Of which split.
+        where: Put before the sentences.
+
+    Example:
+        >>> undefined_sentences({"a": {"loss": 0.5, "auroc": math.nan}}, "test")
+        ['The test data of a leave auroc undefined; a is left out there.']
+    """
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for client, metrics in clients.items():
+        missing = undefined_in(metrics)
+        # Of a metric that is undefined as a whole, the single regions need not be named.
+        if names := tuple(n for n in missing if "/" not in n or n.split("/")[0] not in missing):
+            groups.setdefault(names, []).append(client)
+    return [
+        f"{where}The {split} data of {', '.join(who)} leave {', '.join(names)} undefined; "
+        f"{f'{who[0]} is' if len(who) == 1 else 'they are'} left out there."
+        for names, who in groups.items()
+    ]
+
+
+def failure_sentences(
+    clients: Mapping[str, Mapping[str, float]], split: str, where: str = ""
+) -> list[str]:
+    """Says which clients count as the worst possible; arguments as `undefined_sentences`.
+
+    Example:
+        >>> failure_sentences({"b": {"loss": math.inf}}, "test", "Round 3: ")
+        ['Round 3: The loss or the predictions of b on its test data are not finite; b counts as \
+the worst possible.']
+    """
+    return [
+        f"{where}The loss or the predictions of {client} on its {split} data are not finite; "
+        f"{client} counts as the worst possible."
+        for client in failed(clients)
+    ]
+
+
 def federation_statistics(values: Sequence[float], falls: bool = False) -> dict[str, float]:
     """Returns mean, standard deviation, worst client and worst decile over clients.
 
+    The clients are all that there are, not a sample of more: the standard deviation is that of a
+    population, the root of the mean squared deviation (n, not n - 1). A client whose model has
+    failed is in the mean: where its value is infinite, so is the mean.
+
     Args:
-        values: One value per client; NaN where undefined.
+        values: One value per client; NaN where its data leave the metric undefined.
         falls: Whether smaller is better.
 
     Example:
-        >>> federation_statistics([0.5, 1.0])
+        >>> federation_statistics([0.5, 1.0, math.nan])
         {'mean': 0.75, 'sd': 0.25, 'worst': 0.5, 'worst_decile': 0.5}
+        >>> federation_statistics([0.5, math.inf], falls=True)
+        {'mean': inf, 'sd': nan, 'worst': inf, 'worst_decile': inf}
     """
-    finite = sorted((v for v in values if math.isfinite(v)), reverse=falls)
-    if not finite:
+    known = sorted((v for v in values if not math.isnan(v)), reverse=falls)
+    if not known:
         return dict.fromkeys(("mean", "sd", "worst", "worst_decile"), math.nan)
-    tenth = max(1, len(finite) // 10)
+    tenth = max(1, len(known) // 10)
     return {
-        "mean": float(np.mean(finite)),
-        "sd": float(np.std(finite)),
-        "worst": finite[0],
-        "worst_decile": float(np.mean(finite[:tenth])),
+        "mean": float(np.mean(known)),
+        "sd": float(np.std(known)) if all(map(math.isfinite, known)) else math.nan,
+        "worst": known[0],
+        "worst_decile": float(np.mean(known[:tenth])),
     }
+
+
+def mean_of_known(table: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
+    """Returns means over what is not NaN, and NaN where nothing is; no warning is raised.
+
+    Example:
+        >>> mean_of_known(np.array([[1.0, math.nan], [math.nan, math.nan]]), axis=1).tolist()
+        [1.0, nan]
+    """
+    unknown = np.isnan(table)
+    count = (~unknown).sum(axis)
+    total = np.where(unknown, 0.0, table).sum(axis)
+    return np.where(count > 0, total / np.maximum(count, 1), math.nan)
+
+
+def span(counts: Iterable[int]) -> str:
+    """Writes counts of clients: one number where they are equal, else from least to greatest.
+
+    Example:
+        >>> span([4, 4]), span([9, 2, 4])
+        ('4', '2 to 9')
+    """
+    least, most = min(found := list(counts)), max(found)
+    return f"{least}" if least == most else f"{least} to {most}"
+
+
+def number(value: float) -> str:
+    """Writes a metric as tables have it: a dash where it is undefined.
+
+    Example:
+        >>> number(0.25), number(math.nan), number(math.inf)
+        ('0.2500', '–', 'inf')
+    """
+    return "–" if math.isnan(value) else f"{value:.4f}"
 
 
 def metrics_csv(history: Sequence[Record], test: Sequence[Record]) -> str:
@@ -64,7 +210,12 @@ def metrics_csv(history: Sequence[Record], test: Sequence[Record]) -> str:
     return csv_text(
         ["round", "client", "split", *names],
         (
-            [r.round, r.client, split, *(repr(r.metrics.get(n, "")) for n in names)]
+            [
+                r.round,
+                r.client,
+                split,
+                *(repr(r.metrics[n]) if n in r.metrics else "" for n in names),
+            ]
             for split, r in rows
         ),
     )

@@ -198,12 +198,17 @@ class BratsDataModule(CachedDataModule[VolumeReader]):
             plan: The client's channels and scanner.
 
         Returns:
-            ``image`` (S, C, H, W) or (1, C, H, W, D), ``label`` alike, ``case`` (S,) or (1,).
+            ``image`` (S, C, H, W) or (1, C, H, W, D), ``label`` alike, ``case`` (S,) or (1,),
+            ``spacing`` (S, 3) or (1, 3) in mm.
         """
+        mm = torch.tensor(self.scans.spacing(self._patients[patient]), dtype=torch.float32)
         image, label, brain = self._read(patient, plan)
         if self.spatial_dims == 3:
             image, label = image[None], label[None]
         else:
             slices = patches.brain_slices(brain, self.eval_every)
             image, label = patches.axial(image, slices), patches.axial(label, slices)
-        return {"image": image, "label": label, "case": torch.full((len(image),), case)}
+            mm[2] *= self.eval_every
+        count = len(image)
+        beside = {"case": torch.full((count,), case), "spacing": mm.expand(count, -1)}
+        return {"image": image, "label": label, **beside}

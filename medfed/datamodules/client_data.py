@@ -36,6 +36,7 @@ class Rows(Protocol):
 
 
 Block = Mapping[str, Tensor | Rows]
+_BESIDE = ("case", "spacing")  # what an evaluation batch says of its images
 
 
 def gather(values: Tensor | Rows, index: Tensor) -> Tensor:
@@ -69,7 +70,8 @@ class ClientData:
     A *block* maps names to tensors (or `Rows`, whose samples stay on disk) with the same first
     dimension: ``image`` (N, C, *spatial) or (N, F) float32; ``label`` (N, R, *spatial) for regions
     (any dtype; batches carry float32) or (N,) int64 for classes; ``case`` (N,) int64, the index of
-    the patient in ``patients[split]``.
+    the patient in ``patients[split]``. Blocks for evaluation may also have ``spacing`` (N, 3)
+    float32, the mm from voxel to voxel along the three axes, of slices also from one to the next.
 
     Attributes:
         id: The client's name, such as ``"hospital_0"``.
@@ -182,14 +184,15 @@ class ClientData:
                 ``"train"`` yields the training samples.
 
         Yields:
-            ``{"image", "label", "channels", "case"}``.
+            ``{"image", "label", "channels", "case"}``, and ``spacing`` where it is known.
         """
         for block in [self.train] if split == "train" else self.evaluation[split]:
             count = block["image"].shape[0]
             for start in range(0, count, self.eval_batch_size):
                 index = torch.arange(start, min(start + self.eval_batch_size, count))
                 taken = {name: _consecutive(block[name], index) for name in ("image", "label")}
-                yield {**self._batch(**taken), "case": _consecutive(block["case"], index)}
+                more = {n: _consecutive(block[n], index) for n in _BESIDE if n in block}
+                yield {**self._batch(**taken), **more}
 
     def _batch(self, image: Tensor, label: Tensor) -> Batch:
         if label.ndim > 1 and label.dtype != torch.float32:

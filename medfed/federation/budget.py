@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,20 @@ from medfed.common.tensors import Tensors
 
 OptimizerFactory = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
 SchedulerFactory = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
+
+
+class Passes(NamedTuple):
+    """Passes of a batch through the network, which is what training costs.
+
+    A gradient step takes one gradient; a method may ask for more, or for losses alone.
+
+    Attributes:
+        gradient: Forward and backward.
+        forward: Forward alone.
+    """
+
+    gradient: int = 0
+    forward: int = 0
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
 
 from medfed.common.tensors import State, Tensors, map_state
-from medfed.federation.budget import reach
+from medfed.federation.budget import Passes, reach
 from medfed.federation.client import AfterStep, ClientData, Penalty
 from medfed.federation.split import ParameterSplit, Update
 from medfed.federation.training import LocalTrainer
@@ -25,6 +26,8 @@ class LocalClient:
 
     Attributes:
         memory: What this end of the channel remembers, by direction; empty without lossy codecs.
+        steps_done: Gradient steps so far.
+        passes: Passes of batches through the network so far, those of the steps among them.
     """
 
     def __init__(
@@ -38,6 +41,7 @@ class LocalClient:
         self.memory: State = {"up": {}, "down": {}}
         self.loss: float | None = None
         self.steps_done = 0
+        self.passes = Passes()
         self._optimizers: State = {}
         self.phase_index = 0
         self._round, self._phase, self._calls = 0, "", 0
@@ -84,18 +88,19 @@ class LocalClient:
         key, slot = self._key(), f"{self._phase}/{self._calls}"
         steps = self.steps if steps is None else steps
         memory = None if self._fresh else dict(self._optimizers.get(slot, {}))
-        end, self.loss = self.trainer.run(
-            self.data,
-            start,
-            key,
-            self.learning_rate,
-            update=update,
-            steps=steps,
-            penalty=penalty,
-            after_step=after_step,
-            memory=memory,
-            statistics=statistics,
-        )
+        with self._counted():
+            end, self.loss = self.trainer.run(
+                self.data,
+                start,
+                key,
+                self.learning_rate,
+                update=update,
+                steps=steps,
+                penalty=penalty,
+                after_step=after_step,
+                memory=memory,
+                statistics=statistics,
+            )
         if memory is not None:
             self._optimizers[slot] = memory
         self.steps_done += steps
@@ -105,12 +110,22 @@ class LocalClient:
         self, at: Mapping[str, Tensor], *, update: Update = "all", batches: int | None = None
     ) -> Tensors:
         """See :meth:`medfed.federation.client.Client.gradient`."""
-        return self.trainer.gradient(self.data, at, self._key(), update, batches)
+        with self._counted():
+            return self.trainer.gradient(self.data, at, self._key(), update, batches)
 
     def loss_at(self, at: Mapping[str, Tensor], *, batches: int | None = None) -> float:
         """See :meth:`medfed.federation.client.Client.loss_at`."""
         # One key for all calls of a phase, so that their losses are of the same batches.
-        return self.trainer.mean_loss(self.data, at, self._where(), batches)
+        with self._counted():
+            return self.trainer.mean_loss(self.data, at, self._where(), batches)
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Counts what the trainer, which all clients share, does meanwhile as this client's."""
+        before = self.trainer.passes
+        yield
+        new = (done - old for done, old in zip(self.trainer.passes, before, strict=True))
+        self.passes = Passes(*map(sum, zip(self.passes, new, strict=True)))
 
     @property
     def _fresh(self) -> bool:

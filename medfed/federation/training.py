@@ -18,6 +18,7 @@ from medfed.common.tensors import Tensors, gradient_of, select, to_device
 from medfed.federation.budget import (
     LocalBudget,
     OptimizerFactory,
+    Passes,
     SchedulerFactory,
     learning_rates,
     restore_optimizer,
@@ -31,6 +32,8 @@ from medfed.federation.split import (
     normalises_batches,
     training_mode,
 )
+
+Key = tuple[str | int, ...]
 
 
 class Plan(NamedTuple):
@@ -82,6 +85,7 @@ class LocalTrainer:
         self.rates = learning_rates(optimizer, scheduler, rounds)
         self.backward: Callable[[Tensor], None] = torch.Tensor.backward
         self.make_optimizer = optimizer
+        self.passes = Passes()  # of all clients
         self._plans: dict[Update, Plan] = {}
         self._entries: Tensors = {}
         self._held: list[tuple[dict[str, Any], str, Tensor | None]] = []
@@ -146,7 +150,7 @@ class LocalTrainer:
         self,
         data: ClientData,
         start: Mapping[str, Tensor],
-        key: tuple[str | int, ...],
+        key: Key,
         rate: float,
         *,
         update: Update,
@@ -171,7 +175,7 @@ class LocalTrainer:
             statistics: Whether local running statistics come back as the batches left them.
 
         Returns:
-            All entries at the end, and the mean loss.
+            All entries at the end, and the mean over the steps of their batches' losses.
         """
         if not self.split.parameters(update):
             raise ConfigError(f"update={update!r} has no parameter to train; check personal.")
@@ -212,6 +216,7 @@ class LocalTrainer:
             loss = self.loss(batch)
             whole = loss if penalty is None else loss + penalty(trained)
             self.backward(whole)
+        self.passes = self.passes._replace(gradient=self.passes.gradient + 1)
         return loss.detach()
 
     def _gradient_at(
@@ -240,7 +245,7 @@ class LocalTrainer:
         self,
         data: ClientData,
         at: Mapping[str, Tensor],
-        key: tuple[str | int, ...],
+        key: Key,
         update: Update,
         batches: int | None = None,
     ) -> Tensors:
@@ -260,26 +265,19 @@ class LocalTrainer:
         return sums
 
     def mean_loss(
-        self,
-        data: ClientData,
-        at: Mapping[str, Tensor],
-        key: tuple[str | int, ...],
-        batches: int | None = None,
+        self, data: ClientData, at: Mapping[str, Tensor], key: Key, batches: int | None = None
     ) -> float:
         """Returns the mean loss over an epoch, or its first batches: the one of `gradient`."""
         total, seen = torch.zeros((), device=self.device, dtype=torch.float64), 0
         with torch.no_grad():
             for batch, size in self._pass(data, at, key, batches):
                 total += self.loss(batch) * size
+                self.passes = self.passes._replace(forward=self.passes.forward + 1)
                 seen += size
         return float(total) / seen
 
     def _pass(
-        self,
-        data: ClientData,
-        at: Mapping[str, Tensor],
-        key: tuple[str | int, ...],
-        batches: int | None,
+        self, data: ClientData, at: Mapping[str, Tensor], key: Key, batches: int | None
     ) -> Iterator[tuple[Batch, int]]:
         """Yields an epoch's batches with their sizes, the network in training mode at ``at``."""
         self.load(at)

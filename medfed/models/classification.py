@@ -17,8 +17,9 @@ from torchmetrics.functional.classification import (
 
 from medfed.common.checks import check_known
 from medfed.common.errors import ConfigError
+from medfed.models.meters import WholeSplit
 from medfed.models.networks.canonical import Activation
-from medfed.models.task import TaskModule, WholeSplit
+from medfed.models.task import TaskModule
 
 CLASSIFICATION_METRICS = ("accuracy", "balanced_accuracy", "auroc", "ece")
 
@@ -147,7 +148,8 @@ def classification_metrics(probs: Tensor, label: Tensor, n_bins: int = 15) -> di
 
     Returns:
         ``accuracy``; ``balanced_accuracy``, the mean recall over the classes that occur; ``auroc``,
-        one class against the rest, averaged over the classes for which it is defined; ``ece``.
+        one class against the rest, averaged over the classes that occur; ``ece``. Labels of one
+        class leave the second and third undefined, which is NaN; no labels leave all so.
 
     Example:
         >>> probs = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8]])
@@ -159,12 +161,14 @@ def classification_metrics(probs: Tensor, label: Tensor, n_bins: int = 15) -> di
         return dict.fromkeys(CLASSIFICATION_METRICS, math.nan)
     k = probs.shape[1]
     present = torch.bincount(label, minlength=k) > 0
+    several = int(present.sum()) > 1
     recall = multiclass_accuracy(probs, label, num_classes=k, average="none")
     auroc = _one_vs_rest_auroc(probs, label)
     ece = multiclass_calibration_error(probs, label, num_classes=k, n_bins=n_bins)
     return {
         "accuracy": (probs.argmax(1) == label).double().mean().item(),
-        "balanced_accuracy": recall[present].double().mean().item(),
+        # Of one class it would be the accuracy, by which predicting nothing else is perfect.
+        "balanced_accuracy": recall[present].double().mean().item() if several else math.nan,
         "auroc": math.fsum(auroc) / len(auroc) if auroc else math.nan,
         "ece": ece.item(),
     }

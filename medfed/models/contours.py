@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -156,8 +155,9 @@ def _draw(axes: Any, background: np.ndarray, truth: Tensor, prob: Tensor, thresh
 
 def _title(prob: Tensor, truth: Tensor, threshold: float) -> str:
     counts = overlap_counts((prob > threshold)[None].cpu(), (truth > 0.5)[None].cpu())
-    dice = iou_and_dice(counts[0])[1].nanmean().item()
-    return "nothing here" if math.isnan(dice) else f"Dice {dice:.2f}"
+    if not counts.any():
+        return "nothing here"
+    return f"Dice {iou_and_dice(counts[0])[1].mean().item():.2f}"
 
 
 def _legend(figure: Figure, regions: Sequence[str], true: bool = True) -> None:

@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torchmetrics.functional.regression import mean_absolute_error, mean_squared_error, r2_score
 
+from medfed.models.meters import WholeSplit
 from medfed.models.networks.canonical import Activation
-from medfed.models.task import TaskModule, WholeSplit
+from medfed.models.task import TaskModule
 
 REGRESSION_METRICS = ("rmse", "mae", "r2")
 

@@ -13,9 +13,10 @@ from monai.losses import DiceLoss
 from torch import Tensor
 
 from medfed.common.errors import ConfigError
+from medfed.models.meters import Batch
 from medfed.models.networks.canonical import Activation
 from medfed.models.regions import hausdorff95, iou_and_dice, overlap_counts
-from medfed.models.task import Batch, TaskModule
+from medfed.models.task import TaskModule
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,9 +30,11 @@ class SegmentationTask(TaskModule):
     """Soft Dice plus cross-entropy on patches, sliding windows over whole images.
 
     Batches: ``image (B, C, *spatial)``, ``label (B, R, *spatial)`` with 0 and 1 per region, and for
-    evaluation ``case (B,)``, the patient of each image.
+    evaluation ``case (B,)``, the patient of each image, and ``spacing (B, 3)``, the mm between
+    voxels (of slices: also between those of one case).
     Metrics: ``loss iou dice dice_case``, the last three also per region (``iou/whole``);
-    with ``test=True`` and ``hausdorff=True`` also ``hd95``.
+    with ``test=True`` and ``hausdorff=True`` also ``hd95`` in mm. For a region that is nowhere they
+    follow BraTS, see :mod:`medfed.models.regions`.
 
     Args:
         common: As :class:`medfed.models.task.TaskModule` takes them; the network gives logits
@@ -44,7 +47,7 @@ class SegmentationTask(TaskModule):
         threshold: Probability above which a voxel belongs to a region.
         dice_weight: Factor of the Dice term.
         bce_weight: Factor of the cross-entropy term.
-        hausdorff: Measure the 95th percentile Hausdorff distance at test (slow).
+        hausdorff: Measure the 95th percentile Hausdorff distance at test (slow), in mm.
         more: As ``common``.
 
     Raises:
@@ -179,6 +182,8 @@ class SegmentationMeter:
         self.loss_sum, self.images = 0.0, 0
         self.counts: dict[int, Tensor] = {}
         self.distances: list[Tensor] = []
+        self._slices: list[tuple[Tensor, Tensor]] = []
+        self._stack: tuple[int, tuple[float, ...]] | None = None  # case and spacing of the slices
 
     def update(self, logits: Tensor, batch: Batch) -> None:
         """Adds logits ``(B, R, *spatial)`` and the ``label`` of the batch, of the same shape.
@@ -195,24 +200,56 @@ class SegmentationMeter:
         self.loss_sum += self.criterion(logits, batch["label"]).item() * len(counts)
         self.images += len(counts)
         if self.hausdorff:
-            self.distances.append(hausdorff95(pred, truth))
+            spacing = batch.get("spacing")
+            mm = [None] * len(ids) if spacing is None else spacing.tolist()
+            for case, one, p, t in zip(ids, mm, pred, truth, strict=True):
+                self._add_distance(case, one, p, t)
+
+    def _add_distance(
+        self, case: int, spacing: Sequence[float] | None, pred: Tensor, truth: Tensor
+    ) -> None:
+        """Measures masks ``(R, *spatial)``, the slices of one case as the volume that they make."""
+        if spacing is None:  # a distance without a unit would look like one in mm
+            self.distances.append(torch.full((1, len(self.regions)), math.nan).double())
+        elif pred.ndim - 1 == len(spacing):
+            self.distances.append(hausdorff95(pred[None], truth[None], spacing))
+        else:
+            key = (case, tuple(spacing))
+            if self._stack != key:
+                self._close_stack()
+            self._stack = key
+            self._slices.append((pred.cpu(), truth.cpu()))
+
+    def _close_stack(self) -> None:
+        """Measures the slices that are waiting for the rest of their case."""
+        if self._stack is None:
+            return
+        pred, truth = (torch.stack(masks, -1)[None] for masks in zip(*self._slices, strict=True))
+        spacing = self._stack[1]
+        if len(self._slices) == 1:  # no volume: all of it would be surface
+            pred, truth, spacing = pred[..., 0], truth[..., 0], spacing[:2]
+        self.distances.append(hausdorff95(pred, truth, spacing))
+        self._slices, self._stack = [], None
 
     def compute(self) -> dict[str, float]:
         """Returns the metrics, each as a mean over regions and per region (``iou/whole``).
 
         ``iou`` and ``dice`` pool the voxels of all cases; ``dice_case`` is the mean over cases;
-        ``hd95`` is the mean over images, in voxels; ``loss`` is the mean over images.
+        ``hd95`` is the mean over cases, in mm, whose slices follow each other from the feet up;
+        ``loss`` is the mean over images. All are NaN where there is no case, and ``hd95`` also
+        where the data do not say the spacing of their voxels.
         """
-        empty = torch.zeros(len(self.regions), 3)
-        cases = torch.stack([*self.counts.values()] or [empty])
+        self._close_stack()
+        # Without a case every number is NaN.
+        nowhere = torch.full((1, len(self.regions), 3), math.nan)
+        cases = torch.stack([*self.counts.values()]) if self.counts else nowhere
         iou, dice = iou_and_dice(cases.sum(0))
-        values = {"iou": iou, "dice": dice, "dice_case": iou_and_dice(cases)[1].nanmean(0)}
+        values = {"iou": iou, "dice": dice, "dice_case": iou_and_dice(cases)[1].mean(0)}
         if self.hausdorff:
-            values["hd95"] = torch.cat(self.distances or [empty[None, :, 0] * math.nan]).nanmean(0)
+            values["hd95"] = torch.cat(self.distances or [nowhere[..., 0]]).mean(0)
         out = {"loss": self.loss_sum / self.images if self.images else math.nan}
         for name, per_region in values.items():
             scores = per_region.tolist()
-            known = [v for v in scores if not math.isnan(v)]
-            out[name] = math.fsum(known) / len(known) if known else math.nan
+            out[name] = math.fsum(scores) / len(scores)
             out |= {f"{name}/{r}": v for r, v in zip(self.regions, scores, strict=True)}
         return out

@@ -10,7 +10,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytorch_lightning as pl
 import torch
@@ -19,63 +19,14 @@ from torch.optim import Optimizer
 
 from medfed.common.checks import check_known
 from medfed.common.errors import ConfigError
+from medfed.models.meters import Batch, FiniteOnly, Meter, WholeSplit
 from medfed.models.networks.canonical import Activation
 from medfed.models.networks.personal import default_personal
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Batch = Mapping[str, Tensor]
-"""``image`` and ``label``, and where they apply ``channels`` and ``case``."""
-
-
-class Meter(Protocol):
-    """Gathers the batches of one split and gives their metrics.
-
-    A plain object rather than a ``torchmetrics.Metric``, so that the state dict of a task holds its
-    network and nothing else. What is undefined is NaN, and no warning is raised.
-    """
-
-    def update(self, logits: Tensor, batch: Batch) -> None:
-        """Adds one batch."""
-
-    def compute(self) -> dict[str, float]:
-        """Returns the metrics of all batches so far."""
-
-
-class WholeSplit:
-    """The meter of metrics that need all logits and labels of a split at once.
-
-    Args:
-        criterion: The loss of logits and labels.
-        names: The metrics beside the loss; NaN where the split is empty.
-        measure: Gives them for all logits and labels together.
-    """
-
-    def __init__(
-        self,
-        criterion: Callable[[Tensor, Tensor], Tensor],
-        names: Sequence[str],
-        measure: Callable[[Tensor, Tensor], dict[str, float]],
-    ) -> None:
-        self.criterion = criterion
-        self.names = names
-        self.measure = measure
-        self.logits: list[Tensor] = []
-        self.labels: list[Tensor] = []
-
-    def update(self, logits: Tensor, batch: Batch) -> None:
-        """Adds the logits ``(B, ...)`` and the ``label`` of a batch."""
-        self.logits.append(logits.detach().float())
-        self.labels.append(batch["label"])
-
-    def compute(self) -> dict[str, float]:
-        """Returns ``loss`` and the metrics of all batches together."""
-        if not self.labels:
-            return dict.fromkeys(("loss", *self.names), math.nan)
-        logits, label = torch.cat(self.logits), torch.cat(self.labels)
-        loss = self.criterion(logits, label).item()
-        return {"loss": loss} | self.measure(logits, label)
+__all__ = ["Batch", "Meter", "TaskModule", "WholeSplit", "l2_penalty"]
 
 
 class TaskModule(pl.LightningModule):
@@ -178,9 +129,10 @@ class TaskModule(pl.LightningModule):
             test: Also measure what is too slow for validation (Hausdorff distance).
 
         Returns:
-            Metrics under short names such as ``iou`` or ``auroc``; NaN where one is undefined.
+            Metrics under short names such as ``iou`` or ``auroc``: NaN where the data leave one
+            undefined, the worst possible value where the network's outputs are not finite.
         """
-        meter = self.meter(test=test)
+        meter = FiniteOnly(self.meter(test=test))
         with self._evaluating():
             for batch in batches:
                 batch = self._to_network(batch)
@@ -199,7 +151,7 @@ class TaskModule(pl.LightningModule):
 
     def on_validation_epoch_start(self) -> None:
         """Opens the meter of the validation split."""
-        self._meter = self.meter()
+        self._meter = FiniteOnly(self.meter())
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Adds a batch to the meter."""
@@ -211,7 +163,7 @@ class TaskModule(pl.LightningModule):
 
     def on_test_epoch_start(self) -> None:
         """Opens the meter of the test split."""
-        self._meter = self.meter(test=True)
+        self._meter = FiniteOnly(self.meter(test=True))
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
         """Adds a batch to the meter."""

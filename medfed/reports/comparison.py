@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -14,7 +15,7 @@ from rich.table import Table
 from medfed.common.console import say, size, wide_console
 from medfed.common.figures import save_figures
 from medfed.common.files import csv_text, write_text
-from medfed.common.scores import smaller_is_better
+from medfed.common.scores import number, smaller_is_better
 from medfed.reports.methods import Cell, Comparison, Finding, compare
 from medfed.reports.runs import common_folder, find_runs
 
@@ -22,6 +23,7 @@ from medfed.reports.runs import common_folder, find_runs
 # ``find``, from the comparison to a Finding.
 FINDINGS = ("lambda_path", "scores", "sweeps", "communication")
 _STATISTICS = ("mean", "sd", "worst")
+_SPENT = ("steps", "gradient_passes", "forward_passes")
 _COLUMNS = 6  # methods that fit side by side
 _TITLE = "Test metrics of the rounds that validation selected (* best)"
 
@@ -46,15 +48,18 @@ def best_of(values: Sequence[float], smaller: bool = False) -> frozenset[int]:
     """Returns the positions of the best values, ties included; none where all are equal.
 
     Args:
-        values: One per method; NaN never wins.
+        values: One per method; what is not finite never wins.
         smaller: Whether smaller is better.
 
     Example:
         >>> sorted(best_of([0.5, 0.9, 0.9])), sorted(best_of([1.0, 1.0]))
         ([1, 2], [])
+        >>> sorted(best_of([0.5, math.inf, math.nan], smaller=True))
+        [0]
     """
-    finite = [v for v in values if math.isfinite(v)]
-    if not finite or min(finite) == max(finite):
+    known = [v for v in values if not math.isnan(v)]
+    finite = [v for v in known if math.isfinite(v)]
+    if not finite or min(known) == max(known):
         return frozenset()
     target = min(finite) if smaller else max(finite)
     return frozenset(i for i, v in enumerate(values) if v == target)
@@ -71,11 +76,18 @@ def rows(comparison: Comparison) -> Iterator[Row]:
     for way in ("up", "down"):
         cells = tuple(m.over_seeds(lambda s, w=way: s["bytes"][w]) for m in methods)  # type: ignore[misc]
         yield Row(f"bytes {way}", "total", cells)
-    for client in comparison.clients:
-        cells = tuple(m.over_seeds(lambda s, c=client: s["steps"][c]) for m in methods)  # type: ignore[misc]
-        yield Row("steps", client, cells)
+    for name in _SPENT:
+        for client in comparison.clients:
+            cells = tuple(m.over_seeds(partial(_spent, name, (client,))) for m in methods)
+            yield Row(name.replace("_", " "), client, cells)
     selected = tuple(m.over_seeds(lambda s: (s["selected_round"] or 0) + 1) for m in methods)
     yield Row("selected round", "total", selected)
+
+
+def _spent(name: str, clients: Sequence[str], summary: Mapping[str, Any]) -> float:
+    """Reads from a summary what clients spent, on average; unknown of older runs."""
+    counts = summary.get(name, {})
+    return math.fsum(counts.get(c, math.nan) for c in clients) / len(clients)
 
 
 def to_csv(comparison: Comparison) -> str:
@@ -175,25 +187,33 @@ def to_markdown(comparison: Comparison, found: Finding) -> str:
 
 
 def _shown(comparison: Comparison) -> Iterator[Row]:
-    """The rows for people: one line for the mean gradient steps of a client."""
+    """The rows for people: one line each for the mean steps and passes of a client."""
+    steps: tuple[Cell, ...] = ()
     for row in rows(comparison):
-        if row.metric != "steps":
+        name = row.metric.replace(" ", "_")
+        if name not in _SPENT:
             yield row
         elif row.place == comparison.clients[0]:
-            mean = (
-                m.over_seeds(lambda s: sum(s["steps"].values()) / len(s["steps"]))
-                for m in comparison.methods
-            )
-            yield Row("steps per client", "total", tuple(mean))
+            read = partial(_spent, name, comparison.clients)
+            cells = tuple(m.over_seeds(read) for m in comparison.methods)
+            if name == "steps":
+                steps = cells
+            if name == "steps" or any(
+                c.value > 0 and c != s for c, s in zip(cells, steps, strict=True)
+            ):  # passes where they are not the steps
+                yield Row(f"{row.metric} per client", "total", cells)
 
 
 def _texts(row: Row) -> list[str]:
     """Writes the cells of a row in its unit."""
     if row.metric.startswith("bytes"):
         return [size(round(value)) for value, _ in row.cells]
-    if row.metric.startswith(("steps", "selected")):
-        return [f"{value:.1f}".removesuffix(".0") for value, _ in row.cells]
-    return [f"{v:.4f}" + (f" ± {sd:.4f}" if sd is not None else "") for v, sd in row.cells]
+    if row.metric.startswith(("steps", "gradient", "forward", "selected")):
+        texts = (f"{value:.1f}".removesuffix(".0") for value, _ in row.cells)
+        return ["–" if text == "nan" else text for text in texts]
+    several = any(sd is not None for _, sd in row.cells)
+    spreads = (f" ± {number(math.nan if c.sd is None else c.sd)}" * several for c in row.cells)
+    return [number(c.value) + spread for c, spread in zip(row.cells, spreads, strict=True)]
 
 
 def _bold(row: Row) -> list[str]:

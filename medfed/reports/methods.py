@@ -1,7 +1,7 @@
 """Methods on the same patients: finished runs, their seeds pooled, and what to know of them.
 
 Runs of one method that differ only in the seed are pooled: a number is then the mean over seeds,
-and its spread the standard deviation over seeds.
+and its spread the sample standard deviation over seeds (n - 1).
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +17,7 @@ from matplotlib.figure import Figure
 from omegaconf import DictConfig, OmegaConf
 
 from medfed.common.errors import CheckpointError, ConfigError, did_you_mean
+from medfed.reports.notes import notes_on
 from medfed.reports.runs import (
     check_same_patients,
     differences,
@@ -28,23 +28,29 @@ from medfed.run.finished import Run
 
 
 class Cell(NamedTuple):
-    """A number, and its standard deviation over seeds where there are several."""
+    """A number, and its sample standard deviation over seeds where there are several."""
 
     value: float
     sd: float | None = None
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Cell:
-        """Pools one value per seed; undefined ones are left out.
+        """Pools one value per seed; what the data of a seed leave undefined is no part of it.
+
+        Seeds are a sample of those that might have been, so the standard deviation divides by their
+        number less one; one seed has none. A run that has failed (infinite) is in the mean.
 
         Example:
-            >>> Cell.of([0.5, 1.0]), Cell.of([2.0])
-            (Cell(value=0.75, sd=0.25), Cell(value=2.0, sd=None))
+            >>> Cell.of([0.5, 1.0, 1.5]), Cell.of([2.0])
+            (Cell(value=1.0, sd=0.5), Cell(value=2.0, sd=None))
+            >>> Cell.of([0.5, math.inf])
+            Cell(value=inf, sd=None)
         """
-        finite = [v for v in values if math.isfinite(v)]
-        if not finite:
+        known = [v for v in values if not math.isnan(v)]
+        if not known:
             return cls(math.nan)
-        return cls(float(np.mean(finite)), float(np.std(finite)) if len(finite) > 1 else None)
+        spread = len(known) > 1 and all(map(math.isfinite, known))
+        return cls(float(np.mean(known)), float(np.std(known, ddof=1)) if spread else None)
 
 
 @dataclass(frozen=True)
@@ -156,7 +162,7 @@ def compare(folders: Sequence[Path], metric: str | None = None) -> Comparison:
         )
     wanted = [metric or first["selection"][0], first["selection"][0], "dice", "iou"]
     metrics = tuple(n for n in dict.fromkeys(wanted) if n in known)
-    notes += [*more, step_note(methods, clients), *setting_notes(methods)]
+    notes += [*more, *notes_on({m.name: m.runs for m in methods}, clients)]
     return Comparison(methods, clients, metrics, tuple(notes))
 
 
@@ -179,7 +185,11 @@ def pool(runs: Sequence[Run]) -> tuple[tuple[Method, ...], list[str]]:
         if s - common
     ]
     if len(common) > 1:
-        notes.append(f"Mean ± standard deviation over the seeds {_listed(sorted(common))}.")
+        notes.append(
+            f"Mean ± sample standard deviation (n - 1) over the seeds {_listed(sorted(common))}."
+        )
+    else:
+        notes.append(f"One seed ({_listed(sorted(common))}): no deviation over seeds (–).")
     pooled = [
         Method(n, tuple(sorted((r for r in g if r.seed in common), key=lambda r: r.seed)))
         for n, g in zip(names, groups, strict=True)
@@ -203,26 +213,6 @@ def method_names(runs: Sequence[Run]) -> list[str]:
         settings = dict.fromkeys(_setting(run, key, keys) for key in keys if _has(run, key))
         names.append(" ".join([name, *settings]))
     return names
-
-
-def step_note(methods: Sequence[Method], clients: Sequence[str]) -> str:
-    """Says whether every method took the same gradient steps on every client."""
-    steps = {m.name: [m.runs[0].summary["steps"][c] for c in clients] for m in methods}
-    told = {n: f"{s[0]}" if len(set(s)) == 1 else f"{min(s)} to {max(s)}" for n, s in steps.items()}
-    if all(a == b for a, b in pairwise(steps.values())):
-        return f"Equal budgets: {next(iter(told.values()))} gradient steps per client."
-    listed = ", ".join(f"{n} {t}" for n, t in told.items())
-    return f"Gradient steps per client differ: {listed}."
-
-
-def setting_notes(methods: Sequence[Method]) -> list[str]:
-    """Names settings outside the algorithm in which methods differ."""
-    one = methods[0].runs[0]
-    keys = {k for m in methods for k in differences(one, m.runs[0])}
-    outside = sorted(k for k in keys if not k.startswith("algorithm."))
-    if not outside:
-        return []
-    return [f"Settings besides the algorithm differ between methods: {', '.join(outside)}."]
 
 
 def sweeps(

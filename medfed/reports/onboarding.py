@@ -15,7 +15,7 @@ from rich.table import Table
 from medfed.common.console import say, size, wide_console
 from medfed.common.figures import save_figures
 from medfed.common.files import csv_text, write_json, write_text
-from medfed.common.scores import federation_statistics, smaller_is_better
+from medfed.common.scores import federation_statistics, mean_of_known, number, smaller_is_better
 from medfed.reports.scores import label_of, method_style
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def print_onboarding(found: Onboarding, folder: Path, console: Console | None = 
 def _texts(rows: Sequence[Row], metric: str) -> list[str]:
     over = federation_statistics([r.metrics[metric] for r in rows], smaller_is_better(metric))
     return [
-        *(f"{over[n]:.4f}" for n in ("mean", "sd", "worst")),
+        *(number(over[n]) for n in ("mean", "sd", "worst")),
         f"{np.mean([r.seconds for r in rows]):.3f}",
         *(size(round(float(np.mean([getattr(r, way) for r in rows])))) for way in ("up", "down")),
     ]
@@ -112,7 +112,7 @@ def onboarding_figure(rules: Mapping[str, Sequence[Row]], metric: str, others: f
         for axes, heights in ((left, value), (right, seconds)):
             axes.plot(x, heights, marker, color=colour, ms=4.5, alpha=0.5, mew=0)
             places = sorted(set(x.tolist()))
-            means = [np.nanmean(heights[x == p]) for p in places]
+            means = [float(mean_of_known(heights[x == p], 0)) for p in places]
             label = f"{name}: {down} down, {up} up"
             axes.plot(places, means, marker + "-", color=colour, ms=7, lw=1.6, label=label)
     left.axhline(others, color="0.4", lw=1, ls="--", label="hospitals of the run, mean")

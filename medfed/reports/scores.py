@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from medfed.common.console import size
 from medfed.common.figures import colours, legend_right
-from medfed.common.scores import smaller_is_better
+from medfed.common.scores import mean_of_known, smaller_is_better
 from medfed.models.contours import contour_grid
 from medfed.reports.methods import Comparison, Finding, Method
 from medfed.run.folder import read_predictions
@@ -86,7 +86,7 @@ def client_dots(values: Mapping[str, Mapping[str, Sequence[float]]], metric: str
     shift = np.linspace(-0.3, 0.3, len(values)) if len(values) > 1 else np.zeros(1)
     for k, (method, by_client) in enumerate(values.items()):
         table = np.array([by_client[c] for c in clients], dtype=float)
-        table = np.vstack([table, np.nanmean(table, axis=0)])
+        table = np.vstack([table, mean_of_known(table, 0)])
         style = {"ms": 6 if len(values) < 5 else 4.5, "lw": 1.2, "label": method}
         x = np.arange(len(places)) + shift[k]
         range_bars(axes, x, table, method_style(k, len(values)), **style)
@@ -147,8 +147,10 @@ def range_bars(
         look: Colour and marker.
         style: As :meth:`matplotlib.axes.Axes.errorbar` takes it.
     """
-    middle = np.nanmean(table, axis=1)
-    reach = np.stack([middle - np.nanmin(table, 1), np.nanmax(table, 1) - middle])
+    # What is infinite has no place in a picture; its mean has none either.
+    middle = mean_of_known(table, 1)
+    middle = np.where(np.isfinite(middle), middle, np.nan)
+    reach = np.stack([middle - np.fmin.reduce(table, 1), np.fmax.reduce(table, 1) - middle])
     colour, marker = look
     bars = reach if table.shape[1] > 1 else None
     axes.errorbar(x, middle, yerr=bars, fmt=marker, color=colour, **style)
@@ -208,14 +210,14 @@ def label_of(metric: str) -> str:
 
     Example:
         >>> label_of("iou"), label_of("balanced_accuracy"), label_of("hd95")
-        ('IoU', 'balanced accuracy', 'Hausdorff distance, 95th percentile (voxels)')
+        ('IoU', 'balanced accuracy', 'Hausdorff distance, 95th percentile (mm)')
     """
     known = {
         "iou": "IoU",
         "dice": "Dice",
         "auroc": "AUROC",
         "ece": "calibration error",
-        "hd95": "Hausdorff distance, 95th percentile (voxels)",
+        "hd95": "Hausdorff distance, 95th percentile (mm)",
         "loss": "loss (nats)",
     }
     base, _, region = metric.partition("/")
@@ -251,6 +253,7 @@ def over_clients(
     for row, history in zip(lines, histories, strict=True):
         for k, number in enumerate(rounds):
             values = np.array([r.metrics[metric] for r in history if r.round == number])
-            if np.isfinite(values).any():
+            if not np.isnan(values).all():
                 row[k] = pool(values)
-    return np.array(rounds), lines
+    # A failed model is in the mean and the worst, which then have no place in a picture.
+    return np.array(rounds), np.where(np.isfinite(lines), lines, np.nan)

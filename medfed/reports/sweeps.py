@@ -131,7 +131,8 @@ class Sweep:
         values = [self.value.format(x) for x in path.values]
         told = ", ".join(f"{m:.4f} ({x})" for x, m in zip(values, means, strict=True))
         pick = np.argmin if smaller_is_better(path.metric) else np.argmax
-        best = f"; best at {values[int(pick(means))]}" if self.optimum else ""
+        known = self.optimum and bool(np.isfinite(means).any() and not np.isnan(means).any())
+        best = f"; best at {values[int(pick(means))]}" if known else ""
         return f"{self.heading} of {path.name}: mean test {path.metric} {told}{best}."
 
     def to_csv(self, paths: Sequence[Path]) -> str:

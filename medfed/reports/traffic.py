@@ -188,7 +188,7 @@ def percent(shares: NDArray[np.float64]) -> str:
     """Writes the mean over seeds in percent, and its standard deviation where there are several.
 
     Example:
-        >>> percent(np.array([0.25, 0.75])), percent(np.array([0.5]))
+        >>> percent(np.array([0.25, 0.5, 0.75])), percent(np.array([0.5]))
         ('50.0 ± 25.0 %', '50.0 %')
     """
     mean, sd = Cell.of((100 * shares).tolist())

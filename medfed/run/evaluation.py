@@ -7,10 +7,11 @@ from typing import Any, get_args
 
 from medfed.common.checks import check_known
 from medfed.common.files import write_json
+from medfed.common.scores import failed
 from medfed.federation.lightning.module import EvalSplit
 from medfed.run.experiment import reopen, test_selected
 from medfed.run.folder import finished
-from medfed.run.results import over_clients
+from medfed.run.results import over_clients, undefined
 
 
 def evaluate_run(folder: Path, split: str = "test") -> dict[str, Any]:
@@ -33,7 +34,9 @@ def evaluate_run(folder: Path, split: str = "test") -> dict[str, Any]:
     experiment.module.test_split = split  # type: ignore[assignment]
     test_selected(experiment)
     clients = experiment.evaluation.test
-    measured = {"split": split, "clients": clients, "federation": over_clients(clients)}
+    measured: dict[str, Any] = {"split": split, "clients": clients}
+    measured |= {"federation": over_clients(clients), "undefined": undefined(clients, split)}
+    measured |= {"failed": {split: failed(clients)}}
     kept = {k: summary[k] for k in ("name", "algorithm", "selection", "selected_round")}
     write_json(folder / f"evaluation_{split}.json", kept | measured)
     return summary | measured

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 PACKAGES = (
     *("medfed", "torch", "pytorch-lightning", "monai", "torchmetrics", "numpy", "scikit-learn"),
 )
+_EMPTY = ("", "''")  # a metric that a split does not have; the latter was written by 0.1
 # What may differ between a run and its continuation: where and how it runs, not what it computes.
 NOT_THE_EXPERIMENT = ("resume", "folder", "trainer", "logger", "progress", "plugins")
 
@@ -178,7 +179,11 @@ def read_history(folder: Path) -> list[Record]:
             Record(
                 int(row["round"]),
                 row["client"],
-                {n: float(v) if v else math.nan for n, v in row.items() if n not in fixed},
+                {
+                    n: math.nan if v in _EMPTY else float(v)
+                    for n, v in row.items()
+                    if n not in fixed
+                },
             )
             for row in csv_records(file)
             if row["split"] == "val"

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from medfed.common.figures import legend_above, legend_right, stacked_bars
-from medfed.common.scores import Record
+from medfed.common.scores import Record, mean_of_known
 from medfed.federation.wire.ledger import Ledger
 from medfed.run.experiment import Experiment
 from medfed.run.folder import read_predictions
@@ -44,9 +44,7 @@ def metric_curves(history: Sequence[Record], metric: str, selected: int | None =
             {"color": "0.6", "lw": 0.8} if many else {"lw": 1.4, "label": client}
         )
         axes.plot(x, line, marker="." if len(rounds) < 30 else None, **style)
-    known = ~np.all(np.isnan(table), axis=1)
-    mean = np.full(len(rounds), np.nan)
-    mean[known] = np.nanmean(table[known], axis=1)
+    mean = mean_of_known(table, 1)
     axes.plot(x, mean, color="black", lw=2.2, ls="--", label="mean")
     if selected is not None:
         axes.axvline(selected + 1, color="black", lw=0.8, ls=":", label="selected round")

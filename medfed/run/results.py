@@ -15,7 +15,19 @@ from torch import Tensor
 from medfed.common.console import say, size, wide_console
 from medfed.common.figures import save_figures
 from medfed.common.files import write_json, write_text
-from medfed.common.scores import Record, federation_statistics, metrics_csv, smaller_is_better
+from medfed.common.scores import (
+    Record,
+    failed,
+    failure_sentences,
+    federation_statistics,
+    metrics_csv,
+    number,
+    smaller_is_better,
+    span,
+    undefined_in,
+    undefined_sentences,
+)
+from medfed.federation.budget import Passes
 from medfed.federation.lightning.collect import gather_named, rank
 from medfed.federation.lightning.module import FederatedModule
 from medfed.models.regions import slice_with_most
@@ -54,11 +66,11 @@ def write(experiment: Experiment, memberships: Tensor | None = None) -> dict[str
         if centers:  # of quantised parameters
             save_tensors(folder / "centers" / f"{client}.safetensors", centers)
     save_predictions(module, experiment.task, folder)
-    steps = module.gather_steps()
+    steps, passes = module.gather_steps(), module.gather_passes()
     experiment.trainer.strategy.barrier("results")
     best = experiment.evaluation.best_round()
     federation.count_delivery(module.next_round)
-    summary = summarise(experiment, best, {c: steps[c] for c in federation.ids})
+    summary = summarise(experiment, best, {c: (steps[c], passes[c]) for c in federation.ids})
     if rank() == 0:
         from medfed.run.pictures import draw_run  # late: before the end, nothing is drawn
 
@@ -79,9 +91,18 @@ def write(experiment: Experiment, memberships: Tensor | None = None) -> dict[str
     return summary
 
 
-def summarise(experiment: Experiment, best: int | None, steps: dict[str, int]) -> dict[str, Any]:
-    """Returns what ``summary.json`` holds, in a form that survives JSON."""
-    test = experiment.evaluation.test
+def summarise(
+    experiment: Experiment, best: int | None, spent: dict[str, tuple[int, Passes]]
+) -> dict[str, Any]:
+    """Returns what ``summary.json`` holds, in a form that survives JSON.
+
+    Args:
+        experiment: The finished run.
+        best: The selected round.
+        spent: Steps and passes of each client.
+    """
+    evaluation = experiment.evaluation
+    test, val = evaluation.test, evaluation.undefined()
     ledger, ways = experiment.module.federation.ledger, ("up", "down")
     parts = ledger.totals("direction", "part")
     return {
@@ -99,8 +120,29 @@ def summarise(experiment: Experiment, best: int | None, steps: dict[str, int]) -
         "bytes_by_client": {
             c: {d: ledger.total(client=c, direction=d) for d in ways} for c in test
         },
-        "steps": steps,
+        "steps": {c: steps for c, (steps, _) in spent.items()},
+        "gradient_passes": {c: passes.gradient for c, (_, passes) in spent.items()},
+        "forward_passes": {c: passes.forward for c, (_, passes) in spent.items()},
+        # What the data leave undefined, and where a model's outputs were not finite.
+        "undefined": {"val": {c: names for c, names in val.items() if names}, **undefined(test)},
+        "failed": {"val": evaluation.failures(), "test": failed(test)},
     }
+
+
+def undefined(
+    clients: Mapping[str, Mapping[str, float]], split: str = "test"
+) -> dict[str, dict[str, list[str]]]:
+    """Returns, by split and client, the metrics that the data leave undefined, if any.
+
+    Args:
+        clients: The metrics of each client.
+        split: Of which split.
+
+    Example:
+        >>> undefined({"a": {"auroc": 0.5}, "b": {"auroc": float("nan")}})
+        {'test': {'b': ['auroc']}}
+    """
+    return {split: {c: names for c, m in clients.items() if (names := undefined_in(m))}}
 
 
 def over_clients(clients: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
@@ -128,19 +170,40 @@ def print_summary(summary: dict[str, Any], folder: Path, console: Console | None
         table.add_column(name, justify="left" if name == "client" else "right", overflow="fold")
     for client, metrics in summary["clients"].items():
         sent = summary["bytes_by_client"][client]
-        values = [f"{metrics[n]:.4f}" for n in columns]
+        values = [number(metrics[n]) for n in columns]
         steps = str(summary["steps"][client])
         table.add_row(client, *values, steps, size(sent["up"]), size(sent["down"]))
     table.add_section()
     for row in ("mean", "sd", "worst"):
-        values = [f"{summary['federation'][n][row]:.4f}" for n in columns]
+        values = [number(summary["federation"][n][row]) for n in columns]
         total = [size(summary["bytes"][d]) for d in ("up", "down")] if row == "mean" else ["", ""]
         table.add_row(row, *values, "", *total)
     console.print(table)
-    say(console, sent_line(summary))
+    of = summary["clients"], summary.get("split", "test")
+    say(console, *undefined_sentences(*of), *failure_sentences(*of))
+    say(console, *passes_line(summary), sent_line(summary))
     if "memberships" in summary:
         say(console, membership_line(summary["memberships"]))
     say(console, f"Results and pictures: {folder}")
+
+
+def passes_line(summary: Mapping[str, Any]) -> list[str]:
+    """Says how many passes through the network the steps took, where they are not as many.
+
+    Example:
+        >>> spent = {"steps": {"a": 20}, "gradient_passes": {"a": 25}, "forward_passes": {"a": 8}}
+        >>> passes_line(spent)
+        ['Gradient passes per client: 25 for 20 steps; passes for a loss alone: 8.']
+        >>> passes_line({**spent, "gradient_passes": {"a": 20}, "forward_passes": {"a": 0}})
+        []
+    """
+    steps, forward = summary["steps"], summary.get("forward_passes", {})
+    gradient = summary.get("gradient_passes", steps)
+    if gradient == steps and not any(forward.values()):
+        return []
+    alone = f"; passes for a loss alone: {span(forward.values())}" * any(forward.values())
+    told = f"{span(gradient.values())} for {span(steps.values())} steps"
+    return [f"Gradient passes per client: {told}{alone}."]
 
 
 def sent_line(summary: dict[str, Any]) -> str:

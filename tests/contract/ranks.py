@@ -29,6 +29,7 @@ def outcome(module: FederatedModule) -> dict[str, Any]:
         "digests": {k: v for k, v in digests.items() if k in own},
         "ledger": module.federation.ledger.to_csv(),
         "steps": module.gather_steps(),
+        "passes": {c: list(passes) for c, passes in module.gather_passes().items()},
     }
 
 

@@ -54,6 +54,8 @@ def test_lightning_equals_reference(name, cohort):
     module, _ = lightning(name, cohort=cohort)
     assert module.federation.digests() == fed.digests()
     assert module.federation.ledger.to_csv() == fed.ledger.to_csv()
+    passes = [c.passes for c in module.federation.clients.values()]
+    assert passes == [c.passes for c in fed.clients.values()]
 
 
 def test_resumed_equals_straight(name, tmp_path: Path):
@@ -65,9 +67,10 @@ def test_resumed_equals_straight(name, tmp_path: Path):
     assert resumed.federation.digests() == straight.federation.digests()
     assert resumed.federation.ledger.to_csv() == straight.federation.ledger.to_csv()
     assert again.history == record.history
-    assert [c.steps_done for c in resumed.federation.clients.values()] == [
-        c.steps_done for c in straight.federation.clients.values()
-    ]
+    for what in ("steps_done", "passes"):
+        assert [getattr(c, what) for c in resumed.federation.clients.values()] == [
+            getattr(c, what) for c in straight.federation.clients.values()
+        ]
 
 
 def test_a_checkpoint_is_written_every_round(name, tmp_path: Path):

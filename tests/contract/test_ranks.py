@@ -62,6 +62,7 @@ def test_two_ranks_equal_one(name, cohort, two_ranks):
     for result in (r[f"{name}/{cohort}"] for r in two_ranks):
         assert result["ledger"] == expected["ledger"]
         assert result["steps"] == expected["steps"]
+        assert result["passes"] == expected["passes"]
         assert result["digests"]["server"] == expected["digests"]["server"]
         assert result["history"] == json.loads(json.dumps(evaluation.history))
         seen |= result["digests"]
@@ -72,7 +73,7 @@ def test_two_ranks_equal_one(name, cohort, two_ranks):
 def test_two_ranks_resumed_equal_straight(name, two_ranks):
     for result in two_ranks:
         straight, resumed = result[f"{name}/all"], result[f"{name}/resumed"]
-        for key in ("digests", "ledger", "steps"):
+        for key in ("digests", "ledger", "steps", "passes"):
             assert resumed[key] == straight[key]
 
 

@@ -18,7 +18,6 @@ import nibabel as nib
 import numpy as np
 import pytest
 import torch
-from medfed.delivery.bundle.manifest import MANIFEST, write_manifest
 from PIL import Image
 
 from medfed.common.errors import CheckpointError, DataError

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from medfed.common.errors import ConfigError, NonFiniteError
 from medfed.common.tensors import Tensors, digest
 from medfed.federation import training
-from medfed.federation.budget import LocalBudget, learning_rates, reach
+from medfed.federation.budget import LocalBudget, Passes, learning_rates, reach
 from medfed.federation.client import with_statistics
 from medfed.federation.local_client import LocalClient
 from medfed.federation.reference import run_reference
@@ -313,6 +313,30 @@ def test_steps_run_on_over_epochs_that_differ() -> None:
     assert sizes == [3, 3, 2, 3, 3, 2, 3]
     assert len(set(seeds)) == 3
     assert client.steps_done == 7
+
+
+def test_passes_are_those_of_each_client_and_of_all_its_calls() -> None:
+    client = toy_client(batch=3)  # 8 samples: 3 batches per epoch
+    other = LocalClient(client.data, client.trainer, client.weights, {})
+
+    def twice(weights: Tensors, grad_at: Callable[[Tensors], Tensors]) -> None:
+        grad_at(weights)
+
+    client.train(client.weights, steps=5)
+    assert client.passes == Passes(gradient=5, forward=0)
+    client.train(client.weights, steps=2, after_step=twice)
+    assert client.passes == Passes(gradient=9, forward=0)
+    assert client.steps_done == 7
+    client.gradient(client.weights)
+    client.gradient(client.weights, batches=2)
+    assert client.passes == Passes(gradient=14, forward=0)
+    client.loss_at(client.weights)
+    client.loss_at(client.weights, batches=1)
+    assert client.passes == Passes(gradient=14, forward=4)
+    assert client.steps_done == 7
+    assert other.passes == Passes()
+    other.train(client.weights, steps=1)
+    assert (other.passes, client.passes) == (Passes(1, 0), Passes(14, 4))
 
 
 def test_a_client_without_batches_is_named() -> None:

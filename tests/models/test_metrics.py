@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from monai.metrics import DiceMetric
 from scipy.ndimage import binary_erosion
 from scipy.spatial.distance import cdist
 from sklearn import metrics as sk
@@ -68,7 +69,8 @@ def test_one_class_has_no_auroc_and_raises_no_warning():
     probs = torch.tensor([[0.3, 0.7], [0.6, 0.4]])
     scores = classification_metrics(probs, torch.tensor([1, 1]))
     assert math.isnan(scores["auroc"])
-    assert scores["accuracy"] == scores["balanced_accuracy"] == 0.5
+    assert math.isnan(scores["balanced_accuracy"])
+    assert scores["accuracy"] == 0.5
     assert math.isfinite(scores["ece"])
 
 
@@ -135,16 +137,24 @@ def test_without_case_each_image_is_one():
     assert scores["dice"] == pytest.approx(2 * 8 / (8 + 12))
 
 
-def test_absent_region_is_nan_and_left_out_of_the_mean():
-    truth = torch.zeros(1, 2, 4, 4)
-    truth[:, 0] = 1
+@pytest.mark.parametrize(
+    ("found", "overlap", "distance"),
+    [(False, 1.0, 0.0), (True, 0.0, math.hypot(4 * 2.0, 4 * 1.5))],
+    ids=["rightly empty", "falsely found"],
+)
+def test_a_region_that_is_nowhere_follows_brats(found, overlap, distance):
+    truth, pred = torch.zeros(1, 2, 4, 4), torch.zeros(1, 2, 4, 4)
+    truth[:, 0] = pred[:, 0] = 1
+    pred[:, 1, 0, 0] = found
     meter = SegmentationMeter(dice_bce_loss, ["here", "nowhere"], hausdorff=True)
-    meter.update(truth * 20 - 10, {"label": truth})
+    meter.update(pred * 20 - 10, {"label": truth, "spacing": torch.tensor([[2.0, 1.5, 9.0]])})
     scores = meter.compute()
-    assert math.isnan(scores["iou/nowhere"])
-    assert math.isnan(scores["hd95/nowhere"])
-    assert scores["iou"] == scores["dice"] == scores["dice_case"] == 1.0
-    assert scores["hd95"] == 0.0
+    for name in ("iou", "dice", "dice_case"):
+        assert scores[f"{name}/nowhere"] == overlap
+        assert scores[name] == (1 + overlap) / 2
+    assert scores["hd95/here"] == 0
+    assert scores["hd95/nowhere"] == pytest.approx(distance)
+    assert scores["hd95"] == pytest.approx(distance / 2)
 
 
 def edges(mask: np.ndarray) -> np.ndarray:
@@ -162,8 +172,77 @@ def test_hausdorff_agrees_with_all_pairs(spatial):
     assert hausdorff95(pred, truth).item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_hausdorff_of_a_missed_region_is_the_diagonal():
-    truth = torch.zeros(1, 1, 4, 5, dtype=torch.bool)
-    truth[..., 1, 1] = True
-    assert hausdorff95(~truth & False, truth).item() == 5.0
-    assert hausdorff95(truth, truth).item() == 0.0
+def test_hausdorff_of_a_region_that_one_mask_alone_has_is_the_diagonal():
+    some = torch.zeros(1, 1, 3, 4, dtype=torch.bool)
+    some[..., 1, 1] = True
+    none = torch.zeros_like(some)
+    assert hausdorff95(none, some).item() == hausdorff95(some, none).item() == 5.0
+    assert hausdorff95(some, none, spacing=(1.0, 1.0)).item() == 5.0
+    assert hausdorff95(some, none, spacing=(4.0, 1.25)).item() == 13.0
+    assert hausdorff95(none, none).item() == hausdorff95(some, some).item() == 0.0
+
+
+def test_the_diagonal_of_a_brats_volume_is_that_of_the_challenge():
+    some = torch.zeros(1, 1, 240, 240, 155, dtype=torch.bool)
+    some[..., 100, 100, 100] = True
+    assert hausdorff95(some & False, some).item() == pytest.approx(373.128664, abs=1e-6)
+
+
+@pytest.mark.parametrize("spacing", [(0.5, 0.5, 5.0), (1.0, 2.0, 0.7)])
+def test_distances_of_volumes_and_of_their_slices_are_in_millimetres(spacing):
+    g = torch.Generator().manual_seed(2)
+    truth = torch.zeros(2, 1, 9, 10, 6)
+    truth[0, :, 2:6, 3:8, 1:4] = 1
+    truth[1, :, 4:6, 2:5, 2:5] = 1
+    pred = truth.roll((1, -2, 1), (2, 3, 4)) * (torch.rand(truth.shape, generator=g) > 0.1)
+    mm = np.array(spacing)
+    expected = []
+    for p, t in zip(pred[:, 0].numpy() > 0, truth[:, 0].numpy() > 0, strict=True):
+        d = cdist(edges(p) * mm, edges(t) * mm)
+        expected.append(max(np.percentile(d.min(1), 95), np.percentile(d.min(0), 95)))
+    volumes, slices = (SegmentationMeter(dice_bce_loss, ["a"], hausdorff=True) for _ in range(2))
+    step = torch.tensor([spacing])
+    case = torch.arange(2)
+    batch = {"label": truth, "case": case, "spacing": step.expand(2, 3)}
+    volumes.update(pred * 20 - 10, batch)
+    flat = [t.permute(0, 4, 1, 2, 3).flatten(0, 1) for t in (pred, truth)]  # 2 x 6 slices
+    for some in torch.arange(12).split(5):  # batches that span two cases
+        label = {"label": flat[1][some], "case": case.repeat_interleave(6)[some]}
+        slices.update(flat[0][some] * 20 - 10, label | {"spacing": step.expand(len(some), 3)})
+    assert volumes.compute()["hd95"] == pytest.approx(np.mean(expected), rel=1e-5)
+    assert slices.compute()["hd95"] == pytest.approx(np.mean(expected), rel=1e-5)
+
+
+def test_without_spacing_there_is_no_distance():
+    truth = torch.ones(1, 1, 4, 4)
+    meter = SegmentationMeter(dice_bce_loss, ["a"], hausdorff=True)
+    meter.update(truth, {"label": truth})
+    assert math.isnan(meter.compute()["hd95"])
+
+
+def test_dice_of_cases_agrees_with_monai():
+    g = torch.Generator().manual_seed(1)
+    pred, truth = ((torch.rand(6, 2, 8, 7, generator=g) > 0.6).float() for _ in range(2))
+    pred[0, 0] = truth[0, 0] = 0  # rightly empty
+    pred[1, 1] = 0  # missed
+    truth[2, 0] = 0  # falsely found
+    meter = SegmentationMeter(dice_bce_loss, ["a", "b"])
+    meter.update(pred * 20 - 10, {"label": truth})
+    found = meter.compute()
+    dice = DiceMetric(reduction="none", ignore_empty=False)(pred, truth).double()
+    expected = dice.mean(0).tolist()
+    assert [found["dice_case/a"], found["dice_case/b"]] == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_loss_is_the_mean_over_images_whatever_their_batches():
+    g = torch.Generator().manual_seed(3)
+    logits, truth = torch.randn(5, 1, 4, 4, generator=g), torch.ones(5, 1, 4, 4)
+    each = [dice_bce_loss(z[None], y[None]).item() for z, y in zip(logits, truth, strict=True)]
+    alone = SegmentationMeter(dice_bce_loss, ["a"])
+    uneven = SegmentationMeter(lambda z, y: (z**2).mean(), ["a"])
+    for z, y in zip(logits, truth, strict=True):
+        alone.update(z[None], {"label": y[None]})
+    for some in torch.arange(5).split([4, 1]):
+        uneven.update(logits[some], {"label": truth[some]})
+    assert alone.compute()["loss"] == pytest.approx(np.mean(each))
+    assert uneven.compute()["loss"] == pytest.approx((logits**2).mean().item())

@@ -15,6 +15,7 @@ from sklearn import linear_model
 from torch.utils.data import DataLoader
 
 from medfed.common.errors import ConfigError
+from medfed.common.scores import worst_value
 from medfed.models.classification import RiskTask
 from medfed.models.networks.linear import LinearRegression, LogisticRegression
 from medfed.models.regression import RegressionTask
@@ -86,6 +87,47 @@ def test_evaluate_restores_the_flags_after_an_error(kind):
 
 def test_evaluate_of_nothing_is_nan(kind):
     assert all(math.isnan(v) for v in make_task(kind).evaluate([]).values())
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_one_prediction_that_is_not_finite_makes_every_metric_the_worst(kind, bad):
+    task, batch = make_task(kind), make_batch(kind)
+    good, forward = task.evaluate([batch]), task.forward
+    count = [0]
+
+    def once(image):
+        logits = forward(image).clone()
+        count[0] += 1
+        if count[0] == 2:
+            logits.flatten()[0] = bad
+        return logits
+
+    task.forward = once
+    scores = task.evaluate([batch, batch, batch])
+    assert scores == {name: worst_value(name) for name in good}
+    assert scores["loss"] == math.inf
+    count[0] = 9  # the next evaluation is as good as the first
+    assert task.evaluate([batch]) == good
+
+
+def test_an_infinite_loss_makes_every_metric_the_worst():
+    task = make_task("regression")
+    torch.nn.init.constant_(task.network.linear.weight, 1e30)  # finite, but not its square
+    batch = make_batch("regression")
+    assert task.forward(batch["image"]).isfinite().all()
+    scores = task.evaluate([batch])
+    assert scores == {"loss": math.inf, "rmse": math.inf, "mae": math.inf, "r2": -math.inf}
+
+
+def test_what_the_data_leave_undefined_stays_so_when_the_model_fails():
+    task, batch = make_task("classification"), make_batch("classification")
+    batch["label"] = torch.ones_like(batch["label"])
+    undefined = [n for n, v in task.evaluate([batch]).items() if math.isnan(v)]
+    assert undefined == ["balanced_accuracy", "auroc"]
+    torch.nn.init.constant_(next(task.network.parameters()), math.nan)
+    failed = task.evaluate([batch])
+    assert [n for n, v in failed.items() if math.isnan(v)] == undefined
+    assert (failed["loss"], failed["accuracy"], failed["ece"]) == (math.inf, 0.0, 1.0)
 
 
 def test_loss_is_a_scalar_with_gradients(kind):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import shutil
 import statistics
 from pathlib import Path
@@ -14,11 +15,13 @@ import safetensors.numpy
 from omegaconf import OmegaConf
 
 from medfed.common.errors import CheckpointError, ConfigError
+from medfed.common.scores import worst_value
 from medfed.config.compose import load
 from medfed.reports.comparison import compare_runs
 from medfed.reports.lambda_path import lambda_path
 from medfed.reports.methods import compare
 from medfed.reports.runs import find_runs
+from medfed.run.results import over_clients
 from medfed.run.train import train
 
 SMALL = ("rounds=1", "local.steps=2", "logger=none", "progress=false")
@@ -74,7 +77,7 @@ def test_the_tables_have_the_numbers_of_the_summaries(runs, tmp_path):
             values = [s["clients"][client]["balanced_accuracy"] for s in summaries]
             row = table["balanced_accuracy", client, method]
             assert float(row["value"]) == pytest.approx(statistics.fmean(values), abs=1e-12)
-            assert float(row["sd_over_seeds"]) == pytest.approx(statistics.pstdev(values))
+            assert float(row["sd_over_seeds"]) == pytest.approx(statistics.stdev(values))
         values = [min(m["balanced_accuracy"] for m in s["clients"].values()) for s in summaries]
         worst = table["balanced_accuracy", "worst", method]
         assert float(worst["value"]) == pytest.approx(statistics.fmean(values))
@@ -137,6 +140,66 @@ def test_differing_budgets_and_settings_are_told(runs, tmp_path):
     notes = " ".join(comparison.notes)
     assert "Gradient steps per client differ: fedavg 2, local steps=2 2, local steps=7 7" in notes
     assert "Settings besides the algorithm differ between methods: local.steps" in notes
+
+
+def changed(run: Path, copy: Path, **changes) -> Path:
+    shutil.copytree(run, copy)
+    summary = summary_of(copy) | changes
+    (copy / "summary.json").write_text(json.dumps(summary))
+    return copy
+
+
+def test_a_failed_client_is_in_the_means_and_named(runs, tmp_path):
+    summary = summary_of(runs / "local_0")
+    one = "hospital_1"
+    lost = {name: worst_value(name) for name in summary["clients"][one]}
+    clients = summary["clients"] | {one: lost}
+    failed = changed(
+        runs / "local_0", tmp_path / "local", clients=clients, federation=over_clients(clients)
+    )
+    comparison = compare_runs([str(runs / "fedavg_0"), str(failed)], tmp_path / "out", "loss")
+    table = read_csv(tmp_path / "out" / "comparison.csv")
+    assert float(table["loss", "mean", "local"]["value"]) == math.inf
+    assert table["loss", "mean", "fedavg"]["best"] == "1"
+    report = (tmp_path / "out" / "comparison.md").read_text()
+    assert "Best by mean loss: fedavg" in report
+    assert any(
+        f"local, seed 0: The loss or the predictions of {one}" in n for n in comparison.notes
+    )
+    assert "One seed (0): no deviation over seeds (–)." in comparison.notes
+
+
+def test_equal_steps_with_other_passes_are_told(runs, tmp_path):
+    clients = summary_of(runs / "local_0")["steps"]
+    passes = {
+        "gradient_passes": dict.fromkeys(clients, 5),
+        "forward_passes": dict.fromkeys(clients, 3),
+    }
+    dear = changed(runs / "local_0", tmp_path / "local", **passes)
+    comparison = compare_runs([str(runs / "fedavg_0"), str(dear)], tmp_path / "out")
+    notes = " ".join(comparison.notes)
+    assert "Equal budgets: 2 gradient steps per client." in notes
+    assert (
+        "Gradient passes per client, those of the steps among them, differ: fedavg 2, local 5."
+        in notes
+    )
+    assert "Passes per client for a loss alone differ: fedavg 0, local 3." in notes
+    report = (tmp_path / "out" / "comparison.md").read_text()
+    assert "| gradient passes per client |  | 2 | 5 |" in report
+    table = read_csv(tmp_path / "out" / "comparison.csv")
+    assert table["forward passes", "hospital_1", "local"]["value"] == "3.0"
+    plain = compare([runs / "fedavg_0", runs / "local_0"])
+    assert not [n for n in plain.notes if "passes" in n]
+
+
+def test_a_run_of_an_older_version_is_told(runs, tmp_path):
+    shutil.copytree(runs / "local_0", tmp_path / "old")
+    summary = summary_of(tmp_path / "old")
+    for key in ("undefined", "failed", "gradient_passes", "forward_passes"):
+        del summary[key]
+    (tmp_path / "old" / "summary.json").write_text(json.dumps(summary))
+    comparison = compare_runs([str(runs / "fedavg_0"), str(tmp_path / "old")], tmp_path / "out")
+    assert any(n.startswith("Written by an older version: ") for n in comparison.notes)
 
 
 def test_unknown_metric_and_missing_runs(runs, tmp_path):

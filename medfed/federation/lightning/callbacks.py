@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from typing import Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import EarlyStopping
 
-from medfed.common.scores import Record, smaller_is_better
-from medfed.federation.lightning.collect import gather_named
+from medfed.common.scores import (
+    Record,
+    failed,
+    failure_sentences,
+    failures_count,
+    federation_statistics,
+    smaller_is_better,
+    undefined_in,
+    undefined_sentences,
+    worst_value,
+)
+from medfed.federation.lightning.collect import gather_named, rank
 from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.lightning.schedule import Task
+
+_log = logging.getLogger(__name__)
 
 
 class FederatedRounds(pl.Callback):
@@ -42,6 +55,10 @@ class FederatedRounds(pl.Callback):
 class PersonalEvaluation(pl.Callback):
     """Gathers validation metrics per client and logs mean and worst client.
 
+    What a client's data leave undefined is known after its first evaluation, and left out in every
+    round alike; a model that has failed counts with the worst possible value, see
+    :mod:`medfed.common.scores`. Both are said once, where they are first seen.
+
     Args:
         metric: The metric by which a round is selected, e.g. ``iou``.
         mode: ``max`` or ``min``.
@@ -57,29 +74,63 @@ class PersonalEvaluation(pl.Callback):
         """Appends the record of this round."""
         assert isinstance(pl_module, FederatedModule)
         metrics, number = _gather(pl_module), pl_module.next_round - 1
+        undefined = self.undefined()
+        metrics = {c: failures_count(m, undefined.get(c)) for c, m in metrics.items()}
+        self._say(metrics, number)
         self.history += [Record(number, client, m) for client, m in metrics.items()]
         values: dict[str, float] = {}
         for name in next(iter(metrics.values())):
-            finite = [m[name] for m in metrics.values() if math.isfinite(m[name])]
-            if finite:
-                values[f"val/{name}"] = sum(finite) / len(finite)
-                values[f"val/{name}_worst"] = (
-                    max(finite) if smaller_is_better(name) else min(finite)
-                )
+            over = federation_statistics([m[name] for m in metrics.values()], self._falls(name))
+            if not math.isnan(over["mean"]):
+                values[f"val/{name}"] = over["mean"]
+                values[f"val/{name}_worst"] = over["worst"]
         for name, value in values.items():
             pl_module.log(name, value, logger=False, sync_dist=True, batch_size=1)
         if trainer.logger:
             per_client = {
                 f"val/{c}/{self.metric}": m[self.metric]
                 for c, m in metrics.items()
-                if math.isfinite(m[self.metric])
+                if not math.isnan(m[self.metric])
             }
             trainer.logger.log_metrics({**values, **per_client}, step=number)
 
     def on_test_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Keeps the test metrics."""
         assert isinstance(pl_module, FederatedModule)
-        self.test = _gather(pl_module)
+        self.test = {c: failures_count(m) for c, m in _gather(pl_module).items()}
+
+    def undefined(self) -> dict[str, list[str]]:
+        """Returns for each client the metrics that its validation data leave undefined."""
+        first = min((r.round for r in self.history), default=0)
+        return {r.client: undefined_in(r.metrics) for r in self.history if r.round == first}
+
+    def failures(self) -> dict[str, list[int]]:
+        """Returns the clients whose models have failed on validation data, and in which rounds."""
+        found: dict[str, list[int]] = {}
+        for record in self.history:
+            for client in failed({record.client: record.metrics}):
+                found.setdefault(client, []).append(record.round)
+        return found
+
+    def _falls(self, metric: str) -> bool:
+        return self.mode == "min" if metric == self.metric else smaller_is_better(metric)
+
+    def _say(self, metrics: dict[str, dict[str, float]], number: int) -> None:
+        """Says, once for each client, what is left out and whose model has failed."""
+        if rank() != 0:
+            return
+        first, before = not self.history, self.failures()
+        news = {c: m for c, m in metrics.items() if c not in before}
+        told = undefined_sentences(metrics, "validation") if first else []
+        told += failure_sentences(news, "validation", f"Round {number + 1}: ")
+        for sentence in told:
+            _log.warning(sentence)
+        if first and all(math.isnan(m[self.metric]) for m in metrics.values()):
+            _log.warning(
+                "The validation data leave %s undefined at every client, so no round can be "
+                "selected by it: the last one will be; set model.selection to another metric.",
+                self.metric,
+            )
 
     def best_round(self) -> int | None:
         """Returns the round with the best mean over clients; the earliest of equals."""
@@ -92,12 +143,17 @@ class PersonalEvaluation(pl.Callback):
 
     def score(self, number: int) -> float:
         """Returns the selection score of a round, larger is better; NaN where undefined."""
-        values = [r.metrics[self.metric] for r in self.history if r.round == number]
-        finite = [v for v in values if math.isfinite(v)]
-        if not finite:
-            return math.nan
-        mean = sum(finite) / len(finite)
-        return mean if self.mode == "max" else -mean
+        undefined, sign = self.undefined(), 1 if self.mode == "max" else -1
+        values = [
+            sign * (v if math.isfinite(v) else worst_value(self.metric))
+            for v, client in (
+                (r.metrics[self.metric], r.client) for r in self.history if r.round == number
+            )
+            if self.metric not in undefined.get(client, ())
+        ]
+        # Of a metric that is unknown here the direction of selection says what is worst.
+        values = [v if math.isfinite(v) else -math.inf for v in values]
+        return sum(values) / len(values) if values else math.nan
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the record, so that a resumed run selects as a straight one."""
@@ -122,6 +178,7 @@ class Patience(EarlyStopping):
             patience=patience,
             mode=evaluation.mode,
             strict=False,  # the metric may be undefined at all clients
+            check_finite=False,  # a model that has failed is the worst of rounds, not the last
             check_on_train_epoch_end=False,
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, Protocol
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from medfed.common.errors import CheckpointError, NonFiniteError
 from medfed.common.tensors import to_device
+from medfed.federation.budget import Passes
 from medfed.federation.client import Batch
 from medfed.federation.federation import Federation, Round, naming
 from medfed.federation.lightning.collect import gather_named, rank, world_size
@@ -184,6 +186,12 @@ class FederatedModule(pl.LightningModule):
         own = {c: str(clients[c].steps_done).encode() for c in self.owned}
         return {c: int(n) for c, n in gather_named(own, self.device).items()}
 
+    def gather_passes(self) -> dict[str, Passes]:
+        """Returns the passes through the network of every client so far; a collective call."""
+        clients = self.federation.clients
+        own = {c: json.dumps(clients[c].passes).encode() for c in self.owned}
+        return {c: Passes(*json.loads(n)) for c, n in gather_named(own, self.device).items()}
+
     def _gather_states(self) -> dict[str, dict[str, Any]]:
         """Returns what every client keeps; a collective call.
 
@@ -201,13 +209,14 @@ class FederatedModule(pl.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Saves the server, every client of every rank and the ledger; a collective call."""
         states = self._gather_states()
-        steps = self.gather_steps()
+        steps, passes = self.gather_steps(), self.gather_passes()
         # The network holds whichever client came last: scratch, and not part of the result.
         checkpoint["state_dict"] = {}
         checkpoint["federation"] = {
             "algorithm": type(self.federation.algorithm).__name__,
             "next_round": self.next_round,
             "steps": {c: int(steps[c]) for c in self.federation.ids},
+            "passes": {c: tuple(passes[c]) for c in self.federation.ids},
             "server": self.federation.server,
             "memory": self.federation.memory,
             "clients": {c: states[c] for c in self.federation.ids},
@@ -218,15 +227,22 @@ class FederatedModule(pl.LightningModule):
         """Restores what :meth:`on_save_checkpoint` saved.
 
         Raises:
-            CheckpointError: If the checkpoint is of another algorithm or other clients.
+            CheckpointError: If the checkpoint is of another algorithm or other clients, or training
+                is to go on from one of a version that counted no passes.
         """
         saved = self.restore(checkpoint)
         if self.trainer.state.fn == TrainerFn.FITTING:
+            if "passes" not in saved:
+                raise CheckpointError(
+                    "This checkpoint is of an older version, which did not count gradient passes; "
+                    "finish the run with that version, or repeat it."
+                )
             # A test of the selected round must not forget what later rounds cost.
             self.federation.ledger.load_state_dict(saved["ledger"])
             self.next_round = saved["next_round"]
             for client, steps in saved["steps"].items():
                 self.federation.clients[client].steps_done = steps
+                self.federation.clients[client].passes = Passes(*saved["passes"][client])
 
     def restore(self, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
         """Puts back the states of a checkpoint, without what training on needs; returns its record.

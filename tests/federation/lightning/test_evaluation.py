@@ -24,14 +24,30 @@ def evaluation(mode: str, *rounds: tuple[float, ...]) -> PersonalEvaluation:
         ("min", [(0.1, 0.3), (0.5, 0.5), (0.1, 0.1)], 2),
         ("max", [(0.5, 0.5), (0.25, 0.75), (0.5, 0.5)], 0),  # the earliest of equals
         ("min", [(2.0,), (1.0,), (1.0,)], 1),
-        ("max", [(math.nan, 0.2), (0.3, math.nan)], 1),  # the mean of those that are defined
-        ("max", [(math.nan,), (0.1,), (math.inf,)], 1),
+        # What the data leave undefined is out of every round, whatever is measured later.
+        ("max", [(math.nan, 0.2), (0.9, 0.1)], 0),
+        ("min", [(math.nan, 0.1), (math.nan, 0.2)], 0),
+        ("max", [(math.nan,), (0.1,), (0.2,)], 2),
+        # A failed model is worse than any other; of several such rounds, the earliest.
+        ("max", [(0.1, 0.1), (0.9, math.nan), (0.9, -math.inf)], 0),
+        ("min", [(0.9, 0.9), (0.1, math.inf), (0.1, math.nan)], 0),
+        ("max", [(math.inf,), (0.1,), (math.nan,)], 1),
+        ("min", [(0.1, math.inf), (math.inf, 0.1)], 0),
         ("max", [(math.nan,), (math.nan,)], 1),  # nothing to choose by: the last
         ("max", [], None),
     ],
 )
 def test_best_round(mode, rounds, best):
     assert evaluation(mode, *rounds).best_round() == best
+
+
+def test_the_worst_of_a_bounded_metric_is_its_bound():
+    """A round with a failed model may still beat one in which all others are as bad."""
+    made = evaluation("max", (0.1, 0.1), (0.9, math.nan))
+    made.metric = "iou"
+    made.history = [Record(r.round, r.client, {"iou": r.metrics["m"]}) for r in made.history]
+    assert made.score(1) == pytest.approx(0.45)
+    assert made.best_round() == 1
 
 
 def test_scores_are_larger_the_better():

@@ -1,0 +1,95 @@
+"""Meters: they gather the batches of one split and give its metrics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from medfed.common.scores import worst_value
+
+Batch = Mapping[str, Tensor]
+"""``image`` and ``label``, and where they apply ``channels``, ``case`` and ``spacing``."""
+
+
+class Meter(Protocol):
+    """Gathers the batches of one split and gives their metrics.
+
+    A plain object rather than a ``torchmetrics.Metric``, so that the state dict of a task holds its
+    network and nothing else. A metric is NaN where the *data* leave it undefined, whatever is
+    predicted, and no warning is raised.
+    """
+
+    def update(self, logits: Tensor, batch: Batch) -> None:
+        """Adds one batch."""
+
+    def compute(self) -> dict[str, float]:
+        """Returns the metrics of all batches so far."""
+
+
+class WholeSplit:
+    """The meter of metrics that need all logits and labels of a split at once.
+
+    Args:
+        criterion: The loss of logits and labels.
+        names: The metrics beside the loss; NaN where the split is empty.
+        measure: Gives them for all logits and labels together.
+    """
+
+    def __init__(
+        self,
+        criterion: Callable[[Tensor, Tensor], Tensor],
+        names: Sequence[str],
+        measure: Callable[[Tensor, Tensor], dict[str, float]],
+    ) -> None:
+        self.criterion = criterion
+        self.names = names
+        self.measure = measure
+        self.logits: list[Tensor] = []
+        self.labels: list[Tensor] = []
+
+    def update(self, logits: Tensor, batch: Batch) -> None:
+        """Adds the logits ``(B, ...)`` and the ``label`` of a batch."""
+        self.logits.append(logits.detach().float())
+        self.labels.append(batch["label"])
+
+    def compute(self) -> dict[str, float]:
+        """Returns ``loss`` and the metrics of all batches together."""
+        if not self.labels:
+            return dict.fromkeys(("loss", *self.names), math.nan)
+        logits, label = torch.cat(self.logits), torch.cat(self.labels)
+        loss = self.criterion(logits, label).item()
+        return {"loss": loss} | self.measure(logits, label)
+
+
+class FiniteOnly:
+    """A meter around another one, to which predictions that are not finite are failures.
+
+    Metrics made of NaN can look like others (``argmax`` finds a class, ``NaN > 0.5`` an empty
+    mask), so one such prediction, or an infinite loss, gives every metric of the split its worst
+    possible value. What the data leave undefined stays NaN.
+
+    Args:
+        meter: The meter of the task.
+    """
+
+    def __init__(self, meter: Meter) -> None:
+        self.meter = meter
+        self.failed = False
+
+    def update(self, logits: Tensor, batch: Batch) -> None:
+        """Adds one batch."""
+        if not bool(logits.isfinite().all()):
+            self.failed = True
+            logits = torch.zeros_like(logits)  # which metrics are defined is a matter of the labels
+        self.meter.update(logits, batch)
+
+    def compute(self) -> dict[str, float]:
+        """Returns the metrics of all batches so far."""
+        metrics = self.meter.compute()
+        if not self.failed and not any(map(math.isinf, metrics.values())):
+            return metrics
+        return {n: v if math.isnan(v) else worst_value(n) for n, v in metrics.items()}

@@ -1,0 +1,117 @@
+"""Runs whose numbers could look right and are not: failed models, data that define no metric."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from medfed.common.errors import CheckpointError
+from medfed.federation.federation import Federation
+from medfed.federation.lightning.checkpoint import seal
+from medfed.reports.comparison import compare_runs
+from medfed.run.evaluation import evaluate_run
+from medfed.run.folder import read_history
+from tests.integration.runs import CLINICAL, left_in, resume, run
+
+ALONE = (*CLINICAL, "algorithm=local")
+UNDEFINED = ["balanced_accuracy", "auroc"]
+
+
+def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.name.startswith("medfed")]
+
+
+def test_a_run_that_diverges_in_its_last_step_does_not_look_like_one(tmp_path, caplog, capsys):
+    summary, _ = run(tmp_path / "run", *ALONE, "rounds=1", "local.steps=1", "optimizer.lr=1e38")
+    clients = list(summary["clients"])
+    assert summary["failed"] == {"val": {c: [0] for c in clients}, "test": clients}
+    for metrics in summary["clients"].values():
+        worst = {"loss": math.inf, "accuracy": 0.0, "balanced_accuracy": 0.0, "auroc": 0.0}
+        assert metrics == {**worst, "ece": 1.0}
+    assert summary["federation"]["loss"]["mean"] == math.inf
+    assert summary["federation"]["accuracy"]["mean"] == 0.0
+    assert [s for s in warned(caplog) if "not finite" in s] == [
+        f"Round 1: The loss or the predictions of {c} on its validation data are not finite; "
+        f"{c} counts as the worst possible."
+        for c in clients
+    ]
+    assert f"predictions of {clients[0]} on its test data are not finite" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("round", "selected"), [(2, 1), (1, 2)])
+def test_a_round_in_which_one_client_fails_is_not_its_mean_over_the_others(
+    tmp_path, caplog, monkeypatch, round, selected
+):
+    """The loss falls, and without the failed client it would fall more; and the run goes on."""
+    model, failing = Federation.personal_model, "hospital_3"  # the one of the largest loss
+
+    def personal_model(self, client):
+        weights = model(self, client)
+        now = client == failing and self.clients[client].steps_done == round + 1
+        return {n: t * math.nan for n, t in weights.items()} if now else weights
+
+    monkeypatch.setattr(Federation, "personal_model", personal_model)
+    options = ("local.steps=1", "model.selection=[loss,min]", "evaluation.patience=3")
+    summary, experiment = run(tmp_path / "run", *ALONE, *options)
+    assert (summary["rounds"], summary["selected_round"]) == (3, selected)
+    assert summary["failed"]["val"] == {failing: [round]}
+    assert len([s for s in warned(caplog) if failing in s]) == 1
+    rows = [r for r in read_history(tmp_path / "run") if r.round == round]
+    failed = next(r.metrics for r in rows if r.client == failing)
+    assert (failed["loss"], failed["balanced_accuracy"]) == (math.inf, 0.0)
+    assert experiment.evaluation.score(round) == -math.inf
+
+
+def test_clients_of_one_class_are_named_and_left_out_of_every_round(tmp_path, caplog, capsys):
+    summary, experiment = run(tmp_path / "run", *ALONE, "partition=shards")
+    left_out = dict.fromkeys(("hospital_0", "hospital_2"), UNDEFINED)
+    assert summary["undefined"] == {"val": left_out, "test": left_out}
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["undefined"]["val"]
+    told = [s for s in warned(caplog) if "undefined" in s]
+    assert told == [
+        "The validation data of hospital_0, hospital_2 leave balanced_accuracy, auroc undefined; "
+        "they are left out there."
+    ]
+    for number in range(3):
+        values = [r for r in experiment.evaluation.history if r.round == number]
+        nan = [r.client for r in values if math.isnan(r.metrics["balanced_accuracy"])]
+        assert nan == list(left_out)
+    known = [m["auroc"] for c, m in summary["clients"].items() if c not in left_out]
+    assert summary["federation"]["auroc"]["mean"] == pytest.approx(sum(known) / 3)
+    capsys.readouterr()
+    again = evaluate_run(tmp_path / "run", "val")
+    assert again["undefined"] == {"val": left_out}
+    compare_runs([str(tmp_path / "run")], tmp_path / "out")
+    assert "The test data of hospital_0, hospital_2 leave" in capsys.readouterr().out
+    assert "| – |" in (tmp_path / "out" / "comparison.md").read_text()
+
+
+def test_without_validation_patients_it_is_said_that_nothing_selects(tmp_path, caplog):
+    summary, _ = run(tmp_path / "run", *ALONE, "rounds=2", "data.val_fraction=0")
+    assert summary["selected_round"] == 1
+    (told,) = (s for s in warned(caplog) if "no round can be selected" in s)
+    assert "balanced_accuracy" in told
+    assert "model.selection" in told
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"), [(lambda saved: saved.pop("passes"), "did not count gradient passes")]
+)
+def test_a_checkpoint_whose_counts_would_be_wrong(tmp_path: Path, spoil, words):
+    folder = tmp_path / "run"
+    run(folder, *ALONE, "rounds=2")
+    (folder / "summary.json").unlink()
+    path = folder / "checkpoints" / "round_00001.ckpt"
+    checkpoint = torch.load(path, weights_only=True)
+    spoil(checkpoint["federation"])
+    torch.save(checkpoint, tmp_path / "spoilt")
+    seal(tmp_path / "spoilt", path)
+    before = left_in(folder)
+    with pytest.raises(CheckpointError, match=words) as caught:
+        resume(folder, *ALONE, "rounds=2")
+    assert "\n" not in str(caught.value)
+    assert left_in(folder) == before

@@ -1,0 +1,46 @@
+"""Hausdorff distances in a whole run: in mm, at test alone, and read again."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from medfed.datamodules.readers.nifti import ras_spacing
+from medfed.models.regions import hausdorff95
+from medfed.reports.comparison import compare_runs
+from medfed.run.folder import read_history
+from tests.integration.runs import imaging, run
+
+
+def test_distances_are_those_of_the_volumes_in_millimetres(tmp_path):
+    options = ("algorithm=local", "rounds=1", "model.hausdorff=true", "data.eval_every=1")
+    summary, experiment = run(tmp_path / "run", *imaging(tmp_path), *options)
+    data, module = experiment.data, experiment.module
+    for client, metrics in summary["clients"].items():
+        module.local.load(module.federation.personal_model(client))
+        (patient,) = data.clients[client].patients["test"]
+        files = next(p.files for p in data.list_patients() if p.id == patient)
+        spacing = ras_spacing(files["label"])
+        batches = list(data.clients[client].eval_batches("test"))
+        assert batches[0]["spacing"][0].tolist() == pytest.approx(spacing)
+        pred = torch.cat([experiment.task.predict(b) > 0.5 for b in batches])
+        truth = torch.cat([b["label"] > 0.5 for b in batches])
+        volumes = [t.permute(1, 2, 3, 0)[None] for t in (pred, truth)]
+        expected = hausdorff95(*volumes, spacing)[0].tolist()
+        regions = [metrics[f"hd95/{r}"] for r in experiment.task.regions]
+        assert regions == pytest.approx(expected, rel=1e-6)
+        assert metrics["hd95"] == pytest.approx(sum(expected) / len(expected))
+    # Validation has no distances: their places in the file are empty.
+    history = read_history(tmp_path / "run")
+    assert all(math.isnan(r.metrics["hd95"]) for r in history)
+    assert not any(summary["undefined"]["val"].values())
+    compare_runs([str(tmp_path / "run")], tmp_path / "out", "iou")
+
+
+def test_files_of_0_1_have_quotes_where_a_metric_is_not_measured(tmp_path):
+    (tmp_path / "metrics.csv").write_text("round,client,split,iou,hd95\n0,a,val,0.5,''\n")
+    (record,) = read_history(tmp_path)
+    assert record.metrics["iou"] == 0.5
+    assert math.isnan(record.metrics["hd95"])
