@@ -9,6 +9,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from medfed.common.errors import CheckpointError, ConfigError
 from medfed.config.signatures import check_types
+from medfed.config.targets import check_targets
 
 # Keys outside of any constructor: the smallest whole number, and whether null will do.
 WHOLE_NUMBERS = {
@@ -43,6 +44,7 @@ def check(config: DictConfig) -> None:
         DataError: If a file or folder that must be there is not.
         CheckpointError: If a run folder or bundle is none.
     """
+    check_targets(OmegaConf.to_container(config))
     check_values(config)
     check_folders(config)
     check_runtime(config)
