@@ -1,4 +1,4 @@
-"""Files from elsewhere: read whole, and checked for what they must hold before any of it is used."""
+"""Files from elsewhere: read whole, and checked for what they must hold before they are used."""
 
 from __future__ import annotations
 
@@ -92,8 +92,10 @@ def misfit(content: Any, shape: Any, place: str = "it") -> str | None:
         found = (misfit(c, shape[0], f"{place}[{i}]") for i, c in enumerate(content))
         return next((f for f in found if f), None)
     is_bool_by_chance = isinstance(content, bool) and shape is not bool
-    return None if isinstance(content, shape) and not is_bool_by_chance else (
-        f"{place} is {_told(content)}"
+    return (
+        None
+        if isinstance(content, shape) and not is_bool_by_chance
+        else (f"{place} is {_told(content)}")
     )
 
 
@@ -143,7 +145,7 @@ def read_yaml(path: Path, shape: Any = None) -> dict[str, Any]:
                 raise ValueError("it refers to parts of itself")
             if depth > _DEPTH:
                 raise ValueError(f"it is nested more than {_DEPTH} deep")
-        content = yaml.load(text, Loader=get_yaml_loader())  # noqa: S506: derived from SafeLoader
+        content = yaml.load(text, Loader=get_yaml_loader())  # a SafeLoader
         _check(path, content, shape)
     return dict(content)
 

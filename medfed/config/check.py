@@ -112,8 +112,11 @@ config.yaml).
         value = config.get(key)
         if value is not None and not (Path(str(value)) / file).is_file():
             raise CheckpointError(f"{key}={value} is no {kind} (it has no {file}).")
-    runs = config.get("runs") or ()
-    for name in [runs] if isinstance(runs, str) else runs:
+    runs = config.get("runs", ListConfig(["."]))
+    names = list(runs) if isinstance(runs, ListConfig) else [runs]
+    if not names or None in names:
+        raise CheckpointError("runs names no folder; name one that holds finished runs.")
+    for name in names:
         if not Path(str(name)).expanduser().is_dir():
             raise CheckpointError(f"runs={name} is no folder; name one that holds finished runs.")
 

@@ -23,7 +23,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from medfed.common.errors import ConfigError, did_you_mean
+from hydra._internal.utils import _locate
+
+from medfed.common.errors import ConfigError, did_you_mean, first_line
 from medfed.config.plugins import is_plugin
 
 # Within the installed package, or beside it in a clone.
@@ -70,8 +72,8 @@ def register(module: str) -> None:
         >>> check_targets({"cohort": {"_target_": "my_package.cohorts.Weekly"}})
         Traceback (most recent call last):
         ...
-        medfed.common.errors.ConfigError: cohort._target_=my_package.cohorts.Weekly is nothing that \
-a configuration may build; name what the shipped configs name, an optimizer, a layer, a network, a \
+        medfed.common.errors.ConfigError: cohort._target_=my_package.cohorts.Weekly is nothing \
+that a configuration may build; name what the shipped configs name, an optimizer, a layer, a network, a \
 loss or a transform of torch or MONAI, or code of your own in a folder that you add by \
 plugins=FOLDER.
         >>> register("my_package.cohorts")
@@ -105,9 +107,9 @@ def check_targets(plain: Any, place: str = "", found: bool = False) -> None:
         Traceback (most recent call last):
         ...
         medfed.common.errors.ConfigError: optimizer[0]._target_=torch.optim.sgd.torch.load is \
-nothing that a configuration may build; name what the shipped configs name, an optimizer, a layer, a \
-network, a loss or a transform of torch or MONAI, or code of your own in a folder that you add by \
-plugins=FOLDER.
+nothing that a configuration may build; name what the shipped configs name, an optimizer, a layer, \
+a network, a loss or a transform of torch or MONAI, or code of your own in a folder that you add \
+by plugins=FOLDER.
     """
     nodes = list(_nodes(plain, place))
     for key, node in nodes:  # all of them by their spelling, before any is imported
@@ -154,14 +156,12 @@ def _check_found(key: str, node: Mapping[Any, Any]) -> None:
     target = str(node[_KEY])
     if target in shipped():
         return
-    from pydoc import ErrorDuringImport, locate  # late: few configurations name anything else
-
     try:
-        thing = locate(target)
-    except ErrorDuringImport as error:
-        raise ConfigError(f"{key}={target} cannot be imported: {error.value}.") from error
-    if thing is None:
-        raise ConfigError(f"{key}={target} is not there; correct the name.")
+        thing = _locate(target)  # as Hydra will find it; what is public logs an error, too
+    except Exception as error:  # whatever an import raises; Hydra's sentence is about itself
+        cause = error.__cause__ or error
+        why = first_line(cause)
+        raise ConfigError(f"{key}={target} cannot be used as it is: {why}.") from error
     module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
     if not callable(thing) or not isinstance(module, str) or not isinstance(name, str):
         raise _refusal(key, target)
