@@ -54,7 +54,7 @@ LIBRARIES = {
 _NOT = re.compile(
     r"\.(Rand)?(Lambda|TorchVision|TorchIO|CuCIM|DataStats|SimulateDelay|ToDevice)(d|D|Dict)?$"
     r"|\.(Invert|ApplyTransform\w*)(d|D|Dict)?$|^monai\.losses\.perceptual\."
-    r"|\.(TransChex|MultiModal|CellSamWrapper|TorchVisionFCModel|TextEncoder)$"
+    r"|\.(Transchex|MultiModal|CellSamWrapper|TorchVisionFCModel|TextEncoder)$"
 )
 _KEY = "_target_"
 _registered: set[str] = set()

@@ -166,8 +166,8 @@ def read_splits(folder: Path) -> dict[str, Any]:
     path = folder / "splits.json"
     splits = read_json(path, SPLITS)
     with reading(path):
-        if set(splits["clients"]) != set(finished(folder)["clients"]):
-            raise ValueError("its clients are not those of summary.json")
+        if lacking := set(finished(folder)["clients"]) - set(splits["clients"]):
+            raise ValueError(f"it lacks the client {min(lacking)} of summary.json")
     return splits
 
 
