@@ -21,18 +21,41 @@ from tests.integration.runs import CLINICAL, left_in, run
 
 NOT_ON_THE_LIST = "is nothing that a configuration may build"
 REFUSED = (
-    *("torch.load", "os.system", "builtins.eval", "builtins.exec", "pickle.loads", "subprocess.run"),
+    *(
+        "torch.load",
+        "os.system",
+        "builtins.eval",
+        "builtins.exec",
+        "pickle.loads",
+        "subprocess.run",
+    ),
     *("hydra.utils.get_method", "hydra.utils.get_object", "hydra.utils.get_class"),
-    *("hydra.utils.instantiate", "hydra.utils.call", "functools.partial", "importlib.import_module"),
+    *(
+        "hydra.utils.instantiate",
+        "hydra.utils.call",
+        "functools.partial",
+        "importlib.import_module",
+    ),
     # The package's own that run, write or read, or lead elsewhere.
     *("medfed.api.train", "medfed.run.train.train", "medfed.run.prepare.prepare"),
-    *("medfed.run.folder.torch.load", "medfed.common.files.write_text", "medfed.config.compose.build"),
+    *(
+        "medfed.run.folder.torch.load",
+        "medfed.common.files.write_text",
+        "medfed.config.compose.build",
+    ),
     *("medfed.personalize.fedavg.FedAvg.init", "medfed.federation.cohort.Cohort.__init__"),
     # Libraries: through an allowed module, or what is no optimizer, layer, loss or transform.
     *("torch.optim.sgd.torch.load", "torch.nn.modules.module.torch.load", "torch.hub.load"),
-    *("torch.nn.Module.load_state_dict", "torch.nn.Identity.__subclasses__", "torch.nn.init.zeros_"),
+    *(
+        "torch.nn.Module.load_state_dict",
+        "torch.nn.Identity.__subclasses__",
+        "torch.nn.init.zeros_",
+    ),
     *("torch.jit.load", "torch.utils.data.DataLoader", "torch.optim.swa_utils.update_bn"),
-    *("monai.networks.nets.resnet.torch.load", "monai.networks.nets.densenet.load_state_dict_from_url"),
+    *(
+        "monai.networks.nets.resnet.torch.load",
+        "monai.networks.nets.densenet.load_state_dict_from_url",
+    ),
     *("monai.networks.nets.hovernet.download_url", "monai.networks.nets.Transchex"),
     *("monai.losses.PerceptualLoss", "monai.transforms.LoadImage", "monai.transforms.SaveImaged"),
     *("monai.transforms.Lambdad", "monai.transforms.RandLambda", "monai.transforms.TorchVisiond"),

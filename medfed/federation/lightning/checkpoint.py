@@ -98,7 +98,7 @@ def seal(partial: Path, path: Path) -> None:
 def is_whole(path: Path) -> bool:
     """Returns whether a checkpoint is there and as it was written."""
     sealed = digest_file(path)
-    return path.is_file() and sealed.is_file() and sealed.read_text() == sha256(path)
+    return path.is_file() and sealed.is_file() and sealed.read_bytes() == sha256(path).encode()
 
 
 def check_federation(path: Path) -> None:
