@@ -73,8 +73,8 @@ def register(module: str) -> None:
         Traceback (most recent call last):
         ...
         medfed.common.errors.ConfigError: cohort._target_=my_package.cohorts.Weekly is nothing \
-that a configuration may build; name what the shipped configs name, an optimizer, a layer, a network, a \
-loss or a transform of torch or MONAI, or code of your own in a folder that you add by \
+that a configuration may build; name what the shipped configs name, an optimizer, a layer, a \
+network, a loss or a transform of torch or MONAI, or code of your own in a folder that you add by \
 plugins=FOLDER.
         >>> register("my_package.cohorts")
         >>> check_targets({"cohort": {"_target_": "my_package.cohorts.Weekly"}})

@@ -1,4 +1,4 @@
-"""Run folders that are torn, foreign or made to hurt: each command says which file, in a sentence."""
+"""Run folders that are torn, foreign or made to hurt: each command names the file in a sentence."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_tables_are_whole_or_refused(damage, copy):
         path.write_text(damage(path.read_text()))
         with pytest.raises(CheckpointError, match=f"{name} cannot be read"):
             read(Run(copy))
-    with pytest.raises(CheckpointError, match="metrics.csv cannot be read"):
+    with pytest.raises(CheckpointError, match=r"metrics\.csv cannot be read"):
         _ = Run(copy).metrics
 
 

@@ -196,7 +196,7 @@ COMMAND_LINE = {
     "+tuned.x={_target_:os.system,command:id}": NOT_ON_THE_LIST,
     "+cohort.x=[{_target_:torch.load}]": "cohort.x[0]._target_=torch.load",
     "optimizer._target_=torch.optim.sgd.torch.load": NOT_ON_THE_LIST,
-    "cohort._target_=medfed.federation.cohort.Cohrt": "did you mean medfed.federation.cohort.Cohort",
+    "cohort._target_=medfed.federation.cohort.Cohrt": "mean medfed.federation.cohort.Cohort",
     "hydra.launcher._target_=os.system": "hydra.launcher._target_ is for Hydra's own use",
     "hydra/launcher=joblib": "hydra/launcher is for Hydra's own use",
     "+hydra/launcher=joblib": "hydra/launcher is for Hydra's own use",
