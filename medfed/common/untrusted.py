@@ -43,8 +43,8 @@ name enclosed in double quotes: line 1 column 2 (char 1)); copy it again or repe
         raise
     except FileNotFoundError as error:
         raise CheckpointError(
-            f"{path} is missing; repeat the run (an older version may not have written it), or copy "
-            "it again."
+            f"{path} is missing; repeat the run (an older version may not have written it), or "
+            "copy it again."
         ) from error
     except Exception as error:  # whatever parsers raise, from RecursionError to zlib's
         # A YAML error names its place, this file, at length.
