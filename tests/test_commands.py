@@ -25,6 +25,7 @@ EARLY = {
     "train local.steps=many": "local.steps must be a whole number or null, not 'many'",
     "train data.path=/no/such": "/no/such does not exist; set data.path to",
     "train plugins=/no/such": "plugins names /no/such, which is no folder",
+    "train --cfg job roundz=3": "Unknown key 'roundz' (did you mean rounds",
     "train --multrun seed=0,1": "Unknown flag --multrun (did you mean --multirun?)",
     "train --config-dir /tmp": "Unknown flag --config-dir",
     "train --config-name=x": "Unknown flag --config-name",

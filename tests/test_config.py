@@ -66,7 +66,10 @@ COHORT = {"_target_": "medfed.federation.cohort.Cohort"}
         ({**COHORT, "fraction": None}, r"part\.fraction must be a number, not None\."),
         ({**COHORT, "fraction": 2}, r"cohort\.fraction must be in"),
         ({**COHORT, "share": 1}, r"part cannot be used as it is: .*unexpected keyword .*'share'"),
-        ({"_target_": "medfed.nothing.Here"}, r"part cannot be used as it is: "),
+        (
+            {"_target_": "medfed.nothing.Here"},
+            r"part\._target_=medfed\.nothing\.Here is nothing",
+        ),
     ],
 )
 def test_constructors_are_explained(node, message):

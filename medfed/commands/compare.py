@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig
 
 from medfed.commands.door import command
 
@@ -15,8 +15,10 @@ def main(config: DictConfig) -> None:
     # Imported late, so that --help and mistakes in the configuration answer at once.
     from medfed.reports.comparison import compare_runs
 
-    runs = OmegaConf.to_container(config)["runs"]  # type: ignore[call-overload,index]
-    compare_runs(runs, None if config.out is None else Path(str(config.out)), config.metric)
+    runs = config.runs if isinstance(config.runs, ListConfig) else [config.runs]
+    compare_runs(
+        [str(r) for r in runs], None if config.out is None else Path(str(config.out)), config.metric
+    )
 
 
 if __name__ == "__main__":

@@ -7,8 +7,11 @@ import gc
 import inspect
 import os
 import sys
+import tempfile
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import hydra
@@ -19,11 +22,13 @@ from medfed.common.console import without_remarks
 from medfed.common.errors import (
     CheckpointError,
     ConfigError,
+    DataError,
     MedfedError,
     NonFiniteError,
     did_you_mean,
+    first_line,
 )
-from medfed.config.compose import CONFIG_DIR, check_overrides
+from medfed.config.compose import CONFIG_DIR, check_overrides, compositions
 from medfed.config.spelling import spelled
 
 Main = Callable[..., None]
@@ -31,6 +36,7 @@ Run = Callable[[DictConfig], Any]
 Check = Callable[[Sequence[DictConfig], bool], None]
 # Hydra's own that are of use here; the others would load code, pickles or configurations from
 # anywhere.
+FULL_ERROR = "HYDRA_FULL_ERROR"
 FLAGS = ("-m", "--multirun", "--cfg", "--resolve", "--package", "-p", "-c", "--info")
 
 
@@ -49,7 +55,8 @@ def command(name: str, check: Check | None = None) -> Callable[[Run], Main]:
     def decorate(run: Run) -> Main:
         @functools.wraps(run)
         def told(config: DictConfig) -> Any:
-            with one_sentence():
+            folder = config.get("folder") or config.get("run")
+            with one_sentence(None if folder is None else Path(str(folder))):
                 return run(config)
 
         @functools.wraps(run)
@@ -71,13 +78,60 @@ def _start(
         return
     with one_sentence(), loading():
         flags = checked_flags(sys.argv[1:])
-        sys.argv[1:] = [*flags, *spelled([a for a in sys.argv[1:] if a not in flags])]
-        if not {"--cfg", "-c", "--info"} & set(flags):
-            configs = check_overrides(sys.argv[1:], name)
+        overrides = spelled([a for a in sys.argv[1:] if a not in flags])
+        sys.argv[1:] = [*flags, *overrides]
+        if {"--cfg", "-c", "--info"} & set(flags):
+            compositions(overrides, name)  # what is unfinished may be shown
+        else:
+            configs = check_overrides(overrides, name)
             if check is not None:
                 check(configs, bool({"-m", "--multirun"} & set(flags)))
-    with without_remarks():
-        hydra.main(version_base="1.3", config_path=str(CONFIG_DIR), config_name=name)(run)()
+    with without_remarks(), one_sentence(), hydra_raising(run) as raising:
+        hydra.main(version_base="1.3", config_path=str(CONFIG_DIR), config_name=name)(raising)()
+
+
+@contextmanager
+def hydra_raising(run: Run) -> Iterator[Run]:
+    """Has Hydra raise its own errors, such as a folder that cannot be made, instead of printing.
+
+    It does so under the variable with which users ask for tracebacks; the run itself, and the ranks
+    that it starts, see the user's.
+
+    Args:
+        run: What Hydra will call.
+
+    Yields:
+        The same for Hydra.
+    """
+    users = os.environ.get(FULL_ERROR)
+
+    def put(value: str | None) -> None:
+        if value is None:
+            os.environ.pop(FULL_ERROR, None)
+        else:
+            os.environ[FULL_ERROR] = value
+
+    @functools.wraps(run)
+    def under_users(config: DictConfig) -> Any:
+        put(users)
+        try:
+            return run(config)
+        finally:
+            put("1")
+
+    put("1")
+    try:
+        yield under_users
+    except OSError as error:
+        if users == "1":
+            raise
+        put(users)
+        raise DataError(
+            f"Cannot write {error.filename or 'the folder of the run'} "
+            f"({error.strerror or error}); choose another folder by hydra.run.dir=FOLDER."
+        ) from error
+    finally:
+        put(users)
 
 
 def checked_flags(arguments: Sequence[str]) -> list[str]:
@@ -126,18 +180,47 @@ def loading() -> Iterator[None]:
 
 
 @contextmanager
-def one_sentence() -> Iterator[None]:
-    """Prints a user's error as one sentence on stderr and exits with status 1.
+def one_sentence(folder: Path | None = None) -> Iterator[None]:
+    """Prints an error as one sentence on stderr and exits with status 1.
 
     ``HYDRA_FULL_ERROR=1`` shows the traceback instead. Of the errors that stop all ranks alike, the
-    first rank speaks for all.
+    first rank speaks for all. The traceback of an error that is no user's goes to a file.
+
+    Args:
+        folder: The run folder, if there will be one.
     """
     try:
         yield
-    except MedfedError as error:
-        if os.environ.get("HYDRA_FULL_ERROR") == "1":
+    except Exception as error:
+        if os.environ.get(FULL_ERROR) == "1":
             raise
         first = os.environ.get("LOCAL_RANK", "0") == os.environ.get("NODE_RANK", "0") == "0"
-        if first or not isinstance(error, NonFiniteError | CheckpointError):
-            print(f"error: {error}", file=sys.stderr)
+        if not isinstance(error, MedfedError):
+            what = f"unexpected {type(error).__name__}: {first_line(error)}"
+            print(f"error: {_line(what)}; {_logged(error, folder)}", file=sys.stderr)
+        elif first or not isinstance(error, NonFiniteError | CheckpointError):
+            print(f"error: {_line(str(error))}", file=sys.stderr)
         sys.exit(1)
+
+
+def _line(text: str) -> str:
+    """Returns text as one line that a terminal shows as it is, whatever a file has put into it."""
+    whole = " ".join(text.split())
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in whole)
+
+
+def _logged(error: Exception, folder: Path | None) -> str:
+    """Writes the traceback, in the folder of a run that has begun if possible, and says where."""
+    text = "".join(traceback.format_exception(error))
+    places = [tempfile.gettempdir()]
+    if folder is not None and (folder / "config.yaml").is_file():
+        places.insert(0, str(folder))
+    for place in places:
+        try:
+            handle, name = tempfile.mkstemp(".log", "medfed-error-", place)
+            with open(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(text)
+        except OSError:
+            continue
+        return f"the traceback is in {name}; please report it."
+    return "HYDRA_FULL_ERROR=1 shows the traceback; please report it."

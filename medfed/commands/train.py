@@ -9,11 +9,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from medfed.commands.door import command, loading
-from medfed.common.errors import ConfigError, MedfedError
+from medfed.common.errors import ConfigError
 from medfed.config.compose import build
+from medfed.config.targets import check_targets
 
 HYDRA_FILES = ("train.log", ".hydra/config.yaml", ".hydra/hydra.yaml", ".hydra/overrides.yaml")
 
@@ -32,6 +33,7 @@ def check(configs: Sequence[DictConfig], sweep: bool) -> None:
                 f"-m cannot be combined with trainer.devices={ranks}; sweep with one rank per run, "
                 "or start the runs one by one."
             )
+        check_targets(OmegaConf.to_container(config), found=True)  # before any of it is built
         for section in ("algorithm", "local", "cohort"):
             build(config[section])
 
@@ -44,7 +46,7 @@ def nothing_half_written(folder: Path) -> Iterator[None]:
     """
     try:
         yield
-    except MedfedError:
+    except Exception:
         if not (folder / "config.yaml").exists():
             for name in HYDRA_FILES:
                 (folder / name).unlink(missing_ok=True)

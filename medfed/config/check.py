@@ -9,6 +9,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from medfed.common.errors import CheckpointError, ConfigError
 from medfed.config.signatures import check_types
+from medfed.config.targets import check_targets
 
 # Keys outside of any constructor: the smallest whole number, and whether null will do.
 WHOLE_NUMBERS = {
@@ -43,6 +44,7 @@ def check(config: DictConfig) -> None:
         DataError: If a file or folder that must be there is not.
         CheckpointError: If a run folder or bundle is none.
     """
+    check_targets(OmegaConf.to_container(config))
     check_values(config)
     check_folders(config)
     check_runtime(config)
@@ -110,8 +112,11 @@ config.yaml).
         value = config.get(key)
         if value is not None and not (Path(str(value)) / file).is_file():
             raise CheckpointError(f"{key}={value} is no {kind} (it has no {file}).")
-    runs = config.get("runs") or ()
-    for name in [runs] if isinstance(runs, str) else runs:
+    runs = config.get("runs", ListConfig(["."]))
+    names = list(runs) if isinstance(runs, ListConfig) else [runs]
+    if not names or None in names:
+        raise CheckpointError("runs names no folder; name one that holds finished runs.")
+    for name in names:
         if not Path(str(name)).expanduser().is_dir():
             raise CheckpointError(f"runs={name} is no folder; name one that holds finished runs.")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
@@ -18,10 +17,8 @@ from medfed.common.errors import ConfigError, MedfedError, did_you_mean, first_l
 from medfed.config.check import check
 from medfed.config.signatures import check_types
 from medfed.config.spelling import GROUPS, spelled
-
-# Within the installed package, or beside it in a clone.
-_PACKAGE = Path(__file__).resolve().parents[1]
-CONFIG_DIR = next(p for p in (_PACKAGE / "configs", _PACKAGE.parent / "configs") if p.is_dir())
+from medfed.config.targets import CONFIG_DIR as CONFIG_DIR
+from medfed.config.targets import check_targets
 
 # Sections that a value must not replace; a group's options are chosen by group=OPTION.
 SECTIONS = (
@@ -122,7 +119,8 @@ def build(node: Any, **kwargs: Any) -> Any:
         kwargs: Further arguments of the constructor.
 
     Raises:
-        ConfigError: If the constructor does not accept the arguments.
+        ConfigError: If something else is named than a configuration may build (see
+            :mod:`medfed.config.targets`), or the constructor does not accept the arguments.
 
     Example:
         >>> node = {"_target_": "medfed.federation.cohort.Cohort", "fraction": "half"}
@@ -133,6 +131,8 @@ def build(node: Any, **kwargs: Any) -> Any:
     """
     if not isinstance(node, DictConfig):
         raise ConfigError(f"{node!r} stands where the configuration needs a section.")
+    place = node._get_full_key(None)
+    check_targets(resolved(node), place, found=True)
     check_types(node)
     try:
         return instantiate(node, **kwargs)
@@ -142,8 +142,28 @@ def build(node: Any, **kwargs: Any) -> Any:
             cause = cause.__cause__
         if isinstance(cause, MedfedError):
             raise cause from error
-        place = node._get_full_key(None) or str(node.get("_target_"))
-        raise ConfigError(f"{place} cannot be used as it is: {first_line(cause)}.") from error
+        what = place or str(node.get("_target_"))
+        raise ConfigError(f"{what} cannot be used as it is: {first_line(cause)}.") from error
+
+
+def resolved(node: DictConfig) -> Any:
+    """Returns a node as it will be built, every interpolation replaced.
+
+    Raises:
+        ConfigError: If an interpolation has no value, or is another interpolation.
+
+    Example:
+        >>> resolved(OmegaConf.create({"a": 1, "b": "${a}"}))
+        {'a': 1, 'b': 1}
+    """
+    place = node._get_full_key(None)
+    try:
+        plain = OmegaConf.to_container(node, resolve=True)
+    except (OmegaConfBaseException, RecursionError) as error:
+        raise ConfigError(f"{place} cannot be resolved: {first_line(error)}.") from error
+    if "${" in repr(plain):  # Hydra would resolve once more what has been looked at
+        raise ConfigError(f"{place} holds an interpolation of an interpolation; write its value.")
+    return plain
 
 
 def changed_keys(old: DictConfig, new: DictConfig, ignore: Sequence[str] = ()) -> list[str]:

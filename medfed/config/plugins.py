@@ -8,6 +8,7 @@ because the user names the folder on the command line; that a run folder records
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from omegaconf import DictConfig
 from medfed.common.errors import ConfigError
 
 KEY = "plugins="
+_active: list[Path] = []  # the folders that the user has named to this process
 
 
 def with_plugins(overrides: Sequence[str]) -> list[str]:
@@ -65,8 +67,30 @@ def _activate(folder: Path) -> None:
             f"plugins names {folder}, which is no folder; name one that holds Python modules and "
             "configs."
         )
+    if folder not in _active:
+        _active.append(folder)
     if str(folder) not in sys.path:
         sys.path.append(str(folder))  # behind all that is installed, so that it shadows nothing
+
+
+def is_plugin(name: str) -> bool:
+    """Returns whether a module, or what a module holds, lies in a folder that the user has named.
+
+    Args:
+        name: A dotted name; only the place of its first part is looked up, and nothing imported.
+
+    Example:
+        >>> is_plugin("os.system")
+        False
+    """
+    try:
+        spec = importlib.util.find_spec(name.partition(".")[0])
+    except (ImportError, ValueError):
+        return False
+    if spec is None:
+        return False
+    places = [spec.origin] if spec.has_location else spec.submodule_search_locations or ()
+    return any(Path(p).resolve().is_relative_to(f) for p in places if p for f in _active)
 
 
 def check_plugins(config: DictConfig, folder: Path) -> None:
@@ -80,7 +104,7 @@ def check_plugins(config: DictConfig, folder: Path) -> None:
         ConfigError: If one is not active.
     """
     recorded = [str(p) for p in config.get("plugins") or ()]
-    if lacking := [p for p in recorded if p not in sys.path]:
+    if lacking := [p for p in recorded if Path(p) not in _active]:
         raise ConfigError(
             f"The run in {folder} used the plugins in {', '.join(lacking)}; code from there is "
             f"only run if you name it: add plugins=[{','.join(recorded)}]."

@@ -5,12 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from medfed.common.errors import ConfigError
 from medfed.config.plugins import with_plugins
 
 # Sections whose options are those of a group of another name.
 GROUPS = {"codec.up": "codec", "codec.down": "codec"}
 # Keys whose values are files or folders; those of sweeps have = in their names.
 PATHS = ("run", "runs", "out", "resume", "onboard", "bundle", "input", "output", "candidates")
+# Hydra's own keys that say where, and what to sweep. Others load code (launchers, sweepers,
+# callbacks, logging), take yamls from anywhere (searchpath), or set the environment.
+HYDRA = re.compile(
+    r"hydra\.(run\.dir|sweep\.(dir|subdir)|job\.(name|config\.override_dirname\.[\w.]+)|verbose"
+    r"|output_subdir|mode|sweeper\.params(\..+)?)"
+)
+SEARCHPATH = "hydra.searchpath="
 # Keys of commands that do not sweep, whose values may be several.
 LISTS = ("k", "client")
 
@@ -19,9 +27,29 @@ def spelled(arguments: Sequence[str]) -> list[str]:
     """Returns a command line as Hydra reads it, with its plugins at hand.
 
     Raises:
-        ConfigError: If a plugin folder is not there.
+        ConfigError: If a plugin folder is not there, or a key is one of Hydra's that run code.
+
+    Example:
+        >>> spelled(["hydra.run.dir=runs/a"])
+        ['hydra.run.dir=runs/a']
+        >>> spelled(["+hydra.callbacks.mine._target_=os.system"])
+        Traceback (most recent call last):
+        ...
+        medfed.common.errors.ConfigError: hydra.callbacks.mine._target_ is for Hydra's own use; \
+set hydra.run.dir, hydra.sweep.dir or hydra.sweep.subdir, and add code and yamls by plugins=FOLDER.
     """
-    return with_plugins(hydra_spelling(arguments))
+    made = with_plugins([a for a in hydra_spelling(arguments) if not a.startswith(SEARCHPATH)])
+    for argument in arguments:
+        if argument in made and argument.startswith(SEARCHPATH):
+            continue  # a rank starts with what the first one had spelled
+        key = re.sub(r"\s", "", argument.partition("=")[0]).lstrip("+~")
+        # As a group, too, and as the place of another one: group@hydra.launcher.
+        if re.search(r"(^|[./@:])hydra($|[./@:])", key) and not HYDRA.fullmatch(key):
+            raise ConfigError(
+                f"{key} is for Hydra's own use; set hydra.run.dir, hydra.sweep.dir or "
+                "hydra.sweep.subdir, and add code and yamls by plugins=FOLDER."
+            )
+    return made
 
 
 def hydra_spelling(arguments: Sequence[str]) -> list[str]:

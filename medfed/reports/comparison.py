@@ -14,7 +14,7 @@ from rich.table import Table
 
 from medfed.common.console import say, size, wide_console
 from medfed.common.figures import save_figures
-from medfed.common.files import csv_text, write_text
+from medfed.common.files import csv_text, write_text, writing
 from medfed.common.scores import number, smaller_is_better
 from medfed.reports.methods import Cell, Comparison, Finding, compare
 from medfed.reports.runs import common_folder, find_runs
@@ -235,7 +235,7 @@ def compare_runs(
         The comparison.
 
     Raises:
-        MedfedError: If the runs cannot be read or compared.
+        MedfedError: If the runs cannot be read or compared, or ``out`` cannot be written.
     """
     folders = find_runs(runs)
     comparison = compare(folders, metric)
@@ -243,10 +243,11 @@ def compare_runs(
     found = Finding(tables={"comparison": to_csv(comparison)})
     for name in FINDINGS:
         found += import_module(f"medfed.reports.{name}").find(comparison)
-    for name, text in found.tables.items():
-        write_text(folder / f"{name}.csv", text)
-    save_figures(folder, found.pictures)
-    write_text(folder / "comparison.md", to_markdown(comparison, found))
+    with writing(folder, "choose another out=FOLDER"):
+        for name, text in found.tables.items():
+            write_text(folder / f"{name}.csv", text)
+        save_figures(folder, found.pictures)
+        write_text(folder / "comparison.md", to_markdown(comparison, found))
     console = wide_console()
     print_table(comparison, console)
     say(console, *found.sentences, f"Report and pictures: {folder}")

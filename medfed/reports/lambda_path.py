@@ -22,6 +22,7 @@ from sklearn.decomposition import PCA
 
 from medfed.common.errors import CheckpointError
 from medfed.common.files import csv_text
+from medfed.common.untrusted import read_checkpoint, reading
 from medfed.config.compose import build
 from medfed.reports.methods import Comparison, Finding, sweeps
 from medfed.reports.scores import label_of
@@ -189,10 +190,12 @@ def read_solution(run: Run) -> tuple[torch.Tensor, float]:
     path = last_whole(run.folder / "checkpoints")
     if path is None:
         raise CheckpointError(f"{run.folder}/checkpoints holds no checkpoint; repeat the run.")
-    server = torch.load(path, weights_only=True, map_location="cpu")["federation"]["server"]
-    z = torch.cat([t.flatten(1).double() for t in server["personal"].values()], dim=1)
-    start, end = server["graph"]["edges"].T
-    apart = torch.linalg.vector_norm(z[start] - z[end], ord=float(run.config.algorithm.p), dim=1)
+    server = read_checkpoint(path)["federation"]["server"]
+    with reading(path):
+        z = torch.cat([t.flatten(1).double() for t in server["personal"].values()], dim=1)
+        start, end = server["graph"]["edges"].T
+        order = float(run.config.algorithm.p)
+        apart = torch.linalg.vector_norm(z[start] - z[end], ord=order, dim=1)
     return z, float(apart.sum())
 
 

@@ -25,8 +25,10 @@ def find_runs(runs: str | Sequence[str]) -> list[Path]:
         runs: A folder or several.
 
     Raises:
-        CheckpointError: If a folder holds no finished run.
+        CheckpointError: If a folder holds no finished run, or none is named.
     """
+    if not runs:
+        raise CheckpointError("runs names no folder; name one that holds finished runs.")
     found: list[Path] = []
     for name in [runs] if isinstance(runs, str) else runs:
         folder = Path(name).expanduser()

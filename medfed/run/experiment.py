@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -12,9 +11,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from medfed.common.errors import CheckpointError, ConfigError, first_line
+from medfed.common.untrusted import read_checkpoint
 from medfed.config.check import check
-from medfed.config.compose import build
+from medfed.config.compose import build, resolved
 from medfed.config.plugins import check_plugins
+from medfed.config.targets import check_targets
 from medfed.datamodules.base import FederatedDataModule
 from medfed.federation.lightning.callbacks import (
     CommunicationLogger,
@@ -22,13 +23,18 @@ from medfed.federation.lightning.callbacks import (
     Patience,
     PersonalEvaluation,
 )
-from medfed.federation.lightning.checkpoint import BEST, RoundCheckpoint, is_whole
+from medfed.federation.lightning.checkpoint import (
+    BEST,
+    RoundCheckpoint,
+    check_federation,
+    is_whole,
+)
 from medfed.federation.lightning.collect import rank
 from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.lightning.progress import RoundProgress
 from medfed.models.task import TaskModule
 from medfed.run.assembly import data_and_task, federate
-from medfed.run.folder import open_folder, read_config, read_json
+from medfed.run.folder import open_folder, read_config, read_splits
 
 
 @dataclass
@@ -54,6 +60,7 @@ def build_experiment(config: DictConfig) -> Experiment:
         MedfedError: If something in the configuration, the data or the run folder does not fit.
     """
     check(config)
+    check_targets(resolved(config), found=True)  # the whole, before any of it is built
     check_device(config)
     data, task = data_and_task(config)
     federation, local = federate(config, data, task)
@@ -74,8 +81,7 @@ def build_experiment(config: DictConfig) -> Experiment:
     if rank() == 0:
         open_folder(config, data.splits(), {c: data.preprocessing(c) for c in data.plans})
     if trainer.logger and rank() == 0:
-        resolved: Any = OmegaConf.to_container(config, resolve=True)
-        trainer.logger.log_hyperparams(resolved)
+        trainer.logger.log_hyperparams(resolved(config))
     return Experiment(config, data, task, module, evaluation, trainer, folder)
 
 
@@ -118,6 +124,7 @@ def _best(folder: Path) -> Path:
     best = folder / "checkpoints" / BEST
     if not is_whole(best):
         raise CheckpointError(f"{best} is missing or torn; resume or repeat the run.")
+    check_federation(best)
     return best
 
 
@@ -130,7 +137,7 @@ def reopen(folder: Path) -> Experiment:
     Raises:
         CheckpointError: If it is no run folder or its data have changed since.
     """
-    config, kept = read_config(folder), read_json(folder / "splits.json")
+    config, kept = read_config(folder), read_splits(folder)
     check_plugins(config, folder)
     try:
         config.resume, config.folder = str(folder), str(folder)
@@ -141,13 +148,13 @@ def reopen(folder: Path) -> Experiment:
     except OmegaConfBaseException as error:
         raise CheckpointError(f"{folder}/config.yaml lacks a key: {first_line(error)}.") from error
     splits = experiment.data.splits()
-    if kept.get("clients") != splits["clients"]:
+    if kept["clients"] != splits["clients"]:
         raise CheckpointError(
             f"The data do not give the splits that {folder}/splits.json records; the test "
             "patients would not be the same."
         )
     # The data may have moved, so only the contents count.
-    if sorted(kept.get("files", {}).values()) != sorted(splits["files"].values()):
+    if sorted(kept["files"].values()) != sorted(splits["files"].values()):
         raise CheckpointError(
             f"The data files are not those that {folder}/splits.json records; the numbers would "
             "not be of the same data."
@@ -166,5 +173,5 @@ def reopen_selected(folder: Path) -> Experiment:
     """
     experiment = reopen(folder)
     experiment.module.to(experiment.trainer.strategy.root_device)
-    experiment.module.restore(torch.load(_best(folder), weights_only=True, map_location="cpu"))
+    experiment.module.restore(read_checkpoint(_best(folder)))
     return experiment

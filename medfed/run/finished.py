@@ -8,16 +8,23 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
 from omegaconf import DictConfig
 from torch import nn
 
 from medfed.common.errors import ConfigError, did_you_mean
-from medfed.common.files import csv_records
 from medfed.common.scores import Record
+from medfed.common.untrusted import read_tensors, reading
+from medfed.federation.split import float_entries
 from medfed.federation.wire.ledger import Ledger
-from medfed.run.folder import finished, read_config, read_history, read_json, read_ledger
+from medfed.run.folder import (
+    finished,
+    read_config,
+    read_history,
+    read_ledger,
+    read_metrics,
+    read_splits,
+)
 
 
 @dataclass(frozen=True)
@@ -60,7 +67,7 @@ class Run:
     @cached_property
     def patients(self) -> dict[str, dict[str, list[str]]]:
         """Patient ids per client and split."""
-        splits: dict[str, dict[str, list[str]]] = read_json(self.folder / "splits.json")["clients"]
+        splits: dict[str, dict[str, list[str]]] = read_splits(self.folder)["clients"]
         return splits
 
     def history(self) -> list[Record]:
@@ -70,8 +77,9 @@ class Run:
     @property
     def metrics(self) -> list[dict[str, Any]]:
         """A row per round, client and split, with a number per metric."""
-        with (self.folder / "metrics.csv").open(newline="") as file:
-            return [dict(_typed(row)) for row in csv_records(file)]
+        rows = read_metrics(self.folder)
+        with reading(self.folder / "metrics.csv"):
+            return [dict(_typed(row)) for row in rows]
 
     @property
     def ledger(self) -> Ledger:
@@ -88,6 +96,7 @@ class Run:
 
         Raises:
             ConfigError: If there is no such client.
+            CheckpointError: If its file is missing or torn, or of another network.
         """
         from medfed.run.assembly import build_task  # the other questions need no network
 
@@ -96,10 +105,14 @@ class Run:
                 f"The run in {self.folder} has no client {client}"
                 f"{did_you_mean(client, self.clients)}; it has {', '.join(self.clients)}."
             )
-        weights = safetensors.torch.load_file(self.folder / "models" / f"{client}.safetensors")
+        path = self.folder / "models" / f"{client}.safetensors"
+        weights = read_tensors(path)
         with torch.random.fork_rng(devices=[]):
             network: nn.Module = build_task(self.config).network
-        network.load_state_dict(weights, strict=False)
+        with reading(path):
+            if set(weights) != set(float_entries(network)):
+                raise ValueError("its entries are not those of the run's network")
+            network.load_state_dict(weights, strict=False)  # integer counters are not in it
         return network.eval()
 
 

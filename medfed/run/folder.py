@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import platform
 import subprocess
@@ -16,11 +15,11 @@ import safetensors.torch
 import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
-from yaml import YAMLError  # type: ignore[import-untyped]
 
-from medfed.common.errors import CheckpointError, first_line
-from medfed.common.files import csv_records, replacing, write_json, write_text
+from medfed.common.errors import CheckpointError
+from medfed.common.files import replacing, write_json, write_text
 from medfed.common.scores import Record
+from medfed.common.untrusted import ANY, NUMBER, read_json, read_rows, read_yaml, reading
 from medfed.config.compose import changed_keys
 from medfed.config.old_names import relocate
 from medfed.config.plugins import fingerprints
@@ -35,6 +34,23 @@ PACKAGES = (
 _EMPTY = ("", "''")  # a metric that a split does not have; the latter was written by 0.1
 # What may differ between a run and its continuation: where and how it runs, not what it computes.
 NOT_THE_EXPERIMENT = ("resume", "folder", "trainer", "logger", "progress", "plugins")
+# What whoever reads a run relies on; see `medfed.common.untrusted.misfit`.
+_SECTIONS = ("algorithm", "codec", "cohort", "data", "local", "model", "optimizer", "trainer")
+CONFIG = {"name": str, "seed": int, "rounds": int, **{key: {} for key in _SECTIONS}}
+SPLITS = {"clients": {ANY: {ANY: [str]}}, "files": {ANY: str}}
+SUMMARY = {
+    "name": str,
+    "algorithm": str,
+    "selection": [str],
+    "selected_round": (int, type(None)),
+    "rounds": int,
+    "clients": {ANY: {ANY: (*NUMBER, type(None))}},
+    "federation": {ANY: dict.fromkeys(("mean", "sd", "worst"), NUMBER)},
+    "bytes": dict.fromkeys(("up", "down"), int),
+    "savings": dict.fromkeys(("up", "down"), NUMBER),
+    "bytes_by_client": {ANY: dict.fromkeys(("up", "down"), int)},
+    "steps": {ANY: int},
+}
 
 
 def git_commit(folder: Path) -> str:
@@ -119,14 +135,16 @@ def read_config(folder: Path) -> DictConfig:
     """Reads the configuration of a run.
 
     Raises:
-        CheckpointError: If it is no run folder, or the file cannot be read.
+        CheckpointError: If it is no run folder, or the file is torn, or not as a run writes it.
     """
     path = _config_file(folder)
-    try:
-        config = OmegaConf.load(path)
-    except (OSError, YAMLError) as error:
-        raise CheckpointError(f"{path} cannot be read: {first_line(error)}.") from error
-    assert isinstance(config, DictConfig)
+    plain = read_yaml(path, CONFIG)
+    # A run writes values; what stands for one could read the environment of whoever opens the run.
+    if "${" in repr(plain):
+        raise CheckpointError(
+            f"{path} holds an interpolation (${{...}}), which no run writes; write its value."
+        )
+    config = OmegaConf.create(plain)
     relocate(config)
     return config
 
@@ -140,17 +158,18 @@ def _config_file(folder: Path) -> Path:
     return path
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Reads one of a run's JSON files.
+def read_splits(folder: Path) -> dict[str, Any]:
+    """Reads a run's splits.
 
     Raises:
-        CheckpointError: If it is missing or torn.
+        CheckpointError: If they are missing or torn, or of other clients than the run's.
     """
-    try:
-        content: dict[str, Any] = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}.") from error
-    return content
+    path = folder / "splits.json"
+    splits = read_json(path, SPLITS)
+    with reading(path):
+        if lacking := set(finished(folder)["clients"]) - set(splits["clients"]):
+            raise ValueError(f"it lacks the client {min(lacking)} of summary.json")
+    return splits
 
 
 def finished(folder: Path) -> dict[str, Any]:
@@ -160,21 +179,55 @@ def finished(folder: Path) -> dict[str, Any]:
         folder: The run folder.
 
     Raises:
-        CheckpointError: If there is no run or it has not finished.
+        CheckpointError: If there is no run, it has not finished, or its summary is torn.
     """
     _config_file(folder)
-    if not (folder / "summary.json").is_file():
+    path = folder / "summary.json"
+    if not path.is_file():
         raise CheckpointError(
             f"The run in {folder} has not finished (it has no summary.json); finish it with the "
             f"overrides that started it and resume={folder}."
         )
-    return read_json(folder / "summary.json")
+    summary = read_json(path, SUMMARY)
+    clients = summary["clients"]
+    with reading(path):
+        # Files are named by clients, and must stay where they belong.
+        if odd := [c for c in clients if Path(c).name != c or "\\" in c or not c.isprintable()]:
+            raise ValueError(f"{odd[0]!r} is no client")
+        metrics = set(summary["federation"])
+        if not clients or any(not metrics <= set(own) for own in clients.values()):
+            raise ValueError("its clients do not have the same metrics")
+        if any(set(summary[key]) != set(clients) for key in ("steps", "bytes_by_client")):
+            raise ValueError("steps and bytes are not of its clients")
+        if not {*summary["selection"][:1]} <= metrics or not summary["selection"]:
+            raise ValueError("the metric that selected its round is not among its metrics")
+    return summary
+
+
+def read_metrics(folder: Path) -> list[dict[str, str]]:
+    """Returns the rows of ``metrics.csv``.
+
+    Raises:
+        CheckpointError: If it is missing or torn; it ends with the test metrics of all clients.
+    """
+    path = folder / "metrics.csv"
+    rows = read_rows(path, ("round", "client", "split"))
+    with reading(path):
+        tested = {row["client"] for row in rows if row["split"] == "test"}
+        if lacking := set(finished(folder)["clients"]) - tested:
+            raise ValueError(f"it ends before the test metrics of {min(lacking)}")
+    return rows
 
 
 def read_history(folder: Path) -> list[Record]:
-    """Returns the validation metrics of every evaluated round."""
+    """Returns the validation metrics of every evaluated round.
+
+    Raises:
+        CheckpointError: If ``metrics.csv`` is missing or torn.
+    """
     fixed = ("round", "client", "split")
-    with (folder / "metrics.csv").open(newline="") as file:
+    rows = read_metrics(folder)
+    with reading(folder / "metrics.csv"):
         return [
             Record(
                 int(row["round"]),
@@ -185,7 +238,7 @@ def read_history(folder: Path) -> list[Record]:
                     if n not in fixed
                 },
             )
-            for row in csv_records(file)
+            for row in rows
             if row["split"] == "val"
         ]
 
@@ -194,13 +247,16 @@ def read_ledger(folder: Path) -> Ledger:
     """Reads what a run sent.
 
     Raises:
-        CheckpointError: If ``ledger.csv`` is missing or has other columns.
+        CheckpointError: If ``ledger.csv`` is missing, has other columns, or does not add up to what
+            the summary says.
     """
     path = folder / "ledger.csv"
-    try:
-        return Ledger.from_csv(path.read_bytes().decode())
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read ({error}); repeat the run.") from error
+    with reading(path):
+        ledger = Ledger.from_csv(path.read_bytes().decode())
+        sent = {way: ledger.total(direction=way) for way in ("up", "down")}
+        if sent != (told := finished(folder)["bytes"]):
+            raise ValueError(f"it adds up to {sent} bytes, but summary.json says {told}")
+    return ledger
 
 
 def read_predictions(folders: Mapping[str, Path]) -> dict[str, Case]:
@@ -215,8 +271,9 @@ def read_predictions(folders: Mapping[str, Path]) -> dict[str, Case]:
     cases: dict[str, Case] = {}
     for method, folder in folders.items():
         for path in sorted((folder / "predictions").glob("*.npz")):
-            with np.load(path) as saved:
-                image, truth, prob = (torch.from_numpy(saved[k]).float() for k in saved.files)
+            with reading(path), np.load(path, allow_pickle=False) as saved:
+                names = ("image", "truth", "probability")
+                image, truth, prob = (torch.from_numpy(saved[k]).float() for k in names)
             known = cases.get(path.stem, (image, truth, {}))
             if torch.equal(known[1], truth):
                 cases[path.stem] = (known[0], truth, {**known[2], method: prob})

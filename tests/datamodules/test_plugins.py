@@ -13,12 +13,14 @@ import torch
 from omegaconf import OmegaConf
 
 from medfed.config.compose import build, load
+from medfed.config.targets import register
 from medfed.datamodules.partitions.base import Dealt, Partition, Traits
 from medfed.datamodules.readers.base import Patient, VolumeReader
 from medfed.datamodules.readers.samples import ImageSet, Samples
 from medfed.datamodules.readers.table import Table
 
 HERE = "tests.datamodules.test_plugins"
+register(HERE)
 
 
 @dataclass(frozen=True)

@@ -183,7 +183,7 @@ def test_options_that_cannot_be(run, overrides, message):
 def test_runs_that_cannot_be(run):
     model = run / "models" / f"{first_client(run)}.safetensors"
     model.write_bytes(model.read_bytes()[:-10])
-    with pytest.raises(CheckpointError, match="truncated or damaged"):
+    with pytest.raises(CheckpointError, match="cannot be read"):
         export(run)
     model.unlink()
     with pytest.raises(CheckpointError, match="is missing; repeat the run"):

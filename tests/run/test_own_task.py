@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from medfed.config.compose import load
+from medfed.config.targets import register
 from medfed.models.networks.canonical import Activation
 from medfed.models.task import TaskModule, WholeSplit
 from medfed.reports.comparison import compare_runs
@@ -56,9 +57,10 @@ def hits(logits: Tensor, label: Tensor) -> dict[str, float]:
     "method", [("algorithm=pfednet",), ("algorithm=ppfl", "canonical=outputs")]
 )
 def test_a_task_from_outside_is_trained_measured_and_compared(tmp_path, method):
+    register("tests.run.test_own_task")
     (tmp_path / "own" / "model").mkdir(parents=True)
     (tmp_path / "own" / "model" / "margin.yaml").write_text(YAML)
-    found = [f"hydra.searchpath=[file://{tmp_path / 'own'}]", *DIGITS, *SMALL, *method]
+    found = [f"plugins={tmp_path / 'own'}", *DIGITS, *SMALL, *method]
     folder = tmp_path / "run"
     summary, experiment = train(load([*found, "rounds=2", f"folder={folder}"]))
     assert type(experiment.task).__name__ == "MarginTask"

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from safetensors.torch import load_file
 from torch import Tensor
 
-from medfed.common.errors import CheckpointError, ConfigError, did_you_mean
+from medfed.common.errors import ConfigError, did_you_mean
 from medfed.common.files import digest
+from medfed.common.untrusted import ANY, read_json, read_tensors, reading
 from medfed.config.compose import build
+from medfed.config.plugins import check_plugins
+from medfed.config.targets import check_targets
 from medfed.delivery.bundle.metadata import FORMAT_VERSION
 from medfed.delivery.bundle.network_descriptions import describe, ordinary
 from medfed.delivery.bundle.weights import Codebook, from_centers
@@ -24,7 +25,7 @@ from medfed.models.networks.canonical import Canonical
 from medfed.models.networks.personal import part_roots
 from medfed.models.task import TaskModule
 from medfed.run.assembly import build_task, mixes_models
-from medfed.run.folder import finished
+from medfed.run.folder import finished, read_config, read_splits
 
 _TASKS = {
     "SegmentationTask": "segmentation",
@@ -63,9 +64,16 @@ class RunRecord:
             CheckpointError: If there is no finished run, or one of its files is missing or torn.
         """
         summary = finished(folder)
-        config = _read(folder / "config.yaml", OmegaConf.load)
-        names = ("splits", "versions", "preprocessing")
-        return cls(folder, config, summary, *(_read(folder / f"{n}.json", _json) for n in names))
+        config = read_config(folder)
+        check_plugins(config, folder)
+        check_targets(OmegaConf.to_container(config), found=True)
+        path = folder / "preprocessing.json"
+        preprocessing = read_json(path, {ANY: {}})
+        with reading(path):
+            if lacking := set(summary["clients"]) - set(preprocessing):
+                raise ValueError(f"it has no client {min(lacking)}")
+        versions = read_json(folder / "versions.json")
+        return cls(folder, config, summary, read_splits(folder), versions, preprocessing)
 
     def clients(self, wanted: str | Sequence[str]) -> list[str]:
         """Returns the chosen clients: ``all``, a name, several names, or names joined by commas.
@@ -97,7 +105,7 @@ class RunRecord:
             CheckpointError: If the file is missing, torn or of another model.
             ConfigError: If bundles know no such network.
         """
-        loaded = _read(self.folder / "models" / f"{client}.safetensors", load_file)
+        loaded = read_tensors(self.folder / "models" / f"{client}.safetensors")
         plain, source = describe(self.config.model.network), f"{client} in {self.folder}"
         if not mixes_models(self.config):
             return checked(plain, loaded, source)
@@ -112,8 +120,8 @@ class RunRecord:
         path = self.folder / "centers" / f"{client}.safetensors"
         if not path.is_file():
             return {}
-        centers = _read(path, load_file)
-        return {n: from_centers(weights[n], c.float()) for n, c in centers.items()}
+        with reading(path):
+            return {n: from_centers(weights[n], c.float()) for n, c in read_tensors(path).items()}
 
     def facts(self, client: str, network: Mapping[str, Any]) -> dict[str, Any]:
         """Gathers what is known of a client's model.
@@ -191,20 +199,3 @@ def without_paths(config: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(kept.get("data"), Mapping):
         kept["data"] = {k: v for k, v in kept["data"].items() if k not in _PATHS}
     return kept
-
-
-def _read(path: Path, read: Callable[[Path], Any]) -> Any:
-    try:
-        return read(path)
-    except FileNotFoundError:
-        raise CheckpointError(
-            f"{path} is missing; repeat the run (an older version may not have written it)."
-        ) from None
-    except Exception as error:  # whatever is raised on bad YAML, JSON or tensors
-        raise CheckpointError(
-            f"{path} is truncated or damaged ({error}); copy it again."
-        ) from error
-
-
-def _json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))

@@ -11,11 +11,24 @@ from pytorch_lightning.callbacks import Checkpoint
 
 from medfed.common.errors import CheckpointError
 from medfed.common.files import sha256, write_text
+from medfed.common.untrusted import ANY, misfit, read_checkpoint
 from medfed.federation.lightning.callbacks import PersonalEvaluation
 from medfed.federation.lightning.module import FederatedModule
 
 _log = logging.getLogger(__name__)
 BEST = "best.ckpt"
+# What `FederatedModule.on_save_checkpoint` writes.
+_CONTENT = {
+    "federation": {
+        "algorithm": str,
+        "next_round": int,
+        "steps": {ANY: int},
+        "server": {},
+        "memory": {},
+        "clients": {ANY: {}},
+        "ledger": {ANY: list},
+    }
+}
 
 
 class RoundCheckpoint(Checkpoint):
@@ -85,7 +98,20 @@ def seal(partial: Path, path: Path) -> None:
 def is_whole(path: Path) -> bool:
     """Returns whether a checkpoint is there and as it was written."""
     sealed = digest_file(path)
-    return path.is_file() and sealed.is_file() and sealed.read_text() == sha256(path)
+    return path.is_file() and sealed.is_file() and sealed.read_bytes() == sha256(path).encode()
+
+
+def check_federation(path: Path) -> None:
+    """Checks what a checkpoint holds; its tensors' values are not read.
+
+    Raises:
+        CheckpointError: If it cannot be read, would run code, or is not of a federation.
+    """
+    wrong = misfit(read_checkpoint(path, map_location="meta"), _CONTENT)
+    if wrong:
+        raise CheckpointError(
+            f"{path} is no checkpoint of a medfed run ({wrong}); resume or repeat the run."
+        )
 
 
 def rounds_in(folder: Path) -> list[Path]:
@@ -102,6 +128,7 @@ def last_whole(folder: Path) -> Path | None:
     found = rounds_in(folder)
     for path in reversed(found):
         if is_whole(path):
+            check_federation(path)
             return path
         _log.warning("%s is torn or unfinished; the checkpoint before it is used.", path)
     if found:
