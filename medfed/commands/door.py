@@ -23,6 +23,7 @@ from medfed.common.errors import (
     NonFiniteError,
     did_you_mean,
 )
+from medfed.common.names import visible
 from medfed.config.compose import CONFIG_DIR, check_overrides
 from medfed.config.spelling import spelled
 
@@ -139,5 +140,5 @@ def one_sentence() -> Iterator[None]:
             raise
         first = os.environ.get("LOCAL_RANK", "0") == os.environ.get("NODE_RANK", "0") == "0"
         if first or not isinstance(error, NonFiniteError | CheckpointError):
-            print(f"error: {error}", file=sys.stderr)
+            print(f"error: {visible(str(error))}", file=sys.stderr)
         sys.exit(1)

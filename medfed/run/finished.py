@@ -15,9 +15,10 @@ from omegaconf import DictConfig
 from torch import nn
 
 from medfed.common.errors import ConfigError, did_you_mean
+from medfed.common.names import file_names
 from medfed.common.scores import Record
 from medfed.federation.wire.ledger import Ledger
-from medfed.run.folder import finished, read_config, read_history, read_json
+from medfed.run.folder import finished, read_config, read_history, read_json, read_ledger
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class Run:
     @property
     def ledger(self) -> Ledger:
         """Every byte that travelled."""
-        return Ledger.from_csv((self.folder / "ledger.csv").read_text())
+        return read_ledger(self.folder)
 
     @property
     def pictures(self) -> dict[str, Path]:
@@ -96,7 +97,8 @@ class Run:
                 f"The run in {self.folder} has no client {client}"
                 f"{did_you_mean(client, self.clients)}; it has {', '.join(self.clients)}."
             )
-        weights = safetensors.torch.load_file(self.folder / "models" / f"{client}.safetensors")
+        name = file_names(self.clients)[client]
+        weights = safetensors.torch.load_file(self.folder / "models" / f"{name}.safetensors")
         with torch.random.fork_rng(devices=[]):
             network: nn.Module = build_task(self.config).network
         network.load_state_dict(weights, strict=False)

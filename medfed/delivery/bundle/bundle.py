@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from medfed.common.errors import CheckpointError, DataError
-from medfed.common.files import sha256
+from medfed.common.files import sha256, writing
 from medfed.delivery.bundle import scripts, weights
 from medfed.delivery.bundle.inference_config import inference_config
 from medfed.delivery.bundle.metadata import FORMAT_VERSION, METADATA, monai_metadata, readme
@@ -123,30 +123,25 @@ def write_bundle(
     if folder.exists() and not (folder / METADATA).is_file() and any(folder.iterdir()):
         raise DataError(f"{folder} holds something else than a bundle; choose another out=FOLDER.")
     state = weights.with_codebooks(dense, books)
-    try:
-        with _replacing(folder) as made:
-            weights.save_weights(made / MODEL, dense, books)
-            sizes = {
-                "fp32": _fp32_bytes(state),
-                "packed": (made / MODEL).stat().st_size,
-                "entropy_bound": weights.entropy_bound(dense, books),
-            }
-            if onnx:
-                network = Bundle(made, {"medfed": facts}, state).network()
-                save_onnx(made / ONNX, network, books, trace_shape(facts))
-                sizes["onnx"] = (made / ONNX).stat().st_size
-            whole = {**facts, "bits": {n: b.bits for n, b in books.items()}, "sizes": sizes}
-            _write_json(made / "configs" / "inference.json", inference_config(whole))
-            for script in Path(scripts.__path__[0]).glob("*.py"):
-                shutil.copyfile(script, made / "scripts" / script.name)
-            (made / "docs" / "README.md").write_text(readme(whole), encoding="utf-8")
-            files = sorted(p for p in made.rglob("*") if p.is_file())
-            whole["hashes"] = {p.relative_to(made).as_posix(): sha256(p) for p in files}
-            _write_json(made / METADATA, monai_metadata(whole))
-    except OSError as error:
-        raise DataError(
-            f"Cannot write {folder} ({error.strerror}); make room, or choose another out=FOLDER."
-        ) from error
+    with writing(folder, "choose another out=FOLDER"), _replacing(folder) as made:
+        weights.save_weights(made / MODEL, dense, books)
+        sizes = {
+            "fp32": _fp32_bytes(state),
+            "packed": (made / MODEL).stat().st_size,
+            "entropy_bound": weights.entropy_bound(dense, books),
+        }
+        if onnx:
+            network = Bundle(made, {"medfed": facts}, state).network()
+            save_onnx(made / ONNX, network, books, trace_shape(facts))
+            sizes["onnx"] = (made / ONNX).stat().st_size
+        whole = {**facts, "bits": {n: b.bits for n, b in books.items()}, "sizes": sizes}
+        _write_json(made / "configs" / "inference.json", inference_config(whole))
+        for script in Path(scripts.__path__[0]).glob("*.py"):
+            shutil.copyfile(script, made / "scripts" / script.name)
+        (made / "docs" / "README.md").write_text(readme(whole), encoding="utf-8")
+        files = sorted(p for p in made.rglob("*") if p.is_file())
+        whole["hashes"] = {p.relative_to(made).as_posix(): sha256(p) for p in files}
+        _write_json(made / METADATA, monai_metadata(whole))
     return whole
 
 
