@@ -134,11 +134,12 @@ def csv_text(header: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
         >>> csv_text(["client", "iou"], [["a", 0.5]])
         'client,iou\na,0.5\n'
     """
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)
-    return text.getvalue()
+    lines = []
+    for row in (header, *rows):
+        line = io.StringIO()
+        csv.writer(line, lineterminator="\r\n").writerow(row)  # so that it quotes either of the two
+        lines.append(line.getvalue().removesuffix("\r\n") + "\n")
+    return "".join(lines)
 
 
 @contextmanager

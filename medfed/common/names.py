@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from rich.markup import escape
 
 _BYTES = 120  # of a file name, so that a suffix and a prefix fit on every file system
-_SHOWN = 40  # characters of a name in tables and sentences
+_SHOWN, _DRAWN = 40, 24  # characters of a name in tables and sentences, and in figures
 _RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\.|$)", re.IGNORECASE)  # by Windows
 
 
@@ -42,7 +42,7 @@ def file_names(names: Iterable[str]) -> dict[str, str]:
         found |= {name: _marked(found[name], name) for name in twins}
 
 
-def shown(name: str) -> str:
+def shown(name: str, most: int = _SHOWN) -> str:
     r"""Returns a name for a sentence or a picture: on one line, visible, and not too long.
 
     Example:
@@ -50,7 +50,7 @@ def shown(name: str) -> str:
         ('hospital_0', 'a\\nb\\x1b[31m', "''", 40)
     """
     text = visible(name) or "''"
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 9]}…{text[-8:]}"
+    return text if len(text) <= most else f"{text[: most - 9]}…{text[-8:]}"
 
 
 def visible(text: str) -> str:
@@ -70,9 +70,7 @@ def cell(name: str) -> str:
         >>> cell("hospital_0"), cell("[red]")
         ('hospital_0', '\\[red]')
     """
-    # A backslash at the end would escape what follows.
-    text = escape(shown(name))
-    return text if not text.endswith("\\") else f"{text} "
+    return escape(f"{shown(name)} ")[:-1]  # a backslash at the end would be doubled
 
 
 def caption(name: str) -> str:
@@ -82,7 +80,7 @@ def caption(name: str) -> str:
         >>> caption("hospital_0"), caption("a$b$")
         ('hospital_0', 'a\\$b\\$')
     """
-    text = shown(name).replace("$", r"\$")
+    text = shown(name, _DRAWN).replace("$", r"\$")
     return f" {text}" if text.startswith("_") else text  # which a legend would leave out
 
 

@@ -65,8 +65,8 @@ def claimed(config: DictConfig, before: Before | None = None) -> Iterator[None]:
         if not (folder / "config.yaml").exists():
             partial = [p.name for p in folder.glob(f"{PARTIAL}*")] if mine else []
             found.remove_made(folder, [*mine, *partial])
-        full = isinstance(error, OSError) and error.errno in FULL
-        if full and not isinstance(error, MedfedError):  # from a library's writer, such as a logger
+        told = isinstance(error, MedfedError)
+        if isinstance(error, OSError) and error.errno in FULL and not told:  # by another's writer
             raise cannot_write(folder, error, _ELSEWHERE) from error
         raise
 

@@ -71,7 +71,7 @@ class Run:
     @property
     def metrics(self) -> list[dict[str, Any]]:
         """A row per round, client and split, with a number per metric."""
-        with (self.folder / "metrics.csv").open(newline="") as file:
+        with (self.folder / "metrics.csv").open(newline="", encoding="utf-8") as file:
             return [dict(_typed(row)) for row in csv.DictReader(file)]
 
     @property

@@ -184,7 +184,7 @@ def finished(folder: Path) -> dict[str, Any]:
 def read_history(folder: Path) -> list[Record]:
     """Returns the validation metrics of every evaluated round."""
     fixed = ("round", "client", "split")
-    with (folder / "metrics.csv").open() as file:
+    with (folder / "metrics.csv").open(newline="", encoding="utf-8") as file:
         return [
             Record(
                 int(row["round"]),
@@ -204,7 +204,8 @@ def read_ledger(folder: Path) -> Ledger:
     """
     path = folder / "ledger.csv"
     try:
-        return Ledger.from_csv(path.read_text())
+        with path.open(newline="", encoding="utf-8") as file:
+            return Ledger.from_csv(file.read())
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read ({error}); repeat the run.") from error
 

@@ -94,7 +94,7 @@ class Ledger:
             >>> Ledger.from_csv(ledger.to_csv()).entries == ledger.entries
             True
         """
-        rows = csv.DictReader(io.StringIO(text))
+        rows = csv.DictReader(io.StringIO(text, newline=""))
         whole = ("round", "bytes", "dense")
         return cls(Entry(**{k: int(v) if k in whole else v for k, v in r.items()}) for r in rows)  # type: ignore[arg-type]
 
