@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from medfed.common.console import without_remarks
-from medfed.common.errors import ConfigError
 from medfed.config.check import check
 from medfed.config.compose import load
 from medfed.run.finished import Run
@@ -43,8 +42,6 @@ def train(*overrides: str, folder: str | Path | None = None, **keys: Any) -> Run
         now = datetime.now().strftime("%Y-%m-%d_%H-%M-%S-%f")
         folder = config.resume or Path("outputs") / config.name / method / now
     folder = Path(folder).expanduser().resolve()
-    if config.resume is None and folder.exists() and any(folder.iterdir()):
-        raise ConfigError(f"folder={folder} is not empty; name one that is, or resume=FOLDER.")
     config.folder = str(folder)
     check(config)
     with _process_as_it_was(), without_remarks():

@@ -28,6 +28,7 @@ from medfed.common.errors import (
     did_you_mean,
     first_line,
 )
+from medfed.common.names import visible
 from medfed.config.compose import CONFIG_DIR, check_overrides, compositions
 from medfed.config.spelling import spelled
 
@@ -197,16 +198,10 @@ def one_sentence(folder: Path | None = None) -> Iterator[None]:
         first = os.environ.get("LOCAL_RANK", "0") == os.environ.get("NODE_RANK", "0") == "0"
         if not isinstance(error, MedfedError):
             what = f"unexpected {type(error).__name__}: {first_line(error)}"
-            print(f"error: {_line(what)}; {_logged(error, folder)}", file=sys.stderr)
+            print(f"error: {visible(what)}; {_logged(error, folder)}", file=sys.stderr)
         elif first or not isinstance(error, NonFiniteError | CheckpointError):
-            print(f"error: {_line(str(error))}", file=sys.stderr)
+            print(f"error: {visible(str(error))}", file=sys.stderr)
         sys.exit(1)
-
-
-def _line(text: str) -> str:
-    """Returns text as one line that a terminal shows as it is, whatever a file has put into it."""
-    whole = " ".join(text.split())
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in whole)
 
 
 def _logged(error: Exception, folder: Path | None) -> str:

@@ -5,9 +5,7 @@ With ``-m`` every combination of several values: ``medfed train -m algorithm=fed
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Sequence
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -15,8 +13,6 @@ from medfed.commands.door import command, loading
 from medfed.common.errors import ConfigError
 from medfed.config.compose import build
 from medfed.config.targets import check_targets
-
-HYDRA_FILES = ("train.log", ".hydra/config.yaml", ".hydra/hydra.yaml", ".hydra/overrides.yaml")
 
 
 def check(configs: Sequence[DictConfig], sweep: bool) -> None:
@@ -38,35 +34,17 @@ def check(configs: Sequence[DictConfig], sweep: bool) -> None:
             build(config[section])
 
 
-@contextmanager
-def nothing_half_written(folder: Path) -> Iterator[None]:
-    """Removes the folder that Hydra made where a mistake stops the run before it is opened.
-
-    Only what Hydra wrote is removed, and folders that are empty then.
-    """
-    try:
-        yield
-    except Exception:
-        if not (folder / "config.yaml").exists():
-            for name in HYDRA_FILES:
-                (folder / name).unlink(missing_ok=True)
-            for place in (folder / ".hydra", folder):
-                if place.is_dir() and not any(place.iterdir()):
-                    place.rmdir()
-        raise
-
-
 @command("train", check)
 def main(config: DictConfig) -> float | None:
     """Runs the composed configuration and returns the selection metric's mean on validation."""
-    with nothing_half_written(Path(config.folder)):
-        # Imported late, so that --help and mistakes in the configuration answer at once.
-        with loading():
-            from medfed.run.train import train
+    # Imported late, so that --help and mistakes in the configuration answer at once.
+    with loading():
+        from medfed.commands.folders import Watch
+        from medfed.run.train import train
 
-        _, experiment = train(config)
-        best = experiment.evaluation.best_round()
-        return None if best is None else experiment.evaluation.score(best)
+    _, experiment = train(config, Watch.seen)
+    best = experiment.evaluation.best_round()
+    return None if best is None else experiment.evaluation.score(best)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 
 from rich.console import Console
 
+from medfed.common.names import visible
+
 
 def wide_console() -> Console:
     """Returns a console that does not squeeze tables where there is no terminal."""
@@ -17,9 +19,9 @@ def wide_console() -> Console:
 
 
 def say(console: Console, *lines: str) -> None:
-    """Prints sentences as they are, whatever their length and their brackets."""
-    for line in lines:
-        console.print(line, soft_wrap=True, highlight=False, markup=False)
+    """Prints sentences as they are, whatever their length and the names in them."""
+    for line in "\n".join(lines).split("\n"):
+        console.print(visible(line), soft_wrap=True, highlight=False, markup=False)
 
 
 def size(count: int) -> str:

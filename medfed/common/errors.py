@@ -18,6 +18,10 @@ class DataError(MedfedError):
     """A file, patient or table that cannot be read or does not fit."""
 
 
+class WriteError(DataError, OSError):
+    """A file or folder that cannot be written, and what helps."""
+
+
 class NonFiniteError(MedfedError, ArithmeticError):
     """A loss or a reply with NaN or infinity; the round it occurred in is not kept."""
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from medfed.common.files import replacing
+from medfed.common.names import caption
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,7 +24,6 @@ def save_figures(folder: Path, figures: Mapping[str, Figure | None]) -> dict[str
     Returns:
         Name to file.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     paths = {}
     for name, figure in figures.items():
         if figure is not None:
@@ -48,11 +48,14 @@ def stacked_bars(
         The length of the longest bar.
     """
     ends: dict[str, float] = {}
+    names: list[str] = []
     for k, (label, lengths) in enumerate(values.items()):
         left = [ends.get(name, 0.0) for name in lengths]
         style |= {"label": label, "color": colours[k % len(colours)]}
-        axes.barh(list(lengths), list(lengths.values()), left=left, **style)
+        names = list(lengths)
+        axes.barh(range(len(names)), list(lengths.values()), left=left, **style)
         ends |= {name: start + lengths[name] for start, name in zip(left, lengths, strict=True)}
+    axes.set_yticks(range(len(names)), [caption(name) for name in names])
     return max(ends.values())
 
 

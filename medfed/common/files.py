@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import hashlib
 import io
 import json
@@ -10,16 +11,17 @@ import logging
 import os
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from filelock import FileLock, Timeout
 
-from medfed.common.errors import DataError
+from medfed.common.errors import ConfigError, MedfedError, WriteError
 
 _log = logging.getLogger(__name__)
 PARTIAL = ".partial-"
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # only writing fails so
 _FORMULA = re.compile(r"'*[=+\-@\t\r]")
 ExistingPath = str
 """A file or folder of the user's that must be there: the configuration is checked for it."""
@@ -34,12 +36,16 @@ def replacing(path: Path, sync: bool = False) -> Iterator[Path]:
     writers choose the format by it.
 
     Args:
-        path: The file's name in the end; an older file of that name is replaced.
+        path: The file's name in the end; an older file of that name is replaced, and the folder is
+            made where there is none.
         sync: Whether to wait for the disk, so that a machine that loses power leaves no torn file
             either: for files that are used without comparing a checksum.
 
     Yields:
         Where to write.
+
+    Raises:
+        WriteError: If the disk is full, the folder cannot be written, or the like.
 
     Example:
         >>> import tempfile
@@ -52,16 +58,35 @@ def replacing(path: Path, sync: bool = False) -> Iterator[Path]:
         '1'
     """
     partial = path.with_name(f"{PARTIAL}{os.getpid()}-{path.name}")
-    try:
+    with whole_or_none(path, partial):
+        path.parent.mkdir(parents=True, exist_ok=True)
         yield partial
         if sync:
             _synchronise(partial)
         partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
+        if sync:
+            sync_folder(path.parent)
+
+
+@contextmanager
+def whole_or_none(path: Path, partial: Path) -> Iterator[None]:
+    """Removes a file that could not be finished, and says in one sentence why.
+
+    Args:
+        path: The file's name in the end, for the sentence.
+        partial: Where it is written.
+
+    Raises:
+        WriteError: If the disk is full, the folder cannot be written, or the like.
+    """
+    try:
+        yield
+    except BaseException as error:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+        if isinstance(error, OSError) and not isinstance(error, MedfedError):
+            raise cannot_write(path, error) from error
         raise
-    if sync:
-        sync_folder(path.parent)
 
 
 @contextmanager
@@ -90,14 +115,12 @@ def atomic(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
 
 def write_text(path: Path, text: str) -> None:
     """Writes a file that is whole or not there, in a folder that is made for it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     with atomic(path, sync=False) as file:
         file.write(text.encode())
 
 
 def write_json(path: Path, content: object, sync: bool = False) -> None:
     """Writes JSON that is whole or not there, in a folder that is made for it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     with atomic(path, sync) as file:
         file.write((json.dumps(content, indent=1) + "\n").encode())
 
@@ -170,22 +193,36 @@ def writing(place: Path, otherwise: str) -> Iterator[None]:
         otherwise: What helps beside making room.
 
     Raises:
-        DataError: If the disk is full, the folder cannot be written, or the like.
+        WriteError: If the disk is full, the folder cannot be written, or the like.
 
     Example:
         >>> with writing(Path("/data/cache"), "set data.cache to another folder"):
         ...     raise OSError(28, "No space left on device")
         Traceback (most recent call last):
         ...
-        medfed.common.errors.DataError: Cannot write /data/cache (No space left on device); make \
+        medfed.common.errors.WriteError: Cannot write /data/cache (No space left on device); make \
 room there, or set data.cache to another folder.
     """
     try:
         yield
     except OSError as error:
-        reason = error.strerror or error
-        sentence = f"Cannot write {place} ({reason}); make room there, or {otherwise}."
-        raise DataError(sentence) from error
+        within = isinstance(error, WriteError) and isinstance(error.__cause__, OSError)
+        cause = error.__cause__ if within else error
+        raise cannot_write(place, cause, otherwise) from error  # type: ignore[arg-type]
+
+
+def cannot_write(
+    place: Path, error: OSError, otherwise: str = "choose another folder"
+) -> WriteError:
+    """Returns the sentence on something that could not be written.
+
+    Example:
+        >>> print(cannot_write(Path("/data"), PermissionError(13, "Permission denied")))
+        Cannot write /data (Permission denied); choose another folder.
+    """
+    forbidden = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
+    room = "" if forbidden else "make room there, or "
+    return WriteError(f"Cannot write {place} ({error.strerror or error}); {room}{otherwise}.")
 
 
 def sync_folder(folder: Path) -> None:
@@ -236,21 +273,31 @@ def sha256(path: Path) -> str:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Holds a folder's lock, waiting for another process that holds it.
+def locked(folder: Path, name: str = "lock", wait: bool = True) -> Iterator[None]:
+    """Holds a folder's lock.
 
     The lock is the system's, so it ends with its process however that ends; nothing stale is left
     to be cleared. A file beside it keeps the process id, only for the sentence.
 
     Args:
         folder: An existing folder.
+        name: The lock's file.
+        wait: Whether to wait for another process that holds it.
+
+    Raises:
+        ConfigError: If another process holds it, and it is not to be waited for.
     """
-    holder = folder / "lock.pid"
-    lock = FileLock(folder / "lock")
+    holder = folder / f"{name}.pid"
+    lock = FileLock(folder / name)
     try:
         lock.acquire(timeout=0)
     except Timeout:
         who = holder.read_text() if holder.is_file() else "unknown"
+        if not wait:
+            raise ConfigError(
+                f"Process {who} works in {folder} already; let it end first, or choose another "
+                "folder."
+            ) from None
         _log.warning("Waiting for process %s, which prepares %s.", who, folder)
         lock.acquire()
     try:

@@ -1,89 +1,97 @@
-"""A folder that is whole or not there, and takes the place of an older one without losing it.
-
-While ``NAME`` is written, its parent holds ``.NAME.new``, which is not whole, and for the moment
-between two renames ``.NAME.old``, which is. A process that is killed leaves them behind; the next
-one that writes or reads ``NAME`` puts the older folder back where the new one is missing, and
-removes what is left over. ``.NAME.lock`` keeps two processes from doing so at once; the lock is the
-system's, so it ends with its process however that ends.
-"""
+"""Folders for results: what was there before, and what goes again where nothing came of it."""
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from filelock import FileLock
+from medfed.common.errors import ConfigError
+
+SWEEP = "multirun.yaml"  # by which the folder of a sweep is known
 
 
-@contextmanager
-def replacing_folder(folder: Path) -> Iterator[Path]:
-    """Gives a folder its name only when all of it is written; until then an older one stays.
+def refuse_full(folder: Path, known_by: str | None = None) -> None:
+    """Refuses a folder for new results that holds anything, whoever it is from.
 
     Args:
-        folder: The folder's name in the end; its parents are made.
+        folder: Where results are to go; need not exist.
+        known_by: A file that makes a folder with something in it fit all the same.
 
-    Yields:
-        An empty folder to write into.
+    Raises:
+        ConfigError: If it is a file, or not empty.
 
     Example:
         >>> import tempfile
-        >>> folder = Path(tempfile.mkdtemp()) / "a"
-        >>> for text in ("old", "new"):
-        ...     with replacing_folder(folder) as made:
-        ...         _ = (made / "text").write_text(text)
-        >>> (folder / "text").read_text(), [p.name for p in folder.parent.iterdir()]
-        ('new', ['a'])
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> refuse_full(folder)
+        >>> (folder / "thesis.tex").touch()
+        >>> refuse_full(folder)
+        Traceback (most recent call last):
+        ...
+        medfed.common.errors.ConfigError: The folder /tmp/... is not empty; name one that is, or \
+resume=FOLDER.
     """
-    folder = folder.resolve()
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    made, old = _beside(folder, "new"), _beside(folder, "old")
-    with _alone(folder):
-        try:
-            made.mkdir()
-            yield made
-            if folder.exists():
-                folder.rename(old)
-            made.rename(folder)
-        finally:
-            _tidy(folder)
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file; name a folder that is new or empty.")
+    if known_by is not None and (folder / known_by).is_file():
+        return
+    if folder.is_dir() and any(folder.iterdir()):
+        instead = "" if known_by else ", or resume=FOLDER"
+        raise ConfigError(f"The folder {folder} is not empty; name one that is{instead}.")
 
 
-def restore_folder(folder: Path) -> None:
-    """Puts an older folder back where a process was killed before the new one had its name.
+def is_first_process() -> bool:
+    """Returns whether this process writes for all: of the ranks of a run the first one does."""
+    names = ("RANK", "LOCAL_RANK", "NODE_RANK")
+    return all(os.environ.get(name, "0") == "0" for name in names)
 
-    Args:
-        folder: The folder's name; nothing is done where it is there.
+
+@dataclass(frozen=True)
+class Before:
+    """What was there before anything was made, so that nothing else is removed later.
+
+    Attributes:
+        top: Below which folders will be made; those above it may be made, too.
+        there: The folders that were there: above ``top``, itself, and below.
+        swept: Whether an earlier sweep had left its record in ``top``.
     """
-    folder = folder.resolve()
-    if not folder.exists() and _beside(folder, "old").is_dir():
-        with _alone(folder):
-            pass
+
+    top: Path
+    there: frozenset[Path] = field(repr=False)
+    swept: bool
+
+    @classmethod
+    def of(cls, top: Path) -> Before:
+        """Looks at a folder that may not exist yet."""
+        top = Path(os.path.abspath(top))
+        below = [Path(folder) for folder, _, _ in os.walk(top)]
+        there = frozenset([*below, *(p for p in top.parents if p.exists())])
+        return cls(top, there, (top / SWEEP).exists())
+
+    def remove_made(self, folder: Path, files: Iterable[str]) -> None:
+        """Removes files of a folder, and folders made since that are empty then.
+
+        Args:
+            folder: Where nothing came of what was begun.
+            files: Names of files in it; they must not have been there before.
+        """
+        folder = Path(os.path.abspath(folder))
+        for name in files:
+            with suppress(OSError):
+                (folder / name).unlink()
+        for place in (folder, *folder.parents):
+            inside = place.is_relative_to(self.top) or self.top.is_relative_to(place)
+            only_record = place == self.top and not self.swept and _names(place) == [SWEEP]
+            if only_record:
+                (place / SWEEP).unlink()
+            if not inside or place in self.there or _names(place):
+                return
+            with suppress(OSError):
+                place.rmdir()
 
 
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Waits for others that write the folder, then clears what killed ones left of it."""
-    name = _beside(folder, "lock")
-    with FileLock(name):
-        _tidy(folder)
-        try:
-            yield
-        finally:
-            name.unlink(missing_ok=True)
-
-
-def _tidy(folder: Path) -> None:
-    """What is named old is whole at any moment: before it is removed, it is renamed."""
-    made, old = _beside(folder, "new"), _beside(folder, "old")
-    shutil.rmtree(made, ignore_errors=True)
-    if old.is_dir() and folder.exists():
-        old.rename(made)
-        shutil.rmtree(made, ignore_errors=True)
-    elif old.is_dir():
-        old.rename(folder)
-
-
-def _beside(folder: Path, ending: str) -> Path:
-    return folder.with_name(f".{folder.name}.{ending}")
+def _names(folder: Path) -> list[str]:
+    return [p.name for p in folder.iterdir()] if folder.is_dir() else []

@@ -17,6 +17,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from medfed.common.names import cell
+
 SECONDS = 10.0  # between plain lines
 
 
@@ -74,7 +76,7 @@ class Steps:
         """
         self.done += 1
         if self._bar:
-            self._bar.update(self._task, advance=1, item=item[-24:])
+            self._bar.update(self._task, advance=1, item=cell(item[-24:]))
             return
         now = time.monotonic()
         if self.quiet or (now - self._spoke < SECONDS and self.done < self.total):

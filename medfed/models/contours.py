@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from torch import Tensor
 
+from medfed.common.names import caption
 from medfed.models.regions import iou_and_dice, overlap_counts
 
 Case = tuple[Tensor, Tensor, Mapping[str, Tensor]]
@@ -80,7 +81,7 @@ def contour_grid(
             else:
                 axes.set_title("no model", fontsize=9)
                 axes.spines[:].set_visible(False)
-        row[0].set_ylabel(client, fontsize=10)
+        row[0].set_ylabel(caption(client), fontsize=10)
     for axes, method in zip(grid[0], methods, strict=True):
         axes.set_title(f"{method}\n{axes.get_title()}".strip(), fontsize=9)
     _legend(figure, regions)

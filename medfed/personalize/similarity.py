@@ -18,6 +18,7 @@ from torch import Tensor
 
 from medfed.common.checks import check_choices, check_count
 from medfed.common.errors import ConfigError
+from medfed.common.names import caption
 from medfed.common.tensors import Tensors, flatten, select
 from medfed.federation.client import Client
 from medfed.functional.graph import (
@@ -252,7 +253,7 @@ def draw_graph(clients: Sequence[str], graph: Tensors) -> Any:
     nx.draw_networkx_nodes(drawn, layout, ax=axes, node_color="#E69F00", node_size=260)
     for client, (x, y) in layout.items():
         side = "center" if abs(x) < 0.15 else "left" if x > 0 else "right"
-        axes.text(1.1 * x, 1.13 * y, client, ha=side, va="center", fontsize=8)
+        axes.text(1.1 * x, 1.13 * y, caption(client), ha=side, va="center", fontsize=8)
     if len(clients) <= 10:
         shown = {(a, b): f"{d['weight']:.2f}" for a, b, d in drawn.edges(data=True)}
         nx.draw_networkx_edge_labels(drawn, layout, shown, ax=axes, font_size=7, label_pos=0.24)

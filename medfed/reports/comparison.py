@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from medfed.common.console import say, size, wide_console
 from medfed.common.figures import save_figures
 from medfed.common.files import csv_text, write_text, writing
+from medfed.common.names import cell, shown
 from medfed.common.scores import number, smaller_is_better
 from medfed.reports.methods import Cell, Comparison, Finding, compare
 from medfed.reports.runs import common_folder, find_runs
@@ -128,14 +130,14 @@ def _column_per_method(comparison: Comparison) -> Table:
     table.add_column("metric")
     table.add_column("client")
     for method in comparison.methods:
-        table.add_column(method.name, justify="right")
+        table.add_column(escape(method.name), justify="right")
     previous = ""
     for row in _shown(comparison):
         group = "cost" if row.place == "total" else row.metric
         if previous and (group != previous or row.place == "mean"):
             table.add_section()
         label = row.metric if group == "cost" or group != previous else ""
-        table.add_row(label, "" if group == "cost" else row.place, *_bold(row))
+        table.add_row(label, "" if group == "cost" else cell(row.place), *_bold(row))
         previous = group
     return table
 
@@ -149,7 +151,7 @@ def _line_per_method(comparison: Comparison) -> Table:
         table.add_column(title.replace("_", " "), justify="right")
     columns = [_bold(row) for row in wanted]
     for i, method in enumerate(comparison.methods):
-        table.add_row(method.name, *(column[i] for column in columns))
+        table.add_row(escape(method.name), *(column[i] for column in columns))
     return table
 
 
@@ -172,7 +174,7 @@ def to_markdown(comparison: Comparison, found: Finding) -> str:
     ]
     for row in _shown(comparison):
         cells = [f"**{t}**" if i in row.best else t for i, t in enumerate(_texts(row))]
-        place = "" if row.place == "total" else row.place
+        place = "" if row.place == "total" else shown(row.place).replace("|", r"\|")
         lines.append(f"| {row.metric} | {place} | " + " | ".join(cells) + " |")
     lines += ["", *(f"- {note}" for note in (winner(comparison), *comparison.notes)), ""]
     lines += [line for sentence in found.sentences for line in (sentence, "")]

@@ -15,6 +15,7 @@ from rich.table import Table
 from medfed.common.console import say, size, wide_console
 from medfed.common.figures import save_figures
 from medfed.common.files import csv_text, write_json, write_text
+from medfed.common.names import cell, shown
 from medfed.common.scores import federation_statistics, mean_of_known, number, smaller_is_better
 from medfed.reports.scores import label_of, method_style
 
@@ -36,7 +37,7 @@ def print_onboarding(found: Onboarding, folder: Path, console: Console | None = 
     metric = found.summary["selection"][0]
     names = list(dict.fromkeys(row.client for row in found.rows))
     table = Table(
-        title=f"{found.summary['name']}, {found.summary['algorithm']}: {len(names)} client"
+        title=f"{cell(found.summary['name'])}, {found.summary['algorithm']}: {len(names)} client"
         f"{'s' * (len(names) != 1)} onboarded, test {label_of(metric)}, up to {found.steps} "
         "gradient steps"
     )
@@ -51,7 +52,12 @@ def print_onboarding(found: Onboarding, folder: Path, console: Console | None = 
         table.add_section()
     console.print(table)
     written = f"{folder}/onboarding.csv, onboarding.json and pictures/onboarding.png"
-    say(console, *found.notes, f"Onboarded clients: {', '.join(names)}.", f"Written: {written}")
+    say(
+        console,
+        *found.notes,
+        f"Onboarded clients: {', '.join(map(shown, names))}.",
+        f"Written: {written}",
+    )
 
 
 def _texts(rows: Sequence[Row], metric: str) -> list[str]:

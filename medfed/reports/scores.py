@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from medfed.common.console import size
 from medfed.common.figures import colours, legend_right
+from medfed.common.names import caption
 from medfed.common.scores import mean_of_known, smaller_is_better
 from medfed.models.contours import contour_grid
 from medfed.reports.methods import Comparison, Finding, Method
@@ -38,7 +39,7 @@ def find(comparison: Comparison) -> Finding:
         "validation": method_curves(methods, metric),
         "bytes": cost_scatter(methods, metric),
     }
-    if cases := read_predictions({m.name: m.runs[0].folder for m in methods}):
+    if cases := read_predictions({m.name: m.runs[0].folder for m in methods}, comparison.clients):
         figures["contours"] = contour_grid(cases, list(methods[0].runs[0].config.regions))
     return Finding(pictures=figures, captions=_CAPTIONS)
 
@@ -79,7 +80,7 @@ def client_dots(values: Mapping[str, Mapping[str, Sequence[float]]], metric: str
         metric: The metric's name.
     """
     clients = list(next(iter(values.values())))
-    places = [*clients, "mean over\nclients"]
+    places = [*map(caption, clients), "mean over\nclients"]
     wide = max(0.62, 0.12 * len(values))  # inches
     figure = Figure(figsize=(max(8.0, 3.4 + wide * len(places)), 4.4), layout="constrained")
     axes = figure.subplots()

@@ -11,6 +11,7 @@ from omegaconf import DictConfig, open_dict
 from torch import nn
 
 from medfed.common.errors import ConfigError, did_you_mean, first_line
+from medfed.common.names import shown
 from medfed.common.seeding import derive_seed
 from medfed.config.compose import build
 from medfed.datamodules.base import FederatedDataModule
@@ -41,7 +42,7 @@ def data_and_task(config: DictConfig) -> tuple[FederatedDataModule, TaskModule]:
     if rank() == 0:
         _log.info("%s", data.description)
         if data.kept_out:
-            _log.info("Kept out of training: %s.", ", ".join(data.kept_out))
+            _log.info("Kept out of training: %s.", ", ".join(map(shown, data.kept_out)))
     spatial_dims = getattr(data, "spatial_dims", 2)
     facts = {
         "in_channels": data.in_channels,

@@ -12,6 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from medfed.common.figures import legend_above, stacked_bars
+from medfed.common.names import caption
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.splits import SPLITS
 from medfed.models.contours import region_colours
@@ -122,7 +123,7 @@ def intensities(data: FederatedDataModule) -> Figure:
         axes.set(xlabel="value", ylim=(len(clients) - 0.45, -1.1))
         axes.tick_params(axis="y", length=0)
         axes.spines[["left", "right", "top"]].set_visible(False)
-    panels[0].set_yticks(range(len(clients)), clients, va="bottom")
+    panels[0].set_yticks(range(len(clients)), [caption(c) for c in clients], va="bottom")
     line = Line2D([], [], color=_LINE, lw=_WIDTH, label="all clients together")
     figure.legend(handles=[line], loc="outside lower center", fontsize=8, frameon=False)
     return figure
@@ -193,7 +194,7 @@ def feature_means(data: FederatedDataModule) -> Figure:
     axes.set_facecolor("0.8")
     drawn = axes.imshow(masked, cmap="PuOr_r", vmin=-reach, vmax=reach, aspect="auto")
     axes.set_xticks(range(len(names)), names, rotation=45, ha="right", rotation_mode="anchor")
-    axes.set_yticks(range(len(rows)), list(data.clients))
+    axes.set_yticks(range(len(rows)), [caption(c) for c in data.clients])
     axes.tick_params(length=0, labelsize=8)
     title = "mean of each feature, in standard deviations from that of all"
     if len(shown) < len(deviation):

@@ -9,11 +9,13 @@ from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
 
 from medfed.common.console import wide_console
 from medfed.common.files import csv_text
+from medfed.common.names import cell
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.client_data import Block, ClientData
 from medfed.datamodules.scanner import UNCHANGED
@@ -179,18 +181,18 @@ def print_clients(
     table.add_column("patients", justify="right", no_wrap=True)
     table.add_column("samples", justify="right", no_wrap=True)
     for name in class_names if len(class_names) <= _COLUMNS else ["labels"]:
-        table.add_column(name, justify="right")
+        table.add_column(cell(name), justify="right")
     optional = {
         "centre": [_centres(c) for c in clients],
         "scanner": [_scanner(c.scanner) for c in clients],
-        "note": ["; ".join(c.notes) for c in clients],
+        "note": [escape("; ".join(c.notes)) for c in clients],
     }
     shown = {title: cells for title, cells in optional.items() if any(cells)}
     for title in ("channels", *shown):
         table.add_column(title)
     for k, c in enumerate(clients):
         cells = [_channels(c), *(column[k] for column in shown.values())]
-        table.add_row(c.client, *_counts([c], class_names), *cells)
+        table.add_row(cell(c.client), *_counts([c], class_names), *cells)
     table.add_section()
     table.add_row("all", *_counts(clients, class_names), "", *[""] * len(shown))
     console.print(table)
@@ -208,22 +210,22 @@ def _counts(clients: Sequence[ClientSummary], names: Sequence[str]) -> list[str]
     if len(names) <= _COLUMNS:
         return [patients, samples, *(f"{count:,}" for count in sums)]
     present = [f"{name}: {count:,}" for name, count in zip(names, sums, strict=True) if count]
-    return [patients, samples, ", ".join(present)]
+    return [patients, samples, escape(", ".join(present))]
 
 
 def _channels(client: ClientSummary) -> str:
     count = len(client.channels) + len(client.lacks)
     if count <= _NAMES:
-        return ", ".join(client.channels)
+        return escape(", ".join(client.channels))
     lacks = f", lacks {', '.join(client.lacks)}" if client.lacks else ""
-    return f"{len(client.channels)} of {count}{lacks}"
+    return escape(f"{len(client.channels)} of {count}{lacks}")
 
 
 def _centres(client: ClientSummary) -> str:
     if client.centres == (client.client,):
         return ""
     many = len(client.centres) > 2
-    return f"{len(client.centres)} centres" if many else ", ".join(client.centres)
+    return f"{len(client.centres)} centres" if many else ", ".join(map(cell, client.centres))
 
 
 def _scanner(changes: Mapping[str, float]) -> str:

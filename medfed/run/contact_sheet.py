@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from medfed.common.figures import colours
+from medfed.common.names import caption
 from medfed.common.seeding import numpy_rng
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.client_data import ClientData
@@ -178,7 +179,7 @@ def _describe(
     rows, group = len(data.clients), _pitch(strips)
     axes.set(xlim=(-0.05, count * group - 0.05 - _GROUP * (strips > 1)), xticks=[])
     axes.set(ylim=(rows * _STEP, -0.08))
-    axes.set_yticks([row * _STEP + 0.5 for row in range(rows)], list(data.clients))
+    axes.set_yticks([row * _STEP + 0.5 for row in range(rows)], [caption(c) for c in data.clients])
     axes.tick_params(length=0, labelsize=9)
     axes.spines[:].set_visible(False)
     if strips > 1:

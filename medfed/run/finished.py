@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 from torch import nn
 
 from medfed.common.errors import ConfigError, did_you_mean
+from medfed.common.names import file_names
 from medfed.common.scores import Record
 from medfed.common.untrusted import read_tensors, reading
 from medfed.federation.split import float_entries
@@ -105,7 +106,7 @@ class Run:
                 f"The run in {self.folder} has no client {client}"
                 f"{did_you_mean(client, self.clients)}; it has {', '.join(self.clients)}."
             )
-        path = self.folder / "models" / f"{client}.safetensors"
+        path = self.folder / "models" / f"{file_names(self.clients)[client]}.safetensors"
         weights = read_tensors(path)
         with torch.random.fork_rng(devices=[]):
             network: nn.Module = build_task(self.config).network

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import safetensors.torch
 import torch
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from medfed.common.errors import CheckpointError
-from medfed.common.files import replacing, write_json, write_text
+from medfed.common.files import atomic, write_json, write_text
+from medfed.common.names import file_names
 from medfed.common.scores import Record
 from medfed.common.untrusted import ANY, NUMBER, read_json, read_rows, read_yaml, reading
 from medfed.config.compose import changed_keys
@@ -32,6 +34,11 @@ PACKAGES = (
     *("medfed", "torch", "pytorch-lightning", "monai", "torchmetrics", "numpy", "scikit-learn"),
 )
 _EMPTY = ("", "''")  # a metric that a split does not have; the latter was written by 0.1
+# What is written before the first round, the last of it last.
+FIRST_FILES = (
+    *("versions.json", "splits.json", "preprocessing.json", "overrides.yaml"),
+    "config.yaml",
+)
 # What may differ between a run and its continuation: where and how it runs, not what it computes.
 NOT_THE_EXPERIMENT = ("resume", "folder", "trainer", "logger", "progress", "plugins")
 # What whoever reads a run relies on; see `medfed.common.untrusted.misfit`.
@@ -104,31 +111,34 @@ def open_folder(
                 "resume with the same overrides or start a new run."
             )
         return
-    write_text(folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
     code = {"commit": git_commit(Path(__file__).parents[2]), "plugins": fingerprints(config)}
     write_json(folder / "versions.json", {**versions(), **code})
     write_json(folder / "splits.json", splits)
     write_json(folder / "preprocessing.json", preprocessing)
+    if HydraConfig.initialized():  # what was typed, for whoever resumes the run
+        typed = OmegaConf.to_yaml(HydraConfig.get().overrides.task)
+        write_text(folder / "overrides.yaml", typed)
+    # The last one: by it a run folder is known.
+    write_text(folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Writes tensors as safetensors, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     copies = {n: t.detach().cpu().clone().contiguous() for n, t in tensors.items()}
-    with replacing(path) as partial:
-        safetensors.torch.save_file(copies, partial)
+    with atomic(path, sync=False) as file:  # safetensors' own writer hides what goes wrong
+        file.write(safetensors.torch.save(copies))
 
 
-def save_prediction(folder: Path, client: str, image: Tensor, truth: Tensor, prob: Tensor) -> None:
+def save_prediction(folder: Path, name: str, image: Tensor, truth: Tensor, prob: Tensor) -> None:
     """Writes one slice of a client with its prediction, for pictures that compare methods."""
-    path = folder / "predictions" / f"{client}.npz"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(
-        path,
-        image=image.cpu().numpy(),
-        truth=truth.to(torch.uint8).cpu().numpy(),
-        probability=prob.float().cpu().numpy(),
-    )
+    path = folder / "predictions" / f"{name}.npz"
+    with atomic(path, sync=False) as file:
+        np.savez_compressed(
+            file,
+            image=image.cpu().numpy(),
+            truth=truth.to(torch.uint8).cpu().numpy(),
+            probability=prob.float().cpu().numpy(),
+        )
 
 
 def read_config(folder: Path) -> DictConfig:
@@ -259,22 +269,26 @@ def read_ledger(folder: Path) -> Ledger:
     return ledger
 
 
-def read_predictions(folders: Mapping[str, Path]) -> dict[str, Case]:
+def read_predictions(folders: Mapping[str, Path], clients: Sequence[str]) -> dict[str, Case]:
     """Reads the predictions of several runs on the same slices.
 
     Args:
         folders: Method to run folder.
+        clients: All clients of the runs.
 
     Returns:
         Per client the image, its truth and each method's probabilities.
     """
     cases: dict[str, Case] = {}
     for method, folder in folders.items():
-        for path in sorted((folder / "predictions").glob("*.npz")):
+        for client, name in sorted(file_names(clients).items(), key=lambda item: item[1]):
+            path = folder / "predictions" / f"{name}.npz"
+            if not path.is_file():
+                continue
             with reading(path), np.load(path, allow_pickle=False) as saved:
                 names = ("image", "truth", "probability")
                 image, truth, prob = (torch.from_numpy(saved[k]).float() for k in names)
-            known = cases.get(path.stem, (image, truth, {}))
+            known = cases.get(client, (image, truth, {}))
             if torch.equal(known[1], truth):
-                cases[path.stem] = (known[0], truth, {**known[2], method: prob})
+                cases[client] = (known[0], truth, {**known[2], method: prob})
     return cases

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from medfed.common.figures import legend_above, legend_right, stacked_bars
+from medfed.common.names import caption
 from medfed.common.scores import Record, mean_of_known
 from medfed.federation.wire.ledger import Ledger
 from medfed.run.experiment import Experiment
@@ -41,7 +42,7 @@ def metric_curves(history: Sequence[Record], metric: str, selected: int | None =
     x = np.array(rounds) + 1
     for client, line in zip(clients, table.T, strict=True):
         style: dict[str, Any] = (
-            {"color": "0.6", "lw": 0.8} if many else {"lw": 1.4, "label": client}
+            {"color": "0.6", "lw": 0.8} if many else {"lw": 1.4, "label": caption(client)}
         )
         axes.plot(x, line, marker="." if len(rounds) < 30 else None, **style)
     mean = mean_of_known(table, 1)
@@ -91,7 +92,7 @@ def draw_run(experiment: Experiment, found: Memberships | None) -> dict[str, Fig
         figures["bytes"] = bytes_per_client(federation.ledger)
     figures |= federation.pictures()
     method = type(federation.algorithm).__name__.lower()
-    if cases := read_predictions({method: experiment.folder}):
+    if cases := read_predictions({method: experiment.folder}, federation.ids):
         figures["contours"] = experiment.task.picture(cases)
     return figures if found is None else {**figures, **membership_figures(found)}
 
@@ -163,7 +164,7 @@ def bars_of_what_is_served(found: Memberships, order: Sequence[int]) -> Figure:
         counts = found.channels * found.samples[:, None]
         columns.append(("channels", counts, found.channel_names))
     ordered = np.diag(found.samples)[:, list(order)]
-    columns.append(("clients", ordered, tuple(found.clients[i] for i in order)))
+    columns.append(("clients", ordered, tuple(caption(found.clients[i]) for i in order)))
     models = found.rows.shape[1]
     figure = Figure(figsize=(2.0 + 4.2 * len(columns), 1.5 + 1.5 * models), layout="constrained")
     grid = figure.subplots(models, len(columns), squeeze=False, sharex="col", sharey="col")
@@ -210,7 +211,7 @@ def _heatmaps(
         image = axes.imshow(values[list(order)], aspect="auto", interpolation="nearest", **scale)
         axes.set_title(title, fontsize=10)
     if len(order) <= _NAMES:
-        row[0].set_yticks(range(len(order)), [found.clients[i] for i in order], fontsize=7)
+        row[0].set_yticks(range(len(order)), [caption(found.clients[i]) for i in order], fontsize=7)
     else:
         row[0].set_yticks([])
         row[0].set_ylabel(f"{len(order)} clients, like ones next to each other")

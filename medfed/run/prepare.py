@@ -12,9 +12,8 @@ import numpy as np
 from omegaconf import DictConfig
 
 from medfed.common.console import size
-from medfed.common.errors import DataError
 from medfed.common.figures import save_figures
-from medfed.common.files import write_json, write_text
+from medfed.common.files import write_json, write_text, writing
 from medfed.config.check import check_values
 from medfed.config.compose import CONFIG_DIR, build
 from medfed.datamodules.base import FederatedDataModule
@@ -86,8 +85,7 @@ def show(data: FederatedDataModule, folder: Path) -> Path:
 
     clients = summarise_clients(data)
     print_clients(clients, data.class_names)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
+    with writing(folder, "set folder to another place"):
         figures = {"clients": client_bars(clients, data)}
         if sheet := contact_sheet(data):
             figures |= {"patches": sheet, "intensities": intensities(data)}
@@ -96,10 +94,6 @@ def show(data: FederatedDataModule, folder: Path) -> Path:
         write_text(folder / "clients.csv", to_csv(clients, data.class_names))
         save_figures(folder / "pictures", figures)
         write_json(folder / "splits.json", data.splits())
-    except OSError as error:
-        raise DataError(
-            f"Cannot write {folder} ({error.strerror}); make room, or set folder to another place."
-        ) from error
     return folder / "splits.json"
 
 

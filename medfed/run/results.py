@@ -15,6 +15,7 @@ from torch import Tensor
 from medfed.common.console import say, size, wide_console
 from medfed.common.figures import save_figures
 from medfed.common.files import write_json, write_text
+from medfed.common.names import cell, file_names
 from medfed.common.scores import (
     Record,
     failed,
@@ -60,11 +61,12 @@ def write(experiment: Experiment, memberships: Tensor | None = None) -> dict[str
     """
     module, folder = experiment.module, experiment.folder
     federation = module.federation
+    files = file_names(federation.ids)
     for client in module.owned:
         model, centers = federation.personal_model(client), federation.centers(client)
-        save_tensors(folder / "models" / f"{client}.safetensors", model)
+        save_tensors(folder / "models" / f"{files[client]}.safetensors", model)
         if centers:  # of quantised parameters
-            save_tensors(folder / "centers" / f"{client}.safetensors", centers)
+            save_tensors(folder / "centers" / f"{files[client]}.safetensors", centers)
     save_predictions(module, experiment.task, folder)
     steps, passes = module.gather_steps(), module.gather_passes()
     experiment.trainer.strategy.barrier("results")
@@ -162,9 +164,9 @@ def print_summary(summary: dict[str, Any], folder: Path, console: Console | None
     console = console or wide_console()
     columns = [n for n in next(iter(summary["clients"].values())) if "/" not in n]
     table = Table(
-        title=f"{summary['name']}, {summary['algorithm']}: {summary.get('split', 'test')} metrics "
-        f"of round {(summary['selected_round'] or 0) + 1} of {summary['rounds']} "
-        f"(selected by validation {summary['selection'][0]})"
+        title=f"{cell(summary['name'])}, {summary['algorithm']}: "
+        f"{summary.get('split', 'test')} metrics of round {(summary['selected_round'] or 0) + 1} "
+        f"of {summary['rounds']} (selected by validation {summary['selection'][0]})"
     )
     for name in ("client", *columns, "steps", "up", "down"):
         table.add_column(name, justify="left" if name == "client" else "right", overflow="fold")
@@ -172,7 +174,7 @@ def print_summary(summary: dict[str, Any], folder: Path, console: Console | None
         sent = summary["bytes_by_client"][client]
         values = [number(metrics[n]) for n in columns]
         steps = str(summary["steps"][client])
-        table.add_row(client, *values, steps, size(sent["up"]), size(sent["down"]))
+        table.add_row(cell(client), *values, steps, size(sent["up"]), size(sent["down"]))
     table.add_section()
     for row in ("mean", "sd", "worst"):
         values = [number(summary["federation"][n][row]) for n in columns]
@@ -227,6 +229,7 @@ def save_predictions(module: FederatedModule, task: TaskModule, folder: Path) ->
 
     Only tasks that label every pixel have something to show.
     """
+    files = file_names(module.federation.ids)
     for client in module.owned:
         module.local.load(module.federation.personal_model(client))
         batch = next(iter(module.federation.clients[client].data.eval_batches("test")))
@@ -241,7 +244,7 @@ def save_predictions(module: FederatedModule, task: TaskModule, folder: Path) ->
         else:
             index = slice_with_most(label)
             probability = task.predict({k: v[index : index + 1] for k, v in batch.items()})[0]
-        save_prediction(folder, client, image[index], label[index], probability)
+        save_prediction(folder, files[client], image[index], label[index], probability)
 
 
 def wandb_logger(

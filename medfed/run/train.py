@@ -6,18 +6,21 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from medfed.common.folders import Before
 from medfed.federation.lightning.checkpoint import last_whole
 from medfed.run import results
+from medfed.run.claim import claimed
 from medfed.run.experiment import Experiment, build_experiment, test_selected
 
 
-def train(config: DictConfig) -> tuple[dict[str, Any], Experiment]:
+def train(config: DictConfig, before: Before | None = None) -> tuple[dict[str, Any], Experiment]:
     """Runs or resumes an experiment.
 
     The round with the best validation score is selected; the test split is read once, at the end.
 
     Args:
         config: The composed configuration.
+        before: See :func:`medfed.run.claim.claimed`.
 
     Returns:
         The summary that ``summary.json`` holds, and the objects.
@@ -25,6 +28,11 @@ def train(config: DictConfig) -> tuple[dict[str, Any], Experiment]:
     Raises:
         MedfedError: If something does not fit; see :func:`build_experiment`.
     """
+    with claimed(config, before):
+        return _train(config)
+
+
+def _train(config: DictConfig) -> tuple[dict[str, Any], Experiment]:
     experiment = build_experiment(config)
     checkpoints = experiment.folder / "checkpoints"
     start = last_whole(checkpoints) if config.resume is not None else None

@@ -31,7 +31,8 @@ import torch
 from torch import Tensor, nn
 
 from medfed.common.errors import CheckpointError, DataError
-from medfed.common.folders import replacing_folder, restore_folder
+from medfed.common.files import writing
+from medfed.common.replacing import replacing_folder, restore_folder
 from medfed.common.strict_json import read_strict_json
 from medfed.delivery.bundle import manifest, scripts, weights
 from medfed.delivery.bundle.facts import check_facts
@@ -152,31 +153,26 @@ def write_bundle(
     """
     _check_place(folder)
     state = weights.with_codebooks(dense, books)
-    try:
-        with replacing_folder(folder) as made:
-            for name in manifest.FOLDERS:
-                (made / name).mkdir()
-            weights.save_weights(made / MODEL, dense, books)
-            sizes = {
-                "fp32": _fp32_bytes(state),
-                "packed": (made / MODEL).stat().st_size,
-                "entropy_bound": weights.entropy_bound(dense, books),
-            }
-            if onnx:
-                network = Bundle(made, {"medfed": facts}, state, {}).network()
-                save_onnx(made / ONNX, network, books, trace_shape(facts))
-                sizes["onnx"] = (made / ONNX).stat().st_size
-            whole = {**facts, "bits": {n: b.bits for n, b in books.items()}, "sizes": sizes}
-            _write_json(made / "configs" / "inference.json", inference_config(whole))
-            for script in Path(scripts.__path__[0]).glob("*.py"):
-                shutil.copyfile(script, made / "scripts" / script.name)
-            (made / "docs" / "README.md").write_text(readme(whole), encoding="utf-8")
-            _write_json(made / METADATA, monai_metadata(whole))
-            manifest.write_manifest(made)
-    except OSError as error:
-        raise DataError(
-            f"Cannot write {folder} ({error.strerror}); make room, or choose another out=FOLDER."
-        ) from error
+    with writing(folder, "choose another out=FOLDER"), replacing_folder(folder) as made:
+        for name in manifest.FOLDERS:
+            (made / name).mkdir()
+        weights.save_weights(made / MODEL, dense, books)
+        sizes = {
+            "fp32": _fp32_bytes(state),
+            "packed": (made / MODEL).stat().st_size,
+            "entropy_bound": weights.entropy_bound(dense, books),
+        }
+        if onnx:
+            network = Bundle(made, {"medfed": facts}, state, {}).network()
+            save_onnx(made / ONNX, network, books, trace_shape(facts))
+            sizes["onnx"] = (made / ONNX).stat().st_size
+        whole = {**facts, "bits": {n: b.bits for n, b in books.items()}, "sizes": sizes}
+        _write_json(made / "configs" / "inference.json", inference_config(whole))
+        for script in Path(scripts.__path__[0]).glob("*.py"):
+            shutil.copyfile(script, made / "scripts" / script.name)
+        (made / "docs" / "README.md").write_text(readme(whole), encoding="utf-8")
+        _write_json(made / METADATA, monai_metadata(whole))
+        manifest.write_manifest(made)
     return whole
 
 

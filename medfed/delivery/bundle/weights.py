@@ -19,6 +19,7 @@ it twice, which for the hundreds of short vectors of a deep network takes more t
 
 from __future__ import annotations
 
+import io
 import math
 import reprlib
 from collections.abc import Mapping
@@ -207,7 +208,9 @@ def save_weights(path: Path, dense: Mapping[str, Tensor], books: Mapping[str, Co
         for n, b in books.items()
     }
     content = {"format": FORMAT, "version": VERSION, "dense": _together(dense), "packed": packed}
-    torch.save(content, path)
+    buffer = io.BytesIO()  # PyTorch's own writer hides what goes wrong with a file
+    torch.save(content, buffer)
+    path.write_bytes(buffer.getbuffer())
 
 
 def load_weights(path: Path) -> Tensors:

@@ -16,9 +16,10 @@ from omegaconf import DictConfig
 from rich.table import Table
 from torch import Tensor
 
-from medfed.common.console import size, wide_console
+from medfed.common.console import say, size, wide_console
 from medfed.common.errors import ConfigError
 from medfed.common.figures import save_figures
+from medfed.common.names import caption, cell, file_names, shown
 from medfed.config.compose import build
 from medfed.datamodules.base import FederatedDataModule
 from medfed.delivery.bundle.bundle import read_bundle, write_bundle
@@ -102,14 +103,16 @@ def export_run(config: DictConfig) -> list[Path]:
     clients = run.clients(options.client)
     bits = _bits(run, options)
     data = open_data(run) if bits else None
+    files = file_names(run.clients("all"))
+    folders = {client: folder / files[client] for client in clients}
     rows = []
-    for client in clients:
-        rows.append(export_client(run, client, folder / client, bits, options, data))
-        _log.info("Wrote %s.", folder / client)
+    for client, place in folders.items():
+        rows.append(export_client(run, client, place, bits, options, data))
+        _log.info("Wrote %s.", place)
     print_export(rows, run.config.model.selection[0])
     pictures = save_figures(run.folder / "pictures", {"export": draw_export(rows)})
     _log.info("Picture: %s", pictures["export"])
-    return [folder / client for client in clients]
+    return list(folders.values())
 
 
 def export_client(
@@ -166,7 +169,7 @@ def print_export(rows: Sequence[ExportRow], metric: str) -> None:
         if scores["finetuned"] is not None and not how["finetune_steps"]:
             undone.append(client)
         table.add_row(
-            client,
+            cell(client),
             bits_text(row.facts["bits"].values()),
             size(sizes["packed"]),
             size(sizes["fp32"]),
@@ -176,8 +179,10 @@ def print_export(rows: Sequence[ExportRow], metric: str) -> None:
         )
     console.print(table)
     if undone:
-        console.print(
-            f"Validation got worse by fine-tuning, which was undone: {', '.join(undone)}."
+        say(
+            console,
+            "Validation got worse by fine-tuning, which was undone: "
+            f"{', '.join(map(shown, undone))}.",
         )
 
 
@@ -210,7 +215,7 @@ def draw_export(rows: Sequence[ExportRow]) -> Figure:
         names = sorted(first.books, key=lambda n: -first.weights[n].numel())
         for panel, name in zip(axes[1:], names, strict=False):
             _draw_layer(panel, name, first.weights[name], first.books[name])
-        axes[1].set_ylabel(f"weights of {first.facts['client']}, as trained")
+        axes[1].set_ylabel(f"weights of {caption(first.facts['client'])}, as trained")
     return figure
 
 
@@ -235,7 +240,7 @@ def _draw_sizes(axes: Axes, rows: Sequence[ExportRow]) -> None:
         values = [r.facts["sizes"][key] / 1e6 for r in rows]
         bars = axes.barh(heights + 0.27 * (i - 1), values, 0.25, label=label, color=colour)
         axes.bar_label(bars, fmt="%.3g", padding=2, fontsize=7)
-    axes.set_yticks(heights, [r.facts["client"] for r in rows])
+    axes.set_yticks(heights, [caption(r.facts["client"]) for r in rows])
     axes.invert_yaxis()
     axes.margins(x=0.15)
     axes.set_xlabel("megabytes")

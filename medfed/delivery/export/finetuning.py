@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from medfed.common.errors import ConfigError, DataError, NonFiniteError
+from medfed.common.names import shown
 from medfed.common.tensors import Tensors
 from medfed.config.compose import build
 from medfed.datamodules.base import FederatedDataModule
@@ -94,7 +95,7 @@ def quantise_and_tune(
                 bench.trainer, bench.data, plain.weights, books, steps, rate or bench.last_rate
             )
         except NonFiniteError:
-            _log.warning("Fine-tuning of %s diverged; set a smaller finetune_lr.", client)
+            _log.warning("Fine-tuning of %s diverged; set a smaller finetune_lr.", shown(client))
         else:
             scores["finetuned"] = after = bench.score(weights)
             if not (after < before if bench.mode == "max" else after > before):

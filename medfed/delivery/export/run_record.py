@@ -13,6 +13,7 @@ from torch import Tensor
 
 from medfed.common.errors import ConfigError, did_you_mean
 from medfed.common.files import digest
+from medfed.common.names import file_names
 from medfed.common.untrusted import ANY, read_json, read_tensors, reading
 from medfed.config.compose import build
 from medfed.config.plugins import check_plugins
@@ -105,7 +106,7 @@ class RunRecord:
             CheckpointError: If the file is missing, torn or of another model.
             ConfigError: If bundles know no such network.
         """
-        loaded = read_tensors(self.folder / "models" / f"{client}.safetensors")
+        loaded = read_tensors(self._file("models", client))
         plain, source = describe(self.config.model.network), f"{client} in {self.folder}"
         if not mixes_models(self.config):
             return checked(plain, loaded, source)
@@ -115,9 +116,13 @@ class RunRecord:
         places = part_roots(task.network, task.personal if parts is None else parts)
         return from_canonical(network, plain, places, loaded, source)
 
+    def _file(self, kind: str, client: str) -> Path:
+        name = file_names(self.clients("all"))[client]
+        return self.folder / kind / f"{name}.safetensors"
+
     def learned(self, client: str, weights: Mapping[str, Tensor]) -> dict[str, Codebook]:
         """Returns the codebooks of the parameters whose centres were learned; empty without."""
-        path = self.folder / "centers" / f"{client}.safetensors"
+        path = self._file("centers", client)
         if not path.is_file():
             return {}
         with reading(path):

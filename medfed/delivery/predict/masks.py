@@ -10,10 +10,12 @@ from pathlib import Path
 import numpy as np
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
 
 from medfed.common.errors import CheckpointError, ConfigError
+from medfed.common.names import cell
 from medfed.datamodules.readers.nifti import ras_spacing
 from medfed.delivery.predict import outputs
 from medfed.delivery.predict.options import PredictOptions, attempt
@@ -41,14 +43,14 @@ def segment_all(predictor: Predictor, console: Console) -> None:
     _check_apart(predictor, targets)
     for folder in {target.parent for target in targets.values()}:
         outputs.check_folder(folder, is_made=folder == output)
-    table = Table("scan", *(f"{name} (ml)" for name in predictor.labels), "mask")
+    table = Table("scan", *(f"{cell(name)} (ml)" for name in predictor.labels), "mask")
     for column in table.columns[1:-1]:
         column.justify = "right"
     table.columns[-1].overflow = "fold"  # a path is to be copied
 
     def one(scan: ScanFiles) -> None:
         mask, volumes = segment(predictor, scan, targets[scan.id])
-        table.add_row(scan.id, *(f"{ml:.1f}" for ml in volumes), str(mask))
+        table.add_row(cell(scan.id), *(f"{ml:.1f}" for ml in volumes), escape(str(mask)))
 
     def report() -> None:
         if table.rows:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from medfed.common.errors import ConfigError, DataError
-from medfed.common.files import csv_text, replacing, write_text
+from medfed.common.errors import ConfigError
+from medfed.common.files import csv_text, replacing, write_text, writing
 from medfed.delivery.predict.options import PredictOptions
 
 NIFTI = (".nii.gz", ".nii")
@@ -83,10 +83,8 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]
         DataError: If the file cannot be written.
     """
     written = ([f"{c:.8g}" if isinstance(c, float) else c for c in row] for row in rows)
-    try:
+    with writing(path, "choose another output"):
         write_text(path, csv_text(header, written))
-    except OSError as error:
-        raise DataError(f"{path} cannot be written ({error}); choose another output.") from error
 
 
 def suffix_of(path: Path) -> str:
@@ -143,8 +141,5 @@ def save_like(array: NDArray[Any], source: Path, target: Path, note: str = "") -
     header["descrip"] = note.encode("ascii", "replace")[:79]
     header["cal_min"] = header["cal_max"] = 0  # a viewer's window for the scan, not for a mask
     image = type(scan)(turned, scan.affine, header)
-    try:
-        with replacing(target) as partial:
-            nib.save(image, partial)
-    except OSError as error:
-        raise DataError(f"{target} cannot be written ({error}); choose another output.") from error
+    with writing(target, "choose another output"), replacing(target) as partial:
+        nib.save(image, partial)

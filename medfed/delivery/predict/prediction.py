@@ -35,6 +35,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
+from medfed.common.console import say
 from medfed.common.errors import ConfigError
 from medfed.config.compose import build
 from medfed.delivery.bundle.bundle import read_bundle
@@ -80,4 +81,4 @@ def predict(config: DictConfig, console: Console | None = None) -> None:
     kinds = {"ct_patches": predict_candidates, "images": predict_images, "table": predict_table}
     written = kinds[kind](predictor)
     what = "Predictions" if bundle.facts["task"] == "regression" else "Probabilities"
-    console.print(f"{what}: {written}", highlight=False, soft_wrap=True)
+    say(console, f"{what}: {written}")

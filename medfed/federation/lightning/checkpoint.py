@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Checkpoint
 
 from medfed.common.errors import CheckpointError
-from medfed.common.files import sha256, write_text
+from medfed.common.files import sha256, whole_or_none, write_text
 from medfed.common.untrusted import ANY, misfit, read_checkpoint
 from medfed.federation.lightning.callbacks import PersonalEvaluation
 from medfed.federation.lightning.module import FederatedModule
@@ -67,19 +68,25 @@ class RoundCheckpoint(Checkpoint):
         if trainer.is_global_zero:
             # After a kill it may be one file with the best checkpoint.
             partial.unlink(missing_ok=True)
-        trainer.save_checkpoint(partial)
-        if trainer.is_global_zero:
-            if best:
-                # Before the round itself: a kill in between repeats the round and seals it again.
-                link = self.folder / f"{BEST}.partial"
-                link.unlink(missing_ok=True)
-                os.link(partial, link)
-                seal(link, self.folder / BEST)
-            seal(partial, path)
-            for old in rounds_in(self.folder)[: -self.keep]:
-                digest_file(old).unlink(missing_ok=True)
-                old.unlink()
+        with whole_or_none(path, partial):
+            trainer.save_checkpoint(partial)
+            if trainer.is_global_zero:
+                self._seal(partial, path, best)
         trainer.strategy.barrier("round_checkpoint")
+
+    def _seal(self, partial: Path, path: Path, best: bool) -> None:
+        if not partial.is_file():  # Lightning says nothing of a folder that it may not write
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        if best:
+            # Before the round itself: a kill in between repeats the round and seals it again.
+            link = self.folder / f"{BEST}.partial"
+            link.unlink(missing_ok=True)
+            os.link(partial, link)
+            seal(link, self.folder / BEST)
+        seal(partial, path)
+        for old in rounds_in(self.folder)[: -self.keep]:
+            digest_file(old).unlink(missing_ok=True)
+            old.unlink()
 
 
 def digest_file(path: Path) -> Path:

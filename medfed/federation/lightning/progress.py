@@ -11,6 +11,7 @@ from pytorch_lightning.callbacks import ProgressBar
 from rich.console import Console
 from rich.progress import Progress, TaskID, TextColumn
 
+from medfed.common.names import cell
 from medfed.common.progress import bar
 from medfed.federation.lightning.callbacks import PersonalEvaluation
 from medfed.federation.lightning.module import FederatedModule
@@ -71,7 +72,10 @@ class RoundProgress(ProgressBar):
         """Names the client that starts to work."""
         if self._bar:
             self._bar.update(
-                self._task, round=batch.round + 1, phase=batch.phase, client=batch.client or "-"
+                self._task,
+                round=batch.round + 1,
+                phase=batch.phase,
+                client=cell(batch.client or "-"),
             )
 
     def on_train_batch_end(

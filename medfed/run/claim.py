@@ -1,0 +1,89 @@
+"""A run's folder is one training's: new or its own, held while it trains, left as it was found."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from medfed.common.errors import ConfigError, MedfedError
+from medfed.common.files import FULL, PARTIAL, cannot_write, locked, writing
+from medfed.common.folders import Before, is_first_process, refuse_full
+from medfed.federation.lightning.collect import rank
+from medfed.run.folder import FIRST_FILES
+
+LOCK, LOG = ".lock", "train.log"
+_MINE = (LOCK, f"{LOCK}.pid")
+_ELSEWHERE = "choose another run folder"
+
+
+@contextmanager
+def claimed(config: DictConfig, before: Before | None = None) -> Iterator[None]:
+    """Holds a run's folder for one training; ranks after the first share what the first holds.
+
+    Where the run ends before it is opened, what it made until then goes again, and nothing else.
+
+    Args:
+        config: The composed configuration.
+        before: What was there before the command made the folder, which then also gets a log;
+            None if nothing has been made yet.
+
+    Raises:
+        ConfigError: If a new run's folder is not empty, another training holds it, or the run to
+            resume is in another folder.
+        DataError: If the disk is full or the folder cannot be written.
+    """
+    if rank() or not is_first_process():
+        yield
+        return
+    folder = Path(config.folder)
+    found = Before.of(folder) if before is None else before
+    new = config.resume is None
+    mine: list[str] = []
+    try:
+        if new:
+            refuse_full(folder)
+        elif Path(str(config.resume)).resolve() != folder.resolve():
+            raise ConfigError(
+                f"resume={config.resume} goes on in its own folder; leave out the other, {folder}."
+            )
+        with ExitStack() as held:
+            with writing(folder, _ELSEWHERE):
+                folder.mkdir(parents=True, exist_ok=True)
+                held.enter_context(locked(folder, LOCK, wait=False))
+            if new:  # again, as another training may have held it in between
+                if not {p.name for p in folder.iterdir()} <= {*_MINE}:
+                    refuse_full(folder)
+                mine += [*_MINE, LOG, *FIRST_FILES]
+            if before is not None:
+                held.enter_context(_logged(folder))
+            yield
+    except BaseException as error:
+        if not (folder / "config.yaml").exists():
+            partial = [p.name for p in folder.glob(f"{PARTIAL}*")] if mine else []
+            found.remove_made(folder, [*mine, *partial])
+        told = isinstance(error, MedfedError)
+        if isinstance(error, OSError) and error.errno in FULL and not told:  # by another's writer
+            raise cannot_write(folder, error, _ELSEWHERE) from error
+        raise
+
+
+@contextmanager
+def _logged(folder: Path) -> Iterator[None]:
+    """Keeps what the program says in the run's folder, too."""
+    handler = _Log(folder / LOG, delay=True, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    logging.getLogger().addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(handler)
+        handler.close()
+
+
+class _Log(logging.FileHandler):
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        """Lets a full disk stop the run where results are written, not here."""

@@ -1,0 +1,416 @@
+"""Folders, names and disks that would lose data: refused, kept apart, or told in one sentence."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import io
+import json
+import logging
+import os
+import pkgutil
+import re
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import medfed
+from medfed.commands.folders import Watch
+from medfed.commands.main import main
+from medfed.common import files
+from medfed.common.errors import ConfigError, DataError, MedfedError, WriteError
+from medfed.common.folders import Before
+from medfed.common.names import cell, file_names, shown
+from medfed.config.compose import load
+from medfed.delivery.export.export import export_run
+from medfed.federation.lightning.progress import RoundProgress
+from medfed.reports.comparison import compare_runs
+from medfed.run.evaluation import evaluate_run
+from medfed.run.folder import FIRST_FILES, open_folder, save_tensors
+from tests.integration.runs import CLINICAL, resume, run
+
+SMALL = (*CLINICAL, "rounds=1", "local.steps=1")
+IMPOSSIBLE = "partition.num_clients=5000"  # which only the data reveal
+
+
+def state(folder: Path) -> dict[str, bytes | None]:
+    """All that lies below a folder, byte for byte."""
+    return {
+        str(p.relative_to(folder)): p.read_bytes() if p.is_file() else None
+        for p in sorted(folder.rglob("*"))
+    }
+
+
+def command(capsys, *arguments: str) -> str:
+    """Runs a command that must fail, in this process; returns its one sentence."""
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 1
+    (sentence,) = capsys.readouterr().err.splitlines()
+    assert sentence.startswith("error: ")
+    return sentence
+
+
+# What the user's folder holds, relative to the current one.
+USERS = {
+    "thesis": {"thesis.tex": "mine"},
+    "a log of that name": {"train.log": "mine"},
+    "others of such names": {".hydra/config.yaml": "mine", "splits.json": "mine", ".lock": "mine"},
+    "an empty folder": {"sub/": ""},
+}
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was():
+    """Hydra gives the program's log to a stream that ends with a test."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+@pytest.fixture
+def users(request, tmp_path, monkeypatch) -> Path:
+    """The current folder, with something in it."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    for name, text in USERS[request.param].items():
+        place = folder / name
+        place.mkdir() if name.endswith("/") else place.parent.mkdir(exist_ok=True)
+        if text:
+            place.write_text(text)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.mark.parametrize("users", USERS, indirect=True)
+def test_a_users_folder_is_refused_and_stays_as_it_is(users, capsys):
+    before = state(users)
+    for arguments in (("hydra.run.dir=.",), ("-m", "seed=0,1", "hydra.sweep.dir=.")):
+        assert "is not empty; name one that is" in command(capsys, "train", *SMALL, *arguments)
+        assert state(users) == before
+    with pytest.raises(ConfigError, match="is not empty; name one that is"):
+        medfed.train(*SMALL, folder=".")
+    assert state(users) == before
+
+
+SINGLE = ("hydra.run.dir=a/run",)
+SWEEP = ("-m", "seed=0,1", "hydra.sweep.dir=a/run")
+WITHIN = ("-m", "seed=0,1", "hydra.sweep.dir=a", "hydra.sweep.subdir=run")
+
+
+@pytest.mark.parametrize(
+    ("there", "arguments"),
+    [
+        ((), SINGLE),
+        (("a",), SINGLE),
+        (("a", "a/run"), SINGLE),
+        ((), SWEEP),
+        (("a", "a/run"), SWEEP),
+        ((), WITHIN),
+        (("a", "a/run"), WITHIN),
+    ],
+)
+def test_a_mistake_removes_what_was_made_and_nothing_else(
+    there, arguments, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    for name in there:
+        (tmp_path / name).mkdir()
+    if arguments is WITHIN and "a/run" in there:
+        (tmp_path / "a" / "multirun.yaml").write_text("of an earlier sweep")
+    sentence = command(capsys, "train", *SMALL, IMPOSSIBLE, *arguments)
+    assert "negatives" in sentence
+    assert {n for n, text in state(tmp_path).items() if text is None} == set(there)
+    assert {n for n, text in state(tmp_path).items() if text} <= {"a/multirun.yaml"}
+
+
+def test_a_second_sweep_goes_beside_the_first(tmp_path, monkeypatch, capsys):
+    """Where a job would go over one of the first sweep, it is refused and that one stays."""
+    monkeypatch.chdir(tmp_path)
+    sweep = ("-m", *SMALL, "hydra.sweep.dir=sweep", "hydra.sweep.subdir=${seed}")
+    run(tmp_path / "sweep" / "0", *SMALL)
+    (tmp_path / "sweep" / "multirun.yaml").touch()
+    first = state(tmp_path / "sweep" / "0")
+    capsys.readouterr()
+    assert "sweep/0 is not empty" in command(capsys, "train", *sweep, "seed=1,0")
+    assert state(tmp_path / "sweep" / "0") == first
+    added = tmp_path / "sweep" / "1"
+    assert (added / "summary.json").is_file()
+    assert "- rounds=1" in (added / "overrides.yaml").read_text().splitlines()
+
+
+def test_a_rank_shares_the_folder_of_the_first(tmp_path, monkeypatch):
+    """It neither looks nor locks nor removes."""
+    from medfed.run.claim import claimed
+
+    (tmp_path / "config.yaml").touch()
+    config = load([*SMALL, f"folder={tmp_path}"])
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with claimed(config, Before.of(tmp_path)):
+        assert [p.name for p in tmp_path.iterdir()] == ["config.yaml"]
+    assert [p.name for p in tmp_path.iterdir()] == ["config.yaml"]
+
+
+def test_interrupted_before_the_first_round_nothing_is_left(tmp_path, monkeypatch):
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("medfed.run.experiment.data_and_task", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "a" / "run", *SMALL)
+    assert not list(tmp_path.iterdir())
+
+
+NAMES = {
+    "climbs": "../../../x",
+    "absolute": "/x",
+    "markup": "[/x]",
+    "bold": "[bold]x[/bold]",
+    "long": "n" * 300,
+    "long twin": "n" * 299 + "m",
+    "newline": "a\nb",
+    "carriage return": "a\rb",
+    "control": "a\x1b[31mb\x07",
+    "upper": "Hospital",
+    "lower": "hospital",
+    "reserved": "NUL",
+    "reserved with suffix": "com1.txt",
+    "drive": "C:\\x",
+    "formula": "$a_b$ $",
+    "mark": "a|b*?<c>",
+    "hidden": ".x",
+    "composed": "é",
+    "decomposed": "e\u0301",
+    "backslash": "x\\",
+    "parent": "..",
+    "comma": 'a,"b"',
+}
+
+
+def test_file_names_are_safe_and_unique():
+    names = file_names([*NAMES.values(), "", " ", "a" * 200 + ".", "hospital_0"])
+    assert names["hospital_0"] == "hospital_0"
+    assert len({n.casefold() for n in names.values()}) == len(names)
+    for name in names.values():
+        assert Path(name).name == name
+        assert len(name.encode()) <= 120
+        assert not set(name) & set('<>:"/\\|?*\n\r\x1b\x07')
+        assert name.strip(". ") == name
+    again = file_names(reversed([*names]))
+    assert again == names
+    taken = file_names(["a/b", file_names(["a/b"])["a/b"]])
+    assert len(set(taken.values())) == 2
+
+
+@pytest.mark.parametrize("name", [*NAMES.values(), ""], ids=[*NAMES, "empty"])
+def test_names_are_shown_as_they_are(name):
+    console = Console(file=io.StringIO(), width=200)
+    table = Table("client")
+    table.add_row(cell(name))
+    console.print(table)
+    assert shown(name).rstrip() in console.file.getvalue()
+    assert "\x1b" not in console.file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def named(tmp_path_factory) -> Path:
+    """A run on a table whose centres have such names."""
+    root = tmp_path_factory.mktemp("named")
+    table, generator = root / "table.csv", torch.Generator().manual_seed(0)
+    with table.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["x0", "x1", "centre", "label"])
+        for centre in NAMES.values():
+            for i in range(20):
+                values = torch.randn(2, generator=generator).tolist()
+                writer.writerow([*values, centre, i % 2])
+    data = (f"data.path={table}", "data.centre=centre", "partition=centre")
+    overrides = (
+        "experiment=clinical_pfednet",
+        "data=csv",
+        *data,
+        "name='[/x]'",
+        "logger=csv",
+        "algorithm=ditto",
+    )
+    folder = root / "a" / "b" / "c" / "run"
+    run(folder, *overrides, "rounds=1", "local.steps=1", "progress=true")
+    return folder
+
+
+def test_training_stays_in_its_folder(named):
+    assert sorted(p.name for p in named.parents[3].iterdir()) == ["a", "table.csv"]
+    assert [p.name for p in named.parent.iterdir()] == ["run"]
+    done = medfed.Run(named)
+    assert sorted(done.clients) == sorted(NAMES.values())
+    assert len(list((named / "models").iterdir())) == len(NAMES)
+    assert sorted({e.client for e in done.ledger.entries}) == sorted(NAMES.values())
+    assert {r["client"] for r in done.metrics} == {*NAMES.values()}
+
+
+def test_each_client_has_its_own_model(named):
+    done = medfed.Run(named)
+    hashes = {
+        name: hash(tuple(torch.cat([p.flatten() for p in done.model(name).parameters()]).tolist()))
+        for name in done.clients
+    }
+    assert len(set(hashes.values())) == len(NAMES)
+
+
+def test_what_reads_the_run_works(named, capsys):
+    evaluate_run(named)
+    compare_runs(str(named))
+    bundles = export_run(load([f"run={named}"], "export"))
+    assert all(b.parent == named / "bundles" for b in bundles)
+    for name, bundle in zip(medfed.Run(named).clients, bundles, strict=True):
+        facts = json.loads((bundle / "configs" / "metadata.json").read_text())["medfed"]
+        assert facts["client"] == name
+    printed = capsys.readouterr().out
+    assert "[/x]" in printed
+    assert "\x1b" not in printed
+    assert sorted(p.name for p in named.parents[3].iterdir()) == ["a", "table.csv"]
+
+
+def test_the_progress_bar_shows_names():
+    progress = RoundProgress(None, Console(file=io.StringIO(), force_terminal=True, width=120))
+    assert progress.console.is_terminal
+    for name in NAMES.values():
+        progress.console.print(cell(name))
+
+
+def test_two_trainings_in_one_folder(tmp_path, monkeypatch):
+    """The second is refused while the first lives; a killed one is resumed."""
+    folder = tmp_path / "run"
+    run(folder, *SMALL)
+    code = (
+        "import sys, time; from pathlib import Path; from medfed.common.files import locked\n"
+        "with locked(Path(sys.argv[1]), '.lock', wait=False):\n"
+        "    print('held', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout.readline() == "held\n"
+        before = {n: b for n, b in state(folder).items() if not n.startswith(".lock")}
+        with pytest.raises(ConfigError, match=rf"^Process {other.pid} works in .* already; let it"):
+            resume(folder, *SMALL)
+        assert {n: b for n, b in state(folder).items() if not n.startswith(".lock")} == before
+        with pytest.raises(ConfigError, match="is not empty"):
+            run(folder, *SMALL)
+        os.kill(other.pid, signal.SIGKILL)
+    resume(folder, *SMALL)
+
+
+def test_a_run_goes_on_in_its_own_folder(tmp_path):
+    run(tmp_path / "run", *SMALL)
+    with pytest.raises(ConfigError, match="goes on in its own folder"):
+        run(tmp_path / "other", *SMALL, f"resume={tmp_path / 'run'}")
+    assert not (tmp_path / "other").exists()
+
+
+WRITERS = {
+    "json": lambda p: files.write_json(p, {"a": 1}),
+    "text": lambda p: files.write_text(p, "a"),
+    "tensors": lambda p: save_tensors(p, {"a": torch.zeros(2)}),
+}
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES])
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_full_disk_is_one_sentence(writer, number, tmp_path, monkeypatch):
+    def full(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "replace", full)
+    path = tmp_path / "sub" / "a"
+    with pytest.raises(WriteError, match=f"^Cannot write {path} \\({os.strerror(number)}\\); "):
+        WRITERS[writer](path)
+    assert not list(path.parent.iterdir())
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """Lets the system stop writing as a full disk does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize(
+    ("when", "place"),
+    [
+        ("medfed.run.experiment.open_folder", "run/.*versions.json"),
+        ("pytorch_lightning.loggers.CSVLogger.save", "/run"),
+        ("pytorch_lightning.Trainer.save_checkpoint", "checkpoints/round_00000.ckpt"),
+        ("medfed.run.results.save_tensors", "models/hospital_0.safetensors"),
+        ("medfed.run.results.save_figures", "pictures/.*.png"),
+    ],
+)
+def test_a_disk_that_fills_while_training(when, place, tmp_path, monkeypatch):
+    """The system's own limit of a file's size stands for a full disk from some step on."""
+    folder, (owner, _, name) = tmp_path / "run", when.rpartition(".")
+    writer = getattr(pkgutil.resolve_name(owner), name)
+
+    def limited(*args: object, **kwargs: object) -> object:
+        with largest_file(50):
+            return writer(*args, **kwargs)
+
+    monkeypatch.setattr(when, limited)
+    with pytest.raises(WriteError) as caught:
+        run(folder, *SMALL, "logger=csv")
+    sentence = str(caught.value)
+    assert re.match(rf"Cannot write .*{place} \(File too large\); make room there, or ", sentence)
+    assert folder.exists() == (folder / "config.yaml").exists() == ("open_folder" not in when)
+    left = state(tmp_path)
+    assert not [n for n in left if "partial" in n or re.search(f"{place}$", n)]
+
+
+def test_a_disk_that_fills_while_a_bundle_is_written(tmp_path):
+    run(tmp_path / "run", *SMALL)
+    before = state(tmp_path)
+    with largest_file(1000), pytest.raises(WriteError, match=r"Cannot write .*bundles/hospital_0 "):
+        export_run(load([f"run={tmp_path / 'run'}"], "export"))
+    after = {n: text for n, text in state(tmp_path).items() if n != "run/bundles"}
+    assert after == before
+
+
+def test_a_folder_opens_whole_or_not_at_all(tmp_path, monkeypatch):
+    """Its config.yaml comes last: without it nothing takes it for a run."""
+    config = load([*SMALL, f"folder={tmp_path / 'run'}"])
+
+    def full(path: Path, *_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("medfed.run.folder.write_text", full)
+    with pytest.raises(OSError, match="No space left"):
+        open_folder(config, {}, {})
+    written = [p.name for p in (tmp_path / "run").iterdir()]
+    assert "config.yaml" not in written
+    assert {*written} <= {*FIRST_FILES}
+    with pytest.raises(WriteError, match=r"Cannot write .*other \(No space left on device\); make"):
+        medfed.train(*SMALL, folder=tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_mistakes_stay_on_one_line(capsys):
+    from medfed.commands.door import one_sentence
+
+    with pytest.raises(SystemExit), one_sentence():
+        raise DataError("Patient a\nb\x1b[31m has no centre.")
+    assert capsys.readouterr().err == "error: Patient a\\nb\\x1b[31m has no centre.\n"
+    assert issubclass(WriteError, MedfedError)
+    assert Watch.seen is None or isinstance(Watch.seen, Before)
