@@ -23,6 +23,7 @@ from medfed.common.errors import (
     NonFiniteError,
     did_you_mean,
 )
+from medfed.common.interrupts import end_with_parent, ended_by_signals
 from medfed.config.compose import CONFIG_DIR, check_overrides
 from medfed.config.spelling import spelled
 
@@ -49,12 +50,15 @@ def command(name: str, check: Check | None = None) -> Callable[[Run], Main]:
     def decorate(run: Run) -> Main:
         @functools.wraps(run)
         def told(config: DictConfig) -> Any:
+            # Within Hydra, whose log is still open then.
             with one_sentence():
                 return run(config)
 
         @functools.wraps(run)
         def main(arguments: Sequence[str] | None = None) -> None:
-            _start(name, told, inspect.getfile(run), arguments, check)
+            end_with_parent()
+            with ended_by_signals():
+                _start(name, told, inspect.getfile(run), arguments, check)
 
         return main
 

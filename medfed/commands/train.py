@@ -5,6 +5,7 @@ With ``-m`` every combination of several values: ``medfed train -m algorithm=fed
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from omegaconf import DictConfig
 
 from medfed.commands.door import command, loading
 from medfed.common.errors import ConfigError, MedfedError
+from medfed.config.check import several
 from medfed.config.compose import build
 
 HYDRA_FILES = ("train.log", ".hydra/config.yaml", ".hydra/hydra.yaml", ".hydra/overrides.yaml")
@@ -27,7 +29,7 @@ def check(configs: Sequence[DictConfig], sweep: bool) -> None:
     """
     for config in configs:
         ranks = config.trainer.devices
-        if sweep and ranks not in (1, "1"):
+        if sweep and several(config.trainer):
             raise ConfigError(
                 f"-m cannot be combined with trainer.devices={ranks}; sweep with one rank per run, "
                 "or start the runs one by one."
@@ -38,20 +40,34 @@ def check(configs: Sequence[DictConfig], sweep: bool) -> None:
 
 @contextmanager
 def nothing_half_written(folder: Path) -> Iterator[None]:
-    """Removes the folder that Hydra made where a mistake stops the run before it is opened.
+    """Removes the folder that Hydra made where something stops the run before it is opened.
 
-    Only what Hydra wrote is removed, and folders that are empty then.
+    Only what Hydra wrote is removed, and folders that are empty then. Who has stopped a run that
+    was opened is told how to go on.
     """
     try:
         yield
-    except MedfedError:
-        if not (folder / "config.yaml").exists():
+    except (MedfedError, KeyboardInterrupt) as error:
+        opened = (folder / "config.yaml").exists()
+        if not opened:
             for name in HYDRA_FILES:
                 (folder / name).unlink(missing_ok=True)
             for place in (folder / ".hydra", folder):
                 if place.is_dir() and not any(place.iterdir()):
                     place.rmdir()
+        if isinstance(error, KeyboardInterrupt):
+            error.args = (_go_on(folder) if opened else "nothing was begun: run it again.",)
         raise
+
+
+def _go_on(folder: Path) -> str:
+    from hydra.core.hydra_config import HydraConfig
+
+    given = [o for o in HydraConfig.get().overrides.task if not o.startswith("resume=")]
+    command = shlex.join(["medfed", "train", *given, f"resume={folder}"])
+    done = len(list((folder / "checkpoints").glob("round_*.ckpt")))
+    where = "after the last round that was finished" if done else "from the first round, as none is"
+    return f"go on {where}: {command}"
 
 
 @command("train", check)

@@ -8,6 +8,7 @@ from typing import Any, get_args
 from medfed.common.checks import check_known
 from medfed.common.files import write_json
 from medfed.federation.lightning.module import EvalSplit
+from medfed.federation.lightning.strategy import together
 from medfed.run.experiment import reopen, test_selected
 from medfed.run.folder import finished
 from medfed.run.results import over_clients
@@ -31,7 +32,8 @@ def evaluate_run(folder: Path, split: str = "test") -> dict[str, Any]:
     summary = finished(folder)
     experiment = reopen(folder)
     experiment.module.test_split = split  # type: ignore[assignment]
-    test_selected(experiment)
+    with together(experiment.trainer):
+        test_selected(experiment)
     clients = experiment.evaluation.test
     measured = {"split": split, "clients": clients, "federation": over_clients(clients)}
     kept = {k: summary[k] for k in ("name", "algorithm", "selection", "selected_round")}

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from medfed.common.errors import CheckpointError, ConfigError, first_line
-from medfed.config.check import check
+from medfed.config.check import check, several
 from medfed.config.compose import build
 from medfed.config.plugins import check_plugins
 from medfed.datamodules.base import FederatedDataModule
@@ -26,6 +26,7 @@ from medfed.federation.lightning.checkpoint import BEST, RoundCheckpoint, is_who
 from medfed.federation.lightning.collect import rank
 from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.lightning.progress import RoundProgress
+from medfed.federation.lightning.strategy import ClientSharding
 from medfed.models.task import TaskModule
 from medfed.run.assembly import data_and_task, federate
 from medfed.run.folder import open_folder, read_config, read_json
@@ -60,8 +61,10 @@ def build_experiment(config: DictConfig) -> Experiment:
     module = FederatedModule(task, federation, local)
     folder = Path(config.folder)
     evaluation = PersonalEvaluation(*task.selection)
+    plain = config.trainer.get("strategy", "auto") == "auto"
     trainer: pl.Trainer = build(
         config.trainer,
+        **({"strategy": ClientSharding()} if plain and several(config.trainer) else {}),
         max_epochs=config.rounds,
         callbacks=_callbacks(config, folder, evaluation),
         logger=build(config.logger),
@@ -71,6 +74,11 @@ def build_experiment(config: DictConfig) -> Experiment:
         enable_progress_bar=bool(config.progress),
         default_root_dir=str(folder),
     )
+    if trainer.world_size > len(federation.ids):
+        raise ConfigError(
+            f"trainer.devices={config.trainer.devices} is {trainer.world_size} devices for "
+            f"{len(federation.ids)} clients; set it to at most as many."
+        )
     if rank() == 0:
         open_folder(config, data.splits(), {c: data.preprocessing(c) for c in data.plans})
     if trainer.logger and rank() == 0:
