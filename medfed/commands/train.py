@@ -18,6 +18,7 @@ from medfed.config.check import several
 from medfed.config.compose import build
 
 HYDRA_FILES = ("train.log", ".hydra/config.yaml", ".hydra/hydra.yaml", ".hydra/overrides.yaml")
+OPENING_FILES = ("versions.json", "splits.json", "preprocessing.json")  # before config.yaml
 
 
 def check(configs: Sequence[DictConfig], sweep: bool) -> None:
@@ -42,15 +43,15 @@ def check(configs: Sequence[DictConfig], sweep: bool) -> None:
 def nothing_half_written(folder: Path) -> Iterator[None]:
     """Removes the folder that Hydra made where something stops the run before it is opened.
 
-    Only what Hydra wrote is removed, and folders that are empty then. Who has stopped a run that
-    was opened is told how to go on.
+    Only what Hydra and the opening wrote is removed, and folders that are empty then. Who has
+    stopped a run that was opened is told how to go on.
     """
     try:
         yield
     except (MedfedError, KeyboardInterrupt) as error:
         opened = (folder / "config.yaml").exists()
         if not opened:
-            for name in HYDRA_FILES:
+            for name in HYDRA_FILES + OPENING_FILES:
                 (folder / name).unlink(missing_ok=True)
             for place in (folder / ".hydra", folder):
                 if place.is_dir() and not any(place.iterdir()):
@@ -65,9 +66,9 @@ def _go_on(folder: Path) -> str:
 
     given = [o for o in HydraConfig.get().overrides.task if not o.startswith("resume=")]
     command = shlex.join(["medfed", "train", *given, f"resume={folder}"])
-    done = len(list((folder / "checkpoints").glob("round_*.ckpt")))
-    where = "after the last round that was finished" if done else "from the first round, as none is"
-    return f"go on {where}: {command}"
+    if any((folder / "checkpoints").glob("round_*.ckpt")):
+        return f"go on after the last finished round by: {command}"
+    return f"no round was finished; start it again by: {command}"
 
 
 @command("train", check)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import csv
+import functools
 import hashlib
 import io
 import json
 import logging
 import os
+import platform
+import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +22,7 @@ from medfed.common.errors import DataError
 
 _log = logging.getLogger(__name__)
 PARTIAL = ".partial-"
+_HOST = f"{zlib.crc32(platform.node().encode()):08x}"  # numbers of processes are a machine's own
 ExistingPath = str
 """A file or folder of the user's that must be there: the configuration is checked for it."""
 
@@ -49,7 +53,8 @@ def replacing(path: Path, sync: bool = False) -> Iterator[Path]:
         >>> path.read_text()
         '1'
     """
-    partial = path.with_name(f"{PARTIAL}{os.getpid()}-{path.name}")
+    _remove_stale(path.parent)
+    partial = path.with_name(f"{PARTIAL}{_HOST}-{os.getpid()}-{path.name}")
     try:
         yield partial
         if sync:
@@ -157,6 +162,27 @@ def _synchronise(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+@functools.cache
+def _remove_stale(folder: Path) -> None:
+    """Removes, once per process, what processes of this machine left that are there no more."""
+    for path in folder.glob(f"{PARTIAL}{_HOST}-*"):
+        process = path.name.removeprefix(f"{PARTIAL}{_HOST}-").partition("-")[0]
+        if process.isdecimal() and not _is_running(int(process)):
+            path.unlink(missing_ok=True)
+
+
+def _is_running(process: int) -> bool:
+    if os.name != "posix":
+        return True  # there, asking would end it
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def remove_partial(folder: Path) -> None:

@@ -156,15 +156,15 @@ def check_devices(trainer: DictConfig) -> None:
         >>> check_devices(OmegaConf.create({"devices": 2, "strategy": "ddp"}))
         Traceback (most recent call last):
         ...
-        medfed.common.errors.ConfigError: trainer.strategy=ddp would mix the clients' gradients; \
-leave it at auto, which deals the clients to the devices.
+        medfed.common.errors.ConfigError: trainer.strategy=ddp cannot be used, as it could mix the \
+gradients of clients; leave it at auto, which deals the clients to the devices.
     """
     strategy, devices = trainer.get("strategy", "auto"), trainer.get("devices", 1)
     target = strategy.get("_target_") if isinstance(strategy, DictConfig) else strategy
     if target not in ("auto", OURS):
         raise ConfigError(
-            f"trainer.strategy={target} would mix the clients' gradients; leave it at auto, which "
-            "deals the clients to the devices."
+            f"trainer.strategy={target} cannot be used, as it could mix the gradients of clients; "
+            "leave it at auto, which deals the clients to the devices."
         )
     if (nodes := trainer.get("num_nodes", 1)) != 1:
         raise ConfigError(
@@ -191,8 +191,8 @@ def several(trainer: DictConfig) -> bool:
         trainer: The section of a checked configuration.
 
     Example:
-        >>> several(OmegaConf.create({"devices": "auto"})), several(OmegaConf.create({"devices": 1}))
-        (True, False)
+        >>> several(OmegaConf.create({"devices": "auto"}))
+        True
     """
     devices = trainer.get("devices", 1)
     return devices != 1 and not (isinstance(devices, ListConfig) and len(devices) == 1)

@@ -22,7 +22,7 @@ from medfed.federation.lightning.callbacks import (
     Patience,
     PersonalEvaluation,
 )
-from medfed.federation.lightning.checkpoint import BEST, RoundCheckpoint, is_whole
+from medfed.federation.lightning.checkpoint import BEST, InPlace, RoundCheckpoint, is_whole
 from medfed.federation.lightning.collect import rank
 from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.lightning.progress import RoundProgress
@@ -67,6 +67,7 @@ def build_experiment(config: DictConfig) -> Experiment:
         **({"strategy": ClientSharding()} if plain and several(config.trainer) else {}),
         max_epochs=config.rounds,
         callbacks=_callbacks(config, folder, evaluation),
+        plugins=[InPlace()],
         logger=build(config.logger),
         check_val_every_n_epoch=config.evaluation.every,
         num_sanity_val_steps=0,

@@ -88,11 +88,12 @@ def open_folder(
                 "resume with the same overrides or start a new run."
             )
         return
-    write_text(folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
     code = {"commit": git_commit(Path(__file__).parents[2]), "plugins": fingerprints(config)}
     write_json(folder / "versions.json", {**versions(), **code})
     write_json(folder / "splits.json", splits)
     write_json(folder / "preprocessing.json", preprocessing)
+    # Last, as a run is continued by whoever finds it.
+    write_text(folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -107,12 +108,13 @@ def save_prediction(folder: Path, client: str, image: Tensor, truth: Tensor, pro
     """Writes one slice of a client with its prediction, for pictures that compare methods."""
     path = folder / "predictions" / f"{client}.npz"
     path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(
-        path,
-        image=image.cpu().numpy(),
-        truth=truth.to(torch.uint8).cpu().numpy(),
-        probability=prob.float().cpu().numpy(),
-    )
+    with replacing(path) as partial:
+        np.savez_compressed(
+            partial,
+            image=image.cpu().numpy(),
+            truth=truth.to(torch.uint8).cpu().numpy(),
+            probability=prob.float().cpu().numpy(),
+        )
 
 
 def read_config(folder: Path) -> DictConfig:
