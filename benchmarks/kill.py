@@ -57,7 +57,7 @@ class Kind:
         command: Its words.
         folder: The key that names the folder it writes.
         ranks: Whether it has several.
-        seed: Finished runs that it reads, as commands without their folder.
+        reads: Finished runs that it reads, as commands without their folder.
     """
 
     command: tuple[str, ...]
@@ -100,10 +100,12 @@ class Place:
 
     @property
     def out(self) -> Path:
+        """What it writes."""
         return self.root / "out"
 
     @property
     def temporary(self) -> Path:
+        """Its folder for temporary files."""
         return self.root / "temporary"
 
     def clear(self) -> None:
@@ -197,8 +199,6 @@ def measure(name: str, root: Path, kills: int, seed: int) -> tuple[int, int, int
     place.clear()
     for number, command in enumerate(place.kind.reads):
         finish(place.start(command, f"hydra.run.dir={root / 'shared' / f'run{number}'}"))
-    if not place.kind.reads and name == "prepare":
-        finish(place.begin())  # generates the scans
     expected, spans = {}, []
     for workers in (1, 2) if name == "prepare" else (1,):
         place.clear()
