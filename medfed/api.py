@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -13,7 +12,8 @@ from typing import Any
 import torch
 
 from medfed.common.console import without_remarks
-from medfed.config.check import check
+from medfed.common.errors import ConfigError
+from medfed.config.check import check, several
 from medfed.config.compose import load
 from medfed.run.finished import Run
 from medfed.run.train import train as trained
@@ -44,6 +44,11 @@ def train(*overrides: str, folder: str | Path | None = None, **keys: Any) -> Run
     folder = Path(folder).expanduser().resolve()
     config.folder = str(folder)
     check(config)
+    if several(config.trainer):
+        raise ConfigError(
+            f"trainer.devices={config.trainer.devices} starts further processes, which Python's "
+            "train cannot; use the command: medfed train."
+        )
     with _process_as_it_was(), without_remarks():
         trained(config)
     return Run(folder)
@@ -70,14 +75,9 @@ def _written(value: Any) -> str:
 
 @contextmanager
 def _process_as_it_was() -> Iterator[None]:
-    """Gives threads and Ctrl-C back: Lightning would end the process, deaf to further ones."""
-    threads, on_interrupt = torch.get_num_threads(), signal.getsignal(signal.SIGINT)
+    """Gives the number of threads back, of which the run takes its own."""
+    threads = torch.get_num_threads()
     try:
         yield
-    except SystemExit as end:
-        if not isinstance(end.__context__, KeyboardInterrupt):
-            raise
-        signal.signal(signal.SIGINT, on_interrupt)
-        raise KeyboardInterrupt from None
     finally:
         torch.set_num_threads(threads)

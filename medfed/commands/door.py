@@ -28,6 +28,7 @@ from medfed.common.errors import (
     did_you_mean,
     first_line,
 )
+from medfed.common.interrupts import end_with_parent, ended_by_signals
 from medfed.common.names import visible
 from medfed.config.compose import CONFIG_DIR, check_overrides, compositions
 from medfed.config.spelling import spelled
@@ -57,12 +58,15 @@ def command(name: str, check: Check | None = None) -> Callable[[Run], Main]:
         @functools.wraps(run)
         def told(config: DictConfig) -> Any:
             folder = config.get("folder") or config.get("run")
+            # Within Hydra, whose log is still open then.
             with one_sentence(None if folder is None else Path(str(folder))):
                 return run(config)
 
         @functools.wraps(run)
         def main(arguments: Sequence[str] | None = None) -> None:
-            _start(name, told, inspect.getfile(run), arguments, check)
+            end_with_parent()
+            with ended_by_signals():
+                _start(name, told, inspect.getfile(run), arguments, check)
 
         return main
 

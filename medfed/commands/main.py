@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from medfed import __version__
 from medfed.commands.help import COMMANDS, print_overview
 from medfed.common.errors import did_you_mean
+from medfed.common.interrupts import ended_by_signals
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -30,4 +31,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
         sys.exit(2)
     else:
-        importlib.import_module(f"medfed.commands.{given[0]}").main(given[1:])
+        with ended_by_signals():
+            importlib.import_module(f"medfed.commands.{given[0]}").main(given[1:])

@@ -5,8 +5,6 @@ What every client would get: ``medfed prepare data=luna16 partition=label_imbala
 
 from __future__ import annotations
 
-import sys
-
 from omegaconf import DictConfig
 
 from medfed.commands.door import command
@@ -20,11 +18,7 @@ def main(config: DictConfig) -> None:
 
     from medfed.run.prepare import prepare
 
-    try:
-        prepare(config, list(HydraConfig.get().overrides.task))
-    except KeyboardInterrupt:
-        print("Interrupted; what is finished is kept: run it again to go on.", file=sys.stderr)
-        sys.exit(130)
+    prepare(config, list(HydraConfig.get().overrides.task))
 
 
 if __name__ == "__main__":

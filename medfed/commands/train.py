@@ -5,12 +5,16 @@ With ``-m`` every combination of several values: ``medfed train -m algorithm=fed
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
 from medfed.commands.door import command, loading
 from medfed.common.errors import ConfigError
+from medfed.config.check import several
 from medfed.config.compose import build
 from medfed.config.targets import check_targets
 
@@ -24,7 +28,7 @@ def check(configs: Sequence[DictConfig], sweep: bool) -> None:
     """
     for config in configs:
         ranks = config.trainer.devices
-        if sweep and ranks not in (1, "1"):
+        if sweep and several(config.trainer):
             raise ConfigError(
                 f"-m cannot be combined with trainer.devices={ranks}; sweep with one rank per run, "
                 "or start the runs one by one."
@@ -32,6 +36,27 @@ def check(configs: Sequence[DictConfig], sweep: bool) -> None:
         check_targets(OmegaConf.to_container(config), found=True)  # before any of it is built
         for section in ("algorithm", "local", "cohort"):
             build(config[section])
+
+
+@contextmanager
+def says_how_to_go_on(folder: Path) -> Iterator[None]:
+    """Tells who stops a run how to continue it."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        opened = (folder / "config.yaml").exists()
+        error.args = (_go_on(folder) if opened else "nothing was begun: run it again.",)
+        raise
+
+
+def _go_on(folder: Path) -> str:
+    from hydra.core.hydra_config import HydraConfig
+
+    given = [o for o in HydraConfig.get().overrides.task if not o.startswith("resume=")]
+    command = shlex.join(["medfed", "train", *given, f"resume={folder}"])
+    if any((folder / "checkpoints").glob("round_*.ckpt")):
+        return f"go on after the last finished round by: {command}"
+    return f"no round was finished; start it again by: {command}"
 
 
 @command("train", check)
@@ -42,7 +67,8 @@ def main(config: DictConfig) -> float | None:
         from medfed.commands.folders import Watch
         from medfed.run.train import train
 
-    _, experiment = train(config, Watch.seen)
+    with says_how_to_go_on(Path(config.folder)):
+        _, experiment = train(config, Watch.seen)
     best = experiment.evaluation.best_round()
     return None if best is None else experiment.evaluation.score(best)
 

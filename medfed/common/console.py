@@ -46,6 +46,7 @@ def without_remarks() -> Iterator[None]:
     names = (
         "pytorch_lightning.utilities.rank_zero",
         "pytorch_lightning.trainer.connectors.checkpoint_connector",
+        "pytorch_lightning.trainer.connectors.signal_connector",
         "lightning_fabric.utilities.rank_zero",
     )
     before = {log: log.level for log in map(logging.getLogger, names)}

@@ -30,6 +30,10 @@ class CheckpointError(MedfedError):
     """A checkpoint or run folder that is torn, foreign or belongs to another configuration."""
 
 
+class RankError(MedfedError):
+    """Another process of the same run has ended, without which this one cannot go on."""
+
+
 def first_line(error: BaseException) -> str:
     r"""Returns the first line of an error's message without its full stop, for another sentence.
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import csv
 import errno
+import functools
 import hashlib
 import io
 import json
 import logging
 import os
+import platform
 import re
+import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,6 +26,7 @@ _log = logging.getLogger(__name__)
 PARTIAL = ".partial-"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # only writing fails so
 _FORMULA = re.compile(r"'*[=+\-@\t\r]")
+_HOST = f"{zlib.crc32(platform.node().encode()):08x}"  # numbers of processes are a machine's own
 ExistingPath = str
 """A file or folder of the user's that must be there: the configuration is checked for it."""
 
@@ -57,7 +61,8 @@ def replacing(path: Path, sync: bool = False) -> Iterator[Path]:
         >>> path.read_text()
         '1'
     """
-    partial = path.with_name(f"{PARTIAL}{os.getpid()}-{path.name}")
+    _remove_stale(path.parent)
+    partial = path.with_name(f"{PARTIAL}{_HOST}-{os.getpid()}-{path.name}")
     with whole_or_none(path, partial):
         path.parent.mkdir(parents=True, exist_ok=True)
         yield partial
@@ -237,6 +242,27 @@ def _synchronise(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+@functools.cache
+def _remove_stale(folder: Path) -> None:
+    """Removes, once per process, what processes of this machine left that are there no more."""
+    for path in folder.glob(f"{PARTIAL}{_HOST}-*"):
+        process = path.name.removeprefix(f"{PARTIAL}{_HOST}-").partition("-")[0]
+        if process.isdecimal() and not _is_running(int(process)):
+            path.unlink(missing_ok=True)
+
+
+def _is_running(process: int) -> bool:
+    if os.name != "posix":
+        return True  # there, asking would end it
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def remove_partial(folder: Path) -> None:

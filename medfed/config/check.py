@@ -24,6 +24,10 @@ WHOLE_NUMBERS = {
     "onboard_steps": (1, False),
     "finetune_steps": (0, False),
 }
+# The largest ones, beyond which a machine breaks down instead of saying so. They are not this
+# machine's cores, as the bits of a run are those of its number of threads, wherever it is read.
+LARGEST = {"threads": 256, "workers": 64}
+OURS = "medfed.federation.lightning.strategy.ClientSharding"
 # Keys that name a folder which medfed has made, and the file by which it is known.
 FOLDERS = {
     "run": ("config.yaml", "run folder"),
@@ -79,6 +83,8 @@ def check_values(config: DictConfig) -> None:
                 f"{key} must be a whole number of at least {least}{' or null' * optional}, "
                 f"not {value}."
             )
+        if value > (most := LARGEST.get(key, value)):
+            raise ConfigError(f"{key} must be a whole number of at most {most}, not {value}.")
     keep_out = config.get("keep_out", ListConfig([]))
     if not isinstance(keep_out, ListConfig):
         raise ConfigError(f"keep_out must be a list of clients; write keep_out=[{keep_out}].")
@@ -125,8 +131,10 @@ def check_runtime(config: DictConfig) -> None:
     """Checks what Lightning would refuse late, or silently change.
 
     Raises:
-        ConfigError: If the precision or the rounds of evaluation cannot be used.
+        ConfigError: If the precision, the devices or the rounds of evaluation cannot be used.
     """
+    if "trainer" in config:
+        check_devices(config.trainer)
     precision = str(OmegaConf.select(config, "trainer.precision", default=PRECISIONS[0]))
     if precision not in PRECISIONS:
         raise ConfigError(
@@ -138,3 +146,58 @@ def check_runtime(config: DictConfig) -> None:
             f"evaluation.every={config.evaluation.every} is more than rounds={config.rounds}, so "
             "that no round could be selected; evaluate more often."
         )
+
+
+def check_devices(trainer: DictConfig) -> None:
+    """Checks that clients are dealt to devices by our own strategy, on one machine.
+
+    Args:
+        trainer: The section of a composed configuration.
+
+    Raises:
+        ConfigError: If another strategy or machine, or an unusable number of devices is asked for.
+
+    Example:
+        >>> check_devices(OmegaConf.create({"devices": 2, "strategy": "ddp"}))
+        Traceback (most recent call last):
+        ...
+        medfed.common.errors.ConfigError: trainer.strategy=ddp cannot be used, as it could mix the \
+gradients of clients; leave it at auto, which deals the clients to the devices.
+    """
+    strategy, devices = trainer.get("strategy", "auto"), trainer.get("devices", 1)
+    target = strategy.get("_target_") if isinstance(strategy, DictConfig) else strategy
+    if target not in ("auto", OURS):
+        raise ConfigError(
+            f"trainer.strategy={target} cannot be used, as it could mix the gradients of clients; "
+            "leave it at auto, which deals the clients to the devices."
+        )
+    if (nodes := trainer.get("num_nodes", 1)) != 1:
+        raise ConfigError(
+            f"trainer.num_nodes={nodes} is not supported: a run takes the devices of one machine."
+        )
+    named = isinstance(devices, ListConfig)
+    numbers = list(devices) if named else [devices]
+    whole = all(type(n) is int and n >= (0 if named else 1) for n in numbers)
+    if whole and numbers and len(set(numbers)) == len(numbers):
+        if not (named and trainer.get("accelerator") == "cpu"):
+            return
+    elif devices in ("auto", -1) and trainer.get("accelerator") != "cpu":
+        return
+    raise ConfigError(
+        f"trainer.devices={devices} cannot be used; give a number of at least 1, or on GPUs auto "
+        "for all, or a list such as [0,1]."
+    )
+
+
+def several(trainer: DictConfig) -> bool:
+    """Returns whether a run may take more than one device, and so more than one process.
+
+    Args:
+        trainer: The section of a checked configuration.
+
+    Example:
+        >>> several(OmegaConf.create({"devices": "auto"}))
+        True
+    """
+    devices = trainer.get("devices", 1)
+    return devices != 1 and not (isinstance(devices, ListConfig) and len(devices) == 1)

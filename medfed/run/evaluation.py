@@ -9,6 +9,7 @@ from medfed.common.checks import check_known
 from medfed.common.files import write_json
 from medfed.common.scores import failed
 from medfed.federation.lightning.module import EvalSplit
+from medfed.federation.lightning.strategy import together
 from medfed.run.experiment import reopen, test_selected
 from medfed.run.folder import finished
 from medfed.run.results import over_clients, undefined
@@ -32,7 +33,8 @@ def evaluate_run(folder: Path, split: str = "test") -> dict[str, Any]:
     summary = finished(folder)
     experiment = reopen(folder)
     experiment.module.test_split = split  # type: ignore[assignment]
-    test_selected(experiment)
+    with together(experiment.trainer):
+        test_selected(experiment)
     clients = experiment.evaluation.test
     measured: dict[str, Any] = {"split": split, "clients": clients}
     measured |= {"federation": over_clients(clients), "undefined": undefined(clients, split)}

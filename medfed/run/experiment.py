@@ -12,7 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from medfed.common.errors import CheckpointError, ConfigError, first_line
 from medfed.common.untrusted import read_checkpoint
-from medfed.config.check import check
+from medfed.config.check import check, several
 from medfed.config.compose import build, resolved
 from medfed.config.plugins import check_plugins
 from medfed.config.targets import check_targets
@@ -25,6 +25,7 @@ from medfed.federation.lightning.callbacks import (
 )
 from medfed.federation.lightning.checkpoint import (
     BEST,
+    InPlace,
     RoundCheckpoint,
     check_federation,
     is_whole,
@@ -32,6 +33,7 @@ from medfed.federation.lightning.checkpoint import (
 from medfed.federation.lightning.collect import rank
 from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.lightning.progress import RoundProgress
+from medfed.federation.lightning.strategy import ClientSharding
 from medfed.models.task import TaskModule
 from medfed.run.assembly import data_and_task, federate
 from medfed.run.folder import open_folder, read_config, read_splits
@@ -67,10 +69,13 @@ def build_experiment(config: DictConfig) -> Experiment:
     module = FederatedModule(task, federation, local)
     folder = Path(config.folder)
     evaluation = PersonalEvaluation(*task.selection)
+    plain = config.trainer.get("strategy", "auto") == "auto"
     trainer: pl.Trainer = build(
         config.trainer,
+        **({"strategy": ClientSharding()} if plain and several(config.trainer) else {}),
         max_epochs=config.rounds,
         callbacks=_callbacks(config, folder, evaluation),
+        plugins=[InPlace()],
         logger=build(config.logger),
         check_val_every_n_epoch=config.evaluation.every,
         num_sanity_val_steps=0,
@@ -78,6 +83,11 @@ def build_experiment(config: DictConfig) -> Experiment:
         enable_progress_bar=bool(config.progress),
         default_root_dir=str(folder),
     )
+    if trainer.world_size > len(federation.ids):
+        raise ConfigError(
+            f"trainer.devices={config.trainer.devices} is {trainer.world_size} devices for "
+            f"{len(federation.ids)} clients; set it to at most as many."
+        )
     if rank() == 0:
         open_folder(config, data.splits(), {c: data.preprocessing(c) for c in data.plans})
     if trainer.logger and rank() == 0:

@@ -8,6 +8,7 @@ from omegaconf import DictConfig
 
 from medfed.common.folders import Before
 from medfed.federation.lightning.checkpoint import last_whole
+from medfed.federation.lightning.strategy import together
 from medfed.run import results
 from medfed.run.claim import claimed
 from medfed.run.experiment import Experiment, build_experiment, test_selected
@@ -36,9 +37,10 @@ def _train(config: DictConfig) -> tuple[dict[str, Any], Experiment]:
     experiment = build_experiment(config)
     checkpoints = experiment.folder / "checkpoints"
     start = last_whole(checkpoints) if config.resume is not None else None
-    experiment.trainer.fit(experiment.module, ckpt_path=start, weights_only=True)
-    results.write_hashes(experiment.module, experiment.folder)
-    # Of all rounds: the state of the selected round knows none of the later ones.
-    memberships = experiment.module.federation.memberships()
-    test_selected(experiment)
-    return results.write(experiment, memberships), experiment
+    with together(experiment.trainer):
+        experiment.trainer.fit(experiment.module, ckpt_path=start, weights_only=True)
+        results.write_hashes(experiment.module, experiment.folder)
+        # Of all rounds: the state of the selected round knows none of the later ones.
+        memberships = experiment.module.federation.memberships()
+        test_selected(experiment)
+        return results.write(experiment, memberships), experiment

@@ -75,7 +75,7 @@ CASES = {
     "optimizer.lr=-1": "The optimizer or its scheduler cannot be used as it is: Invalid learning",
     "scheduler=step scheduler.step_size=0": "scheduler cannot be used as it is: integer modulo",
     "data.batch_size=0": "data.batch_size=0 and data.eval_batch_size=1024 must be at least 1.",
-    "trainer.devices=0": "trainer cannot be used as it is: `Trainer(devices=0)`",
+    "trainer.devices=0": "trainer.devices=0 cannot be used; give a number of at least 1, or on",
     "trainer.precision=16-mixed": "trainer.precision=16-mixed is not supported (float16 would",
     # Names that fit nothing
     "algorithm.personal=network.linear": "The personal pattern 'network.linear' matches no "

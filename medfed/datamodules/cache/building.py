@@ -25,6 +25,7 @@ import numpy as np
 
 from medfed.common.errors import DataError, MedfedError
 from medfed.common.files import atomic, locked, remove_partial, sha256, write_json, writing
+from medfed.common.interrupts import held
 from medfed.common.progress import Steps
 from medfed.datamodules.cache.arrays import Arrays, checksum, map_array
 from medfed.datamodules.cache.store import (
@@ -113,7 +114,8 @@ def _in_processes(tasks: Sequence[tuple[Any, ...]], workers: int) -> Generator[E
     # Spawned, because forking a process in which PyTorch's threads run may hang.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, context, initializer=start_worker) as pool:
-        futures: list[Future[Entry]] = [pool.submit(make_item, *task) for task in tasks]
+        with held(signal.SIGINT):  # also while a worker is still starting
+            futures: list[Future[Entry]] = [pool.submit(make_item, *task) for task in tasks]
         try:
             for future in as_completed(futures):
                 yield future.result()
@@ -129,7 +131,7 @@ def _in_processes(tasks: Sequence[tuple[Any, ...]], workers: int) -> Generator[E
 def start_worker() -> None:
     """Prepares a worker process: one thread, no say in Ctrl-C, and an end when its parent ends."""
     os.environ.update(OMP_NUM_THREADS="1", ITK_GLOBAL_DEFAULT_NUMBER_OF_THREADS="1")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # where signals cannot be held back
     parent = multiprocessing.parent_process()
     assert parent is not None
 

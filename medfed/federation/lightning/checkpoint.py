@@ -6,9 +6,12 @@ import errno
 import logging
 import os
 from pathlib import Path
+from typing import Any
 
 import pytorch_lightning as pl
+import torch
 from pytorch_lightning.callbacks import Checkpoint
+from pytorch_lightning.plugins import TorchCheckpointIO
 
 from medfed.common.errors import CheckpointError
 from medfed.common.files import sha256, whole_or_none, write_text
@@ -74,6 +77,11 @@ class RoundCheckpoint(Checkpoint):
                 self._seal(partial, path, best)
         trainer.strategy.barrier("round_checkpoint")
 
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Removes what a kill after the last round's checkpoint has left of the rounds before."""
+        if trainer.is_global_zero:
+            self._forget()
+
     def _seal(self, partial: Path, path: Path, best: bool) -> None:
         if not partial.is_file():  # Lightning says nothing of a folder that it may not write
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
@@ -84,9 +92,28 @@ class RoundCheckpoint(Checkpoint):
             os.link(partial, link)
             seal(link, self.folder / BEST)
         seal(partial, path)
+        self._forget()
+
+    def _forget(self) -> None:
         for old in rounds_in(self.folder)[: -self.keep]:
             digest_file(old).unlink(missing_ok=True)
             old.unlink()
+
+
+class InPlace(TorchCheckpointIO):
+    """Writes a checkpoint where it shall be, under the partial name that :func:`seal` takes away.
+
+    Lightning's own writes it to the system's folder for temporary files first, where a kill leaves
+    it for ever, and moves it from there.
+    """
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
+    ) -> None:
+        """Writes a checkpoint."""
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        with Path(path).open("wb") as file:
+            torch.save(checkpoint, file)
 
 
 def digest_file(path: Path) -> Path:

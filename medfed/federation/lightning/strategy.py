@@ -2,7 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from subprocess import TimeoutExpired
+from typing import Any
+
+import pytorch_lightning as pl
 from pytorch_lightning.strategies import DDPStrategy
+from pytorch_lightning.strategies.launchers import _SubprocessScriptLauncher
+from pytorch_lightning.utilities.exceptions import SIGTERMException
+
+from medfed.common.errors import MedfedError, RankError
+from medfed.common.interrupts import PARENT, Terminated, held
+from medfed.federation.lightning.collect import rank
+
+_GRACE = 5.0  # seconds in which a rank may still say itself why it ends
 
 
 class ClientSharding(DDPStrategy):
@@ -16,3 +35,124 @@ class ClientSharding(DDPStrategy):
 
     def configure_ddp(self) -> None:
         """Leaves the model as it is."""
+
+    def _configure_launcher(self) -> None:
+        assert self.cluster_environment is not None
+        self._launcher = Launcher(self.cluster_environment, self.num_processes, self.num_nodes)
+
+
+class Launcher(_SubprocessScriptLauncher):
+    """Starts the further ranks, which end when the first one does; and the first when one fails.
+
+    Lightning's own would also change the number of threads, on which the bits depend.
+    """
+
+    stopped = False
+
+    def launch(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        trainer: pl.Trainer | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Starts the ranks, unless they are there, and calls the function on each."""
+        environment = self.cluster_environment
+        environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
+        if not environment.creates_processes_externally:
+            os.environ[PARENT] = str(os.getpid())
+            # Whoever stops a run stops its first rank, which sees to the others.
+            with held(signal.SIGINT, signal.SIGTERM):
+                self._call_children_scripts()
+            del os.environ[PARENT]
+            if self.procs:
+                threading.Thread(target=self._watch, args=(trainer,), daemon=True).start()
+        return function(*args, **kwargs)
+
+    def kill(self, signum: int) -> None:
+        """Ends the further ranks, at once whatever the signal; SIGTERM ends this one, too.
+
+        Lightning passes SIGTERM on by this function, and would then wait for the other ranks to
+        hear of it, which may be waiting for something else.
+        """
+        self.stopped = True
+        for process in self.procs:
+            process.kill()
+        for process in self.procs:
+            process.wait()
+        if signum == signal.SIGTERM:
+            raise Terminated
+
+    def join(self) -> None:
+        """Waits for the further ranks, which have nothing left to do."""
+        for process in self.procs:
+            with suppress(TimeoutExpired):
+                process.wait(_GRACE)
+
+    def failed(self) -> str | None:
+        """Says which of the further ranks has failed, if one has."""
+        for number, process in enumerate(self.procs, 1):
+            if status := process.poll():
+                how = f"with status {status}" if status > 0 else f"by signal {-status}"
+                return f"Rank {number} ended {how}, so that the other ranks were stopped"
+        return None
+
+    def _watch(self, trainer: pl.Trainer | None) -> None:
+        """Ends this process when another rank has failed for which it would wait for ever."""
+        while (failure := self.failed()) is None:
+            time.sleep(0.5)
+        time.sleep(_GRACE)  # it may have heard of the same, and say it better
+        if self.stopped:
+            return
+        self.kill(signal.SIGKILL)
+        folder = "FOLDER" if trainer is None else trainer.default_root_dir
+        print(f"error: {failure}; {go_on(folder)}", file=sys.stderr, flush=True)
+        os._exit(1)
+
+
+def go_on(folder: object) -> str:
+    """Says how a run that was stopped is gone on with."""
+    return f"go on with the same command and resume={folder}."
+
+
+@contextmanager
+def together(trainer: pl.Trainer) -> Iterator[None]:
+    """Lets no rank outlive the others, and passes on what stops a run as what it is.
+
+    Lightning ends the process with status 1 on Ctrl-C, deaf to further ones, and with 0 on SIGTERM.
+
+    Raises:
+        RankError: If another rank has failed.
+        KeyboardInterrupt: On Ctrl-C.
+    """
+    launcher, on_interrupt = trainer.strategy.launcher, signal.getsignal(signal.SIGINT)
+    try:
+        yield
+        if isinstance(launcher, Launcher):
+            launcher.join()
+    except BaseException as error:
+        reason: BaseException = error
+        if isinstance(launcher, Launcher):
+            if isinstance(error, RuntimeError) and not isinstance(error, MedfedError):
+                reason = _of_another_rank(launcher, trainer) or error
+            launcher.kill(signal.SIGKILL)
+        if isinstance(error, SIGTERMException):
+            signal.raise_signal(signal.SIGTERM)  # its handler is the one from before
+        if isinstance(error, SystemExit) and isinstance(error.__context__, KeyboardInterrupt):
+            signal.signal(signal.SIGINT, on_interrupt)
+            reason = error.__context__
+        if reason is error:
+            raise
+        raise reason from None
+
+
+def _of_another_rank(launcher: Launcher, trainer: pl.Trainer) -> RankError | None:
+    """What a lost connection means; a further rank leaves it to the first one to end it."""
+    deadline = time.monotonic() + _GRACE
+    while time.monotonic() < deadline:
+        if (failure := launcher.failed()) is not None:
+            return RankError(f"{failure}; {go_on(trainer.default_root_dir)}")
+        if rank() == 0 and not launcher.procs:
+            break
+        time.sleep(0.1)
+    return None

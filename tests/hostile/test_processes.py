@@ -1,0 +1,327 @@
+"""Processes: how many there may be, and how they end; each mistake one sentence, nothing left."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from importlib import import_module
+
+import pytest
+from omegaconf import OmegaConf
+from pytorch_lightning.plugins.environments import LightningEnvironment
+
+import medfed
+from medfed.common.errors import ConfigError
+from medfed.common.files import PARTIAL, write_text
+from medfed.common.interrupts import Terminated, ended_by_signals, held
+from medfed.config.check import check
+from medfed.config.compose import load
+from medfed.federation.cohort import Cohort
+from medfed.federation.lightning.checkpoint import RoundCheckpoint, rounds_in
+from medfed.federation.lightning.strategy import Launcher
+from medfed.run import results
+from tests.integration.runs import CLINICAL, ROOT, left_in, outcome, resume, run
+
+NUMBER = "give a number of at least 1, or on GPUs auto for all, or a list such as [0,1]."
+OTHERS = "cannot be used, as it could mix the gradients of clients; leave it at auto, which deals"
+REFUSED = {
+    **{
+        f"trainer.devices={value}": f"trainer.devices={shown} cannot be used; {NUMBER}"
+        for value, shown in {
+            **{v: v for v in ("0", "-1", "auto", "1.5", "all", "[]", "-2")},
+            ".nan": "nan",
+            "'2'": "2",
+            "true": "True",
+            "null": "None",
+            "[0,1]": "[0, 1]",
+        }.items()
+    },
+    "trainer.accelerator=gpu trainer.devices=[0,0]": "trainer.devices=[0, 0] cannot be used",
+    "trainer.accelerator=gpu trainer.devices=[-1]": "trainer.devices=[-1] cannot be used",
+    **{
+        f"trainer.strategy={name} trainer.devices=2": f"trainer.strategy={name} {OTHERS}"
+        for name in ("ddp", "fsdp", "deepspeed", "ddp_spawn", "dp", "ddp_notebook")
+    },
+    "trainer.strategy=ddp": f"trainer.strategy=ddp {OTHERS}",
+    "trainer.strategy._target_=pytorch_lightning.strategies.DDPStrategy": OTHERS,
+    "trainer.num_nodes=2": "trainer.num_nodes=2 is not supported: a run takes the devices of one",
+    "trainer.num_nodes=0": "trainer.num_nodes=0 is not supported",
+    "threads=100000": "threads must be a whole number of at most 256, not 100000.",
+    "threads=257": "threads must be a whole number of at most 256, not 257.",
+    "threads=-1": "threads must be a whole number of at least 1, not -1.",
+    "threads=.nan": "threads must be a whole number of at least 1, not nan.",
+    "threads=1e3": "threads must be a whole number of at least 1, not 1000.0.",
+    "threads=true": "threads must be a whole number of at least 1, not True.",
+    "threads=null": "threads must be a whole number of at least 1, not None.",
+    "workers=0": "workers must be a whole number of at least 1 or null, not 0.",
+    "workers=-4": "workers must be a whole number of at least 1 or null, not -4.",
+    "workers=.nan": "workers must be a whole number of at least 1 or null, not nan.",
+    "workers=many": "workers must be a whole number of at least 1 or null, not many.",
+    "workers=65": "workers must be a whole number of at most 64, not 65.",
+    "workers=1" + 20 * "0": "workers must be a whole number of at most 64, not 1000",
+}
+FINE = ("trainer.accelerator=gpu trainer.devices=auto", "trainer.devices=3", "workers=null")
+
+
+@pytest.fixture(scope="module")
+def config():
+    composed = load(CLINICAL)
+    OmegaConf.set_struct(composed, False)  # as by +key=value
+    return composed
+
+
+@pytest.mark.parametrize(("words", "sentence"), REFUSED.items())
+def test_a_number_of_processes_that_cannot_be(words, sentence, config):
+    with pytest.raises(ConfigError) as caught:
+        check(OmegaConf.merge({"workers": 1}, config, OmegaConf.from_dotlist(words.split())))
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("words", FINE)
+def test_numbers_of_processes_that_can_be(words, config):
+    check(OmegaConf.merge(config, OmegaConf.from_dotlist(words.split())))
+
+
+def test_more_devices_than_clients_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"trainer\.devices=7 is 7 devices for 5 clients; set it"):
+        run(tmp_path / "run", *CLINICAL, "trainer.devices=7")
+    assert not left_in(tmp_path)
+
+
+def test_python_does_not_start_itself_anew(tmp_path):
+    with pytest.raises(ConfigError, match="use the command: medfed train"):
+        medfed.train(*CLINICAL, trainer__devices=2, folder=tmp_path / "run")
+    assert not left_in(tmp_path)
+
+
+# Signals
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    run(folder, *CLINICAL)
+    return folder
+
+
+@pytest.fixture
+def as_it_was(monkeypatch):
+    """What a command changes in its process; after a signal it ignores further ones."""
+    before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+ENDS = {signal.SIGINT: (130, "Interrupted; "), signal.SIGTERM: (143, "Terminated; ")}
+
+
+def stopped(capsys, number: signal.Signals, command: str, *words: str) -> str:
+    """Runs a command to which something sends the signal; returns how it says to go on."""
+    with pytest.raises(SystemExit) as ended:
+        import_module(f"medfed.commands.{command}").main(words)
+    status, word = ENDS[number]
+    assert ended.value.code == status
+    error = capsys.readouterr().err
+    assert "Traceback" not in error
+    line = error.splitlines()[-1]
+    assert line.startswith(word)
+    return line.removeprefix(word)
+
+
+def test_a_stopped_run_says_how_to_go_on_and_does(
+    finished, tmp_path, capsys, monkeypatch, as_it_was
+):
+    folder, draw = tmp_path / "run", Cohort.of
+
+    def of(self, clients, seed, round):
+        if round == 1:
+            signal.raise_signal(signal.SIGTERM)
+        return draw(self, clients, seed, round)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Cohort, "of", of)
+        line = stopped(capsys, signal.SIGTERM, "train", *CLINICAL, f"hydra.run.dir={folder}")
+    command = f"medfed train {' '.join(CLINICAL)} resume={folder}"
+    assert line == f"go on after the last finished round by: {command}"
+    assert not [name for name in left_in(folder) if "partial" in name]
+    resume(folder, *CLINICAL)
+    assert outcome(folder) == outcome(finished)
+
+
+def test_a_run_stopped_before_it_began_leaves_no_folder(tmp_path, capsys, monkeypatch, as_it_was):
+    def splits(self):
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr("medfed.datamodules.base.FederatedDataModule.splits", splits)
+    folder = tmp_path / "run"
+    line = stopped(capsys, signal.SIGTERM, "train", *CLINICAL, f"hydra.run.dir={folder}")
+    assert line == "nothing was begun: run it again."
+    assert not folder.exists()
+
+
+SCANS = ("hospitals=2", "patients=4", "shape=[48,48,24]", "lookalikes=8")
+STOPPED = {
+    "prepare": "medfed.datamodules.cache.building.write_json",
+    "export": "medfed.delivery.bundle.bundle.monai_metadata",
+    "compare": "medfed.reports.comparison.to_markdown",
+}
+
+
+@pytest.mark.parametrize(("command", "place"), STOPPED.items())
+def test_other_commands_end_with_one_line(
+    command, place, finished, tmp_path, capsys, monkeypatch, as_it_was
+):
+    words = {
+        "prepare": (
+            *("data=luna16", "workers=1", f"data.root={tmp_path}", f"data.cache={tmp_path / 'c'}"),
+            *(f"data.generated.{key}" for key in SCANS),
+        ),
+        "export": (f"run={finished}", f"out={tmp_path / 'out'}"),
+        "compare": (f"runs={finished}", f"out={tmp_path / 'out'}"),
+    }
+    number = signal.SIGTERM if command == "export" else signal.SIGINT
+    monkeypatch.setattr(place, lambda *_: signal.raise_signal(number))
+    line = stopped(capsys, number, command, *words[command])
+    assert line == "what was finished is whole and kept: run it again."
+    left = left_in(tmp_path)
+    assert not [name for name in left if PARTIAL in name or "/." in name]
+    assert (command == "export") == (not left)
+
+
+def test_the_first_signal_alone_counts(as_it_was):
+    def twice():
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        except Terminated:
+            signal.raise_signal(signal.SIGINT)
+            raise
+
+    with pytest.raises(SystemExit) as ended, ended_by_signals():
+        twice()
+    assert ended.value.code == 143
+
+
+def test_who_ignores_a_signal_goes_on_to(as_it_was):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with ended_by_signals():
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_signals_are_held_back_from_what_is_started():
+    ask = "import signal; print(*signal.pthread_sigmask(signal.SIG_BLOCK, ()))"
+    told = []
+
+    def interrupted():
+        with held(signal.SIGINT):
+            signal.raise_signal(signal.SIGINT)
+            told.append(subprocess.run([sys.executable, "-c", ask], capture_output=True).stdout)
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert b"SIGINT" in told[0] or told[0].split() == [b"2"]
+
+
+# Ranks
+
+
+def start(folder, *words: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [
+            sys.executable,
+            str(ROOT / "scripts" / "train.py"),
+            *CLINICAL,
+            "trainer.devices=2",
+            *words,
+        ],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def ranks_of(process: subprocess.Popen) -> list[int]:
+    done = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True)
+    return [int(pid) for pid in done.stdout.split()]
+
+
+@pytest.mark.skipif(shutil.which("pgrep") is None, reason="needs pgrep")
+def test_a_dead_rank_ends_the_others_and_they_come_to_what_one_device_comes_to(finished, tmp_path):
+    folder = tmp_path / "run"
+    first = start(folder, f"hydra.run.dir={folder}")
+    while first.poll() is None and not (ranks := ranks_of(first)):
+        time.sleep(0.01)
+    os.kill(ranks[0], signal.SIGKILL)
+    _, error = first.communicate(timeout=60)
+    assert first.returncode == 1
+    assert error == (
+        "error: Rank 1 ended by signal 9, so that the other ranks were stopped; go on with the "
+        f"same command and resume={folder}.\n"
+    )
+    again = start(folder, f"resume={folder}")
+    _, error = again.communicate(timeout=200)
+    assert again.returncode == 0, error
+    assert outcome(folder) == outcome(finished)
+
+
+def test_sigterm_ends_the_other_ranks_at_once():
+    """Lightning passes it on by this function, and would then wait for them to hear of it."""
+    launcher = Launcher(LightningEnvironment(), 2, 1)
+    launcher.procs = [subprocess.Popen(["sleep", "60"])]
+    assert launcher.failed() is None
+    with pytest.raises(Terminated):
+        launcher.kill(signal.SIGTERM)
+    assert launcher.procs[0].returncode == -signal.SIGKILL
+
+
+def test_a_rank_does_not_outlive_the_first():
+    code = "import time; from medfed.common.interrupts import end_with_parent as e; e(); "
+    gone = {**os.environ, "MEDFED_PARENT": "1" if os.getpid() != 1 else "2"}
+    command = [sys.executable, "-c", code + "time.sleep(60)"]
+    assert subprocess.run(command, env=gone, cwd=ROOT, timeout=30).returncode == 1
+
+
+# What a kill leaves
+
+
+def test_partial_files_of_dead_processes_are_removed(tmp_path):
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    write_text(tmp_path / "known", "")  # this process has looked at this folder
+    names = {}
+    for pid in (dead.pid, os.getppid()):
+        code = (
+            "import os, sys; from pathlib import Path; from medfed.common import files;"
+            f"os.getpid = lambda: {pid}; files._is_running = lambda _: True\n"
+            f"with files.replacing(Path({str(tmp_path / 'a')!r})) as p: p.touch(); os._exit(0)"
+        )
+        before = set(tmp_path.iterdir())
+        subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+        (names[pid],) = set(tmp_path.iterdir()) - before
+    code = "from pathlib import Path; from medfed.common.files import write_text; import sys;"
+    code += "write_text(Path(sys.argv[1]), '')"
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "b")], check=True, cwd=ROOT)
+    assert not names[dead.pid].exists()
+    assert names[os.getppid()].exists()
+
+
+def test_a_kill_after_the_last_checkpoint_leaves_no_older_ones(finished, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(RoundCheckpoint, "_forget", lambda _: None)
+        patch.setattr(results, "write", lambda *_: ({}, None))
+        run(folder, *CLINICAL)
+    assert len(rounds_in(folder / "checkpoints")) == 3
+    resume(folder, *CLINICAL)
+    names = [name for name in left_in(finished) if name.startswith("checkpoints")]
+    assert [name for name in left_in(folder) if name.startswith("checkpoints")] == names
+    assert outcome(folder) == outcome(finished)
