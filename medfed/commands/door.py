@@ -18,6 +18,7 @@ from medfed.commands.help import print_help
 from medfed.common.console import without_remarks
 from medfed.common.errors import (
     CheckpointError,
+    CodecError,
     ConfigError,
     MedfedError,
     NonFiniteError,
@@ -138,6 +139,6 @@ def one_sentence() -> Iterator[None]:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
         first = os.environ.get("LOCAL_RANK", "0") == os.environ.get("NODE_RANK", "0") == "0"
-        if first or not isinstance(error, NonFiniteError | CheckpointError):
+        if first or not isinstance(error, NonFiniteError | CodecError | CheckpointError):
             print(f"error: {error}", file=sys.stderr)
         sys.exit(1)

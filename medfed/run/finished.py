@@ -17,7 +17,7 @@ from torch import nn
 from medfed.common.errors import ConfigError, did_you_mean
 from medfed.common.scores import Record
 from medfed.federation.wire.ledger import Ledger
-from medfed.run.folder import finished, read_config, read_history, read_json
+from medfed.run.folder import finished, read_config, read_history, read_json, read_ledger
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Run:
     @property
     def ledger(self) -> Ledger:
         """Every byte that travelled."""
-        return Ledger.from_csv((self.folder / "ledger.csv").read_text())
+        return read_ledger(self.folder)
 
     @property
     def pictures(self) -> dict[str, Path]:
