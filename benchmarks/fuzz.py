@@ -22,17 +22,15 @@ import math
 import multiprocessing
 import os
 import random
-import re
 import resource
 import signal
-import struct
 import sys
 import tempfile
 import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from multiprocessing.connection import Connection
@@ -41,7 +39,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from fuzz_inputs import Family, families
+from fuzz_inputs import Family, families  # type: ignore[import-not-found]  # beside this file
+from fuzz_mutations import mutated  # type: ignore[import-not-found]
 
 from medfed.common.errors import MedfedError
 
@@ -49,15 +48,6 @@ PATIENCE = 60
 """Seconds of wall time after which an input that does not end counts as a crash."""
 MEMORY = 6 * 2**30
 """Bytes of address space that a family may take beyond what it starts with."""
-
-_INTEGERS = (0, 1, 2, 127, 128, 255, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1)
-_LONG = (2**20, 2**40, 2**53, 2**62, 2**63 - 1, 2**63, 2**64 - 1)
-_FLOATS = (math.nan, math.inf, -math.inf, 3e38, -3e38, 1e-45, -1.0, 0.0)
-_TEXTS = (
-    *(b"-1", b"0", b"1e400", b"NaN", b"-Infinity", b"1" * 30, b"1" * 5000, b"281474976710656"),
-    *(b"null", b"true", b'""', b'"x"', b"[]", b"{}", b"[" * 3000, b"3.5", b"\xff", b"\xd9\xa3"),
-)
-_NUMBER = re.compile(rb"-?\d+(\.\d+)?")
 
 
 @dataclass
@@ -73,119 +63,73 @@ class Outcome:
     crashes: Counter[str] = field(default_factory=Counter)
 
 
-def mutated(rng: random.Random, seeds: list[bytes], keep: int) -> bytes:
-    """Returns one input: mostly a valid one with a few mutations.
+@dataclass(frozen=True)
+class Options:
+    """Which inputs a family gets, until when, and where those worth keeping go."""
 
-    Args:
-        rng: Source of all choices.
-        seeds: Valid inputs.
-        keep: Bytes at the front that half of the inputs keep, so that more get past them.
+    inputs: int
+    seed: int
+    end: float
+    keep: Path | None
+
+    def input(self, family: Family, number: int, rng: random.Random) -> bytes:
+        """Returns an input by its number."""
+        rng.seed(f"{self.seed}/{family.name}/{number}")
+        data: bytes = mutated(rng, family.seeds, family.keep)
+        return data
+
+    def save(self, name: str, data: bytes) -> None:
+        """Keeps an input."""
+        if self.keep is not None:
+            self.keep.mkdir(parents=True, exist_ok=True)
+            (self.keep / name).write_bytes(data)
+
+
+def attack(family: Family, options: Options, counts: Any, sender: Connection) -> None:
+    """Hands a family its inputs, one after the other, until they or the seconds are spent.
+
+    ``counts`` is shared memory for the numbers of `Outcome`; ``sender`` takes the kind of each
+    crash, and None at the end.
     """
-    if rng.random() < 0.05:
-        return seeds[0][: rng.choice((0, keep))] + rng.randbytes(rng.randrange(200))
-    data = bytearray(rng.choice(seeds))
-    start = keep if rng.random() < 0.5 else 0
-    for _ in range(rng.choice((1, 1, 2, 4))):
-        if len(data) <= start:
-            break
-        at = rng.randrange(start, len(data))
-        rng.choice(_MUTATIONS)(rng, data, at, seeds)
-    return bytes(data)
-
-
-def _flip(rng: random.Random, data: bytearray, at: int, seeds: list[bytes]) -> None:
-    data[at] ^= 1 << rng.randrange(8)
-
-
-def _cut(rng: random.Random, data: bytearray, at: int, seeds: list[bytes]) -> None:
-    del data[at:]
-
-
-def _lengthen(rng: random.Random, data: bytearray, at: int, seeds: list[bytes]) -> None:
-    data += rng.choice((b"\0", b"\xff", rng.randbytes(4), bytes(data[at:]))) * rng.choice((1, 9))
-
-
-def _splice(rng: random.Random, data: bytearray, at: int, seeds: list[bytes]) -> None:
-    other = rng.choice(seeds)
-    data[at:] = other[rng.randrange(len(other)) if other else 0 :]
-
-
-def _move(rng: random.Random, data: bytearray, at: int, seeds: list[bytes]) -> None:
-    piece = bytes(data[at : at + rng.randrange(1, 40)])
-    if rng.random() < 0.5:
-        del data[at : at + len(piece)]
-    to = rng.randrange(len(data) + 1)
-    data[to:to] = piece
-
-
-def _integer(rng: random.Random, data: bytearray, at: int, seeds: list[bytes]) -> None:
-    width = rng.choice((1, 2, 4, 8))
-    number = rng.choice((*_INTEGERS, *_LONG)) % 2 ** (8 * width)
-    data[at : at + width] = number.to_bytes(width, rng.choice(("little", "little", "big")))  # type: ignore[arg-type]
-
-
-def _float(rng: random.Random, data: bytearray, at: int, seeds: list[bytes]) -> None:
-    number = rng.choice(_FLOATS)
-    code = rng.choice(("<f", "<d", "<e") if abs(number) < 6e4 or not abs(number) < 1e39 else "fd")
-    raw = struct.pack(code, number)
-    data[at : at + len(raw)] = raw
-
-
-def _text(rng: random.Random, data: bytearray, at: int, seeds: list[bytes]) -> None:
-    if found := _NUMBER.search(data, at) or _NUMBER.search(data):
-        data[found.start() : found.end()] = rng.choice(_TEXTS)
-
-
-_MUTATIONS: tuple[Callable[[random.Random, bytearray, int, list[bytes]], None], ...] = (
-    *(_flip, _flip, _cut, _lengthen, _splice, _move, _integer, _integer, _float, _text),
-)
-
-
-def attack(family: Family, inputs: int, seed: int, seconds: float, keep: Path | None) -> Outcome:
-    """Hands a family its inputs, one after the other, until they or the seconds are spent."""
     for valid in family.seeds:
         if not all(map(_finite, family.read(valid))):
             raise AssertionError(f"{family.name}: a valid input is not finite.")
     # MetaImage writes what it thinks of an input on stderr, past Python.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     gc.collect()
-    outcome, rng, before = Outcome(), random.Random(), _peak()
-    end = time.monotonic() + seconds
-    for number in range(inputs):
+    rng, before, known = random.Random(), _peak(), set()
+    for number in range(int(counts[0]), options.inputs):
         if number % 64 == 0:
             signal.alarm(PATIENCE)
-            if time.monotonic() > end:
+            if time.monotonic() > options.end:
                 break
-        rng.seed(f"{seed}/{family.name}/{number}")
-        data = mutated(rng, family.seeds, family.keep)
-        outcome.inputs += 1
+        data = options.input(family, number, rng)
+        counts[0] += 1
         start = time.process_time()
         try:
             read = list(family.read(data))
         except MedfedError:
-            outcome.refused += 1
+            counts[2] += 1
         except Exception as error:
             kind = _kind(error)
-            if keep is not None and kind not in outcome.crashes:
-                keep.mkdir(parents=True, exist_ok=True)
-                (keep / f"{family.name}-{number}").write_bytes(data)
-            outcome.crashes[kind] += 1
+            if kind not in known:
+                options.save(f"{family.name}-{number}", data)
+            known.add(kind)
+            sender.send(kind)
         else:
-            outcome.accepted += 1
-            outcome.not_finite += not all(map(_finite, read))
+            counts[1] += 1
+            counts[3] += not all(map(_finite, read))
         spent = time.process_time() - start
-        if spent > 1 and keep is not None:
-            (keep / f"{family.name}-{number}-slow").write_bytes(data)
-        outcome.slowest = max(outcome.slowest, spent)
+        if spent > 1:
+            options.save(f"{family.name}-{number}-slow", data)
+        counts[4] = max(counts[4], spent)
+        counts[5] = max(counts[5], _peak() - before)
     signal.alarm(0)
-    outcome.growth = _peak() - before
-    return outcome
+    sender.send(None)
 
 
 def _finite(values: Any) -> bool:
-    if isinstance(values, torch.Tensor):
-        return bool(torch.isfinite(values).all())
-    return bool(np.isfinite(values).all())
+    return bool((torch.isfinite if isinstance(values, torch.Tensor) else np.isfinite)(values).all())
 
 
 def _peak() -> float:
@@ -195,37 +139,45 @@ def _peak() -> float:
 
 
 def _kind(error: Exception) -> str:
-    """The error's type and message, and the last line of the package that it came through."""
+    """The error's type, and the last line of the package that it came through."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "medfed" in f.filename]
     place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "elsewhere"
     return f"{type(error).__name__} at {place}"
 
 
-def _child(sender: Connection, *arguments: Any) -> None:
-    limit = _address_space() + MEMORY
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    sender.send(attack(*arguments))
-
-
-def _address_space() -> int:
+def _child(family: Family, options: Options, counts: Any, sender: Connection) -> None:
     pages = Path("/proc/self/statm").read_text().split()[0]
-    return int(pages) * resource.getpagesize()
+    limit = int(pages) * resource.getpagesize() + MEMORY
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    attack(family, options, counts, sender)
 
 
-def isolated(*arguments: Any) -> Outcome:
-    """Attacks in a process of its own; if that dies, this is its only outcome."""
+def isolated(family: Family, options: Options) -> Outcome:
+    """Attacks in a process of its own; where one dies, another goes on after the last input."""
     context = multiprocessing.get_context("fork")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_child, args=(sender, *arguments))
-    process.start()
-    sender.close()
-    try:
-        found: Outcome = receiver.recv()
-    except EOFError:
+    counts, crashes = context.RawArray("d", 6), Counter[str]()
+    ended = False
+    while not ended:
+        receiver, sender = context.Pipe(duplex=False)
+        began = counts[0]
+        process = context.Process(target=_child, args=(family, options, counts, sender))
+        process.start()
+        sender.close()
+        try:
+            while (kind := receiver.recv()) is not None:
+                crashes[kind] += 1
+            ended = True
+        except EOFError:
+            process.join()
+            if counts[0] == began:
+                raise RuntimeError(f"{family.name} cannot begin; see above.") from None
+            crashes[f"the process died of signal {-(process.exitcode or 0)}"] += 1
+            number = int(counts[0]) - 1
+            data = options.input(family, number, random.Random())
+            options.save(f"{family.name}-{number}-died", data)
         process.join()
-        found = Outcome(1, crashes=Counter({f"the process died ({process.exitcode})": 1}))
-    process.join()
-    return found
+    inputs, accepted, refused, not_finite = map(int, counts[:4])
+    return Outcome(inputs, accepted, refused, not_finite, counts[4], counts[5], crashes)
 
 
 def report(rows: Iterable[tuple[str, Outcome]]) -> int:
@@ -235,8 +187,8 @@ def report(rows: Iterable[tuple[str, Outcome]]) -> int:
     whole = Outcome()
     for name, o in rows:
         _row(name, o)
-        whole.inputs, whole.accepted = whole.inputs + o.inputs, whole.accepted + o.accepted
-        whole.refused, whole.not_finite = whole.refused + o.refused, whole.not_finite + o.not_finite
+        for name_of in ("inputs", "accepted", "refused", "not_finite"):
+            setattr(whole, name_of, getattr(whole, name_of) + getattr(o, name_of))
         whole.slowest = max(whole.slowest, o.slowest)
         whole.growth = max(whole.growth, o.growth)
         whole.crashes.update({f"{name}: {kind}": n for kind, n in o.crashes.items()})
@@ -270,11 +222,16 @@ def main() -> int:
         chosen = [f for f in families(Path(folder)) if fnmatchcase(f.name, options.families)]
         shares = sum(f.share for f in chosen)
 
+        end = time.monotonic()
+
         def rows() -> Iterable[tuple[str, Outcome]]:
+            nonlocal end
             for family in chosen:
                 part = family.share / shares
-                inputs, seconds = math.ceil(options.inputs * part), options.seconds * part
-                yield family.name, isolated(family, inputs, options.seed, seconds, options.keep)
+                end += options.seconds * part  # what one leaves over goes to the next
+                inputs = math.ceil(options.inputs * part)
+                given = Options(inputs, options.seed, end, options.keep)
+                yield family.name, isolated(family, given)
 
         return 1 if report(rows()) else 0
 

@@ -26,8 +26,8 @@ from medfed.datamodules.readers.ct_scan import open_scan
 from medfed.datamodules.readers.medmnist import read_medmnist
 from medfed.datamodules.readers.nifti import load_ras, read_header
 from medfed.datamodules.readers.table import read_csv
-from medfed.delivery.bundle.bundle import METADATA, read_bundle
-from medfed.delivery.bundle.metadata import FORMAT_VERSION
+from medfed.delivery.bundle.bundle import read_bundle
+from medfed.delivery.bundle.metadata import FORMAT_VERSION, METADATA
 from medfed.delivery.bundle.network_descriptions import describe
 from medfed.delivery.bundle.weights import MODEL, fit, load_weights, save_weights
 from medfed.delivery.export.run_record import _read
@@ -109,7 +109,8 @@ def _links() -> Family:
         *({}, {"feedback": True}, {"feedback": False}, {"shift": "auto"}, {"shift": 0.5}),
         *({"zstd": 3}, {"zstd": 3, "shift": "auto"}),
     ]
-    cases, seeds = [], []
+    cases: list[tuple[Channel, EncodedPart, dict[str, Tensor]]] = []
+    seeds = []
     for codec in configured().values():
         for given in options:
             channel = Channel(Link(codec, **given), buffers={"mean"})
@@ -258,9 +259,9 @@ def _tables(folder: Path) -> Iterable[Family]:
     whole, array = io.BytesIO(), io.BytesIO()
     images, labels = np.zeros((4, 3, 3), np.uint8), np.arange(4).reshape(4, 1)
     splits = ("train", "val", "test")
-    np.savez(
-        whole, **{f"{s}_images": images for s in splits}, **{f"{s}_labels": labels for s in splits}
-    )
+    arrays: dict[str, Any] = {f"{s}_images": images for s in splits}
+    arrays |= {f"{s}_labels": labels for s in splits}
+    np.savez(whole, **arrays)
     np.save(array, images)
     path = folder / "images.npz"
 

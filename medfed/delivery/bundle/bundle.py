@@ -156,7 +156,7 @@ def _read_metadata(folder: Path) -> dict[str, Any]:
         metadata: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         raise CheckpointError(f"{folder} is no bundle (it has no {METADATA}).") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read ({error}); copy the bundle again.") from error
     facts = metadata.get("medfed") if isinstance(metadata, dict) else None
     if not isinstance(facts, dict):
