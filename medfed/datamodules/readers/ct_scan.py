@@ -203,16 +203,16 @@ def open_scan(header: Path) -> Scan:
         reader.ReadImageInformation()
         if reader.GetDimension() != 3 or reader.GetNumberOfComponents() != 1:
             raise DataError(
-                f"{header} has {reader.GetDimension()} dimensions and {reader.GetNumberOfComponents()} "
-                "values per voxel; a CT scan has 3 and 1: leave the file out."
+                f"{header} has {reader.GetDimension()} dimensions and "
+                f"{reader.GetNumberOfComponents()} values per voxel; a CT scan has 3 and 1: leave "
+                "the file out."
             )
         stencil = sitk.Image(1, 1, 1, sitk.sitkInt16)
         stencil.SetOrigin(reader.GetOrigin())
         stencil.SetSpacing(reader.GetSpacing())
         stencil.SetDirection(reader.GetDirection())
-        letters = sitk.DICOMOrientImageFilter.GetOrientationFromDirectionCosines(
-            reader.GetDirection()
-        )
+        oriented = sitk.DICOMOrientImageFilter.GetOrientationFromDirectionCosines
+        letters = oriented(reader.GetDirection())
     except RuntimeError as error:  # no orientation or spacing that a scan can have
         raise _unreadable(header, error) from error
     x, y, z = ([_PATIENT_AXES[letter] for letter in letters].index(p) for p in range(3))
