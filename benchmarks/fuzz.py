@@ -214,12 +214,14 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=300, help="after which no input is begun")
     parser.add_argument("--families", default="*", help="pattern of their names")
+    parser.add_argument("--messages", action="store_true", help="only what travels, no files")
     parser.add_argument("--keep", type=Path, help="folder for an input of each kind of crash")
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory() as folder:
-        chosen = [f for f in families(Path(folder)) if fnmatchcase(f.name, options.families)]
+        found = families(Path(folder), not options.messages)
+        chosen = [f for f in found if fnmatchcase(f.name, options.families)]
         shares = sum(f.share for f in chosen)
 
         end = time.monotonic()

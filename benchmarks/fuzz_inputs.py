@@ -20,17 +20,6 @@ from torch import Tensor
 
 from medfed.common.files import sha256
 from medfed.config.compose import CONFIG_DIR, build, load
-from medfed.datamodules.cache.arrays import map_array
-from medfed.datamodules.partitions.saved import read_partition
-from medfed.datamodules.readers.ct_scan import open_scan
-from medfed.datamodules.readers.medmnist import read_medmnist
-from medfed.datamodules.readers.nifti import load_ras, read_header
-from medfed.datamodules.readers.table import read_csv
-from medfed.delivery.bundle.bundle import read_bundle
-from medfed.delivery.bundle.metadata import FORMAT_VERSION, METADATA
-from medfed.delivery.bundle.network_descriptions import describe
-from medfed.delivery.bundle.weights import MODEL, fit, load_weights, save_weights
-from medfed.delivery.export.run_record import _read
 from medfed.federation.wire.channel import Channel
 from medfed.federation.wire.codecs.base import HEADER_BYTES, Codec
 from medfed.federation.wire.ledger import Entry, Ledger
@@ -38,7 +27,6 @@ from medfed.federation.wire.link import Link
 from medfed.federation.wire.message import KINDS, Message
 from medfed.federation.wire.packet import EncodedPart, Packet
 from medfed.federation.wire.zstd import compress, decompress
-from medfed.run.assembly import build_task
 
 Read = Iterable[Tensor | np.ndarray[Any, Any]]
 
@@ -62,11 +50,13 @@ class Family:
     share: int = 10
 
 
-def families(folder: Path) -> list[Family]:
-    """Returns all families; files are made in ``folder``."""
+def families(folder: Path, files: bool = True) -> list[Family]:
+    """Returns all families, or those of messages; files are made in ``folder``."""
     logging.getLogger("nibabel").setLevel(logging.CRITICAL + 1)
     torch.manual_seed(0)
     messages = [*_codecs(), _links(), _packets(), *_texts()]
+    if not files:
+        return messages
     return [*messages, *_bundles(folder), *_images(folder), *_tables(folder)]
 
 
@@ -192,6 +182,13 @@ def _member(path: Path, archive: bytes, name: str, read: Callable[[Path], Read])
 
 
 def _bundles(folder: Path) -> Iterable[Family]:
+    from medfed.delivery.bundle.bundle import read_bundle
+    from medfed.delivery.bundle.metadata import FORMAT_VERSION, METADATA
+    from medfed.delivery.bundle.network_descriptions import describe
+    from medfed.delivery.bundle.weights import MODEL, fit, load_weights, save_weights
+    from medfed.delivery.export.run_record import _read
+    from medfed.run.assembly import build_task
+
     config = load(["model=logistic", "in_channels=4", "out_channels=2", "spatial_dims=0"])
     weights = build_task(config).network.state_dict()
     book = {n: fit(t, 2) for n, t in weights.items() if t.ndim > 1}
@@ -232,6 +229,9 @@ def _images(folder: Path) -> Iterable[Family]:
     import nibabel
     import SimpleITK as sitk
 
+    from medfed.datamodules.readers.ct_scan import open_scan
+    from medfed.datamodules.readers.nifti import load_ras, read_header
+
     voxels = np.arange(60, dtype=np.int16).reshape(3, 4, 5)
     kinds = (nibabel.Nifti1Image, nibabel.Nifti2Image)
     volumes = [kind(v, np.eye(4)).to_bytes() for kind in kinds for v in (voxels, voxels / 7)]
@@ -256,6 +256,11 @@ def _images(folder: Path) -> Iterable[Family]:
 
 
 def _tables(folder: Path) -> Iterable[Family]:
+    from medfed.datamodules.cache.arrays import map_array
+    from medfed.datamodules.partitions.saved import read_partition
+    from medfed.datamodules.readers.medmnist import read_medmnist
+    from medfed.datamodules.readers.table import read_csv
+
     whole, array = io.BytesIO(), io.BytesIO()
     images, labels = np.zeros((4, 3, 3), np.uint8), np.arange(4).reshape(4, 1)
     splits = ("train", "val", "test")

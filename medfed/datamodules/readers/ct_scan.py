@@ -262,7 +262,7 @@ def storage_of(header: Path) -> Storage:
     if not plain:
         return Storage(file, plain=False)
     sizes = fields.get("DimSize", "x").split()
-    wanted = 2 * math.prod(map(int, sizes)) if all(map(str.isdecimal, sizes)) else 0
+    wanted = 2 * math.prod(int(n) if n.isdecimal() and len(n) < 10 else 0 for n in sizes)
     if not found == wanted > 0:
         raise DataError(
             f"{file} has {found} bytes, but {header.name} says {wanted}; copy it again or leave "
