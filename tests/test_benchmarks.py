@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
         ("bundle_sizes.py --networks unet --bits 2", "seconds of k-means"),
         ("onnx_latency.py --networks unet --blocks 2 --runs 1", "ratio of packed to fp32"),
         ("kill.py --kills 1 --kinds prepare", "left over"),
+        ("fuzz.py --inputs 300 --messages", "links with memory"),
         ("house.py --repeats 0", "modules that one neighbour reads"),
         ("quantization.py --largest 3 --blocks 1 --batch-size 2 --networks U-Net", "step_centers"),
     ],

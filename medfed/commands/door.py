@@ -21,6 +21,7 @@ from medfed.commands.help import print_help
 from medfed.common.console import without_remarks
 from medfed.common.errors import (
     CheckpointError,
+    CodecError,
     ConfigError,
     DataError,
     MedfedError,
@@ -203,7 +204,7 @@ def one_sentence(folder: Path | None = None) -> Iterator[None]:
         if not isinstance(error, MedfedError):
             what = f"unexpected {type(error).__name__}: {first_line(error)}"
             print(f"error: {visible(what)}; {_logged(error, folder)}", file=sys.stderr)
-        elif first or not isinstance(error, NonFiniteError | CheckpointError):
+        elif first or not isinstance(error, NonFiniteError | CodecError | CheckpointError):
             print(f"error: {visible(str(error))}", file=sys.stderr)
         sys.exit(1)
 

@@ -26,6 +26,10 @@ class NonFiniteError(MedfedError, ArithmeticError):
     """A loss or a reply with NaN or infinity; the round it occurred in is not kept."""
 
 
+class CodecError(MedfedError, ValueError):
+    """Bytes of a message that nobody here wrote, that are cut short or decode to no number."""
+
+
 class CheckpointError(MedfedError):
     """A checkpoint or run folder that is torn, foreign or belongs to another configuration."""
 

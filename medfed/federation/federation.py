@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from medfed.common.errors import NonFiniteError
+from medfed.common.errors import CodecError, NonFiniteError
 from medfed.common.tensors import State, Tensors, digest, map_state
 from medfed.federation.algorithm import (
     Algorithm,
@@ -23,6 +23,7 @@ from medfed.federation.algorithm import (
 from medfed.federation.cohort import Cohort
 from medfed.federation.local_client import LocalClient
 from medfed.federation.wire.channel import Channel, Memory, Place
+from medfed.federation.wire.codecs.base import MAX_UNCHECKED
 from medfed.federation.wire.ledger import Direction, Entry, Ledger
 from medfed.federation.wire.message import Message
 from medfed.federation.wire.packet import Packet
@@ -94,6 +95,12 @@ class Federation:
     def members(self, round: int) -> tuple[str, ...]:
         """Returns the cohort of a round."""
         return self.cohort.of(self.ids, self.seed, round)
+
+    @property
+    def most_elements(self) -> int:
+        """More than any reply holds: many models, or what few bytes may claim anyway."""
+        sizes = (sum(map(Tensor.numel, c.weights.values())) for c in self.clients.values())
+        return max(MAX_UNCHECKED, 64 * max(sizes, default=0))
 
     def open(self, round: int) -> Round:
         """Starts a round."""
@@ -284,9 +291,9 @@ def naming(client: str, round: int, phase: str) -> Iterator[None]:
     """Names client, round and phase in whatever error its body raises."""
     try:
         yield
-    except NonFiniteError as error:
+    except (NonFiniteError, CodecError) as error:
         where = f"Client {client}, round {round + 1}, phase {phase}"
-        raise NonFiniteError(f"{where}: {error}.") from error
+        raise type(error)(f"{where}: {str(error).rstrip('.')}.") from error
     except Exception as error:
         error.add_note(f"(client {client}, round {round + 1}, phase {phase})")
         raise

@@ -31,7 +31,7 @@ def map_array(path: Path, whole: bool = False) -> NDArray[Any]:
     """
     try:
         mapped = np.load(path, mmap_mode=None if whole else "r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+    except Exception as error:  # whatever NumPy raises on bad bytes, its tokenizer's errors too
         raise DataError(f"{path} cannot be read ({error}); prepare the data again.") from error
     return np.asarray(mapped)  # without the memmap class, whose indexing is slow
 

@@ -136,7 +136,7 @@ def read_partition(path: Path) -> dict[str, Any]:
             f"{path} cannot be read ({error.strerror}); set partition.file to the splits.json of a "
             "run."
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is no JSON file ({error}); take a run's splits.json.") from error
     clients = content.get("clients") if isinstance(content, dict) else None
     if not isinstance(clients, dict) or not clients:

@@ -9,7 +9,9 @@ Nothing is resampled: axes oblique to the patient's are taken for the nearest on
 
 from __future__ import annotations
 
+import math
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -194,24 +196,25 @@ def open_scan(header: Path) -> Scan:
     """
     import SimpleITK as sitk
 
-    storage = storage_of(header)
-    reader = sitk.ImageFileReader()
+    storage, reader = storage_of(header), sitk.ImageFileReader()
     reader.SetFileName(str(header))
     reader.SetImageIO("MetaImageIO")
     try:
         reader.ReadImageInformation()
-    except RuntimeError as error:
+        if reader.GetDimension() != 3 or reader.GetNumberOfComponents() != 1:
+            raise DataError(
+                f"{header} has {reader.GetDimension()} dimensions and "
+                f"{reader.GetNumberOfComponents()} values per voxel; a CT scan has 3 and 1: leave "
+                "the file out."
+            )
+        stencil = sitk.Image(1, 1, 1, sitk.sitkInt16)
+        stencil.SetOrigin(reader.GetOrigin())
+        stencil.SetSpacing(reader.GetSpacing())
+        stencil.SetDirection(reader.GetDirection())
+        oriented = sitk.DICOMOrientImageFilter.GetOrientationFromDirectionCosines
+        letters = oriented(reader.GetDirection())
+    except RuntimeError as error:  # no orientation or spacing that a scan can have
         raise _unreadable(header, error) from error
-    if reader.GetDimension() != 3 or reader.GetNumberOfComponents() != 1:
-        raise DataError(
-            f"{header} has {reader.GetDimension()} dimensions and {reader.GetNumberOfComponents()} "
-            "values per voxel; a CT scan has 3 and 1: leave the file out."
-        )
-    stencil = sitk.Image(1, 1, 1, sitk.sitkInt16)
-    stencil.SetOrigin(reader.GetOrigin())
-    stencil.SetSpacing(reader.GetSpacing())
-    stencil.SetDirection(reader.GetDirection())
-    letters = sitk.DICOMOrientImageFilter.GetOrientationFromDirectionCosines(reader.GetDirection())
     x, y, z = ([_PATIENT_AXES[letter] for letter in letters].index(p) for p in range(3))
     return Scan(
         header=header,
@@ -245,7 +248,7 @@ def storage_of(header: Path) -> Storage:
     file = header.parent / name
     try:
         found = file.stat().st_size
-    except OSError:
+    except (OSError, ValueError):
         raise DataError(
             f"{file} is missing, but {header.name} names it; copy it there or leave the scan out."
         ) from None
@@ -258,8 +261,9 @@ def storage_of(header: Path) -> Storage:
     )
     if not plain:
         return Storage(file, plain=False)
-    wanted = 2 * int(np.prod([int(n) for n in fields["DimSize"].split()]))
-    if found != wanted:
+    sizes = fields.get("DimSize", "x").split()
+    wanted = 2 * math.prod(int(n) if n.isdecimal() and len(n) < 10 else 0 for n in sizes)
+    if not found == wanted > 0:
         raise DataError(
             f"{file} has {found} bytes, but {header.name} says {wanted}; copy it again or leave "
             "the scan out."
@@ -275,6 +279,9 @@ def _fields(header: Path) -> dict[str, str]:
             text = file.read(_HEADER_BYTES).decode("latin-1")
     except OSError as error:
         raise _unreadable(header, error) from error
+    counts = re.findall(r"NDims\s*[=:]?[ \t]*(\S*)", text)
+    if not set(counts) <= set("1234"):  # ITK ends the whole process where it is -1
+        raise _unreadable(header, ValueError(f"NDims = {', '.join(counts):.40}"))
     fields: dict[str, str] = {}
     for line in text.splitlines():
         key, equals, value = line.partition("=")

@@ -8,14 +8,13 @@ Source: J. Yang et al., "MedMNIST v2", Scientific Data 10:41, 2023. A file holds
 from __future__ import annotations
 
 import zipfile
-import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from medfed.common.errors import DataError, first_line
+from medfed.common.errors import DataError, MedfedError, first_line
 from medfed.datamodules.readers.base import given_path
 from medfed.datamodules.readers.samples import ImageSet, Samples, channel_names, check_classes
 from medfed.datamodules.splits import SPLITS, Split
@@ -24,7 +23,7 @@ Bytes = NDArray[np.uint8]
 Labels = NDArray[np.int64]
 Arrays = Mapping[str, Bytes]
 NPZ = "{train,val,test}_images and {train,val,test}_labels of the MedMNIST convention"
-BROKEN = (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error)
+MOST_CLASSES = 2**16
 
 
 def read_medmnist(path: Path | None, classes: Sequence[str] | None = None) -> ImageSet:
@@ -52,7 +51,9 @@ def read_medmnist(path: Path | None, classes: Sequence[str] | None = None) -> Im
             return _image_set(path, arrays, classes)
     except FileNotFoundError:
         raise DataError(f"{path} does not exist; set data.path to a .npz file.") from None
-    except BROKEN as error:
+    except MedfedError:
+        raise
+    except Exception as error:  # whatever zipfile, zlib or NumPy's tokenizer raise on bad bytes
         why = first_line(error)
         raise DataError(f"{path} cannot be read as .npz ({why}); write it again.") from error
 
@@ -99,6 +100,10 @@ def _labels(path: Path, split: str, values: Bytes) -> Labels:
 
 def _class_names(path: Path, labels: Labels, classes: Sequence[str] | None) -> tuple[str, ...]:
     count = int(labels.max(initial=-1)) + 1
+    if count > MOST_CLASSES:
+        raise DataError(
+            f"{path} has the label {count - 1}; at most {MOST_CLASSES} classes are read."
+        )
     if classes is not None and len(classes) < count:
         raise DataError(
             f"{path} has labels up to {count - 1}, but data.reader.classes names {len(classes)} "

@@ -7,6 +7,7 @@ transforms spend half of their time on tensors that carry metadata along.
 from __future__ import annotations
 
 import gzip
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -38,22 +39,28 @@ def load_ras(path: Path, channels: Sequence[int] | None = None) -> Tensor:
 
     image = _opened(path)
     try:
+        held = path.stat().st_size
         if path.suffix == ".gz":
-            image = type(image).from_bytes(gzip.decompress(path.read_bytes()))
+            unpacked = gzip.decompress(path.read_bytes())
+            image, held = type(image).from_bytes(unpacked), len(unpacked)
+        # nibabel would make room for whatever the header announces.
+        wanted = math.prod(map(int, image.shape)) * image.get_data_dtype().itemsize
+        if not 0 < wanted <= held:
+            raise ValueError(f"{wanted} bytes of voxels are announced, {held} are there")
         array = np.asanyarray(as_closest_canonical(image).dataobj)
     except Exception as error:  # whatever a library raises on bad bytes
         raise _corrupt(path, error) from error
     if array.ndim not in (3, 4):
         raise DataError(f"{path} has shape {array.shape}; a volume has three axes, or four.")
     array = array.reshape(*array.shape[:3], -1)
-    wanted = range(array.shape[3]) if channels is None else channels
-    if max(wanted) >= array.shape[3]:
+    taken = range(array.shape[3]) if channels is None else channels
+    if max(taken) >= array.shape[3]:
         raise DataError(
-            f"{path} has {array.shape[3]} channels, but {max(wanted) + 1} are needed; mend the "
+            f"{path} has {array.shape[3]} channels, but {max(taken) + 1} are needed; mend the "
             "file or name the channels as they are."
         )
-    loaded = np.empty((len(wanted), *array.shape[:3]), dtype=np.float32)
-    for target, channel in zip(loaded, wanted, strict=True):
+    loaded = np.empty((len(taken), *array.shape[:3]), dtype=np.float32)
+    for target, channel in zip(loaded, taken, strict=True):
         target[:] = array[..., channel]
     return torch.from_numpy(loaded)
 

@@ -182,7 +182,7 @@ def _read_metadata(folder: Path) -> dict[str, Any]:
         metadata: dict[str, Any] = read_strict_json(path)
     except (FileNotFoundError, NotADirectoryError):
         raise CheckpointError(f"{folder} is no bundle (it has no {METADATA}).") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read ({error}); copy the bundle again.") from error
     facts = metadata.get("medfed") if isinstance(metadata, dict) else None
     if not isinstance(facts, dict):

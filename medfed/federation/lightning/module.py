@@ -13,7 +13,7 @@ import torch
 from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor, nn
 
-from medfed.common.errors import CheckpointError, NonFiniteError
+from medfed.common.errors import CheckpointError, CodecError, NonFiniteError
 from medfed.common.tensors import to_device
 from medfed.federation.budget import Passes
 from medfed.federation.client import Batch
@@ -130,7 +130,7 @@ class FederatedModule(pl.LightningModule):
         if current is not None and batch.client is not None and batch.client in current.recipients:
             try:
                 self.packets[batch.client] = current.fit(batch.client)
-            except NonFiniteError as error:
+            except (NonFiniteError, CodecError) as error:
                 if world_size() == 1:
                     raise
                 # The other ranks wait for replies: they hear of it where the phase closes.
@@ -164,6 +164,7 @@ class FederatedModule(pl.LightningModule):
 
         Raises:
             NonFiniteError: On every rank, if a client of any rank failed.
+            CodecError: If a reply cannot be read.
         """
         assert self.open_round is not None
         if world_size() > 1:
@@ -173,8 +174,10 @@ class FederatedModule(pl.LightningModule):
             for client in self.open_round.recipients:
                 if failure := gathered.get(f"failure/{client}"):
                     raise NonFiniteError(failure.decode())
+            most = self.federation.most_elements
             self.packets = {
-                c: Packet.from_bytes(gathered[f"reply/{c}"]) for c in self.open_round.recipients
+                c: Packet.from_bytes(gathered[f"reply/{c}"], most)
+                for c in self.open_round.recipients
             }
         is_open = self.open_round.exchange(self.packets)
         self.packets = {}

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from medfed.common.errors import MedfedError, NonFiniteError
+from medfed.common.errors import CodecError, ConfigError, NonFiniteError
 from medfed.common.seeding import derive_seed
 from medfed.common.tensors import Layout, Tensors, first_non_finite, flatten, layout_of
 from medfed.federation.wire.codecs.base import Codec
@@ -114,9 +114,16 @@ class Channel:
         Raises:
             NonFiniteError: If a tensor or scalar holds NaN or infinity, or numbers that a lossy
                 codec cannot hold; it is named.
+            CodecError: If a tensor is of whole numbers.
         """
         parts, after = {}, dict(memory or {})
         for part, tensors in message.parts.items():
+            for name, tensor in tensors.items():
+                if not tensor.is_floating_point():
+                    raise CodecError(
+                        f"{part}/{name} is {tensor.dtype}; only real floating-point tensors "
+                        "travel: convert it"
+                    )
             kind, link = message.kind(part), self._link(direction, message.phase, part)
             key = memory_key(link, part, kind, layout_of(tensors))
             sent = self._sent(part, tensors, kind, link, direction, place, after.get(key))
@@ -142,7 +149,8 @@ class Channel:
             The message, and what the receiver remembers from now on.
 
         Raises:
-            CodecError: If bytes are foreign or truncated.
+            CodecError: If bytes are foreign or truncated, or decode to NaN or infinity, also
+                together with what is remembered; part and codec are named.
         """
         parts, after = {}, dict(memory or {})
         for part, encoded in packet.parts.items():
@@ -188,10 +196,12 @@ class Channel:
             rng = np.random.default_rng(draw)
         try:
             encoded, after = encode_part(tensors, kind, link, self.buffers, before, rng, flat)
-        except MedfedError:
+        except (ConfigError, NonFiniteError):
             raise
         except ValueError as error:  # finite, but beyond what fp32 or a sum can hold
-            raise NonFiniteError(f"{part} cannot be coded: {str(error).rstrip('.')}") from error
+            raise NonFiniteError(
+                f"{part} cannot be coded by {link.codec}: {str(error).rstrip('.')}"
+            ) from error
         sent = _Sent(tensors, kind, before, draw, encoded, after)
         if direction == "down":
             self._encoded[part] = [*known, sent]
@@ -208,7 +218,11 @@ class Channel:
         memo = self._decoded.get(part)
         if memo is not None and memo[0] is encoded:
             return memo[1], encoded.received.memory if encoded.received else None
-        tensors, after = decode_part(encoded, link, self.buffers, before, self.device)
+        try:
+            tensors, after = decode_part(encoded, link, self.buffers, before, self.device)
+        except CodecError as error:
+            why = str(error).rstrip(".")
+            raise CodecError(f"{part} cannot be decoded by {link.codec}: {why}") from error
         if direction == "down":
             self._decoded[part] = (encoded, tensors)
         return tensors, after

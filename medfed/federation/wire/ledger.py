@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
-from medfed.common.files import csv_records, csv_text
+from medfed.common.errors import CodecError, first_line
+from medfed.common.files import csv_text, original
 
 Direction = Literal["up", "down"]
 
@@ -32,6 +33,23 @@ class Entry(NamedTuple):
     part: str
     bytes: int
     dense: int
+
+
+def _entry(cells: list[str]) -> Entry:
+    if len(cells) != len(Entry._fields):
+        raise ValueError(f"it has {len(cells)} cells")
+    row = Entry(*cells)  # type: ignore[arg-type]
+    number, size, dense = (_whole(cell) for cell in (row.round, row.bytes, row.dense))
+    if row.direction not in ("up", "down") or number < -1 or size < 0 or dense < 0:
+        raise ValueError("a direction is neither up nor down, or a number is negative")
+    return row._replace(round=number, bytes=size, dense=dense)
+
+
+def _whole(cell: object) -> int:
+    # As to_csv writes it: int() would also take "1_0", " 7" and the digits of other scripts.
+    if str(int(text := str(cell))) != text or abs(int(text)) >= 2**63:
+        raise ValueError(f"{text[:40]!r} is no number of this kind")
+    return int(text)
 
 
 class Ledger:
@@ -88,14 +106,24 @@ class Ledger:
     def from_csv(cls, text: str) -> Ledger:
         """Reads what :meth:`to_csv` wrote.
 
+        Raises:
+            CodecError: If it is another table, or a cell holds no such number or direction.
+
         Example:
             >>> ledger = Ledger([Entry(0, "fit", "a", "up", "shared", 20, 80)])
             >>> Ledger.from_csv(ledger.to_csv()).entries == ledger.entries
             True
         """
-        rows = csv_records(io.StringIO(text, newline=""))
-        whole = ("round", "bytes", "dense")
-        return cls(Entry(**{k: int(v) if k in whole else v for k, v in r.items()}) for r in rows)  # type: ignore[arg-type]
+        rows = csv.reader(io.StringIO(text, newline=""), strict=True)
+        try:
+            if (header := next(rows, [])) != list(Entry._fields):
+                raise ValueError(f"its columns are {', '.join(header)[:80]}")
+            return cls(_entry([original(cell) for cell in row]) for row in rows)
+        except (ValueError, csv.Error) as error:
+            raise CodecError(
+                f"Line {rows.line_num} of a ledger is none ({first_line(error)}); its columns are "
+                f"{', '.join(Entry._fields)}."
+            ) from error
 
     def state_dict(self) -> dict[str, list[Any]]:
         """Returns the entries by column, loadable with ``weights_only=True``."""

@@ -23,6 +23,7 @@ An unbiased codec may well lengthen a vector: E||C(v)||^2 = (1 + omega) ||v||^2.
 to a reference, such errors would grow without bound once omega > 1. There C(v) is scaled by the
 number a = <v, C(v)> / ||C(v)||^2 that brings it closest to v, which makes any codec a contraction;
 a estimates 1 / (1 + omega) and travels in 4 bytes. ``shift=auto`` takes the same number as step.
+It is kept within +-1024, and refused by a receiver beyond: CER can make C(v) as small as one likes.
 """
 
 from __future__ import annotations
@@ -36,15 +37,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from medfed.common.errors import ConfigError
+from medfed.common.errors import CodecError, ConfigError
 from medfed.common.tensors import Layout, numel
-from medfed.federation.wire.codecs.base import Codec, CodecError
+from medfed.federation.wire.codecs.base import Codec, all_finite
 from medfed.federation.wire.codecs.dense import Dense
 from medfed.federation.wire.message import Kind
 from medfed.federation.wire.zstd import LEVELS, library
 
 Mode = Literal["plain", "residual", "reference", "shift"]
 _FACTOR = struct.Struct("<f")
+_LARGEST_FACTOR = 1024.0
 _DENSE = Dense()
 
 
@@ -176,6 +178,9 @@ class Link:
             kind: Weights or an update.
             memory: What the sender remembers, ``(d,)``; ``None`` before the first transfer.
             rng: Source of the codec's random choices.
+
+        Raises:
+            ValueError: If a number leaves its type's range, be it remembered or received.
         """
         mode, flat = self.mode(kind), flat.to(working_dtype(layout))
         if mode == "plain":
@@ -194,7 +199,9 @@ class Link:
             factor = closest_factor(vector, decoded)
             data = _FACTOR.pack(factor) + data
         received = self._advance(mode, memory, decoded, factor)
-        kept = vector.sub_(received.values) if mode == "residual" else received.memory
+        kept = received.memory
+        if mode == "residual":
+            kept = _checked(vector.sub_(received.values), "The residual")
         return Coded(data, received, kept)
 
     def decode(
@@ -210,7 +217,7 @@ class Link:
             device: Where the result is put.
 
         Raises:
-            CodecError: If the bytes are foreign, truncated or of another length.
+            CodecError: If the bytes are foreign, truncated, of another length or not finite.
         """
         mode, length = self.mode(kind), numel(layout)
         if mode == "plain":
@@ -224,6 +231,8 @@ class Link:
             if len(data) < _FACTOR.size:
                 raise CodecError(f"{len(data)} bytes are too few to hold a factor.")
             (factor,) = _FACTOR.unpack_from(data)
+            if not abs(factor) <= _LARGEST_FACTOR:
+                raise CodecError(f"A factor of {factor:g} is none that is sent.")
             data = data[_FACTOR.size :]
         decoded = self.codec.decode(data, length).to(device, dtype)
         return self._advance(mode, memory, decoded, factor)
@@ -242,14 +251,23 @@ class Link:
     ) -> Received:
         """What is received and remembered after C(v): the same arithmetic at both ends."""
         if mode == "residual":
-            return Received(decoded if factor == 1 else decoded.mul_(factor), None)
+            # A codec returns finite numbers only; what is done with them may overflow.
+            values = decoded if factor == 1 else _checked(decoded.mul_(factor), "A scaled message")
+            return Received(values, None)
         if memory is None:
             memory = torch.zeros_like(decoded)
         if mode == "reference":
-            values = memory.add(decoded, alpha=factor)
+            values = _checked(memory.add(decoded, alpha=factor), "A reference and its difference")
             return Received(values, values)
+        values = _checked(memory + decoded, "A shift and its message")
         step = factor if self.shift == "auto" else float(self.shift or 0)
-        return Received(memory + decoded, memory.add(decoded, alpha=step))
+        return Received(values, _checked(memory.add(decoded, alpha=step), "The next shift"))
+
+
+def _checked(values: Tensor, what: str) -> Tensor:
+    if not all_finite(values):
+        raise CodecError(f"{what} would hold NaN or infinity.")
+    return values
 
 
 def working_dtype(layout: Layout) -> torch.dtype:
@@ -264,11 +282,9 @@ def working_dtype(layout: Layout) -> torch.dtype:
 
 
 def closest_factor(vector: Tensor, decoded: Tensor) -> float:
-    """Returns a = <v, c> / ||c||^2, which minimises ||v - a c||, as a float32 number.
+    """Returns a = <v, c> / ||c||^2, which minimises ||v - a c|| of (d,) vectors, as float32.
 
-    Args:
-        vector: v, of shape (d,).
-        decoded: c, of shape (d,).
+    It is cut off at 1024 in magnitude: any a between 0 and the best brings c closer to v than 0.
 
     Example:
         >>> closest_factor(torch.tensor([1.0, 1.0]), torch.tensor([4.0, 0.0]))
@@ -278,4 +294,5 @@ def closest_factor(vector: Tensor, decoded: Tensor) -> float:
     """
     v, c = vector.double(), decoded.double()
     energy = float(c.dot(c))
-    return float(np.float32(float(v.dot(c)) / energy)) if energy > 0 else 0.0
+    factor = float(v.dot(c)) / energy if energy > 0 else 0.0
+    return float(np.float32(min(max(factor, -_LARGEST_FACTOR), _LARGEST_FACTOR)))

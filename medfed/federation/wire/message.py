@@ -9,7 +9,7 @@ from typing import Literal
 from medfed.common.tensors import Tensors
 
 Kind = Literal["state", "update"]
-KINDS = ("state", "update")
+KINDS: tuple[Kind, ...] = ("state", "update")
 
 
 @dataclass(frozen=True)

@@ -6,21 +6,28 @@ Behind what the codec gets of a part stands what always travels dense.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from medfed.common.errors import CodecError, first_line
 from medfed.common.tensors import Layout, Tensors, cut, flatten, layout_of, numel, select
-from medfed.federation.wire.codecs.base import HEADER_BYTES, CodecError
+from medfed.federation.wire.codecs.base import HEADER_BYTES, MAX_UNCHECKED, Payload, all_finite
 from medfed.federation.wire.codecs.dense import Dense
 from medfed.federation.wire.link import Link, Received
-from medfed.federation.wire.message import Kind
+from medfed.federation.wire.message import KINDS, Kind
 from medfed.federation.wire.zstd import compress, decompress
 
 _DENSE = Dense()
+_Described = tuple[str, Kind, Layout, int]
+_MOST_AXES = 32
+FLOATS = ("float32", "float64", "float16", "bfloat16")
+"""The types of tensors that travel: codecs, which compute in fractions, would not keep others."""
 
 
 @dataclass(frozen=True)
@@ -75,16 +82,93 @@ class Packet:
         return b"".join((len(text).to_bytes(8, "little"), text, *payload))
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Packet:
-        """Reads what :meth:`to_bytes` wrote."""
-        start = 8 + int.from_bytes(data[:8], "little")
-        head = json.loads(data[8:start])
-        parts = {}
-        for part, kind, layout, size in head["parts"]:
-            rows = tuple((name, tuple(shape), dtype) for name, shape, dtype in layout)
-            parts[part] = EncodedPart(kind, data[start : start + size], rows)
-            start += size
-        return cls(head["phase"], head["scalars"], parts)
+    def from_bytes(cls, data: bytes, most: int = MAX_UNCHECKED) -> Packet:
+        """Reads what :meth:`to_bytes` wrote, and trusts nothing in it.
+
+        Args:
+            data: The bytes.
+            most: The most elements that the receiver would take, all parts together; bytes that
+                could hold a bit of each may state more.
+
+        Raises:
+            CodecError: If the bytes are foreign, torn or too many, or state what no packet has.
+        """
+        payload = Payload(memoryview(data))
+        (size,) = payload.numbers("<Q")
+        phase, scalars, described = _read_head(payload.take(size))
+        parts: dict[str, EncodedPart] = {}
+        for part, kind, layout, length in described:
+            if part in parts:
+                raise CodecError(f"The packet holds the part {part} twice.")
+            parts[part] = EncodedPart(kind, bytes(payload.take(length)), layout)
+        payload.finish()
+        elements = sum(numel(encoded.layout) for encoded in parts.values())
+        if elements > max(most, 8 * len(data)):
+            raise CodecError(f"{len(data)} bytes claim {elements} elements, which is too many.")
+        return cls(phase, scalars, parts)
+
+
+def _read_head(text: memoryview) -> tuple[str, dict[str, float], list[_Described]]:
+    """Returns the phase, the scalars, and of each part its name, kind, layout and length.
+
+    Raises:
+        CodecError: If it is no JSON, or anything in it is not what a sender writes.
+    """
+    try:
+        head = json.loads(bytes(text))
+        if set(head) != {"phase", "scalars", "parts"}:
+            raise ValueError(f"it has the keys {sorted(head)}")
+        scalars = {_name(n): _number(value) for n, value in head["scalars"].items()}
+        described = [
+            (_name(part), _kind(kind), _layout(rows), _whole(length))
+            for part, kind, rows, length in head["parts"]
+        ]
+        return _name(head["phase"]), scalars, described
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise CodecError(f"The head of a packet cannot be read ({first_line(error)}).") from error
+
+
+def _layout(rows: list[list[Any]]) -> Layout:
+    layout = tuple(
+        (_name(name), tuple(map(_whole, shape)), _dtype(dtype)) for name, shape, dtype in rows
+    )
+    if len({name for name, _, _ in layout}) < len(layout):
+        raise ValueError("two tensors of a part have one name")
+    if any(len(shape) > _MOST_AXES for _, shape, _ in layout):
+        raise ValueError(f"a tensor has more than {_MOST_AXES} axes")
+    return layout
+
+
+def _name(value: object) -> str:
+    # Names end up in tables and sentences: no line breaks, nothing that UTF-8 cannot hold.
+    if not isinstance(value, str) or not value.isprintable():
+        raise ValueError(f"{value!r:.40} is no name")
+    return value
+
+
+def _number(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{value!r:.40} is no finite number")
+    return value
+
+
+def _whole(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**48:
+        raise ValueError(f"{value!r:.40} is no size")
+    return value
+
+
+def _kind(value: object) -> Kind:
+    for kind in KINDS:
+        if kind == value:
+            return kind
+    raise ValueError(f"{value!r:.40} is none of {', '.join(KINDS)}")
+
+
+def _dtype(value: object) -> str:
+    if value not in FLOATS:
+        raise ValueError(f"{value!r:.40} is none of {', '.join(FLOATS)}")
+    return str(value)
 
 
 def dense_bytes(layout: Layout) -> int:
@@ -159,14 +243,15 @@ def decode_part(
         The tensors by name, and what the receiver remembers from now on.
 
     Raises:
-        CodecError: If the bytes are foreign, truncated or of another length.
+        CodecError: If the bytes are foreign, truncated or of another length, or hold numbers that
+            are not finite in the type of their tensor.
     """
     device = device or torch.device("cpu")
     coded, dense = sections(encoded.layout, link, buffers)
     least = dense_bytes(dense) if dense else 0
     data = encoded.data
     if link.zstd is not None:
-        data = decompress(data, limit=1024 + 32 * numel(encoded.layout))
+        data = decompress(data, limit=1024 + 16 * numel(encoded.layout))
     if len(data) < least:
         raise CodecError(f"{len(data)} bytes are too few for {least} bytes of buffers.")
     end, tensors, after = len(data) - least, {}, None
@@ -174,9 +259,9 @@ def decode_part(
         received = encoded.received
         if received is None:
             received = link.decode(data[:end], coded, encoded.kind, memory, device)
-        tensors, after = cut(received.values, coded), received.memory
+        tensors, after = _cut(received.values, coded), received.memory
     if dense:
-        tensors |= cut(_DENSE.decode(data[end:], numel(dense)).to(device), dense)
+        tensors |= _cut(_DENSE.decode(data[end:], numel(dense)).to(device), dense)
         tensors = select(tensors, (row[0] for row in encoded.layout))
     return tensors, after
 
@@ -195,6 +280,15 @@ def sections(layout: Layout, link: Link, buffers: Collection[str]) -> tuple[Layo
         tuple(row for row in layout if row[0] not in buffers),
         tuple(row for row in layout if row[0] in buffers),
     )
+
+
+def _cut(flat: Tensor, layout: Layout) -> Tensors:
+    """As :func:`cut`, of finite numbers, which must stay so in types that hold fewer."""
+    tensors = cut(flat, layout)
+    for name, tensor in tensors.items():
+        if tensor.dtype.itemsize < flat.dtype.itemsize and not all_finite(tensor):
+            raise CodecError(f"{name} is beyond the range of {tensor.dtype}.")
+    return tensors
 
 
 def _flat(tensors: Tensors, layout: Layout) -> Tensor:

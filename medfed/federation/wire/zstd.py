@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from medfed.common.errors import ConfigError
-from medfed.federation.wire.codecs.base import CodecError
+from medfed.common.errors import CodecError, ConfigError, first_line
 
 LEVELS = range(1, 23)
 
@@ -54,8 +53,9 @@ def decompress(data: bytes, limit: int) -> bytes:
         whole: bytes = zstd.ZstdDecompressor().decompress(
             data, max_output_size=limit, allow_extra_data=False
         )
-    except zstd.ZstdError as error:
-        raise CodecError(f"A compressed message cannot be read: {error}.") from error
+    except (zstd.ZstdError, MemoryError) as error:
+        why = first_line(error)
+        raise CodecError(f"A compressed message cannot be read ({why}).") from error
     if len(whole) != stated:
         raise CodecError(f"A compressed message of {stated} bytes holds {len(whole)}.")
     return whole

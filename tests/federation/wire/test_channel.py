@@ -6,11 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from medfed.common.errors import NonFiniteError
+from medfed.common.errors import CodecError, NonFiniteError
 from medfed.federation.reference import run_reference
 from medfed.federation.wire.cer import CER
 from medfed.federation.wire.channel import Channel, Place
-from medfed.federation.wire.codecs.base import CodecError
 from medfed.federation.wire.codecs.dense import Dense
 from medfed.federation.wire.codecs.qsgd import QSGD
 from medfed.federation.wire.codecs.stc import STC
@@ -234,7 +233,9 @@ def test_a_message_that_cannot_be_sent_changes_no_memory() -> None:
 
 def test_numbers_beyond_a_codec_are_named() -> None:
     huge = Message("fit", {"shared": {"w": torch.tensor([1.0, 1e300], dtype=torch.float64)}})
-    with pytest.raises(NonFiniteError, match=r"shared cannot be coded: Element 1 is 1e\+300"):
+    with pytest.raises(
+        NonFiniteError, match=r"shared cannot be coded by STC: Element 1 is 1e\+300"
+    ):
         lossy().encode(huge, "up")
     updates = Message("fit", huge.parts, kinds={"shared": "update"})
     with pytest.raises(NonFiniteError, match="shared cannot be coded"):

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.common.errors import ConfigError
+from medfed.common.errors import CodecError, ConfigError
 from medfed.common.tensors import layout_of
 from medfed.federation.wire.cer import CER
-from medfed.federation.wire.codecs.base import CodecError
 from medfed.federation.wire.codecs.dense import Dense
 from medfed.federation.wire.codecs.qsgd import QSGD
 from medfed.federation.wire.codecs.sparse import RandomK, TopK

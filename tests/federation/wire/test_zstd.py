@@ -4,8 +4,7 @@ import sys
 
 import pytest
 
-from medfed.common.errors import ConfigError
-from medfed.federation.wire.codecs.base import CodecError
+from medfed.common.errors import CodecError, ConfigError
 from medfed.federation.wire.zstd import compress, decompress
 
 zstandard = pytest.importorskip("zstandard")

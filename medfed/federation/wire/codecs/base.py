@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from medfed.common.errors import CodecError, first_line
 from medfed.common.seeding import derive_seed
 
 Array = np.ndarray[Any, Any]
@@ -21,12 +22,8 @@ _HEADER = struct.Struct("<2sBBQ")
 _MAGIC = b"mf"
 VERSION = 1
 HEADER_BYTES = _HEADER.size
-MAX_UNCHECKED = 2**27
+MAX_UNCHECKED = 2**23
 """Elements that a few bytes may claim where the receiver does not say what it expects."""
-
-
-class CodecError(ValueError):
-    """Bytes that this codec did not write, or that are cut short."""
 
 
 class Payload:
@@ -73,6 +70,17 @@ class Payload:
         """Returns the next ``count`` numbers as a read-only array of a little-endian dtype."""
         kind = np.dtype(dtype)
         return np.frombuffer(self.take(kind.itemsize * count), kind)
+
+    def magnitudes(self, count: int) -> Array:
+        """Returns the next ``count`` float32 numbers, which say how large something is.
+
+        Raises:
+            CodecError: If one is negative, NaN or infinite, or fewer are left.
+        """
+        found = self.array("<f4", count)
+        if not bool(((found >= 0) & (found < np.inf)).all()):
+            raise CodecError("A magnitude in the message is negative, NaN or infinite.")
+        return found
 
     def finish(self) -> None:
         """Checks that nothing is left.
@@ -141,6 +149,10 @@ class Codec(ABC):
         self.code = self.codes[0]
         self._rng = np.random.default_rng(derive_seed(seed, "codec"))
 
+    def __str__(self) -> str:
+        """The name of its class, for errors."""
+        return type(self).__name__
+
     def error_bound(self, length: int) -> float:
         """Returns b such that E||v - C(v)||^2 <= b ||v||^2 for all v of a length, 1 or more.
 
@@ -167,7 +179,7 @@ class Codec(ABC):
         if flat.dim() != 1:
             raise ValueError(f"A codec takes a tensor of shape (d,), not {tuple(flat.shape)}.")
         rounded = flat.detach().to("cpu", self.dtype).contiguous()
-        if not _finite(rounded):
+        if not all_finite(rounded):
             at = int(torch.nonzero(~torch.isfinite(rounded))[0])
             raise ValueError(f"Element {at} is {float(flat[at])}, which cannot be sent.")
         values = rounded.numpy()
@@ -192,11 +204,18 @@ class Codec(ABC):
         if length is None and stated > max(MAX_UNCHECKED, 8 * len(data)):
             raise CodecError(f"{len(data)} bytes claim {stated} elements; that was not expected.")
         payload = Payload(memoryview(data)[HEADER_BYTES:])
-        # Damaged numbers may overflow; what comes of it is refused below.
-        with np.errstate(all="ignore"):
-            values = torch.from_numpy(self._unpack(payload, stated))
+        try:
+            # Damaged numbers may overflow; what comes of it is refused below.
+            with np.errstate(all="ignore"):
+                values = torch.from_numpy(self._unpack(payload, stated))
+        except CodecError:
+            raise
+        except Exception as error:  # whatever a decoder stumbles over, the bytes are to blame
+            raise CodecError(f"The message cannot be read ({first_line(error)}).") from error
         payload.finish()
-        if not _finite(values):
+        if values.shape != (stated,):
+            raise CodecError(f"The message decodes to {tuple(values.shape)}, not to ({stated},).")
+        if not all_finite(values):
             raise CodecError("The message decodes to NaN or infinity, which no codec sends.")
         return values
 
@@ -236,6 +255,11 @@ def _full_name(codec: type[Codec]) -> str:
     return f"{codec.__module__}.{codec.__qualname__}"
 
 
-def _finite(values: Tensor) -> bool:
-    """Whether all are finite; the sum, which may overflow, settles most cases in one read."""
+def all_finite(values: Tensor) -> bool:
+    """Whether all are finite; the sum, which may overflow, settles most cases in one read.
+
+    Example:
+        >>> all_finite(torch.tensor([3e38, 3e38])), all_finite(torch.tensor([float("nan")]))
+        (True, False)
+    """
     return math.isfinite(float(values.sum())) or bool(torch.isfinite(values).all())

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 
-from medfed.common.errors import ConfigError
-from medfed.federation.wire.codecs.base import Array, Buffer, Codec, CodecError, Payload
+from medfed.common.errors import CodecError, ConfigError
+from medfed.federation.wire.codecs.base import Array, Buffer, Codec, Payload
 
 _CODES = {"float32": 1, "float64": 2, "float16": 3, "bfloat16": 4}
 _FP16_EXPONENT = 15

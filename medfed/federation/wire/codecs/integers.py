@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from medfed.federation.wire.codecs.base import Array, CodecError, Payload
+from medfed.common.errors import CodecError
+from medfed.federation.wire.codecs.base import Array, Payload
 
 KINDS = ("rice", "gamma", "delta", "omega")
 _WORD = 64

@@ -20,8 +20,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from medfed.common.errors import ConfigError
-from medfed.federation.wire.codecs.base import Array, Buffer, Codec, CodecError, Payload
+from medfed.common.errors import CodecError, ConfigError
+from medfed.federation.wire.codecs.base import Array, Buffer, Codec, Payload
 from medfed.federation.wire.codecs.integers import IntegerCode, round_randomly
 from medfed.federation.wire.codecs.support import pack_support, spread, unpack_support
 
@@ -113,7 +113,7 @@ class QSGD(Codec):
         if not 1 <= steps <= _MAX_LEVELS or bucket < 1:
             raise CodecError(f"{steps} levels in buckets of {bucket} make no sense.")
         bucket = min(bucket, max(length, 1))
-        norms = payload.array("<f4", -(-length // bucket))
+        norms = payload.magnitudes(-(-length // bucket))
         indices, negative = unpack_support(payload, length, signed=True)
         (byte,) = payload.numbers("<B")
         # A norm that was rounded down to float32 may leave its largest element a level higher.

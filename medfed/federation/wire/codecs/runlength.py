@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import torch
 
-from medfed.common.errors import ConfigError
-from medfed.federation.wire.codecs.base import Array, Buffer, Codec, CodecError, Payload
+from medfed.common.errors import CodecError, ConfigError
+from medfed.federation.wire.codecs.base import Array, Buffer, Codec, Payload
 from medfed.federation.wire.codecs.integers import IntegerCode, best_rice
 from medfed.federation.wire.codecs.support import unpack_bits
 from medfed.functional.kmeans import kmeans

@@ -42,6 +42,6 @@ class SignSGD(Codec):
         return struct.pack("<f", scale), np.packbits(values < 0).data
 
     def _unpack(self, payload: Payload, length: int) -> Array:
-        (scale,) = payload.array("<f4", 1)
+        (scale,) = payload.magnitudes(1)
         values: Array = np.where(unpack_bits(payload, length), -scale, scale)
         return values

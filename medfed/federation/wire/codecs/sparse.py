@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from medfed.common.errors import ConfigError
-from medfed.federation.wire.codecs.base import Array, Buffer, Codec, CodecError, Payload
+from medfed.common.errors import CodecError, ConfigError
+from medfed.federation.wire.codecs.base import Array, Buffer, Codec, Payload
 from medfed.federation.wire.codecs.dense import pack_half, unpack_half
 from medfed.federation.wire.codecs.support import (
     check_share,

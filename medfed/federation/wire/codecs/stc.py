@@ -74,6 +74,6 @@ class STC(Codec):
         return struct.pack("<f", mu), *pack_support(indices, values.size, sent < 0, self.runs)
 
     def _unpack(self, payload: Payload, length: int) -> Array:
-        (mu,) = payload.array("<f4", 1)
+        (mu,) = payload.magnitudes(1)
         indices, negative = unpack_support(payload, length, signed=True)
         return spread(np.where(negative, -mu, mu), indices, length)

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from medfed.common.errors import ConfigError
-from medfed.federation.wire.codecs.base import Array, CodecError, Payload
+from medfed.common.errors import CodecError, ConfigError
+from medfed.federation.wire.codecs.base import Array, Payload
 from medfed.federation.wire.codecs.integers import IntegerCode, best_rice, golomb_code
 
 _GAPS = 0xFF

@@ -54,6 +54,6 @@ class TernGrad(Codec):
         yield from pack_support(indices, values.size, values[indices] < 0)
 
     def _unpack(self, payload: Payload, length: int) -> Array:
-        (scale,) = payload.array("<f4", 1)
+        (scale,) = payload.magnitudes(1)
         indices, negative = unpack_support(payload, length, signed=True)
         return spread(np.where(negative, -scale, scale), indices, length)

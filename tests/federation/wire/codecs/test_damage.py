@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.federation.wire.codecs.base import HEADER_BYTES, MAX_UNCHECKED, Codec, CodecError
+from medfed.common.errors import CodecError
+from medfed.federation.wire.codecs.base import HEADER_BYTES, MAX_UNCHECKED, Codec
 from tests.federation.wire.codecs.cases import CASES, EVERY
 
 D = 700

@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from medfed.federation.wire.codecs.base import CodecError, Payload
+from medfed.common.errors import CodecError
+from medfed.federation.wire.codecs.base import Payload
 from medfed.federation.wire.codecs.integers import IntegerCode, best_rice, golomb_code
 
 CODES = [IntegerCode("rice", b) for b in (0, 1, 6, 30)]

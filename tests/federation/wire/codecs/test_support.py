@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from medfed.federation.wire.codecs.base import CodecError, Payload
+from medfed.common.errors import CodecError
+from medfed.federation.wire.codecs.base import Payload
 from medfed.federation.wire.codecs.support import largest, pack_support, unpack_support
 
 RNG = np.random.default_rng(0)
