@@ -7,6 +7,7 @@ transforms spend half of their time on tensors that carry metadata along.
 from __future__ import annotations
 
 import gzip
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,16 @@ from torch import Tensor
 
 from medfed.common.errors import DataError, first_line
 
+_INFLATION = 1032  # deflate makes no more bytes out of one
+_PADDING = 1 << 20  # zeros that may follow the voxels
+
 
 def load_ras(path: Path, channels: Sequence[int] | None = None) -> Tensor:
     """Reads a volume, or the volumes of a 4-D file, with axes towards right, anterior, superior.
 
     A compressed file is unpacked as a whole, so that its own checksum is compared: nibabel reads
-    no further than the last voxel, and would take flipped bits for voxels.
+    no further than the last voxel, and would take flipped bits for voxels. Nothing is allocated
+    for what a header claims and a file of this length cannot hold.
 
     Args:
         path: ``.nii`` or ``.nii.gz`` of shape (H, W, D) or (H, W, D, C).
@@ -38,11 +43,22 @@ def load_ras(path: Path, channels: Sequence[int] | None = None) -> Tensor:
 
     image = _opened(path)
     try:
+        wanted = _check_length(path, image)
         if path.suffix == ".gz":
-            image = type(image).from_bytes(gzip.decompress(path.read_bytes()))
+            with gzip.open(path) as file:
+                data = file.read(wanted + _PADDING)
+                if file.read(1):
+                    raise ValueError(f"more is packed in it than the {wanted} bytes of its header")
+            if len(data) < wanted or any(data[wanted:]):
+                raise ValueError(f"{len(data)} bytes are packed in it, its header says {wanted}")
+            image = type(image).from_bytes(data)
         array = np.asanyarray(as_closest_canonical(image).dataobj)
+    except DataError:
+        raise
     except Exception as error:  # whatever a library raises on bad bytes
         raise _corrupt(path, error) from error
+    if array.dtype.kind not in "buif":
+        raise DataError(f"{path} has voxels of type {array.dtype}; write real numbers.")
     if array.ndim not in (3, 4):
         raise DataError(f"{path} has shape {array.shape}; a volume has three axes, or four.")
     array = array.reshape(*array.shape[:3], -1)
@@ -56,6 +72,22 @@ def load_ras(path: Path, channels: Sequence[int] | None = None) -> Tensor:
     for target, channel in zip(loaded, wanted, strict=True):
         target[:] = array[..., channel]
     return torch.from_numpy(loaded)
+
+
+def _check_length(path: Path, image: Any) -> int:
+    """The bytes that the header speaks of, which the file must be able to hold."""
+    if not image.shape or min(image.shape) < 1:
+        raise DataError(f"{path} has shape {image.shape}, in which nothing can be; write it anew.")
+    voxels = image.dataobj
+    wanted = int(voxels.offset) + math.prod(image.shape) * voxels.dtype.itemsize
+    found = path.stat().st_size
+    most = found * _INFLATION if path.suffix == ".gz" else found
+    if path.suffix in (".gz", ".nii") and (wanted > most or wanted < 0):
+        raise DataError(
+            f"{path} has {found} bytes, which cannot hold the {wanted} that its header says; copy "
+            "it again or leave the patient out."
+        )
+    return wanted
 
 
 def zscore(image: Tensor) -> Tensor:
