@@ -99,7 +99,9 @@ measured; set data.test_fraction above 0, or give the clients more patients.
             "data.test_fraction above 0, or give the clients more patients."
         )
     if not any(parts["val"] for parts in clients.values()):
-        log.warning("No client has a validation patient: the last round is taken, none is selected.")
+        log.warning(
+            "No client has a validation patient: the last round is taken, none is selected."
+        )
 
 
 def _fill_empty(parts: dict[Split, list[str]], wanted: Mapping[Split, bool]) -> None:

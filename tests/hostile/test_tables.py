@@ -34,7 +34,10 @@ def rows(lines):
 FILES = {
     "UTF-16": (TABLE.encode("utf-16"), "is UTF-16 text, no CSV file; save it as CSV UTF-8"),
     "UTF-16 without a mark": (TABLE.encode("utf-16-le"), "line 1: a NUL byte"),
-    "Latin-1": (TABLE.replace("Bern", "Zürich").encode("latin-1"), "byte 0xfc), but probably Latin"),
+    "Latin-1": (
+        TABLE.replace("Bern", "Zürich").encode("latin-1"),
+        "byte 0xfc), but probably Latin",
+    ),
     "semicolons": (TABLE.replace(",", ";"), "separates its cells by semicolons; save it"),
     "tabs": (TABLE.replace(",", "\t"), "separates its cells by tabs; save it with commas"),
     "open quote": (changed("p3", '"p3'), "cannot be read as CSV (unexpected end of data)"),
@@ -142,7 +145,10 @@ def test_a_folder_and_a_file_without_permission(tmp_path):
         ({"positive": [7]}, "no row has a label of data.positive (7); the labels are 0, 1."),
         ({"positive": [1], "negative": [2]}, "the label '0' is none of 1, 2; mend the row."),
         ({"features": ["age", "ill"]}, "data.features names ill, which is data.label"),
-        ({"features": ["aeg"]}, "Unknown column aeg; known: who, place, age, ill (did you mean age"),
+        (
+            {"features": ["aeg"]},
+            "Unknown column aeg; known: who, place, age, ill (did you mean age",
+        ),
         ({"features": []}, "Each column must be named once; got: none."),
         ({"features": ["age", "age"]}, "Each column must be named once"),
         ({"centre": "ill"}, "Each column must be named once"),
@@ -166,7 +172,9 @@ def test_missing_cells_and_lone_classes_are_said(tmp_path, caplog):
 
     path = tmp_path / "t.csv"
     path.write_text(
-        rows([f"p{n},Bern,,{n % 2}" for n in range(8)]).replace("place", "weight").replace("Bern", "")
+        rows([f"p{n},Bern,,{n % 2}" for n in range(8)])
+        .replace("place", "weight")
+        .replace("Bern", "")
     )
     data = TabularDataModule(RoundRobin(1), path=path, label="ill", patient="who")
     with pytest.raises(MedfedError, match=r"t\.csv has only missing cells; fill them in\."):

@@ -28,7 +28,18 @@ Arrays = Mapping[str, Bytes]
 NPZ = "{train,val,test}_images and {train,val,test}_labels of the MedMNIST convention"
 _INFLATION = 1032  # deflate makes no more bytes out of one
 _MOST_CLASSES = 1000
-BROKEN = (MemoryError, SyntaxError, NotImplementedError, RuntimeError, struct.error, OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error)
+BROKEN = (
+    MemoryError,
+    SyntaxError,
+    NotImplementedError,
+    RuntimeError,
+    struct.error,
+    OSError,
+    EOFError,
+    ValueError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 
 def read_medmnist(path: Path | None, classes: Sequence[str] | None = None) -> ImageSet:

@@ -274,7 +274,9 @@ def _check_labels(sheet: _Sheet, values: Sequence[str], wanted: set[str], known:
     for number, value in enumerate(values, start=1):
         if value not in known:
             listed = ", ".join(sorted(known))
-            raise sheet.bad(number, f": the label {value[:60]!r} is none of {listed}; mend the row.")
+            raise sheet.bad(
+                number, f": the label {value[:60]!r} is none of {listed}; mend the row."
+            )
     if not wanted & set(values):
         raise DataError(
             f"{sheet.path}: no row has a label of data.positive ({', '.join(sorted(wanted))}); the "
