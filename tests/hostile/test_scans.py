@@ -162,7 +162,8 @@ def scan(folder, packed):
 
 def whole(path):
     found = open_scan(path)
-    return list(found.boxes([((0, 0, 0), found.size.tolist())]))[0]
+    (box,) = found.boxes([((0, 0, 0), found.size.tolist())])
+    return box
 
 
 @pytest.mark.parametrize("name", SCANS)

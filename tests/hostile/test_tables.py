@@ -143,7 +143,7 @@ def test_a_folder_and_a_file_without_permission(tmp_path):
     ("roles", "message"),
     [
         ({"positive": [7]}, "no row has a label of data.positive (7); the labels are 0, 1."),
-        ({"positive": [1], "negative": [2]}, "the label '0' is none of 1, 2; mend the row."),
+        ({"positive": [1], "negative": [2]}, "the label 0 is none of 1, 2; mend the row."),
         ({"features": ["age", "ill"]}, "data.features names ill, which is data.label"),
         (
             {"features": ["aeg"]},

@@ -92,7 +92,7 @@ CASES = {
     "data=csv data.path=/no/such.csv": "/no/such.csv does not exist; set data.path to",
     "data=csv": "data.path has no value yet; set it by data.path=VALUE.",
     "partition=round_robin partition.num_clients=570": "num_clients=570 does not fit 569 patients",
-    "partition.num_clients=570": "do not suffice for 570 clients of 1 samples",
+    "partition.num_clients=570": "num_clients=570 does not fit 569 patients",
     "partition=centre": "has no centre; name the centres in the data configuration",
     "model=densenet_bc": "The model cannot take the batches of these data (image (32, 30)",
 }

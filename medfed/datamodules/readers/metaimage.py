@@ -1,4 +1,4 @@
-"""MetaImage files (``.mhd``, ``.mha``): headers checked field by field, voxels by length and checksum.
+"""MetaImage files (``.mhd``, ``.mha``): headers checked by field, voxels by length and checksum.
 
 SimpleITK fills voxels with zeros or noise where a compressed file is torn, and ends the process on
 some headers. So it sees neither: what it would be told is read and checked here.
@@ -193,8 +193,8 @@ def _beside(header: Path, name: str) -> Path:
     """The file of voxels, which lies in the header's folder or below it."""
     if name.split()[0] == "LIST" or "%" in name:
         raise DataError(
-            f"{header} keeps its voxels in several files ({name[:60]}); write the scan as one file, "
-            "such as by SimpleITK.WriteImage, or leave it out."
+            f"{header} keeps its voxels in several files ({name[:60]}); write the scan as one "
+            "file, such as by SimpleITK.WriteImage, or leave it out."
         )
     path = Path(name)
     if path.is_absolute() or ".." in path.parts or "\0" in name or len(name) > 255:

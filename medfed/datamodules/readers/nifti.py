@@ -43,14 +43,14 @@ def load_ras(path: Path, channels: Sequence[int] | None = None) -> Tensor:
 
     image = _opened(path)
     try:
-        wanted = _check_length(path, image)
+        length = _check_length(path, image)
         if path.suffix == ".gz":
             with gzip.open(path) as file:
-                data = file.read(wanted + _PADDING)
+                data = file.read(length + _PADDING)
                 if file.read(1):
-                    raise ValueError(f"more is packed in it than the {wanted} bytes of its header")
-            if len(data) < wanted or any(data[wanted:]):
-                raise ValueError(f"{len(data)} bytes are packed in it, its header says {wanted}")
+                    raise ValueError(f"more is packed in it than the {length} bytes of its header")
+            if len(data) < length or any(data[length:]):
+                raise ValueError(f"{len(data)} bytes are packed in it, its header says {length}")
             image = type(image).from_bytes(data)
         array = np.asanyarray(as_closest_canonical(image).dataobj)
     except DataError:
@@ -79,13 +79,13 @@ def _check_length(path: Path, image: Any) -> int:
     if not image.shape or min(image.shape) < 1:
         raise DataError(f"{path} has shape {image.shape}, in which nothing can be; write it anew.")
     voxels = image.dataobj
-    wanted = int(voxels.offset) + math.prod(image.shape) * voxels.dtype.itemsize
+    wanted = int(voxels.offset) + math.prod(image.shape) * int(voxels.dtype.itemsize)
     found = path.stat().st_size
     most = found * _INFLATION if path.suffix == ".gz" else found
     if path.suffix in (".gz", ".nii") and (wanted > most or wanted < 0):
         raise DataError(
-            f"{path} has {found} bytes, which cannot hold the {wanted} that its header says; copy "
-            "it again or leave the patient out."
+            f"{path} is truncated or corrupt ({found} bytes cannot hold the {wanted} of its "
+            "header); copy it again or leave the patient out."
         )
     return wanted
 

@@ -137,7 +137,7 @@ class NiftiReader(VolumeReader):
                 )
 
     def _check_varied(self, image: Tensor, paths: Sequence[Path]) -> None:
-        """Refuses a channel of one value; zeros stand for a scan that was not made, and are said."""
+        """Refuses a channel of one value; zeros stand for a missing scan, and are said."""
         for channel, (name, voxels) in enumerate(zip(self.channels, image, strict=True)):
             first = voxels.view(-1)[0].item()
             if voxels.numel() == 1 or voxels.view(-1)[-1] != first or not (voxels == first).all():

@@ -170,15 +170,15 @@ class _Sheet:
         columns = [c.strip() for c in (rows.pop(0) if header is None and rows else header or [])]
         if not rows:
             raise DataError(f"{path} has no data rows.")
-        count = Counter(c.lower() for c in columns)
-        if twice := {c for c in columns if count[c.lower()] > 1}:
-            raise DataError(
-                f"{path}: column {min(twice)[:200]!r} occurs twice; give every column a name of its own."
-            )
         if long := next((c for c in columns if len(c) > 200 or not c.isprintable()), None):
             raise DataError(
                 f"{path}: no column can be called {long[:40]!r}…; give it a header line, or name "
                 "its columns in data.header."
+            )
+        count = Counter(c.lower() for c in columns)
+        if twice := {c for c in columns if count[c.lower()] > 1}:
+            raise DataError(
+                f"{path}: column {min(twice)} occurs twice; give every column a name of its own."
             )
         sheet = cls(path, columns, rows)
         for number, row in enumerate(rows, start=1):
@@ -220,8 +220,8 @@ class _Sheet:
                 if not missing and not abs(found[number - 1, column]) < _LARGEST:
                     raise self.bad(
                         number,
-                        f", column {name}: {text[:60]!r} is not a number (below 1e30); write a number, leave it "
-                        "empty, or leave the column out with data.features.",
+                        f", column {name}: {text[:60]!r} is not a number (below 1e30); write a "
+                        "number, leave it empty, or leave the column out with data.features.",
                     )
         return found
 
@@ -234,8 +234,8 @@ def _outcomes(sheet: _Sheet, name: str) -> NDArray[np.float64]:
         worst = int(np.flatnonzero(~np.isfinite(found))[0])
         raise sheet.bad(
             worst + 1,
-            f", column {name}: the outcome {cells[worst][:60]!r} is not a number; mend the row or set "
-            "data.outcome=classes.",
+            f", column {name}: the outcome {cells[worst][:60]!r} is not a number; mend the row or "
+            "set data.outcome=classes.",
         )
     return found
 
@@ -257,7 +257,7 @@ def _classes(
             "are possible. Name the column in data.label, or the values of class 1 in "
             "data.positive."
         )
-    if len(names) > 2 and 2 * len(names) > len(values):
+    if len(values) >= 10 and len(names) > 2 and 2 * len(names) > len(values):
         raise DataError(
             f"{sheet.path}: the label column has {len(names)} distinct values in {len(values)} "
             "rows, so it is probably an id or a measurement; name another one in data.label, or "
@@ -274,9 +274,7 @@ def _check_labels(sheet: _Sheet, values: Sequence[str], wanted: set[str], known:
     for number, value in enumerate(values, start=1):
         if value not in known:
             listed = ", ".join(sorted(known))
-            raise sheet.bad(
-                number, f": the label {value[:60]!r} is none of {listed}; mend the row."
-            )
+            raise sheet.bad(number, f": the label {value[:60]} is none of {listed}; mend the row.")
     if not wanted & set(values):
         raise DataError(
             f"{sheet.path}: no row has a label of data.positive ({', '.join(sorted(wanted))}); the "
