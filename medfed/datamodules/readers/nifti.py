@@ -79,7 +79,7 @@ def _check_length(path: Path, image: Any) -> int:
     if not image.shape or min(image.shape) < 1:
         raise DataError(f"{path} has shape {image.shape}, in which nothing can be; write it anew.")
     voxels = image.dataobj
-    wanted = int(voxels.offset) + math.prod(image.shape) * int(voxels.dtype.itemsize)
+    wanted: int = int(voxels.offset) + math.prod(image.shape) * int(voxels.dtype.itemsize)
     found = path.stat().st_size
     most = found * _INFLATION if path.suffix == ".gz" else found
     if path.suffix in (".gz", ".nii") and (wanted > most or wanted < 0):

@@ -50,10 +50,7 @@ class Table:
 
 
 def check_outcome(outcome: str) -> None:
-    """Refuses an unknown kind of outcome.
-
-    Raises:
-        ConfigError: If it is neither ``classes`` nor ``continuous``.
+    """Refuses an unknown kind of outcome by a ConfigError.
 
     Example:
         >>> check_outcome("continuous")
