@@ -74,7 +74,7 @@ CASES = {
     "algorithm=fedprox algorithm.mu=big": "algorithm.mu must be a number, not 'big'.",
     "optimizer.lr=-1": "The optimizer or its scheduler cannot be used as it is: Invalid learning",
     "scheduler=step scheduler.step_size=0": "scheduler cannot be used as it is: integer modulo",
-    "data.batch_size=0": "data.batch_size=0 and data.eval_batch_size=1024 must be at least 1.",
+    "data.batch_size=0": "data.batch_size=0 and data.eval_batch_size=1024 must be at least 1, and",
     "trainer.devices=0": "trainer cannot be used as it is: `Trainer(devices=0)`",
     "trainer.precision=16-mixed": "trainer.precision=16-mixed is not supported (float16 would",
     # Names that fit nothing
