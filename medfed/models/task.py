@@ -122,7 +122,7 @@ class TaskModule(pl.LightningModule):
                 f"model.network={network} is no network; choose a model by model=OPTION."
             )
         if not 0 <= l2 < math.inf:
-            raise ConfigError(f"l2 must be finite and not negative, not {l2}.")
+            raise ConfigError(f"l2 must not be negative or infinite, not {l2}.")
         self.l2 = l2
         self.network = network
         self.optimizer = optimizer

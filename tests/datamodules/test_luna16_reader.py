@@ -208,7 +208,7 @@ def test_bad_rows_are_named(luna, row, message):
         ("series,x,y,z,class\n1,2,3,4,1\n", r"needs the columns seriesuid, .*, but has series, x"),
         ("", "needs the columns"),
         ("seriesuid,coordX,coordY,coordZ,class\n", "has no data rows"),
-        (b"seriesuid,\xff\xfe", "cannot be read as CSV"),
+        (b"seriesuid,\xff\xfe", "is not UTF-8"),
     ],
 )
 def test_bad_tables_are_named(luna, text, message):

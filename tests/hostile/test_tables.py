@@ -247,7 +247,7 @@ SETTINGS = {
     "partition=site_effect": "has no centre; name the centres",
     "optimizer.lr=nan": "cannot be used as it is: a learning rate is not finite.",
     "optimizer.lr=inf": "cannot be used as it is: a learning rate is not finite.",
-    "model.l2=nan": "l2 must be finite and not negative, not nan.",
+    "model.l2=nan": "l2 must not be negative or infinite, not nan.",
     "data.scaling=mine": "data.scaling='mine' is unknown; choose client or pooled.",
     "data.embedded=iris": "data.embedded='iris' is unknown",
     "data=mixture data.noise=nan": "data.noise must not be negative, not nan.",
