@@ -182,11 +182,11 @@ def _member(path: Path, archive: bytes, name: str, read: Callable[[Path], Read])
 
 
 def _bundles(folder: Path) -> Iterable[Family]:
+    from medfed.common.untrusted import read_tensors
     from medfed.delivery.bundle.bundle import read_bundle
     from medfed.delivery.bundle.metadata import FORMAT_VERSION, METADATA
     from medfed.delivery.bundle.network_descriptions import describe
     from medfed.delivery.bundle.weights import MODEL, fit, load_weights, save_weights
-    from medfed.delivery.export.run_record import _read
     from medfed.run.assembly import build_task
 
     config = load(["model=logistic", "in_channels=4", "out_channels=2", "spatial_dims=0"])
@@ -218,7 +218,7 @@ def _bundles(folder: Path) -> Iterable[Family]:
     yield Family("bundle.json", [text], _file(folder / "bundle" / METADATA, network), share=4)
 
     def tensors(file: Path) -> Read:
-        found: Mapping[str, Tensor] = _read(file, safetensors.torch.load_file)
+        found: Mapping[str, Tensor] = read_tensors(file)
         return found.values()
 
     saved = safetensors.torch.save({"w": torch.randn(3, 2), "b": torch.randn(2).half()})

@@ -46,6 +46,7 @@ def load(overrides: Sequence[str] = (), name: str = "train") -> DictConfig:
 
 
 def _composed(overrides: Sequence[str], name: str) -> DictConfig:
+    _check_kept(overrides)
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
         try:
@@ -214,6 +215,17 @@ def _check_sections(config: DictConfig) -> None:
             is_group = (CONFIG_DIR / root).is_dir()
             how = f"choose an option by {group}=OPTION" if is_group else "set one of its keys"
             raise ConfigError(f"{section}={value} would replace a whole section; {how}.")
+
+
+def _check_kept(overrides: Sequence[str]) -> None:
+    """Refuses ``~data`` and ``data=null``: no command runs without its sections."""
+    for override in overrides:
+        key, _, value = override.partition("=")
+        section = key.removeprefix("~")
+        is_group = (CONFIG_DIR / section).is_dir()
+        if section in SECTIONS and (key != section or (value == "null" and is_group)):
+            how = f"choose an option by {section}=OPTION" if is_group else "set one of its keys"
+            raise ConfigError(f"{override} would leave out a whole section; {how}.")
 
 
 def _explain_option(error: MissingConfigException) -> str:

@@ -23,11 +23,12 @@ from medfed.datamodules.client_data import (
     ClientData,
     EvaluationBatches,
     TrainingSamples,
+    check_batch_sizes,
 )
 from medfed.datamodules.partitions.base import Partition
 from medfed.datamodules.plans import ClientPlan, by_id, check_keep_out, plan_clients
 from medfed.datamodules.readers.base import Patient
-from medfed.datamodules.splits import SPLITS, Split
+from medfed.datamodules.splits import SPLITS, Split, check_fractions
 
 Blocks = Mapping[Split, Block]
 log = logging.getLogger(__name__)
@@ -70,6 +71,12 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
 
     def __post_init__(self) -> None:
         super().__init__()
+        if not isinstance(self.partition, Partition):
+            raise ConfigError(
+                f"data.partition={self.partition} is no partition; choose one by partition=OPTION."
+            )
+        check_fractions(self.val_fraction, self.test_fraction)
+        check_batch_sizes(self.batch_size, self.eval_batch_size)
         self.clients: dict[str, ClientData] = {}
         self.kept_out: dict[str, ClientData] = {}
         self.plans: dict[str, ClientPlan] = {}

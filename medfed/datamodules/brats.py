@@ -66,7 +66,7 @@ class BratsDataModule(CachedDataModule[VolumeReader]):
                 f"data.background_share={share} must be in [0, 1], and patches_per_patient={count} "
                 f"and eval_every={every} positive."
             )
-        if self.memory_gb < 0:
+        if not self.memory_gb >= 0:
             raise ConfigError(f"data.memory_gb={self.memory_gb} must not be negative.")
         self.size = patches.patch_size_3d(self.patch_size, self.spatial_dims)
 
@@ -106,10 +106,21 @@ class BratsDataModule(CachedDataModule[VolumeReader]):
 
     def build_clients(self, plans: Mapping[str, ClientPlan]) -> dict[str, ClientData]:
         """See the base class."""
+        self._check_patches(plans)
         in_memory = self._evaluation_bytes(plans) <= self.memory_gb * 1e9
         if self.find_cache() is None and not in_memory:
             log.info("Prepared the volumes once, in %s.", self.build_cache().folder)
         return {name: self._client(name, plan, in_memory) for name, plan in plans.items()}
+
+    def _check_patches(self, plans: Mapping[str, ClientPlan]) -> None:
+        """Refuses patches that would be padding for the most part, whatever memory they take."""
+        for patient in (i for plan in plans.values() for i in plan.patients["train"]):
+            shape = self.scans.shape(self._patients[patient])
+            if max(self.size) > 2 * max(shape):
+                raise ConfigError(
+                    f"data.patch_size={list(self.patch_size)} is more than twice as large as the "
+                    f"volume of patient {patient} {shape}; choose smaller patches."
+                )
 
     def _evaluation_bytes(self, plans: Mapping[str, ClientPlan]) -> int:
         """Bytes of all validation and test images and labels, about: air counts, too."""

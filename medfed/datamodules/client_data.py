@@ -109,11 +109,7 @@ class ClientData:
                 f"Client {self.id} has no training data; give it patients or leave it out of the "
                 "partition."
             )
-        if self.batch_size < 1 or self.eval_batch_size < 1:
-            raise ConfigError(
-                f"data.batch_size={self.batch_size} and data.eval_batch_size="
-                f"{self.eval_batch_size} must be at least 1."
-            )
+        check_batch_sizes(self.batch_size, self.eval_batch_size)
 
     @property
     def num_samples(self) -> int:
@@ -210,6 +206,22 @@ class ClientData:
         # An intensity transform would otherwise fill the channels that the hospital lacks.
         present = self.channels.to(images.device).view(1, -1, *[1] * (images.ndim - 2))
         return images * present, labels
+
+
+def check_batch_sizes(batch_size: int, eval_batch_size: int) -> None:
+    """Checks both sizes of batches.
+
+    Raises:
+        ConfigError: If one is below 1, or beyond what a tensor can count.
+
+    Example:
+        >>> check_batch_sizes(32, 256)
+    """
+    if not (1 <= batch_size < 1 << 31 and 1 <= eval_batch_size < 1 << 31):
+        raise ConfigError(
+            f"data.batch_size={batch_size} and data.eval_batch_size={eval_batch_size} must be at "
+            "least 1, and below 2^31."
+        )
 
 
 class TrainingSamples(Dataset[Batch]):

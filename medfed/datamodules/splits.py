@@ -44,11 +44,7 @@ def split_patients(
         >>> split_patients(["a", "b", "c"], 0.2, 0.2, seed=0)
         {'train': ['c'], 'val': ['b'], 'test': ['a']}
     """
-    if min(val_fraction, test_fraction) < 0 or val_fraction + test_fraction >= 1:
-        raise ConfigError(
-            f"val_fraction={val_fraction} and test_fraction={test_fraction} must be non-negative "
-            "and leave a share for training."
-        )
+    check_fractions(val_fraction, test_fraction)
     groups: dict[str, list[str]] = {}
     for patient in sorted(patients):
         groups.setdefault(str(strata[patient]) if strata else "", []).append(patient)
@@ -62,6 +58,50 @@ def split_patients(
     wanted: dict[Split, bool] = {"train": True, "test": test_fraction > 0, "val": val_fraction > 0}
     _fill_empty(parts, wanted)
     return {split: sorted(ids) for split, ids in parts.items()}
+
+
+def check_fractions(val_fraction: float, test_fraction: float) -> None:
+    """Checks the shares of validation and test patients.
+
+    Raises:
+        ConfigError: If one is negative or not a number, or they leave nothing to train on.
+
+    Example:
+        >>> check_fractions(0.2, 0.2)
+    """
+    shares = val_fraction, test_fraction
+    if not all(share >= 0 for share in shares) or not sum(shares) < 1:
+        raise ConfigError(
+            f"data.val_fraction={val_fraction} and data.test_fraction={test_fraction} must be "
+            "non-negative and leave a share for training."
+        )
+
+
+def check_measurable(clients: Mapping[str, Mapping[Split, Sequence[str]]]) -> None:
+    """Refuses clients of whom none could be tested, and says where no round can be selected.
+
+    Args:
+        clients: Patient ids per client and split.
+
+    Raises:
+        ConfigError: If no client has a test patient.
+
+    Example:
+        >>> check_measurable({"a": {"train": ["p"], "val": [], "test": []}})
+        Traceback (most recent call last):
+        ...
+        medfed.common.errors.ConfigError: No client has a test patient, so that nothing could be \
+measured; set data.test_fraction above 0, or give the clients more patients.
+    """
+    if not any(parts["test"] for parts in clients.values()):
+        raise ConfigError(
+            "No client has a test patient, so that nothing could be measured; set "
+            "data.test_fraction above 0, or give the clients more patients."
+        )
+    if not any(parts["val"] for parts in clients.values()):
+        log.warning(
+            "No client has a validation patient: the last round is taken, none is selected."
+        )
 
 
 def _fill_empty(parts: dict[Split, list[str]], wanted: Mapping[Split, bool]) -> None:

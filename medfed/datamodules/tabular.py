@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from medfed.common.checks import check_known
-from medfed.common.errors import ConfigError
+from medfed.common.errors import ConfigError, DataError
 from medfed.common.files import ExistingPath
 from medfed.common.seeding import derive_seed
 from medfed.datamodules.base import FederatedDataModule, expanded
@@ -25,6 +26,8 @@ from medfed.datamodules.readers.samples import Index, Samples
 from medfed.datamodules.readers.scikit_learn import embedded as read_embedded
 from medfed.datamodules.readers.table import Outcome, Table, check_outcome, read_csv
 from medfed.datamodules.splits import SPLITS, Split
+
+log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from sklearn.preprocessing import MinMaxScaler
@@ -108,6 +111,12 @@ class TabularDataModule(FederatedDataModule):
     def prepare_data(self) -> None:
         """Reads the table, so that names and sizes are known."""
         count, names = len(self.table.features), self.table.names
+        empty = np.isnan(self.table.features).all(axis=0)
+        if empty.all():
+            raise DataError(f"{expanded(self.path)} has only missing cells; fill them in.")
+        if empty.any():
+            first = names[int(empty.argmax())]
+            log.warning("%d columns have no value and count as 0, such as %s.", empty.sum(), first)
         self.description = f"Data: {expanded(self.path)}, {count} rows."
         if self.path is None:
             self.description = (

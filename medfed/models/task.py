@@ -68,8 +68,12 @@ class TaskModule(pl.LightningModule):
         l2: float = 0.0,
     ) -> None:
         super().__init__()
-        if l2 < 0:
-            raise ConfigError(f"l2 must not be negative, not {l2}.")
+        if not isinstance(network, nn.Module):
+            raise ConfigError(
+                f"model.network={network} is no network; choose a model by model=OPTION."
+            )
+        if not 0 <= l2 < math.inf:
+            raise ConfigError(f"l2 must not be negative or infinite, not {l2}.")
         self.l2 = l2
         self.network = network
         self.optimizer = optimizer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from medfed.common.names import shown
 from medfed.common.seeding import derive_seed
 from medfed.config.compose import build
 from medfed.datamodules.base import FederatedDataModule
+from medfed.datamodules.splits import check_measurable
 from medfed.federation.algorithm import Algorithm
 from medfed.federation.budget import learning_rates
 from medfed.federation.federation import Federation
@@ -39,6 +41,7 @@ def data_and_task(config: DictConfig) -> tuple[FederatedDataModule, TaskModule]:
     data: FederatedDataModule = build(config.data)
     data.keep_out = tuple(str(c) for c in config.get("keep_out") or ())
     data.setup()
+    check_measurable({c: data.plans[c].patients for c in data.clients})
     if rank() == 0:
         _log.info("%s", data.description)
         if data.kept_out:
@@ -169,7 +172,9 @@ def federate(
         )
     optimizer, scheduler = build(config.optimizer), build(config.scheduler)
     try:
-        learning_rates(optimizer, scheduler, config.rounds)
+        rates = learning_rates(optimizer, scheduler, config.rounds)
+        if not all(map(math.isfinite, rates)):
+            raise ConfigError("a learning rate is not finite")
     except Exception as error:
         raise ConfigError(
             f"The optimizer or its scheduler cannot be used as it is: {first_line(error)}."

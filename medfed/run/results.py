@@ -232,7 +232,9 @@ def save_predictions(module: FederatedModule, task: TaskModule, folder: Path) ->
     files = file_names(module.federation.ids)
     for client in module.owned:
         module.local.load(module.federation.personal_model(client))
-        batch = next(iter(module.federation.clients[client].data.eval_batches("test")))
+        batch = next(iter(module.federation.clients[client].data.eval_batches("test")), None)
+        if batch is None:
+            continue  # it has no test patient, which was said when the data were split
         if batch["label"].ndim < 4:
             return
         image, label = batch["image"], batch["label"]

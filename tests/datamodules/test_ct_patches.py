@@ -130,7 +130,9 @@ def test_axes_of_a_patch_are_the_patients(tmp_path):
 
 
 def test_borders_are_padded_with_air_and_never_shifted(tmp_path):
-    image = image_of(np.full((14, 40, 36), 100, dtype=np.int16))
+    voxels = np.full((14, 40, 36), 100, dtype=np.int16)
+    voxels[0, 39, 35] = 99  # a scan of one value would be refused
+    image = image_of(voxels)
     corner = candidates(image, [(0, 39, 0)])
     patch = extract(save(tmp_path / "a.mhd", image), corner, PatchSpec((8, 8), slices=3))[0]
     assert (patch[0] == -1000).all()  # the slice below the first

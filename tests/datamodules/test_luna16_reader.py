@@ -208,7 +208,7 @@ def test_bad_rows_are_named(luna, row, message):
         ("series,x,y,z,class\n1,2,3,4,1\n", r"needs the columns seriesuid, .*, but has series, x"),
         ("", "needs the columns"),
         ("seriesuid,coordX,coordY,coordZ,class\n", "has no data rows"),
-        (b"seriesuid,\xff\xfe", "cannot be read as CSV"),
+        (b"seriesuid,\xff\xfe", "is not UTF-8"),
     ],
 )
 def test_bad_tables_are_named(luna, text, message):
@@ -277,10 +277,10 @@ def test_bad_scans_are_named_before_any_voxel_is_read(luna, damage, message):
         Luna16Reader(luna).patients()
 
 
-def test_headers_and_voxels_that_simpleitk_refuses(tmp_path):
+def test_headers_and_voxels_that_are_damaged(tmp_path):
     header = write_scan(tmp_path, "1.2", SMALL)
     damage_dimension(header)
-    with pytest.raises(DataError, match=r"1\.2\.mhd is truncated or corrupt"):
+    with pytest.raises(DataError, match=r"1\.2\.mhd has x dimensions"):
         open_scan(header)
     for name in ("2.2.mhd", "2.3.mha"):
         path = tmp_path / name

@@ -74,7 +74,7 @@ CASES = {
     "algorithm=fedprox algorithm.mu=big": "algorithm.mu must be a number, not 'big'.",
     "optimizer.lr=-1": "The optimizer or its scheduler cannot be used as it is: Invalid learning",
     "scheduler=step scheduler.step_size=0": "scheduler cannot be used as it is: integer modulo",
-    "data.batch_size=0": "data.batch_size=0 and data.eval_batch_size=1024 must be at least 1.",
+    "data.batch_size=0": "data.batch_size=0 and data.eval_batch_size=1024 must be at least 1, and",
     "trainer.devices=0": "trainer.devices=0 cannot be used; give a number of at least 1, or on",
     "trainer.precision=16-mixed": "trainer.precision=16-mixed is not supported (float16 would",
     # Names that fit nothing
@@ -92,7 +92,7 @@ CASES = {
     "data=csv data.path=/no/such.csv": "/no/such.csv does not exist; set data.path to",
     "data=csv": "data.path has no value yet; set it by data.path=VALUE.",
     "partition=round_robin partition.num_clients=570": "num_clients=570 does not fit 569 patients",
-    "partition.num_clients=570": "do not suffice for 570 clients of 1 samples",
+    "partition.num_clients=570": "num_clients=570 does not fit 569 patients",
     "partition=centre": "has no centre; name the centres in the data configuration",
     "model=densenet_bc": "The model cannot take the batches of these data (image (32, 30)",
 }

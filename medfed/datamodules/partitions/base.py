@@ -183,7 +183,7 @@ class Dealt(Partition):
         Raises:
             ConfigError: If there is no client, or too few patients, or the rule does not apply.
         """
-        if self.num_clients < 1 or self.num_clients * self.least > len(patients):
+        if self.num_clients < 1 or self.num_clients * max(self.least, 1) > len(patients):
             each = f" of at least {self.least} for each client" if self.least > 1 else ""
             raise ConfigError(
                 f"partition.num_clients={self.num_clients} does not fit {len(patients)} "

@@ -179,11 +179,22 @@ mean FLAIR?).
     for name in wanted:
         if name.lower() not in lower:
             hint = did_you_mean(name, known)
-            raise ConfigError(f"Unknown {kind} {name}; known: {', '.join(known)}{hint}.")
+            raise ConfigError(f"Unknown {kind} {name}; known: {few(known)}{hint}.")
     found = tuple(lower[name.lower()] for name in wanted)
     if not found or len(set(found)) < len(found):
         raise ConfigError(f"Each {kind} must be named once; got: {', '.join(wanted) or 'none'}.")
     return found
+
+
+def few(names: Sequence[str], most: int = 20) -> str:
+    """Lists names for a sentence, not all of very many.
+
+    Example:
+        >>> few(["a", "b", "c"], most=2)
+        'a, b and 1 more'
+    """
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def with_hospitals(patients: Sequence[Patient], hospitals: int | None) -> list[Patient]:

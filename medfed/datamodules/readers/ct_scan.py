@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,27 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from medfed.common.errors import DataError
+from medfed.datamodules.readers.metaimage import Storage, storage_of, unreadable
 
 Voxels = NDArray[np.int16]
 Index = Sequence[int]  # (3,), of a voxel
-_HEADER_BYTES = 1 << 16  # longer than any header; in a .mha the voxels follow
+_HOUNSFIELD = 4096  # 12 bits; most of a scan lies within
 _PATIENT_AXES = {"R": 0, "L": 0, "A": 1, "P": 1, "I": 2, "S": 2}
 _INT16 = np.iinfo(np.int16)
-
-
-@dataclass(frozen=True)
-class Storage:
-    """How a header says that its voxels are stored.
-
-    Attributes:
-        file: The file with the voxels; the header itself where they follow it.
-        plain: Whether they are nothing but int16 numbers in one file, so that parts can be read.
-        dtype: NumPy's name of these numbers.
-    """
-
-    file: Path
-    plain: bool
-    dtype: str = "<i2"
 
 
 @dataclass(frozen=True)
@@ -67,7 +52,6 @@ class Scan:
     reverse: tuple[bool, bool, bool]
     spacing: tuple[float, float, float]
     stencil: Any = field(repr=False, compare=False)
-    _kept: list[Any] = field(default_factory=list, repr=False, compare=False)
 
     @property
     def size(self) -> NDArray[np.int64]:
@@ -114,14 +98,19 @@ class Scan:
             for (i0, j0, k0), (i1, j1, k1) in parts:
                 yield self._turned(self._whole[k0:k1, j0:j1, i0:i1])
             return
+        seen = _Seen(self.storage.file)
         try:
             with self.storage.file.open("rb", buffering=0) as file:
                 for (_, j0, k0), (_, j1, k1) in parts:
                     self._announce(file.fileno(), k0, k1, j0, j1)
                 for (i0, j0, k0), (i1, j1, k1) in parts:
-                    yield self._turned(self._rows(file, k0, k1, j0, j1)[:, :, i0:i1])
+                    rows = self._rows(file, k0, k1, j0, j1)
+                    seen.add(rows)
+                    yield self._turned(rows[:, :, i0:i1])
         except OSError as error:
-            raise _unreadable(self.storage.file, error) from error
+            raise unreadable(self.storage.file, error) from error
+        if parts:
+            seen.check()
 
     def _in_file(self, low: Index, high: Index) -> tuple[Index, Index]:
         """First and last-plus-one index along the file's axes, the fastest first."""
@@ -164,21 +153,17 @@ class Scan:
     @cached_property
     def _whole(self) -> Voxels:
         """All voxels in the file's order, rounded to int16."""
-        import SimpleITK as sitk
-
-        try:
-            image = sitk.ReadImage(str(self.header), imageIO="MetaImageIO")
-        except RuntimeError as error:
-            raise _unreadable(self.storage.file, error) from error
-        voxels = sitk.GetArrayViewFromImage(image)  # no second copy of a scan
+        voxels = self.storage.voxels()
         if np.issubdtype(voxels.dtype, np.floating) and not np.isfinite(voxels).all():
             raise DataError(
                 f"{self.storage.file} has NaN or infinite voxels; repair the file or leave the "
                 "scan out."
             )
-        if voxels.dtype == np.int16:
-            self._kept.append(image)  # the view does not keep it
-            return np.asarray(voxels)
+        seen = _Seen(self.storage.file)
+        seen.add(voxels)
+        seen.check()
+        if voxels.dtype.kind == "i" and voxels.dtype.itemsize <= 2:
+            return np.asarray(voxels, dtype=np.int16)
         return np.asarray(np.rint(np.clip(voxels, _INT16.min, _INT16.max)), dtype=np.int16)
 
 
@@ -196,104 +181,55 @@ def open_scan(header: Path) -> Scan:
     """
     import SimpleITK as sitk
 
-    storage, reader = storage_of(header), sitk.ImageFileReader()
-    reader.SetFileName(str(header))
-    reader.SetImageIO("MetaImageIO")
-    try:
-        reader.ReadImageInformation()
-        if reader.GetDimension() != 3 or reader.GetNumberOfComponents() != 1:
-            raise DataError(
-                f"{header} has {reader.GetDimension()} dimensions and "
-                f"{reader.GetNumberOfComponents()} values per voxel; a CT scan has 3 and 1: leave "
-                "the file out."
-            )
-        stencil = sitk.Image(1, 1, 1, sitk.sitkInt16)
-        stencil.SetOrigin(reader.GetOrigin())
-        stencil.SetSpacing(reader.GetSpacing())
-        stencil.SetDirection(reader.GetDirection())
-        oriented = sitk.DICOMOrientImageFilter.GetOrientationFromDirectionCosines
-        letters = oriented(reader.GetDirection())
-    except RuntimeError as error:  # no orientation or spacing that a scan can have
-        raise _unreadable(header, error) from error
+    storage = storage_of(header)
+    stencil = sitk.Image(1, 1, 1, sitk.sitkInt16)
+    stencil.SetOrigin(storage.origin)
+    stencil.SetSpacing(storage.spacing)
+    stencil.SetDirection(storage.direction)
+    letters = sitk.DICOMOrientImageFilter.GetOrientationFromDirectionCosines(storage.direction)
     x, y, z = ([_PATIENT_AXES[letter] for letter in letters].index(p) for p in range(3))
+    a, b, c = (storage.spacing[axis] for axis in (x, y, z))
     return Scan(
         header=header,
         storage=storage,
-        file_size=reader.GetSize(),
+        file_size=storage.size,
         axes=(x, y, z),
         reverse=(letters[x] == "R", letters[y] == "A", letters[z] == "I"),
-        spacing=tuple(reader.GetSpacing()[axis] for axis in (x, y, z)),
+        spacing=(a, b, c),
         stencil=stencil,
     )
 
 
-def storage_of(header: Path) -> Storage:
-    """Reads how the voxels are stored, and compares the size of their file to the header.
+@dataclass
+class _Seen:
+    """What the voxels that were read of a scan have in common."""
 
-    Args:
-        header: A ``.mhd`` or ``.mha`` file.
+    file: Path
+    least: float = math.inf
+    most: float = -math.inf
+    count: int = 0
+    strange: int = 0
 
-    Returns:
-        The storage.
+    def add(self, voxels: NDArray[Any]) -> None:
+        least, most = float(voxels.min()), float(voxels.max())
+        self.least, self.most = min(self.least, least), max(self.most, most)
+        self.count += voxels.size
+        if least < -_HOUNSFIELD or most > _HOUNSFIELD:
+            self.strange += int(((voxels < -_HOUNSFIELD) | (voxels > _HOUNSFIELD)).sum())
 
-    Raises:
-        DataError: If the header or the voxels are missing, or the voxels are too few or too many.
-    """
-    fields = _fields(header)
-    name = fields.get("ElementDataFile", "")
-    if not name:
-        raise DataError(f"{header} is no MetaImage header; copy it again or leave the scan out.")
-    if name.split()[0] in ("LOCAL", "LIST") or "%" in name:
-        return Storage(header, plain=False)
-    file = header.parent / name
-    try:
-        found = file.stat().st_size
-    except (OSError, ValueError):
-        raise DataError(
-            f"{file} is missing, but {header.name} names it; copy it there or leave the scan out."
-        ) from None
-    plain = (
-        fields.get("ElementType") == "MET_SHORT"
-        and fields.get("CompressedData", "False") == "False"
-        and fields.get("ElementNumberOfChannels", "1") == "1"
-        and fields.get("HeaderSize", "0") == "0"
-        and fields.get("BinaryData", "True") == "True"
-    )
-    if not plain:
-        return Storage(file, plain=False)
-    sizes = fields.get("DimSize", "x").split()
-    wanted = 2 * math.prod(int(n) if n.isdecimal() and len(n) < 10 else 0 for n in sizes)
-    if not found == wanted > 0:
-        raise DataError(
-            f"{file} has {found} bytes, but {header.name} says {wanted}; copy it again or leave "
-            "the scan out."
-        )
-    msb = fields.get("BinaryDataByteOrderMSB", fields.get("ElementByteOrderMSB", "False"))
-    return Storage(file, plain=True, dtype=">i2" if msb == "True" else "<i2")
+    def check(self) -> None:
+        """Refuses what is no picture in Hounsfield units.
 
-
-def _fields(header: Path) -> dict[str, str]:
-    """The header's lines ``Key = value``, up to the one that names the voxels."""
-    try:
-        with header.open("rb") as file:
-            text = file.read(_HEADER_BYTES).decode("latin-1")
-    except OSError as error:
-        raise _unreadable(header, error) from error
-    counts = re.findall(r"NDims\s*[=:]?[ \t]*(\S*)", text)
-    if not set(counts) <= set("1234"):  # ITK ends the whole process where it is -1
-        raise _unreadable(header, ValueError(f"NDims = {', '.join(counts):.40}"))
-    fields: dict[str, str] = {}
-    for line in text.splitlines():
-        key, equals, value = line.partition("=")
-        if equals:
-            fields[key.strip()] = value.strip()
-        if key.strip() == "ElementDataFile":
-            break
-    return fields
-
-
-def _unreadable(file: Path, error: Exception) -> DataError:
-    reason = str(error).strip().splitlines()[-1].removeprefix("Reason: ")
-    return DataError(
-        f"{file} is truncated or corrupt ({reason}); copy it again or leave the scan out."
-    )
+        Metal, and what lies around the circle of a scanner, may be anything; most voxels may not.
+        """
+        if self.count > 1 and self.least == self.most:
+            raise DataError(
+                f"{self.file} has the value {self.least:g} in every voxel that was read; copy the "
+                "scan again or leave it out."
+            )
+        if 2 * self.strange > self.count:
+            raise DataError(
+                f"{self.file} has {self.strange / self.count:.0%} of its voxels outside of "
+                f"{-_HOUNSFIELD} to {_HOUNSFIELD} HU, so that ElementType or the byte order is "
+                "wrong or the file is damaged; mend it or leave the scan out."
+            )

@@ -23,7 +23,8 @@ from medfed.common.files import sha256
 from medfed.datamodules.readers.base import Patient, Reader
 from medfed.datamodules.readers.candidates import RULE, Candidates, Points, read_points, subsample
 from medfed.datamodules.readers.centres import named_centres
-from medfed.datamodules.readers.ct_scan import open_scan, storage_of
+from medfed.datamodules.readers.ct_scan import open_scan
+from medfed.datamodules.readers.metaimage import storage_of
 
 log = logging.getLogger(__name__)
 

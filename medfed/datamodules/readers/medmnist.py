@@ -7,6 +7,7 @@ Source: J. Yang et al., "MedMNIST v2", Scientific Data 10:41, 2023. A file holds
 
 from __future__ import annotations
 
+import math
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,7 +24,8 @@ Bytes = NDArray[np.uint8]
 Labels = NDArray[np.int64]
 Arrays = Mapping[str, Bytes]
 NPZ = "{train,val,test}_images and {train,val,test}_labels of the MedMNIST convention"
-MOST_CLASSES = 2**16
+_INFLATION = 1032  # deflate makes no more bytes out of one
+_MOST_CLASSES = 1000
 
 
 def read_medmnist(path: Path | None, classes: Sequence[str] | None = None) -> ImageSet:
@@ -48,6 +50,7 @@ def read_medmnist(path: Path | None, classes: Sequence[str] | None = None) -> Im
         raise DataError(f"{path} is no whole .npz file; download or write it again.")
     try:
         with np.load(path, allow_pickle=False) as arrays:
+            _check_headers(path)
             return _image_set(path, arrays, classes)
     except FileNotFoundError:
         raise DataError(f"{path} does not exist; set data.path to a .npz file.") from None
@@ -56,6 +59,33 @@ def read_medmnist(path: Path | None, classes: Sequence[str] | None = None) -> Im
     except Exception as error:  # whatever zipfile, zlib or NumPy's tokenizer raise on bad bytes
         why = first_line(error)
         raise DataError(f"{path} cannot be read as .npz ({why}); write it again.") from error
+
+
+def _check_headers(path: Path) -> None:
+    """Compares what the arrays' headers claim with the file, before memory is set aside for it.
+
+    Raises:
+        DataError: If an array is of objects, or larger than what is packed in the file.
+    """
+    with zipfile.ZipFile(path) as archive:
+        for info in archive.infolist():
+            with archive.open(info) as member:
+                version = np.lib.format.read_magic(member)
+                read = np.lib.format.read_array_header_1_0
+                if version != (1, 0):
+                    read = np.lib.format.read_array_header_2_0
+                shape, _, dtype = read(member)
+                size = member.tell() + math.prod(shape) * dtype.itemsize
+            if dtype.hasobject:
+                raise DataError(
+                    f"{path}, {info.filename}: it holds Python objects, which are never loaded; "
+                    "write numbers."
+                )
+            if size != info.file_size or size > _INFLATION * (info.compress_size + 1):
+                raise DataError(
+                    f"{path}, {info.filename}: its header says {size} bytes, but the file cannot "
+                    "hold them; download or write it again."
+                )
 
 
 def _image_set(path: Path, arrays: Arrays, classes: Sequence[str] | None) -> ImageSet:
@@ -100,9 +130,10 @@ def _labels(path: Path, split: str, values: Bytes) -> Labels:
 
 def _class_names(path: Path, labels: Labels, classes: Sequence[str] | None) -> tuple[str, ...]:
     count = int(labels.max(initial=-1)) + 1
-    if count > MOST_CLASSES:
+    if count > max(_MOST_CLASSES, len(classes or ())):
         raise DataError(
-            f"{path} has the label {count - 1}; at most {MOST_CLASSES} classes are read."
+            f"{path} has labels up to {count - 1}; classes count from 0, and more than "
+            f"{_MOST_CLASSES} are only read with their names in data.reader.classes."
         )
     if classes is not None and len(classes) < count:
         raise DataError(

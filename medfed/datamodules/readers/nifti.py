@@ -18,12 +18,16 @@ from torch import Tensor
 
 from medfed.common.errors import DataError, first_line
 
+_INFLATION = 1032  # deflate makes no more bytes out of one
+_PADDING = 1 << 20  # zeros that may follow the voxels
+
 
 def load_ras(path: Path, channels: Sequence[int] | None = None) -> Tensor:
     """Reads a volume, or the volumes of a 4-D file, with axes towards right, anterior, superior.
 
     A compressed file is unpacked as a whole, so that its own checksum is compared: nibabel reads
-    no further than the last voxel, and would take flipped bits for voxels.
+    no further than the last voxel, and would take flipped bits for voxels. Nothing is allocated
+    for what a header claims and a file of this length cannot hold.
 
     Args:
         path: ``.nii`` or ``.nii.gz`` of shape (H, W, D) or (H, W, D, C).
@@ -39,17 +43,22 @@ def load_ras(path: Path, channels: Sequence[int] | None = None) -> Tensor:
 
     image = _opened(path)
     try:
-        held = path.stat().st_size
+        length = _check_length(path, image)
         if path.suffix == ".gz":
-            unpacked = gzip.decompress(path.read_bytes())
-            image, held = type(image).from_bytes(unpacked), len(unpacked)
-        # nibabel would make room for whatever the header announces.
-        wanted = math.prod(map(int, image.shape)) * image.get_data_dtype().itemsize
-        if not 0 < wanted <= held:
-            raise ValueError(f"{wanted} bytes of voxels are announced, {held} are there")
+            with gzip.open(path) as file:
+                data = file.read(length + _PADDING)
+                if file.read(1):
+                    raise ValueError(f"more is packed in it than the {length} bytes of its header")
+            if len(data) < length or any(data[length:]):
+                raise ValueError(f"{len(data)} bytes are packed in it, its header says {length}")
+            image = type(image).from_bytes(data)
         array = np.asanyarray(as_closest_canonical(image).dataobj)
+    except DataError:
+        raise
     except Exception as error:  # whatever a library raises on bad bytes
         raise _corrupt(path, error) from error
+    if array.dtype.kind not in "buif":
+        raise DataError(f"{path} has voxels of type {array.dtype}; write real numbers.")
     if array.ndim not in (3, 4):
         raise DataError(f"{path} has shape {array.shape}; a volume has three axes, or four.")
     array = array.reshape(*array.shape[:3], -1)
@@ -63,6 +72,22 @@ def load_ras(path: Path, channels: Sequence[int] | None = None) -> Tensor:
     for target, channel in zip(loaded, taken, strict=True):
         target[:] = array[..., channel]
     return torch.from_numpy(loaded)
+
+
+def _check_length(path: Path, image: Any) -> int:
+    """The bytes that the header speaks of, which the file must be able to hold."""
+    if not image.shape or min(image.shape) < 1:
+        raise DataError(f"{path} has shape {image.shape}, in which nothing can be; write it anew.")
+    voxels = image.dataobj
+    wanted: int = int(voxels.offset) + math.prod(image.shape) * int(voxels.dtype.itemsize)
+    found = path.stat().st_size
+    most = found * _INFLATION if path.suffix == ".gz" else found
+    if path.suffix in (".gz", ".nii") and (wanted > most or wanted < 0):
+        raise DataError(
+            f"{path} is truncated or corrupt ({found} bytes cannot hold the {wanted} of its "
+            "header); copy it again or leave the patient out."
+        )
+    return wanted
 
 
 def zscore(image: Tensor) -> Tensor:

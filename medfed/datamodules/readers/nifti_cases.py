@@ -5,6 +5,7 @@ Images are z-scored over non-zero voxels, in RAS; regions are made of label valu
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,6 +19,8 @@ from medfed.common.errors import DataError
 from medfed.datamodules.readers import nifti
 from medfed.datamodules.readers.base import Patient, VolumeReader, check_names, with_hospitals
 from medfed.datamodules.readers.centres import named_centres
+
+log = logging.getLogger(__name__)
 
 Pattern = str | Sequence[str]  # alternatives: the first that matches a file is taken
 
@@ -88,6 +91,7 @@ class NiftiReader(VolumeReader):
         nifti.check_geometry([*images, mask])
         image = self._load_images(images)
         self._check_finite(image, images)
+        self._check_varied(image, images)
         return {"image": nifti.zscore(image), "label": self._to_regions(nifti.load_ras(mask), mask)}
 
     def shape(self, patient: Patient) -> tuple[int, ...]:
@@ -131,6 +135,20 @@ class NiftiReader(VolumeReader):
                     f"{path}: channel {name} has NaN or infinite voxels; repair the file or leave "
                     "the patient out."
                 )
+
+    def _check_varied(self, image: Tensor, paths: Sequence[Path]) -> None:
+        """Refuses a channel of one value; zeros stand for a missing scan, and are said."""
+        for channel, (name, voxels) in enumerate(zip(self.channels, image, strict=True)):
+            first = voxels.view(-1)[0].item()
+            if voxels.numel() == 1 or voxels.view(-1)[-1] != first or not (voxels == first).all():
+                continue
+            path = paths[channel] if len(paths) > 1 else paths[0]
+            if first:
+                raise DataError(
+                    f"{path}: channel {name} has the value {first:g} in every voxel; copy the file "
+                    "again or leave the patient out."
+                )
+            log.warning("%s: channel %s is 0 in every voxel, as if it were missing.", path, name)
 
     def _to_regions(self, label: Tensor, path: Path) -> Tensor:
         """(1, H, W, D) label values to (R, H, W, D) uint8."""

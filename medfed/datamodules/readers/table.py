@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,8 +18,11 @@ from medfed.common.errors import ConfigError, DataError
 from medfed.datamodules.readers.base import check_names
 from medfed.datamodules.readers.csv_rows import csv_rows
 
+log = logging.getLogger(__name__)
+
 Outcome = Literal["classes", "continuous"]
 Values = Sequence[str | int | float]
+_LARGEST = 1e30  # what is beyond loses its range when it is scaled
 MISSING = frozenset({"", "?", "nan", "na", "none", "null"})
 
 
@@ -44,10 +50,7 @@ class Table:
 
 
 def check_outcome(outcome: str) -> None:
-    """Refuses an unknown kind of outcome.
-
-    Raises:
-        ConfigError: If it is neither ``classes`` nor ``continuous``.
+    """Refuses an unknown kind of outcome by a ConfigError.
 
     Example:
         >>> check_outcome("continuous")
@@ -89,6 +92,10 @@ def read_csv(
         ConfigError: If a column does not exist; lists those that do.
     """
     sheet = _Sheet.read(path, header)
+    if features is not None and label.lower() in {f.lower() for f in features}:
+        raise ConfigError(
+            f"data.features names {label}, which is data.label: the answer would be given away."
+        )
     try:
         used = check_names("column", [c for c in (label, centre, patient) if c], sheet.columns)
         names = tuple(c for c in sheet.columns if c not in used)
@@ -96,6 +103,7 @@ def read_csv(
             names = check_names("column", features, sheet.columns)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
+    _check_features(path, names)
     labels, classes = (
         (_outcomes(sheet, label), (label,))
         if outcome == "continuous"
@@ -105,6 +113,16 @@ def read_csv(
     patients = sheet.known(patient) if patient else [f"row_{i}" for i in range(count)]
     centres, files = sheet.known(centre) if centre else (), [path] * count
     return Table(names, sheet.numbers(names), labels, classes, patients, centres, files)
+
+
+def _check_features(path: Path, names: Sequence[str]) -> None:
+    if not names:
+        raise DataError(f"{path} has no feature column; there is nothing to learn from.")
+    if "" in names:
+        raise DataError(
+            f"{path} has a column without a name, perhaps row numbers; name it in the header line, "
+            "or name the others in data.features."
+        )
 
 
 def read_features(
@@ -149,7 +167,13 @@ class _Sheet:
         columns = [c.strip() for c in (rows.pop(0) if header is None and rows else header or [])]
         if not rows:
             raise DataError(f"{path} has no data rows.")
-        if twice := {c for c in columns if [x.lower() for x in columns].count(c.lower()) > 1}:
+        if long := next((c for c in columns if len(c) > 200 or not c.isprintable()), None):
+            raise DataError(
+                f"{path}: no column can be called {long[:40]!r}…; give it a header line, or name "
+                "its columns in data.header."
+            )
+        count = Counter(c.lower() for c in columns)
+        if twice := {c for c in columns if count[c.lower()] > 1}:
             raise DataError(
                 f"{path}: column {min(twice)} occurs twice; give every column a name of its own."
             )
@@ -162,12 +186,17 @@ class _Sheet:
                 )
         return sheet
 
+    @cached_property
+    def places(self) -> dict[str, int]:
+        """Where each column stands, by its name in lower case."""
+        return {column.lower(): at for at, column in enumerate(self.columns)}
+
     def bad(self, number: int, what: str) -> DataError:
         return DataError(f"{self.path}, data row {number}{what}")
 
     def cells(self, name: str) -> list[tuple[int, str]]:
         """Number and text of every cell of a column."""
-        at = [column.lower() for column in self.columns].index(name.lower())
+        at = self.places[name.lower()]
         return [(number, row[at].strip()) for number, row in enumerate(self.rows, start=1)]
 
     def known(self, name: str) -> list[str]:
@@ -185,11 +214,11 @@ class _Sheet:
             for number, text in self.cells(name):
                 missing = text.lower() in MISSING
                 found[number - 1, column] = float("nan") if missing else as_number(text)
-                if not missing and not np.isfinite(found[number - 1, column]):
+                if not missing and not abs(found[number - 1, column]) < _LARGEST:
                     raise self.bad(
                         number,
-                        f", column {name}: {text!r} is not a number; write a number, leave it "
-                        "empty, or leave the column out with data.features.",
+                        f", column {name}: {text[:60]!r} is not a number (below 1e30); write a "
+                        "number, leave it empty, or leave the column out with data.features.",
                     )
         return found
 
@@ -202,8 +231,8 @@ def _outcomes(sheet: _Sheet, name: str) -> NDArray[np.float64]:
         worst = int(np.flatnonzero(~np.isfinite(found))[0])
         raise sheet.bad(
             worst + 1,
-            f", column {name}: the outcome {cells[worst]!r} is not a number; mend the row or set "
-            "data.outcome=classes.",
+            f", column {name}: the outcome {cells[worst][:60]!r} is not a number; mend the row or "
+            "set data.outcome=classes.",
         )
     return found
 
@@ -225,6 +254,14 @@ def _classes(
             "are possible. Name the column in data.label, or the values of class 1 in "
             "data.positive."
         )
+    if len(values) >= 10 and len(names) > 2 and 2 * len(names) > len(values):
+        raise DataError(
+            f"{sheet.path}: the label column has {len(names)} distinct values in {len(values)} "
+            "rows, so it is probably an id or a measurement; name another one in data.label, or "
+            "set data.outcome=continuous."
+        )
+    if lone := [name for name, count in Counter(values).items() if count == 1 and len(names) > 2]:
+        log.warning("%s: the class %s has a single row.", sheet.path, lone[0][:60])
     index = {name: i for i, name in enumerate(names)}
     return np.array([index[v] for v in values], dtype=np.int64), tuple(names)
 
@@ -234,11 +271,11 @@ def _check_labels(sheet: _Sheet, values: Sequence[str], wanted: set[str], known:
     for number, value in enumerate(values, start=1):
         if value not in known:
             listed = ", ".join(sorted(known))
-            raise sheet.bad(number, f": the label {value} is none of {listed}; mend the row.")
+            raise sheet.bad(number, f": the label {value[:60]} is none of {listed}; mend the row.")
     if not wanted & set(values):
         raise DataError(
             f"{sheet.path}: no row has a label of data.positive ({', '.join(sorted(wanted))}); the "
-            f"labels are {', '.join(sorted(set(values))[:10])}."
+            f"labels are {', '.join(v[:40] for v in sorted(set(values))[:10])}."
         )
 
 
@@ -246,11 +283,11 @@ def as_number(text: str) -> float:
     """Reads a number; what is none is infinite.
 
     Example:
-        >>> as_number("1.5"), as_number("old")
-        (1.5, inf)
+        >>> as_number("1.5"), as_number("old"), as_number("1_5")
+        (1.5, inf, inf)
     """
     try:
-        return float(text)
+        return float("inf") if "_" in text else float(text)  # Python's own spelling of 15
     except ValueError:
         return float("inf")
 

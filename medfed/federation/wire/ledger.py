@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,0 +1,277 @@
+"""MetaImage files (``.mhd``, ``.mha``): headers checked by field, voxels by length and checksum.
+
+SimpleITK fills voxels with zeros or noise where a compressed file is torn, and ends the process on
+some headers. So it sees neither: what it would be told is read and checked here.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from medfed.common.errors import DataError, first_line
+
+_HEADER_BYTES = 1 << 16  # longer than any header; in a .mha the voxels follow
+_INFLATION = 1032  # deflate makes no more bytes out of one
+_SYNONYMS = {
+    "Position": "Offset",
+    "Origin": "Offset",
+    "Rotation": "TransformMatrix",
+    "Orientation": "TransformMatrix",
+    "ElementSize": "ElementSpacing",
+    "ElementByteOrderMSB": "BinaryDataByteOrderMSB",
+}
+_DTYPES = {
+    "MET_CHAR": "i1",
+    "MET_UCHAR": "u1",
+    "MET_SHORT": "i2",
+    "MET_USHORT": "u2",
+    "MET_INT": "i4",
+    "MET_UINT": "u4",
+    "MET_FLOAT": "f4",
+    "MET_DOUBLE": "f8",
+}
+
+
+@dataclass(frozen=True)
+class Storage:
+    """How a header says that its voxels are stored.
+
+    Attributes:
+        header: The header.
+        file: The file with the voxels; the header itself where they follow it.
+        size: (3,) voxels along the file's axes, the fastest first.
+        spacing: (3,) mm along them.
+        origin: (3,) mm, the place of the first voxel.
+        direction: (9,) the matrix whose columns are the directions of the axes, row by row.
+        dtype: NumPy's name of the numbers.
+        start: Bytes of `file` before the voxels.
+        compressed: Whether they are one zlib or gzip stream.
+    """
+
+    header: Path
+    file: Path
+    size: tuple[int, int, int]
+    spacing: tuple[float, ...]
+    origin: tuple[float, ...]
+    direction: tuple[float, ...]
+    dtype: str
+    start: int
+    compressed: bool
+
+    @property
+    def plain(self) -> bool:
+        """Whether the file is nothing but int16 numbers, so that parts of it can be read."""
+        return self.dtype[1:] == "i2" and not self.start and not self.compressed
+
+    @property
+    def length(self) -> int:
+        """Bytes of all voxels."""
+        return math.prod(self.size) * np.dtype(self.dtype).itemsize
+
+    def voxels(self) -> NDArray[Any]:
+        """Reads all voxels, (k, j, i).
+
+        Raises:
+            DataError: If the file is not as long as the header says, or its checksum is wrong.
+        """
+        try:
+            with self.file.open("rb") as file:
+                file.seek(self.start)
+                data = file.read()
+            if self.compressed:
+                data = inflated(data, self.length)
+        except (OSError, zlib.error) as error:
+            raise unreadable(self.file, error) from error
+        if len(data) != self.length:
+            raise _other_length(self.file, len(data), self.header, self.length)
+        return np.frombuffer(data, self.dtype).reshape(self.size[::-1])
+
+
+def inflated(data: bytes, length: int) -> bytes:
+    """Unpacks a zlib or gzip stream, whose checksum is compared; no more than `length` bytes.
+
+    Raises:
+        zlib.error: If it is damaged, ends too early or late, or holds more.
+
+    Example:
+        >>> inflated(zlib.compress(b"ab"), 2)
+        b'ab'
+        >>> inflated(zlib.compress(b"ab")[:-1], 2)
+        Traceback (most recent call last):
+        ...
+        zlib.error: the compressed data end too early
+    """
+    stream = zlib.decompressobj(wbits=47)
+    found = stream.decompress(data, length + 1)
+    if len(found) > length:
+        raise zlib.error("more is packed in it than the header says")
+    # The checksum, too, is only read when there is room for more.
+    found += stream.decompress(stream.unconsumed_tail, 1)
+    if not stream.eof:
+        raise zlib.error("the compressed data end too early")
+    if stream.unused_data:
+        raise zlib.error("something follows the compressed data")
+    return found
+
+
+def storage_of(header: Path) -> Storage:
+    """Reads a header, and compares the size of the file of voxels to it; no voxel is read.
+
+    Args:
+        header: A ``.mhd`` or ``.mha`` file of a 3-D scan.
+
+    Returns:
+        The storage.
+
+    Raises:
+        DataError: If a field is missing or cannot be, or the voxels are missing, too few or many.
+    """
+    fields, end = _fields(header)
+    name = fields.get("ElementDataFile", "")
+    if not name:
+        raise DataError(f"{header} is no MetaImage header; copy it again or leave the scan out.")
+    axes, values = fields.get("NDims", ""), fields.get("ElementNumberOfChannels", "1")
+    if (axes, values) != ("3", "1"):
+        raise DataError(
+            f"{header} has {axes or 'no'} dimensions and {values} values per voxel; a CT scan has "
+            "3 and 1: leave the file out."
+        )
+    size = tuple(int(n) for n in _numbers(header, fields, "DimSize", 3, least=1, whole=True))
+    matrix = _numbers(header, fields, "TransformMatrix", 9, "1 0 0 0 1 0 0 0 1")
+    if abs(np.linalg.det(np.reshape(matrix, (3, 3)))) < 1e-3:
+        raise _bad(header, fields, "TransformMatrix", "three directions")
+    if (kind := fields.get("ElementType", "")) not in _DTYPES:
+        raise _bad(header, fields, "ElementType", f"one of {', '.join(_DTYPES)}")
+    if not _is_true(fields.get("BinaryData", "True")):
+        raise _bad(header, fields, "BinaryData", "True: voxels written as text are not read")
+    start = int(_numbers(header, fields, "HeaderSize", 1, "0", least=-1, whole=True)[0])
+    file = header if name == "LOCAL" else _beside(header, name)
+    big = _is_true(fields.get("BinaryDataByteOrderMSB", "False"))
+    storage = Storage(
+        header=header,
+        file=file,
+        size=(size[0], size[1], size[2]),
+        spacing=_numbers(header, fields, "ElementSpacing", 3, "1 1 1", least=1e-6),
+        origin=_numbers(header, fields, "Offset", 3, "0 0 0"),
+        direction=tuple(np.reshape(matrix, (3, 3)).T.ravel().tolist()),
+        dtype=(">" if big else "<") + _DTYPES[kind],
+        start=end if name == "LOCAL" else max(start, 0),
+        compressed=_is_true(fields.get("CompressedData", "False")),
+    )
+    return _of_right_length(storage, from_end=start == -1 and name != "LOCAL")
+
+
+def _of_right_length(storage: Storage, from_end: bool) -> Storage:
+    """Checks what the file's size tells; of compressed voxels, whether they can be as many."""
+    file, header, wanted = storage.file, storage.header, storage.length
+    try:
+        found = file.stat().st_size - storage.start
+    except OSError:
+        raise DataError(
+            f"{file} is missing, but {header.name} names it; copy it there or leave the scan out."
+        ) from None
+    if not file.is_file():
+        raise DataError(f"{file} is no file, but {header.name} names it; mend the header.")
+    if storage.compressed:
+        if wanted > _INFLATION * found:
+            raise _other_length(file, found, header, wanted)
+    elif from_end and found > wanted:
+        return Storage(**{**vars(storage), "start": found - wanted})
+    elif found != wanted:
+        raise _other_length(file, found, header, wanted)
+    return storage
+
+
+def _beside(header: Path, name: str) -> Path:
+    """The file of voxels, which lies in the header's folder or below it."""
+    if name.split()[0] == "LIST" or "%" in name:
+        raise DataError(
+            f"{header} keeps its voxels in several files ({name[:60]}); write the scan as one "
+            "file, such as by SimpleITK.WriteImage, or leave it out."
+        )
+    path = Path(name)
+    if path.is_absolute() or ".." in path.parts or "\0" in name or len(name) > 255:
+        raise DataError(
+            f"{header} names voxels outside of its folder ({name[:60]!r}); put the file beside the "
+            "header and mend ElementDataFile."
+        )
+    return header.parent / name
+
+
+def _numbers(
+    header: Path,
+    fields: dict[str, str],
+    key: str,
+    count: int,
+    default: str = "",
+    least: float = -math.inf,
+    whole: bool = False,
+) -> tuple[float, ...]:
+    """The numbers of a field."""
+    try:
+        found = tuple(map(int if whole else float, fields.get(key, default).split()))
+    except ValueError:
+        found = ()
+    if len(found) != count or not all(abs(x) < 1e9 and x >= least for x in found):
+        kind = "whole numbers" if whole else "numbers"
+        above = f" of at least {least:g}" if math.isfinite(least) else ""
+        raise _bad(header, fields, key, f"{count} {kind}{above}")
+    return found
+
+
+def _bad(header: Path, fields: dict[str, str], key: str, wanted: str) -> DataError:
+    return DataError(
+        f"{header} has {key} = {fields.get(key, '')[:60]!r}, which must be {wanted}; mend the "
+        "header or leave the scan out."
+    )
+
+
+def _fields(header: Path) -> tuple[dict[str, str], int]:
+    """The header's lines ``Key = value`` up to the one that names the voxels, and its length."""
+    try:
+        with header.open("rb") as file:
+            text = file.read(_HEADER_BYTES)
+    except OSError as error:
+        raise unreadable(header, error) from error
+    fields: dict[str, str] = {}
+    end = 0
+    for line in text.splitlines(keepends=True):
+        end += len(line)
+        key, equals, value = (part.strip() for part in line.decode("latin-1").partition("="))
+        key = _SYNONYMS.get(key, key)
+        if equals and fields.setdefault(key, value) != value:
+            raise DataError(f"{header} has the field {key} twice; mend the header.")
+        if key == "ElementDataFile":
+            break
+    return fields, end
+
+
+def _is_true(text: str) -> bool:
+    return text[:1] in ("T", "t", "1")
+
+
+def _other_length(file: Path, found: int, header: Path, wanted: int) -> DataError:
+    return DataError(
+        f"{file} has {found} bytes, but {header.name} says {wanted}; copy it again or leave the "
+        "scan out."
+    )
+
+
+def unreadable(file: Path, error: Exception) -> DataError:
+    """The sentence about a file that cannot be read.
+
+    Example:
+        >>> str(unreadable(Path("a.raw"), OSError("it ends too early")))
+        'a.raw is truncated or corrupt (it ends too early); copy it again or leave the scan out.'
+    """
+    return DataError(
+        f"{file} is truncated or corrupt ({first_line(error)}); copy it again or leave the scan "
+        "out."
+    )

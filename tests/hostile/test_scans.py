@@ -1,0 +1,391 @@
+"""Scans and arrays that are torn, flipped or lie about themselves: one sentence each, no cache."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import pickle
+import zipfile
+import zlib
+
+import nibabel as nib
+import numpy as np
+import pytest
+import SimpleITK as sitk
+
+from medfed.common.errors import DataError, MedfedError
+from medfed.config.compose import load
+from medfed.datamodules.readers.ct_scan import open_scan
+from medfed.datamodules.readers.medmnist import read_medmnist
+from medfed.datamodules.readers.nifti import load_ras
+from medfed.run.prepare import prepare
+from tests.datamodules.luna_files import image_of, noise
+from tests.integration.test_bad_data import WRITE, arrays, settings
+
+VOXELS = noise((6, 12, 10))
+BYTES = VOXELS.astype("<i2").tobytes()
+
+
+def header(old, new):
+    """A damage: another text in the header."""
+
+    def damage(path):
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new, 1))
+
+    return damage
+
+
+def field(line):
+    return header("ElementDataFile", f"{line}\nElementDataFile")
+
+
+def data(change):
+    """A damage: other bytes in the file of the voxels."""
+
+    def damage(path):
+        raw = next(p for p in path.parent.iterdir() if p.suffix in (".raw", ".zraw"))
+        raw.write_bytes(change(raw.read_bytes()))
+
+    return damage
+
+
+def flip(share):
+    def change(old):
+        new = bytearray(old)
+        new[int(share * (len(new) - 1))] ^= 16
+        return bytes(new)
+
+    return change
+
+
+def remove(path):
+    next(p for p in path.parent.iterdir() if p.suffix in (".raw", ".zraw")).unlink()
+
+
+DIMS = "DimSize = 10 12 6"
+MATRIX = "TransformMatrix = 1 0 0"
+FILE = "ElementDataFile = s.raw"
+TORN = "s.zraw is truncated or corrupt"
+# Compressed or not, the damage, and what the sentence says.
+SCANS = {
+    "cut": (True, data(lambda b: b[: len(b) // 2]), TORN),
+    "cut by a byte": (True, data(lambda b: b[:-1]), TORN),
+    "empty": (True, data(lambda b: b""), "s.zraw has 0 bytes, but s.mhd says 1440"),
+    "flip at a tenth": (True, data(flip(0.1)), TORN),
+    "flip in the middle": (True, data(flip(0.5)), TORN),
+    "flip at nine tenths": (True, data(flip(0.9)), TORN),
+    "flip in the checksum": (True, data(flip(1.0)), TORN),
+    "more behind": (True, data(lambda b: b + b"xx"), "something follows the compressed data"),
+    "fewer packed": (True, data(lambda b: zlib.compress(BYTES[:-100])), "s.zraw has 1340 bytes"),
+    "more packed": (True, data(lambda b: zlib.compress(BYTES + b"00")), "more is packed in it"),
+    "bomb": (True, data(lambda b: zlib.compress(bytes(10**7))), "more is packed in it"),
+    "raw called compressed": (
+        False,
+        header("CompressedData = False", "CompressedData = True"),
+        "s.raw is truncated or corrupt",
+    ),
+    "compressed called raw": (
+        True,
+        header("CompressedData = True", "CompressedData = False"),
+        "bytes, but s.mhd says 1440",
+    ),
+    "list": (False, header(FILE, "ElementDataFile = LIST"), "several files (LIST)"),
+    "list of files": (False, header(FILE, "ElementDataFile = LIST 2\na"), "several files"),
+    "pattern": (False, header(FILE, "ElementDataFile = s%09d.raw 1 6 1"), "several files"),
+    "type unknown": (False, header("MET_SHORT", "MET_FOO"), "ElementType = 'MET_FOO'"),
+    "type of 8 bytes": (False, header("MET_SHORT", "MET_DOUBLE"), "s.mhd says 5760"),
+    "type of 1 byte": (False, header("MET_SHORT", "MET_UCHAR"), "s.mhd says 720"),
+    "type unsigned": (False, header("MET_SHORT", "MET_USHORT"), "outside of -4096 to 4096 HU"),
+    "byte order": (False, header("MSB = False", "MSB = True"), "the byte order is wrong"),
+    "size text": (False, header(DIMS, "DimSize = ten 12 6"), "DimSize = 'ten 12 6'"),
+    "size negative": (False, header(DIMS, "DimSize = -10 12 -6"), "whole numbers of at least 1"),
+    "size zero": (False, header(DIMS, "DimSize = 0 12 6"), "whole numbers of at least 1"),
+    "size half": (False, header(DIMS, "DimSize = 10.5 12 6"), "whole numbers of at least 1"),
+    "size of two": (False, header(DIMS, "DimSize = 10 12"), "must be 3 whole numbers"),
+    "size of four": (False, header(DIMS, "DimSize = 10 12 3 2"), "must be 3 whole numbers"),
+    "size lacking": (False, header(f"{DIMS}\n", ""), "DimSize = ''"),
+    "size huge": (False, header(DIMS, "DimSize = 999999 999999 9"), "bytes, but s.mhd says"),
+    "size beyond": (False, header(DIMS, f"DimSize = {'9' * 30} 1 1"), "must be 3 whole numbers"),
+    "size huge, packed": (True, header(DIMS, "DimSize = 99999 99999 9"), "bytes, but s.mhd says"),
+    "two axes": (False, header("NDims = 3", "NDims = 2"), "has 2 dimensions"),
+    "four axes": (False, header("NDims = 3", "NDims = 4"), "has 4 dimensions"),
+    "negative axes": (False, header("NDims = 3", "NDims = -1"), "has -1 dimensions"),
+    "many axes": (False, header("NDims = 3", "NDims = 2000000000"), "has 2000000000 dimensions"),
+    "axes text": (False, header("NDims = 3", "NDims = three"), "has three dimensions"),
+    "two channels": (False, field("ElementNumberOfChannels = 2"), "and 2 values per voxel"),
+    "field twice": (False, field("NDims = -1"), "has the field NDims twice"),
+    "header size": (False, field("HeaderSize = 10"), "s.raw has 1430 bytes"),
+    "header size text": (False, field("HeaderSize = x"), "HeaderSize = 'x'"),
+    "header size negative": (False, field("HeaderSize = -7"), "HeaderSize = '-7'"),
+    "spacing 0": (False, header("Spacing = 0.5", "Spacing = 0"), "ElementSpacing = '0 "),
+    "spacing negative": (False, header("Spacing = 0.5", "Spacing = -0.5"), "ElementSpacing = '-0"),
+    "spacing NaN": (False, header("Spacing = 0.5", "Spacing = nan"), "ElementSpacing = 'nan"),
+    "flat": (False, header(MATRIX, "TransformMatrix = 0 0 0"), "must be three directions"),
+    "matrix NaN": (False, header(MATRIX, "TransformMatrix = nan 0 0"), "must be 9 numbers"),
+    "place infinite": (False, header("Offset = -1", "Offset = inf 1"), "Offset = 'inf"),
+    "text voxels": (False, header("BinaryData = True", "BinaryData = False"), "written as text"),
+    "missing": (False, remove, "s.raw is missing, but s.mhd names it"),
+    "missing, packed": (True, remove, "s.zraw is missing, but s.mhd names it"),
+    "longer": (False, data(lambda b: b + b"00"), "s.raw has 1442 bytes"),
+    "shorter": (False, data(lambda b: b[:-3]), "s.raw has 1437 bytes"),
+    "upwards": (
+        False,
+        header(FILE, "ElementDataFile = ../../../../etc/passwd"),
+        "outside of its folder",
+    ),
+    "absolute": (False, header(FILE, "ElementDataFile = /etc/passwd"), "outside of its folder"),
+    "NUL in a name": (False, header(FILE, "ElementDataFile = s\0.raw"), "outside of its folder"),
+    "folder": (False, header(FILE, "ElementDataFile = ."), "is no file, but s.mhd names it"),
+    "constant": (False, data(lambda b: bytes(len(b))), "has the value 0 in every voxel"),
+    "constant, packed": (
+        True,
+        data(lambda b: zlib.compress(bytes(len(BYTES)))),
+        "has the value 0 in every voxel",
+    ),
+    "no HU": (False, data(lambda b: b"\x20\x4e" * 700 + bytes(40)), "outside of -4096 to 4096 HU"),
+    "empty header": (False, lambda path: path.write_text(""), "is no MetaImage header"),
+    "NUL header": (False, lambda path: path.write_bytes(bytes(5000)), "is no MetaImage header"),
+}
+
+
+def one(sentence: str) -> bool:
+    return "\n" not in sentence and sentence.endswith(".") and len(sentence) < 400
+
+
+def scan(folder, packed):
+    path = folder / "s.mhd"
+    sitk.WriteImage(image_of(VOXELS, spacing=(0.5, 0.5, 2.5)), str(path), packed)
+    return path
+
+
+def whole(path):
+    found = open_scan(path)
+    (box,) = found.boxes([((0, 0, 0), found.size.tolist())])
+    return box
+
+
+@pytest.mark.parametrize("name", SCANS)
+def test_a_damaged_scan_is_one_sentence(name, tmp_path):
+    packed, damage, message = SCANS[name]
+    path = scan(tmp_path, packed)
+    damage(path)
+    with pytest.raises(DataError) as caught:
+        whole(path)
+    assert message in str(caught.value)
+    assert one(str(caught.value))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_scan_without_damage_is_what_simpleitk_reads(packed, tmp_path):
+    path = scan(tmp_path, packed)
+    assert np.array_equal(whole(path), VOXELS)
+    known, found = sitk.ReadImage(str(path)), open_scan(path).stencil
+    assert found.GetOrigin() == known.GetOrigin()
+    assert found.GetSpacing() == known.GetSpacing()
+
+
+def test_an_oblique_geometry_is_that_of_simpleitk(tmp_path):
+    image = image_of(VOXELS)
+    turn = sitk.Euler3DTransform((0, 0, 0), 0.1, -0.2, 0.3).GetMatrix()
+    image.SetDirection(turn)
+    sitk.WriteImage(image, str(tmp_path / "s.mhd"))
+    point = image.TransformIndexToPhysicalPoint((3, 5, 2))
+    assert open_scan(tmp_path / "s.mhd").stencil.GetDirection() == pytest.approx(turn, abs=1e-9)
+    assert open_scan(tmp_path / "s.mhd").locate(np.array([point])) == pytest.approx(
+        np.array([[3, 5, 2]]), abs=1e-6
+    )
+
+
+@pytest.mark.parametrize("name", ["flip in the middle", "raw called compressed", "constant"])
+def test_nothing_enters_the_cache(name, tmp_path):
+    folder = tmp_path / "data"
+    WRITE["luna16"](folder)
+    packed, damage, _ = SCANS[name]
+    path = sorted(folder.rglob("*.mhd"))[0]
+    voxels = sitk.GetArrayFromImage(sitk.ReadImage(str(path)))
+    path.with_suffix(".raw").unlink()
+    sitk.WriteImage(image_of(voxels), str(path), packed)
+    damage(path)
+    with pytest.raises(DataError) as caught:
+        prepare(load([*settings("luna16", folder, tmp_path), "show=false"], "prepare"))
+    assert path.stem in str(caught.value)
+    assert not list((tmp_path / "root").rglob("00000*.npy"))
+    assert not list((tmp_path / "root").rglob("manifest.json"))
+
+
+# NIfTI
+
+
+def nifti(folder, suffix=".nii.gz"):
+    path = folder / f"t1{suffix}"
+    array = np.random.default_rng(0).normal(100, 9, (6, 5, 4)).astype(np.float32)
+    nib.save(nib.Nifti1Image(array, np.eye(4)), path)
+    return path
+
+
+def unpacked(change):
+    """A damage of what is packed in a file, with a checksum that fits."""
+
+    def damage(path):
+        old = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        new = change(bytearray(old))
+        path.write_bytes(gzip.compress(new) if path.suffix == ".gz" else new)
+
+    return damage
+
+
+def dims(*sizes):
+    def change(old):
+        old[40 : 40 + 2 * len(sizes)] = np.array(sizes, "<i2").tobytes()
+        return bytes(old)
+
+    return unpacked(change)
+
+
+def packed(change):
+    return lambda path: path.write_bytes(change(path.read_bytes()))
+
+
+def code(value):
+    def change(old):
+        old[70:72] = np.array([value], "<i2").tobytes()
+        return bytes(old)
+
+    return unpacked(change)
+
+
+HUGE = dims(3, 32767, 32767, 32767)
+NIFTI = {
+    "cut": (".nii.gz", packed(lambda b: b[: len(b) // 2]), "is truncated or corrupt"),
+    "cut checksum": (".nii.gz", packed(lambda b: b[:-4]), "is truncated or corrupt"),
+    "flip": (".nii.gz", packed(flip(0.6)), "is truncated or corrupt"),
+    "flip at the end": (".nii.gz", packed(flip(0.97)), "is truncated or corrupt"),
+    "flip in the checksum": (".nii.gz", packed(lambda b: b[:-8] + b"1234" + b[-4:]), "corrupt"),
+    "no gzip": (".nii.gz", packed(lambda b: b"\0" * 500), "is truncated or corrupt"),
+    "empty": (".nii.gz", packed(lambda b: b""), "is truncated or corrupt"),
+    "plain cut": (".nii", packed(lambda b: b[:-40]), "cannot hold the"),
+    "plain header alone": (".nii", packed(lambda b: b[:352]), "cannot hold the"),
+    "huge": (".nii", HUGE, "cannot hold the 1407"),
+    "huge, packed": (".nii.gz", HUGE, "cannot hold the"),
+    "larger, packed": (".nii.gz", dims(3, 6, 5, 5), "bytes are packed in it, its header says"),
+    "smaller, packed": (".nii.gz", dims(3, 6, 5, 3), "bytes are packed in it, its header says"),
+    "negative": (".nii", dims(3, -6, 5, 4), "t1.nii"),
+    "no size": (".nii.gz", dims(3, 0, 5, 4), "t1.nii.gz"),
+    "nine axes": (".nii", dims(9, 6, 5, 4), "t1.nii"),
+    "five axes": (".nii", dims(5, 6, 5, 2, 2, 1), "a volume has three axes, or four"),
+    "colours": (".nii", code(128), "voxels of type"),
+    "type unknown": (".nii", code(9999), "is truncated or corrupt"),
+}
+
+
+@pytest.mark.parametrize("name", NIFTI)
+def test_a_damaged_volume_is_one_sentence(name, tmp_path):
+    suffix, damage, message = NIFTI[name]
+    path = nifti(tmp_path, suffix)
+    damage(path)
+    with pytest.raises(DataError) as caught:
+        load_ras(path)
+    assert message in str(caught.value)
+    assert path.name in str(caught.value)
+    assert one(str(caught.value))
+
+
+def test_padding_behind_the_voxels_is_read_over(tmp_path):
+    path = nifti(tmp_path)
+    before = load_ras(path)
+    unpacked(lambda old: bytes(old) + bytes(64))(path)
+    assert load_ras(path).equal(before)
+
+
+# Arrays in the MedMNIST convention
+
+
+def npy(shape, dtype="|u1", content=b""):
+    """An array's file whose header claims what it likes."""
+    out = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        out, {"descr": dtype, "fortran_order": False, "shape": shape}
+    )
+    return out.getvalue() + content
+
+
+class Danger:
+    """Leaves a file behind where it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (str(self.path), "w")
+
+
+def replaced(name, content):
+    def damage(path):
+        kept = {f"{key}.npy": value for key, value in arrays().items() if key != name}
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            for key, value in kept.items():
+                with archive.open(key, "w") as file:
+                    np.lib.format.write_array(file, value)
+            given = content(path) if callable(content) else content
+            archive.writestr(f"{name}.npy", given)
+
+    return damage
+
+
+def pickled(path):
+    return npy((1,), "|O", pickle.dumps(np.array([Danger(path.with_name("danger"))], object)))
+
+
+def with_arrays(**changed):
+    return lambda path: np.savez(path, **{**arrays(), **changed})
+
+
+CLAIM = npy((100_000, 1000, 1000))
+NPZ = {
+    "93 GiB": (replaced("train_images", CLAIM), "the file cannot hold them"),
+    "labels of 93 GiB": (replaced("val_labels", CLAIM), "the file cannot hold them"),
+    "negative": (replaced("train_images", npy((-1, 12, 12))), "d.npz"),
+    "too few bytes": (replaced("train_images", npy((8, 12, 12))), "the file cannot hold them"),
+    "no array": (replaced("train_images", b"hello"), "d.npz cannot be read as .npz"),
+    "torn header": (replaced("train_images", CLAIM[:30]), "d.npz cannot be read as .npz"),
+    "code as header": (
+        replaced("train_images", CLAIM.replace(b"(100000, 1000, 1000)", b"(__import__('os'), 9)")),
+        "d.npz cannot be read as .npz",
+    ),
+    "pickle": (replaced("train_images", pickled), "Python objects, which are never loaded"),
+    "pickled labels": (replaced("test_labels", pickled), "Python objects, which are never loaded"),
+    "four axes": (with_arrays(train_images=np.zeros((8, 1, 2, 2, 2), np.uint8)), "must be uint8"),
+    "floats": (with_arrays(train_images=np.zeros((8, 12, 12))), "train_images: float64"),
+    "NaN": (with_arrays(val_images=np.full((4, 12, 12), np.nan)), "val_images: float64"),
+    "other length": (with_arrays(val_images=np.zeros((3, 12, 12), np.uint8)), "3 val_images, but"),
+    "other size": (with_arrays(val_images=np.zeros((4, 9, 9), np.uint8)), "must have one size"),
+    "text labels": (with_arrays(val_labels=np.array(list("abcd"))), "must be integers"),
+    "negative label": (with_arrays(val_labels=np.array([0, 1, -1, 0])), "is negative"),
+    "label 2^31": (with_arrays(val_labels=np.array([0, 1, 2**31, 0])), "labels up to 2147483648"),
+    "several labels": (with_arrays(val_labels=np.zeros((4, 14), int)), "14 labels per image"),
+    "one class": (
+        with_arrays(
+            **{
+                f"{s}_labels": np.zeros((n, 1), int)
+                for s, n in (("train", 8), ("val", 4), ("test", 4))
+            }
+        ),
+        "has only the class 0",
+    ),
+    "flip": (lambda path: (with_arrays()(path), packed(flip(0.2))(path)), "d.npz"),
+    "no zip": (lambda path: path.write_bytes(b"PK" + bytes(99)), "is no whole .npz file"),
+}
+
+
+@pytest.mark.parametrize("name", NPZ)
+def test_a_damaged_npz_is_one_sentence(name, tmp_path):
+    damage, message = NPZ[name]
+    path = tmp_path / "d.npz"
+    damage(path)
+    with pytest.raises(MedfedError) as caught:
+        read_medmnist(path)
+    assert message in str(caught.value)
+    assert one(str(caught.value))
+    assert not (tmp_path / "danger").exists()

@@ -1,0 +1,307 @@
+"""Tables and settings of data that cannot be: one sentence each, nothing left behind."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import pytest
+
+from medfed.common.errors import MedfedError
+from medfed.datamodules.readers.table import read_csv
+from medfed.datamodules.tabular import TabularDataModule
+from tests.integration.runs import CLINICAL, imaging, run
+
+HEADER = "who,place,age,ill"
+ROWS = [f"p{n},{'Basel' if n % 2 else 'Bern'},{40 + n},{n // 2 % 2}" for n in range(16)]
+TABLE = "\n".join([HEADER, *ROWS]) + "\n"
+
+
+def one(sentence: str) -> bool:
+    return "\n" not in sentence and sentence.endswith(".") and len(sentence) < 400
+
+
+def changed(old, new):
+    assert old in TABLE
+    return TABLE.replace(old, new, 1)
+
+
+def rows(lines):
+    return "\n".join([HEADER, *lines]) + "\n"
+
+
+# What a file holds, and what the sentence says.
+FILES = {
+    "UTF-16": (TABLE.encode("utf-16"), "is UTF-16 text, no CSV file; save it as CSV UTF-8"),
+    "UTF-16 without a mark": (TABLE.encode("utf-16-le"), "line 1: a NUL byte"),
+    "Latin-1": (
+        TABLE.replace("Bern", "Zürich").encode("latin-1"),
+        "byte 0xfc), but probably Latin",
+    ),
+    "semicolons": (TABLE.replace(",", ";"), "separates its cells by semicolons; save it"),
+    "tabs": (TABLE.replace(",", "\t"), "separates its cells by tabs; save it with commas"),
+    "open quote": (changed("p3", '"p3'), "cannot be read as CSV (unexpected end of data)"),
+    "two open quotes": (
+        changed("p3,Basel", 'p3,"Basel').replace("p9,Basel", 'p9,"Basel'),
+        "cannot be read as CSV (',' expected after '\"')",
+    ),
+    "NUL": (changed("p3", "p\0003"), "line 5: a NUL byte"),
+    "NULs at the end": (TABLE + "\0" * 50, "line 18: a NUL byte"),
+    "only NULs": (bytes(500), "line 1: a NUL byte"),
+    "a cell more": (changed("p3,", "p3,x,"), "data row 4: 5 cells, but 4 columns"),
+    "a cell fewer": (changed("p3,", ""), "data row 4: 3 cells, but 4 columns"),
+    "Excel": (b"PK\x03\x04" + bytes(range(256)), "is an Excel or zip file, no CSV file"),
+    "old Excel": (b"\xd0\xcf\x11\xe0\xa1\xb1" + bytes(99), "is an old Excel file"),
+    "gzip": (b"\x1f\x8b\x08" + bytes(50), "is a gzip file"),
+    "Parquet": (b"PAR1" + bytes(60), "is a Parquet file"),
+    "picture": (b"\x89PNG\r\n\x1a\n" + bytes(range(256)), "is not UTF-8 (byte 0x89)"),
+    "page": ("<html>\n<body>404</body>\n</html>\n", "Unknown column"),
+    "empty": ("", "has no data rows"),
+    "blank": ("\n \n\n", "has no data rows"),
+    "header alone": (HEADER + "\n", "has no data rows"),
+    "column twice": (changed("age", "Who"), "occurs twice; give every column a name"),
+    "no name": (changed("age", ""), "a column without a name, perhaps row numbers"),
+    "long name": (changed("age", "a" * 9999), "no column can be called 'aaa"),
+    "line in a name": (changed("age", '"a\nb"'), "no column can be called 'a\\nb'"),
+    "many unknown columns": (
+        ",".join(f"c{n}" for n in range(100_000)) + "\n" + ",".join("1" * 100_000) + "\n",
+        "and 99980 more",
+    ),
+    "infinity": (changed(",41,", ",inf,"), "data row 2, column age: 'inf' is not a number"),
+    "beyond": (changed(",41,", ",1e400,"), "'1e400' is not a number"),
+    "too large to scale": (changed(",41,", ",-1e308,"), "'-1e308' is not a number (below 1e30)"),
+    "decimal comma": (changed(",41,", ',"4,1",'), "'4,1' is not a number"),
+    "thousands": (changed(",41,", ',"1,041",'), "'1,041' is not a number"),
+    "underscore": (changed(",41,", ",4_1,"), "'4_1' is not a number"),
+    "text": (changed(",41,", ",old,"), "'old' is not a number"),
+    "long text": (changed(",41,", f",{'x' * 5000},"), "'xxx"),
+    "huge cell": (changed(",41,", f",{'4' * 200_000},"), "field larger than field limit"),
+    "one row": (rows(ROWS[:1]), "the label column has 1 distinct value(s)"),
+    "one class": (rows(ROWS[:2]), "the label column has 1 distinct value(s)"),
+    "label missing": (changed(",41,0", ",41,"), "data row 2, column ill: the cell is missing"),
+    "labels are ids": (rows([f"p{n},B,{n},patient {n}" for n in range(16)]), "is probably an id"),
+    "labels are long": (
+        rows([f"p{n},B,{n},{'x' * 500}{n}" for n in range(300)]),
+        "the label column has 300 distinct value(s)",
+    ),
+    "labels are measured": (rows([f"p{n},B,{n},{n / 7}" for n in range(40)]), "data.outcome=conti"),
+    "no features": ("ill\n0\n1\n0\n1\n", "has no feature column"),
+    "patient missing": (changed("p3,", ","), "data row 4, column who: the cell is missing"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_is_no_table(name, tmp_path):
+    content, message = FILES[name]
+    path = tmp_path / "t.csv"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    roles = {} if name == "no features" else {"centre": "place", "patient": "who"}
+    with pytest.raises(MedfedError) as caught:
+        read_csv(path, "ill", **roles)
+    assert message in str(caught.value)
+    assert "t.csv" in str(caught.value)
+    assert one(str(caught.value))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\xef\xbb\xbf" + TABLE.encode(),
+        TABLE.replace("\n", "\r\n").encode(),
+        TABLE.replace("\n", "\r").encode(),
+        TABLE.replace("p3", '"p3"').encode(),
+        TABLE.encode() + b"\n\n ,,,\n",
+    ],
+    ids=["mark", "Windows", "old Mac", "quotes", "empty rows"],
+)
+def test_a_file_that_users_expect_to_be_read(content, tmp_path):
+    (tmp_path / "t.csv").write_bytes(content)
+    table = read_csv(tmp_path / "t.csv", "ill", centre="place", patient="who")
+    assert table.features.ravel().tolist() == list(range(40, 56))
+    assert list(table.patients) == [f"p{n}" for n in range(16)]
+
+
+def test_a_table_of_very_many_columns(tmp_path):
+    names = [f"c{n}" for n in range(100_000)]
+    lines = [",".join(["ill", *names]), *[",".join([str(k), *["1"] * len(names)]) for k in (0, 1)]]
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    assert read_csv(tmp_path / "t.csv", "ill").features.shape == (2, 100_000)
+
+
+def test_a_folder_and_a_file_without_permission(tmp_path):
+    with pytest.raises(MedfedError, match=r"is a folder; name a CSV file\."):
+        read_csv(tmp_path, "ill")
+    path = tmp_path / "t.csv"
+    path.write_text(TABLE)
+    path.chmod(0)
+    if os.geteuid():  # the administrator may read everything
+        with pytest.raises(MedfedError, match=r"t\.csv cannot be read as CSV \(.*Permission"):
+            read_csv(path, "ill")
+
+
+@pytest.mark.parametrize(
+    ("roles", "message"),
+    [
+        ({"positive": [7]}, "no row has a label of data.positive (7); the labels are 0, 1."),
+        ({"positive": [1], "negative": [2]}, "the label 0 is none of 1, 2; mend the row."),
+        ({"features": ["age", "ill"]}, "data.features names ill, which is data.label"),
+        (
+            {"features": ["aeg"]},
+            "Unknown column aeg; known: who, place, age, ill (did you mean age",
+        ),
+        ({"features": []}, "Each column must be named once; got: none."),
+        ({"features": ["age", "age"]}, "Each column must be named once"),
+        ({"centre": "ill"}, "Each column must be named once"),
+        ({"centre": "land"}, "Unknown column land"),
+        ({"outcome": "continuous", "label": "place"}, "the outcome 'Bern' is not a number"),
+        ({"label": "age"}, "16 distinct values in 16 rows, so it is probably an id"),
+        ({"header": ["a", "b"]}, "4 cells, but 2 columns; mend the row or data.header."),
+    ],
+)
+def test_roles_that_do_not_fit(roles, message, tmp_path):
+    (tmp_path / "t.csv").write_text(TABLE)
+    given = {"label": "ill", "patient": "who", **roles}
+    with pytest.raises(MedfedError) as caught:
+        read_csv(tmp_path / "t.csv", **given)
+    assert message in str(caught.value)
+    assert one(str(caught.value))
+
+
+def test_missing_cells_and_lone_classes_are_said(tmp_path, caplog):
+    from medfed.datamodules.partitions.round_robin import RoundRobin
+
+    path = tmp_path / "t.csv"
+    path.write_text(
+        rows([f"p{n},Bern,,{n % 2}" for n in range(8)])
+        .replace("place", "weight")
+        .replace("Bern", "")
+    )
+    data = TabularDataModule(RoundRobin(1), path=path, label="ill", patient="who")
+    with pytest.raises(MedfedError, match=r"t\.csv has only missing cells; fill them in\."):
+        data.setup()
+    path.write_text(rows([f"p{n},7{n},,{n % 2}" for n in range(8)]))
+    data = TabularDataModule(RoundRobin(1), path=path, label="ill", patient="who")
+    with caplog.at_level(logging.WARNING):
+        data.setup()
+        (tmp_path / "u.csv").write_text(changed(",41,0", ",41,2147483648"))
+        assert len(read_csv(tmp_path / "u.csv", "ill", patient="who", centre="place").classes) == 3
+    assert "1 columns have no value and count as 0, such as age." in caplog.text
+    assert "the class 2147483648 has a single row." in caplog.text
+
+
+GONE = "would leave out a whole section; choose an option by"
+MUST = "must be non-negative and leave a share for training."
+NOT_FIT = "does not fit 569 patients"
+LEARNS = "The model cannot take the batches of these data (image (32, 30)"
+SETTINGS = {
+    "data.val_fraction=nan": f"data.val_fraction=nan and data.test_fraction=0.2 {MUST}",
+    "data.test_fraction=nan": f"data.test_fraction=nan {MUST}",
+    "data.val_fraction=-0.1": MUST,
+    "data.test_fraction=-1": MUST,
+    "data.val_fraction=1.2": MUST,
+    "data.val_fraction=inf": MUST,
+    "data.test_fraction=1": MUST,
+    "data.val_fraction=0.5 data.test_fraction=0.5": MUST,
+    "data.val_fraction=null": "data.val_fraction must be a number, not None.",
+    "data.test_fraction=0": "No client has a test patient, so that nothing could be measured; set "
+    "data.test_fraction above 0",
+    "~data": f"~data {GONE} data=OPTION.",
+    "~partition": f"~partition {GONE} partition=OPTION.",
+    "~model": GONE,
+    "~algorithm": GONE,
+    "~optimizer": GONE,
+    "~trainer": GONE,
+    "~local": "~local would leave out a whole section; set one of its keys.",
+    "data=null": f"data=null {GONE} data=OPTION.",
+    "partition=null": GONE,
+    "model=null": GONE,
+    "algorithm=null": GONE,
+    "optimizer=null": GONE,
+    "data.partition=null": "data.partition=None is no partition; choose one by partition=OPTION.",
+    "model.network=null": "model.network=None is no network; choose a model by model=OPTION.",
+    "model.network=foo": "model.network=foo is no network; choose a model by model=OPTION.",
+    "~data.partition": "missing 1 required positional argument: 'partition'",
+    "model=foo": "Unknown model 'foo'",
+    "model=unet": LEARNS,
+    "model=small_cnn": LEARNS,
+    "model=densenet121": LEARNS,
+    "model=basic_unet": LEARNS,
+    "model=linear": "Linear regression predicts one number, and these data have 2 classes",
+    "in_channels=7": LEARNS,
+    "out_channels=0": "needs out_channels >= 2, not 0",
+    "data=diabetes": "partition=label_imbalance needs one label, 0 or 1, per patient",
+    "data=digits": "has label",
+    "data.batch_size=-1": "data.batch_size=-1 and data.eval_batch_size=1024 must be at least 1",
+    "data.batch_size=1000000000000000000000": "must be at least 1, and below 2^31.",
+    "data.batch_size=nan": "data.batch_size must be a whole number, not nan.",
+    "data.batch_size=2.5": "data.batch_size must be a whole number, not 2.5.",
+    "data.eval_batch_size=0": "data.eval_batch_size=0 must be at least 1",
+    "partition.num_clients=0": NOT_FIT,
+    "partition.num_clients=-3": NOT_FIT,
+    "partition.num_clients=100000000000": NOT_FIT,
+    "partition.num_clients=300": "No client has a test patient",
+    "partition.num_clients=nan": "partition.num_clients must be a whole number, not nan.",
+    "partition=dirichlet partition.alpha=nan": "partition.alpha=nan and .min_patients=3 must be",
+    "partition=dirichlet partition.alpha=-1": "must be positive.",
+    "partition=shards partition.shards_per_client=0": "must be at least 1.",
+    "partition=site_effect": "has no centre; name the centres",
+    "optimizer.lr=nan": "cannot be used as it is: a learning rate is not finite.",
+    "optimizer.lr=inf": "cannot be used as it is: a learning rate is not finite.",
+    "model.l2=nan": "l2 must not be negative or infinite, not nan.",
+    "data.scaling=mine": "data.scaling='mine' is unknown; choose client or pooled.",
+    "data.embedded=iris": "data.embedded='iris' is unknown",
+    "data=mixture data.noise=nan": "data.noise must not be negative, not nan.",
+    "data=mixture data.samples=0": "data.samples must be positive, not 0.",
+}
+
+
+@pytest.mark.parametrize(("overrides", "message"), SETTINGS.items())
+def test_settings_are_checked_before_the_first_round(overrides, message, tmp_path):
+    folder = tmp_path / "run"
+    with pytest.raises(MedfedError) as caught:
+        run(folder, *CLINICAL, *overrides.split())
+    assert message in str(caught.value)
+    assert one(str(caught.value))
+    assert not folder.exists()
+
+
+def test_a_client_without_test_patients_is_said_and_the_others_measured(tmp_path, caplog):
+    path = tmp_path / "t.csv"
+    more = [f"q{n},Chur,{50 + n},{n % 2}" for n in range(2)]
+    path.write_text(rows([*ROWS, more[0]]))
+    own = ["data=csv", f"data.path={path}", "data.label=ill", "data.centre=place"]
+    own += ["data.patient=who", "partition=centre", "rounds=1", "algorithm=fedavg"]
+    with caplog.at_level(logging.WARNING):
+        summary, _ = run(tmp_path / "run", *CLINICAL, *own)
+    assert "Client Chur has no patient in: val, test." in caplog.text
+    assert summary
+
+
+@pytest.fixture(scope="module")
+def cohort_root(tmp_path_factory):
+    """Where the heads of the imaging experiment are generated, once."""
+    return tmp_path_factory.mktemp("cohorts")
+
+
+PATCHES = {
+    "data.patch_size=[0,0]": "data.patch_size=[0, 0] does not fit data.spatial_dims=2",
+    "data.patch_size=[-4,4]": "does not fit data.spatial_dims=2",
+    "data.patch_size=[16,16,16]": "does not fit data.spatial_dims=2",
+    "data.patch_size=[100000,100000]": "is more than twice as large as the volume of patient",
+    "data.patches_per_patient=0": "patches_per_patient=0",
+    "data.background_share=nan": "data.background_share=nan must be in [0, 1]",
+    "data.memory_gb=nan": "data.memory_gb=nan must not be negative",
+    "data.val_fraction=nan": MUST,
+    "model=linear": "",
+    "model=logistic": "",
+}
+
+
+@pytest.mark.parametrize(("overrides", "message"), PATCHES.items())
+def test_patches_that_cannot_be_cut(overrides, message, tmp_path, cohort_root):
+    folder = tmp_path / "run"
+    with pytest.raises(MedfedError) as caught:
+        run(folder, *imaging(cohort_root), *overrides.split())
+    assert message in str(caught.value)
+    assert one(str(caught.value))
+    assert not folder.exists()
