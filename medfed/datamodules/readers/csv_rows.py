@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from medfed.common.errors import DataError
+from medfed.common.files import original
 
 _MAGIC = {
     b"PK\x03\x04": "an Excel or zip file",
