@@ -40,6 +40,7 @@ Check = Callable[[Sequence[DictConfig], bool], None]
 # Hydra's own that are of use here; the others would load code, pickles or configurations from
 # anywhere.
 FULL_ERROR = "HYDRA_FULL_ERROR"
+_users: str | None = None  # what the user has set it to
 FLAGS = ("-m", "--multirun", "--cfg", "--resolve", "--package", "-p", "-c", "--info")
 
 
@@ -109,35 +110,44 @@ def hydra_raising(run: Run) -> Iterator[Run]:
     Yields:
         The same for Hydra.
     """
-    users = os.environ.get(FULL_ERROR)
-
-    def put(value: str | None) -> None:
-        if value is None:
-            os.environ.pop(FULL_ERROR, None)
-        else:
-            os.environ[FULL_ERROR] = value
+    global _users
+    _users = os.environ.get(FULL_ERROR)
 
     @functools.wraps(run)
     def under_users(config: DictConfig) -> Any:
-        put(users)
-        try:
+        with as_the_user_asked():
             return run(config)
-        finally:
-            put("1")
 
-    put("1")
+    _put("1")
     try:
         yield under_users
     except OSError as error:
-        if users == "1":
+        if _users == "1":
             raise
-        put(users)
+        _put(_users)
         raise DataError(
             f"Cannot write {error.filename or 'the folder of the run'} "
             f"({error.strerror or error}); choose another folder by hydra.run.dir=FOLDER."
         ) from error
     finally:
-        put(users)
+        _put(_users)
+
+
+@contextmanager
+def as_the_user_asked() -> Iterator[None]:
+    """Shows tracebacks, within Hydra, only if the user has asked for them."""
+    _put(_users)
+    try:
+        yield
+    finally:
+        _put("1")
+
+
+def _put(value: str | None) -> None:
+    if value is None:
+        os.environ.pop(FULL_ERROR, None)
+    else:
+        os.environ[FULL_ERROR] = value
 
 
 def checked_flags(arguments: Sequence[str]) -> list[str]:

@@ -13,7 +13,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
-from medfed.commands.door import one_sentence
+from medfed.commands.door import as_the_user_asked, one_sentence
 from medfed.common.errors import MedfedError
 from medfed.common.folders import SWEEP, Before, is_first_process, refuse_full
 
@@ -47,7 +47,7 @@ class Watch(Callback):
 def _answered() -> Iterator[None]:
     """Ends the program at a mistake, which Hydra would only warn of."""
     try:
-        with one_sentence():
+        with as_the_user_asked(), one_sentence():
             yield
     except MedfedError:  # HYDRA_FULL_ERROR=1
         traceback.print_exc()

@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 from medfed.common.errors import ConfigError, MedfedError
 from medfed.common.files import FULL, PARTIAL, cannot_write, locked, writing
 from medfed.common.folders import Before, is_first_process, refuse_full
+from medfed.config.check import check_folders
 from medfed.federation.lightning.collect import rank
 from medfed.run.folder import FIRST_FILES
 
@@ -50,6 +51,8 @@ def claimed(config: DictConfig, before: Before | None = None) -> Iterator[None]:
             raise ConfigError(
                 f"resume={config.resume} goes on in its own folder; leave out the other, {folder}."
             )
+        else:
+            check_folders(config)
         with ExitStack() as held:
             with writing(folder, _ELSEWHERE):
                 folder.mkdir(parents=True, exist_ok=True)

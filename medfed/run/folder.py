@@ -17,7 +17,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from medfed.common.errors import CheckpointError
+from medfed.common.errors import CheckpointError, CodecError, first_line
 from medfed.common.files import atomic, write_json, write_text
 from medfed.common.names import file_names
 from medfed.common.scores import Record
@@ -201,9 +201,6 @@ def finished(folder: Path) -> dict[str, Any]:
     summary = read_json(path, SUMMARY)
     clients = summary["clients"]
     with reading(path):
-        # Files are named by clients, and must stay where they belong.
-        if odd := [c for c in clients if Path(c).name != c or "\\" in c or not c.isprintable()]:
-            raise ValueError(f"{odd[0]!r} is no client")
         metrics = set(summary["federation"])
         if not clients or any(not metrics <= set(own) for own in clients.values()):
             raise ValueError("its clients do not have the same metrics")
@@ -262,7 +259,10 @@ def read_ledger(folder: Path) -> Ledger:
     """
     path = folder / "ledger.csv"
     with reading(path):
-        ledger = Ledger.from_csv(path.read_bytes().decode())
+        try:
+            ledger = Ledger.from_csv(path.read_bytes().decode())
+        except CodecError as error:
+            raise ValueError(first_line(error)) from error
         sent = {way: ledger.total(direction=way) for way in ("up", "down")}
         if sent != (told := finished(folder)["bytes"]):
             raise ValueError(f"it adds up to {sent} bytes, but summary.json says {told}")

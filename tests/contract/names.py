@@ -10,13 +10,13 @@ variable, so that test workers and ranks know them, too.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from omegaconf import DictConfig
 
 from medfed.config import compose
+from medfed.config.plugins import with_plugins
 
 PLUGINS = "MEDFED_TEST_PLUGINS"
 
@@ -58,8 +58,7 @@ def _folders() -> list[str]:
 def _yamls(group: str) -> dict[str, Path]:
     found = {p.stem: p for p in sorted((compose.CONFIG_DIR / group).glob("*.yaml"))}
     for folder in _folders():
-        if folder not in sys.path:
-            sys.path.append(folder)
+        with_plugins([f"plugins=[{folder}]"])
         root = Path(folder, "configs") if Path(folder, "configs").is_dir() else Path(folder)
         found |= {p.stem: p for p in sorted((root / group).glob("*.yaml"))}
     return found

@@ -103,7 +103,7 @@ def test_dealing_meets_targets_that_can_be_met():
 @pytest.mark.parametrize(
     ("partition", "patients", "message"),
     [
-        (LabelImbalance(2), [Patient("a", counts=(1, 1, 1))], "Patient a has samples beyond"),
+        (LabelImbalance(1), [Patient("a", counts=(1, 1, 1))], "Patient a has samples beyond"),
         (
             LabelImbalance(2),
             [Patient("a", counts=(9, 0))] * 2,

@@ -12,7 +12,11 @@ from medfed.config.compose import build, load
 from medfed.datamodules.readers.nifti import ras_spacing
 
 TINY = {
-    "brats": ["data.generated.patients=3", "data.generated.shape=[24,24,8]"],
+    "brats": [
+        "data.generated.patients=3",
+        "data.generated.shape=[24,24,8]",
+        "data.patch_size=[16,16]",
+    ],
     "brats_3d": [
         *("data=brats", "data.spatial_dims=3", "data.patch_size=[16,16,8]"),
         *("data.generated.patients=3", "data.generated.shape=[24,24,8]"),

@@ -130,7 +130,7 @@ def test_a_mistake_removes_what_was_made_and_nothing_else(
     if arguments is WITHIN and "a/run" in there:
         (tmp_path / "a" / "multirun.yaml").write_text("of an earlier sweep")
     sentence = command(capsys, "train", *SMALL, IMPOSSIBLE, *arguments)
-    assert "negatives" in sentence
+    assert "does not fit" in sentence
     assert {n for n, text in state(tmp_path).items() if text is None} == set(there)
     assert {n for n, text in state(tmp_path).items() if text} <= {"a/multirun.yaml"}
 

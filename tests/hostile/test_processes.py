@@ -47,7 +47,7 @@ REFUSED = {
         for name in ("ddp", "fsdp", "deepspeed", "ddp_spawn", "dp", "ddp_notebook")
     },
     "trainer.strategy=ddp": f"trainer.strategy=ddp {OTHERS}",
-    "trainer.strategy._target_=pytorch_lightning.strategies.DDPStrategy": OTHERS,
+    "trainer.strategy._target_=pytorch_lightning.strategies.DDPStrategy": "may build",
     "trainer.num_nodes=2": "trainer.num_nodes=2 is not supported: a run takes the devices of one",
     "trainer.num_nodes=0": "trainer.num_nodes=0 is not supported",
     "threads=100000": "threads must be a whole number of at most 256, not 100000.",

@@ -22,7 +22,7 @@ def test_no_folder_is_left(tmp_path):
         check=False,
     )
     assert done.returncode == 1
-    assert done.stderr.strip().splitlines()[-1].startswith("error: 357 negatives")
+    assert done.stderr.strip().splitlines()[-1].startswith("error: partition.num_clients=5000")
     assert "Traceback" not in done.stderr
     assert not folder.exists()
 

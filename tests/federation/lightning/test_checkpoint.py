@@ -1,7 +1,9 @@
+import io
 import logging
 import os
 
 import pytest
+import torch
 
 from medfed.common.errors import CheckpointError
 from medfed.federation.lightning import checkpoint
@@ -16,9 +18,14 @@ from medfed.federation.lightning.checkpoint import (
 from tests.contract import harness
 
 
-def write(folder, name, content=b"0123456789" * 10):
+def write(folder, name):
+    """A checkpoint of a federation that has done nothing."""
+    parts = ("steps", "server", "memory", "clients", "ledger")
+    content = {"algorithm": "FedAvg", "next_round": 0, **{part: {} for part in parts}}
+    saved = io.BytesIO()
+    torch.save({"federation": content}, saved)
     partial = folder / f"{name}.partial"
-    partial.write_bytes(content)
+    partial.write_bytes(saved.getvalue())
     seal(partial, folder / name)
     return folder / name
 
