@@ -82,7 +82,7 @@ class PFedNet(OnboardingRules, Algorithm):
 
     personal: str | tuple[str, ...] = "task"
     weighting: Weighting = "uniform"
-    strength: float = 0.01
+    strength: float = 0.003
     p: float = 2.0
     shared_rounds: int = 1
     personal_rounds: int = 1
