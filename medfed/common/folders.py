@@ -13,12 +13,13 @@ from medfed.common.errors import ConfigError
 SWEEP = "multirun.yaml"  # by which the folder of a sweep is known
 
 
-def refuse_full(folder: Path, known_by: str | None = None) -> None:
+def refuse_full(folder: Path, known_by: str | None = None, otherwise: str | None = None) -> None:
     """Refuses a folder for new results that holds anything, whoever it is from.
 
     Args:
         folder: Where results are to go; need not exist.
         known_by: A file that makes a folder with something in it fit all the same.
+        otherwise: What else may be done, for the sentence; by default, to resume a run.
 
     Raises:
         ConfigError: If it is a file, or not empty.
@@ -39,8 +40,9 @@ resume=FOLDER.
     if known_by is not None and (folder / known_by).is_file():
         return
     if folder.is_dir() and any(folder.iterdir()):
-        instead = "" if known_by else ", or resume=FOLDER"
-        raise ConfigError(f"The folder {folder} is not empty; name one that is{instead}.")
+        if otherwise is None:
+            otherwise = "" if known_by else ", or resume=FOLDER"
+        raise ConfigError(f"The folder {folder} is not empty; name one that is{otherwise}.")
 
 
 def is_first_process() -> bool:

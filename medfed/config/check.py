@@ -26,7 +26,7 @@ WHOLE_NUMBERS = {
 }
 # The largest ones, beyond which a machine breaks down instead of saying so. They are not this
 # machine's cores, as the bits of a run are those of its number of threads, wherever it is read.
-LARGEST = {"threads": 256, "workers": 64}
+LARGEST = {"rounds": 10**6, "threads": 256, "workers": 64}
 OURS = "medfed.federation.lightning.strategy.ClientSharding"
 # Keys that name a folder which medfed has made, and the file by which it is known.
 FOLDERS = {

@@ -14,6 +14,7 @@ from omegaconf import DictConfig
 from medfed.common.console import size
 from medfed.common.figures import save_figures
 from medfed.common.files import write_json, write_text, writing
+from medfed.common.folders import refuse_full
 from medfed.config.check import check_values
 from medfed.config.compose import CONFIG_DIR, build
 from medfed.datamodules.base import FederatedDataModule
@@ -44,9 +45,12 @@ def prepare(config: DictConfig, overrides: Sequence[str] = ()) -> FederatedDataM
         The data module; it has been set up only if ``show`` asks for the clients.
 
     Raises:
-        MedfedError: If a value, a source or the cache's folder cannot be used.
+        MedfedError: If a value, a source or the cache's folder cannot be used, or the folder of
+            what is shown holds something.
     """
     check_values(config)
+    if config.show:
+        refuse_full(Path(config.folder), otherwise=" by folder=FOLDER")
     data: FederatedDataModule = build(config.data)
     data.prepare_data()
     _log.info("%s", data.description)

@@ -50,6 +50,7 @@ REFUSED = {
     "trainer.strategy._target_=pytorch_lightning.strategies.DDPStrategy": "may build",
     "trainer.num_nodes=2": "trainer.num_nodes=2 is not supported: a run takes the devices of one",
     "trainer.num_nodes=0": "trainer.num_nodes=0 is not supported",
+    "rounds=1000000000000000000000000": "rounds must be a whole number of at most 1000000, not",
     "threads=100000": "threads must be a whole number of at most 256, not 100000.",
     "threads=257": "threads must be a whole number of at most 256, not 257.",
     "threads=-1": "threads must be a whole number of at least 1, not -1.",

@@ -17,7 +17,7 @@ from matplotlib.image import imread
 from matplotlib.patches import Rectangle
 from rich.console import Console
 
-from medfed.common.errors import DataError
+from medfed.common.errors import ConfigError, DataError
 from medfed.config.compose import load
 from medfed.datamodules.splits import SPLITS
 from medfed.run.cohort_pictures import client_bars, feature_means, intensities
@@ -225,3 +225,11 @@ def test_a_folder_that_cannot_be_written(show, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match=r"Cannot write .*file/x \(Not a directory\); make room"):
         show("data=digits", "partition=round_robin", folder=tmp_path / "file" / "x")
+
+
+def test_a_folder_with_something_in_it_is_refused_before_anything_is_read(tmp_path):
+    (tmp_path / "clients.csv").write_text("mine")
+    config = load(["data=digits", "show=true", f"folder={tmp_path}"], "prepare")
+    with pytest.raises(ConfigError, match=r"is not empty; name one that is by folder=FOLDER\."):
+        prepare(config)
+    assert [p.name for p in tmp_path.iterdir()] == ["clients.csv"]
