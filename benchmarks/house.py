@@ -134,6 +134,8 @@ def cpu_seconds(command: list[str], tree: Path, repeats: int) -> float:
         done = subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         told = [line for line in done.stdout.splitlines() if line.startswith("CPU ")]
+        if FIRST_STEP in command and not told:
+            raise SystemExit(f"The run did not come to its first step: {done.stderr}")
         spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         times.append(float(told[0].split()[1]) if told else spent)
     return min(times)
@@ -147,7 +149,8 @@ def entrance(tree: Path, repeats: int) -> dict[str, float]:
     ways["libraries alone"] = [python, "-c", LIBRARIES]
     ways["libraries alone, no collection"] = [python, "-c", "import gc; gc.disable()" + LIBRARIES]
     with tempfile.TemporaryDirectory() as folder:
-        quiet = ["progress=false", "logger=none", f"hydra.run.dir={folder}"]
+        new = f"hydra.run.dir={folder}/${{now:%H-%M-%S-%f}}"  # each run has a folder of its own
+        quiet = ["progress=false", "logger=none", new]
         first = [python, "-c", FIRST_STEP, *quiet]
         cpu_seconds(first, tree, 1)  # makes the generated cohort
         ways["the default run to its first step"] = first
