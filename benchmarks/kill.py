@@ -16,7 +16,8 @@ the undisturbed one left, byte for byte:
 Anything beyond that is counted as left over: partial and hidden files, files in the folder for
 temporary files, processes. Not compared are the contents of checkpoints, which count the batches of
 their own process, and what tells of the processes themselves: ``log``, ``.hydra``, ``*.log``,
-``lock`` and ``lock.pid``.
+``lock`` and ``lock.pid``. A run that was killed before it was opened is refused in its folder,
+which is removed here as a user would.
 
 A command that ends before its kill is started anew. Run with ``python benchmarks/kill.py``;
 ``--kills`` is the number of each kind.
@@ -39,7 +40,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PROCESS_FILES = ("log", ".hydra", "lock", "lock.pid")
+PROCESS_FILES = ("log", "lock", "lock.pid", ".lock", ".lock.pid")
 WAIT = 5.0  # seconds in which the other ranks must have ended
 CLINICAL = ("train", "experiment=clinical_pfednet", "rounds=4", "progress=false")
 DIGITS = ("rounds=3", "local.steps=2", "progress=false")
@@ -187,8 +188,11 @@ def outlived(group: int) -> int:
 def again(place: Place, workers: int) -> None:
     """Runs a killed command again."""
     kind, folder = place.kind, f"{place.kind.folder}={place.out}"
-    if kind.command[0] == "train" and (place.out / "config.yaml").is_file():
-        folder = f"resume={place.out}"
+    if kind.command[0] == "train":
+        if (place.out / "config.yaml").is_file():
+            folder = f"resume={place.out}"
+        elif place.out.is_dir():  # killed before the run was opened: nothing to go on from
+            shutil.rmtree(place.out)
     finish(place.start(kind.command, folder, workers))
 
 
