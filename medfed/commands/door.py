@@ -29,6 +29,7 @@ from medfed.common.errors import (
     did_you_mean,
     first_line,
 )
+from medfed.common.folders import is_first_process
 from medfed.common.interrupts import end_with_parent, ended_by_signals
 from medfed.common.names import visible
 from medfed.config.compose import CONFIG_DIR, check_overrides, compositions
@@ -210,11 +211,12 @@ def one_sentence(folder: Path | None = None) -> Iterator[None]:
     except Exception as error:
         if os.environ.get(FULL_ERROR) == "1":
             raise
-        first = os.environ.get("LOCAL_RANK", "0") == os.environ.get("NODE_RANK", "0") == "0"
         if not isinstance(error, MedfedError):
             what = f"unexpected {type(error).__name__}: {first_line(error)}"
             print(f"error: {visible(what)}; {_logged(error, folder)}", file=sys.stderr)
-        elif first or not isinstance(error, NonFiniteError | CodecError | CheckpointError):
+        elif is_first_process() or not isinstance(
+            error, NonFiniteError | CodecError | CheckpointError
+        ):
             print(f"error: {visible(str(error))}", file=sys.stderr)
         sys.exit(1)
 

@@ -153,21 +153,6 @@ def csv_text(header: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
     return "\n".join([*lines, ""])
 
 
-def csv_records(lines: Iterable[str]) -> Iterator[dict[str, str]]:
-    r"""Reads the rows of a table that :func:`csv_text` wrote, cells by column.
-
-    Args:
-        lines: An open file, or lines of text, with their ends as they are.
-
-    Example:
-        >>> list(csv_records(["client,iou\n", "'=1+1,-0.5\n"]))
-        [{'client': '=1+1', 'iou': '-0.5'}]
-    """
-    rows = ([original(cell) for cell in row] for row in csv.reader(lines) if row)
-    header = next(rows, [])
-    return (dict(zip(header, row, strict=True)) for row in rows)
-
-
 def original(cell: str) -> str:
     """Returns what :func:`csv_text` was given for a cell.
 

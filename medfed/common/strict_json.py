@@ -11,15 +11,16 @@ LIMIT = 1 << 26
 """Bytes of the largest file that is read."""
 
 
-def read_strict_json(path: Path, limit: int = LIMIT) -> Any:
+def read_strict_json(path: Path, limit: int = LIMIT, finite: bool = True) -> Any:
     """Reads JSON whose every value means one thing.
 
     Args:
         path: A file in UTF-8.
         limit: Bytes that it may have.
+        finite: Whether NaN and infinity, which Python writes, are refused.
 
     Returns:
-        What it holds; every number is finite, and every text can be written.
+        What it holds; every text can be written.
 
     Raises:
         OSError: If it cannot be read.
@@ -43,8 +44,8 @@ def read_strict_json(path: Path, limit: int = LIMIT) -> Any:
         found = json.loads(
             content.decode(),
             object_pairs_hook=_once,
-            parse_float=_finite,
-            parse_constant=_finite,
+            parse_float=_finite if finite else float,
+            parse_constant=_finite if finite else float,
         )
         json.dumps(found, ensure_ascii=False).encode()
     except RecursionError:

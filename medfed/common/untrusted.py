@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from medfed.common.errors import CheckpointError, MedfedError, first_line
 from medfed.common.files import original
+from medfed.common.strict_json import read_strict_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,11 +32,11 @@ def reading(path: Path) -> Iterator[None]:
 
     Example:
         >>> with reading(Path("run/summary.json")):
-        ...     json.loads("{")
+        ...     float("x")
         Traceback (most recent call last):
         ...
-        medfed.common.errors.CheckpointError: run/summary.json cannot be read (Expecting property \
-name enclosed in double quotes: line 1 column 2 (char 1)); copy it again or repeat the run.
+        medfed.common.errors.CheckpointError: run/summary.json cannot be read (could not convert \
+string to float: 'x'); copy it again or repeat the run.
     """
     try:
         yield
@@ -116,7 +116,7 @@ def read_json(path: Path, shape: Any = None) -> dict[str, Any]:
         CheckpointError: If it is missing, torn, or of another shape.
     """
     with reading(path):
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_strict_json(path, finite=False)  # a metric may be NaN
         _check(path, content, shape)
     return dict(content)
 

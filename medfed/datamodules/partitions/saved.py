@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from medfed.common.errors import DataError
 from medfed.common.files import ExistingPath
+from medfed.common.strict_json import read_strict_json
 from medfed.datamodules.partitions.base import Ids, Order, Partition, Shares, Traits
 from medfed.datamodules.readers.base import Patient, check_names
 from medfed.datamodules.scanner import Scanner
@@ -130,13 +130,13 @@ def read_partition(path: Path) -> dict[str, Any]:
         {'clients': {'a': ['p1', 'p2']}}
     """
     try:
-        content = json.loads(path.read_text())
+        content = read_strict_json(path)
     except OSError as error:
         raise DataError(
             f"{path} cannot be read ({error.strerror}); set partition.file to the splits.json of a "
             "run."
         ) from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise DataError(f"{path} is no JSON file ({error}); take a run's splits.json.") from error
     clients = content.get("clients") if isinstance(content, dict) else None
     if not isinstance(clients, dict) or not clients:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from medfed.common.errors import DataError
+from medfed.common.strict_json import read_strict_json
+from medfed.datamodules.readers.csv_rows import csv_rows
 
 _INSTITUTION = re.compile(r"^BraTS1[789]_([A-Za-z0-9]+)_", re.IGNORECASE)
 
@@ -84,11 +84,8 @@ def _from_csv(path: Path) -> dict[str, str]:
 
 
 def _rows(path: Path) -> list[list[str]]:
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            return [[cell.strip() for cell in row] for row in csv.reader(file) if row]
-    except (OSError, ValueError, csv.Error) as error:
-        raise DataError(f"{path} is not a readable CSV file ({error}); write it anew.") from error
+    with csv_rows(path) as rows:
+        return [[cell.strip() for cell in row] for row in rows]
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -104,7 +101,7 @@ def read_json(path: Path) -> dict[str, Any]:
         DataError: If it is missing or no such file.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_strict_json(path)
     except (OSError, ValueError) as error:
         raise DataError(f"{path} is not readable JSON ({error}); copy it again.") from error
     if not isinstance(content, dict):
