@@ -33,6 +33,7 @@ from medfed.common.folders import is_first_process
 from medfed.common.interrupts import end_with_parent, ended_by_signals
 from medfed.common.names import visible
 from medfed.config.compose import CONFIG_DIR, check_overrides, compositions
+from medfed.config.old_names import relocate
 from medfed.config.spelling import spelled
 
 Main = Callable[..., None]
@@ -60,6 +61,7 @@ def command(name: str, check: Check | None = None) -> Callable[[Run], Main]:
     def decorate(run: Run) -> Main:
         @functools.wraps(run)
         def told(config: DictConfig) -> Any:
+            relocate(config)
             folder = config.get("folder") or config.get("run")
             # Within Hydra, whose log is still open then.
             with one_sentence(None if folder is None else Path(str(folder))):

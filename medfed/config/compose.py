@@ -15,6 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from medfed.common.errors import ConfigError, MedfedError, did_you_mean, first_line
 from medfed.config.check import check
+from medfed.config.old_names import relocate
 from medfed.config.signatures import check_types
 from medfed.config.spelling import GROUPS, spelled
 from medfed.config.targets import CONFIG_DIR as CONFIG_DIR
@@ -55,6 +56,7 @@ def _composed(overrides: Sequence[str], name: str) -> DictConfig:
             raise ConfigError(_explain_option(error)) from error
         except (HydraException, OmegaConfBaseException) as error:
             raise ConfigError(_explain_key(error, overrides, name)) from error
+    relocate(config)  # a user's own yaml may be older than a name
     _check_sections(config)
     return config
 

@@ -1,4 +1,4 @@
-"""What classes and keys are called now that configurations of older runs name."""
+"""What classes and keys are called now that configurations of older runs, and of users, name."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml  # type: ignore[import-untyped]
-from omegaconf import DictConfig, ListConfig
+from omegaconf import DictConfig, ListConfig, open_dict
 
 
 @cache
@@ -33,7 +33,8 @@ def relocate(node: Any) -> None:
             else:
                 relocate(node._get_node(str(key)))
                 if key in renamed():
-                    node[renamed()[key]] = node.pop(key)
+                    with open_dict(node):
+                        node[renamed()[key]] = node.pop(key)
     elif isinstance(node, ListConfig):
         for index in range(len(node)):
             relocate(node._get_node(index))

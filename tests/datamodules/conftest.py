@@ -4,10 +4,10 @@ from functools import partial
 
 import pytest
 
-from medfed.datamodules.brats import BratsDataModule
 from medfed.datamodules.generated.brats import BratsCohort
 from medfed.datamodules.partitions.centre import ByCentre
 from medfed.datamodules.readers.msd import MSDReader
+from medfed.datamodules.segmentation import SegmentationDataModule
 
 COHORT = BratsCohort(hospitals=2, patients=3, shape=(40, 40, 8), seed=1)
 
@@ -37,6 +37,6 @@ def make_brats(root):
             "seed": 5,
         }
         reader = reader or partial(MSDReader, regions=("whole", "core", "enhancing"))
-        return BratsDataModule(reader=reader, **{**defaults, **settings})
+        return SegmentationDataModule(reader=reader, **{**defaults, **settings})
 
     return make

@@ -9,7 +9,9 @@ import pytest
 from hydra.utils import get_object
 from omegaconf import OmegaConf
 
+from medfed.commands.prepare import main
 from medfed.common.errors import MedfedError
+from medfed.config.compose import CONFIG_DIR, load
 from medfed.config.old_names import relocate, renamed
 from medfed.run.evaluation import evaluate_run
 from tests.integration.runs import CLINICAL, run
@@ -55,6 +57,20 @@ def test_what_is_no_more_is_refused_in_one_sentence(folder, tmp_path):
         evaluate_run(foreign)
     assert "\n" not in str(caught.value)
     assert "nowhere" in str(caught.value)
+
+
+def test_a_user_s_yaml_may_name_what_was(tmp_path, capsys):
+    text = (CONFIG_DIR / "data" / "brats_folder.yaml").read_text()
+    new = "medfed.datamodules.segmentation.SegmentationDataModule"
+    assert new in text
+    (tmp_path / "configs" / "data").mkdir(parents=True)
+    old = text.replace(new, "medfed.datamodules.brats.BratsDataModule")
+    (tmp_path / "configs" / "data" / "mine.yaml").write_text(old)
+    plugin = f"plugins={tmp_path}"
+    assert load([plugin, "data=mine"]).data._target_ == new
+    with pytest.raises(SystemExit):  # by the command, whose Hydra composes once more
+        main([plugin, "data=mine", f"data.path={tmp_path / 'configs'}", f"data.root={tmp_path}"])
+    assert "FLAIR" in capsys.readouterr().err  # the reader looks for its files
 
 
 def test_names_in_lists_are_replaced_too():

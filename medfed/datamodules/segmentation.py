@@ -1,4 +1,4 @@
-"""Brain tumour segmentation: patches for training, whole slices or volumes for evaluation."""
+"""Segmentation: patches for training, whole slices or volumes for evaluation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, repr=False)
-class BratsDataModule(CachedDataModule[VolumeReader]):
+class SegmentationDataModule(CachedDataModule[VolumeReader]):
     """Multi-channel volumes with region masks, from any reader.
 
     The patches of the training patients are drawn once, in `setup`, and stay in memory; so do the
