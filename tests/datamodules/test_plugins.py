@@ -220,7 +220,7 @@ def test_partitions_and_readers_import_little():
 
 
 def test_data_modules_import_lightning_and_no_library_of_a_format():
-    modules = ["tabular", "images", "brats", "luna16"]
+    modules = ["tabular", "images", "segmentation", "luna16"]
     assert loaded(modules, ("monai", "sklearn", "nibabel", "SimpleITK")) == []
 
 
