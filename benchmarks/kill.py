@@ -16,8 +16,7 @@ the undisturbed one left, byte for byte:
 Anything beyond that is counted as left over: partial and hidden files, files in the folder for
 temporary files, processes. Not compared are the contents of checkpoints, which count the batches of
 their own process, and what tells of the processes themselves: ``log``, ``.hydra``, ``*.log``,
-``lock`` and ``lock.pid``. A run that was killed before it was opened is refused in its folder,
-which is removed here as a user would.
+``lock`` and ``lock.pid``.
 
 A command that ends before its kill is started anew. Run with ``python benchmarks/kill.py``;
 ``--kills`` is the number of each kind.
@@ -188,11 +187,9 @@ def outlived(group: int) -> int:
 def again(place: Place, workers: int) -> None:
     """Runs a killed command again."""
     kind, folder = place.kind, f"{place.kind.folder}={place.out}"
-    if kind.command[0] == "train":
-        if (place.out / "config.yaml").is_file():
-            folder = f"resume={place.out}"
-        elif place.out.is_dir():  # killed before the run was opened: nothing to go on from
-            shutil.rmtree(place.out)
+    opened = (place.out / "config.yaml").is_file()  # else there is nothing to go on from
+    if kind.command[0] == "train" and opened:
+        folder = f"resume={place.out}"
     finish(place.start(kind.command, folder, workers))
 
 

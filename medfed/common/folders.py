@@ -9,8 +9,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from medfed.common.errors import ConfigError
+from medfed.common.files import PARTIAL
 
 SWEEP = "multirun.yaml"  # by which the folder of a sweep is known
+LOCK, LOG = ".lock", "train.log"
+# What a run writes before the first round, the last of it last.
+FIRST_FILES = (
+    *("versions.json", "splits.json", "preprocessing.json", "overrides.yaml"),
+    "config.yaml",
+)
+# What a run makes before it is opened, which its last file does.
+_BEGUN = {LOCK, f"{LOCK}.pid", LOG, *FIRST_FILES[:-1]}
 
 
 def refuse_full(folder: Path, known_by: str | None = None, otherwise: str | None = None) -> None:
@@ -39,10 +48,29 @@ resume=FOLDER.
         raise ConfigError(f"{folder} is a file; name a folder that is new or empty.")
     if known_by is not None and (folder / known_by).is_file():
         return
-    if folder.is_dir() and any(folder.iterdir()):
+    if folder.is_dir() and any(folder.iterdir()) and not was_killed_early(folder):
         if otherwise is None:
             otherwise = "" if known_by else ", or resume=FOLDER"
         raise ConfigError(f"The folder {folder} is not empty; name one that is{otherwise}.")
+
+
+def was_killed_early(folder: Path) -> bool:
+    """Returns whether a folder holds only what a run leaves that is killed before it is opened.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> for name in (".lock", ".lock.pid", "versions.json"):
+        ...     (folder / name).touch()
+        >>> was_killed_early(folder)
+        True
+        >>> (folder / "thesis.tex").touch()
+        >>> was_killed_early(folder)
+        False
+    """
+    names = _names(folder)
+    others = [n for n in names if n not in _BEGUN and not n.startswith(PARTIAL)]
+    return (f"{LOCK}.pid" in names or names == [LOCK]) and not others
 
 
 def is_first_process() -> bool:

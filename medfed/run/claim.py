@@ -11,12 +11,10 @@ from omegaconf import DictConfig
 
 from medfed.common.errors import ConfigError, MedfedError
 from medfed.common.files import FULL, PARTIAL, cannot_write, locked, writing
-from medfed.common.folders import Before, is_first_process, refuse_full
+from medfed.common.folders import FIRST_FILES, LOCK, LOG, Before, is_first_process, refuse_full
 from medfed.config.check import check_folders
 from medfed.federation.lightning.collect import rank
-from medfed.run.folder import FIRST_FILES
 
-LOCK, LOG = ".lock", "train.log"
 _MINE = (LOCK, f"{LOCK}.pid")
 _ELSEWHERE = "choose another run folder"
 
@@ -58,8 +56,8 @@ def claimed(config: DictConfig, before: Before | None = None) -> Iterator[None]:
                 folder.mkdir(parents=True, exist_ok=True)
                 held.enter_context(locked(folder, LOCK, wait=False))
             if new:  # again, as another training may have held it in between
-                if not {p.name for p in folder.iterdir()} <= {*_MINE}:
-                    refuse_full(folder)
+                refuse_full(folder)
+                _clear(folder)
                 mine += [*_MINE, LOG, *FIRST_FILES]
             if before is not None:
                 held.enter_context(_logged(folder))
@@ -72,6 +70,13 @@ def claimed(config: DictConfig, before: Before | None = None) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno in FULL and not told:  # by another's writer
             raise cannot_write(folder, error, _ELSEWHERE) from error
         raise
+
+
+def _clear(folder: Path) -> None:
+    """Takes away what a run left that was killed before it was opened; call it under the lock."""
+    for path in folder.iterdir():
+        if path.name not in _MINE:
+            path.unlink()
 
 
 @contextmanager

@@ -34,11 +34,6 @@ PACKAGES = (
     *("medfed", "torch", "pytorch-lightning", "monai", "torchmetrics", "numpy", "scikit-learn"),
 )
 _EMPTY = ("", "''")  # a metric that a split does not have; the latter was written by 0.1
-# What is written before the first round, the last of it last.
-FIRST_FILES = (
-    *("versions.json", "splits.json", "preprocessing.json", "overrides.yaml"),
-    "config.yaml",
-)
 # What may differ between a run and its continuation: where and how it runs, not what it computes.
 NOT_THE_EXPERIMENT = ("resume", "folder", "trainer", "logger", "progress", "plugins")
 # What whoever reads a run relies on; see `medfed.common.untrusted.misfit`.

@@ -28,14 +28,15 @@ from medfed.commands.folders import Watch
 from medfed.commands.main import main
 from medfed.common import files
 from medfed.common.errors import ConfigError, DataError, MedfedError, WriteError
-from medfed.common.folders import Before
+from medfed.common.folders import FIRST_FILES, Before
 from medfed.common.names import cell, file_names, shown
 from medfed.config.compose import load
 from medfed.delivery.export.export import export_run
 from medfed.federation.lightning.progress import RoundProgress
 from medfed.reports.comparison import compare_runs
+from medfed.run.claim import claimed
 from medfed.run.evaluation import evaluate_run
-from medfed.run.folder import FIRST_FILES, open_folder, save_tensors
+from medfed.run.folder import open_folder, save_tensors
 from tests.integration.runs import CLINICAL, resume, run
 
 SMALL = (*CLINICAL, "rounds=1", "local.steps=1")
@@ -404,6 +405,43 @@ def test_a_folder_opens_whole_or_not_at_all(tmp_path, monkeypatch):
     with pytest.raises(WriteError, match=r"Cannot write .*other \(No space left on device\); make"):
         medfed.train(*SMALL, folder=tmp_path / "other")
     assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("writes", [None, 0, 1, 2, 3])
+def test_a_run_killed_before_it_was_opened_begins_anew(writes, tmp_path):
+    """What it leaves is known by its names; the same command does what it would have done."""
+    folder = tmp_path / "run"
+    config = load([*SMALL, f"folder={folder}"])
+    child = os.fork()
+    if not child:  # killed at the next file, half of which is there
+        left = writes or 0
+
+        def killed(path: Path, *_: object, **__: object) -> None:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                (path.parent / f"{files.PARTIAL}x").write_text("half")
+                os.kill(os.getpid(), signal.SIGKILL)
+            path.write_text("{}")
+
+        import medfed.run.folder
+
+        medfed.run.folder.write_json = medfed.run.folder.write_text = killed
+        with claimed(config):
+            if writes is not None:
+                open_folder(config, {}, {})
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    written = {p.name for p in folder.iterdir()} - {".lock", ".lock.pid", f"{files.PARTIAL}x"}
+    assert len(written) == (writes or 0)
+    assert "config.yaml" not in written
+    run(folder, *SMALL)
+    run(tmp_path / "other", *SMALL)
+    after, other = state(folder), state(tmp_path / "other")
+    assert {*after} == {*other}
+    assert after["summary.json"] == other["summary.json"]
+    with pytest.raises(ConfigError, match="is not empty"):
+        run(folder, *SMALL)
 
 
 def test_mistakes_stay_on_one_line(capsys):
