@@ -12,6 +12,9 @@ du = dc / sqrt(s2 + eps). Ioffe and Szegedy 2015.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import islice
+
 import numpy as np
 
 Model = dict[str, np.ndarray]
@@ -57,14 +60,17 @@ def gradient(model: Model, x: np.ndarray, y: np.ndarray, frozen: bool) -> Model:
 
 
 def descend(
-    model: Model, x: np.ndarray, y: np.ndarray, steps: int, lr: float, frozen: bool
+    model: Model, batches: Iterator[tuple[np.ndarray, np.ndarray]], steps: int, lr: float,
+    frozen: bool, momentum: float = 0.0,
 ) -> Model:
-    """Full-batch gradient steps; the running statistics follow unless they are frozen."""
+    """Heavy-ball steps, a batch each; the running statistics follow unless they are frozen."""
     model = dict(model)
-    for _ in range(steps):
+    velocity = dict.fromkeys(PARAMETERS, 0.0)
+    for x, y in islice(batches, steps):
         v, grad = forward(model, x, frozen), gradient(model, x, y, frozen)
         if not frozen:
             batch = (v["mean"], v["var"] * len(y) / (len(y) - 1))
             model |= {s: 0.9 * model[s] + 0.1 * b for s, b in zip(STATISTICS, batch, strict=True)}
-        model |= {n: model[n] - lr * grad[n] for n in PARAMETERS}
+        velocity = {n: momentum * velocity[n] + grad[n] for n in PARAMETERS}
+        model |= {n: model[n] - lr * velocity[n] for n in PARAMETERS}
     return model

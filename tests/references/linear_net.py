@@ -8,6 +8,7 @@ Body and head are W1, b1 and w2, b2. Nothing here knows the package under test.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -39,7 +40,7 @@ def loss(model: Model, x: np.ndarray, y: np.ndarray) -> float:
 
 @dataclass
 class Problem:
-    """Clients, start and optimizer, and who takes part in each round."""
+    """Clients, start and optimizer, who takes part in each round, and batches in their order."""
 
     clients: list[tuple[np.ndarray, np.ndarray]]
     initial: Model
@@ -49,6 +50,8 @@ class Problem:
     momentum: float = 0.0
     weighting: str = "samples"
     keep_velocity: bool = False
+    clip: float = np.inf
+    batches: list[Iterator[tuple[np.ndarray, np.ndarray]]] | None = None
     velocity: dict = field(default_factory=dict)
 
     def descend(
@@ -61,14 +64,20 @@ class Problem:
         mu=0.0,
         call=0,
     ) -> Model:
-        """Full-batch heavy-ball steps on f_n + (mu/2)|w - anchor|^2: v = m v + g, w = w - lr v."""
+        """Heavy-ball steps on f_n + (mu/2)|w - anchor|^2: v = m v + g, w = w - lr v.
+
+        Each is on all samples, or on the client's next batch; g is shortened to ``clip``.
+        """
         model = dict(model)
         slot = (n, call)
         velocity = self.velocity.get(slot) if self.keep_velocity else None
         for _ in range(steps):
-            grad = gradient(model, *self.clients[n])
+            grad = gradient(model, *(next(self.batches[n]) if self.batches else self.clients[n]))
             for name in anchor or ():
                 grad[name] = grad[name] + mu * (model[name] - anchor[name])
+            length = np.sqrt(sum((grad[k] ** 2).sum() for k in names))
+            if length > self.clip:  # as PyTorch does, which keeps away from 0 / 0
+                grad = {k: g * self.clip / (length + 1e-6) for k, g in grad.items()}
             if velocity is None:
                 velocity = {k: np.zeros_like(grad[k]) for k in names}
             velocity = {k: self.momentum * velocity[k] + grad[k] for k in names}

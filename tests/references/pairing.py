@@ -27,12 +27,17 @@ def run_both_ways(
     kept: bool = False,
     fraction: float = 1.0,
     clients: int = 4,
+    batch: int | None = None,
+    clip: float | None = None,
 ) -> tuple[Federation, Problem]:
     """Returns the finished federation, and the problem that the NumPy loop has yet to solve.
 
-    The clients hold 6, 8, 10, ... samples, each its one batch, in double precision.
+    The clients hold 6, 8, 10, ... samples in batches of ``batch`` or all in one, in double
+    precision.
     """
     data = toy_data(clients, dtype=torch.float64)
+    if batch is not None:
+        data = drawn_in(data, batch)
     _, federation, local = toy_federation(
         algorithm,
         ToyTask(norm=False, dtype=torch.float64),
@@ -42,6 +47,7 @@ def run_both_ways(
         lr=lr,
         momentum=momentum,
         kept=kept,
+        clip=clip,
         cohort=Cohort(fraction=fraction),
     )
     initial = to_numpy(local.initial())
@@ -55,8 +61,12 @@ def run_both_ways(
         momentum,
         algorithm.weighting,
         kept,
+        np.inf if clip is None else clip,
     )
-    return run_reference(federation, rounds), problem
+    run_reference(federation, rounds)
+    if batch is not None:
+        problem.batches = [iter(d.drawn) for d in data]
+    return federation, problem
 
 
 class Drawn(ToyData):
@@ -68,6 +78,14 @@ class Drawn(ToyData):
             yield batch
 
 
+def drawn_in(data: list[ToyData], batch: int) -> list[Drawn]:
+    """The same clients in batches of ``batch``, each of which is remembered."""
+    clients = [Drawn(d.id, d.x, d.y, batch_size=batch) for d in data]
+    for client in clients:
+        client.drawn = []
+    return clients
+
+
 def run_on_minibatches(
     algorithm: Algorithm, *, rounds: int = 4, fraction: float = 1.0, **changes: Any
 ) -> tuple[Federation, Minibatches]:
@@ -75,9 +93,7 @@ def run_on_minibatches(
 
     The clients hold 6, 8, 10, ... samples in batches of 4, in double precision.
     """
-    data = [Drawn(d.id, d.x, d.y, batch_size=4) for d in toy_data(4, dtype=torch.float64, batch=4)]
-    for client in data:
-        client.drawn = []
+    data = drawn_in(toy_data(4, dtype=torch.float64), 4)
     settings = {"steps": 5, "lr": 0.05, "momentum": 0.0, **changes}
     task, cohort = ToyTask(norm=False, dtype=torch.float64), Cohort(fraction=fraction)
     _, federation, local = toy_federation(

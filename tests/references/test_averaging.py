@@ -32,6 +32,11 @@ SETTINGS = {
     "half-uniform-kept": {
         "fraction": 0.5, "rounds": 5, "weighting": "uniform", "momentum": 0.5, "kept": True,
     },
+    "minibatches": {"batch": 4},
+    "clip": {"clip": 0.3},
+    "minibatches-clip-momentum-half": {
+        "batch": 4, "clip": 0.5, "momentum": 0.9, "kept": True, "fraction": 0.5, "rounds": 5,
+    },
 }  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from medfed.federation.reference import run_reference
 from medfed.personalize.fedavg import FedAvg
 from medfed.personalize.fedbn import FedBN
 from tests.references import batch_norm
-from tests.references.pairing import assert_same, to_numpy
+from tests.references.pairing import assert_same, drawn_in, to_numpy
 from tests.toys import ToyTask, toy_data, toy_federation
 
 ROUNDS, STEPS, LR = 4, 3, 0.1
@@ -23,52 +23,64 @@ EVERYTHING = batch_norm.PARAMETERS + batch_norm.STATISTICS
 NORM = tuple(n for n in EVERYTHING if n.startswith("norm."))
 
 
-def fedbn_loop(clients, initial, cohorts, *, own, weighted, frozen):
+def fedbn_loop(batches, sizes, initial, cohorts, *, own, weighted, frozen, momentum):
     """The clients' models: mean over a cohort of all entries but ``own``, sent to all."""
-    models = [dict(initial) for _ in clients]
+    models = [dict(initial) for _ in sizes]
     shared = [n for n in EVERYTHING if n not in own]
     for cohort in cohorts:
         for k in cohort:
-            models[k] = batch_norm.descend(models[k], *clients[k], STEPS, LR, frozen)
-        p = np.array([float(len(clients[k][1])) if weighted else 1.0 for k in cohort])
+            models[k] = batch_norm.descend(models[k], batches[k], STEPS, LR, frozen, momentum)
+        p = np.array([float(sizes[k]) if weighted else 1.0 for k in cohort])
         p /= p.sum()
         mean = {n: sum(w * models[k][n] for w, k in zip(p, cohort, strict=True)) for n in shared}
         models = [{**m, **mean} for m in models]
     return models
 
 
-def build(algorithm, policy, fraction=1.0):
+def build(algorithm, policy, fraction=1.0, batch=None, momentum=0.0):
     task = ToyTask(norm=True, dtype=torch.float64)
     with torch.no_grad():  # unlike the usual start, in which gamma, beta and the mean drop out
         task.network.norm.weight.copy_(torch.tensor([1.5, 0.5, 1.0, 2.0]))
         task.network.norm.bias.copy_(torch.tensor([0.3, -0.2, 0.1, 0.0]))
         task.network.norm.running_mean.copy_(torch.tensor([0.1, 0.2, -0.3, 0.4]))
         task.network.norm.running_var.copy_(torch.tensor([0.8, 1.2, 1.0, 0.6]))
-    data = toy_data(4, dtype=torch.float64)
+    data = drawn_in(toy_data(4, dtype=torch.float64), batch or 100)
     _, federation, local = toy_federation(
-        algorithm, task, data, steps=STEPS, lr=LR, buffers=policy, cohort=Cohort(fraction=fraction)
+        algorithm,
+        task,
+        data,
+        steps=STEPS,
+        lr=LR,
+        momentum=momentum,
+        buffers=policy,
+        cohort=Cohort(fraction=fraction),
     )
-    return federation, local, [(d.x.numpy(), d.y.numpy()) for d in data]
+    return federation, local, data
 
 
+@pytest.mark.parametrize(
+    "run", [{}, {"batch": 4, "momentum": 0.9}], ids=["plain", "minibatches-momentum"]
+)
 @pytest.mark.parametrize("fraction", [1.0, 0.5], ids=["all", "half"])
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
 @pytest.mark.parametrize("policy", ["averaged", "local", "frozen"])
 @pytest.mark.parametrize("kind", [FedBN, FedAvg], ids=["fedbn", "fedavg"])
-def test_equals_the_papers_loop(kind, policy, weighting, fraction):
-    federation, local, clients = build(kind(weighting=weighting), policy, fraction)
+def test_equals_the_papers_loop(kind, policy, weighting, fraction, run):
+    federation, local, clients = build(kind(weighting=weighting), policy, fraction, **run)
     cohorts = [[federation.ids.index(c) for c in federation.members(t)] for t in range(ROUNDS)]
     initial = to_numpy(local.initial())
     stays = batch_norm.STATISTICS if policy != "averaged" else ()
+    run_reference(federation, ROUNDS)
     expected = fedbn_loop(
-        clients,
+        [iter(d.drawn) for d in clients],
+        [d.num_samples for d in clients],
         initial,
         cohorts,
         own=NORM if kind is FedBN else stays,
         weighted=weighting == "samples",
         frozen=policy == "frozen",
+        momentum=run.get("momentum", 0.0),
     )
-    run_reference(federation, ROUNDS)
     for client, model in zip(federation.ids, expected, strict=True):
         assert_same(federation.personal_model(client), model, 1e-12)
 
@@ -104,7 +116,7 @@ def test_running_statistics_stay_local_and_differ():
 @pytest.mark.parametrize("frozen", [False, True])
 def test_gradient_by_finite_differences(frozen):
     _, local, clients = build(FedAvg(), "averaged")
-    model, (x, y) = to_numpy(local.initial()), clients[1]
+    model, x, y = to_numpy(local.initial()), clients[1].x.numpy(), clients[1].y.numpy()
     for name, grad in batch_norm.gradient(model, x, y, frozen).items():
         for place in np.ndindex(grad.shape):
             step = np.zeros_like(grad)

@@ -45,6 +45,8 @@ CASES = [
     (2.0, "ring", "divided", {"weighting": "samples"}, {}),
     *[(p, "complete", "J2", {}, {"fraction": 0.5, "rounds": 7}) for p in (1.0, 2.0, math.inf)],
     (2.0, "ring", "divided", {"z_step": "literal"}, {"fraction": 0.5}),
+    (2.0, "ring", "J2", {}, {"batch": 4}),
+    (2.0, "ring", "divided", {}, {"batch": 4, "momentum": 0.9, "lr": 0.02, "fraction": 0.5}),
 ]
 
 
