@@ -60,8 +60,12 @@ def gradient(model: Model, x: np.ndarray, y: np.ndarray, frozen: bool) -> Model:
 
 
 def descend(
-    model: Model, batches: Iterator[tuple[np.ndarray, np.ndarray]], steps: int, lr: float,
-    frozen: bool, momentum: float = 0.0,
+    model: Model,
+    batches: Iterator[tuple[np.ndarray, np.ndarray]],
+    steps: int,
+    lr: float,
+    frozen: bool,
+    momentum: float = 0.0,
 ) -> Model:
     """Heavy-ball steps, a batch each; the running statistics follow unless they are frozen."""
     model = dict(model)

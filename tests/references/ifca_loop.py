@@ -8,6 +8,8 @@ import numpy as np
 
 from tests.references.linear_net import BODY, Model, Problem, loss
 
+BATCH = 4  # where there are batches
+
 
 @dataclass
 class Clusters:
@@ -28,7 +30,7 @@ def ifca(problem: Problem, models: list[Model], share_body: bool) -> Clusters:
     for cohort in problem.cohorts:
         choice, ends = {}, {}
         for i in cohort:
-            losses = [loss(m, *problem.clients[i]) for m in models]
+            losses = [loss(m, *problem.pass_over(i, BATCH)) for m in models]
             choice[i] = int(np.argmin(losses))
             ends[i] = problem.descend(i, models[choice[i]], problem.steps)
             last[i] = choice[i]

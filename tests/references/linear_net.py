@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 
@@ -84,6 +85,13 @@ class Problem:
             model.update({k: model[k] - self.lr * velocity[k] for k in names})
         self.velocity[slot] = velocity
         return model
+
+    def pass_over(self, n: int, batch: int) -> tuple[np.ndarray, np.ndarray]:
+        """All samples of a client: their mean is that of its batches, which it draws for it."""
+        x, y = self.clients[n]
+        if self.batches:
+            sum(1 for _ in islice(self.batches[n], -(-len(y) // batch)))
+        return x, y
 
     def average(self, cohort: list[int], models: list[Model]) -> Model:
         """Sum of p_k w_k with p_k = n_k / sum n, or 1 / K."""

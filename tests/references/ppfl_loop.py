@@ -6,6 +6,7 @@ and df/dc_k = <G, w2_k>. For a linear head mixing outputs is the same function.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +30,11 @@ class Setting:
     affinity: np.ndarray | None = None
     start: int = 0  # rounds in which memberships rest
     asked: bool = False  # whether a client is tied only after its first reply
+    batches: list[Iterator[tuple[np.ndarray, np.ndarray]]] | None = None
+
+    def next(self, n: int, samples: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        """A client's next batch; without batches all its samples."""
+        return next(self.batches[n]) if self.batches else samples
 
 
 def head(theta: Model, c: np.ndarray) -> Model:
@@ -69,13 +75,13 @@ def ppfl(
         new, moves = members.copy(), []
         for i, weight in zip(cohort, p, strict=True):
             if block != "shared" and t >= s.start:
-                _, g = gradients(theta, members[i], *clients[i])
+                _, g = gradients(theta, members[i], *s.next(i, clients[i]))
                 raised = members[i] * np.exp(-s.membership_lr * scale * (weight * g + pull[i]))
                 new[i] = raised / raised.sum()
             own = dict(theta)
             speed = {n: np.zeros_like(t) for n, t in own.items()}
             for _ in range(s.steps if block != "membership" else 0):
-                g, _ = gradients(own, new[i], *clients[i])
+                g, _ = gradients(own, new[i], *s.next(i, clients[i]))
                 speed = {n: s.momentum * speed[n] + g[n] for n in own}
                 own = {n: own[n] - s.lr * speed[n] for n in own}
             moves.append({n: own[n] - theta[n] for n in own})

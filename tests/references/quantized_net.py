@@ -8,6 +8,7 @@ minimum. Nothing here knows the package under test.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -76,12 +77,21 @@ class Settings:
 
 @dataclass
 class Client:
-    """One client's data, model x, copy of w and centres (``None``: nothing is quantised)."""
+    """One client's data, model x, copy of w and centres (``None``: nothing is quantised).
+
+    With batches, the data are those of the step: all of its gradients are on the same.
+    """
 
     x: np.ndarray
     y: np.ndarray
     model: Model
     centers: np.ndarray | None
+    batches: Iterator[tuple[np.ndarray, np.ndarray]] | None = None
+
+    def draw(self) -> None:
+        """Begins a step."""
+        if self.batches is not None:
+            self.x, self.y = next(self.batches)
 
     def gradient(self, model: Model) -> Model:
         return gradient(model, self.x, self.y)
@@ -97,6 +107,7 @@ class Client:
         """Algorithm 2's local steps on x, c and w; returns w."""
         w, velocity = dict(w), dict.fromkeys(self.model, 0.0)
         for _ in range(s.steps):
+            self.draw()
             g = self.gradient(self.model)
             g = {n: g[n] + s.proximity * (self.model[n] - w[n]) for n in g}
             velocity = {n: s.momentum * velocity[n] + g[n] for n in g}
@@ -127,6 +138,7 @@ class Client:
             codes = nearest(self.model[QUANTIZED], self.centers)
             self.model = self.quantized()
         for _ in range(s.steps):
+            self.draw()
             g = self.gradient(self.model)
             self.centers = self.centers - s.center_lr * center_gradient(
                 g[QUANTIZED], codes, len(self.centers)
@@ -148,6 +160,7 @@ def qupel_round(w: Model, clients: list[Client], weights: list[float], s: Settin
 def relaxed_steps(client: Client, free: np.ndarray, lam: float, s: Settings) -> np.ndarray:
     """BinaryRelax, Algorithm 1, one bit: returns y; x = (lambda Q(y) + y) / (lambda + 1)."""
     for _ in range(s.steps):
+        client.draw()
         g = client.gradient(client.model)
         free = free - s.lr * g[QUANTIZED]
         binary = np.abs(free).mean() * np.where(free > 0, 1.0, -1.0)

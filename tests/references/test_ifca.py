@@ -12,9 +12,9 @@ from medfed.federation.cohort import Cohort
 from medfed.federation.reference import run_reference
 from medfed.models.networks.canonical import Canonical
 from medfed.personalize.ifca import IFCA
-from tests.references.ifca_loop import ifca
+from tests.references.ifca_loop import BATCH, ifca
 from tests.references.linear_net import BODY, HEAD, Problem
-from tests.references.pairing import assert_same, to_numpy
+from tests.references.pairing import assert_same, drawn_in, to_numpy
 from tests.toys import ToyData, ToyTask, toy_federation
 
 COUNT, ROUNDS, STEPS, LR = 3, 5, 3, 0.05
@@ -24,7 +24,10 @@ SETTINGS = {
     "uniform": {"weighting": "uniform"},
     "momentum": {"momentum": 0.9},
     "half": {"fraction": 0.5},
-}
+    "minibatches-clip-momentum-half": {
+        "batch": BATCH, "clip": 0.5, "momentum": 0.9, "fraction": 0.5,
+    },
+}  # fmt: skip
 
 
 def networks(base: int = SEED) -> list[torch.nn.Module]:
@@ -58,7 +61,8 @@ def both_ways(setting: str, share_body: bool, mix: str = "outputs"):
         for net in nets[1:]:
             net.body.load_state_dict(nets[0].body.state_dict())
     starts = [to_numpy(dict(n.named_parameters())) for n in nets]
-    task, data = ToyTask(norm=False, dtype=torch.float64), clients()
+    task, batch = ToyTask(norm=False, dtype=torch.float64), options.get("batch")
+    data = drawn_in(clients(), batch or 100)
     parts = ["head.*"] if share_body else ["*"]
     task.network = Canonical(copy.deepcopy(nets), parts, mix, "identity")
     algorithm = IFCA(weighting=options.get("weighting", "samples"))
@@ -71,12 +75,16 @@ def both_ways(setting: str, share_body: bool, mix: str = "outputs"):
         steps=STEPS,
         lr=LR,
         momentum=momentum,
+        clip=options.get("clip"),
         cohort=Cohort(fraction=options.get("fraction", 1.0)),
     )
     cohorts = [[fed.ids.index(c) for c in fed.members(t)] for t in range(ROUNDS)]
     pairs = [(d.x.numpy(), d.y.numpy()) for d in data]
     problem = Problem(pairs, starts[0], cohorts, STEPS, LR, momentum, algorithm.weighting)
-    return run_reference(fed, ROUNDS), ifca(problem, starts, share_body)
+    run_reference(fed, ROUNDS)
+    if batch:
+        problem.clip, problem.batches = options["clip"], [iter(d.drawn) for d in data]
+    return fed, ifca(problem, starts, share_body)
 
 
 def named(models, share_body: bool):

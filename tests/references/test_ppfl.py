@@ -11,7 +11,7 @@ from medfed.federation.reference import run_reference
 from medfed.personalize.ppfl import PPFL
 from medfed.personalize.similarity import Affinity
 from tests.references.linear_net import loss
-from tests.references.pairing import assert_same, to_numpy
+from tests.references.pairing import assert_same, drawn_in, to_numpy
 from tests.references.ppfl_loop import Setting, gradients, head, ppfl
 from tests.toys import canonical_toy, toy_data, toy_federation
 
@@ -33,6 +33,8 @@ CASES = {
     "delayed-coupled": ({"membership_start": 1, "strength": 0.15, "affinity": GIVEN}, {}),
     "random": ({"blocks": "random", "strength": 0.15, "affinity": GIVEN}, {"rounds": 8}),
     "random-delayed": ({"blocks": "random", "membership_start": 2, "seed": 2}, {"rounds": 7}),
+    "minibatches": ({}, {"batch": 4}),
+    "minibatches-half": ({"strength": 0.2}, {"batch": 4, "momentum": 0.9, "fraction": 0.5}),
     "random-half": ({"blocks": "random", "strength": 0.2}, {"fraction": 0.5, "rounds": 8}),
 }
 
@@ -41,7 +43,8 @@ def run(options, changes, mix="outputs"):
     algorithm = PPFL(**{"strength": 0.0, "membership_lr": 0.4, **options})
     changes = dict(changes)
     cohort, rounds = Cohort(fraction=changes.pop("fraction", 1.0)), changes.pop("rounds", 4)
-    data = toy_data(4, dtype=torch.float64)
+    batch = changes.pop("batch", None)
+    data = drawn_in(toy_data(4, dtype=torch.float64), batch or 100)
     _, federation, local = toy_federation(
         algorithm, canonical_toy(COUNT, mix), data, rounds=rounds, steps=3, cohort=cohort, **changes
     )
@@ -65,7 +68,10 @@ def run(options, changes, mix="outputs"):
         unit = shares / np.linalg.norm(shares, axis=1, keepdims=True)
         setting.affinity, setting.asked = unit @ unit.T, True
     clients = [(d.x.numpy(), d.y.numpy()) for d in data]
-    return run_reference(federation, rounds), clients, theta, setting
+    run_reference(federation, rounds)
+    if batch:
+        setting.batches = [iter(d.drawn) for d in data]
+    return federation, clients, theta, setting
 
 
 @pytest.mark.parametrize("mix", ["outputs", "parameters"])

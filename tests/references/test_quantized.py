@@ -19,7 +19,7 @@ from medfed.personalize.proxquant import ProxQuant
 from medfed.personalize.quantized import Quantized
 from medfed.personalize.qupel import QuPeL
 from tests.references import quantized_net as reference
-from tests.references.pairing import assert_same, to_numpy
+from tests.references.pairing import assert_same, drawn_in, to_numpy
 from tests.references.quantized_net import LAYERS, QUANTIZED, Client, Settings
 from tests.toys import ToyTask, toy_data, toy_federation
 
@@ -37,9 +37,18 @@ def deep_task(dtype=torch.float64, width=6):
     return task
 
 
-def build(algorithm, clients=3, momentum=0.0, fraction=1.0, steps=STEPS, rounds=ROUNDS, lr=LR):
+def build(
+    algorithm,
+    clients=3,
+    momentum=0.0,
+    fraction=1.0,
+    steps=STEPS,
+    rounds=ROUNDS,
+    lr=LR,
+    batch=None,
+):
     """The federation in double precision, and its clients for the NumPy loop."""
-    data = toy_data(clients, dtype=torch.float64)
+    data = drawn_in(toy_data(clients, dtype=torch.float64), batch or 100)
     _, federation, local = toy_federation(
         algorithm,
         deep_task(),
@@ -57,7 +66,15 @@ def build(algorithm, clients=3, momentum=0.0, fraction=1.0, steps=STEPS, rounds=
         Client(d.x.numpy(), d.y.numpy(), start, first_centers(start, b))
         for d, b in zip(data, bits, strict=True)
     ]
+    if batch:
+        for client, d in zip(numpy_clients, data, strict=True):
+            client.batches = remembered(d)
     return federation, start, numpy_clients
+
+
+def remembered(data):
+    """The batches that training has drawn by the time that they are asked for."""
+    yield from data.drawn
 
 
 def first_centers(start, bits):
@@ -84,6 +101,8 @@ SETTINGS = {
     "samples": {"weighting": "samples"},
     "half": {"fraction": 0.67},
     "tuned": {"finetune_share": 0.4},
+    "minibatches": {"batch": 4, "momentum": 0.9, "fraction": 0.67, "weighting": "samples"},
+    "minibatches-tuned": {"batch": 4, "finetune_share": 0.4},
 }
 
 
@@ -105,7 +124,9 @@ def test_qupel_equals_algorithm_2(bits, setting):
         rounds=ROUNDS,
     )
     momentum = 0.0 if setting == "tuned" else changes["momentum"]
-    federation, w, clients = build(algorithm, momentum=momentum, fraction=changes["fraction"])
+    federation, w, clients = build(
+        algorithm, momentum=momentum, fraction=changes["fraction"], batch=changes.get("batch")
+    )
     run_reference(federation, ROUNDS)
     tail = round(changes["finetune_share"] * ROUNDS) if bits != 32 else 0
     for t in range(ROUNDS):
@@ -118,7 +139,7 @@ def test_qupel_equals_algorithm_2(bits, setting):
             for client in chosen:
                 client.fine_tune(s)
             continue
-        sizes = [len(c.y) if changes["weighting"] == "samples" else 1.0 for c in chosen]
+        sizes = [6.0 + 2 * k if changes["weighting"] == "samples" else 1.0 for k in cohort]
         w = reference.qupel_round(w, chosen, sizes, s)
     assert_same(federation.server["shared"], w, EXACT)
     compare(federation, clients)
