@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor, nn
 
 from medfed.common.checks import check_choices
 from medfed.common.errors import ConfigError
 from medfed.common.tensors import State, Tensors, weighted_mean
+from medfed.federation.channels import lacks, mean_where_present, presence
 from medfed.federation.client import Client
 from medfed.federation.split import BufferPolicy, ParameterSplit, normalization_patterns
 from medfed.federation.wire.message import Message
@@ -47,6 +49,8 @@ class Algorithm(ABC):
         personal: The personal part: ``task`` (the task module's own patterns), ``none``,
             ``all``, ``normalization`` (layers found by type), or glob patterns of names.
         weighting: Client weights p_n in every mean: ``samples`` (n_n/Σn) or ``uniform`` (1/N).
+        mask_aware: Weights that read an input channel are averaged over the clients that have it,
+            see :mod:`medfed.federation.channels`; each reply then says which ones its client lacks.
         leaves: The parts that may leave a client; no other may be in a reply.
         mixes: Whether it needs canonical parts, whose membership vectors it keeps in the simplex.
         keeps_whole: Whether a client keeps as much as a whole model of its own, or else the
@@ -55,11 +59,12 @@ class Algorithm(ABC):
             momentum over rounds (``local.optimizer_state=kept``) does not have.
 
     Raises:
-        ConfigError: If a value is unknown.
+        ConfigError: If a value is unknown, or nothing is averaged that could be mask-aware.
     """
 
     personal: str | tuple[str, ...] = "none"
     weighting: Weighting = "samples"
+    mask_aware: bool = field(default=False, kw_only=True)
     leaves: ClassVar[tuple[str, ...]] = ("shared",)
     mixes: ClassVar[bool] = False
     keeps_whole: ClassVar[bool] = False
@@ -70,6 +75,11 @@ class Algorithm(ABC):
         if self.personal not in PERSONAL_KEYWORDS:
             patterns = [self.personal] if isinstance(self.personal, str) else self.personal
             object.__setattr__(self, "personal", tuple(patterns))
+        if self.mask_aware and not self.leaves:
+            raise ConfigError(
+                f"algorithm.mask_aware is for methods that average, and {type(self).__name__} "
+                "does not."
+            )
 
     def split(
         self, network: nn.Module, task_patterns: Sequence[str], buffers: BufferPolicy
@@ -130,6 +140,13 @@ class Algorithm(ABC):
     def fit(self, client: Client, message: Message) -> Message:
         """The client's half: answers one message."""
 
+    def answer(self, client: Client, message: Message) -> Message:
+        """Returns what :meth:`fit` does, with what the server must know beside it."""
+        reply = self.fit(client, message)
+        if not self.mask_aware:
+            return reply
+        return replace(reply, scalars={**reply.scalars, **lacks(client.data.channels)})
+
     @abstractmethod
     def broadcast(self, server: State, client: str) -> Message:
         """Returns what a client still lacks of the server's present result.
@@ -155,7 +172,12 @@ class Algorithm(ABC):
     def mean(self, server: State, replies: Mapping[str, Message], part: str) -> Tensors:
         """Returns the mean of a part over the replies, weighted as ``weighting`` says."""
         parts = [message.parts[part] for message in replies.values()]
-        return weighted_mean(parts, self.weights(server, replies))
+        weights = self.weights(server, replies)
+        if not self.mask_aware or not (reads := server["reads"]):
+            return weighted_mean(parts, weights)
+        count = len(next(iter(reads.values())))
+        present = torch.stack([presence(m.scalars, count) for m in replies.values()])
+        return mean_where_present(parts, weights, present, reads)
 
 
 @runtime_checkable

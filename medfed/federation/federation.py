@@ -199,7 +199,7 @@ class Round:
             channel, local = federation.channel, federation.clients[client]
             message, received = channel.decode(self._sent[client], "down", local.memory["down"])
             local.begin(self.number, self.phase, self._position)
-            reply = federation.algorithm.fit(local, message)
+            reply = federation.algorithm.answer(local, message)
             check_reply(federation.algorithm, reply)
             place = Place(client, self.number, self._position)
             packet, sent = channel.encode(reply, "up", place, local.memory["up"])

@@ -27,6 +27,7 @@ from medfed.common.seeding import torch_rng
 from medfed.common.tensors import Tensors
 from medfed.federation.algorithm import Algorithm, ClientInfo
 from medfed.federation.budget import LocalBudget, OptimizerFactory, SchedulerFactory
+from medfed.federation.channels import entries_reading
 from medfed.federation.client import Batch, ClientData
 from medfed.federation.cohort import Cohort
 from medfed.federation.federation import Federation
@@ -171,6 +172,9 @@ def assemble(
     weights = local.initial()
     everyone = [ClientInfo(c.id, c.num_samples) for c in clients]
     server, state = algorithm.init(weights, split, everyone)
+    if algorithm.mask_aware:
+        shape = clients[0].train_inputs(1).shape[1:]
+        server = {**server, "reads": entries_reading(network, shape)}
     own = {c.id: LocalClient(c, local, weights, state) for c in clients}
     sent = None if channel is None else channel(algorithm)
     cohort = cohort or Cohort()

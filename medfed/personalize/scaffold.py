@@ -35,6 +35,7 @@ import torch
 from torch import Tensor
 
 from medfed.common.checks import check_not_negative
+from medfed.common.errors import ConfigError
 from medfed.common.tensors import State, Tensors, add, select, subtract
 from medfed.federation.algorithm import ClientInfo, ServerRound, Start
 from medfed.federation.client import Client
@@ -51,7 +52,8 @@ class Scaffold(FedAvg):
         server_lr: eta_g >= 0, the share of the mean displacement that the server goes.
 
     Raises:
-        ConfigError: If the share is negative.
+        ConfigError: If the share is negative, or ``mask_aware`` is asked for: control variates of
+            weights that only some clients train are not defined.
     """
 
     server_lr: float = 1.0
@@ -62,6 +64,8 @@ class Scaffold(FedAvg):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_not_negative("algorithm.server_lr", self.server_lr)
+        if self.mask_aware:
+            raise ConfigError("algorithm.mask_aware is not for SCAFFOLD, for its control variates.")
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         """All control variates start at 0."""
