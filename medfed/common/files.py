@@ -21,6 +21,7 @@ from typing import BinaryIO
 from filelock import FileLock, Timeout
 
 from medfed.common.errors import ConfigError, MedfedError, WriteError
+from medfed.common.strict_json import json_text
 
 _log = logging.getLogger(__name__)
 PARTIAL = ".partial-"
@@ -127,7 +128,7 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, content: object, sync: bool = False) -> None:
     """Writes JSON that is whole or not there, in a folder that is made for it."""
     with atomic(path, sync) as file:
-        file.write((json.dumps(content, indent=1) + "\n").encode())
+        file.write((json_text(content) + "\n").encode())
 
 
 def csv_text(header: Iterable[object], rows: Iterable[Iterable[object]]) -> str:

@@ -1,9 +1,10 @@
-"""JSON from elsewhere: what the standard leaves open, or would fill the memory, is refused."""
+"""JSON that means one thing, written and read: what the standard leaves open is refused."""
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -71,3 +72,38 @@ def _finite(text: str) -> float:
     if not math.isfinite(number):
         raise ValueError(f"{text} is no finite number")
     return number
+
+
+def json_text(content: object) -> str:
+    """Returns JSON that every parser reads, which Python's own NaN and Infinity are not.
+
+    Args:
+        content: What JSON can hold, and numbers that are not finite: NaN becomes null, and infinity
+            a number that is larger than any other.
+
+    Example:
+        >>> print(json_text({"iou": math.nan, "loss": math.inf}))
+        {
+         "iou": null,
+         "loss": 1e999
+        }
+        >>> json.loads("1e999")
+        inf
+    """
+    text = json.dumps(_plain(content), indent=1, allow_nan=False)
+    return text.replace(json.dumps(_INFINITE), "1e999").replace(
+        json.dumps(f"-{_INFINITE}"), "-1e999"
+    )
+
+
+_INFINITE = "\0infinite"  # no other text in JSON of ours has such a character
+
+
+def _plain(content: object) -> object:
+    if isinstance(content, float) and not math.isfinite(content):
+        return None if math.isnan(content) else f"{'-' * (content < 0)}{_INFINITE}"
+    if isinstance(content, Mapping):
+        return {key: _plain(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_plain(value) for value in content]
+    return content

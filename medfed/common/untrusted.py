@@ -181,15 +181,23 @@ def read_rows(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Reads a safetensors file.
+    """Reads a safetensors file of weights.
 
     Raises:
-        CheckpointError: If it is missing or torn.
+        CheckpointError: If it is missing or torn, or holds what no model can use: NaN or infinity.
     """
     from safetensors.torch import load_file
 
+    from medfed.common.tensors import first_non_finite
+
     with reading(path):
-        return load_file(path)
+        tensors: dict[str, Tensor] = load_file(path)
+    if (name := first_non_finite(tensors)) is not None:
+        raise CheckpointError(
+            f"{path} holds NaN or infinity in {name}: the training failed, or the file is damaged; "
+            "copy it again or repeat the run."
+        )
+    return tensors
 
 
 def read_checkpoint(path: Path, **how: Any) -> Any:

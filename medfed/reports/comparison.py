@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from medfed.common.console import say, size, wide_console
+from medfed.common.errors import ConfigError
 from medfed.common.figures import save_figures
 from medfed.common.files import csv_text, write_text, writing
 from medfed.common.names import cell, shown
@@ -26,6 +27,7 @@ from medfed.reports.runs import common_folder, find_runs
 FINDINGS = ("lambda_path", "scores", "sweeps", "communication")
 _STATISTICS = ("mean", "sd", "worst")
 _SPENT = ("steps", "gradient_passes", "forward_passes")
+_HEAD = "# Comparison"  # the first line of a report
 _COLUMNS = 6  # methods that fit side by side
 _TITLE = "Test metrics of the rounds that validation selected (* best)"
 
@@ -164,7 +166,7 @@ def to_markdown(comparison: Comparison, found: Finding) -> str:
     """
     names = [m.name for m in comparison.methods]
     lines = [
-        "# Comparison",
+        _HEAD,
         "",
         f"Test metrics of the rounds that validation selected, {len(comparison.clients)} clients; "
         "the best method of each line is **bold**.",
@@ -237,7 +239,8 @@ def compare_runs(
         The comparison.
 
     Raises:
-        MedfedError: If the runs cannot be read or compared, or ``out`` cannot be written.
+        MedfedError: If the runs cannot be read or compared, or ``out`` cannot be written, or holds
+            files of these names that no comparison wrote.
     """
     folders = find_runs(runs)
     comparison = compare(folders, metric)
@@ -245,12 +248,29 @@ def compare_runs(
     found = Finding(tables={"comparison": to_csv(comparison)})
     for name in FINDINGS:
         found += import_module(f"medfed.reports.{name}").find(comparison)
+    _refuse_others_files(folder, (*found.tables, *found.pictures, "comparison"))
     with writing(folder, "choose another out=FOLDER"):
+        # First: by it, a comparison that was killed is known when it is repeated.
+        write_text(folder / "comparison.md", to_markdown(comparison, found))
         for name, text in found.tables.items():
             write_text(folder / f"{name}.csv", text)
         save_figures(folder, found.pictures)
-        write_text(folder / "comparison.md", to_markdown(comparison, found))
     console = wide_console()
     print_table(comparison, console)
     say(console, *found.sentences, f"Report and pictures: {folder}")
     return comparison
+
+
+def _refuse_others_files(folder: Path, names: Iterable[str]) -> None:
+    """Lets a comparison replace what an earlier one wrote, and nothing else."""
+    report = folder / "comparison.md"
+    if report.is_file():
+        with report.open("rb") as file:
+            if file.read(len(_HEAD) + 1) == f"{_HEAD}\n".encode():
+                return
+    for name in names:
+        for path in (folder / f"{name}{ending}" for ending in (".md", ".csv", ".png", ".pdf")):
+            if path.exists():
+                raise ConfigError(
+                    f"{path} is there and no comparison has written it; choose another out=FOLDER."
+                )

@@ -47,7 +47,7 @@ SUMMARY = {
     "selected_round": (int, type(None)),
     "rounds": int,
     "clients": {ANY: {ANY: (*NUMBER, type(None))}},
-    "federation": {ANY: dict.fromkeys(("mean", "sd", "worst"), NUMBER)},
+    "federation": {ANY: dict.fromkeys(("mean", "sd", "worst"), (*NUMBER, type(None)))},
     "bytes": dict.fromkeys(("up", "down"), int),
     "savings": dict.fromkeys(("up", "down"), NUMBER),
     "bytes_by_client": {ANY: dict.fromkeys(("up", "down"), int)},
@@ -194,6 +194,11 @@ def finished(folder: Path) -> dict[str, Any]:
             f"overrides that started it and resume={folder}."
         )
     summary = read_json(path, SUMMARY)
+    for of in ("clients", "federation"):  # JSON has no NaN
+        summary[of] = {
+            name: {n: math.nan if v is None else v for n, v in values.items()}
+            for name, values in summary[of].items()
+        }
     clients = summary["clients"]
     with reading(path):
         metrics = set(summary["federation"])

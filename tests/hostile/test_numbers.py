@@ -10,11 +10,13 @@ import pytest
 import torch
 
 from medfed.common.errors import CheckpointError
+from medfed.config.compose import load
+from medfed.delivery.export.export import export_run
 from medfed.federation.federation import Federation
 from medfed.federation.lightning.checkpoint import seal
 from medfed.reports.comparison import compare_runs
 from medfed.run.evaluation import evaluate_run
-from medfed.run.folder import read_history
+from medfed.run.folder import finished, read_history
 from tests.integration.runs import CLINICAL, left_in, resume, run
 
 ALONE = (*CLINICAL, "algorithm=local")
@@ -40,6 +42,15 @@ def test_a_run_that_diverges_in_its_last_step_does_not_look_like_one(tmp_path, c
         for c in clients
     ]
     assert f"predictions of {clients[0]} on its test data are not finite" in capsys.readouterr().out
+    text = (tmp_path / "run" / "summary.json").read_text()
+    json.loads(text, parse_constant=pytest.fail)  # NaN and Infinity are Python's alone
+    read = finished(tmp_path / "run")
+    assert json.loads(text)["federation"]["loss"] == read["federation"]["loss"] | {"sd": None}
+    assert math.isnan(read["federation"]["loss"]["sd"])
+    assert {**read, "federation": 0} == {**summary, "federation": 0}
+    path = tmp_path / "run" / "models" / "hospital_0.safetensors"
+    with pytest.raises(CheckpointError, match=rf"{path} holds NaN or infinity in linear.*training"):
+        export_run(load([f"run={tmp_path / 'run'}"], "export"))
 
 
 @pytest.mark.parametrize(("round", "selected"), [(2, 1), (1, 2)])

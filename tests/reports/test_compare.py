@@ -102,6 +102,17 @@ def test_the_default_place_is_the_folder_of_the_runs(runs, tmp_path):
     assert (tmp_path / "comparison.csv").is_file()
 
 
+@pytest.mark.parametrize("name", ["comparison.md", "comparison.csv", "clients.png"])
+def test_a_users_file_is_not_overwritten(name, runs, tmp_path):
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(ConfigError, match=f"{name} is there and no comparison has written it"):
+        compare_runs(str(runs), tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == [name]
+    (tmp_path / name).unlink()
+    for _ in range(2):  # its own it replaces
+        compare_runs(str(runs), tmp_path)
+
+
 def test_other_patients_are_refused(runs, tmp_path):
     shutil.copytree(runs / "local_0", tmp_path / "other")
     edit_splits(tmp_path / "other", "hospital_1")
