@@ -10,8 +10,6 @@ import pytest
 import torch
 
 from medfed.common.errors import CheckpointError
-from medfed.config.compose import load
-from medfed.delivery.export.export import export_run
 from medfed.federation.federation import Federation
 from medfed.federation.lightning.checkpoint import seal
 from medfed.reports.comparison import compare_runs
@@ -48,9 +46,6 @@ def test_a_run_that_diverges_in_its_last_step_does_not_look_like_one(tmp_path, c
     assert json.loads(text)["federation"]["loss"] == read["federation"]["loss"] | {"sd": None}
     assert math.isnan(read["federation"]["loss"]["sd"])
     assert {**read, "federation": 0} == {**summary, "federation": 0}
-    path = tmp_path / "run" / "models" / "hospital_0.safetensors"
-    with pytest.raises(CheckpointError, match=rf"{path} holds NaN or infinity in linear.*training"):
-        export_run(load([f"run={tmp_path / 'run'}"], "export"))
 
 
 @pytest.mark.parametrize(("round", "selected"), [(2, 1), (1, 2)])

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import shutil
+import struct
 import sys
 from pathlib import Path
 
@@ -206,6 +208,7 @@ def test_models(copy, capsys):
         whole[:20],
         b"\xff" * 100,
         other.replace(b"linear.", b"lineal."),
+        whole[:-8] + struct.pack("<ff", math.nan, math.inf),
     ):
         path.write_bytes(damage)
         with pytest.raises(CheckpointError, match="hospital_0"):
