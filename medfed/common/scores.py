@@ -43,7 +43,7 @@ def worst_value(metric: str) -> float:
         >>> worst_value("iou/whole"), worst_value("ece"), worst_value("loss"), worst_value("r2")
         (0.0, 1.0, inf, -inf)
     """
-    bounded = ("accuracy", "balanced_accuracy", "auroc", "iou", "dice", "dice_case")
+    bounded = ("accuracy", "balanced_accuracy", "auroc", "iou", "dice", "dice_case", "nsd")
     name = metric.split("/")[0]
     if name in bounded:
         return 0.0

@@ -45,7 +45,7 @@ class ClassificationTask(TaskModule):
         ConfigError: If the loss is unknown or the number of weights is not K.
     """
 
-    activation: ClassVar[Activation] = "softmax"
+    activation: Activation = "softmax"
     default_selection: ClassVar[tuple[str, str]] = ("balanced_accuracy", "max")
 
     def __init__(

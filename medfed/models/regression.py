@@ -26,7 +26,7 @@ class RegressionTask(TaskModule):
     The network gives ``(B, 1)``; arguments are those of :class:`medfed.models.task.TaskModule`.
     """
 
-    activation: ClassVar[Activation] = "identity"
+    activation: Activation = "identity"
     default_selection: ClassVar[tuple[str, str]] = ("rmse", "min")
 
     def criterion(self, logits: Tensor, label: Tensor) -> Tensor:

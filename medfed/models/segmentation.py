@@ -1,9 +1,9 @@
-"""Segmentation of images or volumes into regions that may overlap."""
+"""Segmentation of images or volumes: into regions that may overlap, or into exclusive classes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -12,10 +12,12 @@ from monai.inferers import sliding_window_inference
 from monai.losses import DiceLoss
 from torch import Tensor
 
-from medfed.common.errors import ConfigError
+from medfed.common.checks import check_known
+from medfed.common.errors import ConfigError, did_you_mean
 from medfed.models.meters import Batch
 from medfed.models.networks.canonical import Activation
-from medfed.models.regions import hausdorff95, iou_and_dice, overlap_counts
+from medfed.models.regions import exclusive_masks, margins
+from medfed.models.segmentation_meter import SegmentationMeter
 from medfed.models.task import TaskModule
 
 if TYPE_CHECKING:
@@ -23,7 +25,11 @@ if TYPE_CHECKING:
 
     from medfed.models.contours import Case
 
+__all__ = ["SegmentationMeter", "SegmentationTask", "dice_bce_loss", "dice_ce_loss"]
+
 _DICE = DiceLoss(sigmoid=True, batch=True)
+_DICE_OF_CLASSES = DiceLoss(softmax=True, include_background=False, batch=True)
+_CHOICES = ("auto", "sigmoid", "softmax")
 
 
 class SegmentationTask(TaskModule):
@@ -32,42 +38,54 @@ class SegmentationTask(TaskModule):
     Batches: ``image (B, C, *spatial)``, ``label (B, R, *spatial)`` with 0 and 1 per region, and for
     evaluation ``case (B,)``, the patient of each image, and ``spacing (B, 3)``, the mm between
     voxels (of slices: also between those of one case).
-    Metrics: ``loss iou dice dice_case``, the last three also per region (``iou/whole``);
-    with ``test=True`` and ``hausdorff=True`` also ``hd95`` in mm. For a region that is nowhere they
-    follow BraTS, see :mod:`medfed.models.regions`.
+
+    Regions that may overlap (``sigmoid``) have a logit each, and hold the voxels whose probability
+    is above the threshold. Where no voxel is in two regions (``softmax``), the network gives a
+    logit to the background, too, first of all, and a voxel belongs to its likeliest class.
+
+    Metrics: ``loss iou dice dice_case``, the last three also per region (``iou/whole``); with
+    ``test=True`` also ``hd95`` in mm and ``nsd``, the normalised surface Dice. For a region that is
+    nowhere they follow BraTS, see :mod:`medfed.models.regions`.
 
     Args:
         common: As :class:`medfed.models.task.TaskModule` takes them; the network gives logits
-            ``(B, R, *spatial)``.
+            ``(B, R, *spatial)``, or ``(B, 1 + R, *spatial)`` for softmax.
         regions: Names of the R regions.
+        activation: ``sigmoid``, ``softmax``, or ``auto``: softmax where there are several regions
+            and the data say that they are exclusive.
+        exclusive: Whether no voxel of the data is in two regions; None where that is not known.
         patch_size: Window of the sliding-window inference, that of the training patches; None
             passes whole images through the network.
         overlap: Fraction by which neighbouring windows overlap.
         window_batch: Windows per forward pass.
-        threshold: Probability above which a voxel belongs to a region.
+        threshold: Probability above which a voxel belongs to a region (of sigmoid).
         dice_weight: Factor of the Dice term.
-        bce_weight: Factor of the cross-entropy term.
-        hausdorff: Measure the 95th percentile Hausdorff distance at test (slow), in mm.
+        ce_weight: Factor of the cross-entropy term, binary for sigmoid.
+        surface: Measure Hausdorff distance and surface Dice at test.
+        tolerance: mm within which surfaces agree: one number, or one by region.
         more: As ``common``.
 
     Raises:
-        ConfigError: If there is no region, or the overlap or the threshold is outside [0, 1).
+        ConfigError: If there is no region, a number is out of its range, or softmax is asked for
+            where regions overlap.
     """
 
-    activation: ClassVar[Activation] = "sigmoid"
     default_selection: ClassVar[tuple[str, str]] = ("iou", "max")
 
     def __init__(
         self,
         *common: Any,
         regions: Sequence[str],
+        activation: str = "auto",
+        exclusive: bool | None = None,
         patch_size: Sequence[int] | None = None,
         overlap: float = 0.25,
         window_batch: int = 16,
         threshold: float = 0.5,
         dice_weight: float = 1.0,
-        bce_weight: float = 1.0,
-        hausdorff: bool = False,
+        ce_weight: float = 1.0,
+        surface: bool = True,
+        tolerance: float | Mapping[str, float] = 2.0,
         **more: Any,
     ) -> None:
         if not regions:
@@ -75,23 +93,30 @@ class SegmentationTask(TaskModule):
         if not 0 <= overlap < 1 or not 0 <= threshold < 1:
             raise ConfigError(f"overlap {overlap} and threshold {threshold} must lie in [0, 1).")
         self.regions = tuple(regions)
+        self.activation = chosen_activation(activation, len(regions), exclusive)
         self.patch_size = None if patch_size is None else tuple(patch_size)
         self.overlap = overlap
         self.window_batch = window_batch
         self.threshold = threshold
         self.dice_weight = dice_weight
-        self.bce_weight = bce_weight
-        self.hausdorff = hausdorff
+        self.ce_weight = ce_weight
+        self.tolerances = _tolerances(tolerance, self.regions) if surface else None
         super().__init__(*common, **more)
 
     def criterion(self, logits: Tensor, label: Tensor) -> Tensor:
-        """Returns Dice plus cross-entropy of logits and labels, both ``(B, R, *spatial)``."""
-        weights = {"dice_weight": self.dice_weight, "bce_weight": self.bce_weight}
-        return dice_bce_loss(logits, label, **weights)
+        """Returns Dice plus cross-entropy of logits and labels ``(B, R, *spatial)``."""
+        loss = dice_ce_loss if self.activation == "softmax" else dice_bce_loss
+        return loss(logits, label, dice_weight=self.dice_weight, ce_weight=self.ce_weight)
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """Returns the probability of each region by itself."""
-        return logits.sigmoid()
+        """Returns the probability of each region ``(B, R, *spatial)``, without the background."""
+        return logits.softmax(1)[:, 1:] if self.activation == "softmax" else logits.sigmoid()
+
+    def masks(self, probabilities: Tensor) -> Tensor:
+        """Returns which voxels belong to which region, bool ``(B, R, *spatial)``."""
+        if self.activation == "softmax":
+            return exclusive_masks(probabilities)
+        return probabilities > self.threshold
 
     def logits(self, batch: Batch) -> Tensor:
         """Returns logits of whole images, blended from overlapping windows if they are larger."""
@@ -116,17 +141,73 @@ class SegmentationTask(TaskModule):
         """
         from medfed.models.contours import contour_grid  # late: training draws nothing
 
-        return contour_grid(cases, self.regions, threshold=self.threshold)
+        if self.activation == "sigmoid":
+            return contour_grid(cases, self.regions, threshold=self.threshold)
+        decided = {
+            client: (image, truth, {method: margins(p) for method, p in found.items()})
+            for client, (image, truth, found) in cases.items()
+        }
+        return contour_grid(decided, self.regions)
 
     def meter(self, *, test: bool = False) -> SegmentationMeter:
-        """Returns an empty meter, at test with distances if they were asked for."""
-        return SegmentationMeter(
-            self.criterion, self.regions, self.threshold, self.hausdorff and test
+        """Returns an empty meter, at test with surfaces if they are wanted."""
+
+        def segment(logits: Tensor) -> Tensor:
+            return self.masks(self.probabilities(logits))
+
+        tolerances = self.tolerances if test else None
+        return SegmentationMeter(self.criterion, self.regions, segment, tolerances)
+
+
+def chosen_activation(wanted: str, regions: int, exclusive: bool | None) -> Activation:
+    """Chooses between overlapping regions and exclusive classes.
+
+    Args:
+        wanted: ``auto``, ``sigmoid`` or ``softmax``.
+        regions: How many there are.
+        exclusive: Whether no voxel is in two of them; None where that is not known.
+
+    Returns:
+        ``sigmoid`` or ``softmax``.
+
+    Raises:
+        ConfigError: If it is another word, or softmax of regions that overlap.
+
+    Example:
+        >>> chosen_activation("auto", 3, True), chosen_activation("auto", 1, True)
+        ('softmax', 'sigmoid')
+    """
+    check_known("model.activation", wanted, _CHOICES)
+    if wanted == "softmax" and exclusive is False:
+        raise ConfigError(
+            "model.activation=softmax gives a voxel to one region, but the regions of these data "
+            "overlap; choose auto or sigmoid, or regions of label values that differ."
         )
+    if wanted == "auto":
+        return "softmax" if exclusive and regions > 1 else "sigmoid"
+    return "softmax" if wanted == "softmax" else "sigmoid"
+
+
+def _tolerances(
+    tolerance: float | Mapping[str, float], regions: Sequence[str]
+) -> tuple[float, ...]:
+    """Mm by region, checked."""
+    given = tolerance if isinstance(tolerance, Mapping) else dict.fromkeys(regions, tolerance)
+    for name, mm in given.items():
+        if name not in regions:
+            hint = did_you_mean(str(name), regions)
+            raise ConfigError(
+                f"model.tolerance names the region {name}{hint}; there are {', '.join(regions)}."
+            )
+        if not 0 <= mm < math.inf:
+            raise ConfigError(f"model.tolerance={mm} must be mm, 0 or more.")
+    if missing := [name for name in regions if name not in given]:
+        raise ConfigError(f"model.tolerance lacks the region {missing[0]}; give it in mm.")
+    return tuple(float(given[name]) for name in regions)
 
 
 def dice_bce_loss(
-    logits: Tensor, target: Tensor, *, dice_weight: float = 1.0, bce_weight: float = 1.0
+    logits: Tensor, target: Tensor, *, dice_weight: float = 1.0, ce_weight: float = 1.0
 ) -> Tensor:
     """Soft Dice plus binary cross-entropy for regions that may overlap (sigmoid outputs).
 
@@ -140,7 +221,7 @@ def dice_bce_loss(
         logits: ``(B, R, *spatial)``.
         target: ``(B, R, *spatial)`` with values 0 and 1.
         dice_weight: Factor of ``1 - Dice``, averaged over regions.
-        bce_weight: Factor of the cross-entropy, averaged over voxels and regions.
+        ce_weight: Factor of the cross-entropy, averaged over voxels and regions.
 
     Returns:
         A scalar.
@@ -155,101 +236,36 @@ def dice_bce_loss(
     target = target.to(logits.dtype)
     bce = F.binary_cross_entropy_with_logits(logits, target)
     dice: Tensor = _DICE(logits, target)
-    return dice_weight * dice + bce_weight * bce
+    return dice_weight * dice + ce_weight * bce
 
 
-class SegmentationMeter:
-    """Counts overlaps per case and region, so that they can be pooled or averaged over cases.
+def dice_ce_loss(
+    logits: Tensor, target: Tensor, *, dice_weight: float = 1.0, ce_weight: float = 1.0
+) -> Tensor:
+    """Soft Dice of the regions plus cross-entropy of all classes, where regions are exclusive.
+
+    This is MONAI's ``DiceCELoss(softmax=True, include_background=False, batch=True)``: the Dice is
+    pooled over the batch as that of :func:`dice_bce_loss` is, and the background, which is almost
+    all of an image, has no Dice of its own.
 
     Args:
-        criterion: The loss of logits and labels, both ``(B, R, *spatial)``.
-        regions: Names of the R regions.
-        threshold: Probability above which a voxel belongs to a region.
-        hausdorff: Whether to measure distances too (slow).
+        logits: ``(B, 1 + R, *spatial)``, the background first.
+        target: ``(B, R, *spatial)`` with values 0 and 1, at most one 1 per voxel.
+        dice_weight: Factor of ``1 - Dice``, averaged over regions.
+        ce_weight: Factor of the cross-entropy, averaged over voxels.
+
+    Returns:
+        A scalar.
+
+    Example:
+        >>> logits = torch.tensor([0.0, 20.0, 0.0]).view(1, 3, 1, 1)
+        >>> target = torch.tensor([1.0, 0.0]).view(1, 2, 1, 1)
+        >>> round(dice_ce_loss(logits, target, dice_weight=0.0).item(), 6)
+        0.0
     """
-
-    def __init__(
-        self,
-        criterion: Callable[[Tensor, Tensor], Tensor],
-        regions: Sequence[str],
-        threshold: float = 0.5,
-        hausdorff: bool = False,
-    ) -> None:
-        self.criterion = criterion
-        self.regions = tuple(regions)
-        self.threshold = threshold
-        self.hausdorff = hausdorff
-        self.loss_sum, self.images = 0.0, 0
-        self.counts: dict[int, Tensor] = {}
-        self.distances: list[Tensor] = []
-        self._slices: list[tuple[Tensor, Tensor]] = []
-        self._stack: tuple[int, tuple[float, ...]] | None = None  # case and spacing of the slices
-
-    def update(self, logits: Tensor, batch: Batch) -> None:
-        """Adds logits ``(B, R, *spatial)`` and the ``label`` of the batch, of the same shape.
-
-        The ``case`` of the batch ``(B,)`` says which patient an image belongs to; without it each
-        image is a case of its own.
-        """
-        pred, truth = logits.sigmoid() > self.threshold, batch["label"] > 0.5
-        counts = overlap_counts(pred, truth).cpu()
-        first = len(self.counts)
-        ids = batch["case"].tolist() if "case" in batch else range(first, first + len(counts))
-        for i, c in zip(ids, counts, strict=True):
-            self.counts[i] = self.counts[i] + c if i in self.counts else c
-        self.loss_sum += self.criterion(logits, batch["label"]).item() * len(counts)
-        self.images += len(counts)
-        if self.hausdorff:
-            spacing = batch.get("spacing")
-            mm = [None] * len(ids) if spacing is None else spacing.tolist()
-            for case, one, p, t in zip(ids, mm, pred, truth, strict=True):
-                self._add_distance(case, one, p, t)
-
-    def _add_distance(
-        self, case: int, spacing: Sequence[float] | None, pred: Tensor, truth: Tensor
-    ) -> None:
-        """Measures masks ``(R, *spatial)``, the slices of one case as the volume that they make."""
-        if spacing is None:  # a distance without a unit would look like one in mm
-            self.distances.append(torch.full((1, len(self.regions)), math.nan).double())
-        elif pred.ndim - 1 == len(spacing):
-            self.distances.append(hausdorff95(pred[None], truth[None], spacing))
-        else:
-            key = (case, tuple(spacing))
-            if self._stack != key:
-                self._close_stack()
-            self._stack = key
-            self._slices.append((pred.cpu(), truth.cpu()))
-
-    def _close_stack(self) -> None:
-        """Measures the slices that are waiting for the rest of their case."""
-        if self._stack is None:
-            return
-        pred, truth = (torch.stack(masks, -1)[None] for masks in zip(*self._slices, strict=True))
-        spacing = self._stack[1]
-        if len(self._slices) == 1:  # no volume: all of it would be surface
-            pred, truth, spacing = pred[..., 0], truth[..., 0], spacing[:2]
-        self.distances.append(hausdorff95(pred, truth, spacing))
-        self._slices, self._stack = [], None
-
-    def compute(self) -> dict[str, float]:
-        """Returns the metrics, each as a mean over regions and per region (``iou/whole``).
-
-        ``iou`` and ``dice`` pool the voxels of all cases; ``dice_case`` is the mean over cases;
-        ``hd95`` is the mean over cases, in mm, whose slices follow each other from the feet up;
-        ``loss`` is the mean over images. All are NaN where there is no case, and ``hd95`` also
-        where the data do not say the spacing of their voxels.
-        """
-        self._close_stack()
-        # Without a case every number is NaN.
-        nowhere = torch.full((1, len(self.regions), 3), math.nan)
-        cases = torch.stack([*self.counts.values()]) if self.counts else nowhere
-        iou, dice = iou_and_dice(cases.sum(0))
-        values = {"iou": iou, "dice": dice, "dice_case": iou_and_dice(cases)[1].mean(0)}
-        if self.hausdorff:
-            values["hd95"] = torch.cat(self.distances or [nowhere[..., 0]]).mean(0)
-        out = {"loss": self.loss_sum / self.images if self.images else math.nan}
-        for name, per_region in values.items():
-            scores = per_region.tolist()
-            out[name] = math.fsum(scores) / len(scores)
-            out |= {f"{name}/{r}": v for r, v in zip(self.regions, scores, strict=True)}
-        return out
+    if logits.dtype in (torch.float16, torch.bfloat16):
+        logits = logits.float()  # sums over a patch exceed what half precision can count
+    target = target.to(logits.dtype)
+    classes = torch.cat([1 - target.sum(1, keepdim=True), target], dim=1)
+    dice: Tensor = _DICE_OF_CLASSES(logits, classes)
+    return dice_weight * dice + ce_weight * F.cross_entropy(logits, classes.argmax(1))

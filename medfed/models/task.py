@@ -54,7 +54,7 @@ class TaskModule(pl.LightningModule):
     network: nn.Module
     personal: tuple[str, ...]
     selection: tuple[str, str]
-    activation: ClassVar[Activation] = "identity"  # what makes probabilities of the logits
+    activation: Activation = "identity"  # what makes probabilities of the logits
     default_selection: ClassVar[tuple[str, str]] = ("loss", "min")
 
     def __init__(

@@ -219,6 +219,7 @@ def label_of(metric: str) -> str:
         "auroc": "AUROC",
         "ece": "calibration error",
         "hd95": "Hausdorff distance, 95th percentile (mm)",
+        "nsd": "normalised surface Dice",
         "loss": "loss (nats)",
     }
     base, _, region = metric.partition("/")

@@ -26,6 +26,7 @@ from medfed.federation.training import LocalTrainer
 from medfed.federation.wire.channel import Channel
 from medfed.federation.wire.link import Link
 from medfed.models.networks.canonical import Canonical, Mix
+from medfed.models.segmentation import chosen_activation
 from medfed.models.task import TaskModule
 
 _log = logging.getLogger(__name__)
@@ -49,21 +50,38 @@ def data_and_task(config: DictConfig) -> tuple[FederatedDataModule, TaskModule]:
     spatial_dims = getattr(data, "spatial_dims", 2)
     facts = {
         "in_channels": data.in_channels,
-        "out_channels": data.num_classes,
         "regions": list(data.class_names),
+        "exclusive": getattr(data, "exclusive", None),
         "spatial_dims": spatial_dims,
         # Slices pass the network whole; volumes, whose depth rarely suits it, window by window.
         "patch_size": getattr(data, "size", None) if spatial_dims == 3 else None,
     }
     with open_dict(config):
         for key, value in facts.items():
-            if config[key] is None:
+            if config.get(key) is None:
                 config[key] = list(value) if isinstance(value, tuple) else value
+        if config.out_channels is None:
+            config.out_channels = data.num_classes + has_background(config)
     task = build_task(config)
     if str(config.trainer.precision).startswith("64"):
         task.double()
     try_model(task, data)
     return data, task
+
+
+def has_background(config: DictConfig) -> bool:
+    """Says whether the network has an output for the background: of exclusive regions.
+
+    Args:
+        config: The configuration, ``regions`` and ``exclusive`` filled in.
+
+    Raises:
+        ConfigError: If exclusive classes are asked for where regions overlap.
+    """
+    wanted = config.model.get("activation")
+    if "regions" not in config.model or wanted is None:
+        return False
+    return chosen_activation(wanted, len(config.regions), config.exclusive) == "softmax"
 
 
 def try_model(task: TaskModule, data: FederatedDataModule) -> None:

@@ -295,3 +295,17 @@ def test_equal_instances_are_refused():
         Canonical([LogisticRegression(5), LogisticRegression(5)], ["*"])
     with pytest.raises(ConfigError, match=r"canonical\.count must be 1 or more"):
         Canonical([], ["*"])
+
+
+def test_mixtures_of_exclusive_classes_mix_probabilities():
+    networks = [unet(2, 2, 3, channels=(4, 8), strides=(2,)) for _ in range(2)]
+    image, alone = torch.randn(2, 2, 16, 16), []
+    task = make_task("classes")
+    for network in networks:
+        task.network = copy.deepcopy(network)
+        alone.append(task.predict({"image": image}))
+    task.network = Canonical(networks, ["*"], "outputs", task.activation)
+    with torch.no_grad():
+        task.network.membership.copy_(torch.tensor([0.7, 0.3]))
+    mixed = task.predict({"image": image})
+    assert torch.allclose(mixed, 0.7 * alone[0] + 0.3 * alone[1], atol=1e-6)

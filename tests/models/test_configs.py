@@ -26,6 +26,7 @@ def compose(model: str, optimizer: str = "sgd", scheduler: str = "constant") -> 
         "out_channels": 1 if model == "linear" else 2,
         "spatial_dims": 2,
         "regions": ["whole", "core"],
+        "exclusive": False,
         "patch_size": [32, 32],
         "rounds": 5,
     }

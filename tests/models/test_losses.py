@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from monai.losses import FocalLoss
+from monai.losses import DiceCELoss, FocalLoss
 from scipy.special import expit, log_softmax
 
 from medfed.models.classification import focal_loss
-from medfed.models.segmentation import dice_bce_loss
+from medfed.models.segmentation import dice_bce_loss, dice_ce_loss
 from tests.models.tiny import make_task
 
 
@@ -51,7 +51,7 @@ def test_dice_bce_is_its_formula(spatial):
     p, axes = expit(z), (0, *range(2, z.ndim))
     dice = 1 - (2 * (p * y).sum(axes) + 1e-5) / ((p + y).sum(axes) + 1e-5)
     bce = -(y * np.log(p) + (1 - y) * np.log(1 - p)).mean()
-    loss = dice_bce_loss(logits, target, dice_weight=0.7, bce_weight=1.3)
+    loss = dice_bce_loss(logits, target, dice_weight=0.7, ce_weight=1.3)
     assert loss.item() == pytest.approx(0.7 * dice.mean() + 1.3 * bce, rel=1e-6)
 
 
@@ -77,3 +77,33 @@ def test_dice_bce_sums_half_precision_in_single(dtype):
     logits = torch.randn(4, 1, 64, 64, generator=torch.Generator().manual_seed(0)).to(dtype)
     target = (logits > 0.5).float()
     assert torch.equal(dice_bce_loss(logits, target), dice_bce_loss(logits.float(), target))
+
+
+def exclusive(spatial: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    g = torch.Generator().manual_seed(6)
+    logits = torch.randn(2, 4, *spatial, generator=g, dtype=torch.float64)
+    index = torch.randint(4, (2, *spatial), generator=g)
+    return logits, F.one_hot(index, 4).movedim(-1, 1)[:, 1:].float()
+
+
+@pytest.mark.parametrize("spatial", [(6, 5), (4, 3, 5)])
+def test_dice_ce_is_its_formula_and_monai(spatial):
+    logits, target = exclusive(spatial)
+    z, y = logits.numpy(), target.numpy()
+    log_p, axes = log_softmax(z, axis=1), (0, *range(2, z.ndim))
+    p = np.exp(log_p[:, 1:])
+    dice = 1 - (2 * (p * y).sum(axes) + 1e-5) / ((p + y).sum(axes) + 1e-5)
+    whole = np.concatenate([1 - y.sum(1, keepdims=True), y], axis=1)
+    ce = -(whole * log_p).sum(1).mean()
+    loss = dice_ce_loss(logits, target, dice_weight=0.7, ce_weight=1.3).item()
+    assert loss == pytest.approx(0.7 * dice.mean() + 1.3 * ce, rel=1e-6)
+    monai = DiceCELoss(
+        include_background=False, softmax=True, batch=True, lambda_dice=0.7, lambda_ce=1.3
+    )
+    assert loss == pytest.approx(monai(logits, torch.tensor(whole).double()).item(), rel=1e-6)
+
+
+def test_dice_ce_sums_half_precision_in_single():
+    logits, target = exclusive((32, 32))
+    half = logits.to(torch.bfloat16)
+    assert torch.equal(dice_ce_loss(half, target), dice_ce_loss(half.float(), target))

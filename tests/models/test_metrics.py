@@ -10,12 +10,10 @@ import numpy as np
 import pytest
 import torch
 from monai.metrics import DiceMetric
-from scipy.ndimage import binary_erosion
-from scipy.spatial.distance import cdist
 from sklearn import metrics as sk
 
 from medfed.models.classification import CLASSIFICATION_METRICS, classification_metrics
-from medfed.models.regions import hausdorff95
+from medfed.models.regions import margins
 from medfed.models.regression import regression_metrics
 from medfed.models.segmentation import SegmentationMeter, dice_bce_loss
 from tests.models.tiny import make_task
@@ -98,7 +96,7 @@ def test_meters_do_not_depend_on_batches():
 def test_empty_meters_are_nan():
     scores = make_task("classification").meter().compute()
     assert set(scores) == {"loss", *CLASSIFICATION_METRICS}
-    scores |= SegmentationMeter(dice_bce_loss, ["a"], hausdorff=True).compute()
+    scores |= SegmentationMeter(dice_bce_loss, ["a"], positive, [1.0]).compute()
     assert all(math.isnan(v) for v in scores.values())
 
 
@@ -108,7 +106,7 @@ def test_overlap_is_pooled_and_per_case(spatial):
     logits = torch.randn(6, 2, *spatial, generator=g)
     truth = (torch.rand(6, 2, *spatial, generator=g) > 0.7).float()
     case = torch.tensor([7, 7, 3, 7, 3, 9])
-    meter = SegmentationMeter(dice_bce_loss, ["whole", "core"])
+    meter = SegmentationMeter(dice_bce_loss, ["whole", "core"], positive)
     for part in (slice(0, 4), slice(4, 6)):
         meter.update(logits[part], {"label": truth[part], "case": case[part]})
     scores = meter.compute()
@@ -122,6 +120,10 @@ def test_overlap_is_pooled_and_per_case(spatial):
     assert scores["iou"] == pytest.approx((scores["iou/whole"] + scores["iou/core"]) / 2)
 
 
+def positive(logits: torch.Tensor) -> torch.Tensor:
+    return logits > 0
+
+
 def masks(case: torch.Tensor) -> list[np.ndarray]:
     return [(case == c).numpy() for c in case.unique()]
 
@@ -129,95 +131,12 @@ def masks(case: torch.Tensor) -> list[np.ndarray]:
 def test_without_case_each_image_is_one():
     truth = torch.zeros(2, 1, 4, 4)
     truth[0, :, :2], truth[1, :, :1] = 1, 1
-    meter = SegmentationMeter(dice_bce_loss, ["a"])
+    meter = SegmentationMeter(dice_bce_loss, ["a"], positive)
     for i in (0, 1):  # the first is found, the second missed
         meter.update((truth[i : i + 1] * (1 - i)) * 20 - 10, {"label": truth[i : i + 1]})
     scores = meter.compute()
     assert scores["dice_case"] == 0.5
     assert scores["dice"] == pytest.approx(2 * 8 / (8 + 12))
-
-
-@pytest.mark.parametrize(
-    ("found", "overlap", "distance"),
-    [(False, 1.0, 0.0), (True, 0.0, math.hypot(4 * 2.0, 4 * 1.5))],
-    ids=["rightly empty", "falsely found"],
-)
-def test_a_region_that_is_nowhere_follows_brats(found, overlap, distance):
-    truth, pred = torch.zeros(1, 2, 4, 4), torch.zeros(1, 2, 4, 4)
-    truth[:, 0] = pred[:, 0] = 1
-    pred[:, 1, 0, 0] = found
-    meter = SegmentationMeter(dice_bce_loss, ["here", "nowhere"], hausdorff=True)
-    meter.update(pred * 20 - 10, {"label": truth, "spacing": torch.tensor([[2.0, 1.5, 9.0]])})
-    scores = meter.compute()
-    for name in ("iou", "dice", "dice_case"):
-        assert scores[f"{name}/nowhere"] == overlap
-        assert scores[name] == (1 + overlap) / 2
-    assert scores["hd95/here"] == 0
-    assert scores["hd95/nowhere"] == pytest.approx(distance)
-    assert scores["hd95"] == pytest.approx(distance / 2)
-
-
-def edges(mask: np.ndarray) -> np.ndarray:
-    return np.argwhere(mask & ~binary_erosion(mask))
-
-
-@pytest.mark.parametrize("spatial", [(20, 18), (12, 11, 10)])
-def test_hausdorff_agrees_with_all_pairs(spatial):
-    grid = torch.stack(torch.meshgrid(*(torch.arange(n) for n in spatial), indexing="ij"))
-    centre = torch.tensor([n // 2 for n in spatial]).view(-1, *(1,) * len(spatial))
-    truth = ((grid - centre).square().sum(0) < 14)[None, None]
-    pred = ((grid - centre - 1).square().sum(0) < 9)[None, None]
-    d = cdist(edges(pred[0, 0].numpy()), edges(truth[0, 0].numpy()))
-    expected = max(np.percentile(d.min(1), 95), np.percentile(d.min(0), 95))
-    assert hausdorff95(pred, truth).item() == pytest.approx(expected, rel=1e-5)
-
-
-def test_hausdorff_of_a_region_that_one_mask_alone_has_is_the_diagonal():
-    some = torch.zeros(1, 1, 3, 4, dtype=torch.bool)
-    some[..., 1, 1] = True
-    none = torch.zeros_like(some)
-    assert hausdorff95(none, some).item() == hausdorff95(some, none).item() == 5.0
-    assert hausdorff95(some, none, spacing=(1.0, 1.0)).item() == 5.0
-    assert hausdorff95(some, none, spacing=(4.0, 1.25)).item() == 13.0
-    assert hausdorff95(none, none).item() == hausdorff95(some, some).item() == 0.0
-
-
-def test_the_diagonal_of_a_brats_volume_is_that_of_the_challenge():
-    some = torch.zeros(1, 1, 240, 240, 155, dtype=torch.bool)
-    some[..., 100, 100, 100] = True
-    assert hausdorff95(some & False, some).item() == pytest.approx(373.128664, abs=1e-6)
-
-
-@pytest.mark.parametrize("spacing", [(0.5, 0.5, 5.0), (1.0, 2.0, 0.7)])
-def test_distances_of_volumes_and_of_their_slices_are_in_millimetres(spacing):
-    g = torch.Generator().manual_seed(2)
-    truth = torch.zeros(2, 1, 9, 10, 6)
-    truth[0, :, 2:6, 3:8, 1:4] = 1
-    truth[1, :, 4:6, 2:5, 2:5] = 1
-    pred = truth.roll((1, -2, 1), (2, 3, 4)) * (torch.rand(truth.shape, generator=g) > 0.1)
-    mm = np.array(spacing)
-    expected = []
-    for p, t in zip(pred[:, 0].numpy() > 0, truth[:, 0].numpy() > 0, strict=True):
-        d = cdist(edges(p) * mm, edges(t) * mm)
-        expected.append(max(np.percentile(d.min(1), 95), np.percentile(d.min(0), 95)))
-    volumes, slices = (SegmentationMeter(dice_bce_loss, ["a"], hausdorff=True) for _ in range(2))
-    step = torch.tensor([spacing])
-    case = torch.arange(2)
-    batch = {"label": truth, "case": case, "spacing": step.expand(2, 3)}
-    volumes.update(pred * 20 - 10, batch)
-    flat = [t.permute(0, 4, 1, 2, 3).flatten(0, 1) for t in (pred, truth)]  # 2 x 6 slices
-    for some in torch.arange(12).split(5):  # batches that span two cases
-        label = {"label": flat[1][some], "case": case.repeat_interleave(6)[some]}
-        slices.update(flat[0][some] * 20 - 10, label | {"spacing": step.expand(len(some), 3)})
-    assert volumes.compute()["hd95"] == pytest.approx(np.mean(expected), rel=1e-5)
-    assert slices.compute()["hd95"] == pytest.approx(np.mean(expected), rel=1e-5)
-
-
-def test_without_spacing_there_is_no_distance():
-    truth = torch.ones(1, 1, 4, 4)
-    meter = SegmentationMeter(dice_bce_loss, ["a"], hausdorff=True)
-    meter.update(truth, {"label": truth})
-    assert math.isnan(meter.compute()["hd95"])
 
 
 def test_dice_of_cases_agrees_with_monai():
@@ -226,7 +145,7 @@ def test_dice_of_cases_agrees_with_monai():
     pred[0, 0] = truth[0, 0] = 0  # rightly empty
     pred[1, 1] = 0  # missed
     truth[2, 0] = 0  # falsely found
-    meter = SegmentationMeter(dice_bce_loss, ["a", "b"])
+    meter = SegmentationMeter(dice_bce_loss, ["a", "b"], positive)
     meter.update(pred * 20 - 10, {"label": truth})
     found = meter.compute()
     dice = DiceMetric(reduction="none", ignore_empty=False)(pred, truth).double()
@@ -238,11 +157,50 @@ def test_the_loss_is_the_mean_over_images_whatever_their_batches():
     g = torch.Generator().manual_seed(3)
     logits, truth = torch.randn(5, 1, 4, 4, generator=g), torch.ones(5, 1, 4, 4)
     each = [dice_bce_loss(z[None], y[None]).item() for z, y in zip(logits, truth, strict=True)]
-    alone = SegmentationMeter(dice_bce_loss, ["a"])
-    uneven = SegmentationMeter(lambda z, y: (z**2).mean(), ["a"])
+    alone = SegmentationMeter(dice_bce_loss, ["a"], positive)
+    uneven = SegmentationMeter(lambda z, y: (z**2).mean(), ["a"], positive)
     for z, y in zip(logits, truth, strict=True):
         alone.update(z[None], {"label": y[None]})
     for some in torch.arange(5).split([4, 1]):
         uneven.update(logits[some], {"label": truth[some]})
     assert alone.compute()["loss"] == pytest.approx(np.mean(each))
     assert uneven.compute()["loss"] == pytest.approx((logits**2).mean().item())
+
+
+def test_of_exclusive_classes_the_likeliest_is_predicted():
+    g = torch.Generator().manual_seed(8)
+    logits = torch.randn(4, 4, 9, 8, generator=g)
+    index = torch.randint(4, (4, 9, 8), generator=g)
+    label = torch.nn.functional.one_hot(index, 4).movedim(-1, 1)[:, 1:]
+    task = make_task("classes", regions=["a", "b", "c"])
+    meter = task.meter()
+    meter.update(logits, {"label": label})
+    scores, found = meter.compute(), logits.argmax(1)
+    pooled = {"average": None, "labels": [1, 2, 3]}
+    for name, score in (("iou", sk.jaccard_score), ("dice", sk.f1_score)):
+        expected = score(index.ravel(), found.ravel(), **pooled)
+        assert [scores[f"{name}/{r}"] for r in "abc"] == pytest.approx(expected)
+    each = [sk.f1_score(i.ravel(), f.ravel(), **pooled) for i, f in zip(index, found, strict=True)]
+    assert [scores[f"dice_case/{r}"] for r in "abc"] == pytest.approx(np.mean(each, axis=0))
+    probabilities = task.probabilities(logits)
+    assert torch.allclose(probabilities, logits.softmax(1)[:, 1:])
+    drawn = torch.stack([margins(p) > 0.5 for p in probabilities])  # contours show the same
+    assert torch.equal(drawn, task.masks(probabilities))
+
+
+def test_a_meter_keeps_what_every_case_gave():
+    g = torch.Generator().manual_seed(9)
+    logits = torch.randn(5, 2, 6, 6, generator=g)
+    truth = (torch.rand(5, 2, 6, 6, generator=g) > 0.6).float()
+    case = torch.tensor([4, 4, 1, 1, 4])
+    meter = SegmentationMeter(dice_bce_loss, ["a", "b"], positive)
+    meter.update(logits, {"label": truth, "case": case})
+    found, scores = meter.cases(), meter.compute()
+    assert list(found) == [4, 1]
+    for r, region in enumerate("ab"):
+        one = found[4][region]
+        p, t = (logits[case == 4, r] > 0), truth[case == 4, r] > 0.5
+        assert [one["predicted"], one["labelled"]] == [p.sum(), t.sum()]
+        assert one["dice"] == pytest.approx(sk.f1_score(t.ravel(), p.ravel()))
+        mean = np.mean([regions[region]["dice"] for regions in found.values()])
+        assert scores[f"dice_case/{region}"] == pytest.approx(mean)

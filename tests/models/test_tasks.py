@@ -145,7 +145,7 @@ def test_predict_gives_probabilities(kind):
         assert probs.shape == (8, 1)
         return
     assert ((probs >= 0) & (probs <= 1)).all()
-    if kind != "segmentation":
+    if kind not in ("segmentation", "classes"):
         assert torch.allclose(probs.sum(1), torch.ones(8))
 
 
@@ -187,11 +187,11 @@ def test_sliding_window_of_a_pointwise_network_is_the_network():
 
 def test_volumes():
     net = torch.nn.Conv3d(1, 1, 3, padding=1)
-    task = SegmentationTask(net, SGD, regions=["a"], patch_size=[8, 8, 8], hausdorff=True)
+    task = SegmentationTask(net, SGD, regions=["a"], patch_size=[8, 8, 8])
     label = torch.zeros(1, 1, 12, 10, 9)
     label[..., 3:7, 3:7, 3:7] = 1
     scores = task.evaluate([{"image": label, "label": label, "case": torch.tensor([4])}], test=True)
-    assert set(scores) - set(task.metric_names) == {"hd95", "hd95/a"}
+    assert set(scores) - set(task.metric_names) == {"hd95", "hd95/a", "nsd", "nsd/a"}
 
 
 @pytest.mark.parametrize("kind", ["risk", "regression"])
@@ -291,3 +291,16 @@ def test_bad_options(build, words):
 def test_no_scheduler():
     task = RiskTask(LogisticRegression(5), functools.partial(torch.optim.Adam, lr=0.1))
     assert isinstance(task.configure_optimizers(), torch.optim.Adam)
+
+
+@pytest.mark.parametrize("exclusive", [True, False, None])
+def test_classes_are_exclusive_where_the_data_say_so(exclusive):
+    found = SegmentationTask(torch.nn.Conv2d(2, 3, 1), SGD, regions=["a", "b"], exclusive=exclusive)
+    assert found.activation == ("softmax" if exclusive else "sigmoid")
+
+
+def test_softmax_of_regions_that_overlap_is_refused():
+    with pytest.raises(ConfigError, match="the regions of these data overlap; choose auto"):
+        make_task("segmentation", activation="softmax", exclusive=False)
+    with pytest.raises(ConfigError, match=r"model.activation.*softmx.*did you mean softmax"):
+        make_task("segmentation", activation="softmx")

@@ -16,7 +16,7 @@ from medfed.models.task import TaskModule
 
 SGD = functools.partial(torch.optim.SGD, lr=0.05, momentum=0.9)
 STEP = functools.partial(torch.optim.lr_scheduler.StepLR, step_size=2, gamma=0.5)
-KINDS = ("segmentation", "classification", "risk", "regression")
+KINDS = ("segmentation", "classes", "classification", "risk", "regression")
 
 
 def make_task(kind: str, **options: object) -> TaskModule:
@@ -24,6 +24,10 @@ def make_task(kind: str, **options: object) -> TaskModule:
     if kind == "segmentation":
         net = unet(2, 2, 2, channels=(4, 8), strides=(2,))
         options = {"regions": ["whole", "core"], "patch_size": [16, 16], **options}
+        return SegmentationTask(net, SGD, STEP, **options)
+    if kind == "classes":
+        net = unet(2, 2, 3, channels=(4, 8), strides=(2,))
+        options = {"regions": ["rim", "core"], "exclusive": True, "patch_size": [16, 16], **options}
         return SegmentationTask(net, SGD, STEP, **options)
     if kind == "classification":
         net = densenet_bc(2, 1, 2, growth_rate=2, block_config=(2, 2), stem="small")
@@ -38,9 +42,11 @@ def make_samples(kind: str, n: int = 32, size: int = 16) -> list[dict[str, torch
     g = torch.Generator().manual_seed(1)
     samples = []
     for i in range(n):
-        if kind == "segmentation":
+        if kind in ("segmentation", "classes"):
             label = torch.zeros(2, size, size)
             label[0, 3 : 8 + i % 5, 4:11], label[1, 5:8, 6:9] = 1, 1
+            if kind == "classes":  # no pixel is in two of them
+                label[0] -= label[1]
             image = label + 0.2 * torch.randn(2, size, size, generator=g)
             samples.append({"image": image, "label": label, "case": torch.tensor(i // 4)})
             continue

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from medfed.datamodules.readers.nifti import ras_spacing
-from medfed.models.regions import hausdorff95
+from medfed.models.regions import surface_metrics
 from medfed.reports.comparison import compare_runs
 from medfed.run import folder
 from medfed.run.folder import read_history
@@ -16,7 +16,7 @@ from tests.integration.runs import imaging, run
 
 
 def test_distances_are_those_of_the_volumes_in_millimetres(tmp_path):
-    options = ("algorithm=local", "rounds=1", "model.hausdorff=true", "data.eval_every=1")
+    options = ("algorithm=local", "rounds=1", "data.eval_every=1")
     summary, experiment = run(tmp_path / "run", *imaging(tmp_path), *options)
     data, module = experiment.data, experiment.module
     for client, metrics in summary["clients"].items():
@@ -28,11 +28,12 @@ def test_distances_are_those_of_the_volumes_in_millimetres(tmp_path):
         assert batches[0]["spacing"][0].tolist() == pytest.approx(spacing)
         pred = torch.cat([experiment.task.predict(b) > 0.5 for b in batches])
         truth = torch.cat([b["label"] > 0.5 for b in batches])
-        volumes = [t.permute(1, 2, 3, 0)[None] for t in (pred, truth)]
-        expected = hausdorff95(*volumes, spacing)[0].tolist()
-        regions = [metrics[f"hd95/{r}"] for r in experiment.task.regions]
-        assert regions == pytest.approx(expected, rel=1e-6)
-        assert metrics["hd95"] == pytest.approx(sum(expected) / len(expected))
+        volumes = [t.permute(1, 2, 3, 0) for t in (pred, truth)]
+        measured = surface_metrics(*volumes, spacing, [2.0] * len(volumes[0]))
+        for name, expected in zip(("hd95", "nsd"), measured, strict=True):
+            regions = [metrics[f"{name}/{r}"] for r in experiment.task.regions]
+            assert regions == pytest.approx(expected.tolist(), rel=1e-6)
+            assert metrics[name] == pytest.approx(expected.mean().item())
     # Validation has no distances: their places in the file are empty.
     history = read_history(tmp_path / "run")
     assert all(math.isnan(r.metrics["hd95"]) for r in history)
