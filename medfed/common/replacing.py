@@ -1,4 +1,4 @@
-"""A folder that is whole or not there, and takes the place of an older one without losing it.
+"""A folder that is whole or not there, in the place of an older one without losing it, or new.
 
 While ``NAME`` is written, its parent holds ``.NAME.new``, which is not whole, and for the moment
 between two renames ``.NAME.old``, which is. A process that is killed leaves them behind; the next
@@ -45,6 +45,31 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
             yield made
             if folder.exists():
                 folder.rename(old)
+            made.rename(folder)
+        finally:
+            _tidy(folder)
+
+
+@contextmanager
+def made_once(folder: Path) -> Iterator[Path | None]:
+    """Makes a folder that is whole or not there; of several processes the first one makes it.
+
+    Args:
+        folder: The folder's name in the end; its parents are made.
+
+    Yields:
+        An empty folder to write into, or None where the folder is there.
+    """
+    folder = folder.resolve()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _alone(folder):
+        if folder.exists():
+            yield None
+            return
+        made = _beside(folder, "new")
+        try:
+            made.mkdir()
+            yield made
             made.rename(folder)
         finally:
             _tidy(folder)

@@ -14,7 +14,7 @@ from medfed.common.replacing import replacing_folder, restore_folder
 # before it is made, and kills at the one whose turn it is.
 KILLED = """
 import os, pathlib, shutil, signal, sys
-from medfed.common.replacing import replacing_folder, restore_folder
+from medfed.common.replacing import made_once, replacing_folder, restore_folder
 
 root, left = pathlib.Path(sys.argv[1]), [0]
 
@@ -30,6 +30,13 @@ def write(folder, text):
         for name in "ab":
             (made / name).mkdir()
             (made / name / "text").write_text(text)
+
+def write_once(folder):
+    with made_once(folder) as made:
+        for name in "ab" if made else "":
+            (made / name).mkdir()
+            (made / name / "text").write_text("once")
+        return made is not None
 
 def held(folder):
     return {(folder / n / "text").read_text() for n in "ab"} if folder.exists() else None
@@ -60,6 +67,22 @@ for old in (False, True):
         shutil.rmtree(folder)
         if not killed:
             break
+for step in range(1, 200):
+    folder = root / f"once{step}"
+    child = os.fork()
+    if child == 0:
+        left[0] = step
+        write_once(folder)
+        os._exit(0)
+    killed = os.waitpid(child, 0)[1] != 0
+    steps += killed
+    before = held(folder)
+    assert write_once(folder) == (before is None), (step, before)
+    assert held(folder) == {"once"}
+    assert [p.name for p in root.iterdir()] == [folder.name], list(root.iterdir())
+    shutil.rmtree(folder)
+    if not killed:
+        break
 wanted = [(True, None, "old"), (True, "old", "old"), (True, "new", "new")]
 print(steps, *(way in seen for way in wanted))
 """

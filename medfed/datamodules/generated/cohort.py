@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,6 +9,7 @@ from typing import ClassVar, TypeVar
 
 from medfed.common.errors import ConfigError
 from medfed.common.files import digest, writing
+from medfed.common.replacing import made_once
 from medfed.datamodules.generated.hospitals import Hospital
 
 AnyHospital = TypeVar("AnyHospital", bound=Hospital)
@@ -70,19 +69,10 @@ class Cohort(ABC):
         target = root / "generated" / self.name
         if target.exists():
             return target, False
-        with writing(target, "set data.root to another folder"):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            part = Path(tempfile.mkdtemp(prefix=f".{self.name}.", dir=target.parent))
-            try:
-                self.write(part)
-                part.chmod(0o755)
-                part.rename(target)
-            except OSError:
-                # Another process may have finished first; its files are the same.
-                if not (target / self.index).exists():
-                    raise
-            finally:
-                shutil.rmtree(part, ignore_errors=True)
+        with writing(target, "set data.root to another folder"), made_once(target) as part:
+            if part is None:  # another process has finished first; its files are the same
+                return target, False
+            self.write(part)
         return target, True
 
     @abstractmethod
