@@ -70,6 +70,14 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
             raise ConfigError(f"data.memory_gb={self.memory_gb} must not be negative.")
         self.size = patches.patch_size_3d(self.patch_size, self.spatial_dims)
 
+    @property
+    def window(self) -> tuple[int, ...] | None:
+        """What a network sees at once of what is evaluated, where nothing else is configured.
+
+        Slices pass it whole; volumes, whose depth rarely suits it, window by window.
+        """
+        return self.size if self.spatial_dims == 3 else None
+
     def prepare_data(self) -> None:
         """Generates the cohort where no path is given and it is not there yet."""
         self.channel_names = self.scans.channels

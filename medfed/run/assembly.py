@@ -53,8 +53,7 @@ def data_and_task(config: DictConfig) -> tuple[FederatedDataModule, TaskModule]:
         "regions": list(data.class_names),
         "exclusive": getattr(data, "exclusive", None),
         "spatial_dims": spatial_dims,
-        # Slices pass the network whole; volumes, whose depth rarely suits it, window by window.
-        "patch_size": getattr(data, "size", None) if spatial_dims == 3 else None,
+        "patch_size": getattr(data, "window", None),
     }
     with open_dict(config):
         for key, value in facts.items():

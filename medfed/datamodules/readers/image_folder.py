@@ -15,12 +15,11 @@ from numpy.typing import NDArray
 from medfed.common.checks import check_known
 from medfed.common.errors import ConfigError, DataError, first_line
 from medfed.datamodules.readers.base import given_path
+from medfed.datamodules.readers.pictures import SUFFIXES
 from medfed.datamodules.readers.samples import ImageSet, Samples, channel_names
 
 if TYPE_CHECKING:
     from PIL import Image
-
-SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
 
 
 def read_image_folder(
@@ -67,12 +66,14 @@ def read_image_folder(
     files = [file for found in folders.values() for file in found]
     with ThreadPoolExecutor(max_workers=4) as pool:  # decoding releases the interpreter's lock
         images = list(pool.map(partial(read_image, size=size, color=color), files))
-    patients = [_search("patient", patient_pattern, f.name, f) for f in files]
-    centres = [_search("centre", centre_pattern, f.relative_to(path).as_posix(), f) for f in files]
+    patients = [search_name("patient", patient_pattern, f.name, f) for f in files]
+    below = [f.relative_to(path).as_posix() for f in files]
+    where = zip(below, files, strict=True)
+    centres = [search_name("centre", centre_pattern, name, f) for name, f in where]
     samples = Samples(
         labels=np.repeat(np.arange(len(names)), [len(found) for found in folders.values()]),
         num_classes=len(names),
-        patients=patients if patient_pattern else [f.relative_to(path).as_posix() for f in files],
+        patients=patients if patient_pattern else below,
         centres=centres if centre_pattern else (),
         files=files,
     )
@@ -156,8 +157,26 @@ def _images_in(folder: Path) -> list[Path]:
     return sorted(files)
 
 
-def _search(what: str, pattern: str | None, text: str, file: Path) -> str:
-    """The one group of a pattern in a name; empty where there is no pattern."""
+def search_name(what: str, pattern: str | None, text: str, file: Path) -> str:
+    """Finds the one group of a pattern in a name.
+
+    Args:
+        what: ``"patient"`` or ``"centre"``, for sentences.
+        pattern: A regular expression; None finds nothing.
+        text: The name.
+        file: Whose name it is, for sentences.
+
+    Returns:
+        The group; empty where there is no pattern.
+
+    Raises:
+        ConfigError: If it is no such pattern.
+        DataError: If it finds nothing.
+
+    Example:
+        >>> search_name("patient", "^(p[0-9]+)_", "p12_left.png", Path("p12_left.png"))
+        'p12'
+    """
     if pattern is None:
         return ""
     try:

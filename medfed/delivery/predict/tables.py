@@ -16,8 +16,9 @@ from medfed.common.errors import CheckpointError, ConfigError, DataError, first_
 from medfed.datamodules.ct_patches import PatchSpec, extract, to_unit
 from medfed.datamodules.readers.candidates import Candidates, Points, read_points
 from medfed.datamodules.readers.ct_scan import open_scan
-from medfed.datamodules.readers.image_folder import SUFFIXES, read_image
+from medfed.datamodules.readers.image_folder import read_image
 from medfed.datamodules.readers.luna16 import find_scans
+from medfed.datamodules.readers.pictures import SUFFIXES
 from medfed.datamodules.readers.samples import unit_range
 from medfed.datamodules.readers.table import read_features
 from medfed.datamodules.tabular import fit_scaler, scale

@@ -1,0 +1,226 @@
+"""Pictures with masks: a CSV that names them, or the folders ``images`` and ``masks``."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from medfed.common.checks import check_known
+from medfed.common.errors import ConfigError, DataError
+from medfed.datamodules.readers import pictures
+from medfed.datamodules.readers.base import Patient, VolumeReader
+from medfed.datamodules.readers.image_pairs import Pair, by_other_reader, list_pairs
+from medfed.datamodules.readers.samples import channel_names
+
+if TYPE_CHECKING:
+    from medfed.datamodules.readers.pictures import Color
+
+log = logging.getLogger(__name__)
+
+_WHITE = (1, 255, 65535)  # what a mask of one region has inside it
+
+
+class ImageMasksReader(VolumeReader):
+    """Reads pictures and masks; a patient with several pictures is a stack of them.
+
+    The stack (C, w, h, N) has a slice per picture; its first axis runs to the right, the second
+    upwards. The third is no direction in space, and how large a pixel is, pictures do not say: so
+    `spacing` is NaN. Smaller pictures of a patient are padded with 0 to the largest, which is said.
+
+    Args:
+        path: A CSV file; a folder with ``images.csv``; or a folder with the folders ``images`` and
+            ``masks``, whose files have equal names but for the ending. There, a ``centres.csv`` or
+            ``centres.json`` names the hospital of each picture, see `centres.named_centres`.
+        image: The CSV's column of pictures, as paths from the CSV's folder.
+        mask: That of masks.
+        patient: That of patients. Where there is none, every picture counts as a patient, which is
+            said.
+        centre: That of hospitals.
+        patient_pattern: Without a CSV: a regular expression with one group, searched in a picture's
+            name: the patient's id. None makes every picture a patient.
+        other_masks: By centre, what stands before the ending of the names of its masks by another
+            reader, which are then taken: ``{chase: _second_reader}``.
+        color: ``"grey"`` or ``"rgb"``; None takes what the pictures are.
+        scale: Pictures and masks are resampled by this factor, in (0, 1].
+        regions: The label values of every region, such as ``{vessel: [1], disc: [2, 3]}``; or, of
+            masks that are 0 outside and 1 or 255 inside, a list of the region's name alone.
+        known_labels: Values that may occur beside those of the regions.
+        normalization: See `pictures.load_picture`.
+
+    Raises:
+        ConfigError: If a setting cannot be used.
+        DataError: If an index or picture cannot be read, or does not fit the others.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        image: str = "image",
+        mask: str = "mask",
+        patient: str = "patient",
+        centre: str = "centre",
+        patient_pattern: str | None = None,
+        other_masks: Mapping[str, str] | None = None,
+        color: str | None = None,
+        scale: float = 1.0,
+        regions: Mapping[str, Sequence[int]] | Sequence[str] = ("foreground",),
+        known_labels: Sequence[int] = (),
+        normalization: str = "zscore",
+    ) -> None:
+        if not 0 < scale <= 1:
+            raise ConfigError(f"data.reader.scale={scale} must lie in (0, 1]; 1 changes nothing.")
+        check_known("data.reader.normalization", normalization, pictures.NORMALIZATIONS)
+        self.scale, self.normalization = scale, normalization
+        self._others = dict(other_masks or {})
+        self._values = _region_values(regions)
+        self._known = {*known_labels, *(v for values in self._values.values() for v in values)}
+        self.regions = tuple(self._values)
+        columns = {"image": image, "mask": mask, "patient": patient, "centre": centre}
+        pairs = list_pairs(path, columns, patient_pattern)
+        self._pairs = by_other_reader(pairs, self._others)
+        self.color = self._one_color(color)
+        self.channels = channel_names(1 if self.color == "grey" else 3)
+
+    def patients(self) -> list[Patient]:
+        """See `Reader.patients`."""
+        own: dict[str, list[Pair]] = {}
+        for pair in self._pairs:
+            own.setdefault(pair.patient, []).append(pair)
+        return [_patient(name, own[name]) for name in sorted(own)]
+
+    def read(self, patient: Patient) -> dict[str, Tensor]:
+        """See `VolumeReader.read`."""
+        images, labels = [], []
+        for picture, mask in _pairs_of(patient):
+            image = pictures.load_picture(picture, self.color, self.scale, self.normalization)
+            images.append(torch.from_numpy(image))
+            labels.append(torch.from_numpy(self._label(mask)))
+        size = [max(sides) for sides in zip(*(i.shape[1:] for i in images), strict=True)]
+        if any(list(i.shape[1:]) != size for i in images):
+            log.warning(
+                "Patient %s has pictures of different sizes; the smaller are padded to %d x %d.",
+                *(patient.id, *size),
+            )
+        stacks = (torch.stack([_padded(p, size) for p in parts], -1) for parts in (images, labels))
+        return dict(zip(("image", "label"), stacks, strict=True))
+
+    def shape(self, patient: Patient) -> tuple[int, ...]:
+        """See `VolumeReader.shape`: width, height and number of pictures."""
+        sizes = [pictures.picture_header(p)[:2] for p, _ in _pairs_of(patient)]
+        width, height = (max(sides) for sides in zip(*sizes, strict=True))
+        return (*pictures.scaled((width, height), self.scale), len(sizes))
+
+    def spacing(self, patient: Patient) -> tuple[float, ...]:
+        """See `Reader.spacing`: pictures do not say it."""
+        return (np.nan, np.nan, np.nan)
+
+    def layout(self) -> dict[str, object]:
+        """What a picture was made of, so that others can be read alike."""
+        return {"color": self.color, "scale": self.scale, "regions": self._by_region()}
+
+    def record(self) -> dict[str, object]:
+        """See `Reader.record`."""
+        normalization = {"normalization": self.normalization}
+        return {**super().record(), **self.layout(), **normalization, "other_masks": self._others}
+
+    def _by_region(self) -> dict[str, list[int]]:
+        """Label values by region; 255 of masks of one region, which can be seen."""
+        return {name: list(values) or [255] for name, values in self._values.items()}
+
+    def _label(self, file: Path) -> NDArray[np.uint8]:
+        """(R, w, h) of a mask."""
+        mask = pictures.read_mask(file)
+        values = np.unique(mask).tolist()
+        if self._known:
+            strange = [v for v in values if v and v not in self._known]
+        else:
+            strange = values[1:] if values[-1] in _WHITE and len(values) > 2 else []
+            strange = strange or [v for v in values[-1:] if v not in (0, *_WHITE)]
+        if strange:
+            raise DataError(_strange(file, values, strange, sorted({0, *self._known})))
+        mask = pictures.shrink_mask(mask, self.scale)
+        regions = [np.isin(mask, v) if v else mask != 0 for v in self._values.values()]
+        return pictures.upright(np.stack(regions).astype(np.uint8))
+
+    def _one_color(self, wanted: str | None) -> Color:
+        """Checks that masks fit their pictures, and that all pictures are grey, or all coloured."""
+        if wanted is not None:
+            check_known("data.reader.color", wanted, ("grey", "rgb"))
+        of: dict[Color, Path] = {}
+        for pair in self._pairs:
+            width, height, color = pictures.picture_header(pair.image)
+            of.setdefault(color, pair.image)
+            if (size := pictures.picture_header(pair.mask)[:2]) != (width, height):
+                raise DataError(
+                    f"{pair.mask} has {size[0]} x {size[1]} pixels, but {pair.image} has {width} x "
+                    f"{height}; a mask must have the size of its picture."
+                )
+        if wanted is not None:
+            return "grey" if wanted == "grey" else "rgb"
+        if len(of) > 1:
+            raise DataError(
+                f"{of['grey']} is grey and {of['rgb']} has colours; set data.reader.color=grey or "
+                "data.reader.color=rgb for all."
+            )
+        return next(iter(of))
+
+
+def _region_values(
+    regions: Mapping[str, Sequence[int]] | Sequence[str],
+) -> dict[str, tuple[int, ...]]:
+    """Label values by region; none of a single region of masks that are 0 outside."""
+    if isinstance(regions, Mapping):
+        values = {str(name): tuple(v) for name, v in regions.items()}
+        if values and all(v and all(type(x) is int and x > 0 for x in v) for v in values.values()):
+            return values
+    elif len(regions) == 1 and not isinstance(regions, str):
+        return {str(regions[0]): ()}
+    raise ConfigError(
+        f"data.reader.regions={regions} must give each region its label values, such as "
+        "{vessel: [1], disc: [2, 3]}, or the name of the only one: [vessel]."
+    )
+
+
+def _strange(file: Path, values: list[int], strange: list[int], known: list[int]) -> str:
+    """What is wrong with the values of a mask."""
+    if len(values) > 50 or file.suffix.lower() in (".jpg", ".jpeg"):
+        return (
+            f"{file} has {len(values)} different values, as masks have after JPEG or smoothing; "
+            "save label values without loss (PNG, TIFF)."
+        )
+    if known == [0]:
+        return (
+            f"{file} has the values {', '.join(map(str, values))}, but a mask of one region has 0 "
+            "and 1, or 0 and 255; name them in data.reader.regions, such as {vessel: [1]}."
+        )
+    return (
+        f"{file}: unknown label value {strange[0]}; known: {', '.join(map(str, known))}. Check the "
+        "mask, or name the value in data.reader.regions or data.reader.known_labels."
+    )
+
+
+def _patient(name: str, pairs: Sequence[Pair]) -> Patient:
+    files = {
+        role: file
+        for n, pair in enumerate(pairs)
+        for role, file in ((f"image_{n}", pair.image), (f"mask_{n}", pair.mask))
+    }
+    return Patient(name, files, centre=pairs[0].centre)
+
+
+def _pairs_of(patient: Patient) -> list[tuple[Path, Path]]:
+    files = list(patient.files.values())
+    return list(zip(files[::2], files[1::2], strict=True))
+
+
+def _padded(picture: Tensor, size: Sequence[int]) -> Tensor:
+    width, height = (n - have for n, have in zip(size, picture.shape[1:], strict=True))
+    return functional.pad(picture, (0, height, 0, width))

@@ -1,0 +1,296 @@
+"""Pictures and their masks in files: PNG, JPEG, TIFF or BMP, read by Pillow, one at a time.
+
+What no file could mean two ways is read; whatever could (pages, transparency, a coloured mask) is
+refused. A picture turns into an image as all of them lie here: the first axis runs to the right and
+the second upwards, see `upright`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from medfed.common.errors import DataError, first_line
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+Color = Literal["grey", "rgb"]
+Pixels = NDArray[np.float32]
+SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
+NORMALIZATIONS = ("zscore", "unit")
+_ORIENTATION, _TURNED = 0x0112, (5, 6, 7, 8)  # EXIF: width and height are exchanged
+_GREY = ("1", "L", "LA", "I", "F")
+
+
+def picture_header(file: Path) -> tuple[int, int, Color]:
+    """Reads the size of a picture or mask, and whether it has colours.
+
+    Args:
+        file: The file.
+
+    Returns:
+        Width and height as it is shown, and ``"grey"`` or ``"rgb"``.
+
+    Raises:
+        DataError: If it cannot be read, or has several pages.
+    """
+    with opened(file) as picture:
+        width, height = picture.size
+        if picture.getexif().get(_ORIENTATION) in _TURNED:
+            width, height = height, width
+        return width, height, _color(picture)
+
+
+def read_picture(file: Path, color: Color) -> tuple[Pixels, int | None]:
+    """Reads a picture with all its grey values.
+
+    Args:
+        file: The file.
+        color: What it becomes: ``"grey"`` (of colours, their luminance) or ``"rgb"``.
+
+    Returns:
+        (C, height, width), rows from the top; and the value of white: 255, of 16 bits 65535, None
+        where it is unknown, as of 32 bits.
+
+    Raises:
+        DataError: If it cannot be read, is transparent anywhere, has NaN, or one value everywhere.
+    """
+    with opened(file) as picture:
+        _check_opaque(picture, file)
+        white = 65535 if picture.mode.startswith("I;16") else None
+        if white or picture.mode in ("I", "F"):  # Pillow's conversion to 8 bits would clip these
+            grey = np.asarray(_shown(picture)).astype(np.float32)
+            pixels = np.stack([grey] * (1 if color == "grey" else 3))
+        else:
+            white = 255
+            plain = np.asarray(_shown(picture).convert("L" if color == "grey" else "RGB"))
+            pixels = np.moveaxis(np.atleast_3d(plain), -1, 0).astype(np.float32)
+    if not np.isfinite(pixels).all():
+        raise DataError(f"{file} has NaN or infinite pixels; repair or remove it.")
+    if (pixels == pixels[:, :1, :1]).all():
+        raise DataError(f"{file} has the same value in every pixel; copy it again or leave it out.")
+    return pixels, white
+
+
+def load_picture(file: Path, color: Color, scale: float, normalization: str) -> Pixels:
+    """Reads a picture as a network sees it.
+
+    Args:
+        file: The file.
+        color: As of `read_picture`.
+        scale: As of `shrink`.
+        normalization: ``"zscore"``: every channel to mean 0 and deviation 1 over the whole picture
+            (a channel of one value becomes 0); ``"unit"``: black to 0 and white to 1.
+
+    Returns:
+        (C, w, h): the first axis runs to the right and the second upwards.
+
+    Raises:
+        DataError: As `read_picture`, and if white is unknown but needed.
+    """
+    pixels, white = read_picture(file, color)
+    small = shrink(pixels, scale)
+    if normalization == "zscore":
+        return upright(zscore(small))
+    if white is None:
+        raise DataError(
+            f"{file} has 32 bits per value, so that white is unknown; set "
+            "data.reader.normalization=zscore, or save it with 8 or 16 bits."
+        )
+    return upright(small / np.float32(white))
+
+
+def zscore(pixels: Pixels) -> Pixels:
+    """Brings every channel to mean 0 and deviation 1; one of a single value becomes 0.
+
+    Args:
+        pixels: (C, height, width).
+
+    Example:
+        >>> zscore(np.array([[[1, 3]], [[5, 5]]], np.float32)).tolist()
+        [[[-1.0, 1.0]], [[0.0, 0.0]]]
+    """
+    mean = pixels.mean(axis=(1, 2), keepdims=True, dtype=np.float64)
+    sd = pixels.std(axis=(1, 2), keepdims=True, dtype=np.float64)
+    found: Pixels = ((pixels - mean) / np.where(sd == 0, 1, sd)).astype(np.float32)
+    return found
+
+
+def read_mask(file: Path) -> NDArray[np.int64]:
+    """Reads a mask: a value per pixel.
+
+    Of a palette of greys the value is the grey, of one of colours it is the number of the colour.
+
+    Args:
+        file: The file.
+
+    Returns:
+        (height, width), rows from the top; of masks of one bit, 0 and 1.
+
+    Raises:
+        DataError: If it cannot be read, has colours or is transparent anywhere.
+    """
+    with opened(file) as picture:
+        indexed = picture.mode == "P" and _color(picture) == "rgb"
+        if not indexed:
+            _check_opaque(picture, file)
+        shown = _shown(picture)
+        if shown.mode in ("P", "PA", "LA") and not indexed:
+            shown = shown.convert("L")
+        values = np.asarray(shown)
+    if values.ndim == 3:
+        if (values[..., :3] != values[..., :1]).any():
+            raise DataError(
+                f"{file} is a picture with colours; a mask has one label value per pixel: save it "
+                "as grey values, or with a palette."
+            )
+        values = values[..., 0]
+    codes = values.astype(np.int64)
+    if (codes != values).any():
+        raise DataError(f"{file} has values that are no whole numbers; save label values.")
+    return codes
+
+
+@contextmanager
+def opened(file: Path) -> Iterator[Image.Image]:
+    """Opens a picture of one page.
+
+    Args:
+        file: The file.
+
+    Raises:
+        DataError: If it cannot be read, then or within the block, or has several pages.
+    """
+    from PIL import Image
+
+    try:
+        with Image.open(file) as picture:
+            if (pages := getattr(picture, "n_frames", 1)) > 1:
+                raise DataError(f"{file} has {pages} pages; save each as a picture of its own.")
+            yield picture
+    except FileNotFoundError:
+        raise DataError(f"{file} does not exist; copy it there.") from None
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        why = first_line(error)
+        raise DataError(f"{file} cannot be read as an image ({why}); mend or remove it.") from error
+
+
+def scaled(size: Sequence[int], scale: float) -> tuple[int, ...]:
+    """Returns a picture's size after scaling, at least one pixel.
+
+    Example:
+        >>> scaled((565, 584), 0.5)
+        (282, 292)
+    """
+    return tuple(max(1, round(n * scale)) for n in size)
+
+
+def shrink(pixels: Pixels, scale: float) -> Pixels:
+    """Resamples a picture to a smaller one, bilinearly and with antialiasing.
+
+    Args:
+        pixels: (C, height, width).
+        scale: In (0, 1]; 1 changes nothing.
+
+    Returns:
+        (C, h, w).
+
+    Example:
+        >>> shrink(np.full((1, 4, 6), 7, np.float32), 0.5).tolist()
+        [[[7.0, 7.0, 7.0], [7.0, 7.0, 7.0]]]
+    """
+    return pixels if scale == 1 else resized(pixels, scaled(pixels.shape[1:], scale))
+
+
+def resized(pixels: Pixels, size: Sequence[int]) -> Pixels:
+    """Resamples a picture to a size, bilinearly; where it gets smaller, with antialiasing.
+
+    Args:
+        pixels: (C, height, width).
+        size: The height and width that are wanted.
+
+    Returns:
+        (C, *size).
+    """
+    from PIL import Image
+
+    wanted = (size[1], size[0])
+    parts = (Image.fromarray(np.ascontiguousarray(p, dtype=np.float32)) for p in pixels)
+    return np.stack([np.asarray(p.resize(wanted, Image.Resampling.BILINEAR)) for p in parts])
+
+
+def shrink_mask(values: NDArray[np.int64], scale: float) -> NDArray[np.int64]:
+    """Resamples a mask with the weights of `shrink`: every pixel gets the value that weighs most.
+
+    Of values that weigh the same it gets the greatest, so that background does not win.
+
+    Args:
+        values: (height, width).
+        scale: In (0, 1]; 1 changes nothing.
+
+    Returns:
+        (h, w).
+
+    Example:
+        >>> mask = np.zeros((6, 6), np.int64)
+        >>> mask[:, 2:5] = 9
+        >>> shrink_mask(mask, 0.5).tolist()
+        [[0, 9, 9], [0, 9, 9], [0, 9, 9]]
+    """
+    if scale == 1:
+        return values
+    known = np.unique(values)
+    shares = shrink(np.stack([values == value for value in known]).astype(np.float32), scale)
+    # argmax takes the first of equals; rounded, since equal sums may differ in their last bit.
+    last = len(known) - 1 - shares[::-1].round(5).argmax(axis=0)
+    found: NDArray[np.int64] = known[last]
+    return found
+
+
+def upright(pixels: NDArray[Any]) -> NDArray[Any]:
+    """Turns rows from the top (..., height, width) into (..., x to the right, y upwards).
+
+    Example:
+        >>> upright(np.array([["top left", "top right"], ["left", "right"]])).tolist()
+        [['left', 'top left'], ['right', 'top right']]
+    """
+    return np.ascontiguousarray(np.rot90(pixels, -1, axes=(-2, -1)))
+
+
+def rows_from_top(image: NDArray[Any]) -> NDArray[Any]:
+    """Undoes `upright`.
+
+    Example:
+        >>> rows_from_top(upright(np.arange(6).reshape(2, 3))).tolist()
+        [[0, 1, 2], [3, 4, 5]]
+    """
+    return np.ascontiguousarray(np.rot90(image, 1, axes=(-2, -1)))
+
+
+def _shown(picture: Image.Image) -> Image.Image:
+    """The picture as a camera's note on its orientation has it shown."""
+    from PIL import ImageOps
+
+    return ImageOps.exif_transpose(picture)
+
+
+def _color(picture: Image.Image) -> Color:
+    if picture.mode == "P":
+        palette = np.array(picture.getpalette("RGB")).reshape(-1, 3)
+        used = palette[[n for n in np.unique(np.asarray(picture)) if n < len(palette)]]
+        return "grey" if (used == used[:, :1]).all() else "rgb"
+    return "grey" if picture.mode in _GREY or picture.mode.startswith("I;") else "rgb"
+
+
+def _check_opaque(picture: Image.Image, file: Path) -> None:
+    """Refuses pictures of which a part is transparent: what lies there is anybody's guess."""
+    if picture.mode not in ("LA", "PA", "RGBA") and "transparency" not in picture.info:
+        return
+    if picture.convert("RGBA").getchannel("A").getextrema()[0] != 255:
+        raise DataError(f"{file} is transparent in places; save it without an alpha channel.")
