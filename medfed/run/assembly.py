@@ -57,15 +57,32 @@ def data_and_task(config: DictConfig) -> tuple[FederatedDataModule, TaskModule]:
     }
     with open_dict(config):
         for key, value in facts.items():
-            if config.get(key) is None:
-                config[key] = list(value) if isinstance(value, tuple) else value
-        if config.out_channels is None:
-            config.out_channels = data.num_classes + has_background(config)
+            _settle(config, key, list(value) if isinstance(value, tuple) else value)
+        _settle(config, "out_channels", data.num_classes + has_background(config))
     task = build_task(config)
     if str(config.trainer.precision).startswith("64"):
         task.double()
     try_model(task, data)
     return data, task
+
+
+def _settle(config: DictConfig, key: str, fact: object) -> None:
+    """Takes a fact from the data; one that is set must be the same, or the network is another's.
+
+    How large windows are is no fact, but only segmentation has windows.
+    """
+    given = config.get(key)
+    if given is None:
+        config[key] = fact
+    elif key == "patch_size":
+        if "patch_size" not in config.model:
+            raise ConfigError("patch_size is for segmentation by windows; leave it at null.")
+        if len(given) != config.spatial_dims or min(given) < 1:
+            raise ConfigError(
+                f"patch_size={list(given)} must be {config.spatial_dims} positive numbers, or null."
+            )
+    elif given != fact:
+        raise ConfigError(f"{key} is {given}, but the data say {fact}; leave it at null.")
 
 
 def has_background(config: DictConfig) -> bool:

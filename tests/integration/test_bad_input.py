@@ -94,6 +94,10 @@ CASES = {
     "partition=round_robin partition.num_clients=570": "num_clients=570 does not fit 569 patients",
     "partition.num_clients=570": "num_clients=570 does not fit 569 patients",
     "partition=centre": "has no centre; name the centres in the data configuration",
+    "out_channels=5": "out_channels is 5, but the data say 2; leave it at null.",
+    "in_channels=3": "in_channels is 3, but the data say 30; leave it at null.",
+    "spatial_dims=4": "spatial_dims is 4, but the data say 2; leave it at null.",
+    "patch_size=[0,0]": "patch_size is for segmentation by windows; leave it at null.",
     "model=densenet_bc": "The model cannot take the batches of these data (image (32, 30)",
 }
 
@@ -126,6 +130,8 @@ IMAGING = {
     "partition.preset=rotat": "partition.preset='rotat' is unknown (did you mean rotate?); choose",
     "partition.preset=lack_k partition.channel=T1w partition.clients=[bern]": "Unknown client "
     "bern; known: hospital_0, hospital_1",
+    "patch_size=[0,0]": "patch_size=[0, 0] must be 2 positive numbers, or null.",
+    "patch_size=[8,8,8]": "patch_size=[8, 8, 8] must be 2 positive numbers, or null.",
     "data.reader.channels=[FLAIR,T9]": "Unknown channel T9; known: FLAIR, T1w, T1gd, T2w",
     "data.reader.regions=[hole]": "Unknown region hole; known: whole, core, enhancing",
     "partition.assignment.centres=[Bern]": "Unknown centre Bern; known: hospital_0, hospital_1",
