@@ -33,7 +33,7 @@ def smaller_is_better(metric: str) -> bool:
         >>> smaller_is_better("loss"), smaller_is_better("iou/whole")
         (True, False)
     """
-    return metric.split("/")[0] in {"loss", "ece", "hd95", "rmse", "mae"}
+    return metric.split("/")[0] in {"loss", "ece", "brier", "hd95", "rmse", "mae"}
 
 
 def worst_value(metric: str) -> float:
@@ -43,11 +43,14 @@ def worst_value(metric: str) -> float:
         >>> worst_value("iou/whole"), worst_value("ece"), worst_value("loss"), worst_value("r2")
         (0.0, 1.0, inf, -inf)
     """
-    bounded = ("accuracy", "balanced_accuracy", "auroc", "iou", "dice", "dice_case", "nsd")
+    bounded = (
+        *("accuracy", "balanced_accuracy", "auroc", "sensitivity", "specificity", "f1", "cpm"),
+        *("iou", "dice", "dice_case", "nsd"),
+    )
     name = metric.split("/")[0]
     if name in bounded:
         return 0.0
-    if name == "ece":
+    if name in ("ece", "brier"):
         return 1.0
     return math.inf if smaller_is_better(name) else -math.inf
 

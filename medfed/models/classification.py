@@ -6,29 +6,24 @@ import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torchmetrics.functional.classification import (
-    binary_auroc,
-    multiclass_accuracy,
-    multiclass_calibration_error,
-)
 
 from medfed.common.checks import check_known
 from medfed.common.errors import ConfigError
+from medfed.functional.weighted_scores import CLASS_SCORES, class_scores
 from medfed.models.meters import WholeSplit
 from medfed.models.networks.canonical import Activation
 from medfed.models.task import TaskModule
-
-CLASSIFICATION_METRICS = ("accuracy", "balanced_accuracy", "auroc", "ece")
 
 
 class ClassificationTask(TaskModule):
     """Cross-entropy or focal loss, both optionally class-weighted.
 
     Batches: ``image (B, C, *spatial)`` or ``(B, F)``, ``label (B,)`` class indices.
-    Metrics: ``loss accuracy balanced_accuracy auroc ece``.
+    Metrics: ``loss`` and those of :func:`medfed.functional.weighted_scores.class_scores`.
 
     Args:
         common: As :class:`medfed.models.task.TaskModule` takes them; the network gives logits
@@ -46,7 +41,7 @@ class ClassificationTask(TaskModule):
     """
 
     activation: Activation = "softmax"
-    default_selection: ClassVar[tuple[str, str]] = ("balanced_accuracy", "max")
+    default_selection: ClassVar[tuple[str, str]] = ("auroc", "max")
 
     def __init__(
         self,
@@ -84,10 +79,10 @@ class ClassificationTask(TaskModule):
 
     def meter(self, *, test: bool = False) -> WholeSplit:
         """Returns an empty meter."""
-        return WholeSplit(self.criterion, CLASSIFICATION_METRICS, self._measure)
+        return WholeSplit(self.criterion, CLASS_SCORES, self._measure)
 
     def _measure(self, logits: Tensor, label: Tensor) -> dict[str, float]:
-        return classification_metrics(logits.softmax(1), label, self.ece_bins)
+        return classification_metrics(logits.double().softmax(1), label, self.ece_bins)
 
     def _class_weights(self, like: Tensor) -> Tensor | None:
         # A plain tensor, moved once: a buffer would travel with the weights of the network, and a
@@ -139,17 +134,12 @@ def focal_loss(
 
 
 def classification_metrics(probs: Tensor, label: Tensor, n_bins: int = 15) -> dict[str, float]:
-    """Accuracy, balanced accuracy, AUROC and calibration error of one split.
+    """Returns :func:`medfed.functional.weighted_scores.class_scores` of one split.
 
     Args:
         probs: ``(N, K)`` class probabilities.
         label: ``(N,)`` class indices.
         n_bins: Bins of equal width for the expected calibration error.
-
-    Returns:
-        ``accuracy``; ``balanced_accuracy``, the mean recall over the classes that occur; ``auroc``,
-        one class against the rest, averaged over the classes that occur; ``ece``. Labels of one
-        class leave the second and third undefined, which is NaN; no labels leave all so.
 
     Example:
         >>> probs = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8]])
@@ -158,23 +148,7 @@ def classification_metrics(probs: Tensor, label: Tensor, n_bins: int = 15) -> di
         (0.6667, 0.75, 1.0)
     """
     if len(label) == 0:
-        return dict.fromkeys(CLASSIFICATION_METRICS, math.nan)
-    k = probs.shape[1]
-    present = torch.bincount(label, minlength=k) > 0
-    several = int(present.sum()) > 1
-    recall = multiclass_accuracy(probs, label, num_classes=k, average="none")
-    auroc = _one_vs_rest_auroc(probs, label)
-    ece = multiclass_calibration_error(probs, label, num_classes=k, n_bins=n_bins)
-    return {
-        "accuracy": (probs.argmax(1) == label).double().mean().item(),
-        # Of one class it would be the accuracy, by which predicting nothing else is perfect.
-        "balanced_accuracy": recall[present].double().mean().item() if several else math.nan,
-        "auroc": math.fsum(auroc) / len(auroc) if auroc else math.nan,
-        "ece": ece.item(),
-    }
-
-
-def _one_vs_rest_auroc(probs: Tensor, label: Tensor) -> list[float]:
-    """AUROC of each class against the rest, where both occur."""
-    positives = [(probs[:, k], label == k) for k in range(probs.shape[1])]
-    return [binary_auroc(p, y.long()).item() for p, y in positives if y.any() and not y.all()]
+        return dict.fromkeys(CLASS_SCORES, math.nan)
+    rows, truth = probs.double().cpu().numpy(), label.cpu().numpy()
+    found = class_scores(rows, truth, np.ones((1, len(truth))), n_bins)
+    return {name: float(value[0]) for name, value in found.items()}

@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
+import numpy as np
 import torch.nn.functional as F
 from torch import Tensor
-from torchmetrics.functional.regression import mean_absolute_error, mean_squared_error, r2_score
 
+from medfed.functional.weighted_scores import OUTCOME_SCORES, outcome_scores
 from medfed.models.meters import WholeSplit
 from medfed.models.networks.canonical import Activation
 from medfed.models.task import TaskModule
-
-REGRESSION_METRICS = ("rmse", "mae", "r2")
 
 
 class RegressionTask(TaskModule):
@@ -46,7 +45,7 @@ class RegressionTask(TaskModule):
     def meter(self, *, test: bool = False) -> WholeSplit:
         """Returns an empty meter."""
         return WholeSplit(
-            self.criterion, REGRESSION_METRICS, lambda z, y: regression_metrics(z.squeeze(1), y)
+            self.criterion, OUTCOME_SCORES, lambda z, y: regression_metrics(z.squeeze(1), y)
         )
 
 
@@ -67,11 +66,7 @@ def regression_metrics(predictions: Tensor, outcomes: Tensor) -> dict[str, float
         1.0
     """
     if len(outcomes) == 0:
-        return dict.fromkeys(REGRESSION_METRICS, math.nan)
-    found, true = predictions.double(), outcomes.double()
-    spread = bool((true != true[0]).any())
-    return {
-        "rmse": mean_squared_error(found, true, squared=False).item(),
-        "mae": mean_absolute_error(found, true).item(),
-        "r2": r2_score(found, true).item() if spread else math.nan,
-    }
+        return dict.fromkeys(OUTCOME_SCORES, math.nan)
+    found, true = (t.double().cpu().numpy() for t in (predictions, outcomes))
+    scores = outcome_scores(found, true, np.ones((1, len(true))))
+    return {name: float(value[0]) for name, value in scores.items()}

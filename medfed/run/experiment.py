@@ -117,7 +117,7 @@ def _callbacks(
     if config.progress:
         callbacks.append(RoundProgress(evaluation))
     if config.evaluation.patience is not None:
-        callbacks.append(Patience(evaluation, config.evaluation.patience))
+        callbacks.append(Patience(config.evaluation.patience))
     return callbacks
 
 

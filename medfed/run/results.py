@@ -110,7 +110,7 @@ def summarise(
     return {
         "name": experiment.config.name,
         "algorithm": type(experiment.module.federation.algorithm).__name__.lower(),
-        "selection": list(experiment.task.selection),
+        "selection": list(evaluation.selection),
         "selected_round": best,
         "rounds": experiment.module.next_round,
         "clients": dict(test),

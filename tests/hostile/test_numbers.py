@@ -6,19 +6,22 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from medfed.common.errors import CheckpointError
+from medfed.common.scores import worst_value
 from medfed.federation.federation import Federation
 from medfed.federation.lightning.checkpoint import seal
+from medfed.functional.weighted_scores import CLASS_SCORES
 from medfed.reports.comparison import compare_runs
 from medfed.run.evaluation import evaluate_run
 from medfed.run.folder import finished, read_history
 from tests.integration.runs import CLINICAL, left_in, resume, run
 
 ALONE = (*CLINICAL, "algorithm=local")
-UNDEFINED = ["balanced_accuracy", "auroc"]
+UNDEFINED = ["balanced_accuracy", "auroc", "sensitivity", "f1"]  # where all are healthy
 
 
 def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -30,8 +33,8 @@ def test_a_run_that_diverges_in_its_last_step_does_not_look_like_one(tmp_path, c
     clients = list(summary["clients"])
     assert summary["failed"] == {"val": {c: [0] for c in clients}, "test": clients}
     for metrics in summary["clients"].values():
-        worst = {"loss": math.inf, "accuracy": 0.0, "balanced_accuracy": 0.0, "auroc": 0.0}
-        assert metrics == {**worst, "ece": 1.0}
+        assert metrics == {name: worst_value(name) for name in ("loss", *CLASS_SCORES)}
+        assert (metrics["loss"], metrics["auroc"], metrics["brier"]) == (math.inf, 0.0, 1.0)
     assert summary["federation"]["loss"]["mean"] == math.inf
     assert summary["federation"]["accuracy"]["mean"] == 0.0
     assert [s for s in warned(caplog) if "not finite" in s] == [
@@ -79,8 +82,8 @@ def test_clients_of_one_class_are_named_and_left_out_of_every_round(tmp_path, ca
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["undefined"]["val"]
     told = [s for s in warned(caplog) if "undefined" in s]
     assert told == [
-        "The validation data of hospital_0, hospital_2 leave balanced_accuracy, auroc undefined; "
-        "they are left out there."
+        "The validation data of hospital_0, hospital_2 leave balanced_accuracy, auroc, "
+        "sensitivity, f1 undefined; they are left out there."
     ]
     for number in range(3):
         values = [r for r in experiment.evaluation.history if r.round == number]
@@ -100,8 +103,24 @@ def test_without_validation_patients_it_is_said_that_nothing_selects(tmp_path, c
     summary, _ = run(tmp_path / "run", *ALONE, "rounds=2", "data.val_fraction=0")
     assert summary["selected_round"] == 1
     (told,) = (s for s in warned(caplog) if "no round can be selected" in s)
-    assert "balanced_accuracy" in told
-    assert "model.selection" in told
+    assert "auroc" in told
+    assert "the last one will be; set model.selection" in told
+
+
+def test_where_no_client_has_two_classes_the_loss_selects(tmp_path, caplog):
+    one_each = ("partition=label_groups", "partition.groups=[[0],[1]]", "partition.num_clients=4")
+    summary, experiment = run(tmp_path / "run", *ALONE, *one_each, "evaluation.patience=2")
+    (told,) = (s for s in warned(caplog) if "no round can be selected" in s)
+    assert "leave auroc undefined at every client" in told
+    assert "the smallest loss selects" in told
+    assert summary["selection"] == ["loss", "min"]
+    rounds = {r.round for r in experiment.evaluation.history}
+    means = {
+        n: np.mean([r.metrics["loss"] for r in experiment.evaluation.history if r.round == n])
+        for n in rounds
+    }
+    assert summary["selected_round"] == min(means, key=means.__getitem__)
+    assert evaluate_run(tmp_path / "run")["selection"] == ["loss", "min"]
 
 
 @pytest.mark.parametrize(

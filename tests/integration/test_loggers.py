@@ -21,12 +21,10 @@ def test_csv(tmp_path):
     with (folder / "log" / "version_0" / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
     scores = {
-        int(r["step"]): float(r["val/hospital_3/balanced_accuracy"])
-        for r in rows
-        if r["val/hospital_3/balanced_accuracy"]
+        int(r["step"]): float(r["val/hospital_3/auroc"]) for r in rows if r["val/hospital_3/auroc"]
     }
     record = {
-        r.round: r.metrics["balanced_accuracy"]
+        r.round: r.metrics["auroc"]
         for r in experiment.evaluation.history
         if r.client == "hospital_3"
     }
@@ -85,14 +83,14 @@ def test_wandb_offline(no_account, monkeypatch, tmp_path):
     assert config["algorithm"]["strength"] == experiment.config.algorithm.strength
     assert set(numbers) == {0, 1, None}
     for values in (numbers[0], numbers[1]):
-        assert {"val/hospital_0/balanced_accuracy", "val/balanced_accuracy"} <= set(values)
+        assert {"val/hospital_0/auroc", "val/balanced_accuracy"} <= set(values)
         assert values["bytes/up"] > 0
-    assert sorted(images) == ["bytes", "graph", "val_balanced_accuracy"]
+    assert sorted(images) == ["bytes", "graph", "val_auroc"]
     wandb.teardown()  # waits for the process that writes the file
     (offline,) = (folder / "wandb").glob("offline-run-*")
     (record,) = offline.glob("*.wandb")
     written = record.read_bytes()
-    for name in (b"val/hospital_0/balanced_accuracy", b"bytes/up_total", b"strength"):
+    for name in (b"val/hospital_0/auroc", b"bytes/up_total", b"strength"):
         assert name in written
     assert len(list((offline / "files" / "media" / "images").glob("*.png"))) == 3
 

@@ -12,7 +12,8 @@ import torch
 from monai.metrics import DiceMetric
 from sklearn import metrics as sk
 
-from medfed.models.classification import CLASSIFICATION_METRICS, classification_metrics
+from medfed.functional.weighted_scores import CLASS_SCORES
+from medfed.models.classification import classification_metrics
 from medfed.models.regions import margins
 from medfed.models.regression import regression_metrics
 from medfed.models.segmentation import SegmentationMeter, dice_bce_loss
@@ -44,6 +45,16 @@ def test_classification_metrics_agree_with_sklearn(k, seed):
     )
     assert scores["auroc"] == pytest.approx(auroc, abs=1e-6)
     assert scores["ece"] == pytest.approx(numpy_ece(probs.numpy(), y, 10), abs=1e-6)
+    sure = p / p.sum(1, keepdims=True)
+    brier = sk.brier_score_loss(y, sure, labels=range(k), scale_by_half=True)
+    assert scores["brier"] == pytest.approx(brier, abs=1e-6)
+    which = {"pos_label": 1} if k == 2 else {"average": "macro"}
+    found, truth = p.argmax(1), y
+    assert scores["sensitivity"] == pytest.approx(sk.recall_score(truth, found, **which))
+    assert scores["f1"] == pytest.approx(sk.f1_score(truth, found, **which))
+    tables = sk.multilabel_confusion_matrix(truth, found)[-1 if k == 2 else slice(None)]
+    (tn, fp), _ = np.moveaxis(tables.reshape(-1, 2, 2), 0, -1)
+    assert scores["specificity"] == pytest.approx(np.mean(tn / (tn + fp)))
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -95,7 +106,7 @@ def test_meters_do_not_depend_on_batches():
 
 def test_empty_meters_are_nan():
     scores = make_task("classification").meter().compute()
-    assert set(scores) == {"loss", *CLASSIFICATION_METRICS}
+    assert set(scores) == {"loss", *CLASS_SCORES}
     scores |= SegmentationMeter(dice_bce_loss, ["a"], positive, [1.0]).compute()
     assert all(math.isnan(v) for v in scores.values())
 

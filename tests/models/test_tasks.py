@@ -123,11 +123,11 @@ def test_what_the_data_leave_undefined_stays_so_when_the_model_fails():
     task, batch = make_task("classification"), make_batch("classification")
     batch["label"] = torch.ones_like(batch["label"])
     undefined = [n for n, v in task.evaluate([batch]).items() if math.isnan(v)]
-    assert undefined == ["balanced_accuracy", "auroc"]
+    assert undefined == ["balanced_accuracy", "auroc", "specificity"]
     torch.nn.init.constant_(next(task.network.parameters()), math.nan)
     failed = task.evaluate([batch])
     assert [n for n, v in failed.items() if math.isnan(v)] == undefined
-    assert (failed["loss"], failed["accuracy"], failed["ece"]) == (math.inf, 0.0, 1.0)
+    assert (failed["loss"], failed["accuracy"], failed["brier"]) == (math.inf, 0.0, 1.0)
 
 
 def test_loss_is_a_scalar_with_gradients(kind):

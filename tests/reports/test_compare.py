@@ -74,21 +74,21 @@ def test_the_tables_have_the_numbers_of_the_summaries(runs, tmp_path):
     for method in ("fedavg", "local"):
         summaries = [summary_of(runs / f"{method}_{seed}") for seed in (0, 1)]
         for client in summaries[0]["clients"]:
-            values = [s["clients"][client]["balanced_accuracy"] for s in summaries]
-            row = table["balanced_accuracy", client, method]
+            values = [s["clients"][client]["auroc"] for s in summaries]
+            row = table["auroc", client, method]
             assert float(row["value"]) == pytest.approx(statistics.fmean(values), abs=1e-12)
             assert float(row["sd_over_seeds"]) == pytest.approx(statistics.stdev(values))
-        values = [min(m["balanced_accuracy"] for m in s["clients"].values()) for s in summaries]
-        worst = table["balanced_accuracy", "worst", method]
+        values = [min(m["auroc"] for m in s["clients"].values()) for s in summaries]
+        worst = table["auroc", "worst", method]
         assert float(worst["value"]) == pytest.approx(statistics.fmean(values))
         sent = table["bytes up", "total", method]
         assert float(sent["value"]) == sum(s["bytes"]["up"] for s in summaries) / 2
     best = max(
         ("fedavg", "local"),
-        key=lambda m: float(table["balanced_accuracy", "mean", m]["value"]),
+        key=lambda m: float(table["auroc", "mean", m]["value"]),
     )
     report = (tmp_path / "comparison.md").read_text()
-    assert f"Best by mean balanced_accuracy: {best}" in report
+    assert f"Best by mean auroc: {best}" in report
     assert "Equal budgets: 2 gradient steps per client." in report
     for name in ("clients.png", "validation.png", "bytes.png"):
         assert (tmp_path / name).stat().st_size > 5000

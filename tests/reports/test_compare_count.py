@@ -53,7 +53,7 @@ def test_the_path_has_the_numbers_of_the_summaries(runs, tmp_path):
         assert row["adjusted_rand"] == row["half_l1"] == ""
     report = (tmp_path / "comparison.md").read_text()
     assert "(canonical_count.png)" in report
-    assert "Canonical models of ppfl: mean test balanced_accuracy" in report
+    assert "Canonical models of ppfl: mean test auroc" in report
     assert (tmp_path / "canonical_count.png").stat().st_size > 10000
 
 

@@ -109,7 +109,7 @@ def export_run(config: DictConfig) -> list[Path]:
     for client, place in folders.items():
         rows.append(export_client(run, client, place, bits, options, data))
         _log.info("Wrote %s.", place)
-    print_export(rows, run.config.model.selection[0])
+    print_export(rows, run.summary["selection"][0])
     pictures = save_figures(run.folder / "pictures", {"export": draw_export(rows)})
     _log.info("Picture: %s", pictures["export"])
     return list(folders.values())
@@ -145,7 +145,7 @@ def export_client(
     facts["quantization"] = {
         "method": method,
         "finetune_steps": done.steps,
-        "validation_metric": run.config.model.selection[0],
+        "validation_metric": run.summary["selection"][0],
         "validation": finite(done.validation),
     }
     dense = {n: t for n, t in done.weights.items() if n not in done.books}

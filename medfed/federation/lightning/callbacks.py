@@ -26,6 +26,8 @@ from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.lightning.schedule import Task
 
 _log = logging.getLogger(__name__)
+FALLBACK = ("loss", "min")  # selects where the data leave the wanted metric undefined everywhere
+SCORE = "val/score"  # the selection score, larger is better, for what watches it
 
 
 class FederatedRounds(pl.Callback):
@@ -57,7 +59,8 @@ class PersonalEvaluation(pl.Callback):
 
     What a client's data leave undefined is known after its first evaluation, and left out in every
     round alike; a model that has failed counts with the worst possible value, see
-    :mod:`medfed.common.scores`. Both are said once, where they are first seen.
+    :mod:`medfed.common.scores`. Both are said once, where they are first seen. A metric that the
+    data of all clients leave undefined selects nothing, so that the loss does.
 
     Args:
         metric: The metric by which a round is selected, e.g. ``iou``.
@@ -65,10 +68,28 @@ class PersonalEvaluation(pl.Callback):
     """
 
     def __init__(self, metric: str, mode: str = "max") -> None:
-        self.metric = metric
-        self.mode = mode
+        self.wanted = metric, mode
         self.history: list[Record] = []
         self.test: dict[str, dict[str, float]] = {}
+
+    @property
+    def selection(self) -> tuple[str, str]:
+        """Metric and mode that select the round: those that are wanted, or else the loss."""
+        undefined, metric = self.undefined().values(), self.wanted[0]
+        nowhere = all(metric in names for names in undefined)
+        # Without any validation patient the loss is undefined, too, and nothing selects.
+        measured = any("loss" not in names for names in undefined)
+        return FALLBACK if nowhere and measured else self.wanted
+
+    @property
+    def metric(self) -> str:
+        """The metric that selects the round."""
+        return self.selection[0]
+
+    @property
+    def mode(self) -> str:
+        """``max`` or ``min`` of it."""
+        return self.selection[1]
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Appends the record of this round."""
@@ -76,15 +97,21 @@ class PersonalEvaluation(pl.Callback):
         metrics, number = _gather(pl_module), pl_module.next_round - 1
         undefined = self.undefined()
         metrics = {c: failures_count(m, undefined.get(c)) for c, m in metrics.items()}
-        self._say(metrics, number)
+        told = self._news(metrics, number)
         self.history += [Record(number, client, m) for client, m in metrics.items()]
+        if rank() == 0:
+            for sentence in [*told, *([] if undefined else self._on_selection())]:
+                _log.warning(sentence)
         values: dict[str, float] = {}
         for name in next(iter(metrics.values())):
             over = federation_statistics([m[name] for m in metrics.values()], self._falls(name))
             if not math.isnan(over["mean"]):
                 values[f"val/{name}"] = over["mean"]
                 values[f"val/{name}_worst"] = over["worst"]
-        for name, value in values.items():
+        shown = values
+        if not math.isnan(score := self.score(number)):
+            shown = {**values, SCORE: score}
+        for name, value in shown.items():
             pl_module.log(name, value, logger=False, sync_dist=True, batch_size=1)
         if trainer.logger:
             per_client = {
@@ -115,22 +142,23 @@ class PersonalEvaluation(pl.Callback):
     def _falls(self, metric: str) -> bool:
         return self.mode == "min" if metric == self.metric else smaller_is_better(metric)
 
-    def _say(self, metrics: dict[str, dict[str, float]], number: int) -> None:
+    def _news(self, metrics: dict[str, dict[str, float]], number: int) -> list[str]:
         """Says, once for each client, what is left out and whose model has failed."""
-        if rank() != 0:
-            return
         first, before = not self.history, self.failures()
         news = {c: m for c, m in metrics.items() if c not in before}
         told = undefined_sentences(metrics, "validation") if first else []
-        told += failure_sentences(news, "validation", f"Round {number + 1}: ")
-        for sentence in told:
-            _log.warning(sentence)
-        if first and all(math.isnan(m[self.metric]) for m in metrics.values()):
-            _log.warning(
-                "The validation data leave %s undefined at every client, so no round can be "
-                "selected by it: the last one will be; set model.selection to another metric.",
-                self.metric,
-            )
+        return told + failure_sentences(news, "validation", f"Round {number + 1}: ")
+
+    def _on_selection(self) -> list[str]:
+        """Says what selects the round where the wanted metric cannot."""
+        wanted = self.wanted[0]
+        if not all(wanted in names for names in self.undefined().values()):
+            return []
+        instead = "the last one will be" if self.metric == wanted else "the smallest loss selects"
+        return [
+            f"The validation data leave {wanted} undefined at every client, so no round can be "
+            f"selected by it: {instead}; set model.selection to another metric."
+        ]
 
     def best_round(self) -> int | None:
         """Returns the round with the best mean over clients; the earliest of equals."""
@@ -143,13 +171,14 @@ class PersonalEvaluation(pl.Callback):
 
     def score(self, number: int) -> float:
         """Returns the selection score of a round, larger is better; NaN where undefined."""
-        undefined, sign = self.undefined(), 1 if self.mode == "max" else -1
+        undefined, (metric, mode) = self.undefined(), self.selection
+        sign = 1 if mode == "max" else -1
         values = [
-            sign * (v if math.isfinite(v) else worst_value(self.metric))
+            sign * (v if math.isfinite(v) else worst_value(metric))
             for v, client in (
-                (r.metrics[self.metric], r.client) for r in self.history if r.round == number
+                (r.metrics[metric], r.client) for r in self.history if r.round == number
             )
-            if self.metric not in undefined.get(client, ())
+            if metric not in undefined.get(client, ())
         ]
         # Of a metric that is unknown here the direction of selection says what is worst.
         values = [v if math.isfinite(v) else -math.inf for v in values]
@@ -168,15 +197,14 @@ class Patience(EarlyStopping):
     """Lightning's early stopping, which a resumed run remembers.
 
     Args:
-        evaluation: Gives metric and mode.
         patience: Evaluations without improvement after which the run stops.
     """
 
-    def __init__(self, evaluation: PersonalEvaluation, patience: int) -> None:
+    def __init__(self, patience: int) -> None:
         super().__init__(
-            f"val/{evaluation.metric}",
+            SCORE,
             patience=patience,
-            mode=evaluation.mode,
+            mode="max",
             strict=False,  # the metric may be undefined at all clients
             check_finite=False,  # a model that has failed is the worst of rounds, not the last
             check_on_train_epoch_end=False,
