@@ -1,6 +1,7 @@
 """Measures a finished run again: ``medfed evaluate run=DIR split=val``.
 
 Hospitals that join it later: ``medfed evaluate run=DIR onboard=all k=1,5,20``.
+With some channels only: ``medfed evaluate run=DIR subsets=all``.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from pathlib import Path
 from omegaconf import DictConfig, ListConfig
 
 from medfed.commands.door import command
+from medfed.common.errors import ConfigError
 
 
 def onboard(config: DictConfig, folder: Path) -> None:
@@ -23,10 +25,27 @@ def onboard(config: DictConfig, folder: Path) -> None:
     print_onboarding(found, folder)
 
 
+def subsets(config: DictConfig, folder: Path) -> None:
+    """Measures the run on subsets of the channels, writes that and prints the tables."""
+    from medfed.reports.subsets import print_subsets, write_subsets
+    from medfed.run.subsets import measure_subsets
+
+    given = config.subsets
+    wanted = [str(s) for s in given] if isinstance(given, ListConfig) else str(given)
+    found = measure_subsets(folder, wanted, str(config.split))
+    write_subsets(found, folder)
+    print_subsets(found, folder)
+
+
 @command("evaluate")
 def main(config: DictConfig) -> None:
     """Evaluates the run and prints the table of its clients, or of hospitals that join it."""
     folder = Path(str(config.run))
+    if config.subsets is not None:
+        if config.onboard is not None:
+            raise ConfigError("onboard and subsets are two evaluations; set one of them to null.")
+        subsets(config, folder)
+        return
     if config.onboard is not None:
         onboard(config, folder)
         return

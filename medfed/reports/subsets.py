@@ -1,0 +1,127 @@
+"""Metrics on subsets of the channels: a table, a CSV file and a heat map."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+from medfed.common.console import say, wide_console
+from medfed.common.figures import save_figures
+from medfed.common.files import csv_text, write_text
+from medfed.common.names import caption, cell
+from medfed.common.scores import mean_of_known, number, smaller_is_better
+from medfed.reports.scores import label_of
+
+if TYPE_CHECKING:
+    from medfed.run.subsets import Subsets
+
+_FEW = 8  # clients with a column each
+MEAN = "mean"
+
+
+def shown_metrics(found: Subsets) -> list[str]:
+    """Returns Dice, where the task has it, and the metric that selected the round."""
+    known = next(m for by_subset in found.metrics.values() for m in by_subset.values())
+    return list(dict.fromkeys(n for n in ("dice", found.summary["selection"][0]) if n in known))
+
+
+def table_of(found: Subsets, metric: str) -> NDArray[np.float64]:
+    """Returns a metric, a row per client and a last one of means, a column per subset."""
+    values = np.array(list(found.values(metric).values()))
+    return np.vstack([values, mean_of_known(values, 0)])
+
+
+def print_subsets(found: Subsets, folder: Path, console: Console | None = None) -> None:
+    """Prints Dice and the selecting metric for each subset and client."""
+    console = console or wide_console()
+    clients = list(found.metrics)
+    for metric in shown_metrics(found):
+        values = table_of(found, metric)
+        table = Table(
+            title=f"{cell(found.summary['name'])}, {found.summary['algorithm']}: {found.split} "
+            f"{label_of(metric)} on subsets of the channels"
+        )
+        table.add_column("channels")
+        for name in [*map(cell, clients[: _FEW + 1 if len(clients) <= _FEW else 0]), "mean", "of"]:
+            table.add_column(name, justify="right", overflow="fold")
+        for column, subset in enumerate(found.subsets):
+            own = values[: len(clients) if len(clients) <= _FEW else 0, column]
+            texts = ["" if np.isnan(v) else number(v) for v in own]
+            having = sum(subset in by_subset for by_subset in found.metrics.values())
+            row = [*texts, number(values[-1, column]), f"{having} of {len(clients)}"]
+            table.add_row("+".join(map(cell, subset)), *row)
+        console.print(table)
+    say(
+        console,
+        "A client is measured on what it has; means are over the clients of the last column.",
+        f"Written: {folder}/subsets_{found.split}.csv and pictures/subsets_{found.split}.png",
+    )
+
+
+def to_csv(found: Subsets) -> str:
+    """Returns a line per client and subset, with a column per metric."""
+    rows = [(c, s, m) for c, by_subset in found.metrics.items() for s, m in by_subset.items()]
+    names = list(rows[0][2])
+    return csv_text(
+        ["client", "channels", "count", *names],
+        ([c, "+".join(s), len(s), *(m[n] for n in names)] for c, s, m in rows),
+    )
+
+
+def write_subsets(found: Subsets, folder: Path) -> None:
+    """Writes ``subsets_<split>.csv`` and ``pictures/subsets_<split>.png``."""
+    write_text(folder / f"subsets_{found.split}.csv", to_csv(found))
+    metric = shown_metrics(found)[0]
+    figure = heat_map(table_of(found, metric), [*found.metrics, MEAN], found, metric)
+    save_figures(folder / "pictures", {f"subsets_{found.split}": figure})
+
+
+def heat_map(
+    values: NDArray[np.float64], rows: Sequence[str], found: Subsets, metric: str
+) -> Figure:
+    """Draws a metric per row and subset; dots below say which channels a subset has.
+
+    Args:
+        values: ``(rows, subsets)``, NaN where a client lacks a channel.
+        rows: Names of the rows; a line stands above the last one.
+        found: Gives channels, subsets and the split.
+        metric: What is drawn.
+    """
+    count = len(found.subsets)
+    height = 0.34 * len(rows) + 0.28 * len(found.channels)
+    figure = Figure(figsize=(2.9 + 0.62 * max(count, 3), 1.0 + height), layout="constrained")
+    ratios = (0.34 * len(rows), 0.28 * len(found.channels))
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=ratios)
+    scale = "viridis_r" if smaller_is_better(metric) else "viridis"
+    upper.set_facecolor("0.9")
+    drawn = upper.imshow(np.ma.masked_invalid(values), cmap=scale, aspect="auto")
+    for (row, column), value in np.ndenumerate(values):
+        known = bool(np.isfinite(value))
+        dark = known and drawn.norm(value) < 0.6
+        if smaller_is_better(metric):
+            dark = known and drawn.norm(value) > 0.4
+        text = f"{value:.2f}" if known else "–"
+        colour = "white" if dark else "black" if known else "0.5"
+        upper.text(column, row, text, ha="center", va="center", fontsize=8, color=colour)
+    upper.axhline(len(rows) - 1.5, color="white", lw=3)
+    upper.set_yticks(range(len(rows)), [caption(r) for r in rows])
+    upper.set_title(f"{found.split} {label_of(metric)} with some channels only", fontsize=10)
+    for column, subset in enumerate(found.subsets):
+        for place, channel in enumerate(found.channels):
+            there = channel in subset
+            style = {"color": "0.15" if there else "0.85", "s": 42 if there else 26}
+            lower.scatter(column, place, **style)
+    lower.set_yticks(range(len(found.channels)), [caption(c) for c in found.channels])
+    lower.set(ylim=(len(found.channels) - 0.4, -0.6), xlim=(-0.5, count - 0.5))
+    lower.spines[:].set_visible(False)
+    for axes in (upper, lower):
+        axes.tick_params(length=0, labelsize=9, labelbottom=False)
+    figure.colorbar(drawn, ax=upper, fraction=0.03, pad=0.01)
+    return figure

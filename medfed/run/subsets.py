@@ -1,0 +1,150 @@
+"""What each client's model is worth on every subset of its channels: a finished run, measured."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+
+from medfed.common.checks import check_known
+from medfed.common.errors import ConfigError
+from medfed.common.tensors import to_device
+from medfed.datamodules.client_data import ClientData
+from medfed.datamodules.readers.base import check_names
+from medfed.federation.client import Batch
+from medfed.federation.lightning.module import EvalSplit
+from medfed.run.experiment import reopen_selected
+from medfed.run.folder import finished
+
+MOST = 6
+"""Channels of which all subsets are measured: 63."""
+_log = logging.getLogger(__name__)
+
+Subset = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Subsets:
+    """What was measured.
+
+    Attributes:
+        summary: Of the run, as ``summary.json`` holds it.
+        split: On which split.
+        channels: The names of all channels.
+        subsets: Those that were asked for, in the order of tables.
+        metrics: By client and subset; a subset that a client lacks a channel of is not there.
+    """
+
+    summary: dict[str, Any]
+    split: EvalSplit
+    channels: tuple[str, ...]
+    subsets: tuple[Subset, ...]
+    metrics: dict[str, dict[Subset, dict[str, float]]]
+
+    def values(self, metric: str) -> dict[str, list[float]]:
+        """Returns a metric by client, a value per subset, NaN where there is none."""
+        return {
+            client: [found.get(s, {}).get(metric, float("nan")) for s in self.subsets]
+            for client, found in self.metrics.items()
+        }
+
+
+def measure_subsets(folder: Path, wanted: str | Sequence[str], split: str = "test") -> Subsets:
+    """Evaluates every client's selected personal model on subsets of its channels.
+
+    The other channels are zero after normalisation, as where a hospital lacks them. Distances of
+    surfaces, which take long, are left out.
+
+    Args:
+        folder: The folder of a finished run.
+        wanted: ``all``, or subsets such as ``["FLAIR", "FLAIR+T1w"]``.
+        split: ``test``, ``val`` or ``train``.
+
+    Raises:
+        ConfigError: If the split or a channel is unknown, or all subsets would be too many.
+        CheckpointError: If the run is unfinished, its checkpoint torn or its data changed.
+    """
+    check_known("split", split, get_args(EvalSplit))
+    summary = finished(folder)
+    experiment = reopen_selected(folder)
+    module, names = experiment.module, tuple(experiment.data.channel_names)
+    subsets = find_subsets(wanted, names)
+    clients = {c: experiment.data.clients[c] for c in summary["clients"]}
+    held = {c: [s for s in subsets if has(data, s, names)] for c, data in clients.items()}
+    count = sum(map(len, held.values()))
+    if not count:
+        raise ConfigError(
+            f"subsets={'+'.join(subsets[0])}: no client has these channels together; name others."
+        )
+    _log.info(
+        "Measuring %d subsets of %d channels: %d evaluations.", len(subsets), len(names), count
+    )
+    metrics: dict[str, dict[Subset, dict[str, float]]] = {}
+    for client, present in held.items():
+        module.local.load(module.federation.personal_model(client))
+        data = experiment.data.clients[client]
+        metrics[client] = {}
+        for subset in present:
+            keep = torch.tensor([n in subset for n in names])
+            batches = (to_device(b, module.device) for b in without(data, split, keep))  # type: ignore[arg-type]
+            metrics[client][subset] = module.task.evaluate(batches)
+    return Subsets(summary, split, names, subsets, metrics)  # type: ignore[arg-type]
+
+
+def find_subsets(wanted: str | Sequence[str], names: Subset) -> tuple[Subset, ...]:
+    """Reads what the command line gives.
+
+    Args:
+        wanted: ``all``, or subsets whose channels are joined by ``+``.
+        names: The channels.
+
+    Returns:
+        Subsets, the channels of each in the order of ``names``; of all the single channels first.
+
+    Raises:
+        ConfigError: If a channel is unknown, or all subsets would be too many.
+
+    Example:
+        >>> find_subsets("all", ("FLAIR", "T1w"))
+        (('FLAIR',), ('T1w',), ('FLAIR', 'T1w'))
+        >>> find_subsets(["t1w+FLAIR"], ("FLAIR", "T1w"))
+        (('FLAIR', 'T1w'),)
+    """
+    if wanted == "all":
+        if len(names) > MOST:
+            raise ConfigError(
+                f"subsets=all: {len(names)} channels have {2 ** len(names) - 1} subsets, too many "
+                f"to measure; name some, such as subsets=[{names[0]},{names[0]}+{names[1]}]."
+            )
+        sizes = range(1, len(names) + 1)
+        return tuple(s for size in sizes for s in itertools.combinations(names, size))
+    listed = [wanted] if isinstance(wanted, str) else [str(w) for w in wanted]
+    if not listed:
+        raise ConfigError("subsets is an empty list; name some, or write subsets=all.")
+    chosen = (check_names("channel", text.split("+"), names) for text in listed)
+    return tuple(dict.fromkeys(tuple(n for n in names if n in c) for c in chosen))
+
+
+def has(client: ClientData, subset: Subset, names: Subset) -> bool:
+    """Says whether a client has all channels of a subset."""
+    return all(client.channels[names.index(n)] for n in subset)
+
+
+def without(client: ClientData, split: EvalSplit, keep: Tensor) -> Iterator[Batch]:
+    """Yields a split's batches with all but some channels zero.
+
+    Args:
+        client: The client.
+        split: The split.
+        keep: ``(C,)`` bool.
+    """
+    for batch in client.eval_batches(split):
+        image = batch["image"]
+        shape = (1, -1, *[1] * (image.ndim - 2))
+        yield {**batch, "image": image * keep.view(shape), "channels": batch["channels"] & keep}
