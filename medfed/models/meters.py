@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -28,6 +28,14 @@ class Meter(Protocol):
 
     def compute(self) -> dict[str, float]:
         """Returns the metrics of all batches so far."""
+
+
+@runtime_checkable
+class HasCases(Protocol):
+    """A meter that also knows what each case gave."""
+
+    def cases(self) -> list[dict[str, float | str]]:
+        """Returns rows of a table; ``case`` is the index of the patient in the split."""
 
 
 class WholeSplit:
@@ -93,3 +101,12 @@ class FiniteOnly:
         if not self.failed and not any(map(math.isinf, metrics.values())):
             return metrics
         return {n: v if math.isnan(v) else worst_value(n) for n, v in metrics.items()}
+
+    def cases(self) -> list[dict[str, float | str]]:
+        """Returns the rows of the meter, if it has any; of a failed model with the worst values."""
+        rows = self.meter.cases() if isinstance(self.meter, HasCases) else []
+        if self.failed:
+            for row in rows:
+                numbers = {n: v for n, v in row.items() if isinstance(v, float)}
+                row |= {n: worst_value(n) for n, v in numbers.items() if not math.isnan(v)}
+        return rows

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -117,17 +117,16 @@ class SegmentationMeter:
             out |= {f"{name}/{r}": v for r, v in zip(self.regions, scores, strict=True)}
         return out
 
-    def cases(self) -> dict[int, dict[str, Mapping[str, float]]]:
-        """Returns, by case and region, voxel counts, ``iou``, ``dice`` and the surface metrics."""
+    def cases(self) -> list[dict[str, float | str]]:
+        """Returns a row per case and region: voxel counts, ``iou``, ``dice``, ``hd95``, ``nsd``."""
         self._close_stack()
-        found: dict[int, dict[str, Mapping[str, float]]] = {}
+        rows: list[dict[str, float | str]] = []
         for case, counts in self.counts.items():
             columns: dict[str, Tensor] = dict(zip(_COUNTS, counts.T, strict=True))
             columns |= dict(zip(("iou", "dice"), iou_and_dice(counts), strict=True))
             if self.tolerances is not None:
                 columns |= dict(zip(_SURFACE, self.surfaces[case], strict=True))
-            found[case] = {
-                region: {name: values[r].item() for name, values in columns.items()}
-                for r, region in enumerate(self.regions)
-            }
-        return found
+            for r, region in enumerate(self.regions):
+                values = {name: column[r].item() for name, column in columns.items()}
+                rows.append({"case": case, "region": region, **values})
+        return rows

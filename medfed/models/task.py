@@ -136,12 +136,16 @@ class TaskModule(pl.LightningModule):
             Metrics under short names such as ``iou`` or ``auroc``: NaN where the data leave one
             undefined, the worst possible value where the network's outputs are not finite.
         """
+        return self.measured(batches, test=test).compute()
+
+    def measured(self, batches: Iterable[Batch], *, test: bool = False) -> FiniteOnly:
+        """Returns the meter of :meth:`evaluate`, which may also know what every case gave."""
         meter = FiniteOnly(self.meter(test=test))
         with self._evaluating():
             for batch in batches:
                 batch = self._to_network(batch)
                 meter.update(self.logits(batch).float(), batch)
-            return meter.compute()
+        return meter
 
     def picture(self, cases: Mapping[str, Any]) -> Figure | None:
         """Returns a figure of predictions per client and method, where the task has one."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from medfed.common.console import say, size, wide_console
 from medfed.common.figures import save_figures
-from medfed.common.files import write_json, write_text
+from medfed.common.files import csv_text, write_json, write_text
 from medfed.common.names import cell, file_names
 from medfed.common.scores import (
     Record,
@@ -79,6 +79,8 @@ def write(experiment: Experiment, memberships: Tensor | None = None) -> dict[str
         test = [Record(best or 0, c, m) for c, m in experiment.evaluation.test.items()]
         write_text(folder / "metrics.csv", metrics_csv(experiment.evaluation.history, test))
         write_text(folder / "ledger.csv", federation.ledger.to_csv())
+        if rows := cases_rows(experiment):
+            write_text(folder / "cases.csv", csv_text(rows[0], (row.values() for row in rows)))
         found = None
         if memberships is not None:
             # The start stands before the rounds.
@@ -129,6 +131,19 @@ def summarise(
         "undefined": {"val": {c: names for c, names in val.items() if names}, **undefined(test)},
         "failed": {"val": evaluation.failures(), "test": failed(test)},
     }
+
+
+def cases_rows(experiment: Experiment) -> list[dict[str, object]]:
+    """Returns what each test case gave: client, patient, and the columns of the task's meter."""
+    return [
+        {
+            "client": client,
+            "patient": experiment.data.plans[client].patients["test"][int(row["case"])],
+            **{n: repr(v) if isinstance(v, float) else v for n, v in row.items() if n != "case"},
+        }
+        for client, rows in experiment.evaluation.cases.items()
+        for row in rows
+    ]
 
 
 def undefined(

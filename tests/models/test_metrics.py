@@ -17,7 +17,7 @@ from medfed.models.classification import classification_metrics
 from medfed.models.regions import margins
 from medfed.models.regression import regression_metrics
 from medfed.models.segmentation import SegmentationMeter, dice_bce_loss
-from tests.models.tiny import make_task
+from tests.models.tiny import make_batch, make_task
 
 
 def numpy_ece(probs: np.ndarray, label: np.ndarray, bins: int) -> float:
@@ -207,11 +207,19 @@ def test_a_meter_keeps_what_every_case_gave():
     meter = SegmentationMeter(dice_bce_loss, ["a", "b"], positive)
     meter.update(logits, {"label": truth, "case": case})
     found, scores = meter.cases(), meter.compute()
-    assert list(found) == [4, 1]
+    assert [(row["case"], row["region"]) for row in found] == [(c, r) for c in (4, 1) for r in "ab"]
     for r, region in enumerate("ab"):
-        one = found[4][region]
-        p, t = (logits[case == 4, r] > 0), truth[case == 4, r] > 0.5
-        assert [one["predicted"], one["labelled"]] == [p.sum(), t.sum()]
-        assert one["dice"] == pytest.approx(sk.f1_score(t.ravel(), p.ravel()))
-        mean = np.mean([regions[region]["dice"] for regions in found.values()])
+        p, t = logits[case == 4, r] > 0, truth[case == 4, r] > 0.5
+        assert [found[r]["predicted"], found[r]["labelled"]] == [p.sum(), t.sum()]
+        assert found[r]["dice"] == pytest.approx(sk.f1_score(t.ravel(), p.ravel()))
+        mean = np.mean([row["dice"] for row in found if row["region"] == region])
         assert scores[f"dice_case/{region}"] == pytest.approx(mean)
+
+
+def test_every_case_of_a_model_that_has_failed_is_the_worst():
+    batch = make_batch("segmentation") | {"spacing": torch.ones(8, 3)}
+    task = make_task("segmentation")
+    torch.nn.init.constant_(next(task.network.parameters()), math.nan)
+    rows = task.measured([batch], test=True).cases()
+    worst = {"iou": 0.0, "dice": 0.0, "hd95": math.inf, "nsd": 0.0}
+    assert [{n: row[n] for n in worst} for row in rows] == [worst] * 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import math
 
 import pytest
@@ -19,6 +20,8 @@ def test_distances_are_those_of_the_volumes_in_millimetres(tmp_path):
     options = ("algorithm=local", "rounds=1", "data.eval_every=1")
     summary, experiment = run(tmp_path / "run", *imaging(tmp_path), *options)
     data, module = experiment.data, experiment.module
+    with (tmp_path / "run" / "cases.csv").open() as file:
+        cases = list(csv.DictReader(file))
     for client, metrics in summary["clients"].items():
         module.local.load(module.federation.personal_model(client))
         (patient,) = data.clients[client].patients["test"]
@@ -34,6 +37,9 @@ def test_distances_are_those_of_the_volumes_in_millimetres(tmp_path):
             regions = [metrics[f"{name}/{r}"] for r in experiment.task.regions]
             assert regions == pytest.approx(expected.tolist(), rel=1e-6)
             assert metrics[name] == pytest.approx(expected.mean().item())
+            kept = [row for row in cases if row["client"] == client]
+            assert [row["patient"] for row in kept] == [patient] * len(regions)
+            assert [float(row[name]) for row in kept] == regions
     # Validation has no distances: their places in the file are empty.
     history = read_history(tmp_path / "run")
     assert all(math.isnan(r.metrics["hd95"]) for r in history)

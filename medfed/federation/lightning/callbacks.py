@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from typing import Any
+from typing import Any, TypeVar
 
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import EarlyStopping
@@ -28,6 +28,7 @@ from medfed.federation.lightning.schedule import Task
 _log = logging.getLogger(__name__)
 FALLBACK = ("loss", "min")  # selects where the data leave the wanted metric undefined everywhere
 SCORE = "val/score"  # the selection score, larger is better, for what watches it
+Found = TypeVar("Found")
 
 
 class FederatedRounds(pl.Callback):
@@ -71,6 +72,7 @@ class PersonalEvaluation(pl.Callback):
         self.wanted = metric, mode
         self.history: list[Record] = []
         self.test: dict[str, dict[str, float]] = {}
+        self.cases: dict[str, list[dict[str, float | str]]] = {}
 
     @property
     def selection(self) -> tuple[str, str]:
@@ -94,7 +96,8 @@ class PersonalEvaluation(pl.Callback):
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Appends the record of this round."""
         assert isinstance(pl_module, FederatedModule)
-        metrics, number = _gather(pl_module), pl_module.next_round - 1
+        metrics = _gather(pl_module, pl_module.evaluations)
+        number = pl_module.next_round - 1
         undefined = self.undefined()
         metrics = {c: failures_count(m, undefined.get(c)) for c, m in metrics.items()}
         told = self._news(metrics, number)
@@ -122,9 +125,11 @@ class PersonalEvaluation(pl.Callback):
             trainer.logger.log_metrics({**values, **per_client}, step=number)
 
     def on_test_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Keeps the test metrics."""
+        """Keeps the test metrics, and what every case gave."""
         assert isinstance(pl_module, FederatedModule)
-        self.test = {c: failures_count(m) for c, m in _gather(pl_module).items()}
+        metrics = _gather(pl_module, pl_module.evaluations)
+        self.test = {c: failures_count(m) for c, m in metrics.items()}
+        self.cases = _gather(pl_module, pl_module.cases)
 
     def undefined(self) -> dict[str, list[str]]:
         """Returns for each client the metrics that its validation data leave undefined."""
@@ -240,9 +245,9 @@ class CommunicationLogger(pl.Callback):
         trainer.logger.log_metrics(metrics, step=number)
 
 
-def _gather(module: FederatedModule) -> dict[str, dict[str, float]]:
-    """Returns the metrics of all clients of all ranks, in the order of clients."""
-    own = {c: json.dumps(m).encode() for c, m in module.evaluations.items()}
+def _gather(module: FederatedModule, found: dict[str, Found]) -> dict[str, Found]:
+    """Returns what was found of all clients of all ranks, in the order of clients; forgets it."""
+    own = {c: json.dumps(m).encode() for c, m in found.items()}
     gathered = gather_named(own, module.device)
-    module.evaluations = {}
+    found.clear()
     return {c: json.loads(gathered[c]) for c in module.federation.ids if c in gathered}

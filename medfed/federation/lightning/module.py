@@ -6,7 +6,7 @@ import io
 import json
 import warnings
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import pytorch_lightning as pl
 import torch
@@ -46,6 +46,24 @@ class TaskLike(Protocol):
         """Returns metrics over batches and changes no state."""
 
 
+class MeterLike(Protocol):
+    """What a task has measured."""
+
+    def compute(self) -> dict[str, float]:
+        """Returns the metrics."""
+
+    def cases(self) -> list[dict[str, float | str]]:
+        """Returns rows about the cases, if the task has any."""
+
+
+@runtime_checkable
+class Measures(Protocol):
+    """A task that also knows what each case gave."""
+
+    def measured(self, batches: Iterable[Batch], *, test: bool = False) -> MeterLike:
+        """Returns the meter of ``evaluate``."""
+
+
 class FederatedModule(pl.LightningModule):
     """Wraps a task module and a federation for one Lightning Trainer on one or many ranks.
 
@@ -69,6 +87,7 @@ class FederatedModule(pl.LightningModule):
         self.packets: dict[str, Packet] = {}
         self.failures: dict[str, str] = {}
         self.evaluations: dict[str, dict[str, float]] = {}
+        self.cases: dict[str, list[dict[str, float | str]]] = {}  # of the test split
         self.test_split: EvalSplit = "test"
 
     @property
@@ -154,7 +173,11 @@ class FederatedModule(pl.LightningModule):
         self.local.load(self.federation.personal_model(client))
         batches = self.federation.clients[client].data.eval_batches(split)
         on_device = (to_device(b, self.device) for b in batches)
-        return self.task.evaluate(on_device, test=split == "test")
+        if split != "test" or not isinstance(self.task, Measures):
+            return self.task.evaluate(on_device, test=split == "test")
+        meter = self.task.measured(on_device, test=True)
+        self.cases[client] = meter.cases()
+        return meter.compute()
 
     def exchange(self) -> bool:
         """Closes a phase: gathers the replies of all ranks and hands them to the server.
