@@ -30,6 +30,11 @@ class ImageMasksDataModule(SegmentationDataModule):
             )
 
     @property
+    def millimetres(self) -> bool:
+        """See the base class: nobody knows."""
+        return False
+
+    @property
     def window(self) -> tuple[int, ...]:
         """See the base class: pictures are of any size, which few networks take."""
         return self.size[:2]

@@ -71,6 +71,11 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
         self.size = patches.patch_size_3d(self.patch_size, self.spatial_dims)
 
     @property
+    def millimetres(self) -> bool:
+        """Whether evaluation batches say how large a voxel is."""
+        return True
+
+    @property
     def window(self) -> tuple[int, ...] | None:
         """What a network sees at once of what is evaluated, where nothing else is configured.
 

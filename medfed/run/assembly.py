@@ -52,6 +52,7 @@ def data_and_task(config: DictConfig) -> tuple[FederatedDataModule, TaskModule]:
         "in_channels": data.in_channels,
         "regions": list(data.class_names),
         "exclusive": getattr(data, "exclusive", None),
+        "millimetres": getattr(data, "millimetres", False),
         "spatial_dims": spatial_dims,
         "patch_size": getattr(data, "window", None),
     }

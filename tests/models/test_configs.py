@@ -27,6 +27,7 @@ def compose(model: str, optimizer: str = "sgd", scheduler: str = "constant") -> 
         "spatial_dims": 2,
         "regions": ["whole", "core"],
         "exclusive": False,
+        "millimetres": True,
         "patch_size": [32, 32],
         "rounds": 5,
     }

@@ -13,7 +13,8 @@ from medfed.models.regions import surface_metrics
 from medfed.reports.comparison import compare_runs
 from medfed.run import folder
 from medfed.run.folder import read_history
-from tests.integration.runs import imaging, run
+from tests.datamodules.picture_files import cohort
+from tests.integration.runs import IMAGING, imaging, run
 
 
 def test_distances_are_those_of_the_volumes_in_millimetres(tmp_path):
@@ -53,3 +54,15 @@ def test_files_of_0_1_have_quotes_where_a_metric_is_not_measured(tmp_path, monke
     (record,) = read_history(tmp_path)
     assert record.metrics["iou"] == 0.5
     assert math.isnan(record.metrics["hd95"])
+
+
+def test_pictures_have_no_millimetres(tmp_path, caplog):
+    cohort(tmp_path / "pictures")
+    options = ("data=image_masks", f"data.path={tmp_path / 'pictures'}", f"data.root={tmp_path}")
+    small = (*IMAGING[1:], "partition=centre", "algorithm=local", "rounds=1")
+    summary, experiment = run(tmp_path / "run", *options, *small)
+    assert not experiment.config.model.surface
+    assert {name.partition("/")[0] for name in summary["federation"]} == {
+        *("loss", "iou", "dice", "dice_case")
+    }
+    assert "undefined" not in caplog.text
