@@ -230,14 +230,15 @@ def _images(folder: Path) -> Iterable[Family]:
     import SimpleITK as sitk
 
     from medfed.datamodules.readers.ct_scan import open_scan
-    from medfed.datamodules.readers.nifti import load_ras, read_header
+    from medfed.datamodules.readers.volumes import read_volume
 
     voxels = np.arange(60, dtype=np.int16).reshape(3, 4, 5)
     kinds = (nibabel.Nifti1Image, nibabel.Nifti2Image)
     volumes = [kind(v, np.eye(4)).to_bytes() for kind in kinds for v in (voxels, voxels / 7)]
 
     def nifti(path: Path) -> Read:
-        return read_header(path)[1], load_ras(path)
+        found = read_volume(path)
+        return found.geometry.stored, found.voxels
 
     yield Family("nifti", volumes, _file(folder / "a.nii", nifti), share=6)
     packed = [gzip.compress(v, mtime=0) for v in volumes]

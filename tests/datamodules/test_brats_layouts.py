@@ -12,10 +12,11 @@ import torch
 from medfed.common.errors import ConfigError
 from medfed.common.seeding import torch_rng
 from medfed.datamodules import patches
+from medfed.datamodules.normalization import zscore
 from medfed.datamodules.readers.brats_challenge import BratsChallengeReader
 from medfed.datamodules.readers.msd import MSDReader
-from medfed.datamodules.readers.nifti import load_ras, zscore
-from medfed.datamodules.readers.nifti_cases import FolderReader
+from medfed.datamodules.readers.volume_cases import FolderReader
+from medfed.datamodules.readers.volumes import read_volume
 from tests.datamodules.brats_layouts import (
     ENHANCING,
     NECROTIC,
@@ -119,7 +120,7 @@ def test_axes_run_right_anterior_superior_whatever_the_file_has(permutation, sig
     shape, affine = (5, 4, 3), oblique(list(permutation), signs)
     numbers = np.arange(1, 61, dtype=np.int16).reshape(shape)  # each voxel has a name
     save(tmp_path / "a.nii", numbers, affine)
-    volume = load_ras(tmp_path / "a.nii")[0].numpy().astype(int)
+    volume = read_volume(tmp_path / "a.nii").voxels[0].numpy().astype(int)
     assert sorted(volume.ravel()) == list(range(1, 61))
     index = np.argwhere(numbers > 0)  # in the order of the names
     world = (affine[:3, :3] @ index.T).T + affine[:3, 3]
@@ -203,7 +204,7 @@ def test_slope_and_intercept_of_the_file_count(tmp_path):
     image.header.set_slope_inter(0.5, 3)
     nib.save(image, tmp_path / "a.nii.gz")
     assert (
-        load_ras(tmp_path / "a.nii.gz").ravel().tolist()
+        read_volume(tmp_path / "a.nii.gz").voxels.ravel().tolist()
         == nib.load(tmp_path / "a.nii.gz").get_fdata().ravel().tolist()
     )
 

@@ -9,7 +9,7 @@ import pytest
 import SimpleITK as sitk
 
 from medfed.config.compose import build, load
-from medfed.datamodules.readers.nifti import ras_spacing
+from medfed.datamodules.readers.volumes import read_geometry
 
 TINY = {
     "brats": [
@@ -66,7 +66,7 @@ def test_spacing_is_along_the_patient_axes(codes, tmp_path):
         nib.io_orientation(towards_ras), nib.orientations.axcodes2ornt(codes)
     )
     nib.save(image.as_reoriented(turn), tmp_path / "turned.nii.gz")
-    assert ras_spacing(tmp_path / "turned.nii.gz") == pytest.approx((1.0, 2.0, 3.0))
+    assert read_geometry(tmp_path / "turned.nii.gz").spacing == pytest.approx((1.0, 2.0, 3.0))
 
 
 def test_spacing_of_the_training_scans_alone(tmp_path_factory):

@@ -17,7 +17,7 @@ from nibabel.orientations import axcodes2ornt, io_orientation, ornt_transform
 
 from medfed.common.errors import DataError, MedfedError
 from medfed.datamodules import patches
-from medfed.datamodules.readers.nifti import load_ras
+from medfed.datamodules.readers.volumes import read_volume
 from medfed.delivery.bundle.bundle import read_bundle, write_bundle
 from medfed.delivery.bundle.scripts import inference
 from medfed.delivery.predict.masks import label_codes, label_map
@@ -53,7 +53,7 @@ def test_probabilities_are_those_of_the_evaluation(name, hospital, tmp_path):
         made.predict(input=file, output=mask, probabilities="true")
         batch = made.data.evaluation_block(patient, case, plan)
         expected = made.task.predict(batch)
-        found = load_ras(tmp_path / f"{patient}_probabilities.nii.gz")
+        found = read_volume(tmp_path / f"{patient}_probabilities.nii.gz").voxels
         if name == "slices":
             brain = (made.data.scans.read(made.data._patients[patient])["image"] != 0).any(0)
             chosen = patches.brain_slices(brain)
@@ -63,7 +63,7 @@ def test_probabilities_are_those_of_the_evaluation(name, hospital, tmp_path):
             found = found[None]
         assert expected.std() > 1e-3
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
-        regions = load_ras(mask)[0] > 0
+        regions = read_volume(mask).voxels[0] > 0
         assert 0 < regions.float().mean() < 1
         if name == "windows":
             assert torch.equal(regions[None, None], expected > 0.5)
@@ -330,10 +330,10 @@ def _bad(kind: str, file: Path, folder: Path) -> Path:
 BAD = {
     "channels": r"scan.nii.gz has 2 channels, but the model needs 4 \(FLAIR, T1w, T1gd, T2w\)",
     "spacing": r"scan.nii.gz has voxels of 12 × 14.4 × 21.6 mm, but the model was trained on 8 × ",
-    "nan": r"scan.nii.gz: channel T1w has NaN or infinite voxels; repair the scan",
+    "nan": r"scan.nii.gz: channel T1w has NaN or infinite voxels; repair the file",
     "flat": r"scan.nii.gz has shape \(24, 20\); a volume needs three dimensions",
     "empty": r"scan.nii.gz has only zero voxels; export the scan again",
-    "five": r"scan.nii.gz has shape \(24, 20, 10, 4, 1\); a scan has three axes, or four with",
+    "five": r"scan.nii.gz has shape \(24, 20, 10, 4, 1\); a volume has three axes, or four",
 }
 
 

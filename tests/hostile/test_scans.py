@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import pickle
+import shutil
 import zipfile
 import zlib
 
@@ -17,9 +18,11 @@ from medfed.common.errors import DataError, MedfedError
 from medfed.config.compose import load
 from medfed.datamodules.readers.ct_scan import open_scan
 from medfed.datamodules.readers.medmnist import read_medmnist
-from medfed.datamodules.readers.nifti import load_ras
+from medfed.datamodules.readers.volumes import read_volume
 from medfed.run.prepare import prepare
 from tests.datamodules.luna_files import image_of, noise
+from tests.datamodules.volume_files import affine, write_series, write_volume
+from tests.datamodules.volume_files import noise as volume_noise
 from tests.integration.test_bad_data import WRITE, arrays, settings
 
 VOXELS = noise((6, 12, 10))
@@ -286,7 +289,7 @@ def test_a_damaged_volume_is_one_sentence(name, tmp_path):
     path = nifti(tmp_path, suffix)
     damage(path)
     with pytest.raises(DataError) as caught:
-        load_ras(path)
+        read_volume(path)
     assert message in str(caught.value)
     assert path.name in str(caught.value)
     assert one(str(caught.value))
@@ -294,9 +297,105 @@ def test_a_damaged_volume_is_one_sentence(name, tmp_path):
 
 def test_padding_behind_the_voxels_is_read_over(tmp_path):
     path = nifti(tmp_path)
-    before = load_ras(path)
+    before = read_volume(path).voxels
     unpacked(lambda old: bytes(old) + bytes(64))(path)
-    assert load_ras(path).equal(before)
+    assert read_volume(path).voxels.equal(before)
+
+
+# NRRD and DICOM
+
+
+def series(folder, **settings):
+    write_series(folder / "s", volume_noise(), affine(), **settings)
+    return folder / "s"
+
+
+def without(*numbers):
+    return lambda path: [(path / f"{n:03d}.dcm").unlink() for n in numbers]
+
+
+def slice_of(change):
+    """A damage: other bytes in one of the slices."""
+    return lambda path: packed(change)(path / "003.dcm")
+
+
+def another_series(path):
+    write_series(path.parent / "t", volume_noise(), affine(), uid="1.2.9")
+    (path.parent / "t" / "001.dcm").rename(path / "t.dcm")
+
+
+def twice(path):
+    shutil.copy(path / "003.dcm", path / "x.dcm")
+
+
+SERIES = {
+    "missing": ({}, without(3), "a slice is missing between 004.dcm and 002.dcm (5 mm apart"),
+    "two missing": ({}, without(2, 4), "a slice is missing between"),
+    "sheared": ({"tilt": 0.3}, lambda path: None, "a gantry tilted by 16.7 degrees"),
+    "two series": ({}, another_series, "holds 2 DICOM series"),
+    "twice": ({}, twice, "keep each slice once"),
+    "cut": ({}, slice_of(lambda b: b[:-100]), "003.dcm is truncated or corrupt"),
+    "cut in half": ({}, slice_of(lambda b: b[: len(b) // 2]), "003.dcm is truncated or corrupt"),
+    "cut header": ({}, slice_of(lambda b: b[:150]), "003.dcm is truncated or corrupt"),
+    "empty": ({}, slice_of(lambda b: b""), "003.dcm is truncated or corrupt"),
+    "no DICOM": ({}, slice_of(lambda b: b"x" * 500), "003.dcm is truncated or corrupt"),
+    "one slice": ({}, without(1, 2, 3, 4, 5), "holds a single slice"),
+    "none": ({}, without(*range(1, 7)), "holds no DICOM files"),
+}
+
+
+@pytest.mark.parametrize("name", SERIES)
+def test_a_damaged_series_is_one_sentence(name, tmp_path):
+    settings, damage, message = SERIES[name]
+    path = series(tmp_path, **settings)
+    damage(path)
+    with pytest.raises(DataError) as caught:
+        read_volume(path)
+    assert message in str(caught.value)
+    assert one(str(caught.value))
+
+
+def flat(path):
+    sitk.WriteImage(sitk.Image(5, 4, sitk.sitkInt16), str(path))
+
+
+def lines(old, new):
+    return packed(lambda b: b.replace(old, new, 1))
+
+
+NRRD = {
+    "cut": (".nrrd", packed(lambda b: b[:-300]), "is truncated or corrupt"),
+    "flip": (".nrrd", packed(flip(0.9)), "is truncated or corrupt"),
+    "empty": (".nrrd", packed(lambda b: b""), "is truncated or corrupt"),
+    "no NRRD": (".nrrd", packed(lambda b: b"x" * 500), "is truncated or corrupt"),
+    "huge": (".nrrd", lines(b"sizes: 10 12 6", b"sizes: 9999 9999 9999"), "cannot hold the"),
+    "flat": (".nrrd", flat, "a volume needs three dimensions"),
+    "sheared": (".nrrd", lines(b",0,0) (0,", b",0.3,0) (0,"), "a.nrrd"),
+    "upwards": (".nhdr", lines(b"file: a.raw.gz", b"file: ../../etc/passwd"), "outside of its"),
+    "several": (".nhdr", lines(b"file: a.raw.gz", b"file: LIST"), "in several files"),
+    "missing": (".nhdr", lines(b"file: a.raw.gz", b"file: b.raw.gz"), "b.raw.gz is missing"),
+}
+
+
+@pytest.mark.parametrize("name", NRRD)
+def test_a_damaged_nrrd_file_is_one_sentence(name, tmp_path):
+    suffix, damage, message = NRRD[name]
+    path = tmp_path / f"a{suffix}"
+    write_volume(path, volume_noise(), affine())
+    damage(path)
+    with pytest.raises(DataError) as caught:
+        read_volume(path)
+    assert message in str(caught.value)
+    assert one(str(caught.value))
+
+
+def test_a_sheared_nifti_file_is_one_sentence(tmp_path):
+    to_mm = affine()
+    to_mm[0, 1] = 0.3
+    write_volume(tmp_path / "a.nii.gz", volume_noise(), to_mm)
+    with pytest.raises(DataError, match="is sheared") as caught:
+        read_volume(tmp_path / "a.nii.gz")
+    assert one(str(caught.value))
 
 
 # Arrays in the MedMNIST convention

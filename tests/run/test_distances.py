@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from medfed.datamodules.readers.nifti import ras_spacing
+from medfed.datamodules.readers.volumes import read_geometry
 from medfed.models.regions import surface_metrics
 from medfed.reports.comparison import compare_runs
 from medfed.run import folder
@@ -27,7 +27,7 @@ def test_distances_are_those_of_the_volumes_in_millimetres(tmp_path):
         module.local.load(module.federation.personal_model(client))
         (patient,) = data.clients[client].patients["test"]
         files = next(p.files for p in data.list_patients() if p.id == patient)
-        spacing = ras_spacing(files["label"])
+        spacing = read_geometry(files["label"]).spacing
         batches = list(data.clients[client].eval_batches("test"))
         assert batches[0]["spacing"][0].tolist() == pytest.approx(spacing)
         pred = torch.cat([experiment.task.predict(b) > 0.5 for b in batches])

@@ -14,7 +14,7 @@ from pathlib import Path
 from medfed.common.errors import ConfigError, DataError
 from medfed.datamodules.readers.base import check_names
 from medfed.datamodules.readers.centres import institutions
-from medfed.datamodules.readers.nifti_cases import FolderReader, is_visible_folder
+from medfed.datamodules.readers.volume_cases import FolderReader, is_visible_folder
 
 # The channels have the names that MSD gives them, so that a partition fits both layouts.
 FILES = {
@@ -73,5 +73,5 @@ class BratsChallengeReader(FolderReader):
         return cases
 
     def centres(self, cases: Sequence[str]) -> Mapping[str, str]:
-        """See `NiftiReader.centres`."""
+        """See `CaseReader.centres`."""
         return super().centres(cases) or institutions(self.path, cases)

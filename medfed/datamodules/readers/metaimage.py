@@ -140,7 +140,7 @@ def storage_of(header: Path) -> Storage:
     axes, values = fields.get("NDims", ""), fields.get("ElementNumberOfChannels", "1")
     if (axes, values) != ("3", "1"):
         raise DataError(
-            f"{header} has {axes or 'no'} dimensions and {values} values per voxel; a CT scan has "
+            f"{header} has {axes or 'no'} dimensions and {values} values per voxel; a scan has "
             "3 and 1: leave the file out."
         )
     size = tuple(int(n) for n in _numbers(header, fields, "DimSize", 3, least=1, whole=True))
@@ -275,3 +275,23 @@ def unreadable(file: Path, error: Exception) -> DataError:
         f"{file} is truncated or corrupt ({first_line(error)}); copy it again or leave the scan "
         "out."
     )
+
+
+def header(path: Path) -> tuple[tuple[int, ...], int, NDArray[np.float64]]:
+    """Reads no voxels; for :mod:`medfed.datamodules.readers.volumes`.
+
+    Returns:
+        The three sizes as they are stored, 1 value per voxel, and the affine (4, 4) to mm in RAS.
+
+    Raises:
+        DataError: See :func:`storage_of`.
+    """
+    stored = storage_of(path)
+    affine = np.diag([-1.0, -1.0, 1.0, 1.0])  # MetaImage's axes run to the left and to the back
+    place = np.c_[np.reshape(stored.direction, (3, 3)) * stored.spacing, stored.origin]
+    return stored.size, 1, np.vstack([affine[:3, :3] @ place, affine[3]])
+
+
+def voxels(path: Path) -> NDArray[Any]:
+    """Reads all voxels, (i, j, k); see :meth:`Storage.voxels`."""
+    return storage_of(path).voxels().T

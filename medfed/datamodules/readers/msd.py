@@ -12,12 +12,12 @@ from pathlib import Path
 from medfed.common.errors import DataError
 from medfed.datamodules.readers.base import Patient, check_names
 from medfed.datamodules.readers.centres import read_json
-from medfed.datamodules.readers.nifti_cases import NiftiReader
+from medfed.datamodules.readers.volume_cases import CaseReader
 
 REGIONS = {"whole": (1, 2, 3), "core": (2, 3), "enhancing": (3,)}
 
 
-class MSDReader(NiftiReader):
+class MSDReader(CaseReader):
     """Reads MSD Task01_BrainTumour and what is generated in its layout.
 
     Args:
@@ -60,7 +60,7 @@ class MSDReader(NiftiReader):
         return {**super().layout(), "file_channels": list(self._file_channels)}
 
     def cases(self) -> list[Patient]:
-        """See `NiftiReader.cases`."""
+        """See `CaseReader.cases`."""
         patients = [self._patient(entry) for entry in self._index.get("training", [])]
         if not patients:
             raise DataError(f"{self._file} lists no training cases.")

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from medfed.common.errors import CheckpointError, ConfigError
 from medfed.common.names import cell
-from medfed.datamodules.readers.nifti import ras_spacing
+from medfed.datamodules.readers.volumes import read_geometry
 from medfed.delivery.predict import outputs
 from medfed.delivery.predict.options import PredictOptions, attempt
 from medfed.delivery.predict.predictor import Predictor
@@ -88,7 +88,7 @@ def segment(predictor: Predictor, scan: ScanFiles, target: Path) -> tuple[Path, 
     if options.probabilities:
         note = "probabilities of " + ", ".join(predictor.labels)
         outputs.save_like(np.moveaxis(probabilities.numpy(), 0, -1), source, maps, note)
-    spacing = ras_spacing(source)
+    spacing = read_geometry(source).spacing
     if options.picture:
         _draw(predictor, scan.id, image, probabilities, spacing[1] / spacing[0], picture)
     millilitres = float(np.prod(spacing)) / 1000

@@ -121,7 +121,7 @@ def save_like(array: NDArray[Any], source: Path, target: Path, note: str = "") -
     """Writes an array in RAS as NIfTI with a scan's own axes, affine and header.
 
     Args:
-        array: ``(H, W, D)`` or ``(H, W, D, n)``, as `readers.volumes.load_ras` turns the scan.
+        array: ``(H, W, D)`` or ``(H, W, D, n)``, as `readers.volumes.read_volume` turns the scan.
         source: The scan, ``.nii`` or ``.nii.gz``.
         target: The file to write; whole, or not at all.
         note: The header's description, 79 characters at most.

@@ -7,7 +7,7 @@ where it is done here:
 ==========  ==============================================================  ======================
 Kind        What happens between the file and the network                   Read by
 ==========  ==============================================================  ======================
-volumes     Axes towards right, anterior, superior (``load_ras``; nothing   `scans.read_scan`,
+volumes     Axes towards right, anterior, superior (``read_volume``; nothing `scans.read_scan`,
             is resampled or cropped). Each channel z-scored over its        `Predictor.regions`
             voxels that are not zero; zero stays zero. Channels that the
             client lacks are zero. A 2-D model sees the axial slices with

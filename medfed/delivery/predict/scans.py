@@ -8,22 +8,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import nibabel as nib
 import numpy as np
 import torch
 from torch import Tensor
 
 from medfed.common.errors import DataError
 from medfed.common.seeding import one_thread
+from medfed.datamodules.normalization import zscore
 from medfed.datamodules.readers.brats_challenge import FILES
-from medfed.datamodules.readers.nifti import (
-    check_geometry,
-    load_ras,
-    ras_spacing,
-    read_header,
-    zscore,
+from medfed.datamodules.readers.volume_cases import Pattern, find_file
+from medfed.datamodules.readers.volumes import (
+    check_finite,
+    check_same_grid,
+    read_geometry,
+    read_volume,
 )
-from medfed.datamodules.readers.nifti_cases import Pattern, find_file
 from medfed.delivery.predict.outputs import stem_of, suffix_of
 
 _log = logging.getLogger(__name__)
@@ -105,18 +104,14 @@ def read_scan(
     if scan.path.is_dir():
         files = {c: find_file(scan.path, c, pattern) for c, pattern in _patterns(facts).items()}
         names, paths = list(files), list(files.values())
-        check_geometry(paths)
+        geometry = check_same_grid(paths)
     else:
-        read_header(scan.path)  # says what is wrong with it
-        names, paths = _file_channels(scan.path, facts), [scan.path]
-    check_spacing(ras_spacing(paths[0]), facts, tolerance, scan.path)
+        geometry = read_geometry(scan.path)
+        names, paths = _file_channels(scan.path, geometry.channels, facts), [scan.path]
+    check_spacing(geometry.spacing, facts, tolerance, scan.path)
     with one_thread():
         loaded = torch.cat([_load(p, len(names) // len(paths)) for p in paths])
-        for name, voxels in zip(names, loaded, strict=True):
-            if not np.isfinite(voxels.numpy().sum(dtype=np.float64)):
-                raise DataError(
-                    f"{scan.path}: channel {name} has NaN or infinite voxels; repair the scan."
-                )
+        check_finite(loaded, names, paths)
         brain = (loaded != 0).any(dim=0)
         if not brain.any():
             raise DataError(f"{scan.path} has only zero voxels; export the scan again.")
@@ -189,12 +184,8 @@ def _patterns(facts: Mapping[str, Any]) -> dict[str, Sequence[str]]:
     return found
 
 
-def _file_channels(path: Path, facts: Mapping[str, Any]) -> list[str]:
-    """What the channels of a 4-D file are, by their number."""
-    shape = nib.load(path).shape
-    if len(shape) not in (3, 4):
-        raise DataError(f"{path} has shape {shape}; a scan has three axes, or four with channels.")
-    count = shape[3] if len(shape) == 4 else 1
+def _file_channels(path: Path, count: int, facts: Mapping[str, Any]) -> list[str]:
+    """What the channels of a file are, by their number."""
     known = facts["input"].get("file_channels") or facts["channels"]
     # A file as in the training data, one of the network's channels, or of those the client has.
     for names in (known, facts["channels"], facts["present"]):
@@ -208,7 +199,7 @@ def _file_channels(path: Path, facts: Mapping[str, Any]) -> list[str]:
 
 
 def _load(path: Path, count: int) -> Tensor:
-    loaded = load_ras(path)
+    loaded = read_volume(path).voxels
     if len(loaded) != count:
         raise DataError(f"{path} has {len(loaded)} channels, but a file per contrast has {count}.")
     return loaded

@@ -1,0 +1,157 @@
+"""NRRD files for :mod:`medfed.datamodules.readers.volumes`, by SimpleITK.
+
+SimpleITK does not compare a packed file's checksum, so that is done here.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from medfed.common.errors import DataError
+from medfed.datamodules.readers.metaimage import inflated
+from medfed.datamodules.readers.nifti import corrupt, missing
+
+_HEADER_BYTES = 1 << 16  # longer than any header; in a .nrrd the voxels follow
+_INFLATION = 1032  # deflate makes no more bytes out of one
+LPS = np.diag([-1.0, -1.0, 1.0, 1.0])  # ITK's axes run to the left and to the back
+
+
+def header(path: Path) -> tuple[tuple[int, ...], int, NDArray[np.float64]]:
+    """Reads no voxels.
+
+    Args:
+        path: ``.nrrd``, or ``.nhdr`` with its voxels in one file beside it.
+
+    Returns:
+        The three spatial sizes as they are stored, values per voxel, and the affine (4, 4) to mm
+        in RAS.
+
+    Raises:
+        DataError: If the file is missing or unreadable, or is no volume.
+    """
+    reader = _opened(path)
+    size, channels = reader.GetSize(), reader.GetNumberOfComponents()
+    wanted = _length(reader)
+    if len(size) != 3 or min(size) < 2:
+        raise DataError(
+            f"{path} has shape {size}; a volume needs three dimensions, and a file of its own for "
+            "every channel."
+        )
+    found = sum(p.stat().st_size for p in {path, data_file(path)})
+    if wanted > found * _INFLATION:
+        raise DataError(
+            f"{path} is truncated or corrupt ({found} bytes cannot hold the {wanted} of its "
+            "header); copy it again or leave the patient out."
+        )
+    return tuple(size), channels, affine_of(reader)
+
+
+def voxels(path: Path) -> NDArray[Any]:
+    """Reads all voxels.
+
+    Returns:
+        (i, j, k) or (i, j, k, C).
+
+    Raises:
+        DataError: If the file is truncated or corrupt.
+    """
+    import SimpleITK as sitk
+
+    reader = _opened(path)
+    text, start = _head(path)
+    try:
+        if re.search(r"^encoding: *gz", text, re.MULTILINE | re.IGNORECASE):
+            file = data_file(path)
+            inflated(file.read_bytes()[start if file == path else 0 :], _length(reader))
+        array = sitk.GetArrayFromImage(reader.Execute())
+    except zlib.error as error:
+        raise corrupt(path, error) from error
+    except RuntimeError as error:
+        raise corrupt(path, reason(error)) from error
+    return np.asarray(array.transpose(2, 1, 0, *range(3, array.ndim)))
+
+
+def data_file(path: Path) -> Path:
+    """Returns the file with the voxels, which lies in the header's folder or below it.
+
+    Raises:
+        DataError: If the header cannot be read, or names another place or several files.
+    """
+    found = re.search(r"^data ?file:[ \t]*(.*?)\s*$", _head(path)[0], re.MULTILINE | re.IGNORECASE)
+    if found is None:
+        return path
+    name = found[1]
+    beside = Path(name)
+    if beside.is_absolute() or ".." in beside.parts or re.search(r"^LIST|%|\0|\s\d", name):
+        raise DataError(
+            f"{path} names voxels outside of its folder or in several files ({name[:60]!r}); write "
+            "the volume as one .nrrd file."
+        )
+    if not (path.parent / beside).is_file():
+        raise DataError(
+            f"{path.parent / beside} is missing, but {path.name} names it; copy it there or leave "
+            "the patient out."
+        )
+    return path.parent / beside
+
+
+def affine_of(image: Any) -> NDArray[np.float64]:
+    """Returns the affine of a SimpleITK image or reader of three dimensions, to mm in RAS."""
+    affine = np.eye(4)
+    affine[:3, :3] = np.reshape(image.GetDirection(), (3, 3)) * image.GetSpacing()
+    affine[:3, 3] = image.GetOrigin()
+    return np.asarray(LPS @ affine)
+
+
+def reason(error: Exception) -> ValueError:
+    r"""The last line of what SimpleITK says, which holds the reason.
+
+    Example:
+        >>> reason(RuntimeError("Exception thrown in SimpleITK\nITK ERROR: R(0x1): no data\n"))
+        ValueError('no data')
+    """
+    lines = [line for line in str(error).splitlines() if line.strip()] or ["no reason given"]
+    return ValueError(lines[-1].split("): ")[-1].removeprefix("sitk::ERROR: ").strip(" ."))
+
+
+def _opened(path: Path) -> Any:
+    import SimpleITK as sitk  # late, as it takes a while
+
+    data_file(path)
+    reader = sitk.ImageFileReader()
+    reader.SetImageIO("NrrdImageIO")
+    reader.SetFileName(str(path))
+    try:
+        reader.ReadImageInformation()
+    except RuntimeError as error:
+        raise corrupt(path, reason(error)) from error
+    return reader
+
+
+def _length(reader: Any) -> int:
+    """Bytes of all voxels."""
+    import SimpleITK as sitk
+
+    bits = re.search(r"8|16|32|64", sitk.GetPixelIDValueAsString(reader.GetPixelID()))
+    each = int(bits[0]) // 8 if bits else 1
+    return int(math.prod(reader.GetSize()) * reader.GetNumberOfComponents() * each)
+
+
+def _head(path: Path) -> tuple[str, int]:
+    """The lines of the header, and where the voxels begin if they follow it."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(_HEADER_BYTES)
+    except FileNotFoundError:
+        raise missing(path) from None
+    except OSError as error:
+        raise corrupt(path, error) from error
+    end = re.search(rb"\r?\n\r?\n", text)
+    return text[: end.start() if end else None].decode("latin-1"), end.end() if end else len(text)
