@@ -15,6 +15,7 @@ from torch.utils.data import ConcatDataset, DataLoader
 
 from medfed.common.errors import ConfigError
 from medfed.common.files import sha256
+from medfed.common.names import shown
 from medfed.common.seeding import one_thread
 from medfed.datamodules.client_data import (
     Augment,
@@ -47,6 +48,8 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         eval_batch_size: Samples per evaluation batch.
         augment: A random MONAI dict transform of one training sample, or None.
         keep_out: Clients that join after training; set it before `setup`.
+        balanced: Whether training batches carry class weights of their client; set it before
+            `setup`.
         channel_names: Names of the C channels (or F features); known after `prepare_data`.
         class_names: Names of the classes, or of the regions.
         description: One line about where the data come from.
@@ -65,6 +68,7 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
     eval_batch_size: int = 256
     augment: Augment | None = field(default=None, init=False)
     keep_out: tuple[str, ...] = field(default=(), init=False)
+    balanced: bool = field(default=False, init=False)
     channel_names: tuple[str, ...] = field(default=(), init=False)
     class_names: tuple[str, ...] = field(default=(), init=False)
     description: str = field(default="", init=False)
@@ -168,6 +172,7 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
             batch_size=self.batch_size,
             eval_batch_size=self.eval_batch_size,
             augment=self.augment,
+            balanced=self.balanced,
             **samples,
         )
 
@@ -202,6 +207,12 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
             counts = torch.bincount(labels["train"], minlength=self.num_classes).float()
             if int((counts > 0).sum()) < 2:
                 log.warning("Client %s trains on a single class.", name)
+            absent = [self.class_names[k] for k in (counts == 0).nonzero().flatten().tolist()]
+            if self.balanced and absent:
+                log.warning(
+                    "Client %s has no training sample of %s; balanced weights give 0 to it.",
+                    name, ", ".join(map(shown, absent)),
+                )  # fmt: skip
         named: dict[Split, Block] = {s: {**blocks[s], "label": labels[s]} for s in SPLITS}
         evaluation = {s: [named[s]] if len(labels[s]) else [] for s in SPLITS[1:]}
         samples = {"train": named["train"], "evaluation": evaluation, "label_counts": counts}

@@ -87,6 +87,7 @@ class ClientData:
         eval_batch_size: Samples (slices, volumes or rows) per evaluation batch.
         augment: A random MONAI dict transform of one training sample, or None. It is reseeded for
             every epoch from the epoch's seed.
+        balanced: Whether training batches carry ``class_weights``, see `class_weights`.
 
     Raises:
         DataError: If there is no training sample.
@@ -102,6 +103,7 @@ class ClientData:
     batch_size: int
     eval_batch_size: int = 16
     augment: Augment | None = field(default=None, repr=False)
+    balanced: bool = False
 
     def __post_init__(self) -> None:
         if self.num_samples == 0:
@@ -115,6 +117,16 @@ class ClientData:
     def num_samples(self) -> int:
         """Training samples (patches or rows)."""
         return int(self.train["image"].shape[0])
+
+    @property
+    def class_weights(self) -> Tensor:
+        """(K,) weights that make up for rare classes: N / (K n_k) of the K classes that it has.
+
+        These are scikit-learn's ``balanced`` weights; a class without a training sample has 0.
+        """
+        counts = self.label_counts
+        present = counts > 0
+        return torch.where(present, counts.sum() / (present.sum() * counts.clamp(min=1)), 0.0)
 
     def to(self, device: torch.device | str) -> ClientData:
         """Moves the training block, so that batches are gathered on the device.
@@ -138,9 +150,10 @@ class ClientData:
             index: (B,) int64.
 
         Returns:
-            ``{"image", "label", "channels"}``.
+            ``{"image", "label", "channels"}``, and ``class_weights`` (B, K) if they are balanced.
         """
-        return self._batch(gather(self.train["image"], index), gather(self.train["label"], index))
+        image, label = gather(self.train["image"], index), gather(self.train["label"], index)
+        return self._training_batch(image, label)
 
     def train_batches(self, seed: int) -> Iterator[Batch]:
         """One epoch over the training samples; the last, short batch is kept.
@@ -149,7 +162,7 @@ class ClientData:
             seed: The only source of the order (and of the augmentation): never the global stream.
 
         Yields:
-            ``{"image", "label", "channels"}`` with B = `batch_size` or fewer samples.
+            As `samples`, with B = `batch_size` or fewer samples.
         """
         order = torch.randperm(self.num_samples, generator=torch_rng(seed, "order"))
         order = order.to(getattr(self.train["image"], "device", order.device))
@@ -157,7 +170,7 @@ class ClientData:
             set_state(seed=derive_seed(seed, "augment"))
         for index in order.split(self.batch_size):
             image, label = gather(self.train["image"], index), gather(self.train["label"], index)
-            yield self._batch(*self._augmented(image, label))
+            yield self._training_batch(*self._augmented(image, label))
 
     def train_inputs(self, limit: int) -> Tensor:
         """Training inputs in a fixed order, spread evenly over the patients.
@@ -195,6 +208,12 @@ class ClientData:
             label = label.float()  # stored as uint8: a quarter of the memory
         channels = self.channels.to(image.device).expand(image.shape[0], -1)
         return {"image": image, "label": label, "channels": channels}
+
+    def _training_batch(self, image: Tensor, label: Tensor) -> Batch:
+        batch = self._batch(image, label)
+        if self.balanced:
+            batch["class_weights"] = self.class_weights.to(image.device).expand(len(label), -1)
+        return batch
 
     def _augmented(self, image: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
         if self.augment is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from medfed.common.checks import check_known
 from medfed.common.errors import ConfigError
 from medfed.functional.weighted_scores import CLASS_SCORES, class_scores
-from medfed.models.meters import WholeSplit
+from medfed.models.meters import Batch, WholeSplit
 from medfed.models.networks.canonical import Activation
 from medfed.models.task import TaskModule
 
@@ -30,7 +30,10 @@ class ClassificationTask(TaskModule):
             ``(B, K)``.
         num_classes: K.
         loss: ``"cross_entropy"`` or ``"focal"``.
-        class_weights: K weights, or None for equal ones.
+        class_weights: K weights, ``"balanced"``, or None for equal ones. Balanced weights are each
+            client's own, of its training labels, and come with its training batches as
+            ``class_weights (B, K)``; the ``loss`` metric is then without weights, so that it
+            means the same at every client.
         focal_gamma: Exponent of the focal loss.
         label_smoothing: Smoothing of the cross-entropy.
         ece_bins: Bins of the calibration error.
@@ -48,13 +51,17 @@ class ClassificationTask(TaskModule):
         *common: Any,
         num_classes: int = 2,
         loss: str = "cross_entropy",
-        class_weights: Sequence[float] | None = None,
+        class_weights: Sequence[float] | Literal["balanced"] | None = None,
         focal_gamma: float = 2.0,
         label_smoothing: float = 0.0,
         ece_bins: int = 15,
         **more: Any,
     ) -> None:
         check_known("loss", loss, ("cross_entropy", "focal"))
+        self.balanced = class_weights == "balanced"
+        if isinstance(class_weights, str):
+            check_known("model.class_weights", class_weights, ["balanced"])
+            class_weights = None
         if class_weights is not None and len(class_weights) != num_classes:
             raise ConfigError(
                 f"{len(class_weights)} class_weights were given for {num_classes} classes."
@@ -72,6 +79,25 @@ class ClassificationTask(TaskModule):
         if self.loss_name == "focal":
             return focal_loss(logits, label, gamma=self.focal_gamma, weight=weight)
         return F.cross_entropy(logits, label, weight=weight, label_smoothing=self.label_smoothing)
+
+    def training_criterion(self, logits: Tensor, batch: Batch) -> Tensor:
+        """Returns the loss of a training batch, with the weights of its client if they are wanted.
+
+        Raises:
+            ConfigError: If they are, and the data do not give them.
+        """
+        label = batch["label"]
+        if not self.balanced:
+            return self.criterion(logits, label)
+        if "class_weights" not in batch:
+            raise ConfigError(
+                "model.class_weights=balanced needs batches with class_weights; give the weights "
+                "as a list, or set balanced=True of the data module before its setup."
+            )
+        weights = batch["class_weights"].to(logits)
+        if self.loss_name == "focal":
+            return focal_loss(logits, label, gamma=self.focal_gamma, weight=weights)
+        return weighted_cross_entropy(logits, label, weights, self.label_smoothing)
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """Returns the softmax over classes."""
@@ -116,7 +142,7 @@ def focal_loss(
         logits: ``(B, K)``.
         target: ``(B,)`` class indices.
         gamma: How strongly well-classified samples are discounted; 0 gives cross-entropy.
-        weight: ``(K,)`` weight of each class, or None.
+        weight: ``(K,)`` weight of each class, ``(B, K)`` by sample, or None.
 
     Returns:
         A scalar.
@@ -129,8 +155,37 @@ def focal_loss(
     log_p = -F.cross_entropy(logits, target, reduction="none")
     per_sample = -((1 - log_p.exp()) ** gamma) * log_p
     if weight is not None:
-        per_sample = per_sample * weight[target]
+        rows = weight.expand(len(target), -1)
+        per_sample = per_sample * rows.gather(1, target[:, None]).squeeze(1)
     return per_sample.mean()
+
+
+def weighted_cross_entropy(
+    logits: Tensor, target: Tensor, weight: Tensor, label_smoothing: float = 0.0
+) -> Tensor:
+    """PyTorch's ``CrossEntropyLoss(weight)``, where samples of several clients differ in weights.
+
+    Args:
+        logits: ``(B, K)``.
+        target: ``(B,)`` class indices.
+        weight: ``(B, K)`` weight of each class, by sample.
+        label_smoothing: As PyTorch has it.
+
+    Returns:
+        A scalar: the weighted sum over samples, divided by the sum of their weights.
+
+    Example:
+        >>> logits, target = torch.tensor([[0.0, 0.0], [2.0, 0.0]]), torch.tensor([1, 0])
+        >>> weight = torch.tensor([1.0, 3.0])
+        >>> ours = weighted_cross_entropy(logits, target, weight.expand(2, 2))
+        >>> bool(torch.isclose(ours, F.cross_entropy(logits, target, weight)))
+        True
+    """
+    weighted = -weight * logits.log_softmax(1)
+    own = target[:, None]
+    loss = (1 - label_smoothing) * weighted.gather(1, own).sum()
+    loss = loss + label_smoothing / logits.shape[1] * weighted.sum()
+    return loss / weight.gather(1, own).sum()
 
 
 def classification_metrics(probs: Tensor, label: Tensor, n_bins: int = 15) -> dict[str, float]:

@@ -85,6 +85,10 @@ class TaskModule(pl.LightningModule):
     def criterion(self, logits: Tensor, label: Tensor) -> Tensor:
         """Returns the scalar loss of logits and labels, without terms on the parameters."""
 
+    def training_criterion(self, logits: Tensor, batch: Batch) -> Tensor:
+        """Returns the scalar loss of a training batch, by default the criterion."""
+        return self.criterion(logits, batch["label"])
+
     @abstractmethod
     def probabilities(self, logits: Tensor) -> Tensor:
         """Turns logits into probabilities of the same shape."""
@@ -106,7 +110,7 @@ class TaskModule(pl.LightningModule):
 
     def loss(self, batch: Batch) -> Tensor:
         """Returns the scalar training loss of a batch, the only thing federated training calls."""
-        loss = self.criterion(self.forward(batch["image"]), batch["label"])
+        loss = self.training_criterion(self.forward(batch["image"]), batch)
         return loss if self.l2 == 0 else loss + l2_penalty(self.network, self.l2)
 
     def logits(self, batch: Batch) -> Tensor:

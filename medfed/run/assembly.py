@@ -41,6 +41,7 @@ def data_and_task(config: DictConfig) -> tuple[FederatedDataModule, TaskModule]:
     torch.set_num_threads(config.threads)
     data: FederatedDataModule = build(config.data)
     data.keep_out = tuple(str(c) for c in config.get("keep_out") or ())
+    data.balanced = config.model.get("class_weights") == "balanced"
     data.setup()
     check_measurable({c: data.plans[c].patients for c in data.clients})
     if rank() == 0:

@@ -190,6 +190,7 @@ def hospital_at(experiment: Experiment, path: Path) -> ClientData:
     data: FederatedDataModule = build(config.data)
     if isinstance(data, TabularDataModule) and isinstance(experiment.data, TabularDataModule):
         data.pooled_scaler = experiment.data.pooled_scaler
+    data.balanced = experiment.data.balanced
     data.setup()
     for name in ("channel_names", "class_names"):
         own, needed = getattr(data, name), getattr(experiment.data, name)

@@ -47,6 +47,7 @@ CASES = {
     "algorithm.graph.sketch=datas": "sketch='datas' is unknown (did you mean data?)",
     "algorithm.z_step=half": "algorithm.z_step='half' is unknown; choose scaled or literal",
     "local.optimizer_state=old": "local.optimizer_state must be fresh or kept, not 'old'",
+    "model.class_weights=equal": "model.class_weights='equal' is unknown",
     "model.selection=[auroc2,max]": "model.selection='auroc2' is unknown (did you mean auroc",
     "channel.up.gamma=1": "Unknown key 'channel.up.gamma'; channel.up has cer, feedback, shift,",
     "channel.up.cer=true": "channel.up.cer=True would replace a whole section; set one",

@@ -20,6 +20,7 @@ from medfed.federation.training import LocalTrainer
 from medfed.models.classification import ClassificationTask
 from medfed.models.networks.densenet import densenet_bc
 from medfed.personalize.fedavg import FedAvg
+from medfed.run.evaluation import evaluate_run
 from tests.integration.runs import (
     CLINICAL,
     IMAGING,
@@ -279,3 +280,20 @@ def test_six_real_patients(tmp_path):
         assert 0 <= metrics["dice"] <= 1
         assert 0 < metrics["loss"] < 10
     assert (tmp_path / "pictures" / "contours.png").stat().st_size > 1000
+
+
+def test_balanced_classes_change_training_and_not_what_is_measured(tmp_path, caplog):
+    short = (*CLINICAL, "algorithm=local", "rounds=1")
+    plain, _ = run(tmp_path / "plain", *short)
+    one, experiment = run(tmp_path / "one", *short, "model.class_weights=balanced")
+    assert plain["clients"] != one["clients"]
+    for client in experiment.data.clients.values():
+        batch = next(iter(client.train_batches(0)))
+        n = client.label_counts
+        expected = n.sum() / (2 * n)
+        assert torch.allclose(batch["class_weights"], expected.expand(len(batch["label"]), 2))
+        assert "class_weights" not in next(iter(client.eval_batches("test")))
+    assert evaluate_run(tmp_path / "one")["clients"] == one["clients"]
+    one_class = ("partition=shards", "model.class_weights=balanced")
+    run(tmp_path / "shards", *short, *one_class)
+    assert "; balanced weights give 0 to it." in caplog.text

@@ -8,7 +8,10 @@ import torch
 import torch.nn.functional as F
 from monai.losses import DiceCELoss, FocalLoss
 from scipy.special import expit, log_softmax
+from sklearn.utils.class_weight import compute_class_weight
 
+from medfed.common.errors import ConfigError
+from medfed.datamodules.client_data import ClientData
 from medfed.models.classification import focal_loss
 from medfed.models.segmentation import dice_bce_loss, dice_ce_loss
 from tests.models.tiny import make_task
@@ -70,6 +73,54 @@ def test_class_weights_follow_sklearn_convention(classes):
     w = np.array([1.0, 4.0, 0.0])[target.numpy()]
     assert task.criterion(logits, target).item() == pytest.approx(-(w * log_p).sum() / w.sum())
     assert not [name for name in task.state_dict() if "weights" in name]
+
+
+def client_of(label: torch.Tensor, classes: int, balanced: bool = True) -> ClientData:
+    counts = torch.bincount(label, minlength=classes).float()
+    block = {"image": torch.zeros(len(label), 1), "label": label}
+    parts = {"train": [], "val": [], "test": []}
+    present = torch.ones(1, dtype=torch.bool)
+    return ClientData("a", block, {}, present, counts, parts, 8, balanced=balanced)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("absent", [(), (1,)])
+def test_balanced_weights_are_those_of_scikit_learn_in_pytorchs_loss(smoothing, absent):
+    g = torch.Generator().manual_seed(7)
+    label = torch.randint(4, (40,), generator=g).clamp(max=2)
+    label[torch.isin(label, torch.tensor(absent))] = 0
+    present = np.unique(label.numpy())
+    expected = torch.zeros(3)
+    weights = compute_class_weight("balanced", classes=present, y=label.numpy())
+    expected[present] = torch.tensor(weights).float()
+    data = client_of(label, 3)
+    assert torch.allclose(data.class_weights, expected)
+    options = {"num_classes": 3, "class_weights": "balanced", "label_smoothing": smoothing}
+    task = make_task("classification", **options)
+    loss = torch.nn.CrossEntropyLoss(weight=expected, label_smoothing=smoothing)
+    for batch in data.train_batches(0):
+        logits = torch.randn(len(batch["label"]), 3, generator=g)
+        ours = task.training_criterion(logits, batch)
+        assert torch.allclose(ours, loss(logits, batch["label"]))
+        assert task.criterion(logits, batch["label"]) != ours  # that of evaluation has no weights
+
+
+def test_balanced_focal_loss_weighs_each_sample(classes):
+    logits, target = classes
+    data = client_of(target, 3)
+    options = {"num_classes": 3, "class_weights": "balanced", "loss": "focal"}
+    task = make_task("classification", **options)
+    batch = {"label": target, "class_weights": data.class_weights.expand(17, 3)}
+    expected = focal_loss(logits, target, weight=data.class_weights.double())
+    assert torch.allclose(task.training_criterion(logits, batch), expected)
+
+
+def test_batches_without_weights_are_refused_where_they_are_needed(classes):
+    task = make_task("classification", num_classes=3, class_weights="balanced")
+    with pytest.raises(ConfigError, match="needs batches with class_weights"):
+        task.training_criterion(classes[0], {"label": classes[1]})
+    with pytest.raises(ConfigError, match="class_weights='equal' is unknown"):
+        make_task("classification", class_weights="equal")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

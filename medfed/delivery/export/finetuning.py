@@ -220,6 +220,7 @@ def open_data(run: RunRecord) -> FederatedDataModule | None:
     try:
         data: FederatedDataModule = build(run.config.data)
         data.keep_out = tuple(str(c) for c in run.config.get("keep_out") or ())
+        data.balanced = run.config.model.get("class_weights") == "balanced"
         data.setup()
         found: dict[str, Any] = data.splits()
     except (DataError, ConfigError, OSError) as error:
