@@ -25,7 +25,17 @@ from medfed.config.targets import check_targets
 SECTIONS = (
     *("local", "cohort", "evaluation", "checkpoint", "codec", "codec.up", "codec.down"),
     *("channel", "channel.up", "channel.down", "channel.up.cer", "channel.down.cer"),
-    *("data", "partition", "model", "optimizer", "scheduler", "algorithm", "trainer", "logger"),
+    *(
+        "data",
+        "partition",
+        "augment",
+        "model",
+        "optimizer",
+        "scheduler",
+        "algorithm",
+        "trainer",
+        "logger",
+    ),
     *("partition.assignment", "partition.assignment.assignment"),
 )
 # ${either:a,b} is a where it is set and b where it is null.

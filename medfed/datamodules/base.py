@@ -17,8 +17,8 @@ from medfed.common.errors import ConfigError
 from medfed.common.files import sha256
 from medfed.common.names import shown
 from medfed.common.seeding import one_thread
+from medfed.datamodules.augmentation import Augment, Augmentation
 from medfed.datamodules.client_data import (
-    Augment,
     Batch,
     Block,
     ClientData,
@@ -30,6 +30,7 @@ from medfed.datamodules.partitions.base import Partition
 from medfed.datamodules.plans import ClientPlan, by_id, check_keep_out, plan_clients
 from medfed.datamodules.readers.base import Patient
 from medfed.datamodules.splits import SPLITS, Split, check_fractions
+from medfed.datamodules.workers import BatchWorkers
 
 Blocks = Mapping[Split, Block]
 log = logging.getLogger(__name__)
@@ -46,7 +47,10 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         test_fraction: Share of test patients per client, where splits are drawn.
         batch_size: Samples per training batch.
         eval_batch_size: Samples per evaluation batch.
-        augment: A random MONAI dict transform of one training sample, or None.
+        augment: How training images are altered: a recipe, a random MONAI dict transform of one
+            sample, or None.
+        flips: Axes along which a recipe may flip them.
+        workers: Processes that make training batches ahead; 0 makes them when they are needed.
         keep_out: Clients that join after training; set it before `setup`.
         balanced: Whether training batches carry class weights of their client; set it before
             `setup`.
@@ -66,7 +70,9 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
     test_fraction: float = 0.2
     batch_size: int = 32
     eval_batch_size: int = 256
-    augment: Augment | None = field(default=None, init=False)
+    augment: Augmentation | Augment | None = field(default=None, init=False)
+    flips: Sequence[int] = field(default=(), init=False)
+    workers: int = field(default=0, init=False)
     keep_out: tuple[str, ...] = field(default=(), init=False)
     balanced: bool = field(default=False, init=False)
     channel_names: tuple[str, ...] = field(default=(), init=False)
@@ -160,18 +166,27 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         check_keep_out(self.keep_out, list(self.plans))
         with one_thread():
             built = self.build_clients(self.plans)
+        if self.workers:
+            source = BatchWorkers(built, self.workers)
+            for client in built.values():
+                client.source = source
         self.kept_out = {n: built.pop(n) for n in self.keep_out}
         self.clients = built
 
     def client_of(self, name: str, plan: ClientPlan, **samples: Any) -> ClientData:
         """Puts a client together of its plan, the settings, and what `ClientData` needs beside."""
+        augment = None if self.augment == Augmentation() else self.augment
+        if isinstance(augment, Augmentation):
+            train: Block = samples["train"]
+            size, regions = train["image"].shape[2:], len(train["label"].shape) > 1
+            augment = augment.build(size, self.flips, regions)
         return ClientData(
             id=name,
             channels=plan.channels,
             patients={split: list(plan.patients[split]) for split in SPLITS},
             batch_size=self.batch_size,
             eval_batch_size=self.eval_batch_size,
-            augment=self.augment,
+            augment=augment,
             balanced=self.balanced,
             **samples,
         )

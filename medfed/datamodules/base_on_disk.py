@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -11,11 +11,12 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from medfed.common.errors import ConfigError
 from medfed.common.files import ExistingPath
+from medfed.datamodules.augmentation import Augment, Augmentation
 from medfed.datamodules.base import FederatedDataModule, expanded
 from medfed.datamodules.cache.building import build
 from medfed.datamodules.cache.store import Recipe, Store, find
-from medfed.datamodules.client_data import Augment
 from medfed.datamodules.generated.cohort import Cohort
 from medfed.datamodules.readers.base import Patient, Reader, given_path
 
@@ -30,15 +31,28 @@ class OnDiskDataModule(FederatedDataModule):
         path: The data; None generates `generated` below `root`.
         root: Folder for generated data.
         generated: The cohort to generate where `path` is None.
-        augment: A random MONAI dict transform of one training sample's ``image`` (and ``label``),
-            or None.
+        augment: How training images are altered: a recipe of `configs/augment`, a random MONAI dict
+            transform of one sample's ``image`` and ``label``, or None.
+        flips: Axes along which a recipe may flip images: those whose sides do not matter.
+        workers: Processes that make training batches ahead; 0 makes them when they are needed.
     """
 
     _: KW_ONLY
     path: ExistingPath | None = None
     root: str = "data"
     generated: Cohort | None = None
-    augment: Augment | None = None
+    augment: Augmentation | Augment | None = None
+    flips: Sequence[int] = ()
+    workers: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.workers <= 64:
+            raise ConfigError(f"data.workers={self.workers} must be in [0, 64].")
+        if not all(isinstance(axis, int) and axis >= 0 for axis in self.flips):
+            raise ConfigError(
+                f"data.flips={list(self.flips)} must be axes of the images: 0, 1, and 2 of volumes."
+            )
 
     @cached_property
     def source(self) -> Path | None:

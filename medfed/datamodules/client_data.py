@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -12,10 +12,10 @@ from torch.utils.data import Dataset, IterableDataset
 
 from medfed.common.errors import ConfigError, DataError
 from medfed.common.seeding import derive_seed, torch_rng
+from medfed.datamodules.augmentation import Augment, augmented
 from medfed.datamodules.splits import Split
 
 Batch = dict[str, Tensor]
-Augment = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 class Rows(Protocol):
@@ -32,6 +32,14 @@ class Rows(Protocol):
 
     def some(self, index: Tensor) -> Rows:
         """Returns those with the given numbers (n,) int64 alone, still not in memory."""
+        ...
+
+
+class BatchSource(Protocol):
+    """Makes the batches of an epoch elsewhere, the same ones as `ClientData.train_batch`."""
+
+    def batches(self, client: str, seed: int, order: Sequence[Tensor]) -> Iterator[Batch]:
+        """Yields the batches of the samples (B,) that `order` has for each."""
         ...
 
 
@@ -85,9 +93,11 @@ class ClientData:
         patients: The patient ids of every split.
         batch_size: Samples per training batch.
         eval_batch_size: Samples (slices, volumes or rows) per evaluation batch.
-        augment: A random MONAI dict transform of one training sample, or None. It is reseeded for
-            every epoch from the epoch's seed.
+        augment: What alters training samples: a recipe's transforms, or a random MONAI dict
+            transform of one sample; reseeded for every batch from the epoch's seed and the batch's
+            number.
         balanced: Whether training batches carry ``class_weights``, see `class_weights`.
+        source: Who makes the training batches ahead; None: they are made when they are asked for.
 
     Raises:
         DataError: If there is no training sample.
@@ -104,6 +114,8 @@ class ClientData:
     eval_batch_size: int = 16
     augment: Augment | None = field(default=None, repr=False)
     balanced: bool = False
+    # Not handed on by `replace`: it knows this client's samples and no others.
+    source: BatchSource | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.num_samples == 0:
@@ -166,11 +178,32 @@ class ClientData:
         """
         order = torch.randperm(self.num_samples, generator=torch_rng(seed, "order"))
         order = order.to(getattr(self.train["image"], "device", order.device))
-        if callable(set_state := getattr(self.augment, "set_random_state", None)):
-            set_state(seed=derive_seed(seed, "augment"))
-        for index in order.split(self.batch_size):
-            image, label = gather(self.train["image"], index), gather(self.train["label"], index)
-            yield self._training_batch(*self._augmented(image, label))
+        batches = order.split(self.batch_size)
+        if self.source is not None:
+            yield from self.source.batches(self.id, seed, batches)
+            return
+        for number, index in enumerate(batches):
+            yield self.train_batch(seed, number, index)
+
+    def train_batch(self, seed: int, number: int, index: Tensor) -> Batch:
+        """One batch of an epoch, which depends on nothing that came before it.
+
+        Args:
+            seed: The epoch's.
+            number: The batch's, from 0.
+            index: (B,) int64, its samples.
+
+        Returns:
+            As `samples`, augmented.
+        """
+        image, label = gather(self.train["image"], index), gather(self.train["label"], index)
+        if self.augment is not None:
+            key = derive_seed(seed, "augment", number)
+            image, label = augmented(self.augment, image, label, key)
+            # An intensity transform would otherwise fill the channels that the hospital lacks.
+            present = self.channels.to(image.device).view(1, -1, *[1] * (image.ndim - 2))
+            image = image * present
+        return self._training_batch(image, label)
 
     def train_inputs(self, limit: int) -> Tensor:
         """Training inputs in a fixed order, spread evenly over the patients.
@@ -214,17 +247,6 @@ class ClientData:
         if self.balanced:
             batch["class_weights"] = self.class_weights.to(image.device).expand(len(label), -1)
         return batch
-
-    def _augmented(self, image: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
-        if self.augment is None:
-            return image, label
-        samples = zip(image, label, strict=True)
-        done = [self.augment({"image": i, "label": y}) for i, y in samples]
-        images = torch.stack([torch.as_tensor(d["image"]) for d in done]).as_subclass(Tensor)
-        labels = torch.stack([torch.as_tensor(d["label"]) for d in done]).as_subclass(Tensor)
-        # An intensity transform would otherwise fill the channels that the hospital lacks.
-        present = self.channels.to(images.device).view(1, -1, *[1] * (images.ndim - 2))
-        return images * present, labels
 
 
 def check_batch_sizes(batch_size: int, eval_batch_size: int) -> None:

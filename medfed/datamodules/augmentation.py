@@ -1,0 +1,271 @@
+"""Augmentation of training samples: MONAI's random transforms, by recipes of a few numbers.
+
+What is drawn depends on a seed alone, which `ClientData` derives for every batch: so a batch is the
+same in whichever process, and after whichever other batches, it is made.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from itertools import compress
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from medfed.common.errors import ConfigError
+from medfed.common.seeding import one_thread, seeded
+
+Sample = dict[str, Any]
+Transform = Callable[[Sample], Sample]
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """How training images are altered; a chance of 0 leaves an alteration out.
+
+    Every alteration happens with its own chance, in the order of the fields. Flips and affine maps
+    move a segmentation's label with the image, to the nearest voxel; the others alter the image
+    alone, each channel on its own where that is what a scanner would do. What leaves the image in
+    an affine map is mirrored back into it.
+
+    Attributes:
+        flip_chance: Chance of a flip, along each of the axes that the data allow (`data.flips`).
+        quarter_chance: Chance of a turn by 90, 180 or 270 degrees in the plane of the first two
+            axes (by 180 where their sides differ).
+        affine_chance: Chance of a rotation, zoom and shift at once.
+        rotation: Degrees at most, in the plane of the first two axes.
+        tilt: Degrees at most around these two axes, of volumes; 0 where slices are thick.
+        zoom: Largest relative change of size: 0.1 draws from 0.9 to 1.1.
+        shift: Largest shift, as a share of the image's side.
+        noise_chance: Chance of Gaussian noise.
+        noise: Its largest standard deviation.
+        blur_chance: Chance of a Gaussian blur.
+        blur: Its largest standard deviation, in voxels.
+        scale_chance: Chance that intensities are multiplied.
+        scale: 0.25 draws the factor from 0.75 to 1.25.
+        offset_chance: Chance that a number is added to the intensities.
+        offset: The largest one.
+        contrast_chance: Chance that distances from the mean intensity are multiplied.
+        contrast: As `scale`; what leaves the image's range is clipped.
+        resolution_chance: Chance that the image is made coarse and brought back.
+        resolution: The smallest size in between, as a share of the image's.
+        gamma_chance: Chance of a gamma curve between the least and greatest intensity.
+        gamma: Largest exponent, drawn from 1 / gamma to gamma; mean and deviation are kept.
+
+    Raises:
+        ConfigError: If a chance is not in [0, 1], or a strength has no meaning.
+
+    Example:
+        >>> chain = Augmentation(flip_chance=1.0).build((2, 2), flips=(0,))
+        >>> chain(torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]]), torch.tensor([0]), seed=7)[0].tolist()
+        [[[[3.0, 4.0], [1.0, 2.0]]]]
+    """
+
+    flip_chance: float = 0.0
+    quarter_chance: float = 0.0
+    affine_chance: float = 0.0
+    rotation: float = 0.0
+    tilt: float = 0.0
+    zoom: float = 0.0
+    shift: float = 0.0
+    noise_chance: float = 0.0
+    noise: float = 0.0
+    blur_chance: float = 0.0
+    blur: float = 0.0
+    scale_chance: float = 0.0
+    scale: float = 0.0
+    offset_chance: float = 0.0
+    offset: float = 0.0
+    contrast_chance: float = 0.0
+    contrast: float = 0.0
+    resolution_chance: float = 0.0
+    resolution: float = 1.0
+    gamma_chance: float = 0.0
+    gamma: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in (f.name for f in fields(self)):
+            value = getattr(self, name)
+            most = 1.0 if name.endswith("chance") else math.inf
+            most = {"zoom": 0.9, "shift": 0.5, "resolution": 1.0, "gamma": 10.0}.get(name, most)
+            least = {"resolution": 0.1, "gamma": 1.0}.get(name, 0.0)
+            if not (least <= value <= most and math.isfinite(value)):
+                limits = f"in [{least:g}, {most:g}]" if math.isfinite(most) else "0 or more"
+                raise ConfigError(f"augment.{name}={value} must be {limits}.")
+
+    def build(self, size: Sequence[int], flips: Sequence[int] = (), regions: bool = False) -> Chain:
+        """Makes the transforms.
+
+        Args:
+            size: Sides of the image, two or three.
+            flips: Axes of it that may be flipped; those beyond its dimensions are passed over.
+            regions: Whether labels are (R, *size) and move with the image. Voxels that are exactly
+                0 in all channels, such as the air around a head, then stay so.
+        """
+        from monai import transforms as monai  # takes seconds to import
+
+        sigma = (min(0.5, self.blur), self.blur)
+        between = "bilinear" if len(size) == 2 else "trilinear"
+        smooth = {"sigma_x": sigma, "sigma_y": sigma, "sigma_z": sigma}
+        fixed_mean = {"factors": self.contrast, "preserve_range": True}
+        coarse = {"zoom_range": (self.resolution, 1.0), "upsample_mode": between}
+        gamma = {"gamma": (1 / self.gamma, self.gamma), "retain_stats": True}
+        each = {"channel_wise": True}  # each contrast of a scanner drifts on its own
+        listed: list[tuple[float, Any, dict[str, Any]]] = [
+            (self.noise_chance, monai.RandGaussianNoised, {"std": self.noise}),
+            (self.blur_chance, monai.RandGaussianSmoothd, smooth),
+            (self.scale_chance, monai.RandScaleIntensityd, {"factors": self.scale, **each}),
+            (self.offset_chance, monai.RandShiftIntensityd, {"offsets": self.offset, **each}),
+            (self.contrast_chance, monai.RandScaleIntensityFixedMeand, fixed_mean),
+            (self.resolution_chance, monai.RandSimulateLowResolutiond, coarse),
+            (self.gamma_chance, monai.RandAdjustContrastd, gamma),
+        ]
+        axes = tuple(axis for axis in sorted({*flips}) if axis < len(size))
+        made = [(make(["image"], prob=1.0, **more), p) for p, make, more in listed if p]
+        return Chain(self, axes, made, regions)
+
+
+class Chain:
+    """A recipe's transforms of a batch, which draw from one stream.
+
+    A `monai.transforms.Compose` would seed every transform anew and ask each for every sample
+    whether it wants to act, both of which take longer than the transforms of small patches; and
+    flips and affine maps are done for all samples at once.
+
+    Args:
+        recipe: The chances and strengths of flips and affine maps.
+        flips: The axes that may be flipped.
+        intensity: Dict transforms of the image that always act, each with its chance.
+        regions: Whether the label moves with the image, and voxels that are 0 in all channels are
+            left alone by `intensity`.
+    """
+
+    def __init__(
+        self,
+        recipe: Augmentation,
+        flips: tuple[int, ...],
+        intensity: Sequence[tuple[Any, float]],
+        regions: bool,
+    ) -> None:
+        self.recipe = recipe
+        self.flips = flips
+        self.intensity = [transform for transform, _ in intensity]
+        self.regions = regions
+        chances = [*[recipe.flip_chance] * len(flips), recipe.quarter_chance, recipe.affine_chance]
+        self._chances = np.array([*chances, *(chance for _, chance in intensity)])
+        self._stream = np.random.RandomState()
+        for transform in self.intensity:
+            transform.set_random_state(state=self._stream)
+
+    def __call__(self, image: Tensor, label: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+        """Alters a batch; what is drawn depends on the seed alone.
+
+        Args:
+            image: (B, C, *size).
+            label: (B, R, *size), or (B,) which stays as it is.
+            seed: Of this batch.
+
+        Returns:
+            Both, copied.
+        """
+        self._stream.seed(seed)
+        coins = self._stream.rand(len(self._chances), len(image)) < self._chances[:, None]
+        image, label = image.clone(), label.clone()
+        moved = (image, label) if self.regions else (image,)
+        for axis, coin in zip(self.flips, torch.from_numpy(coins), strict=False):
+            for values in moved:
+                values[coin] = values[coin].flip(axis + 2)
+        quarter, affine, *acting = coins[len(self.flips) :]
+        if quarter.any():
+            self._turn(moved, quarter)
+        if affine.any():
+            self._map(moved, torch.from_numpy(affine))
+        with _plain_tensors():
+            for n, acts in enumerate(np.array(acting).T):
+                if acts.any():
+                    self._alter(image[n], acts)
+        return image, label
+
+    def _turn(self, moved: Sequence[Tensor], coin: NDArray[np.bool_]) -> None:
+        """Turns some samples of image and label by quarters, in place."""
+        square = moved[0].shape[2] == moved[0].shape[3]
+        turns = self._stream.randint(1, 4, len(coin)) if square else np.full(len(coin), 2)
+        for n in np.flatnonzero(coin).tolist():
+            for values in moved:
+                values[n] = torch.rot90(values[n], int(turns[n]), (1, 2))
+
+    def _map(self, moved: Sequence[Tensor], coin: Tensor) -> None:
+        """Turns, zooms and shifts some samples of image and label in place."""
+        from monai.networks.layers import AffineTransform
+        from monai.transforms.utils import create_rotate, create_scale, create_translate
+
+        size, draw = moved[0].shape[2:], self._stream.uniform
+        dims, recipe = len(size), self.recipe
+        degrees = np.array([recipe.tilt] * (dims - 2) * 2 + [recipe.rotation])
+        maps = [
+            create_rotate(dims, np.radians(draw(-degrees, degrees)).tolist())
+            @ create_scale(dims, (1 / (1 + draw(-recipe.zoom, recipe.zoom, dims))).tolist())
+            @ create_translate(dims, (draw(-recipe.shift, recipe.shift, dims) * size).tolist())
+            for _ in range(int(coin.sum()))
+        ]
+        theta = torch.from_numpy(np.stack(maps)).float()
+        for values, mode in zip(moved, ("bilinear", "nearest"), strict=False):
+            resample = AffineTransform(
+                mode=mode, padding_mode="reflection", align_corners=False, zero_centered=True
+            )
+            values[coin] = resample(values[coin].float(), theta).to(values.dtype)
+
+    def _alter(self, image: Tensor, acts: NDArray[np.bool_]) -> None:
+        """Alters the intensities of one sample in place, by the transforms that act."""
+        inside = (image != 0).any(dim=0) if self.regions else None
+        sample: Sample = {"image": image}
+        for transform in compress(self.intensity, acts):
+            sample = transform(sample)
+        image.copy_(sample["image"] if inside is None else sample["image"] * inside)
+
+
+Augment = Chain | Transform
+
+
+def augmented(augment: Augment, image: Tensor, label: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    """Alters the samples of a batch; what is drawn depends on the seed alone.
+
+    Args:
+        augment: The transforms of a recipe, or a MONAI dict transform of one sample, which is
+            reseeded for every batch. PyTorch's global stream is put back.
+        image: (B, C, *size).
+        label: (B, R, *size) or (B,).
+        seed: The batch's.
+
+    Returns:
+        Image and label, of the same types.
+    """
+    with seeded(seed, torch.device("cpu")), one_thread():
+        if isinstance(augment, Chain):
+            return augment(image, label, seed)
+        if callable(set_state := getattr(augment, "set_random_state", None)):
+            set_state(seed=seed)
+        samples = zip(image, label, strict=True)
+        done = [augment({"image": i, "label": y}) for i, y in samples]
+    images = torch.stack([torch.as_tensor(d["image"]) for d in done]).as_subclass(Tensor)
+    labels = torch.stack([torch.as_tensor(d["label"]) for d in done]).as_subclass(Tensor)
+    return images.to(image.dtype), labels.to(label.dtype)
+
+
+@contextmanager
+def _plain_tensors() -> Iterator[None]:
+    """Keeps MONAI from tracking positions, which takes three times as long as the transforms."""
+    from monai.data.meta_obj import get_track_meta, set_track_meta
+
+    tracks = get_track_meta()
+    set_track_meta(False)
+    try:
+        yield
+    finally:
+        set_track_meta(tracks)
