@@ -57,6 +57,7 @@ class Algorithm(ABC):
             personal part alone; memory grows with it.
         fresh_optimizer: Whether it asks for :meth:`Client.reach`, which an optimizer that carries
             momentum over rounds (``local.optimizer_state=kept``) does not have.
+        pools: Whether clients train on the training data of all, as no federation does.
 
     Raises:
         ConfigError: If a value is unknown, or nothing is averaged that could be mask-aware.
@@ -69,6 +70,7 @@ class Algorithm(ABC):
     mixes: ClassVar[bool] = False
     keeps_whole: ClassVar[bool] = False
     fresh_optimizer: ClassVar[bool] = False
+    pools: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_choices("algorithm", self)

@@ -19,8 +19,10 @@ from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.splits import check_measurable
 from medfed.federation.algorithm import Algorithm
 from medfed.federation.budget import learning_rates
+from medfed.federation.client import ClientData
 from medfed.federation.federation import Federation
 from medfed.federation.lightning.collect import rank
+from medfed.federation.pool import Pool
 from medfed.federation.reference import assemble
 from medfed.federation.training import LocalTrainer
 from medfed.federation.wire.channel import Channel
@@ -215,11 +217,14 @@ def federate(
         raise ConfigError(
             f"The optimizer or its scheduler cannot be used as it is: {first_line(error)}."
         ) from error
+    clients: list[ClientData] = list(data.clients.values())
+    if algorithm.pools:
+        clients = [Pool(client, clients) for client in clients]
     return assemble(
         algorithm,
         task.network,
         task.loss,
-        list(data.clients.values()),
+        clients,
         personal=task.personal,
         buffers=config.buffers,
         optimizer=optimizer,

@@ -120,7 +120,7 @@ def test_only_declared_parts_leave_a_client(name, policy):
         assert set(message.parts) <= set(fed.algorithm.leaves)
         for part in {"shared", "personal"} & set(message.parts):
             assert set(message.parts[part]) == allowed[part]
-    if policy != "averaged":
+    if split.policy != "averaged":
         sent = {n for m in channel.sent for part in m.parts.values() for n in part}
         assert not sent & split.buffers
 
@@ -154,6 +154,8 @@ def test_equal_budgets(name, steps, expected):
     """However a method divides it. One epoch is 6, 8 and 10 samples in batches of 4."""
     _, fed, _ = federation(name, steps=steps)
     run_reference(fed, 2)
+    if fed.algorithm.pools:  # one client takes the steps of all
+        expected = [3 * expected[0], 0, 0]
     assert [fed.clients[c].steps_done for c in fed.ids] == [2 * n for n in expected]
 
 

@@ -1,0 +1,64 @@
+"""Central training on the pooled training data of all clients: no federation, but its yardstick.
+
+What a single hospital with everybody's data could reach. One model is trained by as many gradient
+steps as all clients of a round have together, from batches that mix all clients' training samples;
+every client evaluates it on data of its own, so that it compares with any method, client by client.
+
+Deviations from central training as a user would run it: a round is one call of the training loop,
+so that with ``local.optimizer_state=fresh`` momentum starts anew every round, as for all methods.
+What is counted as sent is the model, not the data, which would have to leave the hospitals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import nn
+
+from medfed.common.errors import ConfigError
+from medfed.common.tensors import State, add, subtract
+from medfed.federation.algorithm import ServerRound
+from medfed.federation.client import Client
+from medfed.federation.split import BufferPolicy, ParameterSplit
+from medfed.federation.wire.message import Message
+from medfed.personalize.fedavg import FedAvg
+
+
+@dataclass(frozen=True)
+class Pooled(FedAvg):
+    """One model, trained where all training data are.
+
+    Raises:
+        ConfigError: If a part of it were personal.
+    """
+
+    pools: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.personal != "none":
+            raise ConfigError("algorithm=pooled trains one model; leave algorithm.personal=none.")
+
+    def split(
+        self, network: nn.Module, task_patterns: Sequence[str], buffers: BufferPolicy
+    ) -> ParameterSplit:
+        """Running statistics belong to the one model, also where others keep them at the client."""
+        one = "averaged" if buffers == "local" else buffers
+        return super().split(network, task_patterns, one)
+
+    def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
+        """One client of the cohort trains for all."""
+        turns = {"clients": float(len(cohort))}
+        replies = yield {cohort[0]: Message("fit", {"shared": server["shared"]}, turns)}
+        update = replies[cohort[0]].parts["shared"]
+        return {**server, "shared": add(server["shared"], update)}
+
+    def fit(self, client: Client, message: Message) -> Message:
+        """Takes the steps of all clients of the cohort."""
+        start = {**message.parts["shared"], **client.state["personal"]}  # buffers, where frozen
+        end = client.train(start, steps=round(message.scalars["clients"]) * client.steps)
+        shared, _ = client.split.split(end)
+        update = subtract(shared, message.parts["shared"])
+        return Message("fit", {"shared": update}, kinds={"shared": "update"})
