@@ -21,7 +21,7 @@ from medfed.common.errors import CheckpointError, CodecError, first_line
 from medfed.common.files import atomic, write_json, write_text
 from medfed.common.names import file_names
 from medfed.common.scores import Record
-from medfed.common.untrusted import ANY, NUMBER, read_json, read_rows, read_yaml, reading
+from medfed.common.untrusted import ANY, NUMBER, misfit, read_json, read_rows, read_yaml, reading
 from medfed.config.compose import changed_keys
 from medfed.config.old_names import relocate
 from medfed.config.plugins import fingerprints
@@ -194,6 +194,10 @@ def finished(folder: Path) -> dict[str, Any]:
             f"overrides that started it and resume={folder}."
         )
     summary = read_json(path, SUMMARY)
+    with reading(path):
+        given = {"memberships": summary.get("memberships", {})}  # only canonical models have them
+        if wrong := misfit(given, {"memberships": {ANY: (*NUMBER, dict, type(None))}}):
+            raise ValueError(wrong)
     for of in ("clients", "federation"):  # JSON has no NaN
         summary[of] = {
             name: {n: math.nan if v is None else v for n, v in values.items()}

@@ -139,6 +139,8 @@ SUMMARY = {
     "no steps": changed(steps={}),
     "another selection": changed(selection=["beauty", "max"]),
     "no selection": changed(selection=[]),
+    "memberships are a number": changed(memberships=5),
+    "a membership is text": changed(memberships={"leading": "many"}),
 }
 
 
