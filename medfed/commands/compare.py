@@ -16,9 +16,8 @@ def main(config: DictConfig) -> None:
     from medfed.reports.comparison import compare_runs
 
     runs = config.runs if isinstance(config.runs, ListConfig) else [config.runs]
-    compare_runs(
-        [str(r) for r in runs], None if config.out is None else Path(str(config.out)), config.metric
-    )
+    out = None if config.out is None else Path(str(config.out))
+    compare_runs([str(r) for r in runs], out, config.metric, config.pictures.format)
 
 
 if __name__ == "__main__":

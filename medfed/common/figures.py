@@ -14,22 +14,38 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def save_figures(folder: Path, figures: Mapping[str, Figure | None]) -> dict[str, Path]:
-    """Writes figures as PNG files that are whole or not there.
+# Files of the same figure are the same, so they do not tell the time.
+FORMATS: dict[str, dict[str, Any]] = {
+    "png": {},
+    "pdf": {"CreationDate": None},
+    "svg": {"Date": None},
+}
+
+
+def save_figures(
+    folder: Path, figures: Mapping[str, Figure | None], kind: str = "png"
+) -> dict[str, Path]:
+    """Writes figures as PNG files that are whole or not there, and as vectors where wanted.
 
     Args:
         folder: Made where it is not there.
         figures: Name to figure; ``None`` for one that there is nothing to draw for.
+        kind: Of `FORMATS`; beside PNG, which reports show, ``pdf`` or ``svg``.
 
     Returns:
-        Name to file.
+        Name to PNG file.
     """
+    from matplotlib import rc_context
+
     paths = {}
     for name, figure in figures.items():
-        if figure is not None:
-            paths[name] = folder / f"{name}.png"
-            with replacing(paths[name]) as partial:
-                figure.savefig(partial, format="png", dpi=130)
+        if figure is None:
+            continue
+        paths[name] = folder / f"{name}.png"
+        for ending in dict.fromkeys(("png", kind)):
+            style = {"svg.hashsalt": name, "pdf.fonttype": 42}  # text stays text
+            with replacing(folder / f"{name}.{ending}") as partial, rc_context(style):
+                figure.savefig(partial, format=ending, dpi=130, metadata=FORMATS[ending])
     return paths
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
+from medfed.common.checks import check_known
 from medfed.common.errors import CheckpointError, ConfigError
 from medfed.config.signatures import check_types
 from medfed.config.targets import check_targets
@@ -34,6 +35,7 @@ FOLDERS = {
     "resume": ("config.yaml", "run folder"),
     "bundle": ("configs/metadata.json", "bundle"),
 }
+PICTURES = ("png", "pdf", "svg")
 PRECISIONS = ("32-true", "bf16-mixed", "64-true", "32", "bf16", "64")
 
 
@@ -85,6 +87,8 @@ def check_values(config: DictConfig) -> None:
             )
         if value > (most := LARGEST.get(key, value)):
             raise ConfigError(f"{key} must be a whole number of at most {most}, not {value}.")
+    kind = OmegaConf.select(config, "pictures.format", default="png")
+    check_known("pictures.format", kind, PICTURES)
     keep_out = config.get("keep_out", ListConfig([]))
     if not isinstance(keep_out, ListConfig):
         raise ConfigError(f"keep_out must be a list of clients; write keep_out=[{keep_out}].")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -12,10 +12,24 @@ from matplotlib.lines import Line2D
 from torch import Tensor
 
 from medfed.common.names import caption
-from medfed.models.regions import iou_and_dice, overlap_counts
+from medfed.models.regions import iou_and_dice, margins, overlap_counts
 
-Case = tuple[Tensor, Tensor, Mapping[str, Tensor]]
-"""Image ``(C, H, W)``, truth ``(R, H, W)``, and each method's probabilities ``(R, H, W)``."""
+
+class Case(NamedTuple):
+    """A slice of a client.
+
+    Attributes:
+        image: ``(C, H, W)``.
+        truth: ``(R, H, W)``.
+        probabilities: ``(R, H, W)`` by method.
+        channels: Names of the channels, if they are known.
+    """
+
+    image: Tensor
+    truth: Tensor
+    probabilities: Mapping[str, Tensor]
+    channels: Sequence[str] = ()
+
 
 # Distinct under colour-vision deficiency and bright enough on a grey image (Okabe and Ito).
 _COLOURS = ("#E69F00", "#56B4E9", "#CC79A7", "#F0E442", "#D55E00", "#0072B2")
@@ -34,20 +48,26 @@ def region_colours(count: int) -> list[str]:
 
 
 def contour_grid(
-    cases: Mapping[str, Case], regions: Sequence[str], *, threshold: float = 0.5, crop: bool = True
+    cases: Mapping[str, Case],
+    regions: Sequence[str],
+    *,
+    threshold: float = 0.5,
+    exclusive: bool = False,
+    crop: bool = True,
 ) -> Figure:
     """Draws true and predicted contours, a row per client and a column per method.
 
-    The background of a row is the first channel that its client has (that is not constant). The
-    first axis of an image runs to the right and the second upwards, so that heads stand upright.
-    True contours are green and dashed, predicted ones coloured by region; the title of a panel has
-    the Dice of its slice, averaged over the regions that are present or predicted.
+    The background of a row is the first channel that its client has (that is not constant), named
+    at its side. The first axis of an image runs to the right and the second upwards, so that heads
+    stand upright. True contours are green and dashed, predicted ones coloured by region; the title
+    of a panel has the Dice of its slice, averaged over the regions that are present or predicted.
 
     Args:
-        cases: For each client an image ``(C, H, W)``, the truth ``(R, H, W)`` and, per method, the
-            probabilities ``(R, H, W)``. Clients may lack a method; their panel is then empty.
+        cases: For each client its :class:`Case`. Clients may lack a method; their panel is then
+            empty.
         regions: Names of the R regions, for the legend.
         threshold: Probability at which the predicted contour is drawn.
+        exclusive: Draw it where a region becomes the likeliest class instead.
         crop: Leave out the empty border of the image.
 
     Returns:
@@ -60,28 +80,32 @@ def contour_grid(
         >>> import torch
         >>> truth = torch.zeros(1, 16, 16)
         >>> truth[:, 4:9, 4:9] = 1
-        >>> figure = contour_grid({"A": (truth + 0.1, truth, {"local": truth})}, ["whole"])
-        >>> figure.axes[0].get_title().split(chr(10))
-        ['local', 'Dice 1.00']
+        >>> case = Case(truth + 0.1, truth, {"local": truth}, ["FLAIR"])
+        >>> axes = contour_grid({"A": case}, ["whole"]).axes[0]
+        >>> axes.get_title().split(chr(10)), axes.get_ylabel().split(chr(10))
+        (['local', 'slice Dice 1.00'], ['A', 'FLAIR'])
     """
-    methods = list(dict.fromkeys(m for _, _, probs in cases.values() for m in probs))
+    methods = list(dict.fromkeys(m for case in cases.values() for m in case.probabilities))
     if not methods:
         raise ValueError("A picture needs at least one client with one method's prediction.")
     figure = _empty_figure(len(methods), len(cases))
     grid = figure.subplots(len(cases), len(methods), squeeze=False)
-    for row, (client, (image, truth, probs)) in zip(grid, cases.items(), strict=True):
+    for row, (client, (image, truth, probs, names)) in zip(grid, cases.items(), strict=True):
         window = _window(image) if crop else (slice(None), slice(None))
-        background = _first_channel(image)[window]
+        channel = _first_channel(image)
+        background = _arrays(image)[channel][window]
         for axes, method in zip(row, methods, strict=True):
             axes.set(xticks=[], yticks=[])
             if method in probs:
-                prob, inside = probs[method], (slice(None), *window)
+                prob = margins(probs[method]) if exclusive else probs[method]
+                inside = (slice(None), *window)
                 _draw(axes, background, truth[inside], prob[inside], threshold)
                 axes.set_title(_title(prob, truth, threshold), fontsize=9)
             else:
                 axes.set_title("no model", fontsize=9)
                 axes.spines[:].set_visible(False)
-        row[0].set_ylabel(caption(client), fontsize=10)
+        contrast = [caption(names[channel])] if names else []
+        row[0].set_ylabel("\n".join([caption(client), *contrast]), fontsize=9)
     for axes, method in zip(grid[0], methods, strict=True):
         axes.set_title(f"{method}\n{axes.get_title()}".strip(), fontsize=9)
     _legend(figure, regions)
@@ -158,7 +182,7 @@ def _title(prob: Tensor, truth: Tensor, threshold: float) -> str:
     counts = overlap_counts((prob > threshold)[None].cpu(), (truth > 0.5)[None].cpu())
     if not counts.any():
         return "nothing here"
-    return f"Dice {iou_and_dice(counts[0])[1].mean().item():.2f}"
+    return f"slice Dice {iou_and_dice(counts[0])[1].mean().item():.2f}"
 
 
 def _legend(figure: Figure, regions: Sequence[str], true: bool = True) -> None:
@@ -177,10 +201,9 @@ def _legend(figure: Figure, regions: Sequence[str], true: bool = True) -> None:
     )
 
 
-def _first_channel(image: Tensor) -> np.ndarray:
+def _first_channel(image: Tensor) -> int:
     """Returns the first channel that is not constant: missing channels are filled with zeros."""
-    channels = _arrays(image)
-    return next((c for c in channels if c.max() > c.min()), channels[0])
+    return next((i for i, c in enumerate(_arrays(image)) if c.max() > c.min()), 0)
 
 
 def _window(image: Tensor, margin: int = 2) -> tuple[slice, slice]:

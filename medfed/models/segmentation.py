@@ -16,7 +16,7 @@ from medfed.common.checks import check_known
 from medfed.common.errors import ConfigError, did_you_mean
 from medfed.models.meters import Batch
 from medfed.models.networks.canonical import Activation
-from medfed.models.regions import exclusive_masks, margins
+from medfed.models.regions import exclusive_masks
 from medfed.models.segmentation_meter import SegmentationMeter
 from medfed.models.task import TaskModule
 
@@ -133,21 +133,15 @@ class SegmentationTask(TaskModule):
         """Draws true and predicted contours, see :func:`medfed.models.contours.contour_grid`.
 
         Args:
-            cases: For each client an image ``(C, H, W)``, its truth ``(R, H, W)`` and, per method,
-                the probabilities ``(R, H, W)`` that :meth:`predict` gave.
+            cases: For each client a slice, and the probabilities that :meth:`predict` gave.
 
         Returns:
             A Matplotlib figure, rows for clients and columns for methods.
         """
         from medfed.models.contours import contour_grid  # late: training draws nothing
 
-        if self.activation == "sigmoid":
-            return contour_grid(cases, self.regions, threshold=self.threshold)
-        decided = {
-            client: (image, truth, {method: margins(p) for method, p in found.items()})
-            for client, (image, truth, found) in cases.items()
-        }
-        return contour_grid(decided, self.regions)
+        exclusive = self.activation == "softmax"
+        return contour_grid(cases, self.regions, threshold=self.threshold, exclusive=exclusive)
 
     def meter(self, *, test: bool = False) -> SegmentationMeter:
         """Returns an empty meter, at test with surfaces if they are wanted."""

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from medfed.common.console import say, size, wide_console
 from medfed.common.errors import ConfigError
-from medfed.common.figures import save_figures
+from medfed.common.figures import FORMATS, save_figures
 from medfed.common.files import csv_text, write_text, writing
 from medfed.common.names import cell, shown
 from medfed.common.scores import number, smaller_is_better
@@ -226,7 +226,10 @@ def _bold(row: Row) -> list[str]:
 
 
 def compare_runs(
-    runs: str | Sequence[str], out: Path | None = None, metric: str | None = None
+    runs: str | Sequence[str],
+    out: Path | None = None,
+    metric: str | None = None,
+    kind: str = "png",
 ) -> Comparison:
     """Compares runs, prints the table and writes ``comparison.csv``, ``.md`` and pictures.
 
@@ -234,6 +237,7 @@ def compare_runs(
         runs: Run folders, or folders that hold runs.
         out: Where to write; ``None`` takes the folder that holds all runs.
         metric: The metric of the pictures; ``None`` takes the one that selected the rounds.
+        kind: Of pictures; see :func:`medfed.common.figures.save_figures`.
 
     Returns:
         The comparison.
@@ -254,7 +258,7 @@ def compare_runs(
         write_text(folder / "comparison.md", to_markdown(comparison, found))
         for name, text in found.tables.items():
             write_text(folder / f"{name}.csv", text)
-        save_figures(folder, found.pictures)
+        save_figures(folder, found.pictures, kind)
     console = wide_console()
     print_table(comparison, console)
     say(console, *found.sentences, f"Report and pictures: {folder}")
@@ -269,7 +273,7 @@ def _refuse_others_files(folder: Path, names: Iterable[str]) -> None:
             if file.read(len(_HEAD) + 1) == f"{_HEAD}\n".encode():
                 return
     for name in names:
-        for path in (folder / f"{name}{ending}" for ending in (".md", ".csv", ".png", ".pdf")):
+        for path in (folder / f"{name}.{ending}" for ending in ("md", "csv", *FORMATS)):
             if path.exists():
                 raise ConfigError(
                     f"{path} is there and no comparison has written it; choose another out=FOLDER."

@@ -10,12 +10,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
+from omegaconf import DictConfig
 
 from medfed.common.console import size
 from medfed.common.figures import colours, legend_right
 from medfed.common.names import caption
 from medfed.common.scores import mean_of_known, smaller_is_better
-from medfed.models.contours import contour_grid
+from medfed.models.contours import Case, contour_grid
+from medfed.models.segmentation import chosen_activation
 from medfed.reports.methods import Comparison, Finding, Method
 from medfed.run.folder import read_predictions
 
@@ -40,8 +42,16 @@ def find(comparison: Comparison) -> Finding:
         "bytes": cost_scatter(methods, metric),
     }
     if cases := read_predictions({m.name: m.runs[0].folder for m in methods}, comparison.clients):
-        figures["contours"] = contour_grid(cases, list(methods[0].runs[0].config.regions))
+        figures["contours"] = _contours(cases, methods[0].runs[0].config)
     return Finding(pictures=figures, captions=_CAPTIONS)
+
+
+def _contours(cases: Mapping[str, Case], config: DictConfig) -> Figure:
+    """Draws the predictions as the task of the first run decides them."""
+    regions, model = list(config.regions), config.model
+    wanted = model.get("activation", "sigmoid")
+    exclusive = chosen_activation(wanted, len(regions), config.get("exclusive")) == "softmax"
+    return contour_grid(cases, regions, threshold=model.threshold, exclusive=exclusive)
 
 
 def method_curves(methods: Sequence[Method], metric: str) -> Figure:

@@ -36,7 +36,8 @@ from medfed.federation.lightning.progress import RoundProgress
 from medfed.federation.lightning.strategy import ClientSharding
 from medfed.models.task import TaskModule
 from medfed.run.assembly import data_and_task, federate
-from medfed.run.folder import open_folder, read_config, read_splits
+from medfed.run.folder import NOT_THE_EXPERIMENT, open_folder, read_config, read_splits
+from medfed.run.loggers import remember
 
 
 @dataclass
@@ -91,7 +92,9 @@ def build_experiment(config: DictConfig) -> Experiment:
     if rank() == 0:
         open_folder(config, data.splits(), {c: data.preprocessing(c) for c in data.plans})
     if trainer.logger and rank() == 0:
-        trainer.logger.log_hyperparams(resolved(config))
+        remember(trainer.logger, folder)
+        known = resolved(config).items()
+        trainer.logger.log_hyperparams({k: v for k, v in known if k not in NOT_THE_EXPERIMENT})
     return Experiment(config, data, task, module, evaluation, trainer, folder)
 
 
@@ -151,7 +154,7 @@ def reopen(folder: Path) -> Experiment:
     check_plugins(config, folder)
     try:
         config.resume, config.folder = str(folder), str(folder)
-        config.logger = OmegaConf.create({"_target_": "medfed.run.results.no_logger"})
+        config.logger = OmegaConf.create({"_target_": "medfed.run.loggers.no_logger"})
         config.trainer.devices, config.trainer.strategy = 1, "auto"  # however many trained it
         config.progress = False
         experiment = build_experiment(config)

@@ -35,7 +35,7 @@ PACKAGES = (
 )
 _EMPTY = ("", "''")  # a metric that a split does not have; the latter was written by 0.1
 # What may differ between a run and its continuation: where and how it runs, not what it computes.
-NOT_THE_EXPERIMENT = ("resume", "folder", "trainer", "logger", "progress", "plugins")
+NOT_THE_EXPERIMENT = ("resume", "folder", "trainer", "logger", "progress", "plugins", "pictures")
 # What whoever reads a run relies on; see `medfed.common.untrusted.misfit`.
 _SECTIONS = ("algorithm", "codec", "cohort", "data", "local", "model", "optimizer", "trainer")
 CONFIG = {"name": str, "seed": int, "rounds": int, **{key: {} for key in _SECTIONS}}
@@ -124,7 +124,9 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
         file.write(safetensors.torch.save(copies))
 
 
-def save_prediction(folder: Path, name: str, image: Tensor, truth: Tensor, prob: Tensor) -> None:
+def save_prediction(
+    folder: Path, name: str, image: Tensor, truth: Tensor, prob: Tensor, channels: Sequence[str]
+) -> None:
     """Writes one slice of a client with its prediction, for pictures that compare methods."""
     path = folder / "predictions" / f"{name}.npz"
     with atomic(path, sync=False) as file:
@@ -133,6 +135,7 @@ def save_prediction(folder: Path, name: str, image: Tensor, truth: Tensor, prob:
             image=image.cpu().numpy(),
             truth=truth.to(torch.uint8).cpu().numpy(),
             probability=prob.float().cpu().numpy(),
+            channels=np.array(channels, dtype=str),
         )
 
 
@@ -281,8 +284,10 @@ def read_predictions(folders: Mapping[str, Path], clients: Sequence[str]) -> dic
         clients: All clients of the runs.
 
     Returns:
-        Per client the image, its truth and each method's probabilities.
+        Per client the image, its truth, each method's probabilities, and the channels' names.
     """
+    from medfed.models.contours import Case  # late: it draws
+
     cases: dict[str, Case] = {}
     for method, folder in folders.items():
         for client, name in sorted(file_names(clients).items(), key=lambda item: item[1]):
@@ -290,9 +295,11 @@ def read_predictions(folders: Mapping[str, Path], clients: Sequence[str]) -> dic
             if not path.is_file():
                 continue
             with reading(path), np.load(path, allow_pickle=False) as saved:
-                names = ("image", "truth", "probability")
-                image, truth, prob = (torch.from_numpy(saved[k]).float() for k in names)
-            known = cases.get(client, (image, truth, {}))
-            if torch.equal(known[1], truth):
-                cases[client] = (known[0], truth, {**known[2], method: prob})
+                keys = ("image", "truth", "probability")
+                image, truth, prob = (torch.from_numpy(saved[k]).float() for k in keys)
+                names = tuple(saved["channels"].tolist() if "channels" in saved else ())
+            known = cases.get(client, Case(image, truth, {}, names))
+            if torch.equal(known.truth, truth):
+                found = {**known.probabilities, method: prob}
+                cases[client] = known._replace(probabilities=found)
     return cases

@@ -62,7 +62,7 @@ def prepare(config: DictConfig, overrides: Sequence[str] = ()) -> FederatedDataM
         _log.info("These data need no preparation: training reads them as they are.")
     if config.show:
         data.setup()
-        saved = show(data, Path(config.folder))
+        saved = show(data, Path(config.folder), config.pictures.format)
         _log.info("Clients and pictures: %s", saved.parent)
         _log.info("These clients again: %s", train_command(overrides, saved))
     else:
@@ -70,12 +70,13 @@ def prepare(config: DictConfig, overrides: Sequence[str] = ()) -> FederatedDataM
     return data
 
 
-def show(data: FederatedDataModule, folder: Path) -> Path:
+def show(data: FederatedDataModule, folder: Path, kind: str = "png") -> Path:
     """Prints what every client would get, and writes the record, the table and the pictures.
 
     Args:
         data: A data module that is set up.
         folder: Where to: ``splits.json``, ``clients.csv`` and ``pictures``.
+        kind: Of pictures; see :func:`medfed.common.figures.save_figures`.
 
     Returns:
         The record, which ``partition=saved`` takes.
@@ -96,7 +97,7 @@ def show(data: FederatedDataModule, folder: Path) -> Path:
         else:
             figures["features"] = feature_means(data)
         write_text(folder / "clients.csv", to_csv(clients, data.class_names))
-        save_figures(folder / "pictures", figures)
+        save_figures(folder / "pictures", figures, kind)
         write_json(folder / "splits.json", data.splits())
     return folder / "splits.json"
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pytorch_lightning.loggers import Logger, WandbLogger
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -32,9 +30,9 @@ from medfed.federation.budget import Passes
 from medfed.federation.lightning.collect import gather_named, rank
 from medfed.federation.lightning.module import FederatedModule
 from medfed.models.regions import slice_with_most
-from medfed.models.task import TaskModule
 from medfed.run.experiment import Experiment
 from medfed.run.folder import save_prediction, save_tensors
+from medfed.run.loggers import end_logging
 from medfed.run.memberships import Memberships, membership_line
 
 
@@ -67,7 +65,7 @@ def write(experiment: Experiment, memberships: Tensor | None = None) -> dict[str
         save_tensors(folder / "models" / f"{files[client]}.safetensors", model)
         if centers:  # of quantised parameters
             save_tensors(folder / "centers" / f"{files[client]}.safetensors", centers)
-    save_predictions(module, experiment.task, folder)
+    save_predictions(experiment)
     steps, passes = module.gather_steps(), module.gather_passes()
     experiment.trainer.strategy.barrier("results")
     best = experiment.evaluation.best_round()
@@ -89,8 +87,9 @@ def write(experiment: Experiment, memberships: Tensor | None = None) -> dict[str
             summary["memberships"] = found.summary()
             write_text(folder / "memberships.csv", found.to_csv())
         write_json(folder / "summary.json", summary)
-        pictures = save_figures(folder / "pictures", draw_run(experiment, found))
-        end_logging(experiment.trainer.logger, pictures)
+        figures, kind = draw_run(experiment, found), experiment.config.pictures.format
+        pictures = save_figures(folder / "pictures", figures, kind)
+        end_logging(experiment.trainer.logger, pictures, summary)
         print_summary(summary, folder)
     return summary
 
@@ -239,11 +238,12 @@ def sent_line(summary: dict[str, Any]) -> str:
     return f"Sent {', '.join(parts)}."
 
 
-def save_predictions(module: FederatedModule, task: TaskModule, folder: Path) -> None:
+def save_predictions(experiment: Experiment) -> None:
     """Writes one test slice per client with its prediction, for pictures that compare methods.
 
     Only tasks that label every pixel have something to show.
     """
+    module, task, folder = experiment.module, experiment.task, experiment.folder
     files = file_names(module.federation.ids)
     for client in module.owned:
         module.local.load(module.federation.personal_model(client))
@@ -261,44 +261,5 @@ def save_predictions(module: FederatedModule, task: TaskModule, folder: Path) ->
         else:
             index = slice_with_most(label)
             probability = task.predict({k: v[index : index + 1] for k, v in batch.items()})[0]
-        save_prediction(folder, files[client], image[index], label[index], probability)
-
-
-def wandb_logger(
-    project: str, name: str | None, save_dir: str, offline: bool | None = None
-) -> WandbLogger:
-    """Returns a W&B logger that needs no network and no login unless a key is set.
-
-    Args:
-        project: The W&B project.
-        name: The run's name; ``None`` to have one chosen.
-        save_dir: Where offline runs are kept.
-        offline: ``None`` means offline unless ``WANDB_API_KEY`` is set.
-    """
-    if offline is None:
-        offline = not os.environ.get("WANDB_API_KEY")
-    os.environ.setdefault("WANDB_SILENT", "true")
-    return WandbLogger(project=project, name=name, save_dir=save_dir, offline=offline)
-
-
-def no_logger() -> bool:
-    """Returns what makes Lightning log nothing (its default would be TensorBoard, if installed).
-
-    Example:
-        >>> no_logger()
-        False
-    """
-    return False
-
-
-def end_logging(logger: Logger | bool | None, pictures: Mapping[str, Path]) -> None:
-    """Sends pictures to W&B and ends its process; other loggers have no use for it.
-
-    Args:
-        logger: The run's logger.
-        pictures: Name to picture file.
-    """
-    if isinstance(logger, WandbLogger):
-        for name, path in pictures.items():
-            logger.log_image(key=name, images=[str(path)])
-        logger.experiment.finish()
+        names = experiment.data.channel_names
+        save_prediction(folder, files[client], image[index], label[index], probability, names)

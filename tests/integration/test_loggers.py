@@ -1,8 +1,9 @@
-"""Where per-round metrics go: a CSV file, Weights & Biases without a network, or nowhere."""
+"""Where metrics go: CSV, Weights & Biases without a network, TensorBoard, MLflow, or nowhere."""
 
 from __future__ import annotations
 
 import csv
+import json
 import os
 
 import pytest
@@ -10,8 +11,10 @@ import wandb
 from omegaconf import OmegaConf
 from pytorch_lightning.loggers import CSVLogger, WandbLogger
 
-from medfed.run.results import end_logging
-from tests.integration.runs import CLINICAL, left_in, run
+from medfed.common.errors import ConfigError
+from medfed.run.folder import finished
+from medfed.run.loggers import end_logging
+from tests.integration.runs import CLINICAL, left_in, resume, run
 
 
 def test_csv(tmp_path):
@@ -82,6 +85,10 @@ def test_wandb_offline(no_account, monkeypatch, tmp_path):
     assert wandb.run is None  # the run has ended
     assert config["algorithm"]["strength"] == experiment.config.algorithm.strength
     assert set(numbers) == {0, 1, None}
+    run_ = experiment.trainer.logger
+    assert (run_._wandb_init["group"], run_.name) == ("clinical", "medfed")
+    assert run_._wandb_init["name"] == "clinical pfednet seed 0"
+    assert run_._wandb_init["tags"] == ["pfednet", "seed 0"]
     for values in (numbers[0], numbers[1]):
         assert {"val/hospital_0/auroc", "val/balanced_accuracy"} <= set(values)
         assert values["bytes/up"] > 0
@@ -95,7 +102,93 @@ def test_wandb_offline(no_account, monkeypatch, tmp_path):
     assert len(list((offline / "files" / "media" / "images").glob("*.png"))) == 3
 
 
-def test_only_wandb_is_sent_pictures(tmp_path):
-    end_logging(None, {"a": tmp_path / "a.png"})
-    end_logging(CSVLogger(tmp_path), {"a": tmp_path / "a.png"})
-    assert left_in(tmp_path) == []
+def test_a_resumed_run_is_the_same_one_for_wandb(no_account, tmp_path):
+    short = (*CLINICAL, "logger=wandb", "local.steps=1", "rounds=2")
+    run(tmp_path / "run", *short)
+    known = json.loads((tmp_path / "run" / "logger.json").read_text())["wandb"]
+    (tmp_path / "run" / "summary.json").unlink()
+    _, again = resume(tmp_path / "run", *short)
+    assert again.trainer.logger.version == known
+    assert again.trainer.logger._wandb_init["resume"] == "allow"
+    run(tmp_path / "other", *short)
+    assert json.loads((tmp_path / "other" / "logger.json").read_text())["wandb"] != known
+
+
+def test_tensorboard(tmp_path):
+    event_accumulator = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator"
+    )
+    short = (*CLINICAL, "logger=tensorboard", "local.steps=1", "rounds=2")
+    _, experiment = run(tmp_path / "run", *short)
+    (tmp_path / "run" / "summary.json").unlink()
+    resume(tmp_path / "run", *short)
+    events = event_accumulator.EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
+    tags = events.Tags()
+    assert {"val/auroc", "val/hospital_0/auroc", "bytes/up", "test/auroc"} <= set(tags["scalars"])
+    assert {"bytes", "graph"} <= set(tags["images"])
+    scores = {e.step: e.value for e in events.Scalars("val/hospital_3/auroc")}
+    record = [r for r in experiment.evaluation.history if r.client == "hospital_3"]
+    assert scores == pytest.approx({r.round: r.metrics["auroc"] for r in record}, abs=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning:mlflow", "ignore::DeprecationWarning")
+def test_mlflow(tmp_path, monkeypatch):
+    tracking = pytest.importorskip("mlflow.tracking")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    short = (*CLINICAL, "logger=mlflow", "local.steps=1", "rounds=2")
+    with pytest.raises(ConfigError, match=r"logger=mlflow needs a server; set logger.tracking_uri"):
+        run(tmp_path / "run", *short)
+    # A folder, which stands for a server here, must be allowed.
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
+    run(tmp_path / "run", *short)
+    known = json.loads((tmp_path / "run" / "logger.json").read_text())["mlflow"]
+    (tmp_path / "run" / "summary.json").unlink()
+    resume(tmp_path / "run", *short)
+    client = tracking.MlflowClient((tmp_path / "mlruns").as_uri())
+    (experiment,) = [e for e in client.search_experiments() if e.name == "clinical"]
+    (found,) = client.search_runs([experiment.experiment_id])  # one run, also after resuming
+    assert found.info.run_id == known
+    assert found.info.run_name == "clinical pfednet seed 0"
+    assert found.data.tags["method"] == "pfednet"
+    summary = finished(tmp_path / "run")
+    auroc = summary["federation"]["auroc"]
+    assert found.data.metrics["test/auroc"] == auroc["mean"]
+    assert found.data.metrics["test/auroc_worst"] == auroc["worst"]
+    names = {a.path for a in client.list_artifacts(known, "pictures")}
+    assert "pictures/bytes.png" in names
+
+
+@pytest.mark.parametrize("logger", ["tensorboard", "mlflow"])
+def test_a_logger_that_is_not_installed(logger, tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://localhost:1")
+    module = {"tensorboard": "TensorBoardLogger", "mlflow": "MLFlowLogger"}[logger]
+
+    def absent(*args, **kwargs):
+        raise ModuleNotFoundError(f"No module named {logger!r}")
+
+    monkeypatch.setattr(f"medfed.run.loggers.{module}", absent)
+    with pytest.raises(ConfigError, match=rf"logger={logger} needs .*'medfed\[{logger}\]', or"):
+        run(tmp_path / "run", *CLINICAL, f"logger={logger}")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_run_folder_is_enough_for_csv(tmp_path):
+    over = {"federation": {"iou": {"mean": 0.5, "worst": 0.4}}, "rounds": 2}
+    end_logging(None, {"a": tmp_path / "a.png"}, over)
+    end_logging(CSVLogger(tmp_path, name="log"), {"a": tmp_path / "a.png"}, over)
+    (table,) = tmp_path.rglob("metrics.csv")
+    assert table.read_text() == "step,test/iou,test/iou_worst\n1,0.5,0.4\n"
+
+
+def test_pictures_as_vectors(tmp_path):
+    for folder in ("a", "b"):
+        short = ("rounds=1", "local.steps=1", "pictures.format=pdf")
+        run(tmp_path / folder, *CLINICAL, *short)
+    drawn = sorted((tmp_path / "a" / "pictures").iterdir())
+    stems = {p.stem for p in drawn}
+    assert {p.name for p in drawn} == {f"{s}.{kind}" for s in stems for kind in ("png", "pdf")}
+    for path in drawn:
+        assert path.read_bytes() == (tmp_path / "b" / "pictures" / path.name).read_bytes()
+    with pytest.raises(ConfigError, match=r"pictures\.format='pdg' is unknown .*choose one of"):
+        run(tmp_path / "c", *CLINICAL, "pictures.format=pdg")

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from medfed.models.contours import contour_grid
+from medfed.models.contours import Case, contour_grid
 from medfed.models.regions import slice_with_most
 from tests.models.tiny import make_task
 
@@ -24,13 +24,16 @@ def case():
 def test_grid(case, tmp_path):
     image, truth = case
     cases = {
-        "A": (image, truth, {"local": truth * 0, "FedAvg": truth}),
-        "B": (image, truth, {"FedAvg": truth}),
+        "A": Case(image, truth, {"local": truth * 0, "FedAvg": truth}, ("T1", "FLAIR", "T2")),
+        "B": Case(image, truth, {"FedAvg": truth}),
     }
     figure = contour_grid(cases, ["whole", "core"])
     titles = [axes.get_title() for axes in figure.axes]
-    assert titles == ["local\nDice 0.00", "FedAvg\nDice 1.00", "no model", "Dice 1.00"]
-    assert [figure.axes[i].get_ylabel() for i in (0, 2)] == ["A", "B"]
+    assert titles == [
+        *("local\nslice Dice 0.00", "FedAvg\nslice Dice 1.00"),
+        *("no model", "slice Dice 1.00"),
+    ]
+    assert [figure.axes[i].get_ylabel() for i in (0, 2)] == ["A\nFLAIR", "B"]
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert labels == ["true", "predicted whole", "predicted core"]
     figure.savefig(tmp_path / "grid.png")
@@ -39,7 +42,7 @@ def test_grid(case, tmp_path):
 
 def test_background_is_the_first_available_channel_cropped_to_the_body(case):
     image, truth = case
-    figure = contour_grid({"A": (image, truth, {"m": truth})}, ["whole", "core"])
+    figure = contour_grid({"A": Case(image, truth, {"m": truth})}, ["whole", "core"])
     shown = figure.axes[0].images[0].get_array()
     assert shown.shape == (20, 20)  # 16 voxels of body and a margin of 2
     assert shown.max() == image[1].max()
@@ -49,7 +52,7 @@ def test_the_first_axis_runs_to_the_right_and_the_second_upwards():
     image = torch.ones(1, 30, 20)
     truth = torch.zeros(1, 30, 20)
     image[:, 24:28, 12:18] = truth[:, 24:28, 12:18] = 9  # to the right, and to the front
-    axes = contour_grid({"A": (image, truth, {"m": truth})}, ["whole"], crop=False).axes[0]
+    axes = contour_grid({"A": Case(image, truth, {"m": truth})}, ["whole"], crop=False).axes[0]
     shown = axes.images[0]
     rows, columns = (shown.get_array() == 9).nonzero()
     assert shown.origin == "lower"
@@ -61,25 +64,25 @@ def test_the_first_axis_runs_to_the_right_and_the_second_upwards():
 
 def test_empty_and_constant_inputs_are_drawn(case):
     blank, none = torch.zeros(1, 8, 8), torch.zeros(1, 8, 8)
-    figure = contour_grid({"A": (blank, none, {"m": none})}, ["whole"])
+    figure = contour_grid({"A": Case(blank, none, {"m": none})}, ["whole"])
     assert figure.axes[0].get_title() == "m\nnothing here"
 
 
 def test_nothing_to_draw_is_an_error(case):
     with pytest.raises(ValueError, match="at least one client"):
-        contour_grid({"A": (*case, {})}, ["whole", "core"])
+        contour_grid({"A": Case(*case, {})}, ["whole", "core"])
 
 
 def test_tasks_draw_what_they_can(case):
     image, truth = case
     task = make_task("segmentation")
-    assert task.picture({"A": (image, truth, {"m": truth})}) is not None
+    assert task.picture({"A": Case(image, truth, {"m": truth})}) is not None
     assert make_task("risk").picture({}) is None
 
 
 def test_pyplot_is_not_used(case):
     image, truth = case
-    contour_grid({"A": (image, truth, {"m": truth})}, ["whole", "core"])
+    contour_grid({"A": Case(image, truth, {"m": truth})}, ["whole", "core"])
     pyplot = sys.modules.get("matplotlib.pyplot")
     assert pyplot is None or not pyplot.get_fignums()
 

@@ -1,0 +1,207 @@
+"""Where a run's numbers go beside its folder: Weights & Biases, TensorBoard, MLflow, or nowhere.
+
+A run that is resumed goes on where it was logged: ``logger.json`` in its folder keeps the name that
+W&B or MLflow know it by; TensorBoard goes by the folder.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pytorch_lightning.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
+
+from medfed.common.errors import ConfigError, first_line
+from medfed.common.files import write_json
+from medfed.common.untrusted import read_json
+
+FILE = "logger.json"
+
+
+def wandb_logger(
+    project: str,
+    save_dir: str,
+    name: str | None = None,
+    group: str | None = None,
+    method: str | None = None,
+    seed: int | None = None,
+    tags: Sequence[str] = (),
+    entity: str | None = None,
+    offline: bool | None = None,
+) -> WandbLogger:
+    """Returns a W&B logger that needs no network and no login unless a key is set.
+
+    Args:
+        project: The W&B project.
+        save_dir: The run folder.
+        name: The run's name; ``None``: group, method and seed.
+        group: What runs are put together by; the experiment.
+        method: The method, by its class; the job type.
+        seed: The run's seed.
+        tags: Further words to find it by, beside method and seed.
+        entity: The user or team; ``None``: the default one.
+        offline: ``None`` means offline unless ``WANDB_API_KEY`` is set.
+    """
+    if offline is None:
+        offline = not os.environ.get("WANDB_API_KEY")
+    os.environ.setdefault("WANDB_SILENT", "true")
+    words = _words(method, seed)
+    return WandbLogger(
+        project=project,
+        save_dir=save_dir,
+        name=name or run_name(group, method, seed) or None,
+        id=_known(save_dir, "wandb") or secrets.token_hex(4),
+        resume="allow",
+        group=group,
+        job_type=words[0] if words else None,
+        tags=[*words, *map(str, tags)],
+        entity=entity,
+        offline=offline,
+    )
+
+
+def tensorboard_logger(save_dir: str, name: str = "tensorboard") -> TensorBoardLogger:
+    """Returns a TensorBoard logger, which writes into a folder of the run's.
+
+    Raises:
+        ConfigError: If TensorBoard is not installed.
+    """
+    with _installed("tensorboard"):
+        import tensorboard  # type: ignore[import-untyped]  # noqa: F401
+
+        return TensorBoardLogger(save_dir, name=name, version="", default_hp_metric=False)
+
+
+def mlflow_logger(
+    save_dir: str,
+    experiment_name: str,
+    tracking_uri: str | None = None,
+    name: str | None = None,
+    method: str | None = None,
+    seed: int | None = None,
+) -> MLFlowLogger:
+    """Returns an MLflow logger.
+
+    Args:
+        save_dir: The run folder.
+        experiment_name: What runs are put together by.
+        tracking_uri: The server, or a database such as ``sqlite:///PATH``; ``None``: the variable
+            ``MLFLOW_TRACKING_URI``.
+        name: The run's name; ``None``: experiment, method and seed.
+        method: The method, by its class.
+        seed: The run's seed.
+
+    Raises:
+        ConfigError: If MLflow is not installed, or no server is named.
+    """
+    uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
+    if not uri:
+        raise ConfigError(
+            "logger=mlflow needs a server; set logger.tracking_uri=http://HOST:PORT, or the "
+            "variable MLFLOW_TRACKING_URI."
+        )
+    with _installed("mlflow"):
+        return MLFlowLogger(
+            experiment_name=experiment_name,
+            run_name=name or run_name(experiment_name, method, seed),
+            tracking_uri=uri,
+            tags=dict(zip(("method", "seed"), _words(method, seed), strict=False)),
+            run_id=_known(save_dir, "mlflow"),
+        )
+
+
+def no_logger() -> bool:
+    """Returns what makes Lightning log nothing (its default would be TensorBoard, if installed).
+
+    Example:
+        >>> no_logger()
+        False
+    """
+    return False
+
+
+def run_name(group: str | None, method: str | None, seed: int | None) -> str:
+    """Names a run by what tells it from others.
+
+    Example:
+        >>> run_name("brats", "medfed.personalize.pfednet.PFedNet", 3)
+        'brats pfednet seed 3'
+    """
+    return " ".join([*([group] if group else []), *_words(method, seed)])
+
+
+def remember(logger: Logger | None, folder: Path) -> None:
+    """Keeps in the run folder by what name a service knows the run, for when it is resumed."""
+    if isinstance(logger, WandbLogger):
+        write_json(folder / FILE, {"wandb": logger.version})
+    elif isinstance(logger, MLFlowLogger):
+        write_json(folder / FILE, {"mlflow": logger.run_id})
+
+
+def end_logging(
+    logger: Logger | bool | None, pictures: Mapping[str, Path], summary: Mapping[str, Any]
+) -> None:
+    """Sends the test metrics and the pictures, and ends W&B's process.
+
+    Args:
+        logger: The run's logger.
+        pictures: Name to picture file.
+        summary: What ``summary.json`` holds.
+    """
+    if not isinstance(logger, Logger):
+        return
+    over = summary["federation"]
+    tested = {f"test/{n}": v["mean"] for n, v in over.items()}
+    tested |= {f"test/{n}_worst": v["worst"] for n, v in over.items()}
+    if isinstance(logger, WandbLogger):
+        columns = ["client", *over]
+        rows = [[c, *(m[n] for n in over)] for c, m in summary["clients"].items()]
+        logger.log_table("test/clients", columns=columns, data=rows)
+        for name, path in pictures.items():
+            logger.log_image(key=name, images=[str(path)])
+        logger.experiment.summary.update(tested | {"selected_round": summary["selected_round"]})
+        logger.experiment.finish()
+        return
+    logger.log_metrics(tested, step=summary["rounds"] - 1)
+    if isinstance(logger, TensorBoardLogger):
+        _show(logger, pictures)
+    elif isinstance(logger, MLFlowLogger):
+        for path in pictures.values():
+            logger.experiment.log_artifact(logger.run_id, str(path), "pictures")
+    logger.save()
+
+
+def _show(logger: TensorBoardLogger, pictures: Mapping[str, Path]) -> None:
+    import numpy as np
+    from PIL import Image
+
+    for name, path in pictures.items():
+        with Image.open(path) as image:
+            pixels = np.asarray(image.convert("RGB"))
+        logger.experiment.add_image(name, pixels, dataformats="HWC")
+
+
+def _words(method: str | None, seed: int | None) -> list[str]:
+    words = [] if method is None else [method.rpartition(".")[2].lower()]
+    return words if seed is None else [*words, f"seed {seed}"]
+
+
+def _known(save_dir: str, service: str) -> str | None:
+    path = Path(save_dir, FILE)
+    name = read_json(path).get(service) if path.is_file() else None
+    return None if name is None else str(name)
+
+
+@contextmanager
+def _installed(extra: str) -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigError(
+            f"logger={extra} needs a package that is not installed ({first_line(error)}); "
+            f"pip install 'medfed[{extra}]', or choose logger=csv."
+        ) from error
