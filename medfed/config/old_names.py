@@ -9,6 +9,8 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 from omegaconf import DictConfig, ListConfig, open_dict
 
+_TABLES = "medfed.datamodules.tabular.TabularDataModule"
+
 
 @cache
 def renamed() -> dict[str, str]:
@@ -27,6 +29,8 @@ def relocate(node: Any) -> None:
         'medfed.federation.wire.link.Link'
     """
     if isinstance(node, DictConfig):
+        if node.get("_target_") == _TABLES and "normalization" not in node:
+            node["normalization"] = "minmax"  # the only one that there was
         for key in list(node):
             if key == "_target_":
                 node[key] = renamed().get(str(node[key]), node[key])

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytorch_lightning as pl
 import torch
@@ -33,6 +33,7 @@ from medfed.datamodules.splits import SPLITS, Split, check_fractions
 from medfed.datamodules.workers import BatchWorkers
 
 Blocks = Mapping[Split, Block]
+Exchanged = tuple[str, Literal["up", "down"], int]
 log = logging.getLogger(__name__)
 
 
@@ -61,6 +62,8 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         kept_out: That of the clients that are kept out; filled by `setup`.
         plans: What was decided about every client; filled by `setup`.
         mixtures: Of data generated as mixtures: the true one per client; filled by `setup`.
+        exchanged: Client, direction and bytes of what clients told each other by the server before
+            the first round, to agree on what an input means; filled by `setup`.
     """
 
     partition: Partition
@@ -91,6 +94,7 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         self.kept_out: dict[str, ClientData] = {}
         self.plans: dict[str, ClientPlan] = {}
         self.mixtures: dict[str, tuple[float, ...]] = {}
+        self.exchanged: list[Exchanged] = []
         self._patients: dict[str, Patient] = {}
         self._hashes: dict[str, str] | None = None
 
@@ -98,6 +102,11 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
     def in_channels(self) -> int:
         """Image channels C, or features F."""
         return len(self.channel_names)
+
+    @property
+    def plan_names(self) -> Sequence[str]:
+        """What plans have or lack: the channels, or the columns of a table."""
+        return self.channel_names
 
     @property
     def num_classes(self) -> int:
@@ -137,7 +146,7 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         order = plan.label_order or range(self.num_classes)
         return {
             "channels": list(self.channel_names),
-            "present": plan.record(self.channel_names)["channels"],
+            "present": plan.record(self.plan_names)["channels"],
             "labels": [self.class_names[list(order).index(k)] for k in range(self.num_classes)],
             "spacing": None,
             "spacing_range": None,
@@ -160,7 +169,7 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
             return
         self.prepare_data()
         self._patients = by_id(self.list_patients())
-        names = self.channel_names, self.class_names
+        names = self.plan_names, self.class_names
         fractions = self.val_fraction, self.test_fraction
         self.plans = plan_clients(self.partition, self._patients, names, self.seed, fractions)
         check_keep_out(self.keep_out, list(self.plans))
@@ -251,7 +260,7 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         return {
             "seed": self.seed,
             "clients": {name: dict(p.patients) for name, p in self.plans.items()},
-            "partition": {name: p.record(self.channel_names) for name, p in self.plans.items()},
+            "partition": {name: p.record(self.plan_names) for name, p in self.plans.items()},
             "settings": self.settings(),
             "files": dict(self._hashes),
         }

@@ -4,38 +4,53 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from medfed.common.checks import check_known
 from medfed.common.errors import ConfigError, DataError
 from medfed.common.files import ExistingPath
 from medfed.common.seeding import derive_seed
+from medfed.datamodules.agreement import Agreement, Indicator, agree
 from medfed.datamodules.base import FederatedDataModule, expanded
 from medfed.datamodules.client_data import Batch, ClientData
 from medfed.datamodules.plans import ClientPlan
 from medfed.datamodules.readers.base import Patient
+from medfed.datamodules.readers.column_kinds import recode
 from medfed.datamodules.readers.samples import Index, Samples
 from medfed.datamodules.readers.scikit_learn import embedded as read_embedded
-from medfed.datamodules.readers.table import Outcome, Table, check_outcome, read_csv
+from medfed.datamodules.readers.table import (
+    Outcome,
+    Table,
+    check_outcome,
+    read_csv,
+    with_categories,
+)
 from medfed.datamodules.splits import SPLITS, Split
+from medfed.datamodules.table_columns import Array, Columns
+from medfed.datamodules.table_notes import say, say_unknown
+from medfed.datamodules.table_scaling import (
+    NORMALIZATIONS,
+    Normalization,
+    Scaling,
+    fit,
+    value_range,
+)
 
 log = logging.getLogger(__name__)
-
-if TYPE_CHECKING:
-    from sklearn.preprocessing import MinMaxScaler
 
 
 @dataclass(eq=False, repr=False)
 class TabularDataModule(FederatedDataModule):
-    """Rows of a table, scaled to [-1, 1]; ``image`` is (B, F), ``label`` (B,) int64 or an outcome.
+    """Rows of a table; ``image`` is (B, C), ``label`` (B,) int64 or an outcome.
+
+    What the C inputs are the clients agree on: see `table_columns.Columns` and `agreement`.
 
     An outcome is float32, in its own unit: nothing is done to it.
 
@@ -47,11 +62,15 @@ class TabularDataModule(FederatedDataModule):
         patient: Column with the patient; None makes every row a patient.
         positive: Label values that count as class 1; None makes every distinct value a class.
         header: Column names of a file without a header line.
-        scaling: Whose training rows the minimum and maximum come from. ``"client"``: the client's
-            own, so nothing leaves a hospital; ``"pooled"``: all clients', so that one unit means
-            the same everywhere, at the price of 2F numbers per client that would have to be
-            exchanged once beforehand (not counted in the ledger).
-        missing_indicator: Whether to append, per feature, 1 where the cell was missing.
+        categorical: Columns that hold categories, also numbered ones; None takes the columns of a
+            CSV file that hold texts, as `readers.column_kinds.find_kinds` says.
+        normalization: ``"standard"``: mean 0 and standard deviation 1, missing cells the median;
+            ``"minmax"``: from -1 to 1, missing cells 0; see `table_scaling`.
+        scaling: Whose training rows the numbers for it come from. ``"client"``: the client's own,
+            so that they do not leave a hospital; ``"pooled"``: all clients', so that one unit means
+            the same everywhere, at the price of sums that are exchanged before the first round.
+        missing_indicator: Which columns have an input that is 1 where the cell is missing: all
+            (True), none, or with ``"auto"`` those in which any client misses a training cell.
         reader: Reads `path` where it is no CSV file; the columns are then the reader's affair.
         negative: Label values that count as class 0, where `positive` is given; None takes all
             others.
@@ -72,8 +91,10 @@ class TabularDataModule(FederatedDataModule):
     patient: str | None = None
     positive: Sequence[str | int | float] | None = None
     header: Sequence[str] | None = None
+    categorical: Sequence[str] | None = None
+    normalization: Normalization = "standard"
     scaling: Literal["client", "pooled"] = "client"
-    missing_indicator: bool = False
+    missing_indicator: Indicator = "auto"
     reader: Callable[[Path], Table] | None = None
     negative: Sequence[str | int | float] | None = None
     outcome: Outcome = "classes"
@@ -83,24 +104,60 @@ class TabularDataModule(FederatedDataModule):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_known("data.scaling", self.scaling, ("client", "pooled"))
+        check_known("data.normalization", self.normalization, NORMALIZATIONS)
+        check_known(
+            "data.missing_indicator", str(self.missing_indicator).lower(), ("auto", "true", "false")
+        )
         check_outcome(self.outcome)
         if self.outcome == "continuous" and not (self.positive is None and self.negative is None):
             raise ConfigError(
                 "data.positive and data.negative name classes; leave them out with "
                 "data.outcome=continuous."
             )
-        self.pooled_scaler: MinMaxScaler | None = None  # of a federation that these data join
-        self.scalers: dict[str, MinMaxScaler] = {}
+        self.agreement: Agreement | None = None
+        self.scalings: dict[str, Scaling] = {}
+        self.train_rows: dict[str, Array] = {}
 
     @cached_property
     def table(self) -> Table:
         """All rows."""
-        if (path := expanded(self.path)) is None:
-            return read_embedded(self.embedded)
-        if self.reader is not None:
-            return self.reader(path)
-        roles = (self.label, self.features, self.centre, self.patient)
-        return read_csv(path, *roles, self.positive, self.header, self.negative, self.outcome)
+        if (path := expanded(self.path)) is not None and self.reader is None:
+            return read_csv(
+                path,
+                self.label,
+                self.features,
+                self.centre,
+                self.patient,
+                self.positive,
+                self.header,
+                self.negative,
+                self.outcome,
+                "auto" if self.categorical is None else self.categorical,
+            )
+        whole = read_embedded(self.embedded) if path is None else self.reader(path)  # type: ignore[misc]
+        return with_categories(whole, self.categorical or ())
+
+    @property
+    def columns(self) -> Columns:
+        """What the inputs are; call `setup` first."""
+        assert self.agreement is not None
+        return self.agreement.columns
+
+    @property
+    def plan_names(self) -> tuple[str, ...]:
+        """See the base class."""
+        return self.table.names
+
+    def join(self, other: TabularDataModule) -> None:
+        """Takes over what a federation has agreed on, for a hospital that joins it later.
+
+        Args:
+            other: The federation's data, set up.
+        """
+        self.agreement = other.agreement
+        self.categorical = tuple(other.columns.categories)
+        if self.path is not None and self.reader is None:
+            self.features = other.columns.names
 
     @cached_property
     def samples(self) -> Samples:
@@ -123,8 +180,7 @@ class TabularDataModule(FederatedDataModule):
                 f"Data: scikit-learn's {self.embedded.replace('_', ' ')}, {count} patients "
                 "(your own: data=csv data.path=/path/to/table.csv data.label=COLUMN)."
             )
-        indicators = tuple(f"{name} missing" for name in names) if self.missing_indicator else ()
-        self.channel_names = names + indicators
+        self.channel_names = names  # until the clients have agreed
         self.class_names = self.table.classes
 
     def list_patients(self) -> list[Patient]:
@@ -132,30 +188,52 @@ class TabularDataModule(FederatedDataModule):
         return self.samples.list_patients()
 
     def build_clients(self, plans: Mapping[str, ClientPlan]) -> dict[str, ClientData]:
-        """Scales every client's rows by training statistics; see the base class."""
-        features = self.table.features
+        """Lets the clients agree and scales by training statistics; see the base class."""
+        table = self.table
         chosen = {client: self._select(client, plan) for client, plan in plans.items()}
-        train = {client: features[parts["train"][0]] for client, parts in chosen.items()}
-        if self.scaling == "pooled" and self.pooled_scaler is None:
-            pooled = [rows for c, rows in train.items() if c not in self.keep_out]
-            self.pooled_scaler = fit_scaler(np.concatenate(pooled))
+        self.train_rows = {c: table.features[parts["train"][0]] for c, parts in chosen.items()}
+        if self.agreement is None:
+            told = {c: rows for c, rows in self.train_rows.items() if c not in self.keep_out}
+            self.agreement, self.exchanged = agree(
+                told,
+                table.names,
+                table.categories,
+                self.missing_indicator,
+                self.normalization,
+                self.scaling == "pooled",
+            )
+        columns = self.columns
+        rows = recode(table.features, table.names, table.categories, columns.categories)
+        self.channel_names = tuple(name for name, _ in columns.inputs())
+        sources = [table.names.index(column) for _, column in columns.inputs()]
         clients = {}
         for name, plan in plans.items():
-            scaler = fit_scaler(train[name]) if self.pooled_scaler is None else self.pooled_scaler
-            self.scalers[name] = scaler
-            blocks = {s: self._block(*chosen[name][s], scaler, plan.channels) for s in SPLITS}
-            clients[name] = self.labelled_client(name, plan, blocks)
+            own = self.agreement.scaling or fit(self.normalization, self._numbers(name))
+            self.scalings[name] = own
+            present = plan.channels[sources]
+            blocks = {s: self._block(rows, *chosen[name][s], own, present) for s in SPLITS}
+            clients[name] = self.labelled_client(name, replace(plan, channels=present), blocks)
+        say(columns, self.train_rows, self.scalings)
+        say_unknown(columns, rows)
         return clients
 
+    def _numbers(self, client: str) -> Array:
+        """Training values of a client's columns of numbers."""
+        return self.train_rows[client][:, self.columns.numeric]
+
     def preprocessing(self, client: str) -> dict[str, Any]:
-        """See the base class: features from the minimum to the maximum scaled to [-1, 1]."""
-        scaler, names = self.scalers[client], list(self.table.names)
-        limits = {"minimum": scaler.data_min_.tolist(), "maximum": scaler.data_max_.tolist()}
-        indicator = self.missing_indicator
+        """See the base class; ``input`` has the columns and their range in training, too."""
+        scaling, plan = self.scalings[client], self.plans[client]
+        ends = [
+            [None if np.isnan(value) else value for value in end.tolist()]
+            for end in value_range(self._numbers(client), scaling)
+        ]
+        has = set(plan.record(self.plan_names)["channels"])
         return {
             **super().preprocessing(client),
-            "normalization": {"name": "minmax", **limits, "to": [-1, 1], "missing": 0},
-            "input": {"kind": "table", "features": names, "missing_indicator": indicator},
+            "present": [name for name, column in self.columns.inputs() if column in has],
+            "normalization": scaling.facts(),
+            "input": {**self.columns.facts(), "lowest": ends[0], "highest": ends[1]},
         }
 
     def _select(self, client: str, plan: ClientPlan) -> dict[Split, tuple[Index, Index]]:
@@ -171,54 +249,14 @@ class TabularDataModule(FederatedDataModule):
             for split in SPLITS
         }
 
-    def _block(self, index: Index, case: Index, scaler: MinMaxScaler, present: Tensor) -> Batch:
-        image = scale(self.table.features[index], scaler, self.missing_indicator)
+    def _block(
+        self, rows: Array, index: Index, case: Index, scaling: Scaling, present: Tensor
+    ) -> Batch:
+        taken = rows[index]
+        image = self.columns.encode(taken, scaling.scale(taken[:, self.columns.numeric]))
         label = torch.from_numpy(self.samples.labels[index])
         return {
             "image": torch.from_numpy(image) * present,
             "label": label.float() if label.is_floating_point() else label,
             "case": torch.from_numpy(case),
         }
-
-
-def fit_scaler(train: NDArray[np.float64]) -> MinMaxScaler:
-    """Learns minimum and maximum per feature, ignoring missing cells.
-
-    Args:
-        train: (N, F) training rows; NaN is missing. A feature without any value becomes 0.
-
-    Returns:
-        A scaler to [-1, 1] that clips what lies outside the training range.
-
-    Example:
-        >>> fit_scaler(np.array([[0.0], [4.0]])).transform([[1.0], [8.0]]).ravel().tolist()
-        [-0.5, 1.0]
-    """
-    from sklearn.preprocessing import MinMaxScaler
-
-    empty = np.isnan(train).all(axis=0)
-    return MinMaxScaler(feature_range=(-1, 1), clip=True).fit(np.where(empty, 0.0, train))
-
-
-def scale(
-    rows: NDArray[np.float64], scaler: MinMaxScaler, missing_indicator: bool = False
-) -> NDArray[np.float32]:
-    """Scales rows and fills missing cells with 0, the middle of the range.
-
-    Args:
-        rows: (N, F); NaN is missing.
-        scaler: From `fit_scaler`.
-        missing_indicator: Whether to append (N, F) indicators of missing cells.
-
-    Returns:
-        (N, F), or (N, 2F) with indicators.
-
-    Example:
-        >>> scaler = fit_scaler(np.array([[0.0], [4.0]]))
-        >>> scale(np.array([[4.0], [np.nan]]), scaler, missing_indicator=True).tolist()
-        [[1.0, 0.0], [0.0, 1.0]]
-    """
-    missing = np.isnan(rows)
-    filled = np.nan_to_num(scaler.transform(rows)) if len(rows) else rows
-    out = np.concatenate([filled, missing], axis=1) if missing_indicator else filled
-    return np.ascontiguousarray(out, dtype=np.float32)

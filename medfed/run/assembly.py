@@ -26,6 +26,7 @@ from medfed.federation.pool import Pool
 from medfed.federation.reference import assemble
 from medfed.federation.training import LocalTrainer
 from medfed.federation.wire.channel import Channel
+from medfed.federation.wire.ledger import Entry, Ledger
 from medfed.federation.wire.link import Link
 from medfed.models.networks.canonical import Canonical, Mix
 from medfed.models.segmentation import chosen_activation
@@ -220,7 +221,7 @@ def federate(
     clients: list[ClientData] = list(data.clients.values())
     if algorithm.pools:
         clients = [Pool(client, clients) for client in clients]
-    return assemble(
+    federation, local = assemble(
         algorithm,
         task.network,
         task.loss,
@@ -235,6 +236,11 @@ def federate(
         cohort=build(config.cohort),
         seed=config.seed,
     )
+    federation.ledger = Ledger(
+        Entry(0, "preprocessing", client, direction, "preprocessing", size, size)
+        for client, direction, size in data.exchanged
+    )
+    return federation, local
 
 
 def build_channel(config: DictConfig, algorithm: Algorithm) -> Channel:

@@ -38,7 +38,7 @@ def client_bars(clients: Sequence[ClientSummary], data: FederatedDataModule) -> 
         clients: The counts.
         data: Whose clients they are.
     """
-    class_names, channels = data.class_names, data.channel_names
+    class_names, channels = data.class_names, data.plan_names
     few = 1 < len(channels) <= _CHANNELS
     ratios = [1.0, 1.3, 0.14 + 0.14 * len(channels)][: 2 + few]
     figure = Figure(figsize=(9.6, 1.5 + 0.3 * len(clients)), layout="constrained")

@@ -85,7 +85,7 @@ def _summarise(data: FederatedDataModule, client: ClientData) -> ClientSummary:
             found, of = count_labels(block, data.num_classes)
             labels, samples, units = labels + found, samples + block["image"].shape[0], units + of
         counts[split] = Count(len(client.patients[split]), samples, units, tuple(labels.tolist()))
-    has = list(zip(data.channel_names, plan.channels.tolist(), strict=True))
+    has = list(zip(data.plan_names, plan.channels.tolist(), strict=True))
     scanner = {} if plan.scanner is None else plan.scanner.record()
     held = {i for ids in plan.patients.values() for i in ids}
     centres = {data.centre_of(i) for i in held} - {None}

@@ -189,7 +189,7 @@ def hospital_at(experiment: Experiment, path: Path) -> ClientData:
     config.data.partition = one
     data: FederatedDataModule = build(config.data)
     if isinstance(data, TabularDataModule) and isinstance(experiment.data, TabularDataModule):
-        data.pooled_scaler = experiment.data.pooled_scaler
+        data.join(experiment.data)
     data.balanced = experiment.data.balanced
     data.setup()
     for name in ("channel_names", "class_names"):

@@ -156,7 +156,7 @@ def test_rows_are_those_of_the_data_module(hospital, tmp_path):
     source = write(tmp_path / "in.csv", header, values)
     made.predict(input=source, output=tmp_path / "out.csv")
     names, rows = read(tmp_path / "out.csv")
-    assert names == ["row", "patient", "probability_benign", "probability_malignant"]
+    assert names == ["row", "patient", "warning", "probability_benign", "probability_malignant"]
     assert [row[:2] for row in rows] == [[str(n), f"p{r}"] for n, r in enumerate(index, start=1)]
     wanted = expected(made)
     assert wanted.std() > 1e-2
@@ -170,7 +170,8 @@ def test_missing_cells_and_columns(hospital, tmp_path):
     cells = [[repr(v) for v in row] for row in features.tolist()]
     cells[1][4] = "?"
     made.predict(input=write(tmp_path / "in.csv", table.names, cells), output=tmp_path / "out.csv")
-    low, high = (np.array(made.data.scalers[made.client].__dict__[k]) for k in LIMITS)
+    scaling = made.data.scalings[made.client]
+    low, high = scaling.minimum, scaling.maximum
     scaled = np.clip(2 * (features - low) / (high - low) - 1, -1, 1)  # by hand
     missing = np.zeros_like(scaled)
     scaled[1, 4], missing[1, 4] = 0, 1
@@ -186,9 +187,6 @@ def test_missing_cells_and_columns(hospital, tmp_path):
     with pytest.raises(DataError, match="data row 3, column mean radius: 'high' is not a number"):
         made.predict(input=tmp_path / "bad.csv", output=tmp_path / "other.csv")
     assert not (tmp_path / "other.csv").exists()
-
-
-LIMITS = ("data_min_", "data_max_")
 
 
 def test_a_bundle_that_is_not_as_exported(hospital, tmp_path):

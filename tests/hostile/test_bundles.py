@@ -293,9 +293,9 @@ ENTRIES: dict[str, tuple[Damage, str]] = {
     "a list of kinds": (source(kind=["table"]), "input must be an object whose kind is"),
     "features": (source(features=13), "input.features must be a list of different names"),
     "feature": (source(features=[None]), "input.features must be a list of different names"),
-    "other features": (source(features=["a"]), "normalization must be null, or minimum and"),
+    "other features": (source(features=["a"]), "input.indicators names what features does not"),
     "missing_indicator": (source(missing_indicator="x"), "missing_indicator must be true or"),
-    "no indicators": (source(missing_indicator=False), "columns have"),
+    "no indicators": (source(indicators=[]), "columns have"),
     "orientation": (changed(orientation=3), "orientation must be a text or null"),
     "spacing": (changed(spacing=[1, 1]), "spacing must be three lengths or null"),
     "spacing_range": (changed(spacing_range=[[2] * 3, [1] * 3]), "spacing_range must be least"),
@@ -597,7 +597,7 @@ def test_formulas_of_a_table_do_not_reach_the_predictions(table, tmp_path):
         )
     table.predict(input=tmp_path / "in.csv", output=tmp_path / "out.csv")
     header, first, second = (tmp_path / "out.csv").read_text().splitlines()
-    assert header.startswith("row,'=id,probability_")
+    assert header.startswith("row,'=id,warning,probability_")
     assert first.startswith("1,'@SUM(A1),")
     assert second.startswith("2,-1,")
     assert read_features(tmp_path / "in.csv", names)[1] == {"=id": ["@SUM(A1)", "-1"]}

@@ -38,8 +38,18 @@ FILES = {
         TABLE.replace("Bern", "Zürich").encode("latin-1"),
         "byte 0xfc), but probably Latin",
     ),
-    "semicolons": (TABLE.replace(",", ";"), "separates its cells by semicolons; save it"),
-    "tabs": (TABLE.replace(",", "\t"), "separates its cells by tabs; save it with commas"),
+    "semicolons, a point and a comma": (
+        changed(",41,", ",4.1,").replace(",", ";").replace(";42;", ";4,2;"),
+        "data row 3, column age: '4,2' is not a number (below 1e30); write a number with a decimal",
+    ),
+    "semicolons, perhaps thousands": (
+        changed(",41,", ",1'041,").replace(",", ";").replace("1'041", "1,041"),
+        "data row 2, column age: '1,041' is not a number",
+    ),
+    "a cell beyond the commas": (
+        changed("ill", "ill,").replace(",41,0", ",41,0,x"),
+        "data row 1: 4 cells, but 5 columns",
+    ),
     "open quote": (changed("p3", '"p3'), "cannot be read as CSV (unexpected end of data)"),
     "two open quotes": (
         changed("p3,Basel", 'p3,"Basel').replace("p9,Basel", 'p9,"Basel'),
@@ -111,8 +121,17 @@ def test_a_file_that_is_no_table(name, tmp_path):
         TABLE.replace("\n", "\r").encode(),
         TABLE.replace("p3", '"p3"').encode(),
         TABLE.encode() + b"\n\n ,,,\n",
+        TABLE.replace("\n", ",,\n").encode(),
+        TABLE.replace("0\n", "0,\n").encode(),
+        TABLE.replace(",age", ",,age").replace("Basel", "Basel,").replace("Bern", "Bern,").encode(),
+        b"\xef\xbb\xbf" + TABLE.replace(",", ";").replace("\n", "\r\n").encode(),
+        TABLE.replace(",", "\t").encode(),
+        TABLE.replace(",", ";").replace(";41;", ";41,0;").encode(),
     ],
-    ids=["mark", "Windows", "old Mac", "quotes", "empty rows"],
+    ids=[
+        *("mark", "Windows", "old Mac", "quotes", "empty rows", "trailing commas"),
+        *("some trailing commas", "an empty column", "Excel in Europe", "tabs", "decimal commas"),
+    ],
 )
 def test_a_file_that_users_expect_to_be_read(content, tmp_path):
     (tmp_path / "t.csv").write_bytes(content)
@@ -179,7 +198,7 @@ def test_missing_cells_and_lone_classes_are_said(tmp_path, caplog):
     data = TabularDataModule(RoundRobin(1), path=path, label="ill", patient="who")
     with pytest.raises(MedfedError, match=r"t\.csv has only missing cells; fill them in\."):
         data.setup()
-    path.write_text(rows([f"p{n},7{n},,{n % 2}" for n in range(8)]))
+    path.write_text(rows([f"p{n},7{n}.5,,{n % 2}" for n in range(8)]))
     data = TabularDataModule(RoundRobin(1), path=path, label="ill", patient="who")
     with caplog.at_level(logging.WARNING):
         data.setup()

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from medfed.common.console import wide_console
-from medfed.common.errors import CheckpointError, ConfigError, DataError
+from medfed.common.errors import CheckpointError, ConfigError, DataError, MedfedError
 from medfed.common.tensors import digest
 from medfed.reports.onboarding import print_onboarding, write_onboarding
 from medfed.run.experiment import reopen_selected
@@ -142,6 +142,7 @@ def tables(tmp_path_factory) -> Path:
     folder.mkdir()
     data = (f"data.path={table(folder / 'old.csv', 60, 0)}", "data.label=outcome")
     more = ("data=csv", "partition=round_robin", "data.scaling=pooled", "data.positive=[1]")
+    more += ("data.normalization=minmax",)
     run(folder / "run", *CLINICAL, *more, *data, "rounds=1")
     return folder / "run"
 
@@ -168,13 +169,13 @@ def test_a_hospital_that_the_run_has_never_seen(tables, tmp_path):
 @pytest.mark.parametrize(
     ("name", "rows", "columns", "message"),
     [
-        ("other.csv", 20, "a,b,d", "has the channel names a, b, d, the run has a, b, c"),
+        ("other.csv", 20, "a,b,d", r"other\.csv: Unknown column c; known: a, b, d"),
         ("single.csv", 1, "a,b,c", "Hospital single has no test patient"),
         ("empty.csv", 0, "a,b,c", r"empty\.csv"),
     ],
 )
 def test_hospitals_that_cannot_join(name, rows, columns, message, tables, tmp_path):
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(MedfedError, match=message):
         onboard(tables, str(table(tmp_path / name, rows, 4, columns)), [1])
 
 

@@ -62,7 +62,9 @@ class Saved(Partition):
         """See `Partition.availability`; a client without a record has all channels."""
         present = super().availability(clients, channels, seed)
         for client, names in self._recorded(clients, "channels").items():
-            has = check_names("channel", names, channels)
+            # Older records of tables name the indicators, too, which go with their columns.
+            gone = {f"{channel} missing" for channel in channels} - {*channels}
+            has = check_names("channel", [n for n in names if n not in gone], channels)
             present[client] = torch.tensor([channel in has for channel in channels])
         return present
 

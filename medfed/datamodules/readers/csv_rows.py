@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,13 +20,15 @@ _MAGIC = {
     b"\xfe\xff": "UTF-16 text",
 }
 
+_QUOTED = re.compile(r'"[^"]*"')
+
 
 @contextmanager
 def csv_rows(path: Path, absent: str = "copy it there") -> Iterator[Iterator[list[str]]]:
     """Opens a CSV file.
 
     Args:
-        path: The file, in UTF-8.
+        path: The file, in UTF-8; its cells are separated as `delimiter` says.
         absent: What to do where it does not exist.
 
     Yields:
@@ -37,9 +40,11 @@ def csv_rows(path: Path, absent: str = "copy it there") -> Iterator[Iterator[lis
     """
     try:
         _check_kind(path)
+        sign = delimiter(path)
         with path.open(newline="", encoding="utf-8-sig") as file:
             # Strict, since a quote left open would otherwise swallow rows until the next one.
-            yield _rows(path, csv.reader(_lines(path, file), strict=True))
+            rows = csv.reader(_lines(path, file), strict=True, delimiter=sign)
+            yield ([original(cell) for cell in row] for row in rows if any(map(str.strip, row)))
     except FileNotFoundError:
         raise DataError(f"{path} does not exist; {absent}.") from None
     except UnicodeDecodeError as error:
@@ -69,15 +74,22 @@ def _lines(path: Path, file: Iterable[str]) -> Iterator[str]:
         yield line
 
 
-def _rows(path: Path, rows: Iterable[list[str]]) -> Iterator[list[str]]:
-    filled = ([original(cell) for cell in row] for row in rows if any(map(str.strip, row)))
-    for first in filled:
-        for name, sign in (("semicolons", ";"), ("tabs", "\t")):
-            if len(first) <= first[0].count(sign):
-                raise DataError(
-                    f"{path} separates its cells by {name}; save it with commas between cells, and "
-                    "points in decimal numbers."
-                )
-        yield first
-        break
-    yield from filled
+def delimiter(path: Path) -> str:
+    """Finds what separates the cells: a comma, a semicolon or a tab, whichever splits more.
+
+    Args:
+        path: A file whose first line that is not empty is the header, or a row.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
+        ...     _ = file.write("age;weight, kg;sex")
+        ...     file.flush()
+        ...     delimiter(Path(file.name))
+        ';'
+    """
+    with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
+        first = next((line for line in file if line.strip(" ,;\t\r\n")), "")
+
+    bare = _QUOTED.sub("", first)
+    return max(",;\t", key=bare.count)

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from medfed.common.errors import DataError
 from medfed.datamodules.readers.base import check_names
 from medfed.datamodules.readers.csv_rows import csv_rows
-from medfed.datamodules.readers.table import Table, as_number, read_csv
+from medfed.datamodules.readers.sheet import as_number
+from medfed.datamodules.readers.table import Table, join_tables, read_csv
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +37,13 @@ PUBLISHED = {
 NEVER_ZERO = ("trestbps", "chol")
 
 
-def read_heart(path: Path, centres: Sequence[str] = tuple(PUBLISHED)) -> Table:
+def read_heart(
+    path: Path,
+    centres: Sequence[str] = tuple(PUBLISHED),
+    features: Sequence[str] = FEATURES,
+    complete: bool = False,
+    zeros_missing: bool = True,
+) -> Table:
     """Reads the hospitals' files from one folder.
 
     A cell is missing where it is ``?``, ``NaN`` or empty, ``-9`` (as in the unprocessed files), or
@@ -45,6 +52,9 @@ def read_heart(path: Path, centres: Sequence[str] = tuple(PUBLISHED)) -> Table:
     Args:
         path: The folder of ``processed.cleveland.data`` and so on, with or without a header line.
         centres: Which hospitals to read.
+        features: Which columns to take.
+        complete: Leaves out the patients of whom one of these is missing.
+        zeros_missing: Whether a blood pressure or cholesterol of 0 counts as missing.
 
     Returns:
         The table; patients are named by hospital and row, such as ``cleveland_17``.
@@ -56,22 +66,27 @@ def read_heart(path: Path, centres: Sequence[str] = tuple(PUBLISHED)) -> Table:
         ConfigError: If a centre is unknown.
     """
     names = check_names("centre", centres, tuple(PUBLISHED))
+    taken = [FEATURES.index(f) for f in check_names("feature", features, FEATURES)]
     if not path.is_dir():
         raise DataError(
             f"{path} is not a folder; set data.path to the folder of processed.cleveland.data and "
             "its like."
         )
     tables = {name: _read_centre(path / f"processed.{name}.data", name) for name in names}
-    of_each = {name: len(table.features) for name, table in tables.items()}
-    return Table(
-        FEATURES,
-        without_impossible(np.concatenate([table.features for table in tables.values()])),
-        np.concatenate([table.labels for table in tables.values()]),
-        ("no disease", "disease"),
-        patients=[f"{name}_{n}" for name, size in of_each.items() for n in range(1, size + 1)],
-        centres=[name for name, size in of_each.items() for _ in range(size)],
-        files=[file for table in tables.values() for file in table.files],
-    )
+    parts = {}
+    for name, table in tables.items():
+        file = table.files[0]
+        cells = without_impossible(table.features, zeros_missing)[:, taken]
+        kept = np.full(len(cells), not complete) | ~np.isnan(cells).any(axis=1)
+        parts[name] = Table(
+            tuple(FEATURES[at] for at in taken),
+            cells[kept],
+            table.labels[kept],
+            ("no disease", "disease"),
+            patients=[f"{name}_{row}" for row in (1 + np.flatnonzero(kept)).tolist()],
+            files=[file] * int(kept.sum()),
+        )
+    return join_tables(parts)
 
 
 def _read_centre(file: Path, centre: str) -> Table:
@@ -99,14 +114,17 @@ def _header(file: Path) -> tuple[str, ...] | None:
     return None
 
 
-def without_impossible(features: NDArray[np.float64]) -> NDArray[np.float64]:
+def without_impossible(
+    features: NDArray[np.float64], zeros_missing: bool = True
+) -> NDArray[np.float64]:
     """Marks the codes of missing values as missing.
 
     Args:
         features: (N, 13), columns as in `FEATURES`.
+        zeros_missing: Whether a blood pressure or cholesterol of 0 is such a code, too.
 
     Returns:
-        A copy in which -9, and 0 for blood pressure and cholesterol, are NaN.
+        A copy in which these are NaN, and -9 in any column.
 
     Example:
         >>> row = np.array([[63.0, 1, 1, 0, 233, 1, 2, 150, 0, 2.3, 3, -9, 6]])
@@ -114,7 +132,7 @@ def without_impossible(features: NDArray[np.float64]) -> NDArray[np.float64]:
         [3, 11]
     """
     missing = features == -9
-    for name in NEVER_ZERO:
+    for name in NEVER_ZERO if zeros_missing else ():
         missing[:, FEATURES.index(name)] |= features[:, FEATURES.index(name)] == 0
     return np.where(missing, np.nan, features)
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,15 +14,14 @@ from numpy.typing import NDArray
 
 from medfed.common.checks import check_known
 from medfed.common.errors import ConfigError, DataError
-from medfed.datamodules.readers.base import check_names
-from medfed.datamodules.readers.csv_rows import csv_rows
+from medfed.datamodules.readers.base import check_names, few
+from medfed.datamodules.readers.column_kinds import check_count, find_kinds, read_cells, recode
+from medfed.datamodules.readers.sheet import Sheet, as_number, tidy
 
 log = logging.getLogger(__name__)
 
 Outcome = Literal["classes", "continuous"]
 Values = Sequence[str | int | float]
-_LARGEST = 1e30  # what is beyond loses its range when it is scaled
-MISSING = frozenset({"", "?", "nan", "na", "none", "null"})
 
 
 @dataclass(frozen=True)
@@ -31,13 +29,14 @@ class Table:
     """A table in memory.
 
     Attributes:
-        names: (F) feature names.
-        features: (N, F) float64; a missing cell is NaN.
+        names: (F) names of the feature columns.
+        features: (N, F) float64; a missing cell is NaN, a category its position in `categories`.
         labels: (N,) int64 class indices, or float64: outcomes.
         classes: (K) class names, or the name of the outcome.
         patients: (N) patient id of every row.
         centres: (N) hospital of every row; empty where none is known.
         files: (N) file of every row; empty where there is none.
+        categories: The categories of every column that has some; other columns hold numbers.
     """
 
     names: tuple[str, ...]
@@ -47,6 +46,7 @@ class Table:
     patients: Sequence[str]
     centres: Sequence[str] = ()
     files: Sequence[Path] = ()
+    categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def check_outcome(outcome: str) -> None:
@@ -68,6 +68,7 @@ def read_csv(
     header: Sequence[str] | None = None,
     negative: Values | None = None,
     outcome: Outcome = "classes",
+    categorical: Sequence[str] | Literal["auto"] = (),
 ) -> Table:
     """Reads a CSV file.
 
@@ -83,6 +84,9 @@ def read_csv(
         negative: Label values that count as class 0, where `positive` is given; None takes all
             others.
         outcome: What the label column holds: ``classes``, or numbers that are ``continuous``.
+        categorical: Names of the feature columns that hold categories, whatever they are written
+            as; ``auto`` takes those that hold texts, and leaves out what cannot be a feature; see
+            `column_kinds.find_kinds`.
 
     Returns:
         The table.
@@ -91,7 +95,7 @@ def read_csv(
         DataError: Naming the file, row and column of what cannot be used.
         ConfigError: If a column does not exist; lists those that do.
     """
-    sheet = _Sheet.read(path, header)
+    sheet = Sheet.read(path, header)
     if features is not None and label.lower() in {f.lower() for f in features}:
         raise ConfigError(
             f"data.features names {label}, which is data.label: the answer would be given away."
@@ -103,7 +107,7 @@ def read_csv(
             names = check_names("column", features, sheet.columns)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
-    _check_features(path, names)
+    names, categories = find_kinds(sheet, names, categorical, given=features is not None)
     labels, classes = (
         (_outcomes(sheet, label), (label,))
         if outcome == "continuous"
@@ -112,121 +116,127 @@ def read_csv(
     count = len(sheet.rows)
     patients = sheet.known(patient) if patient else [f"row_{i}" for i in range(count)]
     centres, files = sheet.known(centre) if centre else (), [path] * count
-    return Table(names, sheet.numbers(names), labels, classes, patients, centres, files)
-
-
-def _check_features(path: Path, names: Sequence[str]) -> None:
-    if not names:
-        raise DataError(f"{path} has no feature column; there is nothing to learn from.")
-    if "" in names:
-        raise DataError(
-            f"{path} has a column without a name, perhaps row numbers; name it in the header line, "
-            "or name the others in data.features."
-        )
+    found = read_cells(sheet, names, categories)
+    return Table(names, found, labels, classes, patients, centres, files, categories)
 
 
 def read_features(
-    path: Path, names: Sequence[str]
-) -> tuple[NDArray[np.float64], dict[str, list[str]]]:
+    path: Path, names: Sequence[str], categories: Mapping[str, Sequence[str]] | None = None
+) -> tuple[NDArray[np.float64], dict[str, list[str]], dict[str, list[str | None]]]:
     """Reads features alone, of a table that may lack labels.
 
     Args:
         path: A CSV file with a header; columns are found by name, in any order and case.
         names: F features.
+        categories: Of the columns that have some.
 
     Returns:
-        (N, F), NaN where a cell is missing; and the cells of all other columns by name.
+        (N, F), NaN where a cell is missing, -1 where a category is unknown; the cells of all other
+        columns by name; and those of the columns with categories.
 
     Raises:
         DataError: Naming the file, row and column of what cannot be used.
     """
-    sheet = _Sheet.read(path, None)
+    sheet, categories = Sheet.read(path), categories or {}
     known = {column.lower() for column in sheet.columns}
     if lacking := [name for name in names if name.lower() not in known]:
         raise DataError(
-            f"{path} lacks the column{'s' * (len(lacking) > 1)} {', '.join(lacking)}; it needs "
-            f"{', '.join(names)}."
+            f"{path} lacks the column{'s' * (len(lacking) > 1)} {few(lacking)}; it needs "
+            f"{few(names)}. Leave the cells of what is not known empty."
         )
     used = {name.lower() for name in names}
     others = {c: [row[i] for row in sheet.rows] for i, c in enumerate(sheet.columns)}
-    return sheet.numbers(names), {c: cells for c, cells in others.items() if c.lower() not in used}
+    kept = {c: cells for c, cells in others.items() if c.lower() not in used}
+    texts = {name: sheet.texts(name) for name in categories}
+    return read_cells(sheet, names, categories), kept, texts
 
 
-@dataclass(frozen=True)
-class _Sheet:
-    """The cells of a file, and sentences about the bad ones; data rows count from 1."""
+def join_tables(tables: Mapping[str, Table]) -> Table:
+    """Puts the tables of several hospitals below each other.
 
-    path: Path
-    columns: list[str]
-    rows: list[list[str]]
+    Args:
+        tables: By hospital, which becomes the centre of its rows; all have the same feature
+            columns and classes, but perhaps other categories.
 
-    @classmethod
-    def read(cls, path: Path, header: Sequence[str] | None) -> _Sheet:
-        with csv_rows(path, "set data.path to a CSV file") as found:
-            rows = list(found)
-        columns = [c.strip() for c in (rows.pop(0) if header is None and rows else header or [])]
-        if not rows:
-            raise DataError(f"{path} has no data rows.")
-        if long := next((c for c in columns if len(c) > 200 or not c.isprintable()), None):
+    Raises:
+        DataError: If columns or classes differ.
+
+    Example:
+        >>> def of(*texts):
+        ...     codes = np.arange(len(texts), dtype=float)[:, None]
+        ...     labels, ids = np.zeros(len(texts), np.int64), texts
+        ...     return Table(("sex",), codes, labels, ("no", "yes"), ids, categories={"sex": texts})
+        >>> both = join_tables({"a": of("m"), "b": of("f", "m")})
+        >>> both.features.ravel().tolist(), both.categories, both.centres
+        ([1.0, 0.0, 1.0], {'sex': ('f', 'm')}, ['a', 'b', 'b'])
+    """
+    centre, first = next(iter(tables.items()))
+    for name, table in tables.items():
+        if (table.names, table.classes) != (first.names, first.classes):
             raise DataError(
-                f"{path}: no column can be called {long[:40]!r}…; give it a header line, or name "
-                "its columns in data.header."
+                f"{name} has the columns {few(table.names)} and the classes {few(table.classes)}, "
+                f"but {centre} {few(first.names)} and {few(first.classes)}; name them alike."
             )
-        count = Counter(c.lower() for c in columns)
-        if twice := {c for c in columns if count[c.lower()] > 1}:
+        if set(table.categories) != set(first.categories):
+            odd = min(set(table.categories) ^ set(first.categories))
             raise DataError(
-                f"{path}: column {min(twice)} occurs twice; give every column a name of its own."
+                f"Column {odd} holds texts at one of {centre} and {name} and numbers at the other; "
+                "mend one, or name the column in data.categorical."
             )
-        sheet = cls(path, columns, rows)
-        for number, row in enumerate(rows, start=1):
-            if len(row) != len(columns):
-                raise sheet.bad(
-                    number,
-                    f": {len(row)} cells, but {len(columns)} columns; mend the row or data.header.",
-                )
-        return sheet
-
-    @cached_property
-    def places(self) -> dict[str, int]:
-        """Where each column stands, by its name in lower case."""
-        return {column.lower(): at for at, column in enumerate(self.columns)}
-
-    def bad(self, number: int, what: str) -> DataError:
-        return DataError(f"{self.path}, data row {number}{what}")
-
-    def cells(self, name: str) -> list[tuple[int, str]]:
-        """Number and text of every cell of a column."""
-        at = self.places[name.lower()]
-        return [(number, row[at].strip()) for number, row in enumerate(self.rows, start=1)]
-
-    def known(self, name: str) -> list[str]:
-        """The cells of a column that may not be missing: label, patient or centre."""
-        for number, text in self.cells(name):
-            if text.lower() in MISSING:
-                what = f", column {name}: the cell is missing; fill it in or remove the row."
-                raise self.bad(number, what)
-        return [text for _, text in self.cells(name)]
-
-    def numbers(self, names: Sequence[str]) -> NDArray[np.float64]:
-        """(N, F) feature cells, NaN where one is missing."""
-        found = np.empty((len(self.rows), len(names)))
-        for column, name in enumerate(names):
-            for number, text in self.cells(name):
-                missing = text.lower() in MISSING
-                found[number - 1, column] = float("nan") if missing else as_number(text)
-                if not missing and not abs(found[number - 1, column]) < _LARGEST:
-                    raise self.bad(
-                        number,
-                        f", column {name}: {text[:60]!r} is not a number (below 1e30); write a "
-                        "number, leave it empty, or leave the column out with data.features.",
-                    )
-        return found
+    union = {
+        c: tuple(sorted({text for table in tables.values() for text in table.categories[c]}))
+        for c in first.categories
+    }
+    parts = [recode(t.features, t.names, t.categories, union) for t in tables.values()]
+    return Table(
+        first.names,
+        np.concatenate(parts),
+        np.concatenate([t.labels for t in tables.values()]),
+        first.classes,
+        patients=[p for t in tables.values() for p in t.patients],
+        centres=[name for name, t in tables.items() for _ in t.patients],
+        files=[file for t in tables.values() for file in t.files],
+        categories=union,
+    )
 
 
-def _outcomes(sheet: _Sheet, name: str) -> NDArray[np.float64]:
+def with_categories(table: Table, names: Sequence[str]) -> Table:
+    """Takes the numbers of some columns for categories.
+
+    Args:
+        table: A table.
+        names: The columns; those that have categories already stay as they are.
+
+    Raises:
+        ConfigError: If a column is unknown or has too many different numbers.
+
+    Example:
+        >>> cells, labels = np.array([[4.0], [np.nan], [2.0]]), np.zeros(3, np.int64)
+        >>> table = Table(("cp",), cells, labels, ("no", "yes"), ["a", "b", "c"])
+        >>> found = with_categories(table, ["cp"])
+        >>> found.features.ravel().tolist(), dict(found.categories)
+        ([1.0, nan, 0.0], {'cp': ('2', '4')})
+    """
+    try:
+        known = check_names("column", names, table.names) if names else ()
+    except ConfigError as error:
+        raise ConfigError(f"data.categorical: {error}") from error
+    features, categories = table.features.copy(), dict(table.categories)
+    for name in known:
+        column = features[:, table.names.index(name)]
+        if name not in categories:
+            values, codes = np.unique(column, return_inverse=True)
+            values = values[~np.isnan(values)]
+            check_count(name, len(values))
+            column[:] = np.where(np.isnan(column), np.nan, codes)
+            categories[name] = tuple(tidy(repr(float(v))) for v in values)
+    return replace(table, features=features, categories=categories)
+
+
+def _outcomes(sheet: Sheet, name: str) -> NDArray[np.float64]:
     """One number per row."""
     cells = sheet.known(name)
-    found = np.array([as_number(text) for text in cells])
+    found = np.array([as_number(text) for text in sheet.with_points(cells)])
     if not np.isfinite(found).all():
         worst = int(np.flatnonzero(~np.isfinite(found))[0])
         raise sheet.bad(
@@ -238,13 +248,13 @@ def _outcomes(sheet: _Sheet, name: str) -> NDArray[np.float64]:
 
 
 def _classes(
-    sheet: _Sheet, cells: Sequence[str], positive: Values | None, negative: Values | None
+    sheet: Sheet, cells: Sequence[str], positive: Values | None, negative: Values | None
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Class index per row, and the class names."""
-    values = [_tidy(text) for text in cells]
+    values = [tidy(text) for text in cells]
     if positive is not None:
-        wanted = {_tidy(str(p)) for p in positive}
-        known = set(values) if negative is None else {_tidy(str(n)) for n in negative}
+        wanted = {tidy(str(p)) for p in positive}
+        known = set(values) if negative is None else {tidy(str(n)) for n in negative}
         _check_labels(sheet, values, wanted, known | wanted)
         return np.array([v in wanted for v in values], dtype=np.int64), ("negative", "positive")
     names = sorted(set(values), key=lambda v: (as_number(v), v))
@@ -266,7 +276,7 @@ def _classes(
     return np.array([index[v] for v in values], dtype=np.int64), tuple(names)
 
 
-def _check_labels(sheet: _Sheet, values: Sequence[str], wanted: set[str], known: set[str]) -> None:
+def _check_labels(sheet: Sheet, values: Sequence[str], wanted: set[str], known: set[str]) -> None:
     """Refuses labels that are neither positive nor negative, and positives that never occur."""
     for number, value in enumerate(values, start=1):
         if value not in known:
@@ -277,22 +287,3 @@ def _check_labels(sheet: _Sheet, values: Sequence[str], wanted: set[str], known:
             f"{sheet.path}: no row has a label of data.positive ({', '.join(sorted(wanted))}); the "
             f"labels are {', '.join(v[:40] for v in sorted(set(values))[:10])}."
         )
-
-
-def as_number(text: str) -> float:
-    """Reads a number; what is none is infinite.
-
-    Example:
-        >>> as_number("1.5"), as_number("old"), as_number("1_5")
-        (1.5, inf, inf)
-    """
-    try:
-        return float("inf") if "_" in text else float(text)  # Python's own spelling of 15
-    except ValueError:
-        return float("inf")
-
-
-def _tidy(text: str) -> str:
-    """``"1.0"`` and ``"1"`` are the same label."""
-    number = as_number(text)
-    return str(int(number)) if np.isfinite(number) and number == int(number) else text

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from medfed.common.errors import CheckpointError
+from medfed.datamodules.table_columns import Columns
 
 Check = Callable[[Any], bool]
 _TASKS = ("segmentation", "classification", "risk", "regression")
@@ -34,8 +35,12 @@ def check_facts(facts: Mapping[str, Any], path: Path) -> None:
     kind = facts["input"].get("kind")
     _check(facts["input"], _INPUTS.get(kind, {}), "input.", path)
     if kind == "table":
-        scaling, count = facts.get("normalization"), len(facts["input"]["features"])
+        for wrong, what in _misfits(facts["input"]):
+            if wrong:
+                raise CheckpointError(f"{path}: {what}; export the bundle anew.")
+        scaling, count = facts.get("normalization"), len(Columns.from_facts(facts["input"]).numeric)
         _check({"normalization": scaling}, {"normalization": _scaling(count)}, "", path)
+        _check(facts["input"], _ends(count), "input.", path)
     elif kind != "volumes":
         _check(facts.get("normalization") or {}, _RANGES.get(kind, {}), "normalization.", path)
     for wrong, what in _contradictions(facts, kind):
@@ -65,8 +70,8 @@ def _contradictions(facts: Mapping[str, Any], kind: Any) -> list[tuple[bool, str
     inner = network.get("network", network)
     inner = inner if isinstance(inner, dict) else {}
     outputs, inputs = inner.get("out_channels", 1), inner.get("in_channels")
-    missing = bool(source.get("missing_indicator"))
-    columns = len(source["features"]) * (1 + missing) if kind == "table" else len(channels)
+    table = kind == "table"
+    columns = len(Columns.from_facts(source).inputs()) if table else len(channels)
     return [
         (not set(facts["present"]) <= set(channels), "present names what channels does not"),
         (segments != (kind == "volumes"), f"a model of {facts['task']} does not take {kind}"),
@@ -74,6 +79,16 @@ def _contradictions(facts: Mapping[str, Any], kind: Any) -> list[tuple[bool, str
         (outputs != len(facts["labels"]), f"{outputs} outputs have {len(facts['labels'])} labels"),
         (inputs != len(channels), f"{inputs} inputs have {len(channels)} channels"),
         (columns != len(channels), f"{columns} columns have {len(channels)} channels"),
+    ]
+
+
+def _misfits(source: Mapping[str, Any]) -> list[tuple[bool, str]]:
+    """What the entries of a table's input say of columns that there are none of."""
+    names = {*source["features"]}
+    categories, indicators = source.get("categories") or {}, source.get("indicators") or []
+    return [
+        (not {*categories} <= names, "input.categories names what features does not"),
+        (not {*indicators} <= names, "input.indicators names what features does not"),
     ]
 
 
@@ -129,12 +144,26 @@ def _limits(value: Any) -> bool:
 
 def _scaling(count: int) -> tuple[Check, str]:
     def check(value: Any) -> bool:
-        ends = [value[name] for name in ("minimum", "maximum")]
-        return all(_list(_number, count)(end) for end in ends) and all(
-            a <= b for a, b in zip(*ends, strict=True)
+        standard = value.get("name") == "standard"
+        names = ("low", "high", "median", "mean", "sd") if standard else ("minimum", "maximum")
+        entries = [value[name] for name in names]
+        if standard and not all(sd > 0 for sd in value["sd"]):
+            return False
+        return all(map(_list(_number, count), entries)) and all(
+            a <= b for a, b in zip(*entries[:2], strict=True)
         )
 
-    return _optional(check), f"null, or minimum and maximum of {count} numbers each"
+    what = f"null, or minimum and maximum of {count} numbers each"
+    return _optional(check), f"{what}, or low, high, median, mean and sd"
+
+
+def _ends(count: int) -> dict[str, tuple[Check, str]]:
+    end = (_optional(_list(_optional(_number), count)), f"{count} numbers or nulls")
+    return {"lowest": end, "highest": end}
+
+
+def _some_names(value: Any) -> bool:
+    return value == [] or _names(value)
 
 
 def _codes(value: Any) -> bool:
@@ -181,7 +210,9 @@ _INPUTS: dict[str, dict[str, tuple[Check, str]]] = {
     "ct_patches": {"patches": (lambda v: _size(v["size"]), f"an object whose size is {_sizes[1]}")},
     "table": {
         "features": (_names, "a list of different names"),
-        "missing_indicator": (_flag, "true or false"),
+        "missing_indicator": (_flag, "true or false"),  # of earlier bundles
+        "categories": (_optional(_by_name(_some_names)), "lists of different names by column"),
+        "indicators": (_optional(_some_names), "a list of different names"),
     },
 }
 _RANGES: dict[Any, dict[str, tuple[Check, str]]] = {

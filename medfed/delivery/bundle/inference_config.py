@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from medfed.datamodules.table_columns import Columns
 from medfed.delivery.bundle.weights import MODEL
 
 Plain = dict[str, Any]
@@ -98,19 +99,33 @@ def _images(facts: Mapping[str, Any]) -> Plain:
 
 
 def _table(facts: Mapping[str, Any]) -> Plain:
-    scale, source = facts["normalization"], facts["input"]
-    steps = []
-    if scale is not None:
-        limits = {n: scale[n] for n in ("minimum", "maximum")}
-        indicator = {"missing_indicator": source["missing_indicator"]}
-        func = {"_target_": "scripts.inference.ScaleFeatures", **limits, **indicator}
-        steps.append(_step("Lambdad", func=func, track_meta=False))
-    steps.append(_step("EnsureTyped", dtype="$torch.float32", track_meta=False))
+    scale, source = facts["normalization"], Columns.from_facts(facts["input"])
+    named = {"name": "minmax"} if scale is None else scale
+    kept = {n: v for n, v in named.items() if n not in ("name", "to", "missing")}
+    target = {"standard": "Standardise", "minmax": "ScaleFeatures"}[named.get("name", "minmax")]
+    numbers = None if scale is None else {"_target_": f"scripts.inference.{target}", **kept}
+    columns = {
+        "features": list(source.names),
+        "categories": {name: list(texts) for name, texts in source.categories.items()},
+    }
+    encode = {
+        "_target_": "scripts.inference.EncodeColumns",
+        **columns,
+        "indicators": list(source.indicators),
+        "scale": numbers,
+    }
+    ends = {name: facts["input"].get(name) for name in ("lowest", "highest")}
     return {
-        "features": list(source["features"]),
+        **columns,
+        "ranges": ends,
         "tables": "$find_files(@dataset_dir, ['.csv'], @output_dir)",
-        "inputs": "$read_table(@tables, @features)",
-        "preprocessing": _compose(steps),
+        "inputs": "$read_table(@tables, @features, @categories, @ranges)",
+        "preprocessing": _compose(
+            [
+                _step("Lambdad", func=encode, track_meta=False),
+                _step("EnsureTyped", dtype="$torch.float32", track_meta=False),
+            ]
+        ),
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,16 @@ from medfed.datamodules.readers.luna16 import find_scans
 from medfed.datamodules.readers.pictures import SUFFIXES
 from medfed.datamodules.readers.samples import unit_range
 from medfed.datamodules.readers.table import read_features
-from medfed.datamodules.tabular import fit_scaler, scale
+from medfed.datamodules.table_columns import Columns
+from medfed.datamodules.table_scaling import from_facts
 from medfed.delivery.predict.options import attempt
 from medfed.delivery.predict.outputs import table_path, write_csv
 from medfed.delivery.predict.predictor import Predictor
 from medfed.delivery.predict.scans import check_spacing
+from medfed.delivery.predict.unusual import unusual_cells
 
+_log = logging.getLogger(__name__)
+_MOST_WARNED = 10  # rows that are named
 _GREY = ("1", "L", "LA", "I", "I;16", "F")
 
 
@@ -148,12 +153,17 @@ def read_pixels(file: Path, predictor: Predictor) -> Tensor:
 def predict_table(predictor: Predictor) -> Path:
     """Classifies the rows of a CSV file, or predicts their outcome.
 
+    Cells that training has not seen the like of are named, a line each, and in the row's
+    ``warning``: a value outside of the range in training, a category that was not there, a missing
+    cell where none was missing.
+
     Args:
         predictor: A model of features.
 
     Returns:
-        The CSV file: ``row``, counted from 1, the cells of all columns that are no features, and a
-        probability per class, or of a regression ``prediction`` in the outcome's unit.
+        The CSV file: ``row``, counted from 1, the cells of all columns that are no features,
+        ``warning``, and a probability per class, or of a regression ``prediction`` in the outcome's
+        unit.
 
     Raises:
         MedfedError: If a column is missing, a cell is no number, or nothing can be written.
@@ -161,12 +171,25 @@ def predict_table(predictor: Predictor) -> Path:
     output, source = table_path(predictor.options), Path(predictor.options.input)
     if source.is_dir():
         raise DataError(f"{source} is a folder; name one CSV file in input.")
-    features, others = read_features(source, predictor.facts["input"]["features"])
-    image = torch.from_numpy(_scaled(features, predictor.facts)) * predictor.present
+    columns = Columns.from_facts(predictor.facts["input"])
+    rows, others, texts = read_features(source, columns.names, columns.categories)
+    unusual = unusual_cells(rows, columns, predictor.facts, texts)
+    for number, cells in [*unusual.items()][:_MOST_WARNED]:
+        more = f"; and {len(cells) - 3} more" * (len(cells) > 3)
+        _log.warning("%s, data row %d: %s%s.", source, number, "; ".join(cells[:3]), more)
+    if len(unusual) > _MOST_WARNED:
+        _log.warning(
+            "%d rows in all have such cells; the column warning of %s names them.",
+            len(unusual),
+            output,
+        )
+    image = torch.from_numpy(_scaled(rows, columns, predictor.facts)) * predictor.present
     chances = predictor.classify(image, source).tolist()
-    header = ["row", *others, *predictor.columns]
-    cells = zip(range(1, len(features) + 1), *others.values(), strict=True)
-    write_csv(output, header, ([*a, *b] for a, b in zip(cells, chances, strict=True)))
+    header = ["row", *others, "warning", *predictor.columns]
+    numbers = range(1, len(rows) + 1)
+    said = ["; ".join(unusual.get(n, ())) for n in numbers]
+    beside = zip(numbers, *others.values(), said, strict=True)
+    write_csv(output, header, ([*a, *b] for a, b in zip(beside, chances, strict=True)))
     return output
 
 
@@ -200,13 +223,12 @@ def _patches(predictor: Predictor, header: Path, candidates: Candidates) -> Tens
     return torch.from_numpy(to_unit(patches, spec.window, predictor.present.numpy()))
 
 
-def _scaled(features: NDArray[np.float64], facts: Mapping[str, Any]) -> NDArray[np.float32]:
-    """Features as in training; minimum and maximum alone give the same scaler again."""
-    scaling = facts["normalization"]
-    if scaling is None:
-        return features.astype(np.float32)
-    scaler = fit_scaler(np.array([scaling["minimum"], scaling["maximum"]], dtype=np.float64))
-    return scale(features, scaler, bool(facts["input"].get("missing_indicator")))
+def _scaled(
+    rows: NDArray[np.float64], columns: Columns, facts: Mapping[str, Any]
+) -> NDArray[np.float32]:
+    """The inputs of rows, as in training."""
+    scaling, numbers = facts["normalization"], rows[:, columns.numeric]
+    return columns.encode(rows, numbers if scaling is None else from_facts(scaling).scale(numbers))
 
 
 def _images_in(path: Path) -> list[Path]:

@@ -146,35 +146,113 @@ def inert(text: str) -> str:
     return text
 
 
+_MISSING = ("", "?", "nan", "na", "n/a", "none", "null")
+
+
 def read_table(
-    tables: Sequence[Mapping[str, str]], features: Sequence[str]
+    tables: Sequence[Mapping[str, str]],
+    features: Sequence[str],
+    categories: Mapping[str, Sequence[str]],
+    ranges: Mapping[str, Any],
 ) -> list[dict[str, Any]]:
-    """Reads the rows of CSV files, features by the names in the header; empty cells are missing."""
+    """Reads the rows of CSV files, features by the names in the header.
+
+    Empty cells are missing (nan); of columns with categories the position counts, -1 where the
+    category is unknown. What lies outside of the range in training is printed.
+    """
     rows = []
+    numeric = [name for name in features if name not in categories]
     for table in tables:
-        with open(table["image"], newline="") as file:
+        with open(table["image"], newline="", encoding="utf-8-sig") as file:
             for number, row in enumerate(csv.DictReader(file), start=1):
-                values = [float(row[name]) if row[name] else float("nan") for name in features]
+                values = [_cell(row[name], categories.get(name)) for name in features]
                 name = f"{table['name']}:{number}"
                 rows.append({"name": name, "image": torch.tensor(values, dtype=torch.float64)})
+                for column, low, high in zip(
+                    numeric, ranges["lowest"] or (), ranges["highest"] or (), strict=False
+                ):
+                    value = values[features.index(column)]
+                    if low is not None and (value < low or value > high):
+                        print(f"{name}: {column} is {value:g}, in training {low:g} to {high:g}")
     return rows
 
 
-class ScaleFeatures:
-    """Scales features (F,) to [-1, 1] between minimum and maximum; missing ones become 0."""
+def _cell(text: str, categories: Sequence[str] | None) -> float:
+    """A number, or the position of a category."""
+    text = text.strip()
+    if text.lower() in _MISSING:
+        return float("nan")
+    if categories is None:
+        return float(text)
+    if text not in categories and re.fullmatch(r"[+-]?\d+\.0*", text):
+        text = str(int(float(text)))  # 1.0 is the category 1
+    return float(categories.index(text)) if text in categories else -1.0
+
+
+class EncodeColumns:
+    """Turns a row's columns (F,) into inputs (C,): numbers, categories, and what is missing.
+
+    A column of numbers is one input, scaled; one of categories is an input per category, of two
+    categories the second alone. Indicators of missing cells come last.
+    """
 
     def __init__(
-        self, minimum: Sequence[float], maximum: Sequence[float], missing_indicator: bool
+        self,
+        features: Sequence[str],
+        categories: Mapping[str, Sequence[str]],
+        indicators: Sequence[str],
+        scale: Callable[[Tensor], Tensor] | None,
     ) -> None:
+        self.counts = [len(categories[n]) if n in categories else None for n in features]
+        self.gaps = [list(features).index(name) for name in indicators]
+        self.numeric = [at for at, count in enumerate(self.counts) if count is None]
+        self.scale = scale
+
+    def __call__(self, row: Tensor) -> Tensor:
+        """Returns (C,) float32."""
+        row = row.double()
+        numbers = row[self.numeric]
+        scaled = iter(numbers if self.scale is None else self.scale(numbers))
+        inputs: list[Tensor] = []
+        for value, count in zip(row, self.counts, strict=True):
+            if count is None:
+                inputs.append(next(scaled))
+            else:
+                inputs += [(value == code).double() for code in range(int(count == 2), count)]
+        inputs += [row[at].isnan().double() for at in self.gaps]
+        return torch.stack(inputs).float()
+
+
+class Standardise:
+    """Less the mean, divided by the deviation, within limits; missing cells are the median."""
+
+    def __init__(
+        self,
+        low: Sequence[float],
+        high: Sequence[float],
+        median: Sequence[float],
+        mean: Sequence[float],
+        sd: Sequence[float],
+    ) -> None:
+        given = (low, high, median, mean, sd)
+        self.given = [torch.tensor(values, dtype=torch.float64) for values in given]
+
+    def __call__(self, numbers: Tensor) -> Tensor:
+        """Returns (P,) of (P,)."""
+        low, high, median, mean, sd = self.given
+        within = torch.minimum(torch.maximum(numbers, low), high)
+        return (torch.where(numbers.isnan(), median, within) - mean) / sd
+
+
+class ScaleFeatures:
+    """Scales numbers (P,) to [-1, 1] between minimum and maximum; missing ones become 0."""
+
+    def __init__(self, minimum: Sequence[float], maximum: Sequence[float]) -> None:
         low = torch.tensor(minimum, dtype=torch.float64)
         width = torch.tensor(maximum, dtype=torch.float64) - low
         self.low, self.width = low, torch.where(width == 0, 1.0, width)
-        self.missing_indicator = missing_indicator
 
-    def __call__(self, features: Tensor) -> Tensor:
-        """Returns (F,) float32, or (2F,) with 1 for what was missing."""
-        scaled = 2 * (features.double() - self.low) / self.width - 1
-        missing = features.isnan()
-        filled = scaled.clamp(-1, 1).masked_fill(missing, 0.0)
-        parts = [filled, missing.double()] if self.missing_indicator else [filled]
-        return torch.cat(parts).float()
+    def __call__(self, numbers: Tensor) -> Tensor:
+        """Returns (P,) of (P,)."""
+        scaled = 2 * (numbers - self.low) / self.width - 1
+        return scaled.clamp(-1, 1).masked_fill(numbers.isnan(), 0.0)

@@ -1,0 +1,277 @@
+"""Imputing, standardising and encoding of tables, beside scikit-learn's."""
+
+import json
+import logging
+
+import numpy as np
+import pytest
+import torch
+from sklearn.impute import SimpleImputer
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
+from medfed.common.errors import ConfigError, DataError
+from medfed.datamodules.agreement import agree
+from medfed.datamodules.partitions.centre import ByCentre
+from medfed.datamodules.partitions.channel_missing import ChannelMissing
+from medfed.datamodules.partitions.round_robin import RoundRobin
+from medfed.datamodules.readers.table import read_csv
+from medfed.datamodules.table_columns import Columns
+from medfed.datamodules.table_scaling import fit_standard, limits
+from medfed.datamodules.tabular import TabularDataModule
+
+HEADER = "hospital,age,sex,grade,crp,outcome"
+
+
+def lines(count=60, seed=0):
+    rng = np.random.default_rng(seed)
+    for n in range(count):
+        cells = [
+            ("Basel", "Bern", "Chur")[n % 3],
+            "" if n % 11 == 0 else f"{rng.normal(60, 12):.1f}",
+            rng.choice(["f", "m"]),
+            rng.choice(["I", "II", "III"]) if n % 7 else "",
+            f"{rng.lognormal(1, 1):.2f}",
+            str(n // 3 % 2),
+        ]
+        yield ",".join(cells)
+
+
+@pytest.fixture
+def path(tmp_path):
+    file = tmp_path / "table.csv"
+    file.write_text("\n".join([HEADER, *lines()]) + "\n")
+    return file
+
+
+def module(path, **settings):
+    given = {"partition": ByCentre(), "label": "outcome", "centre": "hospital", **settings}
+    data = TabularDataModule(path=path, **given)
+    data.setup()
+    return data
+
+
+def images(client):
+    return client.train["image"].double().numpy()
+
+
+def test_numbers_are_those_of_scikit_learn():
+    rng = np.random.default_rng(1)
+    rows = rng.normal(50, 9, (200, 4)) * (1, 10, 0.01, 0)
+    rows[rng.random(rows.shape) < 0.2] = np.nan
+    low, _, high = limits(rows)
+    clipped = np.clip(rows, low, high)
+    theirs = make_pipeline(StandardScaler(), SimpleImputer(strategy="median", add_indicator=True))
+    wanted = theirs.fit_transform(clipped)
+    columns = Columns(("a", "b", "c", "d"), {}, ("a", "b", "c", "d"))
+    scaled = fit_standard(rows).scale(rows)
+    np.testing.assert_allclose(scaled, wanted[:, :4], rtol=0, atol=1e-12)
+    np.testing.assert_array_equal(columns.encode(rows, scaled)[:, 4:], wanted[:, 4:])
+
+
+def test_categories_are_those_of_scikit_learn(path):
+    data = module(path, partition=RoundRobin(1), centre=None, features=["sex", "grade"])
+    table = data.table
+    assert dict(table.categories) == {"sex": ("f", "m"), "grade": ("I", "II", "III")}
+    texts = np.array(
+        [
+            [table.categories[c][int(code)] if code == code else "?" for code in column]
+            for c, column in zip(table.names, table.features.T, strict=True)
+        ]
+    ).T
+    known = [list(table.categories[c]) for c in table.names]
+    theirs = OneHotEncoder(categories=known, drop="if_binary", handle_unknown="ignore")
+    with pytest.warns(UserWarning, match="unknown categories"):
+        wanted = theirs.fit(texts[(texts != "?").all(1)]).transform(texts).toarray()
+    found = data.columns.encode(table.features, np.empty((len(texts), 0)))
+    assert data.channel_names == ("sex=m", "grade=I", "grade=II", "grade=III", "grade missing")
+    np.testing.assert_array_equal(found[:, :4], wanted)
+    np.testing.assert_array_equal(found[:, 4], texts[:, 1] == "?")
+
+
+def test_every_hospital_is_scaled_by_its_own_rows_or_all_by_those_of_all(path):
+    own, all_ = module(path), module(path, scaling="pooled")
+    names = own.channel_names
+    assert names == all_.channel_names
+    assert names[:2] == ("age", "sex=m")
+    assert names[-2:] == ("age missing", "grade missing")  # the same at every hospital
+    for client, data in own.clients.items():
+        rows = own.train_rows[client][:, [0, 3]]
+        low, _, high = limits(rows)
+        z = StandardScaler().fit_transform(np.clip(rows, low, high))
+        there = ~np.isnan(z)
+        np.testing.assert_allclose(images(data)[:, [0, 5]][there], z[there], atol=1e-6)
+    rows = np.concatenate([all_.train_rows[c][:, [0, 3]] for c in all_.clients])
+    scaling = all_.agreement.scaling
+    z = StandardScaler().fit_transform(np.clip(rows, scaling.low, scaling.high))
+    there = ~np.isnan(z)
+    found = np.concatenate([images(c)[:, [0, 5]] for c in all_.clients.values()])
+    np.testing.assert_allclose(found[there], z[there], atol=1e-6)
+
+
+def test_pooled_means_are_those_of_all_rows_together():
+    rng = np.random.default_rng(2)
+    parts = {c: rng.normal(1e4 * k, 3, (20 + k, 2)) for k, c in enumerate("abc")}
+    parts["b"][:5, 0], parts["c"][:, 1] = np.nan, np.nan
+    agreed, _ = agree(parts, ["x", "y"], {}, False, "standard", True)
+    scaling = agreed.scaling
+    clipped = np.clip(np.concatenate(list(parts.values())), scaling.low, scaling.high)
+    theirs = StandardScaler().fit(clipped)
+    np.testing.assert_allclose(scaling.mean, theirs.mean_, rtol=1e-12)
+    np.testing.assert_allclose(scaling.sd, theirs.scale_, rtol=1e-9)
+    wanted = np.average([np.median(parts[c][:, 1]) for c in "ab"], weights=[20, 21])
+    assert scaling.median[1] == pytest.approx(wanted, rel=1e-12)
+
+
+def test_one_outlier_hardly_moves_the_others():
+    """A cholesterol of a million, in a hospital of 60: the others keep their places."""
+    rng = np.random.default_rng(3)
+    before = rng.normal(240, 50, (60, 1))
+    after = np.concatenate([before[:-1], [[1e6]]])
+    moved = fit_standard(after).scale(after)[:-1] - fit_standard(before).scale(before)[:-1]
+    assert np.abs(moved).max() < 0.4
+    assert np.median(np.abs(moved)) < 0.12
+    naive = StandardScaler().fit_transform(after)[:-1]
+    assert np.ptp(naive) < 0.01  # what it does otherwise
+    parts = {"a": after, "b": rng.normal(240, 50, (60, 1))}
+    kept, _ = agree(parts, ["chol"], {}, False, "standard", True)
+    clean, _ = agree({**parts, "a": before}, ["chol"], {}, False, "standard", True)
+    both = kept.scaling.scale(before) - clean.scaling.scale(before)
+    assert np.abs(both).max() < 0.2
+
+
+@pytest.mark.parametrize(
+    ("values", "kept"),
+    [
+        ([0.0] * 95 + [1.0] * 5, (0.0, 1.0)),  # a rare yes
+        ([0.0] * 48 + [1.0] * 48 + [2.0] * 4, (0.0, 2.0)),
+        ([0.0] * 75 + list(range(1, 26)), (0.0, 25.0)),  # mostly none, else many
+        ([7.0] * 9, (7.0, 7.0)),
+        ([5.0], (5.0, 5.0)),
+    ],
+)
+def test_what_is_rare_is_not_far_out(values, kept):
+    low, _, high = limits(np.array(values, dtype=float)[:, None])
+    assert low[0] <= kept[0]
+    assert kept[1] <= high[0]
+
+
+def test_what_is_exchanged_is_counted_and_all_that_is_needed(path):
+    data = module(path, scaling="pooled")
+    clients = list(data.clients)
+    assert [(c, way) for c, way, _ in data.exchanged] == [
+        (c, way) for _ in range(2) for way in ("up", "down") for c in clients
+    ]
+    rows, columns = data.train_rows["Bern"], data.table
+    low, median, high = limits(rows[:, [0, 3]])
+    count = (~np.isnan(rows[:, [0, 3]])).sum(0)
+    used = [{*rows[:, at][~np.isnan(rows[:, at])].astype(int)} for at in (1, 2)]
+    said = {
+        "missing": [n for n, g in zip(columns.names, np.isnan(rows).any(0), strict=True) if g],
+        "categories": {
+            n: [columns.categories[n][code] for code in sorted(codes)]
+            for n, codes in zip(("sex", "grade"), used, strict=True)
+        },
+        "count": count.tolist(),
+        **{
+            n: (count * v).tolist()
+            for n, v in zip(("low", "median", "high"), (low, median, high), strict=True)
+        },
+    }
+    first = next(size for c, way, size in data.exchanged if (c, way) == ("Bern", "up"))
+    assert first == len(json.dumps(said, separators=(",", ":")))
+    assert module(path, missing_indicator=True, features=["crp"]).exchanged == []
+    own = module(path)
+    assert sum(size for *_, size in own.exchanged) < sum(size for *_, size in data.exchanged)
+
+
+def test_categories_of_test_rows_alone_count_as_none_and_are_said(path, caplog):
+    held = module(path).clients["Chur"].patients["test"][0]
+    row = int(held.removeprefix("row_"))
+    text = path.read_text().splitlines()
+    cells = text[row + 1].split(",")
+    cells[3] = "IV"
+    text[row + 1] = ",".join(cells)
+    path.write_text("\n".join(text))
+    with caplog.at_level(logging.WARNING):
+        data = module(path)
+    assert "grade=IV" not in data.channel_names
+    assert "with a category of grade that no training row has: 1; it counts as none" in caplog.text
+
+
+def test_what_no_feature_can_be_is_left_out_and_said(tmp_path, caplog):
+    path = tmp_path / "t.csv"
+    rows = [f"{n},P{n:03d},2020-01-{n + 1:02d},yes,{n % 2},{n % 3}" for n in range(20)]
+    path.write_text("\n".join([",name,seen,consent,dead,x", *rows]))
+    with caplog.at_level(logging.WARNING), pytest.raises(DataError, match="'2020-01-01' is not a"):
+        module(path, label="dead", centre=None, partition=RoundRobin(1))
+    path.write_text(path.read_text().replace("2020-01-", "Monday "))
+    data = module(path, label="dead", centre=None, partition=RoundRobin(1))
+    assert data.table.names == ("consent", "x")
+    assert "left out the one without a name (row numbers), name (20 different texts" in caplog.text
+    assert "The same in all training rows, so of no use: consent." in caplog.text
+    with pytest.raises(DataError, match=r"column name has 20 different texts in 20 rows, which is"):
+        module(path, label="dead", centre=None, partition=RoundRobin(1), features=["name"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"categorical": []}, DataError, "data row 1, column sex: 'f|m' is not a number"),
+        ({"categorical": ["sax"]}, ConfigError, r"data.categorical: Unknown column sax; .*sex"),
+        ({"normalization": "z"}, ConfigError, "data.normalization='z' is unknown"),
+        ({"missing_indicator": "no"}, ConfigError, "data.missing_indicator='no' is unknown"),
+    ],
+)
+def test_settings_that_cannot_be(settings, error, message, path):
+    with pytest.raises(error, match=message.replace("'f|m'", "'(f|m)'")):
+        module(path, **settings)
+
+
+def test_numbers_written_as_text_are_no_categories(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("crp,ill\n" + "\n".join(f'"{n},5",{n % 2}' for n in range(12)))
+    with pytest.raises(DataError) as caught:
+        read_csv(path, "ill", categorical="auto")
+    assert (
+        "data row 1, column crp: '0,5' is not a number (below 1e30) (nor are 11 other cells)"
+        in (str(caught.value))
+    )
+    path.write_text("crp,ill\n" + "\n".join(f"<{n},{n % 2}" for n in range(12)))
+    with pytest.raises(DataError, match="column crp: '<0' is not a number"):
+        read_csv(path, "ill", categorical="auto")
+    named = read_csv(path, "ill", categorical=["crp"])
+    assert named.categories["crp"][:3] == ("<0", "<1", "<10")
+
+
+def test_decimal_commas_between_semicolons_are_read_and_said(tmp_path, caplog):
+    path = tmp_path / "t.csv"
+    path.write_text("crp;sex;ill\n" + "\n".join(f"{n},5;{'fm'[n % 2]};{n % 2}" for n in range(12)))
+    table = read_csv(path, "ill", categorical="auto")
+    assert table.features[:, 0].tolist() == [n + 0.5 for n in range(12)]
+    assert "decimal commas in crp; 0,5 is read as 0.5" in caplog.text
+
+
+def test_a_hospital_without_a_column_has_none_of_its_inputs(path):
+    inner = ByCentre()
+    lacks = ChannelMissing(inner, preset="lack_k", channel="grade", clients=[0])
+    data = module(path, partition=lacks)
+    names = data.preprocessing("Basel")["present"]
+    assert not [n for n in names if n.startswith("grade")]
+    assert "age missing" in names
+    places = [at for at, n in enumerate(data.channel_names) if n.startswith("grade")]
+    assert not data.clients["Basel"].train["image"][:, places].any()
+    assert data.clients["Bern"].train["image"][:, places].any()
+    assert data.splits()["partition"]["Basel"]["channels"] == ["age", "sex", "crp"]
+
+
+def test_who_is_kept_out_is_not_asked(path):
+    data = TabularDataModule(ByCentre(), path=path, label="outcome", centre="hospital")
+    data.keep_out, data.scaling = ("Chur",), "pooled"
+    data.setup()
+    assert {client for client, *_ in data.exchanged} == {"Basel", "Bern"}
+    rows = np.concatenate([data.train_rows[c][:, 3] for c in ("Basel", "Bern")])
+    scaling = data.agreement.scaling
+    clipped = np.clip(rows, scaling.low[1], scaling.high[1])
+    assert scaling.mean[1] == pytest.approx(clipped.mean(), rel=1e-12)
+    assert torch.isfinite(data.kept_out["Chur"].train["image"]).all()
