@@ -29,8 +29,6 @@ def relocate(node: Any) -> None:
         'medfed.federation.wire.link.Link'
     """
     if isinstance(node, DictConfig):
-        if node.get("_target_") == _TABLES and "normalization" not in node:
-            node["normalization"] = "minmax"  # the only one that there was
         for key in list(node):
             if key == "_target_":
                 node[key] = renamed().get(str(node[key]), node[key])
@@ -42,3 +40,17 @@ def relocate(node: Any) -> None:
     elif isinstance(node, ListConfig):
         for index in range(len(node)):
             relocate(node._get_node(index))
+
+
+def as_it_was(config: DictConfig) -> None:
+    """Adds to the configuration of an older run what had no key, in place.
+
+    Example:
+        >>> config = DictConfig({"data": {"_target_": _TABLES}})
+        >>> as_it_was(config)
+        >>> config.data.normalization
+        'minmax'
+    """
+    data = config.get("data")
+    if isinstance(data, DictConfig) and data.get("_target_") == _TABLES:
+        data.setdefault("normalization", "minmax")

@@ -23,7 +23,7 @@ from medfed.common.names import file_names
 from medfed.common.scores import Record
 from medfed.common.untrusted import ANY, NUMBER, misfit, read_json, read_rows, read_yaml, reading
 from medfed.config.compose import changed_keys
-from medfed.config.old_names import relocate
+from medfed.config.old_names import as_it_was, relocate
 from medfed.config.plugins import fingerprints
 from medfed.federation.wire.ledger import Ledger
 
@@ -154,6 +154,7 @@ def read_config(folder: Path) -> DictConfig:
         )
     config = OmegaConf.create(plain)
     relocate(config)
+    as_it_was(config)
     return config
 
 

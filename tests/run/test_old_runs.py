@@ -26,6 +26,8 @@ def folder(tmp_path_factory):
     text, before = path.read_text(), {new: old for old, new in renamed().items()}
     for new in sorted(before, key=len, reverse=True):
         text = text.replace(f"_target_: {new}\n", f"_target_: {before[new]}\n")
+    assert "  normalization: minmax\n" in text
+    text = text.replace("  normalization: minmax\n", "")  # the only one that 0.1 had
     text = text.replace("plugins: null\n", "").replace("\nkeep_out:", "\nnewcomers:")
     assert "newcomers:\n- hospital_1" in text
     assert "medfed.federation.codecs.STC" in text
