@@ -13,6 +13,7 @@ from torch.utils.data import Dataset, IterableDataset
 from medfed.common.errors import ConfigError, DataError
 from medfed.common.seeding import derive_seed, torch_rng
 from medfed.datamodules.augmentation import Augment, augmented
+from medfed.datamodules.channel_dropout import ChannelDropout
 from medfed.datamodules.splits import Split
 
 Batch = dict[str, Tensor]
@@ -96,6 +97,7 @@ class ClientData:
         augment: What alters training samples: a recipe's transforms, or a random MONAI dict
             transform of one sample; reseeded for every batch from the epoch's seed and the batch's
             number.
+        channel_dropout: What takes channels from training samples after `augment`, or None.
         balanced: Whether training batches carry ``class_weights``, see `class_weights`.
         source: Who makes the training batches ahead; None: they are made when they are asked for.
 
@@ -113,6 +115,7 @@ class ClientData:
     batch_size: int
     eval_batch_size: int = 16
     augment: Augment | None = field(default=None, repr=False)
+    channel_dropout: ChannelDropout | None = None
     balanced: bool = False
     # Not handed on by `replace`: it knows this client's samples and no others.
     source: BatchSource | None = field(default=None, init=False, repr=False)
@@ -203,7 +206,12 @@ class ClientData:
             # An intensity transform would otherwise fill the channels that the hospital lacks.
             present = self.channels.to(image.device).view(1, -1, *[1] * (image.ndim - 2))
             image = image * present
-        return self._training_batch(image, label)
+        batch = self._training_batch(image, label)
+        if self.channel_dropout is not None:
+            key = derive_seed(seed, "channels", number)
+            image, kept = self.channel_dropout(image, self.channels, key)
+            batch |= {"image": image, "channels": kept}
+        return batch
 
     def train_inputs(self, limit: int) -> Tensor:
         """Training inputs in a fixed order, spread evenly over the patients.

@@ -15,6 +15,7 @@ from torch import Tensor
 from medfed.common.checks import check_known
 from medfed.common.errors import ConfigError
 from medfed.common.tensors import to_device
+from medfed.datamodules.channel_dropout import ChannelDropout
 from medfed.datamodules.client_data import ClientData
 from medfed.datamodules.readers.base import check_names
 from medfed.federation.client import Batch
@@ -137,14 +138,14 @@ def has(client: ClientData, subset: Subset, names: Subset) -> bool:
 
 
 def without(client: ClientData, split: EvalSplit, keep: Tensor) -> Iterator[Batch]:
-    """Yields a split's batches with all but some channels zero.
+    """Yields a split's batches with all but some channels zero, rescaled as in training.
 
     Args:
         client: The client.
         split: The split.
         keep: ``(C,)`` bool.
     """
+    alter = client.channel_dropout or ChannelDropout()
     for batch in client.eval_batches(split):
-        image = batch["image"]
-        shape = (1, -1, *[1] * (image.ndim - 2))
-        yield {**batch, "image": image * keep.view(shape), "channels": batch["channels"] & keep}
+        kept = batch["channels"] & keep
+        yield {**batch, "image": alter.only(batch["image"], kept, client.channels), "channels": kept}

@@ -1,0 +1,113 @@
+"""Channel dropout: what is lost, how often, and what it is keyed by."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+
+from medfed.common.errors import ConfigError
+from medfed.datamodules.channel_dropout import ChannelDropout
+from medfed.datamodules.client_data import ClientData
+
+PRESENT = torch.tensor([True, False, True, True])
+
+
+def images(count: int, seed: int = 0) -> torch.Tensor:
+    torch.manual_seed(seed)
+    return torch.randn(count, 4, 3, 3) * PRESENT.view(1, 4, 1, 1)
+
+
+def test_every_number_and_every_set_is_as_likely():
+    """0, 1 or 2 of three channels: a third each, and a ninth for each set of one and of two."""
+    count = 18_000
+    _, kept = ChannelDropout(1.0)(images(count), PRESENT, seed=5)
+    sets = Counter(map(tuple, kept[:, PRESENT].tolist()))
+    assert not kept[:, 1].any()
+    assert len(sets) == 7
+    for subset, times in sets.items():
+        expected = count / (3 if all(subset) else 9)
+        assert abs(times - expected) < 5 * expected**0.5  # five standard deviations and more
+
+
+@pytest.mark.parametrize("chance", [0.0, 0.3])
+def test_the_chance_that_a_sample_may_lose_some(chance):
+    count = 9_000
+    image, kept = ChannelDropout(chance)(images(count), PRESENT, seed=1)
+    lost = (kept.sum(1) < 3).float().mean()
+    assert abs(lost - chance * 2 / 3) < 0.02
+    assert chance or torch.equal(image, images(count))
+
+
+def test_what_is_lost_is_zero_and_the_rest_is_as_it_was():
+    image = images(64)
+    before = image.clone()
+    found, kept = ChannelDropout(1.0)(image, PRESENT, seed=2)
+    assert torch.equal(image, before)
+    for n in range(64):
+        for c in range(4):
+            expected = image[n, c] if kept[n, c] else torch.zeros(3, 3)
+            assert torch.equal(found[n, c], expected)
+    scaled, again = ChannelDropout(1.0, "sqrt")(image, PRESENT, seed=2)
+    assert torch.equal(kept, again)
+    factor = (3 / kept.sum(1)).sqrt().view(-1, 1, 1, 1)
+    torch.testing.assert_close(scaled, found * factor)
+
+
+def test_the_root_keeps_the_variance_of_a_sum_over_channels():
+    torch.manual_seed(0)
+    image, all_there = torch.randn(40_000, 4, 1), torch.ones(4, dtype=torch.bool)
+    kept = torch.tensor([True, True, False, False]).expand(40_000, 4)
+    plain = ChannelDropout().only(image, kept, all_there).sum(1)
+    rooted = ChannelDropout(rescale="sqrt").only(image, kept, all_there).sum(1)
+    assert plain.var().item() / 4 == pytest.approx(0.5, abs=0.02)
+    assert rooted.var().item() / 4 == pytest.approx(1.0, abs=0.04)
+
+
+def client(dropout: ChannelDropout | None) -> ClientData:
+    image = images(10)
+    block = {"image": image, "label": torch.zeros(10).long(), "case": torch.arange(10)}
+    return ClientData(
+        id="clinic",
+        train=block,
+        evaluation={"val": [block], "test": []},
+        channels=PRESENT,
+        label_counts=torch.tensor([10.0]),
+        patients={"train": ["p"], "val": ["q"], "test": []},
+        batch_size=4,
+        channel_dropout=dropout,
+    )
+
+
+def test_batches_depend_on_the_epochs_seed_alone_and_keep_their_order():
+    plain, dropping = client(None), client(ChannelDropout(1.0))
+    torch.manual_seed(3)
+    state = torch.get_rng_state()
+    first, again = list(dropping.train_batches(7)), list(dropping.train_batches(7))
+    assert torch.equal(state, torch.get_rng_state())
+    other = list(dropping.train_batches(8))
+    masks = [torch.cat([b["channels"] for b in epoch]) for epoch in (first, again, other)]
+    assert torch.equal(masks[0], masks[1])
+    assert not torch.equal(masks[0], masks[2])
+    assert len({tuple(b["channels"].flatten().tolist()) for b in first[:2]}) == 2
+    for whole, part, same in zip(plain.train_batches(7), first, again, strict=True):
+        assert torch.equal(part["image"], same["image"])
+        mask = part["channels"].view(*part["channels"].shape, 1, 1)
+        assert torch.equal(part["image"], whole["image"] * mask)
+        assert torch.equal(part["label"], whole["label"])
+
+
+def test_evaluation_loses_nothing():
+    for dropping, plain in zip(
+        client(ChannelDropout(1.0)).eval_batches("val"), client(None).eval_batches("val"),
+        strict=True,
+    ):  # fmt: skip
+        assert torch.equal(dropping["image"], plain["image"])
+        assert torch.equal(dropping["channels"], plain["channels"])
+
+
+@pytest.mark.parametrize("wrong", [{"chance": 1.5}, {"chance": -0.1}, {"rescale": "full"}])
+def test_mistakes_are_one_sentence(wrong):
+    with pytest.raises(ConfigError, match=r"augment\.(channel_dropout|rescale)="):
+        ChannelDropout(**wrong)
