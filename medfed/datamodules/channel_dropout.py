@@ -13,7 +13,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from medfed.common.checks import check_choices
 from medfed.common.errors import ConfigError
 from medfed.common.seeding import torch_rng
 

@@ -24,7 +24,7 @@ from medfed.reports.runs import common_folder, find_runs
 
 # What a comparison looks for, in the order of the report: modules of this folder with a function
 # ``find``, from the comparison to a Finding.
-FINDINGS = ("lambda_path", "scores", "sweeps", "communication")
+FINDINGS = ("lambda_path", "scores", "sweeps", "communication", "missing_channels")
 _STATISTICS = ("mean", "sd", "worst")
 _SPENT = ("steps", "gradient_passes", "forward_passes")
 _HEAD = "# Comparison"  # the first line of a report

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from medfed.run.subsets import Subsets
 
 _FEW = 8  # clients with a column each
-MEAN = "mean"
 
 
 def shown_metrics(found: Subsets) -> list[str]:
@@ -66,12 +65,15 @@ def print_subsets(found: Subsets, folder: Path, console: Console | None = None) 
 
 
 def to_csv(found: Subsets) -> str:
-    """Returns a line per client and subset, with a column per metric."""
+    """Returns a line per client and subset: how many of its channels are missing, and metrics."""
     rows = [(c, s, m) for c, by_subset in found.metrics.items() for s, m in by_subset.items()]
     names = list(rows[0][2])
     return csv_text(
-        ["client", "channels", "count", *names],
-        ([c, "+".join(s), len(s), *(m[n] for n in names)] for c, s, m in rows),
+        ["client", "channels", "missing", *names],
+        (
+            [c, "+".join(s), len(found.present[c]) - len(s), *(m[n] for n in names)]
+            for c, s, m in rows
+        ),
     )
 
 
@@ -79,47 +81,57 @@ def write_subsets(found: Subsets, folder: Path) -> None:
     """Writes ``subsets_<split>.csv`` and ``pictures/subsets_<split>.png``."""
     write_text(folder / f"subsets_{found.split}.csv", to_csv(found))
     metric = shown_metrics(found)[0]
-    figure = heat_map(table_of(found, metric), [*found.metrics, MEAN], found, metric)
+    values, title = table_of(found, metric), f"{found.split} {label_of(metric)} with some channels"
+    rows, falls = [*found.metrics, "mean"], smaller_is_better(metric)
+    figure = heat_map(values, rows, found.subsets, found.channels, title, falls=falls, mean=True)
     save_figures(folder / "pictures", {f"subsets_{found.split}": figure})
 
 
 def heat_map(
-    values: NDArray[np.float64], rows: Sequence[str], found: Subsets, metric: str
+    values: NDArray[np.float64],
+    rows: Sequence[str],
+    subsets: Sequence[Sequence[str]],
+    channels: Sequence[str],
+    title: str,
+    *,
+    falls: bool = False,
+    mean: bool = False,
 ) -> Figure:
     """Draws a metric per row and subset; dots below say which channels a subset has.
 
     Args:
         values: ``(rows, subsets)``, NaN where a client lacks a channel.
-        rows: Names of the rows; a line stands above the last one.
-        found: Gives channels, subsets and the split.
-        metric: What is drawn.
+        rows: Names of the rows.
+        subsets: The channels of each column.
+        channels: All of them.
+        title: What is drawn.
+        falls: Whether smaller is better; what is better is brighter.
+        mean: Whether a line stands above the last row.
     """
-    count = len(found.subsets)
-    height = 0.34 * len(rows) + 0.28 * len(found.channels)
-    figure = Figure(figsize=(2.9 + 0.62 * max(count, 3), 1.0 + height), layout="constrained")
-    ratios = (0.34 * len(rows), 0.28 * len(found.channels))
-    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=ratios)
-    scale = "viridis_r" if smaller_is_better(metric) else "viridis"
+    heights = (0.34 * len(rows), 0.28 * len(channels))
+    figure = Figure(
+        figsize=(2.9 + 0.62 * max(len(subsets), 3), 1.0 + sum(heights)), layout="constrained"
+    )
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=heights)
     upper.set_facecolor("0.9")
+    scale = "viridis_r" if falls else "viridis"
     drawn = upper.imshow(np.ma.masked_invalid(values), cmap=scale, aspect="auto")
     for (row, column), value in np.ndenumerate(values):
-        known = bool(np.isfinite(value))
-        dark = known and drawn.norm(value) < 0.6
-        if smaller_is_better(metric):
-            dark = known and drawn.norm(value) > 0.4
+        if known := bool(np.isfinite(value)):
+            bright = (drawn.norm(value) < 0.4) if falls else (drawn.norm(value) > 0.6)
+        colour = ("black" if bright else "white") if known else "0.5"
         text = f"{value:.2f}" if known else "–"
-        colour = "white" if dark else "black" if known else "0.5"
         upper.text(column, row, text, ha="center", va="center", fontsize=8, color=colour)
-    upper.axhline(len(rows) - 1.5, color="white", lw=3)
+    if mean:
+        upper.axhline(len(rows) - 1.5, color="white", lw=3)
     upper.set_yticks(range(len(rows)), [caption(r) for r in rows])
-    upper.set_title(f"{found.split} {label_of(metric)} with some channels only", fontsize=10)
-    for column, subset in enumerate(found.subsets):
-        for place, channel in enumerate(found.channels):
+    upper.set_title(title, fontsize=10)
+    for column, subset in enumerate(subsets):
+        for place, channel in enumerate(channels):
             there = channel in subset
-            style = {"color": "0.15" if there else "0.85", "s": 42 if there else 26}
-            lower.scatter(column, place, **style)
-    lower.set_yticks(range(len(found.channels)), [caption(c) for c in found.channels])
-    lower.set(ylim=(len(found.channels) - 0.4, -0.6), xlim=(-0.5, count - 0.5))
+            lower.scatter(column, place, color="0.15" if there else "0.85", s=42 if there else 26)
+    lower.set_yticks(range(len(channels)), [caption(c) for c in channels])
+    lower.set(ylim=(len(channels) - 0.4, -0.6), xlim=(-0.5, len(subsets) - 0.5))
     lower.spines[:].set_visible(False)
     for axes in (upper, lower):
         axes.tick_params(length=0, labelsize=9, labelbottom=False)

@@ -39,6 +39,7 @@ class Subsets:
         split: On which split.
         channels: The names of all channels.
         subsets: Those that were asked for, in the order of tables.
+        present: The channels of each client.
         metrics: By client and subset; a subset that a client lacks a channel of is not there.
     """
 
@@ -46,6 +47,7 @@ class Subsets:
     split: EvalSplit
     channels: tuple[str, ...]
     subsets: tuple[Subset, ...]
+    present: dict[str, Subset]
     metrics: dict[str, dict[Subset, dict[str, float]]]
 
     def values(self, metric: str) -> dict[str, list[float]]:
@@ -77,25 +79,26 @@ def measure_subsets(folder: Path, wanted: str | Sequence[str], split: str = "tes
     module, names = experiment.module, tuple(experiment.data.channel_names)
     subsets = find_subsets(wanted, names)
     clients = {c: experiment.data.clients[c] for c in summary["clients"]}
-    held = {c: [s for s in subsets if has(data, s, names)] for c, data in clients.items()}
+    present = {
+        c: tuple(n for n, there in zip(names, d.channels.tolist(), strict=True) if there)
+        for c, d in clients.items()
+    }
+    held = {c: [s for s in subsets if set(s) <= set(own)] for c, own in present.items()}
     count = sum(map(len, held.values()))
     if not count:
         raise ConfigError(
             f"subsets={'+'.join(subsets[0])}: no client has these channels together; name others."
         )
-    _log.info(
-        "Measuring %d subsets of %d channels: %d evaluations.", len(subsets), len(names), count
-    )
+    _log.info("Measuring %d subsets of %d channels, %d times.", len(subsets), len(names), count)
     metrics: dict[str, dict[Subset, dict[str, float]]] = {}
-    for client, present in held.items():
+    for client, data in clients.items():
         module.local.load(module.federation.personal_model(client))
-        data = experiment.data.clients[client]
         metrics[client] = {}
-        for subset in present:
+        for subset in held[client]:
             keep = torch.tensor([n in subset for n in names])
             batches = (to_device(b, module.device) for b in without(data, split, keep))  # type: ignore[arg-type]
             metrics[client][subset] = module.task.evaluate(batches)
-    return Subsets(summary, split, names, subsets, metrics)  # type: ignore[arg-type]
+    return Subsets(summary, split, names, subsets, present, metrics)  # type: ignore[arg-type]
 
 
 def find_subsets(wanted: str | Sequence[str], names: Subset) -> tuple[Subset, ...]:
@@ -132,11 +135,6 @@ def find_subsets(wanted: str | Sequence[str], names: Subset) -> tuple[Subset, ..
     return tuple(dict.fromkeys(tuple(n for n in names if n in c) for c in chosen))
 
 
-def has(client: ClientData, subset: Subset, names: Subset) -> bool:
-    """Says whether a client has all channels of a subset."""
-    return all(client.channels[names.index(n)] for n in subset)
-
-
 def without(client: ClientData, split: EvalSplit, keep: Tensor) -> Iterator[Batch]:
     """Yields a split's batches with all but some channels zero, rescaled as in training.
 
@@ -148,4 +146,8 @@ def without(client: ClientData, split: EvalSplit, keep: Tensor) -> Iterator[Batc
     alter = client.channel_dropout or ChannelDropout()
     for batch in client.eval_batches(split):
         kept = batch["channels"] & keep
-        yield {**batch, "image": alter.only(batch["image"], kept, client.channels), "channels": kept}
+        yield {
+            **batch,
+            "image": alter.only(batch["image"], kept, client.channels),
+            "channels": kept,
+        }

@@ -87,7 +87,7 @@ def test_what_is_written_and_that_nothing_else_is(scans, measured, capsys):
     assert len(rows) == 14
     for row in rows:
         subset = tuple(row["channels"].split("+"))
-        assert int(row["count"]) == len(subset)
+        assert int(row["missing"]) == 3 - len(subset)
         assert float(row["dice"]) == measured.metrics[row["client"]][subset]["dice"]
     print_subsets(measured, scans, wide_console())
     text = capsys.readouterr().out
@@ -102,7 +102,8 @@ def test_the_heat_map_says_every_number(measured):
     assert values.shape == (3, 15)
     mean = measured.subsets.index(("T1gd", "T2w"))
     assert values[2, mean] == pytest.approx(values[:2, mean].mean())
-    figure = heat_map(values, ["a", "b", "mean"], measured, "dice")
+    names = ["a", "b", "mean"]
+    figure = heat_map(values, names, measured.subsets, measured.channels, "Dice", mean=True)
     texts = [t.get_text() for t in figure.axes[0].texts]
     assert texts == ["–" if math.isnan(v) else f"{v:.2f}" for v in values.ravel()]
 
