@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import compress
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -20,9 +20,11 @@ from torch import Tensor
 
 from medfed.common.errors import ConfigError
 from medfed.common.seeding import one_thread, seeded
+from medfed.datamodules.channel_dropout import ChannelDropout
 
 Sample = dict[str, Any]
 Transform = Callable[[Sample], Sample]
+_OF_CHANNELS = {"channel_dropout": 0.0, "rescale": None}  # and what turns it off
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,9 @@ class Augmentation:
         resolution: The smallest size in between, as a share of the image's.
         gamma_chance: Chance of a gamma curve between the least and greatest intensity.
         gamma: Largest exponent, drawn from 1 / gamma to gamma; mean and deviation are kept.
+        channel_dropout: Chance that a sample may lose channels, after all the rest; see
+            :class:`medfed.datamodules.channel_dropout.ChannelDropout`.
+        rescale: Of what is left then: ``None`` or ``sqrt``.
 
     Raises:
         ConfigError: If a chance is not in [0, 1], or a strength has no meaning.
@@ -88,9 +93,12 @@ class Augmentation:
     resolution: float = 1.0
     gamma_chance: float = 0.0
     gamma: float = 1.0
+    channel_dropout: float = 0.0
+    rescale: Literal["sqrt"] | None = None
 
     def __post_init__(self) -> None:
-        for name in (f.name for f in fields(self)):
+        ChannelDropout(self.channel_dropout, self.rescale)  # checks both
+        for name in (f.name for f in fields(self) if f.name not in _OF_CHANNELS):
             value = getattr(self, name)
             most = 1.0 if name.endswith("chance") else math.inf
             most = {"zoom": 0.9, "shift": 0.5, "resolution": 1.0, "gamma": 10.0}.get(name, most)
@@ -98,6 +106,11 @@ class Augmentation:
             if not (least <= value <= most and math.isfinite(value)):
                 limits = f"in [{least:g}, {most:g}]" if math.isfinite(most) else "0 or more"
                 raise ConfigError(f"augment.{name}={value} must be {limits}.")
+
+    @property
+    def alters(self) -> bool:
+        """Whether anything but channel dropout happens."""
+        return replace(self, **_OF_CHANNELS) != Augmentation()  # type: ignore[arg-type]
 
     def build(self, size: Sequence[int], flips: Sequence[int] = (), regions: bool = False) -> Chain:
         """Makes the transforms.

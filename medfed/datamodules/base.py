@@ -18,6 +18,7 @@ from medfed.common.files import sha256
 from medfed.common.names import shown
 from medfed.common.seeding import one_thread
 from medfed.datamodules.augmentation import Augment, Augmentation
+from medfed.datamodules.channel_dropout import ChannelDropout
 from medfed.datamodules.client_data import (
     Batch,
     Block,
@@ -184,11 +185,13 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
 
     def client_of(self, name: str, plan: ClientPlan, **samples: Any) -> ClientData:
         """Puts a client together of its plan, the settings, and what `ClientData` needs beside."""
-        augment = None if self.augment == Augmentation() else self.augment
+        augment, dropout = self.augment, None
         if isinstance(augment, Augmentation):
+            if augment.channel_dropout:
+                dropout = ChannelDropout(augment.channel_dropout, augment.rescale)
             train: Block = samples["train"]
             size, regions = train["image"].shape[2:], len(train["label"].shape) > 1
-            augment = augment.build(size, self.flips, regions)
+            augment = augment.build(size, self.flips, regions) if augment.alters else None
         return ClientData(
             id=name,
             channels=plan.channels,
@@ -196,6 +199,7 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
             batch_size=self.batch_size,
             eval_batch_size=self.eval_batch_size,
             augment=augment,
+            channel_dropout=dropout,
             balanced=self.balanced,
             **samples,
         )

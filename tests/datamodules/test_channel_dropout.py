@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from medfed.common.errors import ConfigError
+from medfed.config.compose import build, load
+from medfed.datamodules.augmentation import Augmentation
 from medfed.datamodules.channel_dropout import ChannelDropout
 from medfed.datamodules.client_data import ClientData
 
@@ -111,3 +113,13 @@ def test_evaluation_loses_nothing():
 def test_mistakes_are_one_sentence(wrong):
     with pytest.raises(ConfigError, match=r"augment\.(channel_dropout|rescale)="):
         ChannelDropout(**wrong)
+
+
+def test_what_the_configuration_gives():
+    assert not Augmentation(channel_dropout=1.0, rescale="sqrt").alters
+    assert Augmentation(channel_dropout=1.0, flip_chance=0.5).alters
+    with pytest.raises(ConfigError, match=r"augment\.channel_dropout=2"):
+        Augmentation(channel_dropout=2.0)
+    keys = (*("augment=none", "augment.channel_dropout=0.5", "augment.rescale=sqrt"),)
+    built = build(load(["experiment=brats_pfednet", *keys]).augment)
+    assert (built.channel_dropout, built.rescale) == (0.5, "sqrt")
