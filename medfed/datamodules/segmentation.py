@@ -71,6 +71,11 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
         self.size = patches.patch_size_3d(self.patch_size, self.spatial_dims)
 
     @property
+    def exclusive(self) -> bool:
+        """Whether no voxel is in two regions; of several regions a softmax is then trained."""
+        return self.scans.exclusive
+
+    @property
     def millimetres(self) -> bool:
         """Whether evaluation batches say how large a voxel is."""
         return True

@@ -16,7 +16,7 @@ from medfed.common.checks import check_known
 from medfed.common.errors import ConfigError, did_you_mean
 from medfed.models.meters import Batch
 from medfed.models.networks.canonical import Activation
-from medfed.models.regions import exclusive_masks
+from medfed.models.regions import exclusive_masks, margins
 from medfed.models.segmentation_meter import SegmentationMeter
 from medfed.models.task import TaskModule
 
@@ -141,7 +141,16 @@ class SegmentationTask(TaskModule):
         from medfed.models.contours import contour_grid  # late: training draws nothing
 
         exclusive = self.activation == "softmax"
-        return contour_grid(cases, self.regions, threshold=self.threshold, exclusive=exclusive)
+        return contour_grid(cases, self.regions, threshold=self.level, exclusive=exclusive)
+
+    def outlines(self, probabilities: Tensor) -> Tensor:
+        """Returns what contours are drawn of, at :attr:`level`, both ``(R, *spatial)``."""
+        return margins(probabilities) if self.activation == "softmax" else probabilities
+
+    @property
+    def level(self) -> float:
+        """Where the contours of :meth:`outlines` are drawn."""
+        return 0.5 if self.activation == "softmax" else self.threshold
 
     def meter(self, *, test: bool = False) -> SegmentationMeter:
         """Returns an empty meter, at test with surfaces if they are wanted."""

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import nibabel as nib
+import numpy as np
 import torch
 from omegaconf import DictConfig
 
@@ -31,6 +33,14 @@ EXPERIMENTS = {
     "windows": (
         *("experiment=brats_pfednet", "data.generated.shape=[24,20,10]", "data.spatial_dims=3"),
         *("data.patch_size=[16,16,8]", *HEADS),
+        *("model.network.channels=[4,8]", "model.network.strides=[2]", "partition=centre"),
+    ),
+    # Exclusive classes, of label values that are not 1 and 2.
+    "classes": (
+        *("data=brats_folder", "model=unet", "data.spatial_dims=3", "data.patch_size=[16,16,8]"),
+        *("~data.reader.modalities", "+data.reader.modalities={CT: CT.nii.gz}"),
+        *("~data.reader.regions", "+data.reader.regions={organ: [2], lesion: [5]}"),
+        *("data.reader.label=label.nii.gz", "data.patches_per_patient=1"),
         *("model.network.channels=[4,8]", "model.network.strides=[2]", "partition=centre"),
     ),
     "candidates": (
@@ -73,9 +83,27 @@ class Hospital:
         return Path(shutil.copytree(self.bundle, folder / "bundle"))
 
 
+def write_organs(folder: Path) -> Path:
+    """Eight cases of an organ with a lesion; slices are thick, axes not in the body's order."""
+    rng = np.random.default_rng(3)
+    affine = np.array([[0, 0, 3.0, 5], [-1, 0, 0, 8], [0, 1, 0, -4], [0, 0, 0, 1]])
+    for case in range(8):
+        label = np.zeros((20, 10, 24), np.uint8)
+        label[3:15, 2:8, 4 : 16 + case] = 2
+        label[6:10, 4:6, 6:12] = 5
+        voxels = 40.0 * label + rng.normal(100, 10, label.shape)
+        (folder / f"case_{case}").mkdir(parents=True)
+        for name, array in (("CT", voxels.astype(np.float32)), ("label", label)):
+            file = folder / f"case_{case}" / f"{name}.nii.gz"
+            nib.save(nib.Nifti1Image(array, affine), file)
+    return folder
+
+
 def make_hospital(name: str, root: Path, *overrides: str) -> Hospital:
     """Reads the data, draws weights and exports them; nothing is trained."""
     settings = [] if name in ("digits", "table") else [f"data.root={root}"]
+    if name.startswith("classes"):
+        settings += [f"data.path={write_organs(root / name)}"]
     config = load([*EXPERIMENTS[name], *settings, *overrides, f"folder={root}", "threads=1"])
     data, task = data_and_task(config)
     client = next(iter(data.plans))

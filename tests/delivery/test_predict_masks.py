@@ -17,10 +17,11 @@ from nibabel.orientations import axcodes2ornt, io_orientation, ornt_transform
 
 from medfed.common.errors import DataError, MedfedError
 from medfed.datamodules import patches
-from medfed.datamodules.readers.volumes import read_volume
+from medfed.datamodules.readers.volumes import read_geometry, read_volume
 from medfed.delivery.bundle.bundle import read_bundle, write_bundle
+from medfed.delivery.bundle.metadata import label_codes
 from medfed.delivery.bundle.scripts import inference
-from medfed.delivery.predict.masks import label_codes, label_map
+from medfed.delivery.predict.masks import label_map
 from medfed.delivery.predict.outputs import save_like
 
 ORIENTATIONS = [
@@ -69,6 +70,44 @@ def test_probabilities_are_those_of_the_evaluation(name, hospital, tmp_path):
             assert torch.equal(regions[None, None], expected > 0.5)
 
 
+def of_exclusive_classes(hospital):
+    """The hospital, a case of it, and each voxel's likeliest class by label value, RAS."""
+    made = hospital("classes")
+    plan = made.data.plans[made.client]
+    patient = plan.patients["test"][0]
+    probabilities = made.task.predict(made.data.evaluation_block(patient, 0, plan))[0]
+    classes = torch.cat([1 - probabilities.sum(0, keepdim=True), probabilities])
+    return made, patient, torch.tensor([0, 2, 5])[classes.argmax(0)].numpy(), probabilities
+
+
+def test_exclusive_classes_become_one_label_map(hospital, tmp_path):
+    made, patient, expected, probabilities = of_exclusive_classes(hospital)
+    assert made.task.activation == "softmax"
+    assert set(np.unique(expected)) == {0, 2, 5}
+    source = Path(made.config.data.path) / patient / "CT.nii.gz"
+    mask = tmp_path / "mask.nii.gz"
+    made.predict(input=source.parent, output=mask, probabilities="true", picture="true")
+    found = read_volume(mask).voxels[0].numpy()
+    np.testing.assert_array_equal(found, expected)
+    maps = read_volume(tmp_path / "mask_probabilities.nii.gz").voxels
+    torch.testing.assert_close(maps, probabilities, atol=1e-5, rtol=0)
+    np.testing.assert_array_equal(nib.load(mask).affine, nib.load(source).affine)
+    with pytest.raises(MedfedError, match=r"threshold=0\.3 is for regions that may overlap"):
+        made.predict(input=source.parent, output=tmp_path / "other.nii.gz", threshold=0.3)
+
+
+def test_exclusive_classes_in_the_bundle_run_by_monai(hospital, tmp_path, monkeypatch):
+    made, patient, expected, _ = of_exclusive_classes(hospital)
+    source = Path(made.config.data.path) / patient
+    (tmp_path / "in").mkdir()
+    shutil.copytree(source, tmp_path / "in" / "a")
+    bundle_in_this_process(made.bundle, tmp_path / "in", tmp_path / "monai", monkeypatch)
+    theirs = nib.load(tmp_path / "monai" / "a_pred.nii.gz")
+    np.testing.assert_allclose(theirs.affine, nib.load(source / "CT.nii.gz").affine)
+    found = read_volume(tmp_path / "monai" / "a_pred.nii.gz").voxels
+    np.testing.assert_array_equal(found.numpy()[0], expected)
+
+
 @pytest.mark.parametrize("codes", ["RAS", "LPS", "SAR", "PIL", "IRP"])
 def test_a_turned_scan_gets_the_same_mask_turned(codes, hospital, tmp_path):
     made = hospital("windows")
@@ -99,7 +138,8 @@ def test_every_voxel_keeps_its_place_in_space(codes, tmp_path):
     ras = rng.integers(0, 200, (3, 4, 5), dtype=np.uint8)
     nib.save(nib.Nifti1Image(np.zeros((3, 4, 5), np.float32), affine), tmp_path / "ras.nii")
     turned(tmp_path / "ras.nii", codes, tmp_path / "scan.nii")
-    save_like(ras, tmp_path / "scan.nii", tmp_path / "mask.nii", note="1 whole")
+    scan = tmp_path / "scan.nii"
+    save_like(ras, read_geometry(scan), scan, tmp_path / "mask.nii", note="1 whole")
     mask = nib.load(tmp_path / "mask.nii")
     for index in np.ndindex(3, 4, 5):
         world = affine @ [*index, 1]
@@ -124,7 +164,7 @@ def test_label_maps_give_the_training_masks_again(regions):
 
 
 def test_regions_that_do_not_nest_have_no_common_map():
-    assert label_codes({"left": (1,), "right": (2,)}) is None
+    assert label_codes({"left": (1, 3), "right": (2, 3)}) is None
     assert label_codes({"a": (1, 2), "b": (1, 2)}) is None
     assert label_codes({"whole": (1, 2, 3), "enhancing": (3,)}) == {"whole": 1, "enhancing": 2}
 
@@ -186,6 +226,20 @@ def bundle_run(bundle: Path, source: Path, output: Path, tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+def bundle_in_this_process(bundle: Path, source: Path, output: Path, monkeypatch) -> None:
+    """Runs the bundle by MONAI here, which is quicker."""
+    monkeypatch.syspath_prepend(str(bundle))
+    monkeypatch.chdir(bundle)
+    for name in [n for n in sys.modules if n == "scripts" or n.startswith("scripts.")]:
+        monkeypatch.delitem(sys.modules, name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of MONAI's own making
+        paths = {"dataset_dir": str(source), "output_dir": str(output)}
+        monai.bundle.run(config_file="configs/inference.json", **paths)
+    for name in [n for n in sys.modules if n == "scripts" or n.startswith("scripts.")]:
+        del sys.modules[name]
+
+
 def test_mask_of_the_bundle_run_by_monai(hospital, tmp_path):
     pytest.importorskip("fire", reason="monai.bundle run needs fire")
     made = hospital("slices")
@@ -225,16 +279,7 @@ def test_cases_that_share_file_names_get_a_mask_each(hospital, tmp_path, monkeyp
             nib.save(
                 nib.Nifti1Image(voxels, image.affine), tmp_path / "in" / case / f"{name}.nii.gz"
             )
-    monkeypatch.syspath_prepend(str(bundle))
-    monkeypatch.chdir(bundle)
-    for name in [n for n in sys.modules if n == "scripts" or n.startswith("scripts.")]:
-        monkeypatch.delitem(sys.modules, name)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of MONAI's own making
-        paths = {"dataset_dir": str(tmp_path / "in"), "output_dir": str(tmp_path / "monai")}
-        monai.bundle.run(config_file="configs/inference.json", **paths)
-    for name in [n for n in sys.modules if n == "scripts" or n.startswith("scripts.")]:
-        del sys.modules[name]
+    bundle_in_this_process(bundle, tmp_path / "in", tmp_path / "monai", monkeypatch)
     made.predict(bundle=bundle, input=tmp_path / "in", output=tmp_path / "own")
     theirs = {p.name.removesuffix("_pred.nii.gz") for p in (tmp_path / "monai").iterdir()}
     own = {p.name.removesuffix(".nii.gz") for p in (tmp_path / "own").iterdir()}
@@ -358,14 +403,14 @@ def test_places_that_cannot_be_used(hospital, tmp_path):
     file = next(iter(scans(made).values()))
     (tmp_path / "none").mkdir()
     (tmp_path / "mask.nii.gz").write_bytes(b"kept")
-    (tmp_path / "scan.mhd").write_text("")
+    (tmp_path / "scan.png").write_text("")
     cases = {
         "is there already; set overwrite=true": (file, "mask.nii.gz"),
         "of the output does not exist; make it": (file, "missing/mask.nii.gz"),
-        "must be a NIfTI file": (file, "mask.mhd"),
-        "has no NIfTI files": (tmp_path / "none", "masks"),
+        "must be a volume's file": (file, "mask.mhd"),
+        "has no volumes": (tmp_path / "none", "masks"),
         "does not exist; name a scan": (tmp_path / "absent.nii", "mask.nii"),
-        "is no NIfTI file": (tmp_path / "scan.mhd", "mask.nii"),
+        "is no volume": (tmp_path / "scan.png", "mask.nii"),
         "is the folder of the scans": (tmp_path, "."),
     }
     before = sorted(tmp_path.rglob("*"))

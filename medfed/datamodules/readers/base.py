@@ -13,7 +13,7 @@ There are two kinds, and nothing else needs to know the format:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -103,6 +103,11 @@ class VolumeReader(Reader):
 
     regions: tuple[str, ...]
 
+    @property
+    def exclusive(self) -> bool:
+        """Whether no voxel can be in two regions, so that a softmax over them means something."""
+        return False
+
     @abstractmethod
     def read(self, patient: Patient) -> dict[str, Tensor]:
         """Reads one patient.
@@ -132,6 +137,20 @@ class VolumeReader(Reader):
         """
         regions = {name: [value] for value, name in enumerate(self.regions, start=1)}
         return {"files": None, "file_channels": list(self.channels), "regions": regions}
+
+
+def are_exclusive(regions: Mapping[str, Collection[int]]) -> bool:
+    """Says whether no label value makes up two regions.
+
+    Args:
+        regions: Label values by region.
+
+    Example:
+        >>> are_exclusive({"liver": [1], "tumour": [2]}), are_exclusive({"a": [1, 2], "b": [2]})
+        (True, False)
+    """
+    values = [value for found in regions.values() for value in set(found)]
+    return len(values) == len(set(values))
 
 
 def given_path(path: Path | None) -> Path:

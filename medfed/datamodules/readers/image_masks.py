@@ -16,7 +16,7 @@ from torch.nn import functional
 from medfed.common.checks import check_known
 from medfed.common.errors import ConfigError, DataError
 from medfed.datamodules.readers import pictures
-from medfed.datamodules.readers.base import Patient, VolumeReader
+from medfed.datamodules.readers.base import Patient, VolumeReader, are_exclusive
 from medfed.datamodules.readers.image_pairs import Pair, by_other_reader, list_pairs
 from medfed.datamodules.readers.samples import channel_names
 
@@ -121,6 +121,11 @@ class ImageMasksReader(VolumeReader):
     def spacing(self, patient: Patient) -> tuple[float, ...]:
         """See `Reader.spacing`: pictures do not say it."""
         return (np.nan, np.nan, np.nan)
+
+    @property
+    def exclusive(self) -> bool:
+        """See `VolumeReader.exclusive`."""
+        return are_exclusive(self._by_region())
 
     def layout(self) -> dict[str, object]:
         """What a picture was made of, so that others can be read alike."""

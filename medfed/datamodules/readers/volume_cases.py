@@ -16,7 +16,13 @@ from torch import Tensor
 
 from medfed.common.errors import DataError
 from medfed.datamodules.normalization import zscore
-from medfed.datamodules.readers.base import Patient, VolumeReader, check_names, with_hospitals
+from medfed.datamodules.readers.base import (
+    Patient,
+    VolumeReader,
+    are_exclusive,
+    check_names,
+    with_hospitals,
+)
 from medfed.datamodules.readers.centres import named_centres
 from medfed.datamodules.readers.volumes import (
     check_finite,
@@ -107,6 +113,11 @@ class CaseReader(VolumeReader):
     def spacing(self, patient: Patient) -> tuple[float, ...]:
         """See `Reader.spacing`."""
         return read_geometry(next(iter(patient.files.values()))).spacing
+
+    @property
+    def exclusive(self) -> bool:
+        """See `VolumeReader.exclusive`."""
+        return are_exclusive(self._region_labels)
 
     def layout(self) -> dict[str, object]:
         """See `VolumeReader.layout`."""

@@ -72,11 +72,14 @@ def _contradictions(facts: Mapping[str, Any], kind: Any) -> list[tuple[bool, str
     outputs, inputs = inner.get("out_channels", 1), inner.get("in_channels")
     table = kind == "table"
     columns = len(Columns.from_facts(source).inputs()) if table else len(channels)
+    exclusive = facts.get("activation") == "softmax"
+    wanted = len(facts["labels"]) + exclusive  # the background has an output of its own
     return [
         (not set(facts["present"]) <= set(channels), "present names what channels does not"),
         (segments != (kind == "volumes"), f"a model of {facts['task']} does not take {kind}"),
         (segments and facts.get("threshold") is None, "threshold is not given"),
-        (outputs != len(facts["labels"]), f"{outputs} outputs have {len(facts['labels'])} labels"),
+        (exclusive and not segments, f"a model of {facts['task']} has no activation"),
+        (outputs != wanted, f"{outputs} outputs have {len(facts['labels'])} labels"),
         (inputs != len(channels), f"{inputs} inputs have {len(channels)} channels"),
         (columns != len(channels), f"{columns} columns have {len(channels)} channels"),
     ]
@@ -191,6 +194,10 @@ _FACTS: dict[str, tuple[Check, str]] = {
     "overlap": (_optional(_share), "a number in [0, 1) or null"),
     "window_batch": (_optional(_whole(1, 1 << 20)), "a whole number above 0, or null"),
     "threshold": (_optional(_share), "a number in [0, 1) or null"),
+    "activation": (
+        lambda v: v in (None, "sigmoid", "softmax"),
+        "sigmoid, softmax or null",
+    ),
     "bits": (_optional(_by_name(_whole(1, 8))), "whole numbers from 1 to 8 by name"),
     "sizes": (_optional(_by_name(_whole(0, 1 << 60))), "bytes by name"),
     "test_metrics": (_optional(_by_name(_optional(_number))), "numbers by name, or null"),

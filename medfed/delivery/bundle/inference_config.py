@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from medfed.datamodules.table_columns import Columns
+from medfed.delivery.bundle.metadata import map_codes
 from medfed.delivery.bundle.weights import MODEL
 
 Plain = dict[str, Any]
@@ -132,22 +133,40 @@ def _table(facts: Mapping[str, Any]) -> Plain:
 def _segmentation(facts: Mapping[str, Any]) -> Plain:
     slices = bool(facts["slices"])
     inverse = {"orig_keys": "image", "nearest_interp": False, "to_tensor": True}
-    saved = {"output_dir": "@output_dir", "output_postfix": "pred", "output_dtype": "$numpy.uint8"}
+    small = all(0 <= code < 256 for code in (map_codes(facts) or {}).values())
+    dtype = "$numpy.uint8" if small else "$numpy.int32"
+    saved = {"output_dir": "@output_dir", "output_postfix": "pred", "output_dtype": dtype}
     quiet = {"resample": False, "separate_folder": False, "print_log": False}
-    # A voxel at the threshold itself does not belong to the region.
-    above = f"$lambda p: (p > {facts['threshold']}).to(torch.uint8)"
+    exclusive = facts.get("activation") == "softmax"
+    activation = {"softmax": True, "dim": 0} if exclusive else {"sigmoid": True}
     steps = [
-        _step("Activationsd", "pred", sigmoid=True),
+        _step("Activationsd", "pred", **activation),
         _step("Invertd", "pred", transform="@preprocessing", **inverse),
-        _step("Lambdad", "pred", func=above),
+        *(_label_map(facts) if exclusive else _masks(facts)),
         _step("SaveImaged", "pred", **saved, **quiet),
     ]
     arguments = "@dataloader, @network, @inferer, @postprocessing, @present"
     return {
         "inferer": _inferer(facts["patch_size"], slices, facts["overlap"], facts["window_batch"]),
         "postprocessing": _compose(steps),
-        "run": [f"$segment({arguments}, {slices})"],
+        "run": [f"$segment({arguments}, {slices}, {exclusive})"],
     }
+
+
+def _masks(facts: Mapping[str, Any]) -> list[Plain]:
+    """A channel for each region; a voxel at the threshold itself does not belong to it."""
+    above = f"$lambda p: (p > {facts['threshold']}).to(torch.uint8)"
+    return [_step("Lambdad", "pred", func=above)]
+
+
+def _label_map(facts: Mapping[str, Any]) -> list[Plain]:
+    """Each voxel's likeliest class, by the label values of the training masks."""
+    codes = list((map_codes(facts) or {}).values())
+    steps = [_step("AsDiscreted", "pred", argmax=True)]
+    if codes != list(range(1, len(codes) + 1)):
+        numbers = {"orig_labels": [0, *range(1, len(codes) + 1)], "target_labels": [0, *codes]}
+        steps.append(_step("MapLabelValued", "pred", **numbers))
+    return steps
 
 
 def _inferer(patch: Sequence[int] | None, slices: bool, overlap: float, batch: int) -> Plain:

@@ -21,6 +21,8 @@ site              the simulated scanner of the hospital's training data, or ``nu
 patch_size        window of the inference; ``null``: whole slices or volumes
 overlap, window_batch, threshold
                   of the segmentation, else ``null``
+activation        ``sigmoid``: regions may overlap, an output for each; ``softmax``: they are
+                  exclusive, the first output is the background; ``null`` or missing: ``sigmoid``
 bits              bits per weight of the quantised tensors, by name
 sizes             bytes: ``fp32`` (a plain file of the same weights), ``packed`` (models/model.pt),
                   ``entropy_bound``; ``onnx`` (models/model.onnx) where there is one
@@ -115,10 +117,11 @@ def monai_metadata(facts: Plain) -> Plain:
         "modality": "n/a",
         **_tensor(facts, facts["channels"], _shape(facts)),
     }
+    background = ["background"] * (facts.get("activation") == "softmax")
     pred = {
         "type": type_,
         "format": format_,
-        **_tensor(facts, facts["labels"], _shape(facts) if segments else []),
+        **_tensor(facts, [*background, *facts["labels"]], _shape(facts) if segments else []),
     }
     return {
         "schema": _SCHEMA,
@@ -166,11 +169,76 @@ def readme(facts: Mapping[str, Any]) -> str:
         inputs="Features" if source["kind"] == "table" else "Channels",
         channels=", ".join((not files and source.get("file_channels")) or facts["channels"]),
         notes="".join(f"{note}\n\n" for note in _notes(facts)),
-        labels=", ".join(facts["labels"]),
+        labels=_outputs(facts),
         quantised=" before quantisation" if own is None else "",
         metrics="\n".join(rows),
         size=_size(facts),
     )
+
+
+def label_codes(regions: Mapping[str, Sequence[int]]) -> dict[str, int] | None:
+    """Chooses the label value of every region, where the regions nest or are exclusive.
+
+    The zone of a region is what none of the regions within it takes. Where each zone was exactly
+    one label value of the training masks, it keeps that value, so that prediction and truth
+    compare; otherwise the zones are numbered, from outside to inside where they nest.
+
+    Args:
+        regions: Label values of the training masks that make up every region.
+
+    Returns:
+        Value by region, an outer one before those within it; None where two regions overlap
+        without nesting, or are the same.
+
+    Example:
+        >>> label_codes({"whole": [1, 2, 4], "core": [1, 4], "enhancing": [4]})  # BraTS
+        {'whole': 2, 'core': 1, 'enhancing': 4}
+        >>> label_codes({"enhancing": [3], "whole": [1, 2, 3]})
+        {'whole': 1, 'enhancing': 2}
+        >>> label_codes({"liver": [1], "tumour": [2]}), label_codes({"a": [1], "b": [2, 3]})
+        ({'liver': 1, 'tumour': 2}, {'a': 1, 'b': 2})
+        >>> label_codes({"a": [1, 2], "b": [2, 3]}) is None
+        True
+    """
+    values = {name: set(found) for name, found in regions.items()}
+    exclusive = sum(map(len, values.values())) == len(set().union(*values.values()))
+    names = list(regions)
+    if not exclusive:
+        names.sort(key=lambda name: -len(values[name]))
+    inner = [set() if exclusive else values[name] for name in names[1:]] + [set()]
+    if any(not within < values[name] for name, within in zip(names, inner, strict=True)):
+        return None
+    zones = {n: sorted(values[n] - within) for n, within in zip(names, inner, strict=True)}
+    if all(len(zone) == 1 for zone in zones.values()):
+        return {name: int(zone[0]) for name, zone in zones.items()}
+    return {name: number for number, name in enumerate(names, start=1)}
+
+
+def map_codes(facts: Mapping[str, Any]) -> dict[str, int] | None:
+    """Chooses the label values of the one map that a segmentation is written as.
+
+    Regions that were decided one by one, and do not nest, may lie in each other where the training
+    masks never did; that would be lost in one map.
+
+    Args:
+        facts: The part ``medfed`` of the metadata.
+
+    Returns:
+        See :func:`label_codes`; None where every region needs a mask of its own.
+
+    Example:
+        >>> regions = {"liver": [1], "tumour": [2]}
+        >>> facts = {"labels": list(regions), "input": {"regions": regions}}
+        >>> map_codes({**facts, "activation": "softmax"}), map_codes(facts)
+        ({'liver': 1, 'tumour': 2}, None)
+    """
+    given = facts["input"].get("regions") or {}
+    regions = {name: given.get(name, [1]) for name in facts["labels"]}
+    codes = label_codes(regions)
+    if facts.get("activation") == "softmax":
+        return codes or {name: number for number, name in enumerate(regions, start=1)}
+    shared = sum(map(len, regions.values())) > len(set().union(*regions.values()))
+    return codes if shared or len(regions) == 1 else None
 
 
 def input_size(facts: Mapping[str, Any]) -> list[int] | None:
@@ -217,6 +285,14 @@ def _notes(facts: Mapping[str, Any]) -> list[str]:
             "scans differ from them."
         )
     return notes
+
+
+def _outputs(facts: Mapping[str, Any]) -> str:
+    """What the results hold: names, of a label map with their values."""
+    if facts.get("activation") != "softmax":
+        return ", ".join(facts["labels"])
+    codes = map_codes(facts) or {}
+    return "a label map: 0 background, " + ", ".join(f"{v} {name}" for name, v in codes.items())
 
 
 def _size(facts: Mapping[str, Any]) -> str:

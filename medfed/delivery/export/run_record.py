@@ -24,6 +24,7 @@ from medfed.delivery.bundle.weights import Codebook, from_centers
 from medfed.delivery.export.client_model import ClientModel, checked, from_canonical
 from medfed.models.networks.canonical import Canonical
 from medfed.models.networks.personal import part_roots
+from medfed.models.segmentation import chosen_activation
 from medfed.models.task import TaskModule
 from medfed.run.assembly import build_task, mixes_models
 from medfed.run.folder import finished, read_config, read_splits
@@ -156,6 +157,7 @@ class RunRecord:
             **self.preprocessing[client],
             "site": self.splits.get("partition", {}).get(client, {}).get("site"),
             **{key: model[key] if segments else None for key in inference},
+            "activation": activation_of(model) if segments else None,
             "data_hash": data_hash(self.splits, client),
             "test_metrics": metrics,
             "run_test_metrics": metrics,
@@ -163,6 +165,19 @@ class RunRecord:
             "commit": self.versions.get("commit", "unknown"),
             "versions": {k: v for k, v in self.versions.items() if k not in ("commit", "platform")},
         }
+
+
+def activation_of(model: Mapping[str, Any]) -> str:
+    """Returns the activation of a segmentation, which older runs did not write down.
+
+    Example:
+        >>> activation_of({"regions": ["a", "b"]})
+        'sigmoid'
+        >>> activation_of({"regions": ["a", "b"], "activation": "auto", "exclusive": True})
+        'softmax'
+    """
+    wanted, exclusive = model.get("activation", "auto"), model.get("exclusive")
+    return chosen_activation(wanted, len(model["regions"]), exclusive)
 
 
 def data_hash(splits: Mapping[str, Any], client: str) -> str:

@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 
 from medfed.common.errors import ConfigError
 from medfed.common.files import csv_text, replacing, write_text, writing
+from medfed.datamodules.readers.volumes import Geometry, as_stored, stem_of, suffix_of
 from medfed.delivery.predict.options import PredictOptions
 
 NIFTI = (".nii.gz", ".nii")
+WRITTEN = (*NIFTI, ".nrrd", ".mha")
 
 
 def check_folder(folder: Path, is_made: bool = False) -> None:
@@ -87,59 +89,107 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]
         write_text(path, csv_text(header, written))
 
 
-def suffix_of(path: Path) -> str:
-    """Returns ``.nii.gz`` or ``.nii``, or an empty string for other files.
-
-    Example:
-        >>> suffix_of(Path("a.b.nii.gz")), suffix_of(Path("a.mhd"))
-        ('.nii.gz', '')
-    """
-    return next((suffix for suffix in NIFTI if path.name.lower().endswith(suffix)), "")
-
-
-def stem_of(path: Path) -> str:
-    """Returns the name of a NIfTI file without its suffix.
-
-    Example:
-        >>> stem_of(Path("a.b.nii.gz"))
-        'a.b'
-    """
-    return path.name[: -len(suffix_of(path))]
-
-
-def beside(mask: Path, postfix: str) -> Path:
-    """Names a file after a mask.
-
-    Example:
-        >>> beside(Path("out/mask.nii.gz"), "_probabilities.nii.gz").as_posix()
-        'out/mask_probabilities.nii.gz'
-    """
-    return mask.with_name(stem_of(mask) + postfix)
-
-
-def save_like(array: NDArray[Any], source: Path, target: Path, note: str = "") -> None:
-    """Writes an array in RAS as NIfTI with a scan's own axes, affine and header.
+def mask_suffix(scan: Path) -> str:
+    """Chooses the format of a scan's mask: that of the scan, NIfTI for a DICOM series.
 
     Args:
-        array: ``(H, W, D)`` or ``(H, W, D, n)``, as `readers.volumes.read_volume` turns the scan.
-        source: The scan, ``.nii`` or ``.nii.gz``.
-        target: The file to write; whole, or not at all.
-        note: The header's description, 79 characters at most.
+        scan: A volume's file, or the folder of a DICOM series.
+
+    Returns:
+        One of :data:`WRITTEN`.
+
+    Example:
+        >>> mask_suffix(Path("a.nii")), mask_suffix(Path("a.mhd")), mask_suffix(Path("series"))
+        ('.nii.gz', '.mha', '.nii.gz')
+    """
+    return {".nrrd": ".nrrd", ".nhdr": ".nrrd", ".mha": ".mha", ".mhd": ".mha"}.get(
+        suffix_of(scan), ".nii.gz"
+    )
+
+
+def check_writable(path: Path) -> None:
+    """Refuses a mask's file of a format that is not written.
+
+    Raises:
+        ConfigError: Naming the formats that are.
+    """
+    if suffix_of(path) not in WRITTEN:
+        raise ConfigError(
+            f"output={path} must be a volume's file ({', '.join(WRITTEN)}) where the input is one "
+            "scan."
+        )
+
+
+def beside(mask: Path, postfix: str, suffix: str | None = None) -> Path:
+    """Names a file after a mask.
+
+    Args:
+        mask: The mask's file.
+        postfix: What follows its stem.
+        suffix: Of the new file; None for the mask's own.
+
+    Example:
+        >>> beside(Path("out/mask.nii.gz"), "_probabilities").as_posix()
+        'out/mask_probabilities.nii.gz'
+        >>> beside(Path("out/mask.nii.gz"), "", ".png").as_posix()
+        'out/mask.png'
+    """
+    return mask.with_name(stem_of(mask) + postfix + (suffix or mask.name[len(stem_of(mask)) :]))
+
+
+def save_like(
+    array: NDArray[Any], geometry: Geometry, source: Path, target: Path, note: str = ""
+) -> None:
+    """Writes an array in RAS on a scan's own axes and grid.
+
+    Args:
+        array: ``(H, W, D)`` or ``(H, W, D, n)``, as :func:`readers.volumes.read_volume` turns the
+            scan.
+        geometry: Of the scan.
+        source: The scan; a NIfTI's header goes on in a NIfTI mask.
+        target: The file to write, of one of :data:`WRITTEN`; whole, or not at all.
+        note: The description in a NIfTI header, 79 characters at most.
 
     Raises:
         DataError: If the file cannot be written.
     """
-    import nibabel as nib  # tables need none of it
-    from nibabel import orientations
-
-    scan = nib.load(source)
-    own = orientations.io_orientation(scan.affine)
-    turn = orientations.ornt_transform(orientations.axcodes2ornt("RAS"), own)
-    turned = np.ascontiguousarray(orientations.apply_orientation(array, turn))
-    header = scan.header.copy()
-    header.set_data_dtype(turned.dtype)
-    header["descrip"] = note.encode("ascii", "replace")[:79]
-    header["cal_min"] = header["cal_max"] = 0  # a viewer's window for the scan, not for a mask
-    image = type(scan)(turned, scan.affine, header)
+    turned = as_stored(array, geometry)
     with writing(target, "choose another output"), replacing(target) as partial:
-        nib.save(image, partial)
+        if suffix_of(target) in NIFTI:
+            _save_nifti(turned, geometry, source, partial, note)
+        else:
+            _save_by_itk(turned, geometry, partial)
+
+
+def _save_nifti(
+    turned: NDArray[Any], geometry: Geometry, source: Path, target: Path, note: str
+) -> None:
+    import nibabel as nib  # tables need none of it
+
+    if suffix_of(source) in NIFTI:
+        scan = nib.load(source)
+        header = scan.header.copy()
+        header.set_data_dtype(turned.dtype)
+        header["cal_min"] = header["cal_max"] = 0  # a viewer's window for the scan
+        image = type(scan)(turned, scan.affine, header)
+    else:
+        image = nib.Nifti1Image(turned, geometry.stored)
+        image.header.set_xyzt_units("mm")
+        image.set_qform(geometry.stored, code="scanner")
+        image.set_sform(geometry.stored, code="scanner")
+    image.header["descrip"] = note.encode("ascii", "replace")[:79]
+    nib.save(image, target)
+
+
+def _save_by_itk(turned: NDArray[Any], geometry: Geometry, target: Path) -> None:
+    """NRRD and MetaImage, whose axes run to the left and to the back (LPS)."""
+    import SimpleITK as sitk
+
+    affine = np.diag([-1.0, -1.0, 1.0, 1.0]) @ geometry.stored
+    spacing = np.linalg.norm(affine[:3, :3], axis=0)
+    axes = (2, 1, 0, *range(3, turned.ndim))  # ITK's arrays begin with the last axis
+    image = sitk.GetImageFromArray(turned.transpose(axes), isVector=turned.ndim == 4)
+    image.SetSpacing(spacing.tolist())
+    image.SetOrigin(affine[:3, 3].tolist())
+    image.SetDirection((affine[:3, :3] / spacing).ravel().tolist())
+    sitk.WriteImage(image, str(target), useCompression=True)

@@ -55,11 +55,10 @@ class Predictor:
         """(C,) bool, the channels that the client has; the network has always seen 0 in others."""
         return torch.tensor([name in self.facts["present"] for name in self.facts["channels"]])
 
-    @property
-    def threshold(self) -> float:
-        """Probability above which a voxel belongs to a region."""
-        chosen = self.options.threshold
-        return float(self.facts.get("threshold", 0.5) if chosen is None else chosen)
+    def masks(self, probabilities: Tensor) -> Tensor:
+        """Returns which voxels belong to which region, bool ``(R, H, W, D)``."""
+        assert isinstance(self.task, SegmentationTask)
+        return self.task.masks(probabilities[None])[0]
 
     def regions(self, image: Tensor, brain: Tensor, source: object) -> Tensor:
         """Segments one volume.
@@ -138,10 +137,18 @@ def make_predictor(bundle: Bundle, options: PredictOptions) -> Predictor:
     network = (_onnx if options.runtime == "onnx" else _torch)(bundle, options.device)
     task: TaskModule
     if facts["task"] == "segmentation":
+        activation = facts.get("activation", "sigmoid")
+        if activation == "softmax" and options.threshold is not None:
+            raise ConfigError(
+                f"threshold={options.threshold} is for regions that may overlap; this model gives "
+                "each voxel to its likeliest class: leave it out."
+            )
         task = SegmentationTask(
             network,
             torch.optim.SGD,
             regions=facts["labels"],
+            activation=activation,
+            threshold=float(facts["threshold"] if options.threshold is None else options.threshold),
             patch_size=facts.get("patch_size"),
             overlap=float(facts.get("overlap", 0.25)),
             window_batch=options.batch_size,

@@ -1,4 +1,4 @@
-"""Scans in NIfTI as hospitals have them: found in folders, checked, and read as in training."""
+"""Scans as hospitals have them: found in folders, checked, and read as in training."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,15 +15,21 @@ from torch import Tensor
 from medfed.common.errors import DataError
 from medfed.common.seeding import one_thread
 from medfed.datamodules.normalization import zscore
+from medfed.datamodules.readers import dicom
 from medfed.datamodules.readers.brats_challenge import FILES
 from medfed.datamodules.readers.volume_cases import Pattern, find_file
 from medfed.datamodules.readers.volumes import (
+    SUFFIXES,
+    Geometry,
     check_finite,
     check_same_grid,
+    files_of,
+    is_volume,
     read_geometry,
     read_volume,
+    stem_of,
+    suffix_of,
 )
-from medfed.delivery.predict.outputs import stem_of, suffix_of
 
 _log = logging.getLogger(__name__)
 
@@ -34,11 +40,34 @@ class ScanFiles:
 
     Attributes:
         id: Its name, from which that of its mask is made.
-        path: A 4-D file (or 3-D, of one channel), or a folder with a file per contrast.
+        path: A volume: a file, with one or several values per voxel, or the folder of a DICOM
+            series; or a folder with a volume per contrast.
     """
 
     id: str
     path: Path
+
+    def files(self) -> list[Path]:
+        """Lists the files that it is made of."""
+        one = not self.path.is_dir() or dicom.is_series(self.path)
+        volumes = [self.path] if one else [p for p in self.path.iterdir() if is_volume(p)]
+        return [file for volume in volumes for file in files_of(volume)]
+
+
+class Scan(NamedTuple):
+    """One scan as a network sees it.
+
+    Attributes:
+        image: ``(C, H, W, D)`` float32 in RAS, normalised; channels that the client lacks are 0.
+        body: ``(H, W, D)`` bool, where any channel of the scan is not 0.
+        geometry: Where the voxels lie.
+        source: A volume with this geometry.
+    """
+
+    image: Tensor
+    body: Tensor
+    geometry: Geometry
+    source: Path
 
 
 def find_scans(
@@ -47,8 +76,8 @@ def find_scans(
     """Lists the scans that an input names.
 
     Args:
-        path: A NIfTI file; a folder with one file per contrast; or a folder of such files or
-            folders.
+        path: A volume (a file, or the folder of a DICOM series); a folder with one volume per
+            contrast; or a folder of all these.
         facts: The bundle's, which name the files of a contrast.
         apart_from: A folder in it that is left out: the one for the masks.
 
@@ -60,33 +89,30 @@ def find_scans(
     """
     if not path.exists():
         raise DataError(f"{path} does not exist; name a scan, or a folder of scans, in input.")
-    if not path.is_dir():
-        if not suffix_of(path):
-            raise DataError(f"{path} is no NIfTI file (.nii, .nii.gz); convert the scan.")
-        return [ScanFiles(stem_of(path), path)]
-    if _is_case(path, facts):
-        return [ScanFiles(path.resolve().name, path)]
+    if not path.is_dir() and not suffix_of(path):
+        raise DataError(
+            f"{path} is no volume ({', '.join(SUFFIXES)}, or the folder of a DICOM series); "
+            "convert the scan."
+        )
+    if is_volume(path) or _is_case(path, facts):
+        return [ScanFiles(stem_of(path.resolve()), path)]
     inside = [p for p in path.iterdir() if not p.name.startswith(".")]
-    found = [ScanFiles(stem_of(p), p) for p in inside if p.is_file() and suffix_of(p)]
-    for folder in inside:
-        if folder.is_dir() and folder != apart_from and any(map(suffix_of, folder.iterdir())):
-            found.append(ScanFiles(folder.name, folder))
-    known = {scan.path for scan in found}
-    for folder in inside:
-        deeper = folder.is_dir() and folder not in (*known, apart_from)
-        if deeper and any(suffix_of(p) for p in folder.rglob("*")):
+    folders = [p for p in inside if p.is_dir() and p != apart_from]
+    cases = [p for p in folders if is_volume(p) or any(map(is_volume, p.iterdir()))]
+    found = [p for p in inside if p.is_file() and suffix_of(p)] + cases
+    for folder in folders:
+        if folder not in cases and any(map(is_volume, folder.rglob("*"))):
             _log.warning("%s is left out: its scans lie deeper than one folder.", folder)
     if not found:
         raise DataError(
-            f"{path} has no NIfTI files (.nii, .nii.gz) and no folders of them; name the folder "
-            "with the scans in input."
+            f"{path} has no volumes ({', '.join(SUFFIXES)}, folders of DICOM series) and no "
+            "folders of them; name the folder with the scans in input."
         )
-    return sorted(found, key=lambda scan: (scan.id, scan.path.is_dir(), scan.path))
+    scans = [ScanFiles(p.name if p.is_dir() else stem_of(p), p) for p in found]
+    return sorted(scans, key=lambda scan: (scan.id, scan.path.is_dir(), scan.path))
 
 
-def read_scan(
-    scan: ScanFiles, facts: Mapping[str, Any], tolerance: float | None
-) -> tuple[Tensor, Tensor, Path]:
+def read_scan(scan: ScanFiles, facts: Mapping[str, Any], tolerance: float | None) -> Scan:
     """Reads one scan as the training data were read.
 
     Args:
@@ -94,14 +120,10 @@ def read_scan(
         facts: The bundle's.
         tolerance: See `check_spacing`.
 
-    Returns:
-        The image ``(C, H, W, D)`` float32 in RAS, z-scored, channels that the client lacks 0; where
-        any channel is not zero, ``(H, W, D)`` bool; and a file with the scan's geometry.
-
     Raises:
         DataError: If the scan cannot be read or contradicts the metadata.
     """
-    if scan.path.is_dir():
+    if scan.path.is_dir() and not dicom.is_series(scan.path):
         files = {c: find_file(scan.path, c, pattern) for c, pattern in _patterns(facts).items()}
         names, paths = list(files), list(files.values())
         geometry = check_same_grid(paths)
@@ -112,14 +134,14 @@ def read_scan(
     with one_thread():
         loaded = torch.cat([_load(p, len(names) // len(paths)) for p in paths])
         check_finite(loaded, names, paths)
-        brain = (loaded != 0).any(dim=0)
-        if not brain.any():
+        body = (loaded != 0).any(dim=0)
+        if not body.any():
             raise DataError(f"{scan.path} has only zero voxels; export the scan again.")
         normalised = zscore(loaded)
     image = torch.zeros(len(facts["channels"]), *loaded.shape[1:])
     for name in facts["present"]:
         image[facts["channels"].index(name)] = normalised[names.index(name)]
-    return image, brain, paths[0]
+    return Scan(image, body, geometry, paths[0])
 
 
 def check_spacing(
@@ -167,8 +189,8 @@ was trained on 1 × 1 × 2 to 1 × 1 × 3 mm; resample the scan, or set spacing_
 
 
 def _is_case(folder: Path, facts: Mapping[str, Any]) -> bool:
-    """Whether a folder holds the files of one scan: any contrast's pattern matches."""
-    files = [p for p in folder.iterdir() if p.is_file() and not p.name.startswith(".")]
+    """Whether a folder holds the volumes of one scan: any contrast's pattern matches."""
+    files = [p for p in folder.iterdir() if is_volume(p) and not p.name.startswith(".")]
     patterns = [p for alternatives in _patterns(facts).values() for p in alternatives]
     return any(file.match(pattern) for file in files for pattern in patterns)
 
@@ -178,7 +200,7 @@ def _patterns(facts: Mapping[str, Any]) -> dict[str, Sequence[str]]:
     known: Mapping[str, Pattern] = facts["input"].get("files") or {}
     found: dict[str, Sequence[str]] = {}
     for name in facts["present"]:
-        usual = (*FILES.get(name, ()), f"{name}.nii.gz", f"{name}.nii")
+        usual = (*FILES.get(name, ()), *(f"{name}{suffix}" for suffix in SUFFIXES), name)
         given = known.get(name, usual)
         found[name] = [given] if isinstance(given, str) else list(given)
     return found

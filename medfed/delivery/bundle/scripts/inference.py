@@ -22,11 +22,13 @@ def segment(
     postprocessing: Callable[[Any], Any],
     present: Sequence[int],
     slices: bool,
+    exclusive: bool,
 ) -> None:
     """Segments volumes (1, C, H, W, D) and hands ``pred``, the logits, to the postprocessing.
 
     Channels that this hospital was trained without are set to zero. A model of slices sees those
-    that hold anything at all; the others are background. Results are named after the case.
+    that hold anything at all; the others are background, which of exclusive classes is the first.
+    Results are named after the case.
     """
     device = next(network.parameters()).device
     for batch in loader:
@@ -35,7 +37,11 @@ def segment(
         logits = inferer(image * mask.reshape(1, -1, 1, 1, 1), network)
         if slices:
             filled = (image != 0).any(dim=1, keepdim=True).any(dim=2, keepdim=True)
-            logits = logits.masked_fill(~filled.any(dim=3, keepdim=True), -100.0)
+            outside = ~filled.any(dim=3, keepdim=True)
+            background = logits[:, :1].masked_fill(outside, 100.0)
+            logits = logits.masked_fill(outside, -100.0)
+            if exclusive:
+                logits = torch.cat([background, logits[:, 1:]], dim=1)
         for item in decollate_batch({**batch, "pred": logits.cpu()}):
             item["image"].meta["filename_or_obj"] = f"{item['name']}.nii.gz"
             postprocessing(item)
