@@ -27,6 +27,8 @@ class ChannelDropout:
         rescale: ``sqrt`` multiplies what is left by the root of P over the number that is left,
             which keeps the variance of their sum; ``None`` does not. P over that number would
             double it for two of four.
+        planes: How many channels in a row are one contrast, as with neighbouring slices; they are
+            lost together.
 
     Raises:
         ConfigError: If the chance is not in [0, 1], or the rescaling unknown.
@@ -39,6 +41,7 @@ class ChannelDropout:
 
     chance: float = 0.0
     rescale: Literal["sqrt"] | None = None
+    planes: int = 1
 
     def __post_init__(self) -> None:
         if not 0 <= self.chance <= 1:
@@ -57,15 +60,15 @@ class ChannelDropout:
         Returns:
             The image and the channels that each sample has left, ``(B, C)`` bool.
         """
-        rng, size = torch_rng(seed, "channel_dropout"), (len(image), len(present))
+        rng, there = torch_rng(seed, "channel_dropout"), present[:: self.planes].cpu()
         coins, counts = torch.rand(len(image), generator=rng), torch.rand(len(image), generator=rng)
-        places = torch.rand(size, generator=rng)
-        present = present.cpu()
-        lost = (counts * int(present.sum())).long() * (coins < self.chance)
+        places = torch.rand(len(image), len(there), generator=rng)
+        lost = (counts * int(there.sum())).long() * (coins < self.chance)
         # Of the channels that are there those with the smallest numbers go.
-        rank = torch.where(present, places, torch.inf).argsort(1).argsort(1)
-        kept = present & (rank >= lost[:, None])
-        return self.only(image, kept.to(image.device), present), kept.to(image.device)
+        rank = torch.where(there, places, torch.inf).argsort(1).argsort(1)
+        kept = there & (rank >= lost[:, None])
+        kept = kept.repeat_interleave(self.planes, 1).to(image.device)
+        return self.only(image, kept, present), kept
 
     def only(self, image: Tensor, kept: Tensor, present: Tensor) -> Tensor:
         """Returns images with some channels alone.

@@ -79,8 +79,9 @@ def measure_subsets(folder: Path, wanted: str | Sequence[str], split: str = "tes
     module, names = experiment.module, tuple(experiment.data.channel_names)
     subsets = find_subsets(wanted, names)
     clients = {c: experiment.data.clients[c] for c in summary["clients"]}
+    planes = {c: len(d.channels) // len(names) for c, d in clients.items()}  # slices of a contrast
     present = {
-        c: tuple(n for n, there in zip(names, d.channels.tolist(), strict=True) if there)
+        c: tuple(n for n, there in zip(names, d.channels[:: planes[c]], strict=True) if there)
         for c, d in clients.items()
     }
     held = {c: [s for s in subsets if set(s) <= set(own)] for c, own in present.items()}
@@ -95,7 +96,7 @@ def measure_subsets(folder: Path, wanted: str | Sequence[str], split: str = "tes
         module.local.load(module.federation.personal_model(client))
         metrics[client] = {}
         for subset in held[client]:
-            keep = torch.tensor([n in subset for n in names])
+            keep = torch.tensor([n in subset for n in names]).repeat_interleave(planes[client])
             batches = (to_device(b, module.device) for b in without(data, split, keep))  # type: ignore[arg-type]
             metrics[client][subset] = module.task.evaluate(batches)
     return Subsets(summary, split, names, subsets, present, metrics)  # type: ignore[arg-type]

@@ -67,6 +67,15 @@ def test_the_root_keeps_the_variance_of_a_sum_over_channels():
     assert rooted.var().item() / 4 == pytest.approx(1.0, abs=0.04)
 
 
+def test_the_slices_of_a_contrast_are_lost_together():
+    three = torch.randn(32, 4, 3, 2, 2) * PRESENT.view(1, 4, 1, 1, 1)
+    whole, kept = ChannelDropout(1.0)(three, PRESENT, seed=3)
+    planes = ChannelDropout(1.0, planes=3)
+    flat, each = planes(three.flatten(1, 2), PRESENT.repeat_interleave(3), seed=3)
+    assert torch.equal(each, kept.repeat_interleave(3, 1))
+    assert torch.equal(flat, whole.flatten(1, 2))
+
+
 def client(dropout: ChannelDropout | None) -> ClientData:
     image = images(10)
     block = {"image": image, "label": torch.zeros(10).long(), "case": torch.arange(10)}

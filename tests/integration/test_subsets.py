@@ -8,11 +8,14 @@ import logging
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from medfed.common.console import wide_console
 from medfed.common.errors import ConfigError
+from medfed.reports.methods import Finding, compare
+from medfed.reports.missing_channels import find
 from medfed.reports.subsets import heat_map, print_subsets, table_of, write_subsets
 from medfed.run.experiment import reopen_selected
 from medfed.run.subsets import Subsets, find_subsets, measure_subsets
@@ -106,6 +109,37 @@ def test_the_heat_map_says_every_number(measured):
     figure = heat_map(values, names, measured.subsets, measured.channels, "Dice", mean=True)
     texts = [t.get_text() for t in figure.axes[0].texts]
     assert texts == ["–" if math.isnan(v) else f"{v:.2f}" for v in values.ravel()]
+
+
+def test_methods_compared_by_the_channels_that_are_lost(scans, measured, cohort_root, tmp_path):
+    dropout = ("augment.channel_dropout=1", "augment.rescale=sqrt", "algorithm.mask_aware=true")
+    run(tmp_path / "other", *imaging(cohort_root), "algorithm=fedavg", *dropout)
+    other = measure_subsets(tmp_path / "other", "all")
+    assert other.metrics != measured.metrics
+    write_subsets(measured, scans)
+    both = compare([scans, tmp_path / "other"])
+    assert find(both) == Finding()
+    write_subsets(other, tmp_path / "other")
+    found = find(both)
+    rows = list(csv.DictReader(found.tables["missing_channels"].splitlines()))
+    values = {(r["method"], r["by"], r["name"]): float(r["value"]) for r in rows if r["value"]}
+    for method, one in zip(both.methods, (measured, other), strict=True):
+        for lost in range(3):
+            chosen = [
+                metrics["dice"]
+                for by_subset in one.metrics.values()
+                for subset, metrics in by_subset.items()
+                if len(subset) == 3 - lost
+            ]
+            assert values[method.name, "lost", str(lost)] == pytest.approx(np.mean(chosen))
+        for subset in one.subsets:
+            chosen = [m[subset]["dice"] for m in one.metrics.values() if subset in m]
+            if chosen:
+                name = "+".join(subset)
+                assert values[method.name, "channels", name] == pytest.approx(np.mean(chosen))
+    assert len(found.sentences) == 2
+    assert "with all, " in found.sentences[0]
+    assert list(found.pictures) == ["missing_channels"]
 
 
 def test_images_of_colour_and_a_list(tmp_path):
