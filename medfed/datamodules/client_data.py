@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,63 +12,15 @@ from torch.utils.data import Dataset, IterableDataset
 from medfed.common.errors import ConfigError, DataError
 from medfed.common.seeding import derive_seed, torch_rng
 from medfed.datamodules.augmentation import Augment, augmented
+from medfed.datamodules.blocks import Batch as Batch
+from medfed.datamodules.blocks import BatchSource, Draws, consecutive
+from medfed.datamodules.blocks import Block as Block
+from medfed.datamodules.blocks import Rows as Rows
+from medfed.datamodules.blocks import gather as gather
 from medfed.datamodules.channel_dropout import ChannelDropout
 from medfed.datamodules.splits import Split
 
-Batch = dict[str, Tensor]
-
-
-class Rows(Protocol):
-    """Samples that need not lie in memory, such as those of a cache on disk."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(N, ...), as of a tensor."""
-        ...
-
-    def take(self, index: Tensor) -> Tensor:
-        """Returns the samples (B, ...) with the given numbers (B,) int64, as a CPU tensor."""
-        ...
-
-    def some(self, index: Tensor) -> Rows:
-        """Returns those with the given numbers (n,) int64 alone, still not in memory."""
-        ...
-
-
-class BatchSource(Protocol):
-    """Makes the batches of an epoch elsewhere, the same ones as `ClientData.train_batch`."""
-
-    def batches(self, client: str, seed: int, order: Sequence[Tensor]) -> Iterator[Batch]:
-        """Yields the batches of the samples (B,) that `order` has for each."""
-        ...
-
-
-Block = Mapping[str, Tensor | Rows]
 _BESIDE = ("case", "spacing")  # what an evaluation batch says of its images
-
-
-def gather(values: Tensor | Rows, index: Tensor) -> Tensor:
-    """Picks samples; on the CPU by NumPy, on one thread.
-
-    A batch is about a megabyte: starting PyTorch's threads for it costs more than copying it, and
-    on a busy machine thirty times as much.
-
-    Args:
-        values: (N, ...), a tensor or `Rows`.
-        index: (B,) int64, best on the same device.
-
-    Returns:
-        (B, ...), a copy.
-
-    Example:
-        >>> gather(torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([2, 0])).tolist()
-        [[3.0], [1.0]]
-    """
-    if not isinstance(values, Tensor):
-        return values.take(index.cpu())
-    if values.device.type != "cpu":
-        return values.index_select(0, index.to(values.device))
-    return torch.from_numpy(values.numpy().take(index.cpu().numpy(), axis=0))
 
 
 @dataclass
@@ -99,6 +50,8 @@ class ClientData:
             number.
         channel_dropout: What takes channels from training samples after `augment`, or None.
         balanced: Whether training batches carry ``class_weights``, see `class_weights`.
+        fresh: Draws the samples of every epoch, of which `train` is then one draw for whoever only
+            looks at samples; None: every epoch has those of `train`.
         source: Who makes the training batches ahead; None: they are made when they are asked for.
 
     Raises:
@@ -117,6 +70,8 @@ class ClientData:
     augment: Augment | None = field(default=None, repr=False)
     channel_dropout: ChannelDropout | None = None
     balanced: bool = False
+    fresh: Draws | None = field(default=None, repr=False)
+    _drawn: tuple[int, Block] | None = field(default=None, init=False, repr=False)
     # Not handed on by `replace`: it knows this client's samples and no others.
     source: BatchSource | None = field(default=None, init=False, repr=False)
 
@@ -199,7 +154,8 @@ class ClientData:
         Returns:
             As `samples`, augmented.
         """
-        image, label = gather(self.train["image"], index), gather(self.train["label"], index)
+        block = self._samples_of(seed)
+        image, label = gather(block["image"], index), gather(block["label"], index)
         if self.augment is not None:
             key = derive_seed(seed, "augment", number)
             image, label = augmented(self.augment, image, label, key)
@@ -212,6 +168,14 @@ class ClientData:
             image, kept = self.channel_dropout(image, self.channels, key)
             batch |= {"image": image, "channels": kept}
         return batch
+
+    def _samples_of(self, seed: int) -> Block:
+        """The samples of an epoch, drawn once for all its batches."""
+        if self.fresh is None:
+            return self.train
+        if self._drawn is None or self._drawn[0] != seed:
+            self._drawn = seed, self.fresh.block(seed)
+        return self._drawn[1]
 
     def train_inputs(self, limit: int) -> Tensor:
         """Training inputs in a fixed order, spread evenly over the patients.
@@ -240,8 +204,8 @@ class ClientData:
             count = block["image"].shape[0]
             for start in range(0, count, self.eval_batch_size):
                 index = torch.arange(start, min(start + self.eval_batch_size, count))
-                taken = {name: _consecutive(block[name], index) for name in ("image", "label")}
-                more = {n: _consecutive(block[n], index) for n in _BESIDE if n in block}
+                taken = {name: consecutive(block[name], index) for name in ("image", "label")}
+                more = {n: consecutive(block[n], index) for n in _BESIDE if n in block}
                 yield {**self._batch(**taken), **more}
 
     def _batch(self, image: Tensor, label: Tensor) -> Batch:
@@ -300,10 +264,3 @@ class EvaluationBatches(IterableDataset[Batch]):
             for batch in client.eval_batches(self.split):
                 yield {**batch, "case": batch["case"] + offset}
             offset += len(client.patients[self.split])
-
-
-def _consecutive(values: Tensor | Rows, index: Tensor) -> Tensor:
-    """Samples that stand in a row: a view where they are a tensor."""
-    if isinstance(values, Tensor):
-        return values[int(index[0]) : int(index[-1]) + 1]
-    return values.take(index)

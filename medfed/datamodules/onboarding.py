@@ -44,6 +44,7 @@ def first_patients(client: ClientData, count: int, seed: int) -> ClientData:
         train={**block, "case": torch.searchsorted(kept, case[index])},
         label_counts=_counts(client, block),
         patients={**client.patients, "train": patients},
+        fresh=None if client.fresh is None else client.fresh.some(kept.tolist()),
     )
 
 

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from medfed.common.errors import ConfigError, DataError
-from medfed.common.seeding import torch_rng
+from medfed.common.seeding import derive_seed, numpy_rng, torch_rng
 from medfed.datamodules import patches
 from medfed.datamodules.base_on_disk import CachedDataModule
 from medfed.datamodules.cache.store import Item, Recipe
 from medfed.datamodules.cache.volumes import cached_hashes, cached_volume, read_volume
-from medfed.datamodules.client_data import Batch, ClientData
+from medfed.datamodules.client_data import Batch, Block, ClientData, gather
+from medfed.datamodules.fresh import FreshPatches, Volume, volume_of, volume_of_cache
 from medfed.datamodules.on_demand import BlocksOnDemand
 from medfed.datamodules.plans import ClientPlan
 from medfed.datamodules.readers.base import VolumeReader, given_path
@@ -31,17 +32,21 @@ log = logging.getLogger(__name__)
 class SegmentationDataModule(CachedDataModule[VolumeReader]):
     """Multi-channel volumes with region masks, from any reader.
 
-    The patches of the training patients are drawn once, in `setup`, and stay in memory; so do the
-    slices (or volumes) of the others, unless they take more than `memory_gb`. They are then read
-    patient by patient at every evaluation, from a cache of all volumes, which is made where it is
-    missing. A cache that is there is used in any case; it changes no number.
+    Patches of the training patients are cut out of their volumes, anew for every epoch or once; the
+    volumes stay in memory, and so do the slices (or volumes) of the other patients, unless they
+    take more than `memory_gb`. Training volumes are then mapped from a cache of all volumes, which
+    is made where it is missing, and the others are read from it patient by patient at every
+    evaluation. A cache that is there is used in any case; it changes no number.
     Clients then hold ``image`` (N, C, h, w[, d]) and ``label`` (N, R, h, w[, d]).
 
     Attributes:
-        memory_gb: Validation and test images up to this size (10^9 bytes) are kept in memory.
+        memory_gb: Images up to this size (10^9 bytes) are kept in memory: first those of validation
+            and test, then the training volumes.
         spatial_dims: 2 for axial slices, 3 for volumes.
         patch_size: (h, w) or (h, w, d).
-        patches_per_patient: Patches from every training patient.
+        patches: ``"fresh"``: drawn anew for every epoch, on all regions of a patient equally often
+            (see `fresh.FreshPatches`); ``"fixed"``: drawn once, on any voxel of any region.
+        patches_per_patient: Patches from every training patient, in every epoch.
         background_share: Share of the patches that is centred off the tumour.
         eval_every: Evaluate every n-th axial slice of those that contain brain, 1 for all.
         batch_size: Patches per training batch.
@@ -52,6 +57,7 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
     memory_gb: float = 2.0
     spatial_dims: int = 2
     patch_size: Sequence[int] = (64, 64)
+    patches: str = "fixed"
     patches_per_patient: int = 32
     background_share: float = 0.25
     eval_every: int = 1
@@ -66,9 +72,12 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
                 f"data.background_share={share} must be in [0, 1], and patches_per_patient={count} "
                 f"and eval_every={every} positive."
             )
+        if self.patches not in ("fresh", "fixed"):
+            raise ConfigError(f"data.patches={self.patches} must be fresh or fixed.")
         if not self.memory_gb >= 0:
             raise ConfigError(f"data.memory_gb={self.memory_gb} must not be negative.")
         self.size = patches.patch_size_3d(self.patch_size, self.spatial_dims)
+        self._mapped = False
 
     @property
     def exclusive(self) -> bool:
@@ -97,6 +106,7 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
         """How patches were drawn and slices chosen."""
         return {
             "patch_size": list(self.size[: self.spatial_dims]),
+            "patches": self.patches,
             "patches_per_patient": self.patches_per_patient,
             "background_share": self.background_share,
             "eval_slices": f"every {self.eval_every} of the axial slices with brain"
@@ -125,8 +135,11 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
     def build_clients(self, plans: Mapping[str, ClientPlan]) -> dict[str, ClientData]:
         """See the base class."""
         self._check_patches(plans)
-        in_memory = self._evaluation_bytes(plans) <= self.memory_gb * 1e9
-        if self.find_cache() is None and not in_memory:
+        evaluated = self._bytes(plans, "val", "test")
+        in_memory = evaluated <= self.memory_gb * 1e9
+        fresh = self.patches == "fresh"
+        self._mapped = fresh and evaluated + self._bytes(plans, "train") > self.memory_gb * 1e9
+        if self.find_cache() is None and (self._mapped or not in_memory):
             log.info("Prepared the volumes once, in %s.", self.build_cache().folder)
         return {name: self._client(name, plan, in_memory) for name, plan in plans.items()}
 
@@ -140,19 +153,19 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
                     f"volume of patient {patient} {shape}; choose smaller patches."
                 )
 
-    def _evaluation_bytes(self, plans: Mapping[str, ClientPlan]) -> int:
-        """Bytes of all validation and test images and labels, about: air counts, too."""
+    def _bytes(self, plans: Mapping[str, ClientPlan], *splits: Split) -> int:
+        """Bytes of all images and labels of some splits, about: air counts, too."""
         voxel = 4 * self.in_channels + self.num_classes
-        ids = [i for p in plans.values() for s in ("val", "test") for i in p.patients[s]]
+        ids = [i for p in plans.values() for s in splits for i in p.patients[s]]
         voxels = sum(math.prod(self.scans.shape(self._patients[i])) for i in ids)
-        return voxels * voxel // (self.eval_every if self.spatial_dims == 2 else 1)
+        sparse = self.spatial_dims == 2 and "train" not in splits
+        return voxels * voxel // (self.eval_every if sparse else 1)
 
     def _client(self, name: str, plan: ClientPlan, in_memory: bool) -> ClientData:
         parts = plan.patients
-        drawn = [self.training_block(p, n, plan) for n, p in enumerate(parts["train"])]
-        if not drawn:
+        if not parts["train"]:
             raise DataError(f"Client {name} has no training patient; give it more patients.")
-        train = {key: torch.cat([block[key] for block in drawn]) for key in drawn[0]}
+        train, more = self._fresh(name, plan) if self.patches == "fresh" else self._fixed(plan)
         evaluation: dict[Split, BlocksOnDemand] = {}
         for split in SPLITS[1:]:
             read = partial(self.evaluation_block, plan=plan)
@@ -160,11 +173,38 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
         client = self.client_of(
             name,
             plan,
-            train={**train, "label": train["label"].float()},
+            train=train,
             evaluation={s: list(e) if in_memory else e for s, e in evaluation.items()},
-            label_counts=patches.voxel_counts(train["label"]),
+            **more,
         )
         return client if self.spatial_dims == 2 else replace(client, eval_batch_size=1)
+
+    def _fixed(self, plan: ClientPlan) -> tuple[Block, dict[str, Any]]:
+        """Patches that are drawn once, and their voxels counted."""
+        drawn = [self.training_block(p, n, plan) for n, p in enumerate(plan.patients["train"])]
+        train = {key: torch.cat([block[key] for block in drawn]) for key in drawn[0]}
+        more = {"label_counts": patches.voxel_counts(train["label"])}
+        return {**train, "label": train["label"].float()}, more
+
+    def _fresh(self, name: str, plan: ClientPlan) -> tuple[Block, dict[str, Any]]:
+        """One draw of patches, its voxels counted, and what draws the others."""
+        volumes = [[self._volume(patient, plan)] for patient in plan.patients["train"]]
+        slices = 1 if self.spatial_dims == 2 else None
+        count, share = self.patches_per_patient, self.background_share
+        fresh = FreshPatches(volumes, count, share, self.size, slices)
+        train = fresh.block(derive_seed(self.seed, "patches", name))
+        order = torch.arange(count * len(volumes))
+        counts = [patches.voxel_counts(gather(train["label"], part)) for part in order.split(64)]
+        return train, {"label_counts": torch.stack(counts).sum(dim=0), "fresh": fresh}
+
+    def _volume(self, patient: str, plan: ClientPlan) -> Volume:
+        """A training patient's volume: mapped, unless memory has room or a scanner changes it."""
+        image, label, brain = self._read(patient, plan)
+        rng = numpy_rng(self.seed, "places", patient)
+        if self._mapped and self.store is not None and plan.scanner is None:
+            arrays = self.store.arrays(patient)
+            return volume_of_cache(arrays, label, brain, plan.channels, rng)
+        return volume_of(image, label, brain, rng)
 
     def file_hashes(self, patients: Sequence[str]) -> dict[str, str]:
         """See the base class; a cache has the hashes of the files that it was made of."""
