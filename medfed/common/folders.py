@@ -15,7 +15,7 @@ SWEEP = "multirun.yaml"  # by which the folder of a sweep is known
 LOCK, LOG = ".lock", "train.log"
 # What a run writes before the first round, the last of it last.
 FIRST_FILES = (
-    *("versions.json", "splits.json", "preprocessing.json", "overrides.yaml"),
+    *("versions.json", "splits.json", "preprocessing.json", "cohort.json", "overrides.yaml"),
     "config.yaml",
 )
 # What a run makes before it is opened, which its last file does.

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from medfed.common.errors import ConfigError
 from medfed.config.plugins import with_plugins
+from medfed.config.targets import CONFIG_DIR
 
 # Sections whose options are those of a group of another name.
 GROUPS = {"codec.up": "codec", "codec.down": "codec"}
@@ -49,7 +50,53 @@ set hydra.run.dir, hydra.sweep.dir or hydra.sweep.subdir, and add code and yamls
                 f"{key} is for Hydra's own use; set hydra.run.dir, hydra.sweep.dir or "
                 "hydra.sweep.subdir, and add code and yamls by plugins=FOLDER."
             )
-    return made
+    return with_whole_data(made)
+
+
+def with_whole_data(arguments: Sequence[str]) -> list[str]:
+    """Adds ``partition=auto`` where data of a user's own meet a shipped experiment's partition.
+
+    That partition is the protocol of a paper, made for the experiment's own cohort; it may leave
+    out patients, or channels. Whoever wants it of other data names it, or a key of it.
+    An experiment on data that come by a path alone has no other cohort than the user's, so its
+    partition stays.
+
+    Args:
+        arguments: The command line as Hydra reads it, sweeps included.
+
+    Example:
+        >>> with_whole_data(["experiment=clinical_pfednet", "data=csv", "data.path=a.csv"])[3:]
+        ['partition=auto', 'partition.protocol=label_imbalance']
+        >>> with_whole_data(["experiment=clinical_pfednet", "data.path=a.csv", "partition=shards"])
+        ['experiment=clinical_pfednet', 'data.path=a.csv', 'partition=shards']
+        >>> with_whole_data(["experiment=heart_pfednet", "data.path=/data/heart"])
+        ['experiment=heart_pfednet', 'data.path=/data/heart']
+        >>> with_whole_data(["experiment=brats_pfednet", "seed=0,1"])
+        ['experiment=brats_pfednet', 'seed=0,1']
+    """
+    given = dict(a.lstrip("+").split("=", 1) for a in arguments if "=" in a)
+    named = any(re.match(r"partition(?!\.num_clients$)(?=$|[.@])", key) for key in given)
+    files = [
+        CONFIG_DIR / "experiment" / f"{n}.yaml" for n in given.get("experiment", "").split(",")
+    ]
+    if named or not all(file.is_file() for file in files):
+        return list(arguments)
+    data, partitions = (
+        {m[1] for f in files for m in re.finditer(rf"override /{group}: (\w+)", f.read_text())}
+        for group in ("data", "partition")
+    )
+    chosen = set(given["data"].split(",")) if "data" in given else data
+    by_path = given.get("data.path", "null") != "null" and any(map(_has_cohort, data))
+    if not by_path and all(name in data or _has_cohort(name) for name in chosen):
+        return list(arguments)
+    told = [f"partition.protocol={name}" for name in partitions if len(partitions) == 1]
+    return [*arguments, "partition=auto", *told]
+
+
+def _has_cohort(name: str) -> bool:
+    """Whether a shipped data set has patients without a path: generated, or embedded ones."""
+    file = CONFIG_DIR / "data" / f"{name}.yaml"
+    return file.is_file() and "\npath: ???" not in file.read_text()
 
 
 def hydra_spelling(arguments: Sequence[str]) -> list[str]:

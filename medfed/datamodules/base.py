@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -27,8 +27,15 @@ from medfed.datamodules.client_data import (
     TrainingSamples,
     check_batch_sizes,
 )
+from medfed.datamodules.duplicates import Sample
 from medfed.datamodules.partitions.base import Partition
-from medfed.datamodules.plans import ClientPlan, by_id, check_keep_out, plan_clients
+from medfed.datamodules.plans import (
+    ClientPlan,
+    by_id,
+    check_keep_out,
+    plan_clients,
+    remarks,
+)
 from medfed.datamodules.readers.base import Patient
 from medfed.datamodules.splits import SPLITS, Split, check_fractions
 from medfed.datamodules.workers import BatchWorkers
@@ -62,6 +69,7 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         clients: `ClientData` per client id, in the partition's order; filled by `setup`.
         kept_out: That of the clients that are kept out; filled by `setup`.
         plans: What was decided about every client; filled by `setup`.
+        remarks: Sentences that a person should read before training; filled by `setup`.
         mixtures: Of data generated as mixtures: the true one per client; filled by `setup`.
         exchanged: Client, direction and bytes of what clients told each other by the server before
             the first round, to agree on what an input means; filled by `setup`.
@@ -94,6 +102,7 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         self.clients: dict[str, ClientData] = {}
         self.kept_out: dict[str, ClientData] = {}
         self.plans: dict[str, ClientPlan] = {}
+        self.remarks: list[str] = []
         self.mixtures: dict[str, tuple[float, ...]] = {}
         self.exchanged: list[Exchanged] = []
         self._patients: dict[str, Patient] = {}
@@ -174,6 +183,10 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         fractions = self.val_fraction, self.test_fraction
         self.plans = plan_clients(self.partition, self._patients, names, self.seed, fractions)
         check_keep_out(self.keep_out, list(self.plans))
+        self.remarks = [
+            *self.left_out(),
+            *remarks(self.partition, list(self._patients.values())),
+        ]
         with one_thread():
             built = self.build_clients(self.plans)
         if self.workers:
@@ -245,6 +258,22 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         evaluation = {s: [named[s]] if len(labels[s]) else [] for s in SPLITS[1:]}
         samples = {"train": named["train"], "evaluation": evaluation, "label_counts": counts}
         return self.client_of(name, plan, **samples)
+
+    def contents(self) -> tuple[str, Iterable[Sample]]:
+        """What `find_duplicates` compares, after `setup`: what it is, in the plural, and all of it.
+
+        By default nothing; a subclass that can tell its samples by their content says so.
+        """
+        return "samples", ()
+
+    def left_out(self) -> list[str]:
+        """Says in sentences what the reader does not pass on; by default nothing."""
+        return []
+
+    @property
+    def patients(self) -> Mapping[str, Patient]:
+        """All patients by id, after `setup`, also those that no client has."""
+        return self._patients
 
     def centre_of(self, patient: str) -> str | None:
         """Returns the hospital that the data name for a patient, after `setup`."""

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from medfed.common.checks import check_known
 from medfed.common.seeding import derive_seed
 from medfed.datamodules.base_on_disk import OnDiskDataModule
 from medfed.datamodules.client_data import Block, ClientData, Rows
+from medfed.datamodules.duplicates import Sample, content, one_patient_each
 from medfed.datamodules.on_demand import ArrayRows
 from medfed.datamodules.plans import ClientPlan
 from medfed.datamodules.readers.base import Patient
@@ -34,19 +36,31 @@ class ImageDataModule(OnDiskDataModule):
     Attributes:
         reader: Reads a file or folder; None where the reader needs none.
         official_splits: Whether to keep the splits that the data set itself defines.
+        duplicates: What to do about equal images in two splits or at two clients: ``"warn"`` of
+            them, ``"error"``, or count patients who share an image as one: ``"together"``.
+
+    Raises:
+        ConfigError: If a choice is unknown.
     """
 
     reader: Callable[[Path | None], ImageSet]
     _: KW_ONLY
     official_splits: bool = True
+    duplicates: Literal["warn", "error", "together"] = "warn"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_known("data.duplicates", self.duplicates, ("warn", "error", "together"))
 
     @cached_property
     def data(self) -> ImageSet:
         """All images, without the official splits where those are not wanted."""
         data = self.reader(self.source)
-        if self.official_splits:
-            return data
-        return replace(data, samples=replace(data.samples, splits=()))
+        samples = data.samples if self.official_splits else replace(data.samples, splits=())
+        if self.duplicates == "together":
+            one = one_patient_each(_by_content(data))
+            samples = replace(samples, patients=[one.get(p, p) for p in samples.patients])
+        return replace(data, samples=samples)
 
     @property
     def spatial_dims(self) -> int:
@@ -64,6 +78,10 @@ class ImageDataModule(OnDiskDataModule):
     def list_patients(self) -> list[Patient]:
         """See the base class."""
         return self.data.samples.list_patients()
+
+    def contents(self) -> tuple[str, Iterator[Sample]]:
+        """See the base class: images as they are after decoding and resizing."""
+        return "images", _by_content(self.data)
 
     def settings(self) -> dict[str, Any]:
         """Where the splits come from."""
@@ -105,3 +123,11 @@ class ImageDataModule(OnDiskDataModule):
     def _rows(self, index: Index, present: NDArray[np.bool_]) -> ArrayRows:
         convert = partial(unit_range, peak=self.data.peak, present=present)
         return ArrayRows(self.data.images, index, convert)
+
+
+def _by_content(data: ImageSet) -> Iterator[Sample]:
+    samples = data.samples
+    for n, patient in enumerate(samples.patients):
+        if (found := content(data.images[n])) is not None:
+            name = f"{samples.files[n].name} of {patient}" if samples.grouped else patient
+            yield Sample(patient, name, found, int(samples.labels[n]))

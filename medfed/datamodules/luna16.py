@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -20,6 +20,7 @@ from medfed.datamodules.base_on_disk import CachedDataModule
 from medfed.datamodules.cache.store import Item, Recipe, Store
 from medfed.datamodules.client_data import Block, ClientData
 from medfed.datamodules.ct_patches import PatchSpec, read_patches, to_unit
+from medfed.datamodules.duplicates import Sample, content
 from medfed.datamodules.on_demand import ArrayRows
 from medfed.datamodules.plans import ClientPlan
 from medfed.datamodules.readers.luna16 import Luna16Reader
@@ -126,6 +127,31 @@ class Luna16DataModule(CachedDataModule[Luna16Reader]):
         keys = zip(series, store.array("row")[rows].tolist(), strict=True)
         scan_each(images, plan.scanner, keys)[:, ~plan.channels] = 0
         return images
+
+    def left_out(self) -> list[str]:
+        """See the base class: non-nodules beyond those kept for every nodule."""
+        record = self.scans.record()
+        listed, kept = (sum(record[key].values()) for key in ("listed", "kept"))
+        if listed == kept:
+            return []
+        return [
+            f"Of {listed:,} candidates {kept:,} are used: of the scans that are there all nodules, "
+            f"and data.reader.negatives_per_positive={record['negatives_per_positive']} others for "
+            "each."
+        ]
+
+    def contents(self) -> tuple[str, Iterator[Sample]]:
+        """See the base class: patches, in HU."""
+        assert self.store is not None
+        images, labels = self.store.array("image"), self.store.array("label")
+        used = (i for plan in self.plans.values() for ids in plan.patients.values() for i in ids)
+        return "patches", (
+            Sample(series, f"candidate {n - rows.start} of {series}", found, int(labels[n]))
+            for series in used
+            for rows in [self.store.rows(series)]
+            for n in rows
+            if (found := content(images[n])) is not None
+        )
 
     def preprocessing(self, client: str) -> dict[str, Any]:
         """See the base class: patches at candidates on the patient grid, HU windowed to [-1, 1]."""

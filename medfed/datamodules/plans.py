@@ -114,6 +114,24 @@ def plan_clients(
     }
 
 
+def remarks(partition: Partition, patients: Sequence[Patient]) -> list[str]:
+    """Says what nobody should take for granted about how patients came to clients.
+
+    Example:
+        >>> from medfed.datamodules.partitions.centre import ByCentre
+        >>> remarks(ByCentre(), [Patient("a", centre="x"), Patient("b", centre="y", invented=True)])
+        ['The hospitals of 1 of 2 patients are invented: the data name none, and \
+data.reader.hospitals cuts the sorted list into blocks.']
+    """
+    found = [sentence] if (sentence := partition.remark(patients)) else []
+    if count := sum(p.invented for p in patients):
+        found.append(
+            f"The hospitals of {count} of {len(patients)} patients are invented: the data name "
+            "none, and data.reader.hospitals cuts the sorted list into blocks."
+        )
+    return found
+
+
 def check_keep_out(keep_out: Sequence[str], clients: Sequence[str]) -> None:
     """Checks which clients are kept out of training.
 

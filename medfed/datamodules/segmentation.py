@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import Any
@@ -19,6 +19,7 @@ from medfed.datamodules.base_on_disk import CachedDataModule
 from medfed.datamodules.cache.store import Item, Recipe
 from medfed.datamodules.cache.volumes import cached_hashes, cached_volume, read_volume
 from medfed.datamodules.client_data import Batch, Block, ClientData, gather
+from medfed.datamodules.duplicates import Sample
 from medfed.datamodules.fresh import FreshPatches, Volume, volume_of, volume_of_cache
 from medfed.datamodules.on_demand import BlocksOnDemand
 from medfed.datamodules.plans import ClientPlan
@@ -205,6 +206,18 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
             arrays = self.store.arrays(patient)
             return volume_of_cache(arrays, label, brain, plan.channels, rng)
         return volume_of(image, label, brain, rng)
+
+    def contents(self) -> tuple[str, Iterator[Sample]]:
+        """See the base class: the files of the images, byte by byte."""
+        hashes = self.splits()["files"]
+        return "image files", (
+            Sample(i, f"{i} {role}", hashes[str(path)])
+            for plan in self.plans.values()
+            for ids in plan.patients.values()
+            for i in ids
+            for role, path in self._patients[i].files.items()
+            if not role.startswith(("label", "mask"))
+        )
 
     def file_hashes(self, patients: Sequence[str]) -> dict[str, str]:
         """See the base class; a cache has the hashes of the files that it was made of."""

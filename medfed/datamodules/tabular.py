@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +20,7 @@ from medfed.common.seeding import derive_seed
 from medfed.datamodules.agreement import Agreement, Indicator, agree
 from medfed.datamodules.base import FederatedDataModule, expanded
 from medfed.datamodules.client_data import Batch, ClientData
+from medfed.datamodules.duplicates import Sample, rows_mean_something
 from medfed.datamodules.plans import ClientPlan
 from medfed.datamodules.readers.base import Patient
 from medfed.datamodules.readers.column_kinds import recode
@@ -182,6 +183,16 @@ class TabularDataModule(FederatedDataModule):
             )
         self.channel_names = names  # until the clients have agreed
         self.class_names = self.table.classes
+
+    def contents(self) -> tuple[str, Iterator[Sample]]:
+        """See the base class: rows, where equal ones are hardly chance."""
+        table, classes = self.table, not self.samples.continuous
+        rows = table.features if rows_mean_something(table.features) else table.features[:0]
+        return "rows", (
+            # A label may be an outcome, and then differs without being wrong.
+            Sample(patient, patient, row.tobytes(), int(label) if classes else None)
+            for row, patient, label in zip(rows, table.patients, table.labels, strict=False)
+        )
 
     def list_patients(self) -> list[Patient]:
         """One patient per distinct id, with its centre, and its label where all its rows agree."""

@@ -18,7 +18,7 @@ from medfed.common.files import csv_text
 from medfed.common.names import cell
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.client_data import Block, ClientData
-from medfed.datamodules.scanner import UNCHANGED
+from medfed.datamodules.scanner import UNCHANGED, Scanner
 from medfed.datamodules.splits import SPLITS, Split
 
 _COLUMNS = 6  # classes that have a column each; more stand in one
@@ -86,17 +86,16 @@ def _summarise(data: FederatedDataModule, client: ClientData) -> ClientSummary:
             labels, samples, units = labels + found, samples + block["image"].shape[0], units + of
         counts[split] = Count(len(client.patients[split]), samples, units, tuple(labels.tolist()))
     has = list(zip(data.plan_names, plan.channels.tolist(), strict=True))
-    scanner = {} if plan.scanner is None else plan.scanner.record()
     held = {i for ids in plan.patients.values() for i in ids}
     centres = {data.centre_of(i) for i in held} - {None}
-    regions = _label_of(client.train).ndim > 1
+    regions = label_of(client.train).ndim > 1
     return ClientSummary(
         client=client.id,
         counts=counts,
         channels=tuple(name for name, present in has if present),
         lacks=tuple(name for name, present in has if not present),
         centres=tuple(sorted(str(c) for c in centres)),
-        scanner={k: v for k, v in scanner.items() if k in UNCHANGED and v != UNCHANGED[k]},
+        scanner=changes_of(plan.scanner),
         notes=tuple(_notes(counts, data.class_names, regions)),
     )
 
@@ -119,7 +118,7 @@ def count_labels(block: Block, num_classes: int) -> tuple[Tensor, int]:
         >>> count_labels({"label": torch.tensor([[[[0, 1], [1, 1]]]])}, 1)
         (tensor([3]), 4)
     """
-    label = _label_of(block)
+    label = label_of(block)
     if label.ndim == 1 and label.is_floating_point():
         return torch.tensor([len(label)]), len(label)
     if label.ndim == 1:
@@ -127,7 +126,8 @@ def count_labels(block: Block, num_classes: int) -> tuple[Tensor, int]:
     return label.bool().transpose(0, 1).flatten(1).sum(dim=1), label[:, 0].numel()
 
 
-def _label_of(block: Block) -> Tensor:
+def label_of(block: Block) -> Tensor:
+    """Returns the labels of a block, read where they are not in memory."""
     label = block["label"]
     return label if isinstance(label, Tensor) else label.take(torch.arange(label.shape[0]))
 
@@ -184,7 +184,7 @@ def print_clients(
         table.add_column(cell(name), justify="right")
     optional = {
         "centre": [_centres(c) for c in clients],
-        "scanner": [_scanner(c.scanner) for c in clients],
+        "scanner": [changes_text(c.scanner) for c in clients],
         "note": [escape("; ".join(c.notes)) for c in clients],
     }
     shown = {title: cells for title, cells in optional.items() if any(cells)}
@@ -228,5 +228,17 @@ def _centres(client: ClientSummary) -> str:
     return f"{len(client.centres)} centres" if many else ", ".join(map(cell, client.centres))
 
 
-def _scanner(changes: Mapping[str, float]) -> str:
+def changes_of(scanner: Scanner | None) -> dict[str, Any]:
+    """Returns the settings of a scanner that change images."""
+    settings = {} if scanner is None else scanner.record()
+    return {k: v for k, v in settings.items() if k in UNCHANGED and v != UNCHANGED[k]}
+
+
+def changes_text(changes: Mapping[str, float]) -> str:
+    """Writes what a scanner changes.
+
+    Example:
+        >>> changes_text({"gamma": 1.3, "noise": 0.125})
+        'gamma 1.3, noise 0.12'
+    """
     return ", ".join(f"{name} {value:.2g}" for name, value in changes.items())

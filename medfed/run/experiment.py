@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -36,6 +37,8 @@ from medfed.federation.lightning.progress import RoundProgress
 from medfed.federation.lightning.strategy import ClientSharding
 from medfed.models.task import TaskModule
 from medfed.run.assembly import data_and_task, federate
+from medfed.run.cohort import cohort_record
+from medfed.run.cohort_overview import print_cohort
 from medfed.run.folder import NOT_THE_EXPERIMENT, open_folder, read_config, read_splits
 from medfed.run.loggers import remember
 
@@ -90,7 +93,12 @@ def build_experiment(config: DictConfig) -> Experiment:
             f"{len(federation.ids)} clients; set it to at most as many."
         )
     if rank() == 0:
-        open_folder(config, data.splits(), {c: data.preprocessing(c) for c in data.plans})
+        cohort: dict[str, Any] = {}
+        if config.resume is None:
+            found = cohort_record(data)
+            print_cohort(found)
+            cohort = found.record()
+        open_folder(config, data.splits(), {c: data.preprocessing(c) for c in data.plans}, cohort)
     if trainer.logger and rank() == 0:
         remember(trainer.logger, folder)
         known = resolved(config).items()

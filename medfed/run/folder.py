@@ -85,7 +85,10 @@ def versions() -> dict[str, str]:
 
 
 def open_folder(
-    config: DictConfig, splits: Mapping[str, Any], preprocessing: Mapping[str, Any]
+    config: DictConfig,
+    splits: Mapping[str, Any],
+    preprocessing: Mapping[str, Any],
+    cohort: Mapping[str, Any],
 ) -> None:
     """Writes what is known before the first round, or checks it against a run to be continued.
 
@@ -93,6 +96,7 @@ def open_folder(
         config: The resolved configuration.
         splits: The data's splits.
         preprocessing: What becomes of each client's scans before its network sees them.
+        cohort: What each client has, and what is found twice.
 
     Raises:
         CheckpointError: If the run to resume does not exist or has another configuration.
@@ -110,6 +114,7 @@ def open_folder(
     write_json(folder / "versions.json", {**versions(), **code})
     write_json(folder / "splits.json", splits)
     write_json(folder / "preprocessing.json", preprocessing)
+    write_json(folder / "cohort.json", cohort)
     if HydraConfig.initialized():  # what was typed, for whoever resumes the run
         typed = OmegaConf.to_yaml(HydraConfig.get().overrides.task)
         write_text(folder / "overrides.yaml", typed)

@@ -20,6 +20,9 @@ from medfed.config.compose import CONFIG_DIR, build
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.base_on_disk import CachedDataModule
 from medfed.datamodules.cache.store import Store
+from medfed.run.cohort import FILE as COHORT
+from medfed.run.cohort import cohort_record
+from medfed.run.cohort_overview import print_cohort
 from medfed.run.cohort_table import print_clients, summarise_clients, to_csv
 
 _log = logging.getLogger(__name__)
@@ -75,7 +78,7 @@ def show(data: FederatedDataModule, folder: Path, kind: str = "png") -> Path:
 
     Args:
         data: A data module that is set up.
-        folder: Where to: ``splits.json``, ``clients.csv`` and ``pictures``.
+        folder: Where to: ``splits.json``, ``cohort.json``, ``clients.csv`` and ``pictures``.
         kind: Of pictures; see :func:`medfed.common.figures.save_figures`.
 
     Returns:
@@ -88,7 +91,8 @@ def show(data: FederatedDataModule, folder: Path, kind: str = "png") -> Path:
     from medfed.run.cohort_pictures import client_bars, feature_means, intensities
     from medfed.run.contact_sheet import contact_sheet
 
-    clients = summarise_clients(data)
+    clients, cohort = summarise_clients(data), cohort_record(data)
+    print_cohort(cohort)
     print_clients(clients, data.class_names)
     with writing(folder, "set folder to another place"):
         figures = {"clients": client_bars(clients, data)}
@@ -98,6 +102,7 @@ def show(data: FederatedDataModule, folder: Path, kind: str = "png") -> Path:
             figures["features"] = feature_means(data)
         write_text(folder / "clients.csv", to_csv(clients, data.class_names))
         save_figures(folder / "pictures", figures, kind)
+        write_json(folder / COHORT, cohort.record())
         write_json(folder / "splits.json", data.splits())
     return folder / "splits.json"
 

@@ -79,9 +79,12 @@ def test_two_wrappers():
     ("overrides", "message"),
     [
         (["partition=dirichelt"], r"Unknown partition 'dirichelt' \(did you mean dirichlet"),
-        (["partition@partition.assignment=shard"], r"Unknown partition 'shard' \(did you mean sh"),
         (
-            ["partition.assignment=shards"],
+            ["partition=site_effect", "partition@partition.assignment=shard"],
+            r"Unknown partition 'shard' \(did you mean sh",
+        ),
+        (
+            ["partition=channel_missing", "partition.assignment=shards"],
             "would replace a whole section; choose an option by partition@partition.assignment=",
         ),
         (
@@ -103,4 +106,4 @@ def test_no_assignment():
     with pytest.raises(
         ConfigError, match=r"partition\.assignment=None is no partition; choose one"
     ):
-        build(node("partition.assignment=null"))
+        build(node("partition=channel_missing", "partition.assignment=null"))

@@ -263,7 +263,7 @@ SETTINGS = {
     "partition=dirichlet partition.alpha=nan": "partition.alpha=nan and .min_patients=3 must be",
     "partition=dirichlet partition.alpha=-1": "must be positive.",
     "partition=shards partition.shards_per_client=0": "must be at least 1.",
-    "partition=site_effect": "has no centre; name the centres",
+    "partition=site_effect": "tables have no images; choose another",
     "optimizer.lr=nan": "cannot be used as it is: a learning rate is not finite.",
     "optimizer.lr=inf": "cannot be used as it is: a learning rate is not finite.",
     "model.l2=nan": "l2 must not be negative or infinite, not nan.",

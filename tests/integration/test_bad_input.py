@@ -135,7 +135,7 @@ IMAGING = {
     "patch_size=[8,8,8]": "patch_size=[8, 8, 8] must be 2 positive numbers, or null.",
     "data.reader.channels=[FLAIR,T9]": "Unknown channel T9; known: FLAIR, T1w, T1gd, T2w",
     "data.reader.regions=[hole]": "Unknown region hole; known: whole, core, enhancing",
-    "partition.assignment.centres=[Bern]": "Unknown centre Bern; known: hospital_0, hospital_1",
+    "partition=centre partition.centres=[Bern]": "Unknown centre Bern; known: hospital_0, hospital",
     "data.patch_size=[15,16]": "The model cannot take the batches of these data (image (4, 4, 15",
     "data.generated.shape=[33,32,8]": "data (image (8, 4, 33, 32) and label",
     "data.spatial_dims=3": "does not fit data.spatial_dims=3",

@@ -88,6 +88,7 @@ def test_counts_of_scans_are_those_of_the_csv(show):
     assert splits == json.loads(json.dumps(data.splits()))
     assert left_in(folder) == [
         "clients.csv",
+        "cohort.json",
         "pictures/clients.png",
         "pictures/intensities.png",
         "pictures/patches.png",

@@ -131,6 +131,14 @@ class Partition(ABC):
         """
         return {}
 
+    def remark(self, patients: Sequence[Patient]) -> str:
+        """Says in a sentence what a person should know before training; empty: nothing.
+
+        Args:
+            patients: All patients.
+        """
+        return ""
+
     def splits(self, clients: Ids) -> dict[str, dict[Split, list[str]]]:
         """Says which patients train, validate and test, where that is decided beforehand.
 
@@ -238,6 +246,10 @@ class Wrapped(Partition):
     def label_orders(self, clients: Ids, num_classes: int, seed: int) -> dict[str, Order]:
         """Leaves the order of classes to `assignment`."""
         return self.assignment.label_orders(clients, num_classes, seed)
+
+    def remark(self, patients: Sequence[Patient]) -> str:
+        """Leaves the sentence to `assignment`."""
+        return self.assignment.remark(patients)
 
     def splits(self, clients: Ids) -> dict[str, dict[Split, list[str]]]:
         """Leaves the splits to `assignment`."""

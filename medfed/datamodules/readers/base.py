@@ -37,6 +37,7 @@ class Patient:
         label: Its class, where it has exactly one; partitions by label need it.
         counts: Samples per class, where it has several samples (nodule candidates of one scan).
         split: The split that the data set itself puts it in, where it does.
+        invented: Whether `centre` is no hospital that the data name; see `with_hospitals`.
     """
 
     id: str
@@ -45,6 +46,7 @@ class Patient:
     label: int | None = None
     counts: tuple[int, ...] | None = None
     split: Split | None = None
+    invented: bool = False
 
     def class_counts(self, num_classes: int) -> tuple[int, ...]:
         """Returns the samples per class, (K,); a patient with one label is one sample.
@@ -240,6 +242,8 @@ def with_hospitals(patients: Sequence[Patient], hospitals: int | None) -> list[P
     if not 1 <= hospitals <= len(patients):
         raise ConfigError(f"Cannot cut {len(patients)} patients into {hospitals} hospitals.")
     return [
-        replace(p, centre=p.centre or f"hospital_{i * hospitals // len(patients)}")
+        p
+        if p.centre
+        else replace(p, centre=f"hospital_{i * hospitals // len(patients)}", invented=True)
         for i, p in enumerate(patients)
     ]

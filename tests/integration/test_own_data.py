@@ -1,0 +1,258 @@
+"""Data of a user's own are used whole; what a partition changed is said before training."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+
+import numpy as np
+import pytest
+from omegaconf import OmegaConf
+from rich.console import Console
+from sklearn.datasets import load_breast_cancer
+
+from medfed.common.errors import ConfigError, DataError
+from medfed.config.compose import CONFIG_DIR, build, load
+from medfed.datamodules.generated.brats import BratsCohort
+from medfed.run.assembly import data_and_task
+from medfed.run.cohort import cohort_record
+from medfed.run.cohort_overview import print_cohort
+from tests.integration.runs import CLINICAL, IMAGING, imaging, run
+
+EXPERIMENTS = sorted((CONFIG_DIR / "experiment").glob("*.yaml"))
+IMAGES = (
+    *("experiment=medmnist_pfednet", "data=image_folder", "rounds=1", "local.steps=1"),
+    *("logger=none", "progress=false", "data.reader.size=[8,8]", "model.network.channels=[4,4,4]"),
+)
+
+
+@pytest.fixture
+def table(tmp_path):
+    """Sixty patients of three hospitals, a quarter of them ill; one hospital has few."""
+    rng = np.random.default_rng(0)
+    rows = ["age,pressure,ill,place"]
+    for n in range(60):
+        place = "Chur" if n < 8 else ("Basel", "Bern")[n % 2]
+        age, pressure = rng.normal([60, 130], 10)
+        rows.append(f"{age:.2f},{pressure:.2f},{int(n % 4 == 0)},{place}")
+    path = tmp_path / "table.csv"
+    path.write_text("\n".join(rows) + "\n")
+    return path
+
+
+def photographs(folder, counts=(14, 7), size=8):
+    """Class folders of noise."""
+    from PIL import Image
+
+    rng = np.random.default_rng(1)
+    for name, count in zip(("benign", "malignant"), counts, strict=True):
+        (folder / name).mkdir(parents=True)
+        for n in range(count):
+            pixels = rng.integers(0, 255, (size, size), np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{name}_{n}.png")
+    return folder
+
+
+def used(folder):
+    """The patients of splits.json."""
+    clients = json.loads((folder / "splits.json").read_text())["clients"]
+    return sorted(i for parts in clients.values() for ids in parts.values() for i in ids)
+
+
+def printed(data):
+    """The table of a data module as a terminal shows it."""
+    console = Console(record=True, width=160, file=io.StringIO())
+    print_cohort(cohort_record(data), console)
+    return console.export_text()
+
+
+@pytest.mark.parametrize("centre", [True, False], ids=["hospitals", "no hospitals"])
+def test_every_row_of_a_table_is_used(table, centre, tmp_path, capsys):
+    own = ["data=csv", f"data.path={table}", "data.label=ill", "rounds=1"]
+    own += ["data.centre=place"] if centre else ["data.features=[age,pressure]"]
+    run(tmp_path / "run", *CLINICAL, *own)
+    assert used(tmp_path / "run") == sorted(f"row_{n}" for n in range(60))
+    kept = json.loads((tmp_path / "run" / "cohort.json").read_text())
+    assert list(kept["clients"]) == (
+        ["Basel", "Bern", "Chur"] if centre else [f"hospital_{n}" for n in range(5)]
+    )
+    assert kept["patients"] == {"used": 60, "of": 60}
+    (remark,) = kept["remarks"]
+    assert remark.endswith("partition=label_imbalance, for whoever names it.")
+    out = capsys.readouterr().out
+    assert remark in out
+    if centre:
+        assert "│ Chur   │   8 of 8 │ " in out
+        assert kept["clients"]["Basel"]["before"] == kept["clients"]["Basel"]["after"]
+    else:
+        assert remark.startswith("All 60 patients are dealt to 5 clients at random, as the data")
+
+
+def test_every_image_is_used(tmp_path):
+    folder = photographs(tmp_path / "photographs")
+    run(tmp_path / "run", *IMAGES, f"data.path={folder}")
+    assert used(tmp_path / "run") == sorted(
+        str(p.relative_to(folder)) for p in folder.rglob("*.png")
+    )
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["hospitals", "no hospitals"])
+def test_every_scan_and_channel_is_used(named, cohort_root, tmp_path):
+    made = BratsCohort(hospitals=2, patients=4, shape=(32, 32, 8)).ensure(cohort_root)[0]
+    own = tmp_path / "Task01_BrainTumour"
+    shutil.copytree(made, own)
+    if not named:
+        (own / "centres.json").unlink()
+    small = [*IMAGING, "rounds=1", "data.test_fraction=0.25"]
+    _, experiment = run(tmp_path / "run", *small, f"data.path={own}")
+    cases = sorted(p.name.removesuffix(".nii.gz") for p in (own / "imagesTr").iterdir())
+    assert used(tmp_path / "run") == cases
+    assert len(experiment.data.clients) == 2
+    assert all(c.channels.all() for c in experiment.data.clients.values())
+    kept = json.loads((tmp_path / "run" / "cohort.json").read_text())
+    assert all(client["removed"] == [] for client in kept["clients"].values())
+    for name, client in experiment.data.clients.items():
+        label = client.train["label"]
+        assert kept["clients"][name]["after"] == pytest.approx([float(label.float().mean())])
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda p: p.stem)
+def test_an_experiment_keeps_its_protocol_for_its_own_cohort_only(path):
+    (protocol,) = (
+        line.split(": ")[1]
+        for line in path.read_text().splitlines()
+        if line.strip().startswith("- override /partition:")
+    )
+    plain = load([f"experiment={path.stem}"])
+    shipped = OmegaConf.load(CONFIG_DIR / "partition" / f"{protocol}.yaml")
+    assert plain.partition._target_ == shipped._target_
+    if "path" in plain.data and not OmegaConf.is_missing(plain.data, "path"):
+        own = load([f"experiment={path.stem}", "data.path=x"]).partition
+        assert own._target_.endswith(".Auto")
+        assert own.protocol == protocol
+        build(own)
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("data=csv data.path=x partition=shards", "Shards"),
+        ("data=csv data.path=x partition.delta=7", "LabelImbalance"),
+        ("data=csv data.path=x partition.num_clients=8", "Auto"),
+        ("data=heart data.path=x", "Auto"),
+        ("data=breast_cancer", "LabelImbalance"),
+        ("data.path=null", "LabelImbalance"),
+        ("experiment=retina_pfednet data.path=x", "CentreSplit"),
+        ("experiment=retina_pfednet data=image_masks data.path=x", "CentreSplit"),
+        ("experiment=retina_pfednet data=brats_folder data.path=x", "Auto"),
+        ("partition.num_clients=8", "LabelImbalance"),
+    ],
+)
+def test_what_is_named_wins(typed, expected):
+    experiment = [] if "experiment=" in typed else ["experiment=clinical_pfednet"]
+    config = load([*experiment, *typed.split()])
+    assert config.partition._target_.endswith(f".{expected}")
+    assert config.partition.get("num_clients") in (None, 5, 8)
+
+
+def test_an_experiment_takes_another_partition_whatever_it_sets_of_its_own():
+    for path in (p for p in EXPERIMENTS if "\ntuned:" in p.read_text()):
+        build(load([f"experiment={path.stem}", "partition=dirichlet"]).partition)
+
+
+def test_a_number_of_clients_does_not_overrule_hospitals(table, tmp_path):
+    own = ["data=csv", f"data.path={table}", "data.label=ill", "data.centre=place"]
+    with pytest.raises(ConfigError, match=r"num_clients=4 does not go with data of 3 known hosp"):
+        run(tmp_path / "run", *CLINICAL, *own, "partition.num_clients=4")
+
+
+def test_invented_hospitals_are_said_to_be(cohort_root, tmp_path):
+    made = BratsCohort(hospitals=2, patients=4, shape=(32, 32, 8)).ensure(cohort_root)[0]
+    shutil.copytree(made, tmp_path / "own")
+    (tmp_path / "own" / "centres.json").unlink()
+    own = [*imaging(cohort_root), f"data.path={tmp_path / 'own'}", "data.reader.hospitals=2"]
+    data, _ = data_and_task(load(own))
+    assert data.remarks[1].startswith("The hospitals of 8 of 8 patients are invented: the data")
+    assert list(data.clients) == ["hospital_0", "hospital_1"]
+
+
+def test_the_table_counts_what_a_protocol_left(tmp_path):
+    run(tmp_path / "run", *CLINICAL, "rounds=1")
+    kept = json.loads((tmp_path / "run" / "cohort.json").read_text())
+    malignant = 1 - load_breast_cancer().target  # scikit-learn calls benign 1
+    ill = {f"row_{n}": int(v) for n, v in enumerate(malignant)}
+    clients = json.loads((tmp_path / "run" / "splits.json").read_text())["clients"]
+    for name, parts in clients.items():
+        had, ids = kept["clients"][name], [i for split in parts.values() for i in split]
+        assert (had["patients"], had["of"]) == (len(ids), 569)
+        assert had["splits"] == {split: len(part) for split, part in parts.items()}
+        assert had["before"][1] == pytest.approx(malignant.mean())
+        assert had["after"][1] == pytest.approx(np.mean([ill[i] for i in ids]))
+    assert kept["patients"] == {"used": len(used(tmp_path / "run")), "of": 569}
+
+
+def test_removed_channels_and_missing_classes_are_named(cohort_root, table):
+    text = printed(data_and_task(load([*imaging(cohort_root)]))[0])
+    assert "│ hospital_1 │   4 of 4 │ " in text
+    assert "│ T1w " in text
+    own = ["data=csv", f"data.path={table}", "data.label=ill", "data.centre=place"]
+    text = printed(data_and_task(load([*CLINICAL, *own, "data.test_fraction=0.1"]))[0])
+    (chur,) = (line for line in text.splitlines() if "Chur" in line)
+    assert "test: no 1" in chur
+
+
+def test_many_clients_are_told_in_ranges():
+    data, _ = data_and_task(load([*CLINICAL, "partition.num_clients=20"]))
+    text = printed(data)
+    assert "20 clients have 420 of 569 patients, 21 each, 13 in train, 4 in val, 4 in test." in text
+    assert "from 19.0 % to 81.0 %; before, of all: 37.3 %." in text
+    assert "No client has 149 of the 569 patients: they are not used." in text
+
+
+def test_copies_are_found_by_content(tmp_path, caplog):
+    folder = photographs(tmp_path / "photographs")
+    for old, new in (("benign/benign_0", "benign/x"), ("benign/benign_1", "malignant/y")):
+        shutil.copy(folder / f"{old}.png", folder / f"{new}.png")
+    own = [*IMAGES, f"data.path={folder}"]
+    data, _ = data_and_task(load([*own, "partition.num_clients=3", "seed=2"]))
+    place = {i: (c, s) for c, p in data.plans.items() for s, ids in p.patients.items() for i in ids}
+    pairs = [("benign/benign_0.png", "benign/x.png"), ("benign/benign_1.png", "malignant/y.png")]
+    apart = [set(pair) for pair in pairs if len({place[i] for i in pair}) == 2]
+    found = cohort_record(data).duplicates
+    assert [{p.sample.name for p in group} for group in found.groups] == apart != []
+    assert found.counts()["labelled_differently"] == sum("malignant/y.png" in g for g in apart)
+    printed(data)
+    assert "more than once" in caplog.text
+    with pytest.raises(DataError, match=r"there more than once .* data\.duplicates=error"):
+        run(tmp_path / "run", *own, "partition.num_clients=3", "seed=2", "data.duplicates=error")
+    assert not (tmp_path / "run").exists()
+    data, _ = data_and_task(load([*own, "data.duplicates=together"]))
+    place = {i: c for c, p in data.plans.items() for ids in p.patients.values() for i in ids}
+    assert not {"benign/x.png", "malignant/y.png"} & set(place)
+    assert sum(c.num_samples for c in data.clients.values()) + sum(
+        len(b["label"]) for c in data.clients.values() for e in c.evaluation.values() for b in e
+    ) == len(list(folder.rglob("*.png")))
+    assert not cohort_record(data).duplicates.groups
+
+
+def test_scans_and_rows_that_are_there_twice(cohort_root, table, tmp_path):
+    made = BratsCohort(hospitals=2, patients=4, shape=(32, 32, 8)).ensure(cohort_root)[0]
+    own = tmp_path / "own"
+    shutil.copytree(made, own)
+    first, *_, last = sorted((own / "imagesTr").iterdir())
+    shutil.copy(first, last)
+    data, _ = data_and_task(load([*imaging(cohort_root), f"data.path={own}"]))
+    (group,) = cohort_record(data).duplicates.groups
+    names = [f"{p.name.removesuffix('.nii.gz')} image" for p in (first, last)]
+    assert [p.sample.name for p in group] == names
+    lines = table.read_text().splitlines()
+    table.write_text("\n".join([*lines, lines[1].replace("Chur", "Bern")]) + "\n")
+    rows = ["data=csv", f"data.path={table}", "data.label=ill", "data.centre=place"]
+    data, _ = data_and_task(load([*CLINICAL, *rows]))
+    (group,) = cohort_record(data).duplicates.groups
+    assert [p.client for p in group] == ["Bern", "Chur"]
+    # Of two columns with two values each, equal rows are no wonder.
+    table.write_text("a,b,ill\n" + "".join(f"{n % 2},{n % 3 % 2},{n % 2}\n" for n in range(40)))
+    data, _ = data_and_task(load([*CLINICAL, *rows[:3]]))
+    assert not cohort_record(data).duplicates.groups
