@@ -145,7 +145,7 @@ def test_an_experiment_keeps_its_protocol_for_its_own_cohort_only(path):
         ("data.path=null", "LabelImbalance"),
         ("experiment=retina_pfednet data.path=x", "CentreSplit"),
         ("experiment=retina_pfednet data=image_masks data.path=x", "CentreSplit"),
-        ("experiment=retina_pfednet data=brats_folder data.path=x", "Auto"),
+        ("experiment=retina_pfednet data=image_folder data.path=x", "Auto"),
         ("partition.num_clients=8", "LabelImbalance"),
     ],
 )
