@@ -36,7 +36,7 @@ def entries_reading(network: nn.Module, shape: Sequence[int]) -> Tensors:
 
     Args:
         network: Any network of one input.
-        shape: Of one input, ``(C, *spatial)``.
+        shape: Of one input, ``(C, *spatial)``; a smaller patch is taken where it will do.
 
     Returns:
         For each parameter that reads a channel a mask ``(C, *parameter)`` bool; nothing where there
@@ -54,6 +54,7 @@ def entries_reading(network: nn.Module, shape: Sequence[int]) -> Tensors:
     if shape[0] < 2:
         return {}
     network = _smooth(copy.deepcopy(network).cpu().double().eval().requires_grad_(True))
+    shape = _smaller(network, shape)
     live = {n: t for n, t in float_entries(network).items() if isinstance(t, nn.Parameter)}
     start = {n: t.detach().clone() for n, t in live.items()}
     alive = {n: torch.zeros_like(t, dtype=torch.bool) for n, t in live.items()}
@@ -93,6 +94,19 @@ def _smooth(network: nn.Module) -> nn.Module:
             if isinstance(child, nn.ReLU | nn.ReLU6):
                 setattr(module, name, nn.Softplus())
     return network
+
+
+def _smaller(network: nn.Module, shape: Sequence[int]) -> tuple[int, ...]:
+    """Returns the smallest patch of a few that the network takes: a whole one takes minutes."""
+    for side in (32, 64):
+        small = (shape[0], *(min(s, side) for s in shape[1:]))
+        try:
+            with torch.no_grad():
+                network(torch.zeros(1, *small, dtype=torch.float64))
+        except (RuntimeError, ValueError, AssertionError, IndexError, TypeError):
+            continue  # too small for its levels, or made for one size
+        return small
+    return tuple(shape)
 
 
 def _gradients(network: nn.Module, image: Tensor, live: Mapping[str, Tensor], draw: int) -> Tensors:

@@ -169,3 +169,16 @@ def test_who_has_what_travels_as_numbers():
 def test_a_channel_that_is_none_is_refused(value):
     with pytest.raises(CodecError, match="of 4 channels"):
         presence({"lacks/0": value}, 4)
+
+
+def test_a_patch_smaller_than_the_images_will_do():
+    seen = []
+
+    class Looks(nn.Conv3d):
+        def forward(self, x):
+            seen.append(tuple(x.shape))
+            return super().forward(x)
+
+    masks = entries_reading(nn.Sequential(Looks(2, 3, 3), nn.Conv3d(3, 1, 1)), (2, 128, 128, 20))
+    assert list(masks) == ["0.weight"]
+    assert set(seen) == {(1, 2, 32, 32, 20)}
