@@ -51,7 +51,7 @@ def main(config: DictConfig) -> None:
         return
     # Imported late, so that --help and mistakes in the configuration answer at once.
     from medfed.run.evaluation import evaluate_run
-    from medfed.run.results import print_summary
+    from medfed.run.printed import print_summary
 
     print_summary(evaluate_run(folder, str(config.split)), folder)
 

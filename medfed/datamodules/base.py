@@ -275,6 +275,14 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         """All patients by id, after `setup`, also those that no client has."""
         return self._patients
 
+    def positive_of(self, client: str) -> int | None:
+        """What a client calls the lesion, where its samples are candidates in scans; else None."""
+        return None
+
+    def remarks(self) -> list[str]:
+        """What a reader of the test metrics must know of these data."""
+        return []
+
     def centre_of(self, patient: str) -> str | None:
         """Returns the hospital that the data name for a patient, after `setup`."""
         return self._patients[patient].centre

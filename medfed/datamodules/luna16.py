@@ -164,6 +164,24 @@ class Luna16DataModule(CachedDataModule[Luna16Reader]):
             "input": {"kind": "ct_patches", "patches": spec},
         }
 
+    def positive_of(self, client: str) -> int | None:
+        """A nodule is 1, or what the client's own order of the classes calls it."""
+        order = self.plans[client].label_order
+        return 1 if order is None else order[1]
+
+    def remarks(self) -> list[str]:
+        """That fewer candidates make fewer false positives per scan."""
+        record = self.scans.record()
+        kept, listed = (record[key]["non-nodule"] for key in ("kept", "listed"))
+        if kept == listed and all(plan.shares is None for plan in self.plans.values()):
+            return []
+        thinned = "" if kept < listed else ", thinned to the shares of the partition"
+        return [
+            f"cpm is of the candidates kept ({kept} of {listed} non-nodules{thinned}), not of all "
+            "that LUNA16 lists: with fewer false positives per scan it is higher; "
+            "data.reader.negatives_per_positive=null keeps all."
+        ]
+
     def settings(self) -> dict[str, Any]:
         """How candidates were chosen and patches cut, and what each client and split kept of them.
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from medfed.common.checks import check_known
 from medfed.common.errors import ConfigError
-from medfed.functional.weighted_scores import CLASS_SCORES, class_scores
-from medfed.models.meters import Batch, WholeSplit
+from medfed.functional.weighted_scores import CLASS_SCORES, Floats, class_scores
+from medfed.models.meters import Batch, Columns, WholeSplit
 from medfed.models.networks.canonical import Activation
 from medfed.models.task import TaskModule
 
@@ -105,7 +105,20 @@ class ClassificationTask(TaskModule):
 
     def meter(self, *, test: bool = False) -> WholeSplit:
         """Returns an empty meter."""
-        return WholeSplit(self.criterion, CLASS_SCORES, self._measure)
+        return WholeSplit(self.criterion, CLASS_SCORES, self._measure, _told)
+
+    def scores(self, cases: Columns, weights: Floats) -> dict[str, Floats]:
+        """See the base class."""
+        probs, label = _probabilities(cases), cases["label"].astype(np.int64)
+        return class_scores(probs, label, weights, self.ece_bins)
+
+    def constants(self, cases: Columns, training: Batch) -> dict[str, Columns]:
+        """Returns the cases as predicted by the shares of the classes in training."""
+        counts = training["label_counts"].double()
+        shares = (counts / counts.sum()).tolist()
+        size = len(cases["label"])
+        told = {_PROBABILITY.format(k): np.full(size, share) for k, share in enumerate(shares)}
+        return {"constant": {**cases, **told}}
 
     def _measure(self, logits: Tensor, label: Tensor) -> dict[str, float]:
         return classification_metrics(logits.double().softmax(1), label, self.ece_bins)
@@ -118,6 +131,19 @@ class ClassificationTask(TaskModule):
         if (self._weights.device, self._weights.dtype) != (like.device, like.dtype):
             self._weights = self._weights.to(like)
         return self._weights
+
+
+_PROBABILITY = "probability/{}"
+
+
+def _told(logits: Tensor) -> dict[str, Tensor]:
+    """The probability of each class ``(N,)``."""
+    return {_PROBABILITY.format(k): p for k, p in enumerate(logits.softmax(1).T)}
+
+
+def _probabilities(cases: Columns) -> Floats:
+    """(N, K)."""
+    return np.stack([v for n, v in cases.items() if n.startswith(_PROBABILITY[:-2])], axis=1)
 
 
 class RiskTask(ClassificationTask):

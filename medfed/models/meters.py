@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from medfed.common.scores import worst_value
 
 Batch = Mapping[str, Tensor]
 """``image`` and ``label``, and where they apply ``channels``, ``case`` and ``spacing``."""
+
+Columns = Mapping[str, NDArray[Any]]
+"""What a meter tells of its cases, by column: (N,) numbers or names."""
 
 
 class Meter(Protocol):
@@ -45,6 +49,8 @@ class WholeSplit:
         criterion: The loss of logits and labels.
         names: The metrics beside the loss; NaN where the split is empty.
         measure: Gives them for all logits and labels together.
+        told: From logits ``(N, ...)`` to numbers ``(N, ...)`` by name, what the table of cases has
+            of each sample beside its label; None for no such table.
     """
 
     def __init__(
@@ -52,17 +58,22 @@ class WholeSplit:
         criterion: Callable[[Tensor, Tensor], Tensor],
         names: Sequence[str],
         measure: Callable[[Tensor, Tensor], dict[str, float]],
+        told: Callable[[Tensor], Mapping[str, Tensor]] | None = None,
     ) -> None:
         self.criterion = criterion
         self.names = names
         self.measure = measure
+        self.told = told
         self.logits: list[Tensor] = []
         self.labels: list[Tensor] = []
+        self.case: list[int] = []
 
     def update(self, logits: Tensor, batch: Batch) -> None:
-        """Adds the logits ``(B, ...)`` and the ``label`` of a batch."""
+        """Adds the logits ``(B, ...)`` and the ``label`` and ``case`` of a batch."""
+        first = len(self.case)
         self.logits.append(logits.detach().float())
         self.labels.append(batch["label"])
+        self.case += batch.get("case", torch.arange(first, first + len(logits))).tolist()
 
     def compute(self) -> dict[str, float]:
         """Returns ``loss`` and the metrics of all batches together."""
@@ -71,6 +82,16 @@ class WholeSplit:
         logits, label = torch.cat(self.logits), torch.cat(self.labels)
         loss = self.criterion(logits, label).item()
         return {"loss": loss} | self.measure(logits, label)
+
+    def cases(self) -> list[dict[str, float | str]]:
+        """Returns a row per sample: ``label``, and what the task tells of its logits."""
+        if self.told is None or not self.labels:
+            return []
+        columns = {"case": self.case, "label": torch.cat(self.labels).tolist()}
+        told = self.told(torch.cat(self.logits).double())
+        columns |= {name: values.tolist() for name, values in told.items()}
+        rows = zip(*columns.values(), strict=True)
+        return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
 class FiniteOnly:
@@ -108,5 +129,12 @@ class FiniteOnly:
         if self.failed:
             for row in rows:
                 numbers = {n: v for n, v in row.items() if isinstance(v, float)}
-                row |= {n: worst_value(n) for n, v in numbers.items() if not math.isnan(v)}
+                row |= {n: _failure(n) for n, v in numbers.items() if not math.isnan(v)}
         return rows
+
+
+def _failure(column: str) -> float:
+    """What a row of a failed model holds: there is no worst probability, but none is known."""
+    if column.split("/")[0] in ("probability", "prediction"):
+        return math.nan
+    return worst_value(column)

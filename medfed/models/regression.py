@@ -9,8 +9,8 @@ import numpy as np
 import torch.nn.functional as F
 from torch import Tensor
 
-from medfed.functional.weighted_scores import OUTCOME_SCORES, outcome_scores
-from medfed.models.meters import WholeSplit
+from medfed.functional.weighted_scores import OUTCOME_SCORES, Floats, outcome_scores
+from medfed.models.meters import Batch, Columns, WholeSplit
 from medfed.models.networks.canonical import Activation
 from medfed.models.task import TaskModule
 
@@ -45,8 +45,20 @@ class RegressionTask(TaskModule):
     def meter(self, *, test: bool = False) -> WholeSplit:
         """Returns an empty meter."""
         return WholeSplit(
-            self.criterion, OUTCOME_SCORES, lambda z, y: regression_metrics(z.squeeze(1), y)
+            self.criterion,
+            OUTCOME_SCORES,
+            lambda z, y: regression_metrics(z.squeeze(1), y),
+            lambda z: {"prediction": z.squeeze(1)},
         )
+
+    def scores(self, cases: Columns, weights: Floats) -> dict[str, Floats]:
+        """See the base class."""
+        return outcome_scores(cases["prediction"], cases["label"], weights)
+
+    def constants(self, cases: Columns, training: Batch) -> dict[str, Columns]:
+        """Returns the cases as predicted by the mean outcome in training."""
+        mean = training["label"].double().mean().item()
+        return {"constant": {**cases, "prediction": np.full(len(cases["label"]), mean)}}
 
 
 def regression_metrics(predictions: Tensor, outcomes: Tensor) -> dict[str, float]:

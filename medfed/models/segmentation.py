@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from monai.inferers import sliding_window_inference
@@ -14,10 +15,11 @@ from torch import Tensor
 
 from medfed.common.checks import check_known
 from medfed.common.errors import ConfigError, did_you_mean
-from medfed.models.meters import Batch
+from medfed.functional.weighted_scores import Floats
+from medfed.models.meters import Batch, Columns
 from medfed.models.networks.canonical import Activation
 from medfed.models.regions import exclusive_masks, margins
-from medfed.models.segmentation_meter import SegmentationMeter
+from medfed.models.segmentation_meter import SegmentationMeter, overlap_scores
 from medfed.models.task import TaskModule
 
 if TYPE_CHECKING:
@@ -160,6 +162,18 @@ class SegmentationTask(TaskModule):
 
         tolerances = self.tolerances if test else None
         return SegmentationMeter(self.criterion, self.regions, segment, tolerances)
+
+    def scores(self, cases: Columns, weights: Floats) -> dict[str, Floats]:
+        """See the base class."""
+        return overlap_scores(cases, self.regions, weights)
+
+    def constants(self, cases: Columns, training: Batch) -> dict[str, Columns]:
+        """Returns the cases as they are with empty masks, and with everything in every region."""
+        kept = {n: cases[n] for n in ("case", "region", "labelled")}
+        empty = np.zeros(len(cases["case"]))
+        nothing = {**kept, "true_positive": empty, "predicted": empty}
+        everything = {**kept, "true_positive": cases["labelled"], "predicted": cases["voxels"]}
+        return {"empty mask": nothing, "all foreground": everything}
 
 
 def chosen_activation(wanted: str, regions: int, exclusive: bool | None) -> Activation:

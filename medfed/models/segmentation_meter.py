@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from medfed.models.meters import Batch
+from medfed.functional.weighted_scores import Floats
+from medfed.models.meters import Batch, Columns
 from medfed.models.regions import iou_and_dice, overlap_counts, surface_metrics
 
 _COUNTS = ("true_positive", "predicted", "labelled")
@@ -38,6 +40,7 @@ class SegmentationMeter:
         self.tolerances = tolerances
         self.loss_sum, self.images = 0.0, 0
         self.counts: dict[int, Tensor] = {}
+        self.voxels: dict[int, int] = {}
         self.surfaces: dict[int, Tensor] = {}  # (2, R) per case
         self._slices: list[tuple[Tensor, Tensor]] = []
         self._stack: tuple[int, tuple[float, ...]] | None = None  # case and spacing of the slices
@@ -54,6 +57,7 @@ class SegmentationMeter:
         ids = batch["case"].tolist() if "case" in batch else range(first, first + len(counts))
         for i, c in zip(ids, counts, strict=True):
             self.counts[i] = self.counts[i] + c if i in self.counts else c
+            self.voxels[i] = self.voxels.get(i, 0) + pred[0, 0].numel()
         self.loss_sum += self.criterion(logits, batch["label"]).item() * len(counts)
         self.images += len(counts)
         if self.tolerances is not None:
@@ -118,7 +122,7 @@ class SegmentationMeter:
         return out
 
     def cases(self) -> list[dict[str, float | str]]:
-        """Returns a row per case and region: voxel counts, ``iou``, ``dice``, ``hd95``, ``nsd``."""
+        """Returns a row per case and region: its voxels, and what overlaps and surfaces give."""
         self._close_stack()
         rows: list[dict[str, float | str]] = []
         for case, counts in self.counts.items():
@@ -128,5 +132,36 @@ class SegmentationMeter:
                 columns |= dict(zip(_SURFACE, self.surfaces[case], strict=True))
             for r, region in enumerate(self.regions):
                 values = {name: column[r].item() for name, column in columns.items()}
-                rows.append({"case": case, "region": region, **values})
+                size = self.voxels[case]
+                rows.append({"case": case, "region": region, "voxels": size, **values})
         return rows
+
+
+def overlap_scores(cases: Columns, regions: Sequence[str], weights: Floats) -> dict[str, Floats]:
+    """Returns the metrics of a meter, of cases that have weights.
+
+    Args:
+        cases: Rows of :meth:`SegmentationMeter.cases`, by column.
+        regions: Their R regions, in order.
+        weights: (W, N) of the N rows; 1 for each row gives the metrics of the meter.
+
+    Returns:
+        (W,) per metric and region, and the means over regions.
+    """
+    found: dict[str, Floats] = {}
+    for region in regions:
+        rows = cases["region"] == region
+        w = weights[:, rows]
+        counts = np.stack([cases[n][rows].astype(float) for n in _COUNTS])  # (3, n)
+        total, each = (w[:, None] * counts).sum(2), torch.from_numpy(counts.T)
+        iou, dice = (t.numpy() for t in iou_and_dice(torch.from_numpy(total)))
+        some = w.sum(1) > 0
+        values = {"iou": np.where(some, iou, np.nan), "dice": np.where(some, dice, np.nan)}
+        by_case = {"dice_case": iou_and_dice(each)[1].numpy()}
+        by_case |= {n: cases[n][rows].astype(float) for n in _SURFACE if n in cases}
+        with np.errstate(divide="ignore", invalid="ignore"):
+            values |= {n: (w * v).sum(1) / w.sum(1) for n, v in by_case.items()}
+        found |= {f"{n}/{region}": v for n, v in values.items()}
+    names = dict.fromkeys(n.split("/")[0] for n in found)
+    means = {n: np.mean([found[f"{n}/{r}"] for r in regions], axis=0) for n in names}
+    return means | found

@@ -19,7 +19,8 @@ from torch.optim import Optimizer
 
 from medfed.common.checks import check_known
 from medfed.common.errors import ConfigError
-from medfed.models.meters import Batch, FiniteOnly, Meter, WholeSplit
+from medfed.functional.weighted_scores import Floats
+from medfed.models.meters import Batch, Columns, FiniteOnly, Meter, WholeSplit
 from medfed.models.networks.canonical import Activation
 from medfed.models.networks.personal import default_personal
 
@@ -150,6 +151,30 @@ class TaskModule(pl.LightningModule):
                 batch = self._to_network(batch)
                 meter.update(self.logits(batch).float(), batch)
         return meter
+
+    def scores(self, cases: Columns, weights: Floats) -> dict[str, Floats]:
+        """Measures a table of cases whose rows have weights, for many weightings at once.
+
+        Args:
+            cases: N rows of the meter's ``cases()``, by column.
+            weights: (W, N): rows of one patient have the same weight.
+
+        Returns:
+            (W,) per metric; nothing where the task has no such metrics.
+        """
+        return {}
+
+    def constants(self, cases: Columns, training: Batch) -> dict[str, Columns]:
+        """Returns the cases as they would be if nothing were known but the training labels.
+
+        Args:
+            cases: N rows of the meter's ``cases()``, by column.
+            training: ``label`` of all training samples, or ``label_counts`` of classes.
+
+        Returns:
+            The columns by the name of the prediction; nothing where there is none.
+        """
+        return {}
 
     def picture(self, cases: Mapping[str, Any]) -> Figure | None:
         """Returns a figure of predictions per client and method, where the task has one."""

@@ -10,9 +10,10 @@ from medfed.common.files import write_json
 from medfed.common.scores import failed
 from medfed.federation.lightning.module import EvalSplit
 from medfed.federation.lightning.strategy import together
-from medfed.run.experiment import reopen, test_selected
+from medfed.run.experiment import examined, reopen, test_selected
 from medfed.run.folder import finished
-from medfed.run.results import over_clients, undefined
+from medfed.run.intervals import findings, over_clients
+from medfed.run.results import undefined
 
 
 def evaluate_run(folder: Path, split: str = "test") -> dict[str, Any]:
@@ -39,6 +40,7 @@ def evaluate_run(folder: Path, split: str = "test") -> dict[str, Any]:
     measured: dict[str, Any] = {"split": split, "clients": clients}
     measured |= {"federation": over_clients(clients), "undefined": undefined(clients, split)}
     measured |= {"failed": {split: failed(clients)}}
+    measured |= findings(examined(experiment), experiment.config.seed)
     kept = {k: summary[k] for k in ("name", "algorithm", "selection", "selected_round")}
     write_json(folder / f"evaluation_{split}.json", kept | measured)
     return summary | measured

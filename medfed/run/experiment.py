@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from medfed.common.errors import CheckpointError, ConfigError, first_line
+from medfed.common.scores import failed
 from medfed.common.untrusted import read_checkpoint
 from medfed.config.check import check, several
 from medfed.config.compose import build, resolved
@@ -40,6 +41,7 @@ from medfed.run.assembly import data_and_task, federate
 from medfed.run.cohort import cohort_record
 from medfed.run.cohort_overview import print_cohort
 from medfed.run.folder import NOT_THE_EXPERIMENT, open_folder, read_config, read_splits
+from medfed.run.intervals import Examined
 from medfed.run.loggers import remember
 
 
@@ -139,6 +141,16 @@ def test_selected(experiment: Experiment) -> None:
     history = experiment.evaluation.history
     experiment.trainer.test(experiment.module, ckpt_path=best, weights_only=True, verbose=False)
     experiment.evaluation.history = history or experiment.evaluation.history
+    tested = examined(experiment)
+    for client, own in experiment.evaluation.test.items():
+        own |= tested.of_candidates(client)
+
+
+def examined(experiment: Experiment) -> Examined:
+    """Returns the cases of the last test."""
+    evaluation, split = experiment.evaluation, experiment.module.test_split
+    lost = failed(evaluation.test)
+    return Examined.of(experiment.task, experiment.data, evaluation.cases, split, lost)
 
 
 def _best(folder: Path) -> Path:

@@ -6,34 +6,27 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
-from medfed.common.console import say, size, wide_console
 from medfed.common.figures import save_figures
 from medfed.common.files import csv_text, write_json, write_text
-from medfed.common.names import cell, file_names
+from medfed.common.names import file_names
 from medfed.common.scores import (
     Record,
     failed,
-    failure_sentences,
-    federation_statistics,
     metrics_csv,
-    number,
-    smaller_is_better,
-    span,
     undefined_in,
-    undefined_sentences,
 )
 from medfed.federation.budget import Passes
 from medfed.federation.lightning.collect import gather_named, rank
 from medfed.federation.lightning.module import FederatedModule
 from medfed.models.regions import slice_with_most
-from medfed.run.experiment import Experiment
+from medfed.run.experiment import Experiment, examined
 from medfed.run.folder import save_prediction, save_tensors
+from medfed.run.intervals import findings, over_clients, to_csv
 from medfed.run.loggers import end_logging
-from medfed.run.memberships import Memberships, membership_line
+from medfed.run.memberships import Memberships
+from medfed.run.printed import print_summary
 
 
 def write_hashes(module: FederatedModule, folder: Path) -> None:
@@ -79,6 +72,9 @@ def write(experiment: Experiment, memberships: Tensor | None = None) -> dict[str
         write_text(folder / "ledger.csv", federation.ledger.to_csv())
         if rows := cases_rows(experiment):
             write_text(folder / "cases.csv", csv_text(rows[0], (row.values() for row in rows)))
+        summary |= findings(examined(experiment), experiment.config.seed)
+        if "intervals" in summary:
+            write_text(folder / "intervals.csv", to_csv(summary))
         found = None
         if memberships is not None:
             # The start stands before the rounds.
@@ -159,83 +155,6 @@ def undefined(
         {'test': {'b': ['auroc']}}
     """
     return {split: {c: names for c, m in clients.items() if (names := undefined_in(m))}}
-
-
-def over_clients(clients: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
-    """Returns the statistics over clients of each metric.
-
-    Args:
-        clients: The metrics of each client.
-    """
-    return {
-        n: federation_statistics([m[n] for m in clients.values()], smaller_is_better(n))
-        for n in next(iter(clients.values()))
-    }
-
-
-def print_summary(summary: dict[str, Any], folder: Path, console: Console | None = None) -> None:
-    """Prints the test metrics per client and for the federation, and what travelled."""
-    console = console or wide_console()
-    columns = [n for n in next(iter(summary["clients"].values())) if "/" not in n]
-    table = Table(
-        title=f"{cell(summary['name'])}, {summary['algorithm']}: "
-        f"{summary.get('split', 'test')} metrics of round {(summary['selected_round'] or 0) + 1} "
-        f"of {summary['rounds']} (selected by validation {summary['selection'][0]})"
-    )
-    for name in ("client", *columns, "steps", "up", "down"):
-        table.add_column(name, justify="left" if name == "client" else "right", overflow="fold")
-    for client, metrics in summary["clients"].items():
-        sent = summary["bytes_by_client"][client]
-        values = [number(metrics[n]) for n in columns]
-        steps = str(summary["steps"][client])
-        table.add_row(cell(client), *values, steps, size(sent["up"]), size(sent["down"]))
-    table.add_section()
-    for row in ("mean", "sd", "worst"):
-        values = [number(summary["federation"][n][row]) for n in columns]
-        total = [size(summary["bytes"][d]) for d in ("up", "down")] if row == "mean" else ["", ""]
-        table.add_row(row, *values, "", *total)
-    console.print(table)
-    of = summary["clients"], summary.get("split", "test")
-    say(console, *undefined_sentences(*of), *failure_sentences(*of))
-    say(console, *passes_line(summary), sent_line(summary))
-    if "memberships" in summary:
-        say(console, membership_line(summary["memberships"]))
-    say(console, f"Results and pictures: {folder}")
-
-
-def passes_line(summary: Mapping[str, Any]) -> list[str]:
-    """Says how many passes through the network the steps took, where they are not as many.
-
-    Example:
-        >>> spent = {"steps": {"a": 20}, "gradient_passes": {"a": 25}, "forward_passes": {"a": 8}}
-        >>> passes_line(spent)
-        ['Gradient passes per client: 25 for 20 steps; passes for a loss alone: 8.']
-        >>> passes_line({**spent, "gradient_passes": {"a": 20}, "forward_passes": {"a": 0}})
-        []
-    """
-    steps, forward = summary["steps"], summary.get("forward_passes", {})
-    gradient = summary.get("gradient_passes", steps)
-    if gradient == steps and not any(forward.values()):
-        return []
-    alone = f"; passes for a loss alone: {span(forward.values())}" * any(forward.values())
-    told = f"{span(gradient.values())} for {span(steps.values())} steps"
-    return [f"Gradient passes per client: {told}{alone}."]
-
-
-def sent_line(summary: dict[str, Any]) -> str:
-    """Says what travelled, and how many times less that is than with fp32.
-
-    Example:
-        >>> sent = {"bytes": {"up": 1_000_000, "down": 0}, "savings": {"up": 31.96, "down": 1.0}}
-        >>> sent_line(sent)
-        'Sent up 1.0 MB (32.0x less than fp32), down 0 B.'
-    """
-    parts = []
-    for direction, count in summary["bytes"].items():
-        factor = summary["savings"][direction]
-        note = f" ({factor:.1f}x less than fp32)" if round(factor, 1) != 1 else ""
-        parts.append(f"{direction} {size(count)}{note}")
-    return f"Sent {', '.join(parts)}."
 
 
 def save_predictions(experiment: Experiment) -> None:

@@ -21,7 +21,7 @@ from medfed.reports.comparison import compare_runs
 from medfed.reports.lambda_path import lambda_path
 from medfed.reports.methods import compare
 from medfed.reports.runs import find_runs
-from medfed.run.results import over_clients
+from medfed.run.intervals import over_clients
 from medfed.run.train import train
 
 SMALL = ("rounds=1", "local.steps=2", "logger=none", "progress=false")

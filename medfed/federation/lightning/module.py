@@ -87,7 +87,7 @@ class FederatedModule(pl.LightningModule):
         self.packets: dict[str, Packet] = {}
         self.failures: dict[str, str] = {}
         self.evaluations: dict[str, dict[str, float]] = {}
-        self.cases: dict[str, list[dict[str, float | str]]] = {}  # of the test split
+        self.cases: dict[str, list[dict[str, float | str]]] = {}  # of the split that is tested
         self.test_split: EvalSplit = "test"
 
     @property
@@ -161,21 +161,29 @@ class FederatedModule(pl.LightningModule):
 
     def test_step(self, batch: Task, batch_idx: int) -> None:
         """Evaluates one client's personal model on its test split, or on :attr:`test_split`."""
-        self._evaluate(batch.client, self.test_split)
+        self._evaluate(batch.client, self.test_split, keep=True)
 
-    def _evaluate(self, client: str | None, split: EvalSplit) -> None:
+    def _evaluate(self, client: str | None, split: EvalSplit, keep: bool = False) -> None:
         if client is not None:
             with naming(client, self.next_round - 1, "evaluation"):
-                self.evaluations[client] = self.evaluate_client(client, split)
+                self.evaluations[client] = self.evaluate_client(client, split, keep)
 
-    def evaluate_client(self, client: str, split: EvalSplit) -> dict[str, float]:
-        """Returns the metrics of a client's personal model on one of its splits."""
+    def evaluate_client(
+        self, client: str, split: EvalSplit, keep: bool = False
+    ) -> dict[str, float]:
+        """Returns the metrics of a client's personal model on one of its splits.
+
+        Args:
+            client: Its id.
+            split: Which split.
+            keep: Whether to keep what every case gave, in :attr:`cases`.
+        """
         self.local.load(self.federation.personal_model(client))
         batches = self.federation.clients[client].data.eval_batches(split)
         on_device = (to_device(b, self.device) for b in batches)
-        if split != "test" or not isinstance(self.task, Measures):
+        if not keep or not isinstance(self.task, Measures):
             return self.task.evaluate(on_device, test=split == "test")
-        meter = self.task.measured(on_device, test=True)
+        meter = self.task.measured(on_device, test=split == "test")
         self.cases[client] = meter.cases()
         return meter.compute()
 

@@ -1,0 +1,296 @@
+"""What the test cases say beyond one number: intervals, pooled metrics, what a constant reaches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from medfed.common.files import csv_text
+from medfed.common.names import shown
+from medfed.common.scores import federation_statistics, mean_of_known, smaller_is_better
+from medfed.common.seeding import derive_seed
+from medfed.datamodules.splits import Split
+from medfed.functional.bootstrap import draws, percentiles
+from medfed.functional.froc import CPM, froc_scores
+from medfed.functional.weighted_scores import Floats
+from medfed.models.meters import Columns
+
+if TYPE_CHECKING:
+    from medfed.datamodules.base import FederatedDataModule
+    from medfed.models.task import TaskModule
+
+LEVEL, RESAMPLES = 0.95, 1000
+_BLOCK = 4_000_000  # weights of cases that are in memory at once
+_SOME = 0.05  # share of resamples without a metric from which a client is named
+Rows = Sequence[Mapping[str, Any]]
+Values = dict[str, Floats]
+"""(W,) per metric, of W resamples."""
+
+
+@dataclass
+class Examined:
+    """The cases that a run was tested on, and how they are measured.
+
+    Attributes:
+        task: Measures them.
+        data: Where they come from.
+        split: The split that was tested.
+        cases: By client, those whose models have not failed.
+        failed: The rows of the others.
+    """
+
+    task: TaskModule
+    data: FederatedDataModule
+    split: Split = "test"
+    cases: dict[str, Columns] = field(default_factory=dict)
+    failed: dict[str, Rows] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        task: TaskModule,
+        data: FederatedDataModule,
+        cases: Mapping[str, Rows],
+        split: Split = "test",
+        failed: Collection[str] = (),
+    ) -> Examined:
+        """Gathers what the last test has left.
+
+        Args:
+            task: The task of the run.
+            data: Its data.
+            cases: Rows of the meter by client.
+            split: The split that was tested.
+            failed: The clients whose models have failed.
+        """
+        found = cls(task, data, split)
+        for client, rows in cases.items():
+            columns = {n: np.array([row[n] for row in rows]) for n in rows[0]} if rows else {}
+            if not rows or client in failed:
+                found.failed[client] = rows
+                continue
+            positive = data.positive_of(client)
+            if positive is not None:
+                columns["lesion"] = columns["label"] == positive
+                columns["score"] = columns[f"probability/{positive}"]
+            found.cases[client] = columns
+        return found
+
+    @property
+    def complete(self) -> bool:
+        """Whether no model has failed on cases that are there."""
+        return not any(self.failed.values())
+
+    def patients(self, client: str) -> int:
+        """How many patients a client has in the split, also without a case."""
+        return len(self.data.plans[client].patients[self.split])
+
+    def measure(self, cases: Columns, weights: Floats, patients: int) -> Values:
+        """Returns the metrics of weighted cases, with those of candidates where they are some."""
+        found = self.task.scores(cases, weights)
+        if "lesion" in cases:
+            scans = np.full(len(weights), float(patients))
+            found = found | froc_scores(cases["score"], cases["lesion"], weights, scans)
+        return found
+
+    def plainly(self, cases: Columns, patients: int) -> dict[str, float]:
+        """Returns the metrics of cases as they are."""
+        found = self.measure(cases, np.ones((1, len(cases["case"]))), patients)
+        return {n: float(v[0]) for n, v in found.items()}
+
+    def of_candidates(self, client: str) -> dict[str, float]:
+        """Returns the FROC metrics of a client, where its samples are candidates in scans."""
+        positive = self.data.positive_of(client)
+        if positive is None:
+            return {}
+        if client in self.cases:
+            found = self.plainly(self.cases[client], self.patients(client))
+            return {n: found[n] for n in CPM}
+        # Its model has failed, or there is no scan.
+        lost = any(row["label"] == positive for row in self.failed.get(client, ()))
+        return dict.fromkeys(CPM, 0.0 if lost else math.nan)
+
+    def absent(self) -> dict[str, list[str]]:
+        """Returns by client the classes, if there are more than two, that its cases lack."""
+        found: dict[str, list[str]] = {}
+        names = self.data.class_names
+        for client, cases in self.cases.items():
+            if "probability/2" in cases:
+                order = self.data.plans[client].label_order or range(len(names))
+                lacking = set(range(len(names))) - set(cases["label"].tolist())
+                found[client] = [names[list(order).index(k)] for k in sorted(lacking)]
+        return {c: lacking for c, lacking in found.items() if lacking}
+
+    def pooled(self) -> dict[str, float]:
+        """Returns the metrics of all clients' cases together; nothing if a model has failed."""
+        if not self.complete:
+            return {}
+        return self.plainly(joined([*self.cases.values()]), sum(map(self.patients, self.cases)))
+
+    def constants(self) -> dict[str, dict[str, dict[str, float]]]:
+        """Returns, by constant predictor and client, what knowing the training labels reaches."""
+        found: dict[str, dict[str, dict[str, float]]] = {}
+        for client, cases in self.cases.items():
+            data = self.data.clients[client]
+            training: Any = {"label_counts": data.label_counts, "label": data.train["label"]}
+            for name, columns in self.task.constants(cases, training).items():
+                if "lesion" in cases:
+                    columns = {**columns, "score": np.zeros(len(cases["score"]))}
+                metrics = self.plainly(columns, self.patients(client))
+                found.setdefault(name, {})[client] = metrics
+        return found
+
+    def resampled(self, seed: int) -> tuple[dict[str, Values], Values, Values]:
+        """Draws patients anew within every client, and measures each time.
+
+        Args:
+            seed: Of the run.
+
+        Returns:
+            The metrics of every client, their means over the clients, and those of all cases
+            together, of :data:`RESAMPLES` resamples; the latter two only if no model has failed.
+        """
+        count = {c: self.patients(c) for c in self.cases}
+        drawn = {
+            c: draws(n, RESAMPLES, derive_seed(seed, "bootstrap", c)) for c, n in count.items()
+        }
+        case = {c: cases["case"].astype(np.int64) for c, cases in self.cases.items()}
+        everything = joined([*self.cases.values()])
+        block = max(1, _BLOCK // len(everything["case"]))
+        each: dict[str, list[Values]] = {c: [] for c in count}
+        together: list[Values] = []
+        for start in range(0, RESAMPLES, block):
+            weights = {
+                c: rows[start : start + block, case[c]].astype(float) for c, rows in drawn.items()
+            }
+            for c, some in weights.items():
+                each[c].append(self.measure(self.cases[c], some, count[c]))
+            if self.complete:
+                all_ = np.concatenate([*weights.values()], axis=1)
+                together.append(self.measure(everything, all_, sum(count.values())))
+        own = {c: joined(parts) for c, parts in each.items()}
+        names = joined(together)
+        means = {n: mean_of_known(np.stack([v[n] for v in own.values()]), axis=0) for n in names}
+        return own, means, names
+
+
+def joined(parts: Sequence[Columns]) -> dict[str, Any]:
+    """Puts columns below each other.
+
+    Example:
+        >>> joined([{"label": np.array([1])}, {"label": np.array([0, 1])}])["label"].tolist()
+        [1, 0, 1]
+    """
+    return {n: np.concatenate([part[n] for part in parts]) for n in parts[0]} if parts else {}
+
+
+def findings(tested: Examined, seed: int) -> dict[str, Any]:
+    """Returns what a summary says of the last test: ``pooled``, ``intervals``, ``constant``.
+
+    Args:
+        tested: What the test has left.
+        seed: Of the run; the resamples are drawn from it.
+    """
+    if not any(tested.plainly(cases, 1) for cases in tested.cases.values()):
+        return {}  # a task that measures no tables of cases
+    own, means, together = tested.resampled(seed)
+    patients = {c: tested.patients(c) for c in own}
+
+    def ends(values: Values, known: bool = True) -> dict[str, list[float]]:
+        return {n: [*percentiles(v, LEVEL)] if known else [math.nan] * 2 for n, v in values.items()}
+
+    undefined = {
+        c: {n: int(np.isnan(v).sum()) for n, v in values.items() if np.isnan(v).any()}
+        for c, values in own.items()
+    }
+    return {
+        "pooled": tested.pooled(),
+        "absent": tested.absent(),
+        "remarks": tested.data.remarks(),
+        "intervals": {
+            "level": LEVEL,
+            "resamples": RESAMPLES,
+            "patients": patients,
+            # A single patient would be drawn every time.
+            "clients": {c: ends(values, patients[c] > 1) for c, values in own.items()},
+            "mean": ends(means, min(patients.values()) > 1),
+            "pooled": ends(together, min(patients.values()) > 1),
+            "undefined": {c: names for c, names in undefined.items() if names},
+        },
+        "constant": {
+            name: {"clients": clients, "federation": over_clients(clients)}
+            for name, clients in tested.constants().items()
+        },
+    }
+
+
+def over_clients(clients: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """Returns the statistics over clients of each metric.
+
+    Args:
+        clients: The metrics of each client.
+    """
+    return {
+        n: federation_statistics([m[n] for m in clients.values()], smaller_is_better(n))
+        for n in next(iter(clients.values()))
+    }
+
+
+def to_csv(summary: Mapping[str, Any]) -> str:
+    """Returns a line per place and metric: value, interval, patients, resamples without it."""
+    found = summary["intervals"]
+    means = {n: over["mean"] for n, over in summary["federation"].items()}
+    places = [
+        *(("client", c, summary["clients"][c], ends) for c, ends in found["clients"].items()),
+        ("mean over clients", "", means, found["mean"]),
+        ("pooled", "", summary["pooled"], found["pooled"]),
+    ]
+    everyone = sum(found["patients"].values())
+    lines = [
+        [
+            *(place, client, name, values[name], low, high),
+            found["patients"].get(client, everyone),
+            found["undefined"].get(client, {}).get(name, 0),
+        ]
+        for place, client, values, ends in places
+        for name, (low, high) in ends.items()
+    ]
+    head = ("place", "client", "metric", "value", "low", "high", "patients", "undefined_resamples")
+    return csv_text(head, lines)
+
+
+def notes(summary: Mapping[str, Any], metric: str) -> list[str]:
+    """Says what intervals are, and where they rest on little.
+
+    Args:
+        summary: Of a run.
+        metric: Whose intervals are shown.
+    """
+    found = summary.get("intervals")
+    if not found or metric not in next(iter(found["clients"].values())):
+        return []
+    told = [
+        f"[low, high]: {found['level']:.0%} bootstrap interval of {metric} over patients, "
+        f"{found['resamples']} resamples."
+    ]
+    lost = {c: names.get(metric, 0) for c, names in found["undefined"].items()}
+    some = {c: n for c, n in lost.items() if _SOME * found["resamples"] <= n < found["resamples"]}
+    if some:
+        listed = ", ".join(f"{n} of {shown(c)}" for c, n in some.items())
+        told.append(f"Resamples that leave {metric} undefined, and are left out: {listed}.")
+    if alone := [shown(c) for c, n in found["patients"].items() if n < 2]:
+        told.append(
+            f"No interval can be drawn from the single patient of {', '.join(alone)}, and none of "
+            "a mean over clients with one."
+        )
+    ends = [by_metric[metric] for by_metric in found["clients"].values()]
+    if any(low == high for low, high in ends):
+        told.append(
+            "An interval without width: every resample gives the same, which does not say that "
+            "other patients would."
+        )
+    return told

@@ -1,0 +1,172 @@
+"""What a run prints at its end: the metrics of its clients side by side, and what they rest on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from medfed.common.console import say, size, wide_console
+from medfed.common.names import cell, shown
+from medfed.common.scores import failure_sentences, number, span, undefined_sentences
+from medfed.run.intervals import notes
+from medfed.run.memberships import membership_line
+
+_STATISTICS = ("mean", "sd", "worst")
+_SHORT = {"balanced_accuracy": "balanced\naccuracy", "sensitivity": "sens.", "specificity": "spec."}
+_GROUPS = 4  # sentences on classes that clients lack
+
+
+def print_summary(summary: dict[str, Any], folder: Path, console: Console | None = None) -> None:
+    """Prints the metrics per client and for the federation, and what travelled.
+
+    The metric that selected the round stands first, with its interval; below the clients stand
+    their mean, that of all cases together, and what a constant prediction reaches.
+    """
+    console = console or wide_console()
+    console.print(metric_table(summary))
+    of = summary["clients"], summary.get("split", "test")
+    lines = [
+        *notes(summary, summary["selection"][0]),
+        *undefined_sentences(*of),
+        *failure_sentences(*of),
+        *absent_sentences(summary.get("absent", {}), of[1]),
+        *summary.get("remarks", ()),
+        *passes_line(summary),
+        sent_line(summary),
+    ]
+    if "memberships" in summary:
+        lines.append(membership_line(summary["memberships"]))
+    say(console, *lines, f"Results and pictures: {folder}")
+
+
+def metric_table(summary: Mapping[str, Any]) -> Table:
+    """Returns the table of a run, which fits 100 characters with all metrics of a classification.
+
+    Args:
+        summary: As a run leaves it, or as an evaluation has changed it.
+    """
+    first = summary["selection"][0]
+    names = [n for n in next(iter(summary["clients"].values())) if "/" not in n]
+    names.sort(key=lambda name: name != first)
+    found = summary.get("intervals", {"clients": {}, "mean": {}, "pooled": {}})
+    shows = first in found["mean"] or any(first in ends for ends in found["clients"].values())
+    table = Table(
+        title=f"{cell(summary['name'])}, {summary['algorithm']}: "
+        f"{summary.get('split', 'test')} metrics of round {(summary['selected_round'] or 0) + 1} "
+        f"of {summary['rounds']} (selected by validation {first})",
+        box=box.SIMPLE_HEAD,
+        padding=0,
+        pad_edge=False,
+    )
+    table.add_column("client", overflow="fold")
+    for name in names:
+        table.add_column(short(name), justify="right")
+        if name == first and shows:
+            table.add_column(f"{found['level']:.0%} interval", justify="right")
+
+    def add(label: str, values: Mapping[str, float], ends: Mapping[str, Any]) -> None:
+        texts = [number(values[n]) if n in values else "–" for n in names]
+        table.add_row(label, texts[0], *([interval(ends.get(first))] * shows), *texts[1:])
+
+    for client, metrics in summary["clients"].items():
+        add(cell(client), metrics, found["clients"].get(client, {}))
+    table.add_section()
+    for row in _STATISTICS:
+        values = {n: over[row] for n, over in summary["federation"].items()}
+        add(row, values, found["mean"] if row == "mean" else {})
+    if summary.get("pooled"):
+        add("pooled", summary["pooled"], found["pooled"])
+    table.add_section()
+    for name, constant in summary.get("constant", {}).items():
+        add(name, {n: over["mean"] for n, over in constant["federation"].items()}, {})
+    return table
+
+
+def short(metric: str) -> str:
+    r"""Returns a metric's name for the head of a narrow column.
+
+    Example:
+        >>> short("balanced_accuracy"), short("auroc")
+        ('balanced\\naccuracy', 'auroc')
+    """
+    return _SHORT.get(metric, metric.replace("_", " "))
+
+
+def interval(ends: Sequence[float] | None) -> str:
+    """Writes an interval as tables have it.
+
+    Example:
+        >>> interval([0.25, 0.75]), interval([math.nan, math.nan]), interval(None)
+        ('[0.250, 0.750]', '–', '')
+    """
+    if ends is None:
+        return ""
+    low, high = ends
+    return "–" if math.isnan(low) else f"[{low:.3f}, {high:.3f}]"
+
+
+def absent_sentences(absent: Mapping[str, Sequence[str]], split: str) -> list[str]:
+    """Says which classes are missing in which means over classes.
+
+    Args:
+        absent: By client, the classes that its split has no sample of.
+        split: Which split.
+
+    Example:
+        >>> absent_sentences({"a": ["3"], "b": ["3"]}, "test")
+        ['The test data of a, b have no sample of 3: no part of their means over classes.']
+    """
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for client, names in absent.items():
+        groups.setdefault(tuple(names), []).append(shown(client))
+    if len(groups) > _GROUPS:
+        return [
+            f"The {split} data of {len(absent)} clients lack classes, which are no part of their "
+            "means over classes (summary.json: absent)."
+        ]
+    return [
+        f"The {split} data of {', '.join(who)} have no sample of {', '.join(map(shown, names))}: "
+        "no part of their means over classes."
+        for names, who in groups.items()
+    ]
+
+
+def passes_line(summary: Mapping[str, Any]) -> list[str]:
+    """Says how many steps a client took, and passes through the network where they are others.
+
+    Example:
+        >>> spent = {"steps": {"a": 20}, "gradient_passes": {"a": 25}, "forward_passes": {"a": 8}}
+        >>> passes_line(spent)
+        ['Gradient passes per client: 25 for 20 steps; passes for a loss alone: 8.']
+        >>> passes_line({**spent, "gradient_passes": {"a": 20}, "forward_passes": {"a": 0}})
+        ['Gradient steps per client: 20.']
+    """
+    steps, forward = summary["steps"], summary.get("forward_passes", {})
+    gradient = summary.get("gradient_passes", steps)
+    if gradient == steps and not any(forward.values()):
+        return [f"Gradient steps per client: {span(steps.values())}."]
+    alone = f"; passes for a loss alone: {span(forward.values())}" * any(forward.values())
+    told = f"{span(gradient.values())} for {span(steps.values())} steps"
+    return [f"Gradient passes per client: {told}{alone}."]
+
+
+def sent_line(summary: dict[str, Any]) -> str:
+    """Says what travelled, and how many times less that is than with fp32.
+
+    Example:
+        >>> sent = {"bytes": {"up": 1_000_000, "down": 0}, "savings": {"up": 31.96, "down": 1.0}}
+        >>> sent_line(sent)
+        'Sent up 1.0 MB (32.0x less than fp32), down 0 B.'
+    """
+    parts = []
+    for direction, count in summary["bytes"].items():
+        factor = summary["savings"][direction]
+        note = f" ({factor:.1f}x less than fp32)" if round(factor, 1) != 1 else ""
+        parts.append(f"{direction} {size(count)}{note}")
+    return f"Sent {', '.join(parts)}."

@@ -1,0 +1,182 @@
+"""What the test cases say, recomputed from cases.csv by scikit-learn, SciPy and by hand."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections import defaultdict
+
+import numpy as np
+import pytest
+from scipy import stats
+from sklearn import metrics as sk
+from sklearn.dummy import DummyClassifier, DummyRegressor
+
+from medfed.common.seeding import derive_seed
+from medfed.run.evaluation import evaluate_run
+from medfed.run.printed import print_summary
+from tests.integration.runs import CLINICAL, imaging, run
+
+SHORT = ("algorithm=local", "rounds=1")
+
+
+def rows_of(folder) -> dict[str, list[dict[str, str]]]:
+    found = defaultdict(list)
+    with (folder / "cases.csv").open() as file:
+        for row in csv.DictReader(file):
+            found[row["client"]].append(row)
+    return found
+
+
+@pytest.fixture(scope="module")
+def cohort_root(tmp_path_factory):
+    """Where the small cohort is generated, once."""
+    return tmp_path_factory.mktemp("cohorts")
+
+
+@pytest.fixture(scope="module")
+def risk(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("intervals") / "run"
+    summary, experiment = run(folder, *CLINICAL, *SHORT)
+    return folder, summary, experiment
+
+
+def labels_and_risks(rows) -> tuple[np.ndarray, np.ndarray]:
+    label = np.array([int(r["label"]) for r in rows])
+    return label, np.array([float(r["probability/1"]) for r in rows])
+
+
+def test_the_table_of_cases_gives_the_metrics(risk):
+    folder, summary, _ = risk
+    rows = rows_of(folder)
+    parts = {**rows, "pooled": [r for own in rows.values() for r in own]}
+    for place, own in parts.items():
+        label, risks = labels_and_risks(own)
+        measured = summary["clients"].get(place, summary["pooled"])
+        expected = {
+            "accuracy": sk.accuracy_score(label, risks > 0.5),
+            "balanced_accuracy": sk.balanced_accuracy_score(label, risks > 0.5),
+            "auroc": sk.roc_auc_score(label, risks),
+            "f1": sk.f1_score(label, risks > 0.5),
+            "brier": sk.brier_score_loss(label, risks),
+        }
+        assert {n: measured[n] for n in expected} == pytest.approx(expected, abs=1e-12)
+
+
+def test_intervals_of_a_client_are_those_of_scipy(risk):
+    folder, summary, experiment = risk
+    for client, rows in rows_of(folder).items():
+        label, risks = labels_and_risks(rows)
+        patients = experiment.data.plans[client].patients["test"]
+        assert [r["patient"] for r in rows] == patients  # one row each, in this order
+        theirs = stats.bootstrap(
+            ((label == (risks > 0.5)).astype(float),),
+            np.mean,
+            n_resamples=1000,
+            method="percentile",
+            rng=np.random.default_rng(derive_seed(0, "bootstrap", client)),
+        )
+        low, high = summary["intervals"]["clients"][client]["accuracy"]
+        assert (low, high) == pytest.approx(tuple(theirs.confidence_interval))
+        assert low <= summary["clients"][client]["accuracy"] <= high
+
+
+def test_the_constant_is_scikit_learns_dummy(risk):
+    folder, summary, experiment = risk
+    for client, rows in rows_of(folder).items():
+        label, _ = labels_and_risks(rows)
+        train = experiment.data.clients[client].train["label"].numpy()
+        dummy = DummyClassifier(strategy="prior").fit(np.zeros((len(train), 1)), train)
+        risks = dummy.predict_proba(np.zeros((len(label), 1)))[:, 1]
+        predicted = dummy.predict(np.zeros((len(label), 1)))
+        expected = {
+            "accuracy": sk.accuracy_score(label, predicted),
+            "balanced_accuracy": 0.5,
+            "auroc": 0.5,
+            "brier": sk.brier_score_loss(label, risks),
+            "ece": abs(max(risks[0], 1 - risks[0]) - sk.accuracy_score(label, predicted)),
+        }
+        found = summary["constant"]["constant"]["clients"][client]
+        assert {n: found[n] for n in expected} == pytest.approx(expected)
+    over = summary["constant"]["constant"]["federation"]["auroc"]
+    assert over["mean"] == 0.5
+
+
+def test_an_evaluation_repeats_them_and_the_files_hold_them(risk, capsys):
+    folder, summary, _ = risk
+    kept = json.loads((folder / "summary.json").read_text())
+    again = evaluate_run(folder)
+    for key in ("pooled", "intervals", "constant"):
+        assert again[key] == summary[key] == kept[key]
+    with (folder / "intervals.csv").open() as file:
+        lines = {(r["place"], r["client"], r["metric"]): r for r in csv.DictReader(file)}
+    for place, client, ends in (
+        ("client", "hospital_0", kept["intervals"]["clients"]["hospital_0"]["auroc"]),
+        ("mean over clients", "", kept["intervals"]["mean"]["auroc"]),
+        ("pooled", "", kept["intervals"]["pooled"]["auroc"]),
+    ):
+        line = lines[place, client, "auroc"]
+        assert [float(line["low"]), float(line["high"])] == ends
+    capsys.readouterr()
+    print_summary(again, folder)
+    told = capsys.readouterr().out
+    assert all(len(line) <= 100 for line in told.split("[low, high]")[0].splitlines())
+    low, high = kept["intervals"]["clients"]["hospital_3"]["auroc"]
+    assert f"[{low:.3f}, {high:.3f}]" in told
+    for word in ("mean", "pooled", "constant", "balanced", "spec.", "brier"):
+        assert word in told
+
+
+def test_outcomes_have_them_too(tmp_path):
+    linear = ("experiment=diabetes_pfednet", *CLINICAL[1:], *SHORT)
+    summary, experiment = run(tmp_path / "run", *linear)
+    for client, rows in rows_of(tmp_path / "run").items():
+        true, found = (np.array([float(r[n]) for r in rows]) for n in ("label", "prediction"))
+        error = sk.root_mean_squared_error(true, found)
+        assert summary["clients"][client]["rmse"] == pytest.approx(error, rel=1e-6)
+        train = experiment.data.clients[client].train["label"].numpy()
+        dummy = DummyRegressor().fit(np.zeros((len(train), 1)), train)
+        error = sk.root_mean_squared_error(true, dummy.predict(np.zeros((len(true), 1))))
+        constant = summary["constant"]["constant"]["clients"][client]
+        assert constant["rmse"] == pytest.approx(error, rel=1e-6)
+
+
+def test_segmentations_are_measured_against_empty_and_full_masks(tmp_path, cohort_root):
+    options = (*SHORT, "data.test_fraction=0.5")
+    summary, experiment = run(tmp_path / "run", *imaging(cohort_root), *options)
+    intervals = summary["intervals"]
+    for name, client in experiment.data.clients.items():
+        label = [b["label"] for b in client.eval_batches("test")]
+        case = np.concatenate([b["case"] for b in client.eval_batches("test")])
+        masks = np.concatenate([y.numpy().reshape(len(y), -1) for y in label]) > 0.5
+        volumes = [masks[case == c] for c in np.unique(case)]
+        full = [2 * m.sum() / (m.sum() + m.size) for m in volumes]
+        found = {n: c["clients"][name] for n, c in summary["constant"].items()}
+        assert found["all foreground"]["dice_case"] == pytest.approx(np.mean(full))
+        assert found["empty mask"]["dice_case"] == np.mean([not m.any() for m in volumes])
+        low, high = intervals["clients"][name]["dice_case"]
+        dice = [float(r["dice"]) for r in rows_of(tmp_path / "run")[name]]
+        assert len(dice) == 2
+        assert (low, high) == pytest.approx((min(dice), max(dice)))  # 1 of 4 draws is one twice
+        for metric in ("iou", "dice", "dice_case", "hd95", "nsd"):
+            plain = experiment.evaluation.test[name][metric]
+            low, high = intervals["clients"][name][metric]
+            assert low <= plain <= high
+
+
+def test_a_single_patient_has_no_interval(tmp_path, cohort_root, capsys):
+    summary, _ = run(tmp_path / "run", *imaging(cohort_root), *SHORT)
+    ends = [*summary["intervals"]["clients"].values(), summary["intervals"]["mean"]]
+    assert all(math.isnan(v) for values in ends for v in values["iou"])
+    assert (
+        "No interval can be drawn from the single patient of hospital_0" in capsys.readouterr().out
+    )
+
+
+def test_a_failed_model_has_no_interval_and_none_is_pooled(tmp_path):
+    """Its predictions are none that other patients could have had."""
+    summary, _ = run(tmp_path / "run", *CLINICAL, *SHORT, "local.steps=1", "optimizer.lr=1e38")
+    assert summary["failed"]["test"]
+    assert "intervals" not in summary
+    assert "intervals.csv" not in {p.name for p in (tmp_path / "run").iterdir()}
