@@ -279,7 +279,7 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         """What a client calls the lesion, where its samples are candidates in scans; else None."""
         return None
 
-    def remarks(self) -> list[str]:
+    def test_remarks(self) -> list[str]:
         """What a reader of the test metrics must know of these data."""
         return []
 

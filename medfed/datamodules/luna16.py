@@ -169,7 +169,7 @@ class Luna16DataModule(CachedDataModule[Luna16Reader]):
         order = self.plans[client].label_order
         return 1 if order is None else order[1]
 
-    def remarks(self) -> list[str]:
+    def test_remarks(self) -> list[str]:
         """That fewer candidates make fewer false positives per scan."""
         record = self.scans.record()
         kept, listed = (record[key]["non-nodule"] for key in ("kept", "listed"))

@@ -210,7 +210,7 @@ def findings(tested: Examined, seed: int) -> dict[str, Any]:
     return {
         "pooled": tested.pooled(),
         "absent": tested.absent(),
-        "remarks": tested.data.remarks(),
+        "remarks": tested.data.test_remarks(),
         "intervals": {
             "level": LEVEL,
             "resamples": RESAMPLES,
