@@ -20,7 +20,7 @@ from medfed.datamodules import patches
 from medfed.datamodules.readers.volumes import read_geometry, read_volume
 from medfed.delivery.bundle.bundle import read_bundle, write_bundle
 from medfed.delivery.bundle.metadata import label_codes
-from medfed.delivery.bundle.scripts import inference
+from medfed.delivery.bundle.scripts import inference, volumes
 from medfed.delivery.predict.masks import label_map
 from medfed.delivery.predict.outputs import save_like
 
@@ -300,17 +300,17 @@ def touched(folder: Path, *names: str) -> Path:
 
 def test_names_that_the_scripts_give(tmp_path):
     folder = touched(tmp_path / "in", "a/image.nii.gz", "b/image.nii.gz", "c.nii", "out/d.nii")
-    found = inference.find_scans(str(folder), str(folder / "out"))
+    found = volumes.find_scans(str(folder), str(folder / "out"))
     assert [case["name"] for case in found] == ["a_image", "b_image", "c"]
     touched(folder, "c.nii.gz")
     with pytest.raises(ValueError, match=r"has two scans of the name c; rename one"):
-        inference.find_scans(str(folder), "elsewhere")
+        volumes.find_scans(str(folder), "elsewhere")
     with pytest.raises(ValueError, match="is the folder of the input; choose another"):
-        inference.find_scans(str(folder), str(folder))
+        volumes.find_scans(str(folder), str(folder))
     with pytest.raises(ValueError, match=r"has no files ending with \.png"):
         inference.find_files(str(folder), [".png"], "elsewhere")
     with pytest.raises(ValueError, match=r"a: 0 files match t1\.nii, but one must"):
-        inference.find_cases(str(folder), [["t1.nii"]], "elsewhere")
+        volumes.find_cases(str(folder), [["t1.nii"]], "elsewhere")
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,9 @@
 """``configs/inference.json`` of a bundle: preprocessing, inference and results in MONAI's terms.
 
-Segmentation reads NIfTI files and writes masks on the grid of the input; classification reads
-images (``.png``, ``.npy``) or tables (``.csv``) and writes probabilities as CSV; regression writes
-predictions. The configuration follows the metadata alone, which record what training did to the
-data.
+Segmentation reads volumes (NIfTI; NRRD, MetaImage and DICOM where SimpleITK is installed) and
+writes masks on the grid of the input, as NIfTI; classification reads images (``.png``, ``.npy``) or
+tables (``.csv``) and writes probabilities as CSV; regression writes predictions. The configuration
+follows the metadata alone, which record what training did to the data.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from medfed.delivery.bundle.weights import MODEL
 
 Plain = dict[str, Any]
 _IMPORTS = ("numpy", "torch", "monai")
-_FOUND = ("find_files", "find_scans", "find_cases", "read_table")
-_CALLED = ("segment", "classify", "regress", *_FOUND)
+_OF_SAMPLES = {"inference": ("classify", "regress", "find_files", "read_table")}
+_OF_VOLUMES = {"inference": ("segment",), "volumes": ("find_scans", "find_cases")}
 
 
 def inference_config(facts: Mapping[str, Any]) -> Plain:
@@ -39,7 +39,11 @@ def inference_config(facts: Mapping[str, Any]) -> Plain:
         "imports": [
             *(f"$import {name}" for name in _IMPORTS),
             "$from scripts.decode import load",
-            *(f"$from scripts.inference import {name}" for name in _CALLED),
+            *(
+                f"$from scripts.{module} import {name}"
+                for module, names in (_OF_VOLUMES if kind == "volumes" else _OF_SAMPLES).items()
+                for name in names
+            ),
         ],
         "bundle_root": ".",
         "dataset_dir": "$@bundle_root + '/input'",
@@ -59,7 +63,7 @@ def _volumes(facts: Mapping[str, Any]) -> Plain:
     source = facts["input"]
     known = source["file_channels"]
     steps = [
-        _step("LoadImaged", reader="NibabelReader"),
+        _step("scripts.volumes.LoadVolumesd"),
         _step("EnsureChannelFirstd"),
         _step("EnsureTyped", dtype="$torch.float32"),
         _step("Orientationd", axcodes="RAS", labels=None),

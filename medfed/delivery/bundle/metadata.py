@@ -54,7 +54,8 @@ _SCHEMA = (
     "meta_schema_20240725.json"
 )
 _INPUT = {
-    "volumes": "one NIfTI file per patient, channels on the last axis, in the order below",
+    "volumes": "one volume per patient (NIfTI; NRRD, MetaImage and folders of DICOM series need "
+    "`pip install SimpleITK`), channels on the last axis, in the order below",
     "images": "one image per file: PNG, or NumPy arrays (channels, height, width) alike",
     "ct_patches": "one patch per file: NumPy arrays (channels, height, width[, depth]) in HU",
     "table": "CSV files with a header; one patient per row, empty cells are missing values",
@@ -156,7 +157,10 @@ def readme(facts: Mapping[str, Any]) -> str:
     expected = _INPUT[source["kind"]]
     if files:
         named = ", ".join(f"{n}: {' or '.join(files[n])}" for n in facts["channels"])
-        expected = f"one folder per patient, with one NIfTI file per channel ({named})"
+        expected = (
+            f"one folder per patient, with one volume per channel ({named}): NIfTI; NRRD, "
+            "MetaImage and folders of DICOM series need `pip install SimpleITK`"
+        )
     table = "`predictions.csv`" if task == "regression" else "`probabilities.csv`"
     metrics = facts["run_test_metrics"] if own is None else own
     rows = (f"| {n} | {'undefined' if v is None else f'{v:.4f}'} |" for n, v in metrics.items())
@@ -164,7 +168,7 @@ def readme(facts: Mapping[str, Any]) -> str:
         task=task.capitalize(),
         client=facts["client"],
         method=facts["method"],
-        result="one mask per patient, on its own grid" if task == "segmentation" else table,
+        result="one mask (NIfTI) per patient, on its own grid" if task == "segmentation" else table,
         expected=expected,
         inputs="Features" if source["kind"] == "table" else "Channels",
         channels=", ".join((not files and source.get("file_channels")) or facts["channels"]),

@@ -1,7 +1,6 @@
 """What configs/inference.json calls: inputs through the network, results to files."""
 
 import csv
-import fnmatch
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -101,46 +100,6 @@ def find_files(folder: str, endings: Sequence[str], output: str) -> list[dict[st
     if not found:
         raise ValueError(f"{folder} has no files ending with {', '.join(endings)}.")
     return sorted(found, key=lambda file: file["name"])
-
-
-def find_scans(folder: str, output: str) -> list[dict[str, str]]:
-    """Finds NIfTI files; a/image.nii.gz is named a_image, so that b/image.nii.gz is another."""
-    scans = find_files(folder, [".nii.gz", ".nii"], output)
-    for scan in scans:
-        stem = re.sub(r"\.nii(\.gz)?$", "", scan["name"])
-        scan["name"] = stem.replace(os.sep, "_")
-    return _told_apart(folder, scans)
-
-
-def find_cases(folder: str, patterns: Sequence[Sequence[str]], output: str) -> list[dict[str, Any]]:
-    """Finds one file per channel in each folder of a case: of its patterns, the first that fits."""
-    cases: list[dict[str, Any]] = []
-    for case in sorted(os.listdir(folder)):
-        path = os.path.join(folder, case)
-        apart = os.path.realpath(path) == os.path.realpath(output)
-        if case.startswith(".") or apart or not os.path.isdir(path):
-            continue
-        files = [name for name in sorted(os.listdir(path)) if not name.startswith(".")]
-        image = []
-        for names in patterns:
-            fitting = [[f for f in files if fnmatch.fnmatch(f, name)] for name in names]
-            found = next((f for f in fitting if f), [])
-            if len(found) != 1:
-                what = " or ".join(names)
-                raise ValueError(f"{path}: {len(found)} files match {what}, but one must.")
-            image.append(os.path.join(path, found[0]))
-        cases.append({"image": image, "name": case})
-    if not cases:
-        raise ValueError(f"{folder} has no folders of cases.")
-    return _told_apart(folder, cases)
-
-
-def _told_apart(folder: str, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    names = [case["name"] for case in cases]
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(f"{folder} has two scans of the name {name}; rename one.")
-    return cases
 
 
 def inert(text: str) -> str:

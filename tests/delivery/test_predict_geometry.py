@@ -1,0 +1,228 @@
+"""Where a mask lies: a network that is a threshold on grey values finds a ball where it was put.
+
+The ball is known in millimetres of space. Masks are read by SimpleITK, which gives each voxel's
+place by itself.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import traceback
+import warnings
+from pathlib import Path
+
+import monai.bundle
+import nibabel as nib
+import numpy as np
+import pytest
+import SimpleITK as sitk
+import torch
+
+from medfed.common.errors import DataError
+from medfed.config.compose import load
+from medfed.datamodules.readers.volumes import read_geometry
+from medfed.delivery.bundle.bundle import write_bundle
+from medfed.delivery.bundle.metadata import FORMAT_VERSION
+from medfed.delivery.bundle.network_descriptions import build_network, describe
+from medfed.delivery.predict.prediction import predict
+from tests.datamodules.volume_files import affine, write_series, write_volume
+
+BALL, RADIUS = np.array([-8.0, 6.0, 12.0]), 11.0  # mm to the right, to the front, to the head
+SHAPE = (34, 30, 20)
+FLIPPED = affine((1.5, 1.5, 3.0)) @ np.diag([-1, 1, -1, 1])[:, [1, 2, 0, 3]]
+GRIDS = {
+    "upright": affine((1.5, 1.5, 3.0)),
+    "oblique": affine((1.5, 1.8, 3.0), angle=0.3),
+    "thick": affine((1.1, 1.3, 6.0)),
+    "flipped": FLIPPED,
+}
+
+
+def centred(to_mm: np.ndarray, shape=SHAPE) -> np.ndarray:
+    """The same axes, with the ball near the middle."""
+    moved = to_mm.copy()
+    moved[:3, 3] = BALL + 3 - moved[:3, :3] @ (np.array(shape) / 2)
+    return moved
+
+
+def scan(to_mm: np.ndarray, shape=SHAPE) -> np.ndarray:
+    """A body of 40 in air of 0, and in it a ball of 100; rows of another grey show the axes."""
+    place = np.stack(np.meshgrid(*map(np.arange, shape), indexing="ij"), -1)
+    mm = place @ to_mm[:3, :3].T + to_mm[:3, 3]
+    inside = np.linalg.norm(mm - BALL, axis=-1) <= RADIUS
+    body = np.linalg.norm((mm - BALL) / [1.6, 1.5, 1.4], axis=-1) <= RADIUS
+    return np.where(inside, 100, np.where(body, 40, 0)).astype(np.int16)
+
+
+def threshold_network(
+    dims: int, outputs: list[tuple[float, float]], inputs: int = 1, seen: int = 0
+):
+    """A BasicUNet of which each output is ``slope * (grey value - place)`` of one input."""
+    node = {
+        "_target_": "medfed.models.networks.unet.basic_unet",
+        "spatial_dims": dims,
+        "in_channels": inputs,
+        "out_channels": len(outputs),
+        "features": [2] * 6,
+        "norm": "none",
+        "dropout": 0.0,
+        "published": False,
+    }
+    network = build_network(describe(node))
+    state = {name: torch.zeros_like(value) for name, value in network.state_dict().items()}
+    middle = (1,) * dims
+    for block, source in (("conv_0", seen), ("upcat_1.convs", 0)):
+        state[f"{block}.conv_0.conv.weight"][(0, source, *middle)] = 1.0
+        state[f"{block}.conv_1.conv.weight"][(0, 0, *middle)] = 1.0
+    for n, (slope, place) in enumerate(outputs):
+        state["final_conv.weight"][n, 0] = slope
+        state["final_conv.bias"][n] = -slope * place
+    return describe(node), state
+
+
+def threshold_bundle(folder: Path, outputs: list[tuple[float, float]], **facts) -> Path:
+    dims = facts.get("spatial_dims", 3)
+    network, state = threshold_network(dims, outputs, facts.pop("inputs", 1), facts.pop("seen", 0))
+    one_file = {"kind": "volumes", "files": None, "file_channels": ["CT"]}
+    known = {
+        "format_version": FORMAT_VERSION,
+        "task": "segmentation",
+        "client": "a",
+        "method": "fedavg",
+        "network": network,
+        "spatial_dims": dims,
+        "slices": dims == 2,
+        "channels": ["CT"],
+        "present": ["CT"],
+        "labels": ["ball"],
+        "normalization": {"name": "zscore", "nonzero": True, "channel_wise": True},
+        "input": {**one_file, "regions": {"ball": [1]}},
+        "patch_size": [16] * dims,
+        "overlap": 0.25,
+        "window_batch": 4,
+        "threshold": 0.5,
+        "activation": "sigmoid",
+        **dict.fromkeys(("site", "orientation", "spacing", "spacing_range")),
+        **{key: {} for key in ("test_metrics", "run_test_metrics")},
+    }
+    write_bundle(folder, {**known, **facts}, state, {})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def finds_ball(tmp_path_factory):
+    """Z-scored, the body is below 0.5 and the ball above."""
+    return threshold_bundle(tmp_path_factory.mktemp("ball") / "bundle", [(20.0, 0.5)])
+
+
+def run(bundle: Path, source: Path, target: Path, **keys) -> None:
+    named = {"bundle": bundle, "input": source, "output": target, **keys}
+    texts = {k: f'"{v}"' if isinstance(v, Path) else v for k, v in named.items()}
+    predict(load([f"{key}={value}" for key, value in texts.items()], "predict"))
+
+
+def by_monai(bundle: Path, source: Path, target: Path, monkeypatch) -> None:
+    monkeypatch.syspath_prepend(str(bundle))
+    monkeypatch.chdir(bundle)
+    for name in [n for n in sys.modules if n == "scripts" or n.startswith("scripts.")]:
+        monkeypatch.delitem(sys.modules, name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of MONAI's own making
+        paths = {"dataset_dir": str(source), "output_dir": str(target)}
+        monai.bundle.run(config_file="configs/inference.json", **paths)
+    for name in [n for n in sys.modules if n == "scripts" or n.startswith("scripts.")]:
+        del sys.modules[name]
+
+
+def distances(mask: sitk.Image) -> tuple[np.ndarray, np.ndarray]:
+    """Of each voxel: its value, and how far from the ball's middle SimpleITK says that it is."""
+    place = mask.GetSize(), mask.GetOrigin(), mask.GetSpacing(), mask.GetDirection()
+    points = sitk.GetArrayFromImage(sitk.PhysicalPointSource(sitk.sitkVectorFloat64, *place))
+    apart = np.linalg.norm(points * [-1, -1, 1] - BALL, axis=-1)
+    return sitk.GetArrayFromImage(mask).ravel(), apart.ravel()
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+def test_the_ball_is_found_where_it_lies(grid, finds_ball, tmp_path):
+    to_mm = centred(GRIDS[grid])
+    write_volume(tmp_path / "scan.nrrd", scan(to_mm), to_mm)
+    run(finds_ball, tmp_path / "scan.nrrd", tmp_path / "mask.nrrd")
+    values, apart = distances(sitk.ReadImage(str(tmp_path / "mask.nrrd")))
+    assert 20 < values.sum() < 0.2 * values.size
+    np.testing.assert_array_equal(values > 0, apart <= RADIUS)
+
+
+NAMES = {
+    "a.nii.gz": ".nii.gz",
+    "a.nii": ".nii.gz",
+    "a.nrrd": ".nrrd",
+    "a.nhdr": ".nrrd",
+    "a.mha": ".mha",
+    "a.mhd": ".mha",
+    "a": ".nii.gz",
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_format_gets_a_mask_on_its_own_grid(name, finds_ball, tmp_path, monkeypatch):
+    to_mm = centred(affine((1.5, 1.8, 3.0), angle=0.2))
+    write_volume(tmp_path / "in" / name, scan(to_mm), to_mm)
+    run(finds_ball, tmp_path / "in", tmp_path / "out", probabilities="true")
+    mask = tmp_path / "out" / f"a{NAMES[name]}"
+    assert mask.is_file()
+    found, known = read_geometry(mask), read_geometry(tmp_path / "in" / name)
+    np.testing.assert_allclose(found.stored, known.stored, atol=1e-4)
+    values, apart = distances(sitk.ReadImage(str(mask)))
+    np.testing.assert_array_equal(values > 0, apart <= RADIUS)
+    assert read_geometry(tmp_path / "out" / f"a_probabilities{NAMES[name]}").channels == 1
+    by_monai(finds_ball, tmp_path / "in", tmp_path / "monai", monkeypatch)
+    theirs = sitk.ReadImage(str(tmp_path / "monai" / "a_pred.nii.gz"))
+    values, apart = distances(theirs)
+    np.testing.assert_array_equal(values > 0, apart <= RADIUS)
+
+
+def test_folders_of_series_are_scans_of_their_own(finds_ball, tmp_path):
+    for n, case in enumerate(("p1", "p2", "p2.5")):
+        to_mm = centred(affine((1.5, 1.5, 3.0 + n / 2)))
+        write_series(tmp_path / "in" / case, scan(to_mm), to_mm)
+    run(finds_ball, tmp_path / "in", tmp_path / "out")
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
+        "p1.nii.gz",
+        "p2.5.nii.gz",
+        "p2.nii.gz",
+    ]
+    run(finds_ball, tmp_path / "in" / "p2.5", tmp_path / "one.mha")  # a format of one's choice
+    given = nib.load(tmp_path / "out" / "p2.5.nii.gz")
+    values, apart = distances(sitk.ReadImage(str(tmp_path / "one.mha")))
+    np.testing.assert_array_equal(values > 0, apart <= RADIUS)
+    assert np.asarray(given.dataobj).sum() == values.sum()
+
+
+def test_a_series_with_a_hole_is_one_sentence(finds_ball, tmp_path, monkeypatch):
+    to_mm = centred(affine((1.5, 1.5, 3.0)))
+    write_series(tmp_path / "in" / "p1", scan(to_mm), to_mm)
+    (tmp_path / "in" / "p1" / "010.dcm").unlink()
+    with pytest.raises(DataError, match=r"p1.*slice"):
+        run(finds_ball, tmp_path / "in" / "p1", tmp_path / "mask.nii.gz")
+    assert not (tmp_path / "mask.nii.gz").exists()
+    with pytest.raises(RuntimeError) as caught:
+        by_monai(finds_ball, tmp_path / "in", tmp_path / "monai", monkeypatch)
+    told = "".join(traceback.format_exception(caught.value))
+    assert "lacks a slice, or its slices are not evenly apart" in told
+
+
+def test_a_contrast_may_be_a_series(tmp_path):
+    names = {"CT": ["ct"], "PET": ["pet.nrrd"]}
+    source = {"kind": "volumes", "files": names, "file_channels": list(names)}
+    channels = {"channels": list(names), "present": list(names), "inputs": 2, "seen": 1}
+    bundle = threshold_bundle(tmp_path / "bundle", [(20.0, 0.5)], input=source, **channels)
+    to_mm = centred(affine((1.5, 1.5, 3.0)))
+    write_series(tmp_path / "in" / "p1" / "ct", np.roll(scan(to_mm), 9, 0), to_mm)
+    write_volume(tmp_path / "in" / "p1" / "pet.nrrd", scan(to_mm), to_mm)
+    run(bundle, tmp_path / "in", tmp_path / "out")
+    (mask,) = (tmp_path / "out").iterdir()
+    values, apart = distances(sitk.ReadImage(str(mask)))
+    np.testing.assert_array_equal(values > 0, apart <= RADIUS)
+    shutil.rmtree(tmp_path / "out")
+    run(bundle, tmp_path / "in" / "p1", tmp_path / "alone.nii.gz")
