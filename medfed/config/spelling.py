@@ -103,7 +103,7 @@ def hydra_spelling(arguments: Sequence[str]) -> list[str]:
     """Spells a command line as Hydra wants it.
 
     ``codec.up=stc`` becomes ``codec@codec.up=stc`` where an option is meant, folders with ``=`` in
-    their names are quoted, and ``k=1,5`` is a list rather than a sweep.
+    their names and whatever has umlauts are quoted, and ``k=1,5`` is a list rather than a sweep.
 
     Args:
         arguments: The command line without the program, sweeps included.
@@ -113,8 +113,21 @@ def hydra_spelling(arguments: Sequence[str]) -> list[str]:
         ['codec@codec.up=stc,fp32', 'codec.up.sparsity=0.1', 'codec@codec.down=stc']
         >>> hydra_spelling(["run=a/0_seed=1", "runs=[a=1,b]", "split=val", "k=1,5", "client=a,b"])
         ['run="a/0_seed=1"', 'runs=["a=1","b"]', 'split=val', 'k=[1,5]', 'client=[a,b]']
+        >>> hydra_spelling(["client=Köln,Bonn", "data.features=[Größe, Alter]"])
+        ['client=["Köln",Bonn]', 'data.features=["Größe", Alter]']
     """
-    return [_spelled(argument) for argument in arguments]
+    return [_spelled(argument) for argument in map(_quoted, arguments)]
+
+
+def _quoted(argument: str) -> str:
+    """Puts quotes around values with letters that Hydra's grammar lacks, such as umlauts."""
+    key, assigns, value = argument.partition("=")
+    if value.isascii() or {"'", '"'} & set(value):
+        return argument
+    texts = re.sub(
+        r"[^\[\]{},:]+", lambda m: m[0] if m[0].isascii() else f'"{m[0].strip()}"', value
+    )
+    return f"{key}{assigns}{texts}"
 
 
 def _spelled(argument: str) -> str:

@@ -40,6 +40,7 @@ from medfed.datamodules.table_scaling import (
     NORMALIZATIONS,
     Normalization,
     Scaling,
+    Standard,
     fit,
     value_range,
 )
@@ -231,6 +232,15 @@ class TabularDataModule(FederatedDataModule):
     def _numbers(self, client: str) -> Array:
         """Training values of a client's columns of numbers."""
         return self.train_rows[client][:, self.columns.numeric]
+
+    def unscaled(self, client: str) -> Array:
+        """(N, C) training inputs in the table's units, far-out values as the limit."""
+        rows, scaling = self.train_rows[client], self.scalings[client]
+        known = recode(rows, self.table.names, self.table.categories, self.columns.categories)
+        numbers = self._numbers(client)
+        if isinstance(scaling, Standard):
+            numbers = np.clip(numbers, scaling.low, scaling.high)
+        return self.columns.encode(known, numbers).astype(np.float64)
 
     def preprocessing(self, client: str) -> dict[str, Any]:
         """See the base class; ``input`` has the columns and their range in training, too."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -15,6 +16,7 @@ from medfed.common.figures import legend_above, stacked_bars
 from medfed.common.names import caption
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.splits import SPLITS
+from medfed.datamodules.tabular import TabularDataModule
 from medfed.models.contours import region_colours
 from medfed.run.cohort_table import ClientSummary
 from medfed.run.contact_sheet import class_colours
@@ -27,6 +29,7 @@ _SAMPLES = 48  # training samples per client whose voxels count
 _VOXELS = 200_000  # of them, at most
 _BINS = 60
 _FEATURES = 40  # in a picture of a table
+_NUMBERED = 16  # clients whose means are written out
 _CHANNELS = 8  # more are not drawn one by one
 _LEGEND = 12  # entries that can be told apart
 
@@ -172,33 +175,58 @@ def _heights(values: Array, edges: Array) -> Array:
 
 
 def feature_means(data: FederatedDataModule) -> Figure:
-    """Draws how far every client's mean of every feature is from that of all clients.
+    """Draws every client's mean of every feature in the unit of the table, a row per feature.
 
-    Means are of training rows as the model gets them: scaled, missing cells 0.
+    Means are of training rows, without missing cells; of categories and indicators, shares. Colours
+    say how far a mean is from that of all clients, in standard deviations. Values that count as a
+    limit do so here, too, so that no outlier rules a mean.
 
     Args:
         data: A data module of a table that is set up.
     """
-    rows = [c.train_inputs(c.num_samples).double().cpu().numpy() for c in data.clients.values()]
+    rows = [_raw(data, client) for client in data.clients]
     pooled = np.concatenate(rows)
-    deviation = pooled.std(axis=0)
-    deviation[deviation == 0] = 1
-    table = np.stack([(r.mean(axis=0) - pooled.mean(axis=0)) / deviation for r in rows])
-    present = np.stack([c.channels.numpy() for c in data.clients.values()])
-    shown = np.sort(np.argsort(-np.abs(table).max(axis=0), kind="stable")[:_FEATURES])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of features without any value
+        means = np.stack([np.nanmean(r, axis=0) for r in rows], axis=1)
+        middle, deviation = np.nanmean(pooled, axis=0), np.nanstd(pooled, axis=0)
+    apart = (means - middle[:, None]) / np.where(deviation > 0, deviation, 1.0)[:, None]
+    present = np.stack([c.channels.numpy() for c in data.clients.values()], axis=1)
+    masked = np.ma.masked_array(apart, ~present | np.isnan(apart))
+    most = np.abs(masked).max(axis=1).filled(0)
+    shown = np.sort(np.argsort(-most, kind="stable")[:_FEATURES])
     names = [data.channel_names[f] for f in shown]
-    figure = Figure(figsize=(2.4 + 0.24 * len(names), 2.2 + 0.28 * len(rows)), layout="constrained")
+    width = 0.6 if len(rows) <= _NUMBERED else 0.2
+    figure = Figure(
+        figsize=(3.4 + width * len(rows), 1.9 + 0.22 * len(names)), layout="constrained"
+    )
     axes = figure.subplots()
-    masked = np.ma.masked_array(table, ~present)[:, shown]
     reach = max(1.0, float(np.abs(masked).max()))
     axes.set_facecolor("0.8")
-    drawn = axes.imshow(masked, cmap="PuOr_r", vmin=-reach, vmax=reach, aspect="auto")
-    axes.set_xticks(range(len(names)), names, rotation=45, ha="right", rotation_mode="anchor")
-    axes.set_yticks(range(len(rows)), [caption(c) for c in data.clients])
+    drawn = axes.imshow(masked[shown], cmap="PuOr_r", vmin=-reach, vmax=reach, aspect="auto")
+    if len(rows) <= _NUMBERED:
+        for y, x in np.ndindex(len(names), len(rows)):
+            value = means[shown[y], x]
+            text = f"{value:.3g}" if present[shown[y], x] and not np.isnan(value) else "–"
+            dark = abs(apart[shown[y], x]) > 0.7 * reach
+            axes.text(x, y, text, ha="center", va="center", size=7, color=".95" if dark else "0.1")
+    axes.set_xticks(range(len(rows)), [caption(c) for c in data.clients], rotation=30, ha="left")
+    axes.xaxis.tick_top()
+    axes.set_yticks(range(len(names)), names)
     axes.tick_params(length=0, labelsize=8)
-    title = "mean of each feature, in standard deviations from that of all"
+    title = "means of training rows, in the table's units (categories, missing: shares)"
     if len(shown) < len(deviation):
-        title += f" ({len(names)} of {len(deviation)} that differ most)"
-    axes.set_title(title, fontsize=9)
-    figure.colorbar(drawn, ax=axes, fraction=0.03, pad=0.01)
+        title += f"\n{len(names)} of {len(deviation)} features that differ most"
+    figure.suptitle(title, fontsize=9)
+    bar = figure.colorbar(drawn, ax=axes, fraction=0.03, pad=0.01)
+    bar.set_label("standard deviations from the mean of all", size=8)
+    bar.ax.tick_params(labelsize=8)
     return figure
+
+
+def _raw(data: FederatedDataModule, client: str) -> Array:
+    """(N, C) training inputs of a client before they are scaled; NaN where a cell is missing."""
+    if isinstance(data, TabularDataModule):
+        return data.unscaled(client)
+    held = data.clients[client]
+    return held.train_inputs(held.num_samples).double().cpu().numpy()
