@@ -272,6 +272,13 @@ def _classes(
         )
     if lone := [name for name, count in Counter(values).items() if count == 1 and len(names) > 2]:
         log.warning("%s: the class %s has a single row.", sheet.path, lone[0][:60])
+    if len(names) == 2 and as_number(names[1]) == float("inf"):
+        log.info(
+            "%s: the positive class is %s, not %s; data.positive says otherwise.",
+            sheet.path,
+            names[1][:60],
+            names[0][:60],
+        )
     index = {name: i for i, name in enumerate(names)}
     return np.array([index[v] for v in values], dtype=np.int64), tuple(names)
 
