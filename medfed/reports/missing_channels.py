@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from graphlib import TopologicalSorter
 from typing import NamedTuple
 
 import numpy as np
@@ -42,13 +43,16 @@ def find(comparison: Comparison) -> Finding:
     runs = [run for method in comparison.methods for run in method.runs]
     if not all((run.folder / FILE).is_file() for run in runs):
         return Finding()
-    known = set.intersection(
-        *(set(row) for run in runs for row in read_rows(run.folder / FILE, ()))
-    )
-    metric = next(m for m in ("dice", *comparison.metrics, "loss") if m in known)
+    tables = [read_rows(run.folder / FILE, ("channels", "missing")) for run in runs]
+    metrics = ("dice", *comparison.metrics, "loss")
+    metric = next((m for m in metrics if all(t and m in t[0] for t in tables)), None)
+    if metric is None:
+        return Finding()
     lines = {m.name: [read_lines(run, metric) for run in m.runs] for m in comparison.methods}
     every = [line for seeds in lines.values() for seed in seeds for line in seed]
-    subsets = sorted({x.subset for x in every}, key=lambda s: (s.count("+"), _place(every, s)))
+    with reading(runs[0].folder / FILE):
+        channels = in_order({x.subset for x in every})
+    subsets = sorted({x.subset for x in every}, key=lambda s: _rank(s, channels))
     lost = sorted({x.lost for x in every})
     by_subset = {
         m: [_pooled(seeds, lambda x, s=s: x.subset == s) for s in subsets]  # type: ignore[misc]
@@ -65,10 +69,9 @@ def find(comparison: Comparison) -> Finding:
         for name, cell in zip(names, row, strict=True)
     ]
     values = np.array([[cell.value for cell in row] for row in by_subset.values()])
-    channels = list(dict.fromkeys(c for s in subsets for c in s.split("+")))
     figure = heat_map(
         values,
-        list(by_subset),
+        [name.replace(" ", "\n") for name in by_subset],
         [s.split("+") for s in subsets],
         channels,
         f"test {label_of(metric)} with some channels, mean over clients and seeds",
@@ -80,6 +83,29 @@ def find(comparison: Comparison) -> Finding:
         {"missing_channels": figure},
         {"missing_channels": _CAPTION},
     )
+
+
+def in_order(subsets: Iterable[str]) -> list[str]:
+    """Returns all channels in the order of the data, which every subset keeps.
+
+    Example:
+        >>> in_order(["T1w+T2w", "FLAIR+T2w", "FLAIR+T1w"])
+        ['FLAIR', 'T1w', 'T2w']
+
+    Raises:
+        ValueError: If there is none.
+    """
+    order: TopologicalSorter[str] = TopologicalSorter()
+    for subset in sorted(subsets):
+        names = subset.split("+")
+        for place, channel in enumerate(names):
+            order.add(channel, *names[:place])
+    return list(order.static_order())
+
+
+def _rank(subset: str, channels: Sequence[str]) -> tuple[int, list[int]]:
+    places = [channels.index(c) for c in subset.split("+")]
+    return len(places), places
 
 
 def read_lines(run: Run, metric: str) -> list[Line]:
@@ -94,13 +120,9 @@ def read_lines(run: Run, metric: str) -> list[Line]:
         return [Line(row["channels"], int(row["missing"]), float(row[metric])) for row in rows]
 
 
-def _place(lines: Sequence[Line], subset: str) -> int:
-    return next(i for i, line in enumerate(lines) if line.subset == subset)
-
-
 def _pooled(seeds: Sequence[Sequence[Line]], wanted: Callable[[Line], bool]) -> Cell:
     """Returns the mean over seeds of the mean over the lines of each."""
-    values = [[x.value for x in lines if wanted(x)] for lines in seeds]
+    values = [[x.value for x in s if wanted(x) and not math.isnan(x.value)] for s in seeds]
     return Cell.of([math.fsum(v) / len(v) if v else math.nan for v in values])
 
 

@@ -101,14 +101,15 @@ def heat_map(
 
     Args:
         values: ``(rows, subsets)``, NaN where a client lacks a channel.
-        rows: Names of the rows.
+        rows: Names of the rows, of one line or several.
         subsets: The channels of each column.
         channels: All of them.
         title: What is drawn.
         falls: Whether smaller is better; what is better is brighter.
         mean: Whether a line stands above the last row.
     """
-    heights = (0.34 * len(rows), 0.28 * len(channels))
+    most = max(1 + row.count("\n") for row in rows)
+    heights = (max(0.34, 0.17 * most + 0.06) * len(rows), 0.28 * len(channels))
     figure = Figure(
         figsize=(2.9 + 0.62 * max(len(subsets), 3), 1.0 + sum(heights)), layout="constrained"
     )
@@ -124,7 +125,8 @@ def heat_map(
         upper.text(column, row, text, ha="center", va="center", fontsize=8, color=colour)
     if mean:
         upper.axhline(len(rows) - 1.5, color="white", lw=3)
-    upper.set_yticks(range(len(rows)), [caption(r) for r in rows])
+    labels = ["\n".join(caption(line) for line in row.split("\n")) for row in rows]
+    upper.set_yticks(range(len(rows)), labels)
     upper.set_title(title, fontsize=10)
     for column, subset in enumerate(subsets):
         for place, channel in enumerate(channels):

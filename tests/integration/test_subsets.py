@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from medfed.common.console import wide_console
-from medfed.common.errors import ConfigError
+from medfed.common.errors import CheckpointError, ConfigError
 from medfed.reports.methods import Finding, compare
 from medfed.reports.missing_channels import find
 from medfed.reports.subsets import heat_map, print_subsets, table_of, write_subsets
@@ -140,6 +140,12 @@ def test_methods_compared_by_the_channels_that_are_lost(scans, measured, cohort_
     assert len(found.sentences) == 2
     assert "with all, " in found.sentences[0]
     assert list(found.pictures) == ["missing_channels"]
+    header = (scans / "subsets_test.csv").read_text().splitlines()[0]
+    (scans / "subsets_test.csv").write_text(f"{header}\na,T1w+FLAIR,0\n")
+    with pytest.raises(CheckpointError, match=r"subsets_test\.csv"):
+        find(both)
+    (scans / "subsets_test.csv").write_text(f"{header}\n")
+    assert find(both) == Finding()
 
 
 def test_images_of_colour_and_a_list(tmp_path):
