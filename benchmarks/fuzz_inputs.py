@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import logging
+import shutil
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ import torch
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from medfed.common.files import sha256
+import medfed
 from medfed.config.compose import CONFIG_DIR, build, load
 from medfed.federation.wire.channel import Channel
 from medfed.federation.wire.codecs.base import HEADER_BYTES, Codec
@@ -181,41 +182,39 @@ def _member(path: Path, archive: bytes, name: str, read: Callable[[Path], Read])
     return Family(f"{path.stem}, {name}", [members[place]], through, share=4)
 
 
+_SHORT = (
+    *("experiment=clinical_pfednet", "rounds=1", "local.steps=1"),
+    *("logger=none", "progress=false"),
+)
+
+
 def _bundles(folder: Path) -> Iterable[Family]:
     from medfed.common.untrusted import read_tensors
     from medfed.delivery.bundle.bundle import read_bundle
-    from medfed.delivery.bundle.metadata import FORMAT_VERSION, METADATA
-    from medfed.delivery.bundle.network_descriptions import describe
-    from medfed.delivery.bundle.weights import MODEL, fit, load_weights, save_weights
-    from medfed.run.assembly import build_task
+    from medfed.delivery.bundle.manifest import MANIFEST, write_manifest
+    from medfed.delivery.bundle.metadata import METADATA
+    from medfed.delivery.bundle.weights import MODEL, load_weights
+    from medfed.delivery.export.export import export_run
 
-    config = load(["model=logistic", "in_channels=4", "out_channels=2", "spatial_dims=0"])
-    weights = build_task(config).network.state_dict()
-    book = {n: fit(t, 2) for n, t in weights.items() if t.ndim > 1}
-    dense = {n: t for n, t in weights.items() if n not in book}
-    path = folder / "bundle" / MODEL
-    path.parent.mkdir(parents=True)
-    save_weights(path, dense, book)
-    whole = path.read_bytes()
+    run = medfed.train(*_SHORT, folder=folder / "run").folder
+    export_run(load([f"run={run}", "bits=2", "client=hospital_0", "finetune_steps=0"], "export"))
+    bundle = run / "bundles" / "hospital_0"
+    whole, other = (bundle / MODEL).read_bytes(), folder / "weights.pt"
 
     def read(file: Path) -> Read:
         return load_weights(file).values()
 
-    other = folder / "weights.pt"
     yield Family("weights", [whole], _file(other, read), share=4)
     yield _member(other, whole, "data.pkl", read)
-    facts = {
-        "format_version": FORMAT_VERSION,
-        "hashes": {MODEL: sha256(path)},
-        "network": describe(dict(config.model.network)),
-        "task": "classification",
-    }
 
     def network(file: Path) -> Read:
-        return read_bundle(folder / "bundle").network().state_dict().values()
+        if file.name != Path(MANIFEST).name:
+            write_manifest(file.parents[1])  # as who changed the file on purpose would
+        return read_bundle(file.parents[1]).network().state_dict().values()
 
-    text = json.dumps({"medfed": facts}).encode()
-    yield Family("bundle.json", [text], _file(folder / "bundle" / METADATA, network), share=4)
+    for name in (METADATA, MANIFEST):
+        file = Path(shutil.copytree(bundle, folder / Path(name).stem), name)
+        yield Family(file.name, [file.read_bytes()], _file(file, network), share=4)
 
     def tensors(file: Path) -> Read:
         found: Mapping[str, Tensor] = read_tensors(file)
@@ -228,24 +227,37 @@ def _bundles(folder: Path) -> Iterable[Family]:
 def _images(folder: Path) -> Iterable[Family]:
     import nibabel
     import SimpleITK as sitk
+    from PIL import Image
 
     from medfed.datamodules.readers.ct_scan import open_scan
-    from medfed.datamodules.readers.volumes import read_volume
+    from medfed.datamodules.readers.pictures import load_picture, read_mask
+    from medfed.datamodules.readers.volumes import check_finite, read_volume
 
     voxels = np.arange(60, dtype=np.int16).reshape(3, 4, 5)
     kinds = (nibabel.Nifti1Image, nibabel.Nifti2Image)
     volumes = [kind(v, np.eye(4)).to_bytes() for kind in kinds for v in (voxels, voxels / 7)]
 
-    def nifti(path: Path) -> Read:
+    def volume(path: Path) -> Read:  # as the readers of cases and prediction do
         found = read_volume(path)
+        check_finite(found.voxels, [str(c) for c in range(len(found.voxels))], [path])
         return found.geometry.stored, found.voxels
 
-    yield Family("nifti", volumes, _file(folder / "a.nii", nifti), share=6)
+    yield Family("nifti", volumes, _file(folder / "a.nii", volume), share=6)
     packed = [gzip.compress(v, mtime=0) for v in volumes]
-    yield Family("nifti, gzip", packed, _file(folder / "a.nii.gz", nifti), share=6)
+    yield Family("nifti, gzip", packed, _file(folder / "a.nii.gz", volume), share=6)
     scan = sitk.GetImageFromArray(voxels)
-    for name in ("a.mha", "a.mhd"):
+    for name in ("a.mha", "a.mhd", "a.nrrd"):
         sitk.WriteImage(scan, str(folder / name))
+    seeds = [(folder / "a.nrrd").read_bytes()]
+    yield Family("nrrd", seeds, _file(folder / "a.nrrd", volume), share=6)
+
+    def picture(path: Path) -> Read:
+        return load_picture(path, "rgb", 1.0, "zscore"), read_mask(path)
+
+    drawn = Image.fromarray((voxels * 4).astype(np.uint8)[0])
+    for ending in ("png", "tiff"):
+        drawn.save(file := folder / f"a.{ending}")
+        yield Family(ending, [file.read_bytes()], _file(file, picture), share=4)
 
     def meta(path: Path) -> Read:
         found = open_scan(path)
