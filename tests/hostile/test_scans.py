@@ -13,11 +13,13 @@ import nibabel as nib
 import numpy as np
 import pytest
 import SimpleITK as sitk
+from PIL import Image
 
 from medfed.common.errors import DataError, MedfedError
 from medfed.config.compose import load
 from medfed.datamodules.readers.ct_scan import open_scan
 from medfed.datamodules.readers.medmnist import read_medmnist
+from medfed.datamodules.readers.pictures import load_picture
 from medfed.datamodules.readers.volumes import read_volume
 from medfed.run.prepare import prepare
 from tests.datamodules.luna_files import image_of, noise
@@ -369,6 +371,7 @@ NRRD = {
     "empty": (".nrrd", packed(lambda b: b""), "is truncated or corrupt"),
     "no NRRD": (".nrrd", packed(lambda b: b"x" * 500), "is truncated or corrupt"),
     "huge": (".nrrd", lines(b"sizes: 10 12 6", b"sizes: 9999 9999 9999"), "cannot hold the"),
+    "endless": (".nrrd", lines(b"sizes: 10 12 6", b"sizes: " + b"1" * 4000), "4007 characters"),
     "flat": (".nrrd", flat, "a volume needs three dimensions"),
     "sheared": (".nrrd", lines(b",0,0) (0,", b",0.3,0) (0,"), "a.nrrd"),
     "upwards": (".nhdr", lines(b"file: a.raw.gz", b"file: ../../etc/passwd"), "outside of its"),
@@ -387,6 +390,20 @@ def test_a_damaged_nrrd_file_is_one_sentence(name, tmp_path):
         read_volume(path)
     assert message in str(caught.value)
     assert one(str(caught.value))
+
+
+@pytest.mark.parametrize("size", [(30_000, 30_000), (10_000, 9_000)])
+def test_a_picture_that_claims_to_be_huge_takes_no_memory(size, tmp_path):
+    """A few hundred bytes; without a check of its length they were read as gigabytes."""
+    path = tmp_path / "a.tiff"
+    Image.fromarray(np.zeros((4, 4), np.uint8)).save(path)
+    data = bytearray(path.read_bytes())
+    for tag, value in zip((256, 257), size, strict=True):
+        place = data.index(tag.to_bytes(2, "little") + b"\4\0\1\0\0\0")
+        data[place + 8 : place + 12] = value.to_bytes(4, "little")
+    path.write_bytes(data)
+    with pytest.raises(DataError, match=r"a.tiff can.*(pixels of its header|decompression bomb)"):
+        load_picture(path, "grey", 1.0, "unit")
 
 
 def test_a_sheared_nifti_file_is_one_sentence(tmp_path):

@@ -18,6 +18,7 @@ from medfed.common.errors import DataError
 from medfed.datamodules.readers.metaimage import inflated
 from medfed.datamodules.readers.nifti import corrupt, missing
 
+_LINE = 256  # characters of a field; only pairs of one's own may be longer
 _HEADER_BYTES = 1 << 16  # longer than any header; in a .nrrd the voxels follow
 _INFLATION = 1032  # deflate makes no more bytes out of one
 LPS = np.diag([-1.0, -1.0, 1.0, 1.0])  # ITK's axes run to the left and to the back
@@ -154,4 +155,8 @@ def _head(path: Path) -> tuple[str, int]:
     except OSError as error:
         raise corrupt(path, error) from error
     end = re.search(rb"\r?\n\r?\n", text)
-    return text[: end.start() if end else None].decode("latin-1"), end.end() if end else len(text)
+    head = text[: end.start() if end else None].decode("latin-1")
+    for line in head.splitlines():
+        if len(line) > _LINE and ":=" not in line:  # what SimpleITK would not survive
+            raise corrupt(path, ValueError(f"a header line has {len(line)} characters"))
+    return head, end.end() if end else len(text)

@@ -1,4 +1,4 @@
-"""Pictures and their masks in files: PNG, JPEG, TIFF or BMP, read by Pillow, one at a time.
+"""Pictures and masks in files: PNG, JPEG, TIFF or BMP, read by Pillow, one at a time.
 
 What no file could mean two ways is read; whatever could (pages, transparency, a coloured mask) is
 refused. A picture turns into an image as all of them lie here: the first axis runs to the right and
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from medfed.common.errors import DataError, first_line
+from medfed.common.errors import DataError, MedfedError, first_line
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -157,6 +157,9 @@ def read_mask(file: Path) -> NDArray[np.int64]:
     return codes
 
 
+_INFLATION = 1 << 14  # pixels that a byte may stand for: an empty mask is packed very well
+
+
 @contextmanager
 def opened(file: Path) -> Iterator[Image.Image]:
     """Opens a picture of one page.
@@ -173,10 +176,17 @@ def opened(file: Path) -> Iterator[Image.Image]:
         with Image.open(file) as picture:
             if (pages := getattr(picture, "n_frames", 1)) > 1:
                 raise DataError(f"{file} has {pages} pages; save each as a picture of its own.")
+            if picture.width * picture.height > _INFLATION * (held := file.stat().st_size):
+                raise DataError(
+                    f"{file} cannot hold in {held} bytes the {picture.width} x {picture.height} "
+                    "pixels of its header; copy it again or remove it."
+                )
             yield picture
     except FileNotFoundError:
         raise DataError(f"{file} does not exist; copy it there.") from None
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+    except MedfedError:
+        raise
+    except Exception as error:  # whatever Pillow's plugins raise, from SyntaxError to struct's
         why = first_line(error)
         raise DataError(f"{file} cannot be read as an image ({why}); mend or remove it.") from error
 
