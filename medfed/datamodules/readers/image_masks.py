@@ -51,7 +51,8 @@ class ImageMasksReader(VolumeReader):
         color: ``"grey"`` or ``"rgb"``; None takes what the pictures are.
         scale: Pictures and masks are resampled by this factor, in (0, 1].
         regions: The label values of every region, such as ``{vessel: [1], disc: [2, 3]}``; or, of
-            masks that are 0 outside and 1 or 255 inside, a list of the region's name alone.
+            masks that are 0 outside and 1 or 255 inside, a list of the region's name alone; None
+            names it ``foreground``.
         known_labels: Values that may occur beside those of the regions.
         normalization: See `pictures.load_picture`.
 
@@ -71,7 +72,7 @@ class ImageMasksReader(VolumeReader):
         other_masks: Mapping[str, str] | None = None,
         color: str | None = None,
         scale: float = 1.0,
-        regions: Mapping[str, Sequence[int]] | Sequence[str] = ("foreground",),
+        regions: Mapping[str, Sequence[int]] | Sequence[str] | None = None,
         known_labels: Sequence[int] = (),
         normalization: str = "zscore",
     ) -> None:
@@ -80,7 +81,7 @@ class ImageMasksReader(VolumeReader):
         check_known("data.reader.normalization", normalization, pictures.NORMALIZATIONS)
         self.scale, self.normalization = scale, normalization
         self._others = dict(other_masks or {})
-        self._values = _region_values(regions)
+        self._values = _region_values(("foreground",) if regions is None else regions)
         self._known = {*known_labels, *(v for values in self._values.values() for v in values)}
         self.regions = tuple(self._values)
         columns = {"image": image, "mask": mask, "patient": patient, "centre": centre}

@@ -13,7 +13,7 @@ from medfed.datamodules.table_columns import Columns
 
 Check = Callable[[Any], bool]
 _TASKS = ("segmentation", "classification", "risk", "regression")
-_KINDS = ("volumes", "images", "ct_patches", "table")
+_KINDS = ("volumes", "pictures", "images", "ct_patches", "table")
 _REQUIRED = ("task", "network", "channels", "present", "labels", "input")
 _LARGEST = 1 << 27  # voxels or pixels of one window, image or patch
 
@@ -74,9 +74,10 @@ def _contradictions(facts: Mapping[str, Any], kind: Any) -> list[tuple[bool, str
     columns = len(Columns.from_facts(source).inputs()) if table else len(channels)
     exclusive = facts.get("activation") == "softmax"
     wanted = len(facts["labels"]) + exclusive  # the background has an output of its own
+    masked = kind in ("volumes", "pictures")
     return [
         (not set(facts["present"]) <= set(channels), "present names what channels does not"),
-        (segments != (kind == "volumes"), f"a model of {facts['task']} does not take {kind}"),
+        (segments != masked, f"a model of {facts['task']} does not take {kind}"),
         (segments and facts.get("threshold") is None, "threshold is not given"),
         (exclusive and not segments, f"a model of {facts['task']} has no activation"),
         (outputs != wanted, f"{outputs} outputs have {len(facts['labels'])} labels"),
@@ -209,6 +210,11 @@ _INPUTS: dict[str, dict[str, tuple[Check, str]]] = {
         "file_channels": (_optional(_names), "a list of different names"),
         "regions": (_optional(_by_name(_codes)), "lists of label values by region"),
     },
+    "pictures": {
+        "color": (lambda v: v in ("rgb", "grey"), "rgb or grey"),
+        "scale": (lambda v: _number(v) and 0 < v <= 1, "a number in (0, 1]"),
+        "regions": (lambda v: bool(v) and _by_name(_codes)(v), "lists of label values by region"),
+    },
     "images": {
         "size": _sizes,
         "color": (lambda v: v in ("rgb", "grey"), "rgb or grey"),
@@ -223,6 +229,7 @@ _INPUTS: dict[str, dict[str, tuple[Check, str]]] = {
     },
 }
 _RANGES: dict[Any, dict[str, tuple[Check, str]]] = {
+    "pictures": {"name": (lambda v: v in ("zscore", "unit"), "zscore or unit")},
     "images": {"range": (_ascending, "two numbers, the lower one first")},
     "ct_patches": {"hu": (_ascending, "two numbers, the lower one first")},
 }

@@ -17,8 +17,11 @@ from medfed.delivery.bundle.weights import MODEL
 
 Plain = dict[str, Any]
 _IMPORTS = ("numpy", "torch", "monai")
+_CALLED = {
+    "volumes": {"inference": ("segment",), "volumes": ("find_scans", "find_cases")},
+    "pictures": {"inference": ("find_files",), "pictures": ("segment_pictures",)},
+}
 _OF_SAMPLES = {"inference": ("classify", "regress", "find_files", "read_table")}
-_OF_VOLUMES = {"inference": ("segment",), "volumes": ("find_scans", "find_cases")}
 
 
 def inference_config(facts: Mapping[str, Any]) -> Plain:
@@ -31,17 +34,31 @@ def inference_config(facts: Mapping[str, Any]) -> Plain:
         ``configs/inference.json``, as JSON has it.
     """
     kind = facts["input"]["kind"]
+    if kind == "pictures":
+        return _pictures(facts)
     inputs = {"volumes": _volumes, "table": _table}.get(kind, _images)(facts)
-    present = [int(name in facts["present"]) for name in facts["channels"]]
     loader = {"batch_size": 1 if kind == "volumes" else 64, "num_workers": 0}
     dataset = {"_target_": "Dataset", "data": "@inputs", "transform": "@preprocessing"}
+    return {
+        **_common(facts),
+        **inputs,
+        "dataset": dataset,
+        "dataloader": {"_target_": "DataLoader", "dataset": "@dataset", **loader},
+        **(_segmentation(facts) if facts["task"] == "segmentation" else _samples(facts)),
+    }
+
+
+def _common(facts: Mapping[str, Any]) -> Plain:
+    """What every configuration begins with: folders, device and network."""
+    present = [int(name in facts["present"]) for name in facts["channels"]]
+    called = _CALLED.get(facts["input"]["kind"], _OF_SAMPLES)
     return {
         "imports": [
             *(f"$import {name}" for name in _IMPORTS),
             "$from scripts.decode import load",
             *(
                 f"$from scripts.{module} import {name}"
-                for module, names in (_OF_VOLUMES if kind == "volumes" else _OF_SAMPLES).items()
+                for module, names in called.items()
                 for name in names
             ),
         ],
@@ -52,10 +69,27 @@ def inference_config(facts: Mapping[str, Any]) -> Plain:
         "network_def": facts["network"],
         "network": f"$load(@network_def, @bundle_root + '/{MODEL}').to(@device)",
         "present": present,
-        **inputs,
-        "dataset": dataset,
-        "dataloader": {"_target_": "DataLoader", "dataset": "@dataset", **loader},
-        **(_segmentation(facts) if facts["task"] == "segmentation" else _samples(facts)),
+    }
+
+
+def _pictures(facts: Mapping[str, Any]) -> Plain:
+    """One PNG per picture and region; all is done by a function of the bundle's own."""
+    source, size = facts["input"], list(facts["patch_size"] or (-1, -1))
+    inferer = _inferer(size, False, facts["overlap"], facts["window_batch"])
+    how = {n: source[n] for n in ("color", "scale")}
+    how |= {"normalization": facts["normalization"]["name"], "threshold": facts["threshold"]}
+    exclusive = facts.get("activation") == "softmax"
+    how["codes"] = list((map_codes(facts) or {}).values()) if exclusive else None
+    endings = [".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp"]
+    return {
+        **_common(facts),
+        "inputs": f"$find_files(@dataset_dir, {endings}, @output_dir)",
+        "inferer": inferer,
+        "how": how,
+        "labels": list(facts["labels"]),
+        "run": [
+            "$segment_pictures(@inputs, @network, @inferer, @present, @labels, @how, @output_dir)"
+        ],
     }
 
 

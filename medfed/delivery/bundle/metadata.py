@@ -56,6 +56,7 @@ _SCHEMA = (
 _INPUT = {
     "volumes": "one volume per patient (NIfTI; NRRD, MetaImage and folders of DICOM series need "
     "`pip install SimpleITK`), channels on the last axis, in the order below",
+    "pictures": "one picture per file: PNG, JPEG, TIFF or BMP",
     "images": "one image per file: PNG, or NumPy arrays (channels, height, width) alike",
     "ct_patches": "one patch per file: NumPy arrays (channels, height, width[, depth]) in HU",
     "table": "CSV files with a header; one patient per row, empty cells are missing values",
@@ -162,13 +163,16 @@ def readme(facts: Mapping[str, Any]) -> str:
             "MetaImage and folders of DICOM series need `pip install SimpleITK`"
         )
     table = "`predictions.csv`" if task == "regression" else "`probabilities.csv`"
+    result = "one mask (NIfTI) per patient, on its own grid"
+    if source["kind"] == "pictures":
+        result = "PNG masks of the pictures' own sizes"
     metrics = facts["run_test_metrics"] if own is None else own
     rows = (f"| {n} | {'undefined' if v is None else f'{v:.4f}'} |" for n, v in metrics.items())
     return _README.format(
         task=task.capitalize(),
         client=facts["client"],
         method=facts["method"],
-        result="one mask (NIfTI) per patient, on its own grid" if task == "segmentation" else table,
+        result=result if task == "segmentation" else table,
         expected=expected,
         inputs="Features" if source["kind"] == "table" else "Channels",
         channels=", ".join((not files and source.get("file_channels")) or facts["channels"]),

@@ -14,6 +14,9 @@ volumes     Axes towards right, anterior, superior (``read_volume``; nothing `sc
             any voxel that is not zero, whole and without padding; a 3-D
             model sees windows of the training patches' size, blended by a
             Gaussian, and a smaller volume is padded with zeros.
+pictures    Resampled by the scale of training, each channel normalised     `pictures`, by
+            by itself over the whole picture; windows of the training       `load_picture`
+            patches' size; probabilities resampled to the picture's size.
 ct_patches  Axes right to left, front to back, foot to head; a patch whose  `tables`
             centre is the candidate's voxel, air beyond the border,
             resampled where training was; HU clipped to the window and
@@ -68,6 +71,11 @@ def predict(config: DictConfig, console: Console | None = None) -> None:
     kind = predictor.facts["input"]["kind"]
     if options.candidates is not None and kind != "ct_patches":
         raise ConfigError("candidates is for models of CT patches; this one takes others.")
+    if kind == "pictures":
+        from medfed.delivery.predict.pictures import segment_pictures
+
+        segment_pictures(predictor, console)
+        return
     if kind == "volumes":
         from medfed.delivery.predict.masks import segment_all
 
