@@ -93,9 +93,9 @@ def test_the_reader_builds_every_network_that_a_bundle_can_name():
 
 @pytest.mark.parametrize("script", sorted(Path(bundle_scripts.__path__[0]).glob("*.py")))
 def test_scripts_need_torch_and_monai_alone(script):
-    """Those of volumes also what MONAI reads NIfTI with."""
+    """Those of volumes and pictures also what MONAI reads them with."""
     known = {*sys.stdlib_module_names, "torch", "monai"}
-    known |= {"nibabel", "numpy"} if script.stem == "volumes" else set()
+    known |= {"volumes": {"nibabel", "numpy"}, "pictures": {"PIL", "numpy"}}.get(script.stem, set())
     for node in ast.walk(ast.parse(script.read_text())):
         if isinstance(node, ast.Import):
             assert {n.name.partition(".")[0] for n in node.names} <= known

@@ -17,11 +17,11 @@ from medfed.delivery.bundle.weights import MODEL
 
 Plain = dict[str, Any]
 _IMPORTS = ("numpy", "torch", "monai")
-_CALLED = {
+_CALLED: Plain = {
     "volumes": {"inference": ("segment",), "volumes": ("find_scans", "find_cases")},
     "pictures": {"inference": ("find_files",), "pictures": ("segment_pictures",)},
 }
-_OF_SAMPLES = {"inference": ("classify", "regress", "find_files", "read_table")}
+_OF_SAMPLES: Plain = {"inference": ("classify", "regress", "find_files", "read_table")}
 
 
 def inference_config(facts: Mapping[str, Any]) -> Plain:
