@@ -21,6 +21,7 @@ from medfed.run.memberships import Floats, Memberships, leaf_order, matched, ser
 
 _PARTS = ("#0072B2", "#56B4E9", "#009E73", "#D55E00", "#E69F00", "#CC79A7", "#F0E442", "0.5")
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "0.4")
+_UNITS = ((1e9, "gigabytes"), (1e6, "megabytes"), (1e3, "kilobytes"), (1, "bytes"))
 _NAMES = 45  # clients, at most, whose names are written
 
 
@@ -64,13 +65,15 @@ def bytes_per_client(ledger: Ledger) -> Figure:
     arrows = {"up": "to server", "down": "to client"}
     figure = Figure(figsize=(6.4, 0.9 + 0.32 * len(clients) + 0.8), layout="constrained")
     axes = figure.subplots()
+    most = max(ledger.totals("client").values())
+    power, unit = next((p, u) for p, u in _UNITS if most >= p)
     values = {
-        f"{part}, {arrows[way]}": {c: sums.get((c, way, part), 0) / 1e6 for c in clients}
+        f"{part}, {arrows[way]}": {c: sums.get((c, way, part), 0) / power for c in clients}
         for way, part in kinds
     }
     stacked_bars(axes, values, _PARTS)
     axes.invert_yaxis()
-    axes.set(xlabel="megabytes in the whole run")
+    axes.set(xlabel=f"{unit} in the whole run")
     legend_above(axes, 2)
     return figure
 
