@@ -14,7 +14,8 @@ from medfed.common.errors import DataError
 from medfed.common.files import digest, write_json
 from medfed.datamodules.cache.arrays import Arrays, checksum, map_array
 
-FORMAT = 1  # raise when the layout of a cache changes, so that an old one is not misread
+# Raise when the layout of a cache changes, or what is found wrong: 1 took some damaged scans.
+FORMAT = 2
 
 MANIFEST = "manifest.json"
 ITEMS = "items"
