@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.datamodules.picture_files import cohort
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -27,11 +30,17 @@ ROOT = Path(__file__).resolve().parents[1]
         ("onnx_latency.py --networks unet --blocks 2 --runs 1", "ratio of packed to fp32"),
         ("kill.py --kills 1 --kinds prepare", "left over"),
         ("fuzz.py --inputs 300 --messages", "links with memory"),
+        ("readers.py FOLDER --scales 1", "pictures read twice"),
         ("house.py --repeats 0", "modules that one neighbour reads"),
         ("quantization.py --largest 3 --blocks 1 --batch-size 2 --networks U-Net", "step_centers"),
     ],
 )
-def test_runs(command, expected):
+def test_runs(command, expected, tmp_path):
+    if "FOLDER" in command:
+        for row in cohort(tmp_path, patients=1):
+            mask = tmp_path / row["mask"]
+            shutil.copy(mask, mask.with_stem(mask.stem + "_second_reader"))
+        command = command.replace("FOLDER", str(tmp_path))
     script, *options = command.split()
     done = subprocess.run(
         [sys.executable, f"benchmarks/{script}", *options],

@@ -75,7 +75,9 @@ def check_values(config: DictConfig) -> None:
         medfed.common.errors.ConfigError: rounds must be a whole number of at least 1, not 0.
     """
     if missing := next(_missing(config), None):
-        raise ConfigError(f"{missing} has no value yet; set it by {missing}=VALUE.")
+        source = config.get("source") if missing == "data.path" else None
+        where = f" ({source})" if source else ""
+        raise ConfigError(f"{missing} has no value yet; set it by {missing}=VALUE{where}.")
     for key, (least, optional) in WHOLE_NUMBERS.items():
         value = OmegaConf.select(config, key, default=least)
         if value is None and optional:

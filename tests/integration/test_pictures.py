@@ -108,6 +108,11 @@ def test_the_bundle_run_by_monai_gives_the_same_masks(trained, bundle, tmp_path,
         assert set(np.unique(own)) <= {0, 255}
 
 
+def test_without_data_the_sentence_says_where_they_come_from():
+    with pytest.raises(ConfigError, match=r"data\.path=VALUE \(.*DRIVE.*CHASE.*images\.csv"):
+        run(None, "experiment=retina_pfednet")
+
+
 def test_exclusive_regions_keep_their_label_values(tmp_path, monkeypatch):
     rows = cohort(tmp_path / "data", patients=3, eyes=1)
     for row in rows:
