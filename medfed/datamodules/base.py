@@ -6,7 +6,6 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 import pytorch_lightning as pl
@@ -15,7 +14,6 @@ from torch.utils.data import ConcatDataset, DataLoader
 
 from medfed.common.errors import ConfigError
 from medfed.common.files import sha256
-from medfed.common.names import shown
 from medfed.common.seeding import one_thread
 from medfed.datamodules.augmentation import Augment, Augmentation
 from medfed.datamodules.channel_dropout import ChannelDropout
@@ -28,6 +26,7 @@ from medfed.datamodules.client_data import (
     check_batch_sizes,
 )
 from medfed.datamodules.duplicates import Sample
+from medfed.datamodules.labelled import labelled
 from medfed.datamodules.partitions.base import Partition
 from medfed.datamodules.plans import (
     ClientPlan,
@@ -184,7 +183,7 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         self.plans = plan_clients(self.partition, self._patients, names, self.seed, fractions)
         check_keep_out(self.keep_out, list(self.plans))
         self.remarks = [
-            *self.left_out(),
+            *self.data_remarks(),
             *remarks(self.partition, list(self._patients.values())),
         ]
         with one_thread():
@@ -218,45 +217,8 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         )
 
     def labelled_client(self, name: str, plan: ClientPlan, blocks: Blocks) -> ClientData:
-        """Puts a client together whose samples have a label each: a class, or an outcome.
-
-        A client with a label order of its own gets the classes under its own numbers, in all
-        splits. One that trains on a single class is warned of. Outcomes are no classes: their
-        `label_counts` are the number of training samples.
-
-        Args:
-            name: The client's name.
-            plan: What was decided about it.
-            blocks: Its samples of every split; ``label`` is a tensor (N,), int64 or float32.
-
-        Raises:
-            ConfigError: If the partition gives outcomes an order or proportions of classes.
-            DataError: If there is no training sample.
-        """
-        labels = {split: torch.as_tensor(block["label"]) for split, block in blocks.items()}
-        if labels["train"].is_floating_point():
-            if plan.label_order is not None or plan.shares is not None:
-                raise ConfigError(
-                    f"The partition changes the classes of client {name}, but its outcome is a "
-                    "number; choose partition=round_robin, quantity_skew or centre."
-                )
-            counts = torch.tensor([float(len(labels["train"]))])
-        else:
-            if plan.label_order is not None:
-                order = torch.tensor(plan.label_order)
-                labels = {split: order[values] for split, values in labels.items()}
-            counts = torch.bincount(labels["train"], minlength=self.num_classes).float()
-            if int((counts > 0).sum()) < 2:
-                log.warning("Client %s trains on a single class.", name)
-            absent = [self.class_names[k] for k in (counts == 0).nonzero().flatten().tolist()]
-            if self.balanced and absent:
-                log.warning(
-                    "Client %s has no training sample of %s; balanced weights give 0 to it.",
-                    name, ", ".join(map(shown, absent)),
-                )  # fmt: skip
-        named: dict[Split, Block] = {s: {**blocks[s], "label": labels[s]} for s in SPLITS}
-        evaluation = {s: [named[s]] if len(labels[s]) else [] for s in SPLITS[1:]}
-        samples = {"train": named["train"], "evaluation": evaluation, "label_counts": counts}
+        """Puts a client together whose samples have a label each; see `labelled`."""
+        samples = labelled(name, plan, blocks, self.class_names, self.balanced)
         return self.client_of(name, plan, **samples)
 
     def contents(self) -> tuple[str, Iterable[Sample]]:
@@ -266,8 +228,8 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         """
         return "samples", ()
 
-    def left_out(self) -> list[str]:
-        """Says in sentences what the reader does not pass on; by default nothing."""
+    def data_remarks(self) -> list[str]:
+        """Says in sentences what to know of how the data are read; by default nothing."""
         return []
 
     @property
@@ -282,10 +244,6 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
     def test_remarks(self) -> list[str]:
         """What a reader of the test metrics must know of these data."""
         return []
-
-    def centre_of(self, patient: str) -> str | None:
-        """Returns the hospital that the data name for a patient, after `setup`."""
-        return self._patients[patient].centre
 
     def splits(self) -> dict[str, Any]:
         """The record to be written beside a run, as JSON.
@@ -332,19 +290,3 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
     def test_dataloader(self) -> DataLoader[Batch]:
         """Test batches of all clients, in fixed order."""
         return DataLoader(EvaluationBatches(list(self.clients.values()), "test"), batch_size=None)
-
-
-def expanded(path: str | Path | None) -> Path | None:
-    """Expands ``~``; None stays None.
-
-    Args:
-        path: A path from the configuration.
-
-    Returns:
-        The path.
-
-    Example:
-        >>> expanded(None) is None, expanded("data").name
-        (True, 'data')
-    """
-    return None if path is None else Path(path).expanduser()

@@ -14,11 +14,11 @@ import numpy as np
 from medfed.common.errors import ConfigError
 from medfed.common.files import ExistingPath
 from medfed.datamodules.augmentation import Augment, Augmentation
-from medfed.datamodules.base import FederatedDataModule, expanded
+from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.cache.building import build
 from medfed.datamodules.cache.store import Recipe, Store, find
 from medfed.datamodules.generated.cohort import Cohort
-from medfed.datamodules.readers.base import Patient, Reader, given_path
+from medfed.datamodules.readers.base import Patient, Reader, expanded, given_path
 
 AnyReader = TypeVar("AnyReader", bound=Reader)
 

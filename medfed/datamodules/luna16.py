@@ -128,7 +128,7 @@ class Luna16DataModule(CachedDataModule[Luna16Reader]):
         scan_each(images, plan.scanner, keys)[:, ~plan.channels] = 0
         return images
 
-    def left_out(self) -> list[str]:
+    def data_remarks(self) -> list[str]:
         """See the base class: non-nodules beyond those kept for every nodule."""
         record = self.scans.record()
         listed, kept = (sum(record[key].values()) for key in ("listed", "kept"))

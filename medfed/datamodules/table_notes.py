@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -13,6 +14,9 @@ from medfed.datamodules.table_columns import Array, Columns
 from medfed.datamodules.table_scaling import Scaling, Standard
 
 log = logging.getLogger("medfed.datamodules.tabular")
+_END = r"([ _-]?(id|no|nr|number|name|code))?"
+_HOSPITAL = re.compile(rf"(hospital|centre|center|site|institution|clinic){_END}", re.IGNORECASE)
+_PATIENT = re.compile(rf"(patient|subject|person|participant|mrn|pid){_END}|id", re.IGNORECASE)
 
 
 def say(columns: Columns, train: Mapping[str, Array], scalings: Mapping[str, Scaling]) -> None:
@@ -40,6 +44,35 @@ def say(columns: Columns, train: Mapping[str, Array], scalings: Mapping[str, Sca
     alike = [n for n, c in zip(names, known, strict=True) if len(c) and np.ptp(c) == 0]
     if alike:
         log.warning("The same in all training rows, so of no use: %s.", few(alike, 8))
+
+
+def role_remarks(names: Sequence[str], centre: str | None, patient: str | None) -> list[str]:
+    """Says which columns look like hospitals or patients, where nobody has named such a column.
+
+    Args:
+        names: Of all columns but the label.
+        centre: ``data.centre``.
+        patient: ``data.patient``.
+
+    Example:
+        >>> role_remarks(["age", "Hospital"], None, None)
+        ['If the column Hospital says where patients come from, set data.centre=Hospital.']
+        >>> role_remarks(["age", "patient_id"], "place", None)
+        ['If the column patient_id tells patients apart, set data.patient=patient_id: else the \
+rows of one may stand in several splits.']
+    """
+    found = []
+    for name in names:
+        if centre is None and _HOSPITAL.fullmatch(name):
+            found.append(
+                f"If the column {name} says where patients come from, set data.centre={name}."
+            )
+        if patient is None and _PATIENT.fullmatch(name):
+            found.append(
+                f"If the column {name} tells patients apart, set data.patient={name}: else the "
+                "rows of one may stand in several splits."
+            )
+    return found
 
 
 def say_unknown(columns: Columns, rows: Array) -> None:

@@ -18,12 +18,13 @@ from medfed.common.errors import ConfigError, DataError
 from medfed.common.files import ExistingPath
 from medfed.common.seeding import derive_seed
 from medfed.datamodules.agreement import Agreement, Indicator, agree
-from medfed.datamodules.base import FederatedDataModule, expanded
+from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.client_data import Batch, ClientData
 from medfed.datamodules.duplicates import Sample, rows_mean_something
 from medfed.datamodules.plans import ClientPlan
-from medfed.datamodules.readers.base import Patient
+from medfed.datamodules.readers.base import Patient, expanded
 from medfed.datamodules.readers.column_kinds import recode
+from medfed.datamodules.readers.csv_rows import csv_rows
 from medfed.datamodules.readers.samples import Index, Samples
 from medfed.datamodules.readers.scikit_learn import embedded as read_embedded
 from medfed.datamodules.readers.table import (
@@ -35,7 +36,7 @@ from medfed.datamodules.readers.table import (
 )
 from medfed.datamodules.splits import SPLITS, Split
 from medfed.datamodules.table_columns import Array, Columns
-from medfed.datamodules.table_notes import say, say_unknown
+from medfed.datamodules.table_notes import role_remarks, say, say_unknown
 from medfed.datamodules.table_scaling import (
     NORMALIZATIONS,
     Normalization,
@@ -184,6 +185,16 @@ class TabularDataModule(FederatedDataModule):
             )
         self.channel_names = names  # until the clients have agreed
         self.class_names = self.table.classes
+
+    def data_remarks(self) -> list[str]:
+        """See the base class: columns that may have another role than that of a feature."""
+        path = expanded(self.path)
+        if path is None or self.reader is not None or self.features is not None:
+            return []
+        with csv_rows(path) as rows:
+            columns = [c.strip() for c in self.header or next(rows)]
+        free = [c for c in columns if c.lower() != self.label.lower()]
+        return role_remarks(free, self.centre, self.patient)
 
     def contents(self) -> tuple[str, Iterator[Sample]]:
         """See the base class: rows, where equal ones are hardly chance."""

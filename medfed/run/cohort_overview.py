@@ -39,7 +39,10 @@ def print_cohort(cohort: CohortRecord, console: Console | None = None) -> None:
         say(console, *cohort.remarks)
     if cohort.used < cohort.patients:
         left = cohort.patients - cohort.used
-        say(console, f"No client has {left} of the {cohort.patients} patients: they are not used.")
+        say(
+            console,
+            f"No client has {left:,} of the {cohort.patients:,} patients: they are not used.",
+        )
     if sentence := cohort.duplicates.sentence():
         _log.warning("%s %s names all.", sentence, FILE)
 
@@ -94,7 +97,7 @@ def _prevalence(cohort: CohortRecord) -> tuple[str, Callable[[list[float], list[
         texts = [" / ".join(f"{100 * x:.1f}" for x in part[chosen]) for part in (before, after)]
         return " → ".join(dict.fromkeys(f"{text} %" for text in texts if text))
 
-    title = "share of" if kind == "classes" else "share of training voxels:"
+    title = "share of" if kind == "classes" else "share of patches' voxels:"
     return f"{title} {' / '.join(map(cell, names[chosen]))}", shown
 
 

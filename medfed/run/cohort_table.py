@@ -87,7 +87,7 @@ def _summarise(data: FederatedDataModule, client: ClientData) -> ClientSummary:
         counts[split] = Count(len(client.patients[split]), samples, units, tuple(labels.tolist()))
     has = list(zip(data.plan_names, plan.channels.tolist(), strict=True))
     held = {i for ids in plan.patients.values() for i in ids}
-    centres = {data.centre_of(i) for i in held} - {None}
+    centres = {data.patients[i].centre for i in held} - {None}
     regions = label_of(client.train).ndim > 1
     return ClientSummary(
         client=client.id,

@@ -89,6 +89,24 @@ def test_every_row_of_a_table_is_used(table, centre, tmp_path, capsys):
         assert remark.startswith("All 60 patients are dealt to 5 clients at random, as the data")
 
 
+def test_columns_that_look_like_hospitals_or_patients_are_named(table):
+    lines = table.read_text().replace("place", "Hospital", 1).splitlines()
+    rows = [f"{lines[0]},patient_id", *(f"{a},p{n % 2}{n // 4}" for n, a in enumerate(lines[1:]))]
+    table.write_text("\n".join(rows) + "\n")
+    own = ["data=csv", f"data.path={table}", "data.label=ill"]
+    data, _ = data_and_task(load([*CLINICAL, *own]))
+    hospital, patient, dealt = data.remarks
+    assert hospital == (
+        "If the column Hospital says where patients come from, set data.centre=Hospital."
+    )
+    assert patient.startswith("If the column patient_id tells patients apart, set data.patient=pat")
+    assert dealt.startswith("All 60 patients are dealt")
+    named = ["data.centre=Hospital", "data.patient=patient_id"]
+    data, _ = data_and_task(load([*CLINICAL, *own, *named]))
+    assert len(data.remarks) == 1
+    assert sorted(data.patients) == sorted(f"p{a}{b}" for a in range(2) for b in range(15))
+
+
 def test_every_image_is_used(tmp_path):
     folder = photographs(tmp_path / "photographs")
     run(tmp_path / "run", *IMAGES, f"data.path={folder}")

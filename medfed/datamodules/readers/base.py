@@ -173,6 +173,22 @@ def given_path(path: Path | None) -> Path:
     return path
 
 
+def expanded(path: str | Path | None) -> Path | None:
+    """Expands ``~``; None stays None.
+
+    Args:
+        path: A path from the configuration.
+
+    Returns:
+        The path.
+
+    Example:
+        >>> expanded(None) is None, expanded("data").name
+        (True, 'data')
+    """
+    return None if path is None else Path(path).expanduser()
+
+
 def check_names(kind: str, wanted: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
     """Matches names case-insensitively against what the data offers.
 
