@@ -63,8 +63,8 @@ class Auto(Partition):
             lack = f" for {len(patients) - named} of them" * bool(named)
             parts = self._parts(len(patients))
             told = (
-                f"All {len(patients):,} patients are dealt to {parts} clients at random, as the data "
-                f"name no hospitals{lack}"
+                f"All {len(patients):,} patients are dealt to {parts} clients at random, as the "
+                f"data name no hospitals{lack}"
             )
         if self.protocol is None:
             return f"{told} (partition=auto)."
