@@ -38,6 +38,7 @@ SECTIONS = (
     ),
     *("partition.assignment", "partition.assignment.assignment"),
 )
+_LISTED = 20  # keys that an error lists
 # ${either:a,b} is a where it is set and b where it is null.
 OmegaConf.register_new_resolver("either", lambda a, b: b if a is None else a, replace=True)
 
@@ -275,5 +276,7 @@ def _explain_key(error: Exception, overrides: Sequence[str], name: str) -> str:
                 inner = ", ".join(f"{key}.{k}" for k in node[leaf])
                 return f"{key!r} is no group; set {inner}, such as {key}.up=fp32."
             where = f"{parent} has" if parent else "the top level has"
-            return f"Unknown key {key!r}{did_you_mean(leaf, known)}; {where} {', '.join(known)}."
+            more = f" and {len(known) - _LISTED} more" * (len(known) > _LISTED)
+            listed = f"{', '.join(known[:_LISTED])}{more}"
+            return f"Unknown key {key!r}{did_you_mean(leaf, known)}; {where} {listed}."
     return f"The configuration cannot be composed: {first_line(error)}."
