@@ -84,6 +84,23 @@ class Method:
         """Returns mean and spread over seeds of :meth:`scores`."""
         return Cell.of(self.scores(metric, place))
 
+    def constant(self, name: str, metric: str, place: str = "mean") -> Cell:
+        """Returns what a constant predictor reaches on the cases of these runs, as `score`."""
+        found = [run.summary["constant"][name] for run in self.runs]
+        if place in found[0]["clients"]:
+            return Cell.of([f["clients"][place].get(metric, math.nan) for f in found])
+        return Cell.of([f["federation"].get(metric, {}).get(place, math.nan) for f in found])
+
+    def ends(self, metric: str, place: str = "mean") -> tuple[float, float] | None:
+        """Returns the interval of a client's metric, or of the mean, where there is one seed."""
+        found = self.runs[0].summary.get("intervals") if len(self.runs) == 1 else None
+        if found is None:
+            return None
+        ends = found["clients"].get(place, found["mean"] if place == "mean" else {}).get(metric)
+        if ends is None or len(ends) != 2 or any(map(math.isnan, ends)):
+            return None
+        return ends[0], ends[1]
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -92,14 +109,18 @@ class Comparison:
     Attributes:
         methods: In the order in which their runs were given.
         clients: Names of the clients.
-        metrics: The metrics of the table; pictures show the first.
+        metrics: The metrics of which the table has the clients; pictures show the first.
         notes: What a reader must know to judge the numbers.
+        others: The other metrics, of which it has the means.
+        constants: The constant predictors that all runs were measured beside.
     """
 
     methods: tuple[Method, ...]
     clients: tuple[str, ...]
     metrics: tuple[str, ...]
     notes: tuple[str, ...]
+    others: tuple[str, ...] = ()
+    constants: tuple[str, ...] = ()
 
     @property
     def metric(self) -> str:
@@ -163,7 +184,10 @@ def compare(folders: Sequence[Path], metric: str | None = None) -> Comparison:
     wanted = [metric or first["selection"][0], first["selection"][0], "dice", "iou"]
     metrics = tuple(n for n in dict.fromkeys(wanted) if n in known)
     notes += [*more, *notes_on({m.name: m.runs for m in methods}, clients)]
-    return Comparison(methods, clients, metrics, tuple(notes))
+    others = tuple(n for n in known if n not in metrics)
+    every = [r.summary.get("constant", {}) for method in methods for r in method.runs]
+    constants = tuple(n for n in every[0] if all(n in own for own in every))
+    return Comparison(methods, clients, metrics, tuple(notes), others, constants)
 
 
 def pool(runs: Sequence[Run]) -> tuple[tuple[Method, ...], list[str]]:

@@ -53,6 +53,21 @@ SUMMARY = {
     "bytes_by_client": {ANY: dict.fromkeys(("up", "down"), int)},
     "steps": {ANY: int},
 }
+# What a run of this version adds, and whoever reads it relies on where it is there.
+_MEASURED = (*NUMBER, type(None))
+FOUND = {
+    "constant": {
+        ANY: {
+            "clients": {ANY: {ANY: _MEASURED}},
+            "federation": {ANY: dict.fromkeys(("mean", "sd", "worst"), _MEASURED)},
+        }
+    },
+    "intervals": {
+        "clients": {ANY: {ANY: [_MEASURED]}},
+        "mean": {ANY: [_MEASURED]},
+        "pooled": {ANY: [_MEASURED]},
+    },
+}
 
 
 def git_commit(folder: Path) -> str:
@@ -207,6 +222,11 @@ def finished(folder: Path) -> dict[str, Any]:
         given = {"memberships": summary.get("memberships", {})}  # only canonical models have them
         if wrong := misfit(given, {"memberships": {ANY: (*NUMBER, dict, type(None))}}):
             raise ValueError(wrong)
+        for key, shape in FOUND.items():
+            if wrong := misfit(summary.get(key), shape, key) if key in summary else None:
+                raise ValueError(wrong)
+    for key in FOUND.keys() & summary.keys():
+        summary[key] = _with_nan(summary[key])
     for of in ("clients", "federation"):  # JSON has no NaN
         summary[of] = {
             name: {n: math.nan if v is None else v for n, v in values.items()}
@@ -222,6 +242,15 @@ def finished(folder: Path) -> dict[str, Any]:
         if not {*summary["selection"][:1]} <= metrics or not summary["selection"]:
             raise ValueError("the metric that selected its round is not among its metrics")
     return summary
+
+
+def _with_nan(content: Any) -> Any:
+    """Puts NaN back where JSON has null."""
+    if isinstance(content, dict):
+        return {key: _with_nan(value) for key, value in content.items()}
+    if isinstance(content, list):
+        return [_with_nan(value) for value in content]
+    return math.nan if content is None else content
 
 
 def read_metrics(folder: Path) -> list[dict[str, str]]:

@@ -139,6 +139,8 @@ SUMMARY = {
     "no steps": changed(steps={}),
     "another selection": changed(selection=["beauty", "max"]),
     "no selection": changed(selection=[]),
+    "no constant": changed(constant={"constant": {"clients": 1}}),
+    "no interval": changed(intervals={"clients": {"hospital_0": {"auroc": 0.5}}}),
     "memberships are a number": changed(memberships=5),
     "a membership is text": changed(memberships={"leading": "many"}),
 }

@@ -95,6 +95,61 @@ def test_the_tables_have_the_numbers_of_the_summaries(runs, tmp_path):
         assert f"({name})" in report
 
 
+def test_intervals_of_one_seed_and_the_constant_stand_beside(runs, tmp_path, capsys):
+    compare_runs([str(runs / "fedavg_0"), str(runs / "local_0")], tmp_path)
+    table = read_csv(tmp_path / "comparison.csv")
+    summary = summary_of(runs / "local_0")
+    low, high = summary["intervals"]["mean"]["auroc"]
+    row = table["auroc", "mean", "local"]
+    assert (float(row["low"]), float(row["high"])) == (low, high)
+    low_1, high_1 = summary["intervals"]["clients"]["hospital_1"]["brier"]
+    row = table["brier", "hospital_1", "local"]
+    assert (float(row["low"]), float(row["high"])) == (low_1, high_1)
+    constant = summary["constant"]["constant"]
+    for metric, places in (("accuracy", ("hospital_2", "mean", "worst")), ("auroc", ("mean",))):
+        for place in places:
+            over = constant["federation"][metric]
+            expected = over[place] if place in over else constant["clients"][place][metric]
+            assert float(table[metric, place, "constant"]["value"]) == expected
+    told = capsys.readouterr().out
+    assert f"[{low:.3f}, {high:.3f}]" in told
+    assert max(map(len, told.split("Best by")[0].splitlines())) <= 100
+    for metric in ("sensitivity", "specificity", "f1", "ece", "brier", "balanced_accuracy"):
+        assert f"│ {metric} " in told
+    report = (tmp_path / "comparison.md").read_text()
+    assert "| metric | client | fedavg | local | constant |" in report
+    assert "| auroc | 95% interval | [" in report
+
+
+def test_what_is_no_better_than_a_constant_is_told(runs, tmp_path, capsys):
+    summary = summary_of(runs / "local_0")
+    federation = summary["federation"]
+    federation["auroc"]["mean"] = 0.5
+    changed(runs / "local_0", tmp_path / "local", federation=federation)
+    compare_runs([str(runs / "fedavg_0"), str(tmp_path / "local")], tmp_path / "out")
+    told = "No better than constant (0.5000) by mean auroc: local."
+    assert told in capsys.readouterr().out
+    assert told in (tmp_path / "out" / "comparison.md").read_text()
+
+
+def test_runs_of_before_compare_without_them(runs, tmp_path):
+    old = tmp_path / "old"
+    shutil.copytree(runs / "local_0", old)
+    summary = summary_of(old)
+    for key in ("intervals", "constant", "pooled", "absent", "remarks"):
+        del summary[key]
+    for values in (summary["federation"], *summary["clients"].values()):
+        for metric in ("sensitivity", "specificity", "f1", "brier"):
+            del values[metric]
+    (old / "summary.json").write_text(json.dumps(summary))
+    comparison = compare_runs([str(runs / "fedavg_0"), str(old)], tmp_path / "out")
+    assert comparison.constants == ()
+    assert "brier" not in comparison.others
+    table = read_csv(tmp_path / "out" / "comparison.csv")
+    assert table["auroc", "mean", "fedavg"]["low"]
+    assert not table["auroc", "mean", "local"]["low"]
+
+
 def test_the_default_place_is_the_folder_of_the_runs(runs, tmp_path):
     for name in ("fedavg_0", "local_0"):
         shutil.copytree(runs / name, tmp_path / name)
