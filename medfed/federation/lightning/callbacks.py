@@ -80,7 +80,8 @@ class PersonalEvaluation(pl.Callback):
         undefined, metric = self.undefined().values(), self.wanted[0]
         nowhere = all(metric in names for names in undefined)
         # Without any validation patient the loss is undefined, too, and nothing selects.
-        measured = any("loss" not in names for names in undefined)
+        losses = (r.metrics.get("loss", math.nan) for r in self.history)
+        measured = not all(map(math.isnan, losses))
         return FALLBACK if nowhere and measured else self.wanted
 
     @property
@@ -166,22 +167,35 @@ class PersonalEvaluation(pl.Callback):
         ]
 
     def best_round(self) -> int | None:
-        """Returns the round with the best mean over clients; the earliest of equals."""
+        """Returns the round with the best mean over clients.
+
+        Of rounds that are equal in it, that of the smallest mean loss: with few patients an AUROC
+        of 1 comes early, and says nothing of the probabilities. Then the earliest.
+        """
         rounds = sorted({r.round for r in self.history})
         scores = {n: self.score(n) for n in rounds}
         usable = {n: s for n, s in scores.items() if not math.isnan(s)}
         if not usable:
             return rounds[-1] if rounds else None
-        return max(usable, key=lambda n: (usable[n], -n))
+        best = max(usable.values())
+        return max(
+            (n for n, score in usable.items() if score == best),
+            key=lambda n: (self._mean(n, *FALLBACK), -n),
+        )
 
     def score(self, number: int) -> float:
         """Returns the selection score of a round, larger is better; NaN where undefined."""
-        undefined, (metric, mode) = self.undefined(), self.selection
-        sign = 1 if mode == "max" else -1
+        return self._mean(number, *self.selection)
+
+    def _mean(self, number: int, metric: str, mode: str) -> float:
+        """The mean of a metric over the clients that have it, turned so that larger is better."""
+        undefined, sign = self.undefined(), 1 if mode == "max" else -1
         values = [
             sign * (v if math.isfinite(v) else worst_value(metric))
             for v, client in (
-                (r.metrics[metric], r.client) for r in self.history if r.round == number
+                (r.metrics.get(metric, math.nan), r.client)
+                for r in self.history
+                if r.round == number
             )
             if metric not in undefined.get(client, ())
         ]

@@ -44,7 +44,7 @@ def test_best_round(mode, rounds, best):
 def test_the_worst_of_a_bounded_metric_is_its_bound():
     """A round with a failed model may still beat one in which all others are as bad."""
     made = evaluation("max", (0.1, 0.1), (0.9, math.nan))
-    made.metric = "iou"
+    made.wanted = "iou", "max"
     made.history = [Record(r.round, r.client, {"iou": r.metrics["m"]}) for r in made.history]
     assert made.score(1) == pytest.approx(0.45)
     assert made.best_round() == 1
@@ -63,3 +63,15 @@ def test_the_record_survives_a_checkpoint(tmp_path):
     restored.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
     assert [r[:2] for r in restored.history] == [r[:2] for r in made.history]
     assert restored.best_round() == made.best_round()
+
+
+def test_of_rounds_with_equal_scores_that_of_the_smallest_loss_is_taken():
+    made = PersonalEvaluation("auroc")
+    losses = [(0.9, 0.7), (0.5, 0.6), (0.5, 0.6), (0.2, 0.1)]
+    scores = [1.0, 1.0, 1.0, 0.9]
+    for number, (pair, score) in enumerate(zip(losses, scores, strict=True)):
+        made.history += [
+            Record(number, client, {"loss": loss, "auroc": score})
+            for client, loss in zip("ab", pair, strict=True)
+        ]
+    assert made.best_round() == 1
