@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
     [
         ("round_overhead.py --rounds 1 --clients 2 --blocks 1", "ratio: median"),
         ("network_lasso.py --largest 4", "ns/column"),
-        ("loading.py --patches 64 --layers 1 --epochs 1", "share of loading: median"),
+        ("loading.py --patches 64 --layers 1 --epochs 1 --per-head 2 --dims 2", "2-D nnunet"),
         ("prepare.py --scans 2 --size 64 64 32 --repeats 1 --kills 0", "620 candidates per scan"),
         ("ppfl_overhead.py --rounds 1 --steps 1 --batch-size 4 --networks small_cnn", "ratio"),
         ("qupel_overhead.py --rounds 1 --steps 1 --batch-size 4 --networks unet", "ratio"),
