@@ -40,7 +40,7 @@ from medfed.config.compose import build as built
 from medfed.config.compose import load as composed
 from medfed.datamodules.cache.building import build
 from medfed.datamodules.cache.store import Item, Recipe, Store
-from medfed.datamodules.client_data import ClientData
+from medfed.datamodules.client_data import Block, ClientData
 from medfed.datamodules.ct_patches import to_unit
 from medfed.datamodules.fresh import FreshPatches, volume_of
 from medfed.datamodules.on_demand import ArrayRows
@@ -71,7 +71,7 @@ def mapped(store: Store) -> ClientData:
     one = torch.ones(1, dtype=torch.bool)
     convert = partial(to_unit, window=WINDOW, present=one.numpy())
     images = ArrayRows(store.path("image"), np.arange(len(labels), dtype=np.int64), convert)
-    block = {"image": images, "label": labels, "case": torch.zeros_like(labels)}
+    block: Block = {"image": images, "label": labels, "case": torch.zeros_like(labels)}
     return ClientData("client", block, {}, one, labels.bincount().float(), {}, BATCH)
 
 

@@ -223,7 +223,7 @@ class Chain:
         degrees = np.array([recipe.tilt] * (dims - 2) * 2 + [recipe.rotation])
         maps = [
             create_rotate(dims, np.radians(draw(-degrees, degrees)).tolist())
-            @ create_scale(dims, (1 / (1 + draw(-recipe.zoom, recipe.zoom, dims))).tolist())
+            @ create_scale(dims, [1 / (1 + draw(-recipe.zoom, recipe.zoom))] * dims)
             @ create_translate(dims, (draw(-recipe.shift, recipe.shift, dims) * size).tolist())
             for _ in range(int(coin.sum()))
         ]

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from medfed.common.figures import colours
 from medfed.common.names import caption
-from medfed.common.seeding import numpy_rng
+from medfed.common.seeding import derive_seed, numpy_rng
+from medfed.datamodules.augmentation import augmented
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.client_data import ClientData
 from medfed.models.contours import region_colours
@@ -30,6 +31,7 @@ _CLASSES = ("#56B4E9", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#0072B2", "#
 _TILES = 12  # in a row, about
 _STEP = 1.1  # from tile to tile, of which 1 is the picture
 _GROUP = 0.3  # more between samples of several channels
+_ROWS, _CHOICE = 5, 16  # clients whose augmentation is drawn, and samples that one is chosen from
 _COLOUR = ("red", "green", "blue")
 
 
@@ -80,8 +82,69 @@ def contact_sheet(data: FederatedDataModule) -> Figure | None:
             if label.ndim == 0:
                 width = (strips - 1) * _STEP
                 _frame(axes, int(label), data.class_names, _extent(left, row, image[0]), width)
-    _describe(figure, axes, data, count, strips)
+    _describe(axes, list(data.clients), count, strips)
+    if strips > 1:
+        lefts = [n * _pitch(strips) + c * _STEP for n in range(count) for c in range(strips)]
+        axes.set_xticks([x + 0.5 for x in lefts], list(data.channel_names) * count, size=7)
+        axes.xaxis.tick_top()
+        axes.tick_params(axis="x", length=0, pad=1)
+    _legend(figure, data)
     return figure
+
+
+def augmentation_sheet(data: FederatedDataModule) -> Figure | None:
+    """Draws what augmentation makes of one training sample of each of the first clients.
+
+    A row is the sample as it is, then as training may see it; where nothing was drawn, it is as it
+    is once more. Of several channels the first one is shown that the client has.
+
+    Args:
+        data: A data module that is set up.
+
+    Returns:
+        The figure; None where nothing is augmented.
+    """
+    clients = [c for c in list(data.clients.values())[:_ROWS] if c.augment is not None]
+    if not clients or len(clients[0].train["image"].shape) < 4:
+        return None
+    photographs = data.channel_names == _COLOUR
+    drawn = [_draw_augmented(client, data.seed) for client in clients]
+    scales = _scales([np.stack([image for image, _ in row]) for row in drawn])
+    figure, axes = _empty([c.id for c in clients], _TILES, 1)
+    for row, (client, samples) in enumerate(zip(clients, drawn, strict=True)):
+        channel = int(client.channels.int().argmax())
+        for n, (image, label) in enumerate(samples):
+            left = n * _STEP
+            if photographs:
+                shown = np.clip((image.transpose(1, 2, 0) + 1) / 2, 0, 1)
+                axes.imshow(shown, extent=_extent(left, row, image[0]))
+            else:
+                _tile(axes, image[channel], scales[channel], left, row, present=True)
+            if label.ndim == 3:
+                _contours(axes, label, left, row)
+    _describe(axes, [c.id for c in clients], _TILES, 1)
+    axes.set_xticks([0.5, (_TILES + 1) / 2 * _STEP], ["as it is", "as training sees it"], size=9)
+    axes.xaxis.tick_top()
+    axes.tick_params(axis="x", length=0, pad=1)
+    if drawn[0][0][1].ndim == 3:
+        _legend(figure, data)
+    return figure
+
+
+def _draw_augmented(client: ClientData, seed: int) -> list[tuple[Array, Array]]:
+    """A sample, of those with the most of the regions, and augmented ones of it."""
+    assert client.augment is not None
+    order = numpy_rng(seed, "augmentation sheet", client.id).permutation(client.num_samples)
+    batch = client.samples(torch.from_numpy(order[:_CHOICE]))
+    chosen = int(batch["label"].flatten(1).sum(dim=1).argmax()) if batch["label"].ndim > 1 else 0
+    image, label = (batch[key][chosen : chosen + 1].cpu() for key in ("image", "label"))
+    images, labels = (x.expand(_TILES - 1, *x.shape[1:]) for x in (image, label))
+    key = derive_seed(seed, "augmentation sheet", client.id)
+    new, moved = augmented(client.augment, images, labels, key)
+    new = new * client.channels.view(-1, *[1] * (new.ndim - 2))
+    pairs = [(image[0], label[0]), *zip(new, moved, strict=True)]
+    flat = [_flat(one, its) for one, its in pairs]
+    return [(one.numpy(), its.numpy()) for one, its in flat]
 
 
 def _pitch(strips: int) -> float:
@@ -172,21 +235,17 @@ def _empty(names: Sequence[str], count: int, strips: int) -> tuple[Figure, Axes]
     return figure, axes
 
 
-def _describe(
-    figure: Figure, axes: Axes, data: FederatedDataModule, count: int, strips: int
-) -> None:
-    """Names of clients, channels and labels."""
-    rows, group = len(data.clients), _pitch(strips)
-    axes.set(xlim=(-0.05, count * group - 0.05 - _GROUP * (strips > 1)), xticks=[])
-    axes.set(ylim=(rows * _STEP, -0.08))
-    axes.set_yticks([row * _STEP + 0.5 for row in range(rows)], [caption(c) for c in data.clients])
+def _describe(axes: Axes, names: Sequence[str], count: int, strips: int) -> None:
+    """Names of clients."""
+    axes.set(xlim=(-0.05, count * _pitch(strips) - 0.05 - _GROUP * (strips > 1)), xticks=[])
+    axes.set(ylim=(len(names) * _STEP, -0.08))
+    axes.set_yticks([row * _STEP + 0.5 for row in range(len(names))], [caption(c) for c in names])
     axes.tick_params(length=0, labelsize=9)
     axes.spines[:].set_visible(False)
-    if strips > 1:
-        lefts = [n * group + c * _STEP for n in range(count) for c in range(strips)]
-        axes.set_xticks([x + 0.5 for x in lefts], list(data.channel_names) * count, size=7)
-        axes.xaxis.tick_top()
-        axes.tick_params(axis="x", length=0, pad=1)
+
+
+def _legend(figure: Figure, data: FederatedDataModule) -> None:
+    """Names of classes or regions, unless there are too many for colours."""
     regions = next(iter(data.clients.values())).train["label"].shape
     many = len(data.class_names) > len(_CLASSES)
     if many and len(regions) == 1:

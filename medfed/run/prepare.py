@@ -89,7 +89,7 @@ def show(data: FederatedDataModule, folder: Path, kind: str = "png") -> Path:
     """
     # Late: they draw, and import, for a while.
     from medfed.run.cohort_pictures import client_bars, feature_means, intensities
-    from medfed.run.contact_sheet import contact_sheet
+    from medfed.run.contact_sheet import augmentation_sheet, contact_sheet
 
     clients, cohort = summarise_clients(data), cohort_record(data)
     print_cohort(cohort)
@@ -98,6 +98,8 @@ def show(data: FederatedDataModule, folder: Path, kind: str = "png") -> Path:
         figures = {"clients": client_bars(clients, data)}
         if sheet := contact_sheet(data):
             figures |= {"patches": sheet, "intensities": intensities(data)}
+            if altered := augmentation_sheet(data):
+                figures["augmentation"] = altered
         else:
             figures["features"] = feature_means(data)
         write_text(folder / "clients.csv", to_csv(clients, data.class_names))
