@@ -23,7 +23,7 @@ from medfed.config.compose import load
 from medfed.datamodules.splits import SPLITS
 from medfed.run.cohort_pictures import client_bars, feature_means, intensities
 from medfed.run.cohort_table import print_clients, summarise_clients
-from medfed.run.contact_sheet import class_colours, contact_sheet
+from medfed.run.contact_sheet import augmentation_sheet, class_colours, contact_sheet
 from medfed.run.prepare import prepare
 from tests.integration.runs import left_in
 
@@ -90,6 +90,7 @@ def test_counts_of_scans_are_those_of_the_csv(show):
     assert left_in(folder) == [
         "clients.csv",
         "cohort.json",
+        "pictures/augmentation.png",
         "pictures/clients.png",
         "pictures/intensities.png",
         "pictures/patches.png",
@@ -125,6 +126,21 @@ def test_the_sheet_leaves_out_missing_channels_and_marks_regions(show, dims):
     assert len(axes.images) == 2 * 3 * 3  # and channels that they have
     assert axes.collections  # contours
     assert [t.get_text() for t in axes.get_yticklabels()] == ["hospital_0", "hospital_1"]
+
+
+@pytest.mark.parametrize("dims", [2, 3])
+def test_what_augmentation_makes_of_a_sample_is_drawn(show, dims):
+    volumes = ("data.spatial_dims=3", "data.patch_size=[16,16,8]") if dims == 3 else ()
+    data, folder = show(*BRATS, *volumes, "augment=nnunet", "augment.channel_dropout=0.5")
+    assert is_drawn(folder / "pictures" / "augmentation.png")
+    (axes,) = augmentation_sheet(data).axes
+    pixels = [np.asarray(image.get_array()) for image in axes.images]
+    assert len(pixels) == 2 * 12
+    for row in (pixels[:12], pixels[12:]):
+        assert sum(not np.array_equal(row[0], other) for other in row[1:]) >= 3
+    plain, other = show(*BRATS, "augment=none")
+    assert augmentation_sheet(plain) is None
+    assert not (other / "pictures" / "augmentation.png").exists()
 
 
 def test_the_sheet_frames_samples_in_the_colour_of_their_class(show):
