@@ -72,7 +72,8 @@ def plan_clients(
     """Assigns the patients to clients, and splits each client's.
 
     A split that the partition fixes comes first, then one that the data set itself has, and else
-    it is drawn.
+    it is drawn. Of a data set that has test patients of its own but no validation patients, say,
+    these are drawn among the others.
 
     Args:
         partition: Answers all questions about the clients.
@@ -90,6 +91,8 @@ def plan_clients(
     """
     assigned = partition.assign(list(patients.values()), seed)
     clients, fixed = list(assigned), partition.splits(list(assigned))
+    official = {p.split for p in patients.values()}
+    shares = {s: 0.0 if s in official else f for s, f in zip(SPLITS[1:], fractions, strict=True)}
     splits: dict[str, dict[Split, list[str]]] = {}
     for client, ids in assigned.items():
         if not ids:
@@ -97,19 +100,21 @@ def plan_clients(
                 f"Client {client} has no patients; use fewer clients or another partition."
             )
         parts = fixed.get(client) or {s: [i for i in ids if patients[i].split == s] for s in SPLITS}
-        if client not in fixed and sum(map(len, parts.values())) < len(ids):
+        if client not in fixed and (open_ids := [i for i in ids if patients[i].split is None]):
             labels = {i: patients[i].label for i in ids}
-            parts = split_patients(ids, *fractions, derive_seed(seed, client), labels)
+            ends = shares["val"], shares["test"]
+            drawn = split_patients(open_ids, *ends, derive_seed(seed, client), labels)
+            parts = {s: sorted(parts[s] + drawn[s]) for s in SPLITS}
         warn_small(client, parts)
         splits[client] = parts
     check_leakage(splits)
     channels, classes = names
     present = partition.availability(clients, channels, seed)
-    shares = partition.class_shares(clients, len(classes), seed)
+    classes_of = partition.class_shares(clients, len(classes), seed)
     scanners = partition.scanners_of(clients, seed)
     orders = partition.label_orders(clients, len(classes), seed)
     return {
-        c: ClientPlan(splits[c], present[c], shares.get(c), scanners.get(c), orders.get(c))
+        c: ClientPlan(splits[c], present[c], classes_of.get(c), scanners.get(c), orders.get(c))
         for c in clients
     }
 

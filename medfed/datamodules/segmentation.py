@@ -10,27 +10,25 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from medfed.common.errors import ConfigError, DataError
 from medfed.common.seeding import derive_seed, numpy_rng, torch_rng
 from medfed.datamodules import patches
-from medfed.datamodules.base_on_disk import CachedDataModule
-from medfed.datamodules.cache.store import Item, Recipe
-from medfed.datamodules.cache.volumes import cached_hashes, cached_volume, read_volume
 from medfed.datamodules.client_data import Batch, Block, ClientData, gather
 from medfed.datamodules.duplicates import Sample
 from medfed.datamodules.fresh import FreshPatches, Volume, volume_of, volume_of_cache
 from medfed.datamodules.on_demand import BlocksOnDemand
 from medfed.datamodules.plans import ClientPlan
-from medfed.datamodules.readers.base import VolumeReader, given_path
+from medfed.datamodules.prepared_cases import PreparedCases
+from medfed.datamodules.readers.volumes import files_of
 from medfed.datamodules.splits import SPLITS, Split
+from medfed.functional.grids import plane_of
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, repr=False)
-class SegmentationDataModule(CachedDataModule[VolumeReader]):
+class SegmentationDataModule(PreparedCases):
     """Multi-channel volumes with region masks, from any reader.
 
     Patches of the training patients are cut out of their volumes, anew for every epoch or once; the
@@ -40,10 +38,12 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
     evaluation. A cache that is there is used in any case; it changes no number.
     Clients then hold ``image`` (N, C, h, w[, d]) and ``label`` (N, R, h, w[, d]).
 
+    Where volumes are resampled or cropped, patches are of that grid, but evaluation keeps the masks
+    of the files: batches carry a ``grid``, by which a task brings its answers there.
+
     Attributes:
         memory_gb: Images up to this size (10^9 bytes) are kept in memory: first those of validation
             and test, then the training volumes.
-        spatial_dims: 2 for axial slices, 3 for volumes.
         patch_size: (h, w) or (h, w, d).
         patches: ``"fresh"``: drawn anew for every epoch, on all regions of a patient equally often
             (see `fresh.FreshPatches`); ``"fixed"``: drawn once, on any voxel of any region.
@@ -56,7 +56,6 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
 
     _: KW_ONLY
     memory_gb: float = 2.0
-    spatial_dims: int = 2
     patch_size: Sequence[int] = (64, 64)
     patches: str = "fixed"
     patches_per_patient: int = 32
@@ -81,11 +80,6 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
         self._mapped = False
 
     @property
-    def exclusive(self) -> bool:
-        """Whether no voxel is in two regions; of several regions a softmax is then trained."""
-        return self.scans.exclusive
-
-    @property
     def millimetres(self) -> bool:
         """Whether evaluation batches say how large a voxel is."""
         return True
@@ -94,18 +88,20 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
     def window(self) -> tuple[int, ...] | None:
         """What a network sees at once of what is evaluated, where nothing else is configured.
 
-        Slices pass it whole; volumes, whose depth rarely suits it, window by window.
+        Slices pass it whole; volumes, whose depth rarely suits it, window by window, and so do
+        slices that may have any size.
         """
-        return self.size if self.spatial_dims == 3 else None
-
-    def prepare_data(self) -> None:
-        """Generates the cohort where no path is given and it is not there yet."""
-        self.channel_names = self.scans.channels
-        self.class_names = self.scans.regions
+        kept = self.preparation is None or self.preparation.keeps_grid
+        if self.spatial_dims == 2 and kept and not self.scans.any_size:
+            return None
+        return self.size[: self.spatial_dims]
 
     def settings(self) -> dict[str, Any]:
         """How patches were drawn and slices chosen."""
+        more: dict[str, Any] = {} if self.preparation is None else self.preparation.record()
         return {
+            **more,
+            **({"slices": self.slices} if self.slices > 1 else {}),
             "patch_size": list(self.size[: self.spatial_dims]),
             "patches": self.patches,
             "patches_per_patient": self.patches_per_patient,
@@ -114,24 +110,6 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
             if self.spatial_dims == 2
             else "whole volumes",
         }
-
-    def preprocessing(self, client: str) -> dict[str, Any]:
-        """See the base class: z-scored volumes in RAS, of which a 2-D model sees axial slices."""
-        return {
-            **super().preprocessing(client),
-            "orientation": "RAS",
-            "normalization": {"name": "zscore", "nonzero": True, "channel_wise": True},
-            "input": {"kind": "volumes", **self.scans.layout()},
-        }
-
-    def recipe(self) -> Recipe:
-        """What the cache is made of: every patient's volume, as the reader gives it."""
-        reader, path = self.scans, given_path(self.source).resolve()
-        items = (Item(p.id, tuple(p.files.values()), args=(reader, p)) for p in reader.patients())
-        # The path tells apart data sets with the same patient ids.
-        settings = {"path": str(path), "reader": reader.record()}
-        again = "medfed prepare with the same data settings"
-        return Recipe("volumes", settings, tuple(items), read_volume, joined=False, command=again)
 
     def build_clients(self, plans: Mapping[str, ClientPlan]) -> dict[str, ClientData]:
         """See the base class."""
@@ -146,19 +124,20 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
 
     def _check_patches(self, plans: Mapping[str, ClientPlan]) -> None:
         """Refuses patches that would be padding for the most part, whatever memory they take."""
-        for patient in (i for plan in plans.values() for i in plan.patients["train"]):
-            shape = self.scans.shape(self._patients[patient])
-            if max(self.size) > 2 * max(shape):
-                raise ConfigError(
-                    f"data.patch_size={list(self.patch_size)} is more than twice as large as the "
-                    f"volume of patient {patient} {shape}; choose smaller patches."
-                )
+        for plan in plans.values():
+            for case, _ in self.cases_among(plan.patients["train"]):
+                shape = self.resampled_shape(case)
+                if max(self.size) > 2 * max(shape):
+                    raise ConfigError(
+                        f"data.patch_size={list(self.patch_size)} is more than twice as large as "
+                        f"the volume of patient {case} {shape}; choose smaller patches."
+                    )
 
     def _bytes(self, plans: Mapping[str, ClientPlan], *splits: Split) -> int:
         """Bytes of all images and labels of some splits, about: air counts, too."""
         voxel = 4 * self.in_channels + self.num_classes
         ids = [i for p in plans.values() for s in splits for i in p.patients[s]]
-        voxels = sum(math.prod(self.scans.shape(self._patients[i])) for i in ids)
+        voxels = sum(math.prod(self.resampled_shape(case)) for case, _ in self.cases_among(ids))
         sparse = self.spatial_dims == 2 and "train" not in splits
         return voxels * voxel // (self.eval_every if sparse else 1)
 
@@ -169,8 +148,9 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
         train, more = self._fresh(name, plan) if self.patches == "fresh" else self._fixed(plan)
         evaluation: dict[Split, BlocksOnDemand] = {}
         for split in SPLITS[1:]:
-            read = partial(self.evaluation_block, plan=plan)
-            evaluation[split] = BlocksOnDemand(parts[split], read)
+            cases = self.cases_among(parts[split])
+            read = partial(self._nth_block, places=[n for _, n in cases], plan=plan)
+            evaluation[split] = BlocksOnDemand([case for case, _ in cases], read)
         client = self.client_of(
             name,
             plan,
@@ -182,15 +162,17 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
 
     def _fixed(self, plan: ClientPlan) -> tuple[Block, dict[str, Any]]:
         """Patches that are drawn once, and their voxels counted."""
-        drawn = [self.training_block(p, n, plan) for n, p in enumerate(plan.patients["train"])]
+        cases = self.cases_among(plan.patients["train"])
+        drawn = [self.training_block(case, n, plan) for case, n in cases]
         train = {key: torch.cat([block[key] for block in drawn]) for key in drawn[0]}
         more = {"label_counts": patches.voxel_counts(train["label"])}
         return {**train, "label": train["label"].float()}, more
 
     def _fresh(self, name: str, plan: ClientPlan) -> tuple[Block, dict[str, Any]]:
         """One draw of patches, its voxels counted, and what draws the others."""
-        volumes = [[self._volume(patient, plan)] for patient in plan.patients["train"]]
-        slices = 1 if self.spatial_dims == 2 else None
+        cases = [self.cases_among([patient]) for patient in plan.patients["train"]]
+        volumes = [[self._volume(case, plan) for case, _ in own] for own in cases]
+        slices = self.slices if self.spatial_dims == 2 else None
         count, share = self.patches_per_patient, self.background_share
         fresh = FreshPatches(volumes, count, share, self.size, slices)
         train = fresh.block(derive_seed(self.seed, "patches", name))
@@ -198,65 +180,51 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
         counts = [patches.voxel_counts(gather(train["label"], part)) for part in order.split(64)]
         return train, {"label_counts": torch.stack(counts).sum(dim=0), "fresh": fresh}
 
-    def _volume(self, patient: str, plan: ClientPlan) -> Volume:
-        """A training patient's volume: mapped, unless memory has room or a scanner changes it."""
-        image, label, brain = self._read(patient, plan)
-        rng = numpy_rng(self.seed, "places", patient)
+    def _volume(self, case: str, plan: ClientPlan) -> Volume:
+        """A training case's volume: mapped, unless memory has room or a scanner changes it."""
+        seen = self.seen(case, plan)
+        rng = numpy_rng(self.seed, "places", case)
         if self._mapped and self.store is not None and plan.scanner is None:
-            arrays = self.store.arrays(patient)
-            return volume_of_cache(arrays, label, brain, plan.channels, rng)
-        return volume_of(image, label, brain, rng)
+            arrays = self.store.arrays(case)
+            return volume_of_cache(arrays, seen.mask(), seen.brain, plan.channels, rng)
+        return volume_of(seen.image, seen.mask(), seen.brain, rng)
 
     def contents(self) -> tuple[str, Iterator[Sample]]:
         """See the base class: the files of the images, byte by byte."""
         hashes = self.splits()["files"]
         return "image files", (
-            Sample(i, f"{i} {role}", hashes[str(path)])
+            Sample(i, f"{i} {role}", hashes[str(file)])
             for plan in self.plans.values()
             for ids in plan.patients.values()
             for i in ids
             for role, path in self._patients[i].files.items()
-            if not role.startswith(("label", "mask"))
+            if not role.split()[-1].startswith(("label", "mask"))
+            for file in files_of(path)
         )
 
-    def file_hashes(self, patients: Sequence[str]) -> dict[str, str]:
-        """See the base class; a cache has the hashes of the files that it was made of."""
-        if self.store is None:
-            return super().file_hashes(patients)
-        found = [cached_hashes(self.store, self._patients[i]) for i in patients]
-        return dict(sorted(item for hashes in found for item in hashes.items()))
+    def _nth_block(self, case: str, at: int, places: Sequence[int], plan: ClientPlan) -> Batch:
+        return self.evaluation_block(case, places[at], plan)
 
-    def _read(self, patient: str, plan: ClientPlan) -> tuple[Tensor, Tensor, Tensor]:
-        """Image with missing channels zeroed, label, and brain mask."""
-        if self.store is not None:
-            sample = cached_volume(self.store, patient)
-        else:
-            sample = self.scans.read(self._patients[patient])
-        image = sample["image"]
-        brain = (image != 0).any(dim=0)
-        if not brain.any():
-            raise DataError(f"Patient {patient} has only zero voxels; leave the patient out.")
-        if plan.scanner is not None:
-            image = plan.scanner.apply(image, patient)
-        image[~plan.channels] = 0
-        label = sample["label"]
-        if plan.label_order is not None:
-            label = label[torch.tensor(plan.label_order).argsort()]
-        return image, label, brain
+    def client_of(self, name: str, plan: ClientPlan, **samples: Any) -> ClientData:
+        """See the base class; a channel that is there has its neighbours, too."""
+        client = super().client_of(name, plan, **samples)
+        return replace(client, channels=client.channels.repeat_interleave(self.slices))
 
     def training_block(self, patient: str, case: int, plan: ClientPlan) -> Batch:
-        """Draws one patient's patches; their places depend on the seed and the patient alone.
+        """Draws one case's patches; their places depend on the seed and the case alone.
 
         Args:
-            patient: Patient id.
-            case: Its index in the split.
+            patient: The case's id.
+            case: Its patient's index in the split.
             plan: The client's channels and scanner.
 
         Returns:
             ``image`` (P, C, h, w[, d]), ``label`` (P, R, h, w[, d]) uint8, ``case`` (P,).
         """
-        image, label, brain = self._read(patient, plan)
-        image, label = patches.pad_to(image, self.size), patches.pad_to(label, self.size)
+        seen = self.seen(patient, plan)
+        brain = seen.brain
+        image = patches.pad_to(patches.with_neighbours(seen.image, self.slices), self.size)
+        label = patches.pad_to(seen.mask(), self.size)
         centres = patches.sample_centres(
             tumour=label.any(dim=0),
             brain=patches.pad_to(brain[None], self.size)[0],
@@ -272,25 +240,31 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
         return {"image": images, "label": labels, "case": torch.full((len(images),), case)}
 
     def evaluation_block(self, patient: str, case: int, plan: ClientPlan) -> Batch:
-        """Takes one patient's whole axial slices, or the volume.
+        """Takes one case's whole axial slices, or the volume.
 
         Args:
-            patient: Patient id.
-            case: Its index in the split.
+            patient: The case's id.
+            case: Its patient's index in the split.
             plan: The client's channels and scanner.
 
         Returns:
             ``image`` (S, C, H, W) or (1, C, H, W, D), ``label`` alike, ``case`` (S,) or (1,),
-            ``spacing`` (S, 3) or (1, 3) in mm.
+            ``spacing`` (S, 3) or (1, 3) in mm of the label's voxels; and ``grid`` (S, 3, 3) or
+            (1, 4, 4) where these are not the image's.
         """
-        mm = torch.tensor(self.scans.spacing(self._patients[patient]), dtype=torch.float32)
-        image, label, brain = self._read(patient, plan)
+        mm = torch.tensor(self.scans.spacing(self.cases[patient]), dtype=torch.float32)
+        image, label, brain, grid = self.seen(patient, plan)
+        image = patches.with_neighbours(image, self.slices)
         if self.spatial_dims == 3:
             image, label = image[None], label[None]
         else:
             slices = patches.brain_slices(brain, self.eval_every)
-            image, label = patches.axial(image, slices), patches.axial(label, slices)
+            below = 0 if grid is None else -int(grid[2, 3].round())  # slices that were cropped away
+            image, label = patches.axial(image, slices), patches.axial(label, slices + below)
+            grid = None if grid is None else plane_of(grid)
             mm[2] *= self.eval_every
         count = len(image)
         beside = {"case": torch.full((count,), case), "spacing": mm.expand(count, -1)}
+        if grid is not None:
+            beside["grid"] = grid.expand(count, *grid.shape)
         return {"image": image, "label": label, **beside}

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from medfed.common.checks import check_known
 from medfed.common.errors import ConfigError, did_you_mean
+from medfed.functional.grids import on_grid
 from medfed.functional.weighted_scores import Floats
 from medfed.models.meters import Batch, Columns
 from medfed.models.networks.canonical import Activation
@@ -32,6 +33,7 @@ __all__ = ["SegmentationMeter", "SegmentationTask", "dice_bce_loss", "dice_ce_lo
 _DICE = DiceLoss(sigmoid=True, batch=True)
 _DICE_OF_CLASSES = DiceLoss(softmax=True, include_background=False, batch=True)
 _CHOICES = ("auto", "sigmoid", "softmax")
+_CERTAIN = 10.0  # logit of what was cropped away as background
 
 
 class SegmentationTask(TaskModule):
@@ -121,8 +123,22 @@ class SegmentationTask(TaskModule):
         return probabilities > self.threshold
 
     def logits(self, batch: Batch) -> Tensor:
-        """Returns logits of whole images, blended from overlapping windows if they are larger."""
-        image = batch["image"]
+        """Returns logits of whole images, blended from overlapping windows if they are larger.
+
+        Where the label has voxels of its own, a ``grid`` of the batch leads from these to the
+        image's, and the logits are on the label's; what lies outside of the image is background.
+        """
+        found = self._of_image(batch["image"])
+        if "grid" not in batch:
+            return found
+        outside = torch.full((found.shape[1],), -_CERTAIN, device=found.device)
+        if self.activation == "softmax":
+            outside[0] = _CERTAIN
+        size = batch["label"].shape[2:]
+        parts = zip(found, batch["grid"], strict=True)
+        return torch.stack([on_grid(one, grid, size, outside=outside) for one, grid in parts])
+
+    def _of_image(self, image: Tensor) -> Tensor:
         if self.patch_size is None or tuple(image.shape[2:]) == self.patch_size:
             return self.forward(image)
         logits = sliding_window_inference(

@@ -33,7 +33,9 @@ LIKE = {
     "brats_challenge": "brats",
     "breast_cancer": "clinical",
     "csv": "clinical",
+    "datalist": "organs",
     "image_folder": "medmnist",
+    "nnunet": "organs",
 }
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from medfed.common.figures import save_figures
@@ -20,6 +21,7 @@ from medfed.common.scores import (
 from medfed.federation.budget import Passes
 from medfed.federation.lightning.collect import gather_named, rank
 from medfed.federation.lightning.module import FederatedModule
+from medfed.functional.grids import on_grid
 from medfed.models.regions import slice_with_most
 from medfed.run.experiment import Experiment, examined
 from medfed.run.folder import save_prediction, save_tensors
@@ -172,6 +174,9 @@ def save_predictions(experiment: Experiment) -> None:
         if batch["label"].ndim < 4:
             return
         image, label = batch["image"], batch["label"]
+        if "grid" in batch:  # the picture shows the scan as the mask has it
+            pairs = zip(image, batch["grid"], strict=True)
+            image = torch.stack([on_grid(one, grid, label.shape[2:]) for one, grid in pairs])
         if label.ndim == 5:  # volumes: their axial slices
             image, label = (t[0].permute(3, 0, 1, 2) for t in (image, label))
             volume = task.predict({k: v[:1] for k, v in batch.items()})

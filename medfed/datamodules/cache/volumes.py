@@ -7,6 +7,8 @@ channel's values. What is read from the cache equals what was stored, bit by bit
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,25 +21,38 @@ from medfed.common.seeding import one_thread
 from medfed.datamodules.cache.arrays import Arrays
 from medfed.datamodules.cache.store import Store
 from medfed.datamodules.patches import bounding_box
+from medfed.datamodules.preparation import Preparation, prepared_case
 from medfed.datamodules.readers.base import Patient, VolumeReader
+from medfed.datamodules.readers.volumes import files_of
 
 
-def read_volume(reader: VolumeReader, patient: Patient) -> Arrays:
-    """Reads one patient from its own files, for the cache.
+def read_volume(
+    reader: VolumeReader, case: Patient, preparation: Preparation | None = None
+) -> Arrays:
+    """Reads one case from its own files, for the cache.
 
     Args:
-        reader: Reads the patient.
-        patient: The patient.
+        reader: Reads the case.
+        case: A patient, or one of its cases.
+        preparation: See `preparation.prepared_case`.
 
     Returns:
-        See `encode`; and ``sha256`` (F, 32) uint8 of the patient's files, so that the record of a
-        run need not read all of them again.
+        See `encode`; ``grid`` (4, 4) where image and label have other voxels; and ``sha256``
+        (F, 32) uint8 of the case's files, so that the record of a run need not read all of them
+        again.
     """
-    hashes = [bytes.fromhex(sha256(path)) for path in patient.files.values()]
+    hashes = [bytes.fromhex(sha256(path)) for path in case_files(case)]
     with one_thread():
-        sample = reader.read(patient)
+        sample = prepared_case(reader, case, preparation)
         arrays = encode(sample["image"].numpy(), sample["label"].numpy())
+    if "grid" in sample:
+        arrays["grid"] = sample["grid"].numpy()
     return {**arrays, "sha256": np.array([list(h) for h in hashes], dtype=np.uint8)}
+
+
+def case_files(case: Patient) -> list[Path]:
+    """Lists all files that a case is read from: a DICOM series has many."""
+    return [file for path in case.files.values() for file in files_of(path)]
 
 
 def cached_volume(store: Store, patient: str) -> dict[str, Tensor]:
@@ -48,16 +63,20 @@ def cached_volume(store: Store, patient: str) -> dict[str, Tensor]:
         patient: The patient's id.
 
     Returns:
-        What `VolumeReader.read` gave: ``image`` (C, H, W, D) float32, ``label`` (R, H, W, D) uint8.
+        What `preparation.prepared_case` gave.
     """
-    image, label = decode(store.arrays(patient))
-    return {"image": torch.from_numpy(image), "label": torch.from_numpy(label)}
+    arrays = store.arrays(patient)
+    image, label = decode(arrays)
+    found = {"image": torch.from_numpy(image), "label": torch.from_numpy(label)}
+    return (
+        {**found, "grid": torch.from_numpy(np.array(arrays["grid"]))} if "grid" in arrays else found
+    )
 
 
 def cached_hashes(store: Store, patient: Patient) -> dict[str, str]:
     """Returns the SHA-256 of a patient's files as they were when the cache was made, by path."""
     digests = store.arrays(patient.id)["sha256"]
-    found = zip(patient.files.values(), digests, strict=True)
+    found = zip(case_files(patient), digests, strict=True)
     return {str(path): digest.tobytes().hex() for path, digest in found}
 
 
@@ -69,9 +88,10 @@ def encode(image: NDArray[np.float32], label: NDArray[np.uint8]) -> dict[str, ND
         label: (R, H, W, D).
 
     Returns:
-        ``box`` (3, 3) int64: first voxel and end of the box, and the volume's size; ``label``
-        (R, h, w, d); and ``image`` (C, h, w, d) float32, or ``codes`` (C, h, w, d) uint16 with
-        ``values`` (C, K) float32, padded with zeros, where no channel has more than 65,536 values.
+        ``box`` (3, 3) int64: first voxel and end of the box, and the volume's size; ``label_box``
+        alike where the label has a grid of its own; ``label`` (R, h, w, d); and ``image``
+        (C, h, w, d) float32, or ``codes`` (C, h, w, d) uint16 with ``values`` (C, K) float32,
+        padded with zeros, where no channel has more than 65,536 values.
 
     Example:
         >>> image = np.zeros((1, 4, 4, 4), np.float32)
@@ -82,12 +102,14 @@ def encode(image: NDArray[np.float32], label: NDArray[np.uint8]) -> dict[str, ND
         >>> bool((decode(stored)[0] == image).all())
         True
     """
-    box = bounding_box((image != 0).any(axis=0) | (label != 0).any(axis=0))
-    spans = [[s.start for s in box], [s.stop for s in box], list(image.shape[1:])]
-    arrays: dict[str, NDArray[Any]] = {
-        "box": np.array(spans, dtype=np.int64),
-        "label": np.ascontiguousarray(label[:, *box]),
-    }
+    inside, labelled = (image != 0).any(axis=0), (label != 0).any(axis=0)
+    if inside.shape == labelled.shape:
+        box = label_box = bounding_box(inside | labelled)
+    else:
+        box, label_box = bounding_box(inside), bounding_box(labelled)
+    arrays = {"box": _spans(box, inside), "label": np.ascontiguousarray(label[:, *label_box])}
+    if inside.shape != labelled.shape:
+        arrays["label_box"] = _spans(label_box, labelled)
     cropped = np.ascontiguousarray(image[:, *box])
     values = [np.unique(channel) for channel in cropped]
     longest = max(map(len, values))
@@ -107,14 +129,24 @@ def decode(arrays: Arrays) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
     Returns:
         ``image`` (C, H, W, D) and ``label`` (R, H, W, D), in memory.
     """
-    starts, ends, size = np.asarray(arrays["box"]).tolist()
-    x, y, z = (slice(a, b) for a, b in zip(starts, ends, strict=True))
+    (x, y, z), size = _box(arrays["box"])
     stored = arrays.get("codes", arrays.get("image"))
     assert stored is not None
     image = np.zeros((len(stored), *size), dtype=np.float32)
     for channel, values in enumerate(stored):
         inside = arrays["values"][channel].take(values) if "values" in arrays else values
         image[channel, x, y, z] = inside
+    (x, y, z), size = _box(arrays.get("label_box", arrays["box"]))
     label = np.zeros((len(arrays["label"]), *size), dtype=np.uint8)
     label[:, x, y, z] = arrays["label"]
     return image, label
+
+
+def _spans(box: Sequence[slice], mask: NDArray[np.bool_]) -> NDArray[Any]:
+    spans = [[s.start for s in box], [s.stop for s in box], list(mask.shape)]
+    return np.array(spans, dtype=np.int64)
+
+
+def _box(spans: NDArray[Any]) -> tuple[list[slice], list[int]]:
+    starts, ends, size = np.asarray(spans).tolist()
+    return [slice(a, b) for a, b in zip(starts, ends, strict=True)], size

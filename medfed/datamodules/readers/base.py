@@ -100,10 +100,15 @@ class VolumeReader(Reader):
 
     Attributes:
         channels: Names of the image channels, in the order of `read`.
-        regions: Names of the label channels, in the order of `read`.
+        regions: Names of the label channels, in the order of `read`; never the background.
+        normalize: How grey values are normalised where ``data.normalize`` is null: as that key says
+            it, null by the names of the channels; ``"own"`` where `read` is all that there is.
+        any_size: Whether slices may have any size, so that networks see them window by window.
     """
 
     regions: tuple[str, ...]
+    normalize: object = "own"
+    any_size: bool = False
 
     @property
     def exclusive(self) -> bool:
@@ -112,7 +117,7 @@ class VolumeReader(Reader):
 
     @abstractmethod
     def read(self, patient: Patient) -> dict[str, Tensor]:
-        """Reads one patient.
+        """Reads one patient, or one of the cases of a patient that has several.
 
         Returns:
             ``image`` (C, H, W, D) float32, z-scored or the like with background 0, and ``label``
@@ -121,6 +126,21 @@ class VolumeReader(Reader):
         Raises:
             DataError: Naming the file that cannot be used, and what to do.
         """
+
+    def raw(self, patient: Patient) -> dict[str, Tensor]:
+        """Reads one case as `read` does, but with the grey values of its files.
+
+        Raises:
+            ConfigError: If this reader always normalises by itself.
+        """
+        raise ConfigError(
+            f"{type(self).__name__} prepares its images by itself; leave data.normalize and "
+            "data.spacing at null, and data.crop_foreground at false."
+        )
+
+    def cases_of(self, patient: Patient) -> list[Patient]:
+        """Lists what is read one by one of a patient: several cases, or the patient itself."""
+        return [patient]
 
     @abstractmethod
     def shape(self, patient: Patient) -> tuple[int, ...]:

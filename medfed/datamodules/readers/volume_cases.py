@@ -1,6 +1,6 @@
 """Cases of volumes: what all their readers do, and the reader of one folder per case.
 
-Images are z-scored over non-zero voxels, in RAS; regions are made of label values.
+Images are in RAS; regions are made of label values.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -39,8 +40,9 @@ Pattern = str | Sequence[str]  # alternatives: the first that matches a file is 
 class CaseReader(VolumeReader):
     """Base of the readers of volumes, of any format; a subclass finds the files of every case.
 
-    A patient's files are its images in channel order (one 4-D file, or one 3-D file each), and
-    its mask under the role ``"label"``.
+    A case's files are its images in channel order (one file with all channels, or one each), and
+    its mask under the role ``"label"``. A patient is a case; where several cases are one patient's,
+    see `person`, they come to the same client and split.
 
     Args:
         path: The data. A ``centres.json`` or ``centres.csv`` there names the hospitals, see
@@ -50,6 +52,8 @@ class CaseReader(VolumeReader):
         known_labels: Label values that may occur beside 0; another one stops the run.
         hospitals: Where no hospital is named: into how many contiguous blocks of cases to cut.
     """
+
+    normalize: object = "zscore_nonzero"
 
     def __init__(
         self,
@@ -66,6 +70,7 @@ class CaseReader(VolumeReader):
         self._region_labels = {name: tuple(values) for name, values in regions.items()}
         self._known_labels = (0, *known_labels)
         self._select: list[int] | None = None  # which of the file's channels, where not all
+        self._cases: dict[str, list[Patient]] = {}  # of patients with several
 
     @abstractmethod
     def cases(self) -> list[Patient]:
@@ -79,12 +84,28 @@ class CaseReader(VolumeReader):
         """Returns the hospital of each case that is known to come from one."""
         return named_centres(self.path, cases)
 
+    def person(self, case: Patient) -> str:
+        """Returns whose case it is: by itself, a patient of its own."""
+        return case.id
+
     def patients(self) -> list[Patient]:
         """See `Reader.patients`."""
         cases = sorted(self.cases(), key=lambda case: case.id)
         centres = self.centres([case.id for case in cases])
-        placed = [replace(case, centre=centres.get(case.id)) for case in cases]
-        return with_hospitals(placed, self.hospitals)
+        placed = [replace(case, centre=centres.get(case.id, case.centre)) for case in cases]
+        return with_hospitals(self._persons(placed), self.hospitals)
+
+    def _persons(self, cases: Sequence[Patient]) -> list[Patient]:
+        """Joins the cases of each patient that has several."""
+        own: dict[str, list[Patient]] = {}
+        for case in cases:
+            own.setdefault(self.person(case), []).append(case)
+        self._cases = {name: mine for name, mine in own.items() if [c.id for c in mine] != [name]}
+        return [_joined(name, own[name]) for name in sorted(own)]
+
+    def cases_of(self, patient: Patient) -> list[Patient]:
+        """See `VolumeReader.cases_of`."""
+        return self._cases.get(patient.id, [patient])
 
     def read(self, patient: Patient) -> dict[str, Tensor]:
         """See `VolumeReader.read`.
@@ -94,17 +115,26 @@ class CaseReader(VolumeReader):
             (0 stays 0); ``label`` (R, H, W, D) uint8.
 
         Raises:
+            DataError: See `raw`.
+        """
+        found = self.raw(patient)
+        return {**found, "image": zscore(found["image"])}
+
+    def raw(self, patient: Patient) -> dict[str, Tensor]:
+        """See `VolumeReader.raw`.
+
+        Raises:
             DataError: For a file that is missing, torn, of another shape or affine, or that holds
                 NaN, infinity or an unknown label value.
         """
         images = [path for role, path in patient.files.items() if role != "label"]
         mask = patient.files["label"]
         check_same_grid([*images, mask])
-        image = self._load_images(images)
+        image = self._load_images(images, whole="image" in patient.files)
         check_finite(image, self.channels, images)
         self._check_varied(image, images)
         label = self._to_regions(read_volume(mask).voxels, mask)
-        return {"image": zscore(image), "label": label}
+        return {"image": image, "label": label}
 
     def shape(self, patient: Patient) -> tuple[int, ...]:
         """See `VolumeReader.shape`."""
@@ -130,9 +160,9 @@ class CaseReader(VolumeReader):
     def _labels(self) -> dict[str, object]:
         return {"regions": {name: list(values) for name, values in self._region_labels.items()}}
 
-    def _load_images(self, paths: Sequence[Path]) -> Tensor:
-        """(C, H, W, D) float32, the chosen channels."""
-        if self._select is not None:
+    def _load_images(self, paths: Sequence[Path], whole: bool) -> Tensor:
+        """(C, H, W, D) float32, the chosen channels; `whole` says that a file has all of them."""
+        if whole and self._select is not None:
             return read_volume(paths[0], self._select).voxels
         loaded = [read_volume(path).voxels for path in paths]
         for path, image in zip(paths, loaded, strict=True):
@@ -230,6 +260,27 @@ class FolderReader(CaseReader):
         return [folder for folder in self.path.iterdir() if is_visible_folder(folder)]
 
 
+def _joined(name: str, cases: Sequence[Patient]) -> Patient:
+    """One patient of all its cases, at one hospital and in one split."""
+    first = cases[0]
+    for case in cases[1:]:
+        if case.centre != first.centre:
+            raise DataError(
+                f"Patient {name} is at {first.centre} (case {first.id}) and at {case.centre} (case "
+                f"{case.id}); a patient belongs to one hospital: give different people different "
+                "ids."
+            )
+        if case.split != first.split:
+            raise DataError(
+                f"Patient {name} is in {first.split} (case {first.id}) and in {case.split} (case "
+                f"{case.id}); a patient belongs to one split: mend the lists."
+            )
+    if len(cases) == 1:
+        return replace(first, id=name)
+    files = {f"{case.id} {role}": file for case in cases for role, file in case.files.items()}
+    return replace(first, id=name, files=files)
+
+
 def is_visible_folder(path: Path) -> bool:
     """Returns whether this is a folder that is not hidden.
 
@@ -272,5 +323,7 @@ def find_file(folder: Path, role: str, pattern: Pattern) -> Path:
 
 
 def _is_one_of(codes: Tensor, values: Sequence[int]) -> Tensor:
-    """As torch.isin, several times faster for a few values of uint8."""
-    return torch.stack([codes == value for value in values]).any(dim=0)
+    """As torch.isin, several times faster for uint8: by a table of all 256 values."""
+    table = np.zeros(256, dtype=bool)
+    table[list(values)] = True
+    return torch.from_numpy(table.take(codes.numpy()))

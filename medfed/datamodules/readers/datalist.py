@@ -1,0 +1,240 @@
+"""Volumes that a JSON file lists: any task of the Medical Segmentation Decathlon, any MONAI list.
+
+``{"training": [{"image": "imagesTr/a.nii.gz", "label": "labelsTr/a.nii.gz"}, ...]}``, where an
+image may be a file with all channels or a list of one file each, with ``modality`` (or
+``channel_names``) and ``labels`` beside it.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from medfed.common.errors import ConfigError, DataError
+from medfed.datamodules.readers.base import Patient, check_names, few
+from medfed.datamodules.readers.centres import read_json
+from medfed.datamodules.readers.image_folder import search_name
+from medfed.datamodules.readers.labels import chosen_regions, listed_labels
+from medfed.datamodules.readers.volume_cases import CaseReader
+from medfed.datamodules.readers.volumes import read_geometry, stem_of
+from medfed.datamodules.splits import Split
+
+log = logging.getLogger(__name__)
+
+_LISTS: dict[str, Split] = {"training": "train", "validation": "val", "test": "test"}
+
+
+class DatalistReader(CaseReader):
+    """Reads the volumes of a list.
+
+    Args:
+        path: The JSON file, or the folder with its ``dataset.json``. A ``centres.json`` or
+            ``centres.csv`` beside it names the hospitals, see `readers.centres.named_centres`.
+        channels: Channels to read, in this order; None reads all.
+        regions: What is segmented: label values by region, ``{liver: [1, 2], tumour: [2]}``; or
+            names of the list's labels; None takes all of these. Regions without a common value are
+            exclusive.
+        hospitals: Where no hospital is named: into how many contiguous blocks of cases to cut.
+        patient: The key of an entry that names its patient, where entries have it.
+        patient_pattern: Or a regular expression with one group, searched in a case's id: its
+            patient's. Else every case is a patient of its own.
+        centre: The key of an entry that names its hospital, where entries have it.
+        fold: Of entries with a ``fold``, those of this one are the test cases.
+
+    Raises:
+        ConfigError: If a region or channel is unknown.
+        DataError: If the list is missing or unusable.
+    """
+
+    normalize: object = None  # by the names of the channels: a window for CT
+    any_size = True
+
+    def __init__(
+        self,
+        path: Path,
+        channels: Sequence[str] | None = None,
+        regions: Mapping[str, Sequence[int]] | Sequence[str] | None = None,
+        hospitals: int | None = None,
+        patient: str = "patient",
+        patient_pattern: str | None = None,
+        centre: str = "centre",
+        fold: int | None = None,
+    ) -> None:
+        self._file = path / "dataset.json" if path.is_dir() else path
+        if not self._file.exists():
+            raise DataError(
+                f"{self._file} does not exist; set data.path to a folder with a dataset.json, or "
+                "to the JSON file that lists the cases."
+            )
+        self._index = read_json(self._file)
+        self._entries = self._listed(fold)
+        self._patient, self._pattern, self._centre = patient, patient_pattern, centre
+        known = self._channel_names()
+        names = check_names("channel", channels or known, known)
+        listed = self._labels_of(regions)
+        chosen = chosen_regions(regions, listed)
+        values = {v for each in (*listed.values(), *chosen.values()) for v in each}
+        super().__init__(self._file.parent, names, chosen, sorted(values), hospitals)
+        self._select = [known.index(name) for name in names]
+        self._known = known
+
+    def cases(self) -> list[Patient]:
+        """See `CaseReader.cases`."""
+        ids = self._ids()
+        found = []
+        for name, (entry, split) in zip(ids, self._entries, strict=True):
+            images = self._images(entry)
+            if len(images) > 1:
+                files = {self._known[n]: images[n] for n in self._select or ()}
+            else:
+                files = {"image": images[0]}
+            centre = entry.get(self._centre)
+            files = {**files, "label": self._place(entry["label"])}
+            found.append(Patient(name, files, None if centre is None else str(centre), split=split))
+        self._persons_of = {
+            name: str(entry[self._patient])
+            for name, (entry, _) in zip(ids, self._entries, strict=True)
+            if self._patient in entry
+        }
+        return found
+
+    def person(self, case: Patient) -> str:
+        """See `CaseReader.person`."""
+        found = search_name("patient", self._pattern, case.id, self._file)
+        return found or self._persons_of.get(case.id, case.id)
+
+    def layout(self) -> dict[str, object]:
+        """See `VolumeReader.layout`."""
+        return {**super().layout(), "file_channels": list(self._known)}
+
+    def _listed(self, fold: int | None) -> list[tuple[Mapping[str, Any], Split | None]]:
+        """The entries with a mask, and the split that the list puts them in, where it is known."""
+        found: list[tuple[Mapping[str, Any], Split | None]] = []
+        for name, split in _LISTS.items():
+            entries = self._index.get(name, [])
+            for entry in entries if isinstance(entries, list) else []:
+                if isinstance(entry, dict) and "image" in entry and "label" in entry:
+                    found.append((entry, split))
+                elif name == "training":
+                    raise DataError(
+                        f"{self._file}: the training case {str(entry)[:80]} is no pair of image "
+                        "and label."
+                    )
+        if not any(split == "train" for _, split in found):
+            raise DataError(f"{self._file} lists no training cases.")
+        if fold is not None:
+            if not any(entry.get("fold") == fold for entry, _ in found):
+                folds = sorted({str(entry["fold"]) for entry, _ in found if "fold" in entry})
+                raise ConfigError(
+                    f"data.reader.fold={fold} has no cases in {self._file}; it has the folds "
+                    f"{', '.join(folds) or 'none'}."
+                )
+            found = [(e, "test" if e.get("fold") == fold else None) for e, _ in found]
+        elif {split for _, split in found} == {"train"}:
+            found = [(entry, None) for entry, _ in found]
+        else:
+            # Training cases are dealt to what the list has no cases for.
+            found = [(entry, None if split == "train" else split) for entry, split in found]
+        return found
+
+    def _channel_names(self) -> list[str]:
+        names = self._index.get("modality", self._index.get("channel_names"))
+        if isinstance(names, list):
+            names = {str(n): name for n, name in enumerate(names)}
+        if names is None:
+            images = self._images(self._entries[0][0])
+            count = len(images) if len(images) > 1 else read_geometry(images[0]).channels
+            return [f"channel_{n}" for n in range(count)]
+        if isinstance(names, str):
+            return [names]
+        try:
+            found = [str(name) for _, name in sorted((int(k), v) for k, v in names.items())]
+            # MSD's prostate and others repeat a name.
+            twice = {name for name, count in Counter(found).items() if count > 1}
+            return [f"{name}_{n}" if name in twice else name for n, name in enumerate(found)]
+        except (AttributeError, ValueError):
+            raise DataError(
+                f"{self._file} has no usable channel names ({str(names)[:80]}); write "
+                '{"modality": {"0": "CT"}}.'
+            ) from None
+
+    def _labels_of(self, wanted: object) -> dict[str, tuple[int, ...]]:
+        """What the list says, unless the user says it all."""
+        if "labels" not in self._index and isinstance(wanted, Mapping):
+            return {}
+        return listed_labels(self._index.get("labels"), self._file)
+
+    def _images(self, entry: Mapping[str, Any]) -> list[Path]:
+        given = entry["image"]
+        return [self._place(one) for one in (given if isinstance(given, list) else [given])]
+
+    def _place(self, name: object) -> Path:
+        if not isinstance(name, str) or not name:
+            raise DataError(f"{self._file}: {str(name)[:80]!r} is no path of a volume.")
+        return self._file.parent / name
+
+    def _ids(self) -> list[str]:
+        """The stems of the images; where these repeat, with the folder's name."""
+        first = [self._images(entry)[0] for entry, _ in self._entries]
+        stems = [re.sub(r"_0000$", "", stem_of(path)) for path in first]
+        if len(set(stems)) == len(stems):
+            return stems
+        ids = [f"{path.parent.name}_{stem_of(path)}" for path in first]
+        twice = [name for name, count in Counter(ids).items() if count > 1]
+        if twice:
+            raise DataError(f"{self._file} lists {few(twice, 3)} twice; list each case once.")
+        return ids
+
+
+class NnunetReader(DatalistReader):
+    """Reads a raw data set of nnU-Net: ``imagesTr``, ``labelsTr`` and ``dataset.json``.
+
+    ``imagesTr/CASE_0000.nii.gz`` is the first channel of a case, ``CASE_0001`` the second.
+
+    Args:
+        path: The folder with ``dataset.json``, such as ``Dataset009_Spleen``.
+        more: As `DatalistReader` takes them.
+    """
+
+    def __init__(self, path: Path, **more: Any) -> None:
+        self._folder = path
+        super().__init__(path / "dataset.json", **more)
+
+    def _listed(self, fold: int | None) -> list[tuple[Mapping[str, Any], Split | None]]:
+        if fold is not None:
+            raise ConfigError("data.reader.fold is for lists; nnU-Net's folders have no folds.")
+        ending = str(self._index.get("file_ending", ".nii.gz"))
+        labels, images = self._folder / "labelsTr", self._folder / "imagesTr"
+        names = sorted(p.name for p in labels.glob(f"*{ending}") if not p.name.startswith("."))
+        if not names:
+            raise DataError(f"{labels} has no masks (*{ending}); set data.path to a raw data set.")
+        if "channel_names" not in self._index and "modality" not in self._index:
+            raise DataError(
+                f'{self._file} lacks channel_names; write {{"channel_names": {{"0": "CT"}}}}.'
+            )
+        channels = len(self._channel_names())
+        found: list[tuple[Mapping[str, Any], Split | None]] = []
+        for name in names:
+            case = name.removesuffix(ending)
+            files = [images / f"{case}_{n:04d}{ending}" for n in range(channels)]
+            for file in files:
+                if not file.exists():
+                    raise DataError(
+                        f"{file} is missing, but {labels / name} is there; copy it there or remove "
+                        "the mask."
+                    )
+            found.append(({"image": [str(f) for f in files], "label": str(labels / name)}, None))
+        self._ending = ending
+        return found
+
+    def layout(self) -> dict[str, object]:
+        """See `VolumeReader.layout`."""
+        found = super().layout()
+        if len(self._known) == 1:
+            return found
+        numbers = {name: self._known.index(name) for name in self.channels}
+        return {**found, "files": {c: [f"*_{n:04d}{self._ending}"] for c, n in numbers.items()}}

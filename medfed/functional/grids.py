@@ -1,0 +1,69 @@
+"""Images on other grids: from where a network sees a volume to where its mask was drawn, and back.
+
+Source: MONAI's ``SpatialResample``, which interpolates linearly or takes the nearest voxel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def on_grid(
+    values: Tensor,
+    grid: Tensor,
+    size: Sequence[int],
+    *,
+    nearest: bool = False,
+    outside: Tensor | None = None,
+) -> Tensor:
+    """Looks values up on another grid.
+
+    Args:
+        values: (K, *spatial), of two or three dimensions.
+        grid: (d + 1, d + 1) from the wanted voxels to those of `values`.
+        size: (d,) wanted voxels.
+        nearest: Take the nearest voxel instead of interpolating linearly.
+        outside: (K,) for voxels that lie more than half a voxel outside; None repeats the border.
+
+    Returns:
+        (K, *size) of the type of `values`.
+
+    Example:
+        >>> values = torch.tensor([[[0.0], [1.0], [2.0]]])
+        >>> twice = torch.diag(torch.tensor([0.5, 1.0, 1.0]))  # voxels half as long
+        >>> [round(x, 5) for x in on_grid(values, twice, (5, 1)).ravel().tolist()]
+        [0.0, 0.5, 1.0, 1.5, 2.0]
+    """
+    from monai.data import MetaTensor  # takes seconds to import
+    from monai.transforms import SpatialResample
+
+    dims = len(size)
+    resample = SpatialResample(
+        mode="nearest" if nearest else "bilinear", padding_mode="border", dtype=torch.float32
+    )
+    image = MetaTensor(values.float(), affine=torch.eye(dims + 1, dtype=torch.float64))
+    found = resample(image, dst_affine=grid.double().cpu(), spatial_size=list(size)).as_tensor()
+    if outside is not None:
+        outer = torch.zeros(tuple(size), dtype=torch.bool, device=values.device)
+        scale, shift = grid.double().diagonal()[:dims].tolist(), grid.double()[:dims, dims].tolist()
+        for axis, (n, have) in enumerate(zip(size, values.shape[1:], strict=True)):
+            place = scale[axis] * torch.arange(n, device=values.device) + shift[axis]
+            beyond = (place < -0.5) | (place > have - 0.5)
+            outer |= beyond.reshape([-1 if a == axis else 1 for a in range(dims)])
+        found[:, outer] = outside.to(found)[:, None]
+    moved: Tensor = found.to(values.dtype)
+    return moved
+
+
+def plane_of(grid: Tensor) -> Tensor:
+    """Returns the matrix (3, 3) of the axial slices of a grid (4, 4) that leaves slices in place.
+
+    Example:
+        >>> plane_of(torch.diag(torch.tensor([2.0, 3.0, 1.0, 1.0]))).tolist()
+        [[2.0, 0.0, 0.0], [0.0, 3.0, 0.0], [0.0, 0.0, 1.0]]
+    """
+    kept = [0, 1, 3]
+    return grid[kept][:, kept]
