@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from medfed.common.errors import ConfigError
@@ -18,8 +19,13 @@ class ImageMasksDataModule(SegmentationDataModule):
 
     To all else they are volumes whose slices are a patient's pictures, see
     `readers.image_masks.ImageMasksReader`. How large their pixels are is not known: distances in mm
-    are undefined.
+    are undefined. The reader prepares pictures by itself.
     """
+
+    normalize: Any = field(default=None, init=False)
+    spacing: Sequence[float] | None = field(default=None, init=False)
+    crop_foreground: bool = field(default=False, init=False)
+    slices: int = field(default=1, init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
