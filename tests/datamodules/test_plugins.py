@@ -177,7 +177,7 @@ def volumes(tmp_path):
 
 
 def test_a_reader_of_volumes(volumes, tmp_path):
-    settings = {"path": volumes, "patch_size": [8, 8], "patches_per_patient": 4}
+    settings = {"path": volumes, "patch_size": [8, 8], "patches_per_patient": 4, "patches": "fixed"}
     reader = ("ArrayReader", {"gain": 2.0})
     data = module("brats", None, reader, **settings)
     assert data.channel_names == ("one", "two")
