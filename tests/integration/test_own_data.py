@@ -15,6 +15,7 @@ from sklearn.datasets import load_breast_cancer
 from medfed.common.errors import ConfigError, DataError
 from medfed.config.compose import CONFIG_DIR, build, load
 from medfed.datamodules.generated.brats import BratsCohort
+from medfed.datamodules.splits import SPLITS
 from medfed.run.assembly import data_and_task
 from medfed.run.cohort import cohort_record
 from medfed.run.cohort_overview import print_cohort
@@ -177,6 +178,18 @@ def test_what_is_named_wins(typed, expected):
 def test_an_experiment_takes_another_partition_whatever_it_sets_of_its_own():
     for path in (p for p in EXPERIMENTS if "\ntuned:" in p.read_text()):
         build(load([f"experiment={path.stem}", "partition=dirichlet"]).partition)
+
+
+def test_a_hospital_with_too_few_patients_is_warned_of_and_trains(table, tmp_path):
+    with table.open("a") as file:
+        file.write("50,120,1,Tiny\n" + "".join(f"{n}.5,{n},0,Healthy\n" for n in range(100, 107)))
+    own = ["data=csv", f"data.path={table}", "data.label=ill", "data.centre=place", "rounds=1"]
+    summary, _ = run(tmp_path / "run", *CLINICAL, *own)
+    clients = json.loads((tmp_path / "run" / "cohort.json").read_text())["clients"]
+    assert clients["Tiny"]["splits"] == {"train": 1, "val": 0, "test": 0}
+    assert clients["Tiny"]["missing"] == {"train": ["0"]}
+    assert clients["Healthy"]["missing"] == {s: ["1"] for s in SPLITS}
+    assert summary["steps"]["Tiny"] == summary["steps"]["Bern"]
 
 
 def test_a_number_of_clients_does_not_overrule_hospitals(table, tmp_path):
