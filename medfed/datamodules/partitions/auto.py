@@ -67,7 +67,7 @@ class Auto(Partition):
                 f"data name no hospitals{lack}"
             )
         if self.protocol is None:
-            return f"{told} (partition=auto)."
+            return "" if named == len(patients) else f"{told} (partition=auto)."
         return (
             f"{told} (partition=auto); the experiment's own protocol is partition={self.protocol}, "
             "for whoever names it."
