@@ -20,7 +20,7 @@ from medfed.datamodules.blocks import gather as gather
 from medfed.datamodules.channel_dropout import ChannelDropout
 from medfed.datamodules.splits import Split
 
-_BESIDE = ("case", "spacing", "grid")  # what an evaluation batch says of its images
+_BESIDE = ("case", "scan", "spacing", "grid")  # what an evaluation batch says of its images
 
 
 @dataclass
@@ -32,6 +32,7 @@ class ClientData:
     (any dtype; batches carry float32) or (N,) int64 for classes; ``case`` (N,) int64, the index of
     the patient in ``patients[split]``. Blocks for evaluation may also have ``spacing`` (N, 3)
     float32, the mm from voxel to voxel along the three axes, of slices also from one to the next;
+    where a patient has several scans, ``scan`` (N,) int64, their number;
     and where a label has other voxels than its image, ``grid`` (N, d + 1, d + 1) float64, from the
     label's voxels to the image's.
 

@@ -202,8 +202,13 @@ class SegmentationDataModule(PreparedCases):
             for file in files_of(path)
         )
 
-    def _nth_block(self, case: str, at: int, places: Sequence[int], plan: ClientPlan) -> Batch:
-        return self.evaluation_block(case, places[at], plan)
+    def _nth_block(self, case: str, at: int, places: list[int], plan: ClientPlan) -> Batch:
+        block = self.evaluation_block(case, places[at], plan)
+        if places.count(places[at]) == 1:
+            return block
+        # Slices of another scan of the same patient make another volume.
+        scan = places[:at].count(places[at])
+        return {**block, "scan": torch.full((len(block["case"]),), scan)}
 
     def client_of(self, name: str, plan: ClientPlan, **samples: Any) -> ClientData:
         """See the base class; a channel that is there has its neighbours, too."""

@@ -41,15 +41,15 @@ class SegmentationMeter:
         self.loss_sum, self.images = 0.0, 0
         self.counts: dict[int, Tensor] = {}
         self.voxels: dict[int, int] = {}
-        self.surfaces: dict[int, Tensor] = {}  # (2, R) per case
+        self.surfaces: dict[int, list[Tensor]] = {}  # (2, R) of every scan of a case
         self._slices: list[tuple[Tensor, Tensor]] = []
-        self._stack: tuple[int, tuple[float, ...]] | None = None  # case and spacing of the slices
+        self._stack: tuple[int, int, tuple[float, ...]] | None = None  # case, scan, spacing
 
     def update(self, logits: Tensor, batch: Batch) -> None:
         """Adds logits and the ``label`` of the batch ``(B, R, *spatial)``.
 
         The ``case`` of the batch ``(B,)`` says which patient an image belongs to; without it each
-        image is a case of its own.
+        image is a case of its own. A patient may have several scans, numbered by ``scan`` ``(B,)``.
         """
         pred, truth = self.segment(logits), batch["label"] > 0.5
         counts = overlap_counts(pred, truth).cpu()
@@ -63,19 +63,20 @@ class SegmentationMeter:
         if self.tolerances is not None:
             spacing = batch.get("spacing")
             mm = [None] * len(ids) if spacing is None else spacing.tolist()
-            for case, one, p, t in zip(ids, mm, pred, truth, strict=True):
-                self._add_surfaces(case, one, p, t)
+            scans = batch["scan"].tolist() if "scan" in batch else [0] * len(ids)
+            for case, scan, one, p, t in zip(ids, scans, mm, pred, truth, strict=True):
+                self._add_surfaces(case, scan, one, p, t)
 
     def _add_surfaces(
-        self, case: int, spacing: Sequence[float] | None, pred: Tensor, truth: Tensor
+        self, case: int, scan: int, spacing: Sequence[float] | None, pred: Tensor, truth: Tensor
     ) -> None:
         """Measures masks ``(R, *spatial)``, the slices of one case as the volume that they make."""
         if spacing is None:  # a distance without a unit would look like one in mm
-            self.surfaces[case] = torch.full((2, len(self.regions)), math.nan).double()
+            self.surfaces[case] = [torch.full((2, len(self.regions)), math.nan).double()]
         elif pred.ndim - 1 == len(spacing):
-            self.surfaces[case] = self._measured(pred, truth, spacing)
+            self.surfaces.setdefault(case, []).append(self._measured(pred, truth, spacing))
         else:
-            key = (case, tuple(spacing))
+            key = (case, scan, tuple(spacing))
             if self._stack != key:
                 self._close_stack()
             self._stack = key
@@ -86,11 +87,15 @@ class SegmentationMeter:
         if self._stack is None:
             return
         pred, truth = (torch.stack(masks, -1) for masks in zip(*self._slices, strict=True))
-        case, spacing = self._stack
+        case, _, spacing = self._stack
         if len(self._slices) == 1:  # no volume: all of it would be surface
             pred, truth, spacing = pred[..., 0], truth[..., 0], spacing[:2]
-        self.surfaces[case] = self._measured(pred, truth, spacing)
+        self.surfaces.setdefault(case, []).append(self._measured(pred, truth, spacing))
         self._slices, self._stack = [], None
+
+    def _surfaces_of(self, case: int) -> Tensor:
+        """(2, R) of a case, the mean over its scans."""
+        return torch.stack(self.surfaces[case]).mean(0)
 
     def _measured(self, pred: Tensor, truth: Tensor, spacing: Sequence[float]) -> Tensor:
         assert self.tolerances is not None
@@ -112,7 +117,8 @@ class SegmentationMeter:
         values = {"iou": iou, "dice": dice, "dice_case": iou_and_dice(cases)[1].mean(0)}
         if self.tolerances is not None:
             # (cases, 2, R)
-            measured = torch.stack([*self.surfaces.values()] or [nowhere[0, :, :2].T])
+            found = [self._surfaces_of(case) for case in self.surfaces]
+            measured = torch.stack(found or [nowhere[0, :, :2].T])
             values |= dict(zip(_SURFACE, measured.mean(0), strict=True))
         out = {"loss": self.loss_sum / self.images if self.images else math.nan}
         for name, per_region in values.items():
@@ -129,7 +135,7 @@ class SegmentationMeter:
             columns: dict[str, Tensor] = dict(zip(_COUNTS, counts.T, strict=True))
             columns |= dict(zip(("iou", "dice"), iou_and_dice(counts), strict=True))
             if self.tolerances is not None:
-                columns |= dict(zip(_SURFACE, self.surfaces[case], strict=True))
+                columns |= dict(zip(_SURFACE, self._surfaces_of(case), strict=True))
             for r, region in enumerate(self.regions):
                 values = {name: column[r].item() for name, column in columns.items()}
                 size = self.voxels[case]

@@ -174,6 +174,7 @@ def test_cases_of_a_patient_stay_together(tmp_path):
     assert sorted(p for ids in client.patients.values() for p in ids) == ["p0", "p1", "p2", "p3"]
     blocks = list(client.evaluation["test"])
     assert [set(b["case"].tolist()) for b in blocks] == [{0}, {0}]  # two cases of one patient
+    assert [set(b["scan"].tolist()) for b in blocks] == [{0}, {1}]
     assert client.num_samples == 3 * len(client.patients["train"])  # of both cases of each
     files = data.splits()["files"]
     assert len(files) == 16

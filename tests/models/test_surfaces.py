@@ -194,3 +194,21 @@ def test_every_region_has_its_own_tolerance():
 def test_tolerances_are_checked(tolerance, sentence):
     with pytest.raises(ConfigError, match=sentence):
         make_task("segmentation", tolerance=tolerance)
+
+
+def test_two_scans_of_a_patient_are_two_volumes():
+    """A case's distance is the mean over its scans, as if each had been measured alone."""
+    generator = torch.Generator().manual_seed(0)
+    truth = (torch.rand(2, 5, 1, 6, 6, generator=generator) > 0.7).float()
+    logits = torch.rand(2, 5, 1, 6, 6, generator=generator) * 4 - 2.6
+    both = SegmentationMeter(dice_bce_loss, ["a"], positive, [1.0])
+    alone = []
+    for scan in (0, 1):
+        one = SegmentationMeter(dice_bce_loss, ["a"], positive, [1.0])
+        batch = {"label": truth[scan], "case": torch.zeros(5).long()}
+        batch["spacing"] = torch.tensor([[1.0, 1.0, 3.0]]).expand(5, -1)
+        one.update(logits[scan], batch)
+        alone.append(one.compute()["hd95"])
+        both.update(logits[scan], {**batch, "scan": torch.full((5,), scan)})
+    assert both.compute()["hd95"] == pytest.approx(sum(alone) / 2)
+    assert both.cases()[0]["hd95"] == both.compute()["hd95"]
