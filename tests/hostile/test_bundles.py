@@ -108,6 +108,11 @@ def scaled(**entries) -> Damage:
     )
 
 
+def standard(**entries) -> dict[str, object]:
+    kept = {"low": [0.0] * 30, "high": [1.0] * 30, "median": [0.0] * 30, "mean": [0.0] * 30}
+    return {"name": "standard", **kept, "sd": [1.0] * 30, **entries}
+
+
 def network(target: str = "scripts.networks.LogisticRegression", **arguments) -> Damage:
     def damage(folder: Path) -> None:
         known = facts_of(folder)["network"]
@@ -296,6 +301,18 @@ ENTRIES: dict[str, tuple[Damage, str]] = {
     "other features": (source(features=["a"]), "input.indicators names what features does not"),
     "missing_indicator": (source(missing_indicator="x"), "missing_indicator must be true or"),
     "no indicators": (source(indicators=[]), "columns have"),
+    "categories": (source(categories={"mean radius": "ab"}), "input.categories must be lists of"),
+    "other categories": (source(categories={"x": ["a"]}), "input.categories names what features"),
+    "a category twice": (source(categories={"mean radius": ["a", "a"]}), "input.categories must"),
+    "indicators": (source(indicators=[1]), "input.indicators must be a list of different names"),
+    "a range of texts": (source(lowest=["a"] * 30), "input.lowest must be 30 numbers or nulls"),
+    "a short range": (source(highest=[1.0]), "input.highest must be 30 numbers or nulls"),
+    "another scaling": (changed(normalization={"name": "standard"}), "normalization must be null"),
+    "a deviation of nothing": (
+        changed(normalization=standard(sd=[0.0] * 30)),
+        "normalization must be null, or minimum and maximum of 30 numbers each, or low, high,",
+    ),
+    "limits that cross": (changed(normalization=standard(low=[9.0] * 30)), "normalization must be"),
     "orientation": (changed(orientation=3), "orientation must be a text or null"),
     "spacing": (changed(spacing=[1, 1]), "spacing must be three lengths or null"),
     "spacing_range": (changed(spacing_range=[[2] * 3, [1] * 3]), "spacing_range must be least"),

@@ -39,7 +39,7 @@ def messy(outlier="231,5"):
             "" if n % 13 == 0 else f"{age + 8 * ill:.0f}",
             '"weiblich"' if rng.random() < 0.5 else "männlich",
             rng.choice(["I", "II", "III"], p=[0.5, 0.3, 0.2] if ill else [0.2, 0.3, 0.5]),
-            outlier if n == 9 else f"{chol + 15 * ill:.1f}".replace(".", ","),
+            outlier if n == 12 else f"{chol + 15 * ill:.1f}".replace(".", ","),
             f"Text {n}",
             "ja" if ill else "nein",
         ]
@@ -138,20 +138,29 @@ def test_preprocessing_is_plain_json(trained):
     assert facts["normalization"]["name"] == "standard"
 
 
-def graph_of(path):
-    data = TabularDataModule(ByCentre(), path=path, label="Tod", centre="Klinik")
-    data.setup()
+def graph_of(data):
     rows = [sketch_vector(data_sketch(c.train_inputs(256))) for c in data.clients.values()]
     pairs = [(0, 1), (0, 2), (1, 2)]
     return edge_similarity(torch.stack([(rows[i] - rows[j]).norm() for i, j in pairs]))
 
 
-def test_one_outlier_hardly_moves_the_similarity_graph(tmp_path):
-    weights = []
+def test_one_outlier_hardly_moves_the_similarity_graph_and_the_ranking(tmp_path):
+    weights, scores = [], []
     for outlier in ("231,5", "1000000,5"):
         (tmp_path / "t.csv").write_text(messy(outlier), encoding="utf-8")
-        weights.append(graph_of(tmp_path / "t.csv"))
+        data = TabularDataModule(ByCentre(), path=tmp_path / "t.csv", label="Tod", centre="Klinik")
+        data.setup()
+        assert "row_11" in data.clients["Köln"].patients["train"]  # who has it
+        weights.append(graph_of(data))
+        x, y = (
+            torch.cat([c.train[key] for c in data.clients.values()]) for key in ("image", "label")
+        )
+        model = LogisticRegression().fit(x, y)
+        test = [b for c in data.clients.values() for b in c.eval_batches("test")]
+        rows, labels = (torch.cat([b[key] for b in test]) for key in ("image", "label"))
+        scores.append(roc_auc_score(labels, model.predict_proba(rows)[:, 1]))
     torch.testing.assert_close(weights[1], weights[0], atol=0.1, rtol=0)
+    assert scores[1] == pytest.approx(scores[0], abs=0.01)
 
 
 @pytest.mark.parametrize("data", ["breast_cancer", "heart"])
