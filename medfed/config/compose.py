@@ -186,7 +186,7 @@ def changed_keys(old: DictConfig, new: DictConfig, ignore: Sequence[str] = ()) -
     Args:
         old: One configuration.
         new: The other.
-        ignore: Top-level keys that may differ.
+        ignore: Top-level keys that may differ, and leaves such as ``data.workers``.
 
     Example:
         >>> a = OmegaConf.create({"seed": 0, "local": {"steps": 1}, "resume": None})
@@ -198,7 +198,7 @@ def changed_keys(old: DictConfig, new: DictConfig, ignore: Sequence[str] = ()) -
     return [
         f"{key}: {flat_old.get(key)} -> {flat_new.get(key)}"
         for key in sorted({*flat_old, *flat_new})
-        if flat_old.get(key) != flat_new.get(key)
+        if key not in ignore and flat_old.get(key) != flat_new.get(key)
     ]
 
 

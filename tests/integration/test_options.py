@@ -15,6 +15,7 @@ import safetensors.torch
 import torch
 
 from medfed.federation.lightning.checkpoint import last_whole
+from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.reference import run_reference
 from medfed.federation.training import LocalTrainer
 from medfed.models.classification import ClassificationTask
@@ -220,12 +221,31 @@ def test_bfloat16(tmp_path, cohort_root):
 
 
 def test_ranks_with_unequal_numbers_of_clients(tmp_path, cohort_root):
-    small = imaging(cohort_root, hospitals=3)
+    small = (*imaging(cohort_root, hospitals=3), "augment=nnunet", "data.patches=fresh")
     run(tmp_path / "one", *small)
-    done = script(*small, "trainer=ddp", f"hydra.run.dir={tmp_path / 'two'}")
+    done = script(*small, "data.workers=1", "trainer=ddp", f"hydra.run.dir={tmp_path / 'two'}")
     assert done.returncode == 0, done.stderr
     assert outcome(tmp_path / "two") == outcome(tmp_path / "one")
     assert len(models(tmp_path / "two")) == 3
+
+
+def test_fresh_augmented_patches_resume_bit_for_bit(tmp_path, cohort_root, monkeypatch):
+    small = (*imaging(cohort_root), "augment=light", "data.patches=fresh")
+    run(tmp_path / "straight", *small)
+    begin = FederatedModule.training_step
+
+    def killed(self, batch, batch_idx):
+        if self.next_round == 1 and batch_idx == 1:  # amid the second round
+            raise KeyboardInterrupt
+        begin(self, batch, batch_idx)
+
+    monkeypatch.setattr(FederatedModule, "training_step", killed)
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        run(tmp_path / "killed", *small)
+    monkeypatch.undo()
+    assert not (tmp_path / "killed" / "hashes.json").exists()
+    resume(tmp_path / "killed", *small, "data.workers=1")
+    assert outcome(tmp_path / "killed") == outcome(tmp_path / "straight")
 
 
 # The whole imaging experiment
