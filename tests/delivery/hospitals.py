@@ -41,7 +41,7 @@ EXPERIMENTS = {
         *("~data.reader.modalities", "+data.reader.modalities={CT: CT.nii.gz}"),
         *("~data.reader.regions", "+data.reader.regions={organ: [2], lesion: [5]}"),
         *("data.reader.label=label.nii.gz", "data.patches_per_patient=1"),
-        *("model.network.channels=[4,8]", "model.network.strides=[2]", "partition=centre"),
+        *("model.network.channels=[4,8]", "model.network.strides=[2]", "partition=round_robin"),
     ),
     "candidates": (
         *("experiment=luna16_pfednet", "data.generated.shape=[32,32,16]"),

@@ -182,6 +182,71 @@ def test_every_format_gets_a_mask_on_its_own_grid(name, finds_ball, tmp_path, mo
     np.testing.assert_array_equal(values > 0, apart <= RADIUS)
 
 
+PREPARED = {
+    "resampled": {"resampled_to": [2.0, 2.0, 2.0]},
+    "cropped": {"crop_foreground": True},
+    "both": {"resampled_to": [2.0, 1.4, 4.0], "crop_foreground": True},
+    "slices": {"spatial_dims": 2, "resampled_to": [2.0, 1.3], "crop_foreground": True},
+    "neighbours": {"spatial_dims": 2, "adjacent": 3},
+}
+
+
+@pytest.mark.parametrize("kind", PREPARED)
+@pytest.mark.parametrize("grid", ["oblique", "flipped"])
+def test_whatever_a_network_sees_the_mask_lies_on_the_scan(kind, grid, tmp_path, monkeypatch):
+    """A window from 40 to 100 makes of the ball 1 and of the body 0; edges are interpolated."""
+    facts = {**PREPARED[kind], "normalization": {"name": "window", "hu": [30, 110], "to": [0, 1]}}
+    adjacent = facts.pop("adjacent", 1)
+    source = {"kind": "volumes", "files": None, "file_channels": ["CT"], "regions": {"ball": [3]}}
+    seen = {"inputs": adjacent, "seen": adjacent // 2}  # the slice itself is in the middle
+    named = {"input": {**source, "adjacent_slices": adjacent}, **seen, **facts}
+    # Not in the middle, where two ways of rounding would differ.
+    bundle = threshold_bundle(tmp_path / "bundle", [(20.0, 0.47)], **named)
+    to_mm = centred(GRIDS[grid])
+    write_volume(tmp_path / "in" / "a.nii.gz", scan(to_mm), to_mm)
+    run(bundle, tmp_path / "in" / "a.nii.gz", tmp_path / "mask.nii.gz")
+    assert (
+        read_geometry(tmp_path / "mask.nii.gz").shape
+        == read_geometry(tmp_path / "in" / "a.nii.gz").shape
+    )
+    values, apart = distances(sitk.ReadImage(str(tmp_path / "mask.nii.gz")))
+    exact = kind in ("cropped", "neighbours")
+    edge = np.abs(apart - RADIUS) < (0 if exact else 3.0)  # a voxel
+    assert set(values[~edge]) == {0, 3}
+    np.testing.assert_array_equal(values[~edge] > 0, apart[~edge] <= RADIUS)
+    assert abs((values > 0).sum() / (apart <= RADIUS).sum() - 1) < 0.1
+    by_monai(bundle, tmp_path / "in", tmp_path / "monai", monkeypatch)
+    theirs, _ = distances(sitk.ReadImage(str(tmp_path / "monai" / "a_pred.nii.gz")))
+    np.testing.assert_array_equal(theirs > 0, values > 0)
+
+
+def test_channels_may_be_normalised_each_in_its_way(tmp_path, monkeypatch):
+    each = [
+        {"name": "window", "hu": [30, 110], "to": [0, 1]},
+        {"name": "zscore", "nonzero": True, "channel_wise": True},
+    ]
+    channels = {"channels": ["CT", "PET"], "present": ["PET"], "inputs": 2, "seen": 1}
+    source = {"kind": "volumes", "files": None, "file_channels": ["CT", "PET"]}
+    normalization = {"name": "by_channel", "channels": each}
+    bundle = threshold_bundle(
+        tmp_path / "bundle",
+        [(20.0, 0.5)],
+        **channels,
+        input=source,
+        normalization=normalization,
+        crop_foreground=True,
+    )
+    to_mm = centred(affine((1.5, 1.5, 3.0)))
+    both = np.stack([np.roll(scan(to_mm), 9, 0), scan(to_mm)], -1)
+    (tmp_path / "in").mkdir()
+    nib.save(nib.Nifti1Image(both, to_mm), tmp_path / "in" / "a.nii.gz")
+    run(bundle, tmp_path / "in" / "a.nii.gz", tmp_path / "mask.nrrd")
+    by_monai(bundle, tmp_path / "in", tmp_path / "monai", monkeypatch)
+    for mask in ("mask.nrrd", "monai/a_pred.nii.gz"):
+        values, apart = distances(sitk.ReadImage(str(tmp_path / mask)))
+        np.testing.assert_array_equal(values > 0, apart <= RADIUS)
+
+
 def test_folders_of_series_are_scans_of_their_own(finds_ball, tmp_path):
     for n, case in enumerate(("p1", "p2", "p2.5")):
         to_mm = centred(affine((1.5, 1.5, 3.0 + n / 2)))

@@ -190,10 +190,10 @@ def _read_metadata(folder: Path) -> dict[str, Any]:
             f"{folder} is a bundle of another origin; only those of scripts/export.py are read."
         )
     version = facts.get("format_version")
-    if version not in (_BEFORE_MANIFESTS, FORMAT_VERSION) or isinstance(version, bool):
+    if version not in range(1, FORMAT_VERSION + 1) or isinstance(version, bool):
         raise CheckpointError(
             f"{folder} has version {reprlib.repr(version)}, but this program reads version "
-            f"{FORMAT_VERSION}; export the bundle anew, or update the program."
+            f"{FORMAT_VERSION} and earlier ones; export the bundle anew, or update the program."
         )
     return metadata
 

@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from medfed.common.errors import CheckpointError
+from medfed.common.errors import CheckpointError, ConfigError
+from medfed.datamodules.normalization import rules_from
+from medfed.datamodules.preparation import Preparation
 from medfed.datamodules.table_columns import Columns
 
 Check = Callable[[Any], bool]
@@ -41,7 +43,9 @@ def check_facts(facts: Mapping[str, Any], path: Path) -> None:
         scaling, count = facts.get("normalization"), len(Columns.from_facts(facts["input"]).numeric)
         _check({"normalization": scaling}, {"normalization": _scaling(count)}, "", path)
         _check(facts["input"], _ends(count), "input.", path)
-    elif kind != "volumes":
+    elif kind == "volumes":
+        _check(facts, _volumes(len(facts["channels"])), "", path)
+    else:
         _check(facts.get("normalization") or {}, _RANGES.get(kind, {}), "normalization.", path)
     for wrong, what in _contradictions(facts, kind):
         if wrong:
@@ -54,7 +58,7 @@ def _check(
     for key, (check, what) in wanted.items():
         try:
             right = check(entries.get(key))
-        except (TypeError, ValueError, LookupError, AttributeError, OverflowError):
+        except (TypeError, ValueError, LookupError, AttributeError, OverflowError, ConfigError):
             right = False
         if not right:
             shown = reprlib.repr(entries.get(key)).replace("\n", " ")
@@ -72,6 +76,7 @@ def _contradictions(facts: Mapping[str, Any], kind: Any) -> list[tuple[bool, str
     outputs, inputs = inner.get("out_channels", 1), inner.get("in_channels")
     table = kind == "table"
     columns = len(Columns.from_facts(source).inputs()) if table else len(channels)
+    seen = len(channels) * (source.get("adjacent_slices") or 1)
     exclusive = facts.get("activation") == "softmax"
     wanted = len(facts["labels"]) + exclusive  # the background has an output of its own
     masked = kind in ("volumes", "pictures")
@@ -81,7 +86,7 @@ def _contradictions(facts: Mapping[str, Any], kind: Any) -> list[tuple[bool, str
         (segments and facts.get("threshold") is None, "threshold is not given"),
         (exclusive and not segments, f"a model of {facts['task']} has no activation"),
         (outputs != wanted, f"{outputs} outputs have {len(facts['labels'])} labels"),
-        (inputs != len(channels), f"{inputs} inputs have {len(channels)} channels"),
+        (inputs != seen, f"{inputs} inputs have {seen} channels"),
         (columns != len(channels), f"{columns} columns have {len(channels)} channels"),
     ]
 
@@ -170,6 +175,22 @@ def _some_names(value: Any) -> bool:
     return value == [] or _names(value)
 
 
+def _volumes(count: int) -> dict[str, tuple[Check, str]]:
+    """What was done to volumes of so many channels; older bundles say the normalisation alone."""
+
+    def rules(value: Any) -> bool:
+        return value is None or len(rules_from(value, count)) == count
+
+    def lengths(value: Any) -> bool:
+        return value is None or bool(Preparation((), tuple(value)))
+
+    return {
+        "normalization": (rules, f"the normalisation of {count} channels"),
+        "resampled_to": (lengths, "two or three lengths in mm, or null"),
+        "crop_foreground": (_flag, "true or false"),
+    }
+
+
 def _codes(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(map(_whole(-(1 << 31), 1 << 31), value))
 
@@ -208,6 +229,10 @@ _INPUTS: dict[str, dict[str, tuple[Check, str]]] = {
     "volumes": {
         "files": (_optional(_by_name(_patterns)), "patterns of file names by channel, or null"),
         "file_channels": (_optional(_names), "a list of different names"),
+        "adjacent_slices": (
+            _optional(lambda v: _whole(1, 99)(v) and v % 2 == 1),
+            "an odd number of slices, or null",
+        ),
         "regions": (_optional(_by_name(_codes)), "lists of label values by region"),
     },
     "pictures": {

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from medfed.datamodules.normalization import Rule
+from medfed.datamodules.preparation import Preparation
 from medfed.datamodules.table_columns import Columns
 from medfed.delivery.bundle.metadata import map_codes
 from medfed.delivery.bundle.weights import MODEL
@@ -18,7 +20,10 @@ from medfed.delivery.bundle.weights import MODEL
 Plain = dict[str, Any]
 _IMPORTS = ("numpy", "torch", "monai")
 _CALLED: Plain = {
-    "volumes": {"inference": ("segment",), "volumes": ("find_scans", "find_cases")},
+    "volumes": {
+        "inference": ("segment", "background"),
+        "volumes": ("find_scans", "find_cases"),
+    },
     "pictures": {"inference": ("find_files",), "pictures": ("segment_pictures",)},
 }
 _OF_SAMPLES: Plain = {"inference": ("classify", "regress", "find_files", "read_table")}
@@ -101,7 +106,7 @@ def _volumes(facts: Mapping[str, Any]) -> Plain:
         _step("EnsureChannelFirstd"),
         _step("EnsureTyped", dtype="$torch.float32"),
         _step("Orientationd", axcodes="RAS", labels=None),
-        _step("NormalizeIntensityd", nonzero=True, channel_wise=True),
+        *_preparation(Preparation.from_record(facts, len(facts["channels"]))),
     ]
     if source["files"] is None and known != facts["channels"]:
         order = [known.index(name) for name in facts["channels"]]
@@ -114,6 +119,42 @@ def _volumes(facts: Mapping[str, Any]) -> Plain:
         "inputs": f"${found}",
         "preprocessing": _compose(steps),
     }
+
+
+def _preparation(prepared: Preparation) -> list[Plain]:
+    """Cropped, normalised, resampled: see :mod:`medfed.datamodules.preparation`."""
+    rules, steps = prepared.rules, []
+    if prepared.crop:
+        lowest = [rule.low if rule.name == "window" else None for rule in rules]
+        inside = {"_target_": "scripts.volumes.Foreground", "lowest": lowest}
+        steps.append(_step("CropForegroundd", source_key="image", select_fn=inside))
+    if len(set(rules)) == 1:
+        name, arguments = _normalization(rules[0])
+        steps.append(_step(f"{name}d", **arguments))
+    else:
+        each = [{"_target_": n, **arguments} for n, arguments in map(_normalization, rules)]
+        func = {"_target_": "scripts.volumes.ByChannel", "steps": each}
+        steps.append(_step("Lambdad", func=func))
+    if prepared.spacing is not None:
+        mm = [*prepared.spacing, -1.0][:3]  # slices keep their distance
+        steps.append(_step("Spacingd", pixdim=mm, mode="bilinear", padding_mode="border"))
+    return steps
+
+
+def _normalization(rule: Rule) -> tuple[str, Plain]:
+    """MONAI's transform of one channel, and its arguments."""
+    if rule.name == "none":
+        return "Identity", {}
+    if rule.name.startswith("zscore"):
+        return "NormalizeIntensity", {
+            "nonzero": rule.name == "zscore_nonzero",
+            "channel_wise": True,
+        }
+    unit = {"b_min": 0.0, "b_max": 1.0, "clip": True}
+    if rule.name == "window":
+        return "ScaleIntensityRange", {"a_min": rule.low, "a_max": rule.high, **unit}
+    ends = {"lower": rule.low, "upper": rule.high}
+    return "ScaleIntensityRangePercentiles", {**ends, **unit, "channel_wise": True}
 
 
 def _images(facts: Mapping[str, Any]) -> Plain:
@@ -175,11 +216,15 @@ def _segmentation(facts: Mapping[str, Any]) -> Plain:
     dtype = "$numpy.uint8" if small else "$numpy.int32"
     saved = {"output_dir": "@output_dir", "output_postfix": "pred", "output_dtype": dtype}
     quiet = {"resample": False, "separate_folder": False, "print_log": False}
+    adjacent = facts["input"].get("adjacent_slices") or 1
     exclusive = facts.get("activation") == "softmax"
     activation = {"softmax": True, "dim": 0} if exclusive else {"sigmoid": True}
     steps = [
-        _step("Activationsd", "pred", **activation),
+        # Logits are interpolated, as in the evaluation; what was cropped away comes back as 0.
+        _step("EnsureTyped", "pred"),
         _step("Invertd", "pred", transform="@preprocessing", **inverse),
+        _step("Lambdad", "pred", func=f"$lambda p: p + background(len(p), {exclusive})"),
+        _step("Activationsd", "pred", **activation),
         *(_label_map(facts) if exclusive else _masks(facts)),
         _step("SaveImaged", "pred", **saved, **quiet),
     ]
@@ -187,7 +232,7 @@ def _segmentation(facts: Mapping[str, Any]) -> Plain:
     return {
         "inferer": _inferer(facts["patch_size"], slices, facts["overlap"], facts["window_batch"]),
         "postprocessing": _compose(steps),
-        "run": [f"$segment({arguments}, {slices}, {exclusive})"],
+        "run": [f"$segment({arguments}, {slices}, {exclusive}, {adjacent})"],
     }
 
 

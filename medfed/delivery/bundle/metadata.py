@@ -5,7 +5,7 @@ The metadata have MONAI's own entries, and under ``medfed`` all facts, of which 
 ================  ==================================================================================
 ``medfed`` entry
 ================  ==================================================================================
-format_version    2
+format_version    3
 task              ``segmentation``, ``classification``, ``risk`` or ``regression``
 client, method    the hospital, and the algorithm that made its model
 network           ``_target_`` and arguments, plain data; see :mod:`medfed.delivery.bundle.networks`
@@ -15,7 +15,7 @@ slices            whether a 2-D model runs over the axial slices of a volume (th
 channels          all input channels (or features) in order
 present           those that the hospital was trained with; the others are zero after normalisation
 labels            regions or classes in the order of the output, or the outcome of a regression
-normalization, input, orientation, spacing, spacing_range
+normalization, input, orientation, spacing, spacing_range, resampled_to, crop_foreground
                   what training did to the data: ``FederatedDataModule.preprocessing``
 site              the simulated scanner of the hospital's training data, or ``null``
 patch_size        window of the inference; ``null``: whole slices or volumes
@@ -35,7 +35,8 @@ commit, versions  of the code and its packages at training
 ================  ==================================================================================
 
 The hashes of all files, these among them, are in ``configs/manifest.json``; version 1 had those of
-the other files here, under ``hashes``.
+the other files here, under ``hashes``. Before version 3 volumes were z-scored, but not resampled or
+cropped, and regions might overlap.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ import torch
 
 Plain = dict[str, Any]
 METADATA = "configs/metadata.json"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 _SCHEMA = (
     "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/"
     "meta_schema_20240725.json"

@@ -23,6 +23,7 @@ from medfed.delivery.predict import outputs
 from medfed.delivery.predict.options import PredictOptions, attempt
 from medfed.delivery.predict.predictor import Predictor
 from medfed.delivery.predict.scans import ScanFiles, find_scans, read_scan
+from medfed.functional.grids import on_grid
 from medfed.models.segmentation import SegmentationTask
 
 _MAPS = "_probabilities"
@@ -80,7 +81,9 @@ def segment(predictor: Predictor, scan: ScanFiles, target: Path) -> tuple[Path, 
     maps, picture = outputs.beside(target, _MAPS), outputs.beside(target, "", ".png")
     outputs.check_targets(_files(predictor, target), options.overwrite, scan.files())
     read = read_scan(scan, predictor.facts, options.spacing_tolerance)
-    probabilities = predictor.regions(read.image, read.body, scan.path)
+    probabilities = predictor.regions(
+        read.image, read.body, scan.path, read.grid, read.geometry.shape
+    )
     target.parent.mkdir(exist_ok=True)
     inside = dict(zip(predictor.labels, predictor.masks(probabilities), strict=True))
     like = read.geometry, read.source
@@ -92,7 +95,10 @@ def segment(predictor: Predictor, scan: ScanFiles, target: Path) -> tuple[Path, 
         outputs.save_like(np.moveaxis(probabilities.numpy(), 0, -1), *like, maps, note)
     spacing = read.geometry.spacing
     if options.picture:
-        _draw(predictor, scan.id, read.image, probabilities, spacing[1] / spacing[0], picture)
+        image = read.image
+        if read.grid is not None:
+            image = on_grid(image, read.grid, read.geometry.shape)
+        _draw(predictor, scan.id, image, probabilities, spacing[1] / spacing[0], picture)
     millilitres = float(np.prod(spacing)) / 1000
     return next(iter(masks)), [int(mask.sum()) * millilitres for mask in inside.values()]
 

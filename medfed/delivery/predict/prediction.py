@@ -7,13 +7,16 @@ where it is done here:
 ==========  ==============================================================  ======================
 Kind        What happens between the file and the network                   Read by
 ==========  ==============================================================  ======================
-volumes     Axes towards right, anterior, superior (``read_volume``; nothing `scans.read_scan`,
-            is resampled or cropped). Each channel z-scored over its        `Predictor.regions`
-            voxels that are not zero; zero stays zero. Channels that the
-            client lacks are zero. A 2-D model sees the axial slices with
-            any voxel that is not zero, whole and without padding; a 3-D
-            model sees windows of the training patches' size, blended by a
-            Gaussian, and a smaller volume is padded with zeros.
+volumes     Axes towards right, anterior, superior (``read_volume``). Cropped    `scans.read_scan`,
+            to the body, normalised channel by channel and resampled where  `Predictor.regions`
+            training did so (`datamodules.preparation`); z-scored over
+            voxels that are not zero by default. Channels that the client
+            lacks are zero. A 2-D model sees the axial slices with any
+            voxel that is not zero, whole or by windows, with their
+            neighbours as channels where training did so; a 3-D model sees
+            windows of the training patches' size, blended by a Gaussian,
+            and a smaller volume is padded with zeros. Logits are
+            interpolated back to the scan's own grid.
 pictures    Resampled by the scale of training, each channel normalised     `pictures`, by
             by itself over the whole picture; windows of the training       `load_picture`
             patches' size; probabilities resampled to the picture's size.

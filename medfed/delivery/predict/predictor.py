@@ -6,7 +6,7 @@ and activations are those of the evaluation.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from medfed.datamodules import patches
 from medfed.delivery.bundle.bundle import Bundle
 from medfed.delivery.bundle.onnx_file import ONNX, OnnxNetwork
 from medfed.delivery.predict.options import PredictOptions
+from medfed.functional.grids import plane_of
 from medfed.models.classification import ClassificationTask
 from medfed.models.regression import RegressionTask
 from medfed.models.segmentation import SegmentationTask
@@ -60,27 +61,40 @@ class Predictor:
         assert isinstance(self.task, SegmentationTask)
         return self.task.masks(probabilities[None])[0]
 
-    def regions(self, image: Tensor, brain: Tensor, source: object) -> Tensor:
+    def regions(
+        self,
+        image: Tensor,
+        body: Tensor,
+        source: object,
+        grid: Tensor | None = None,
+        size: tuple[int, ...] = (),
+    ) -> Tensor:
         """Segments one volume.
 
         Args:
-            image: ``(C, H, W, D)`` normalised, RAS.
-            brain: ``(H, W, D)`` bool; a 2-D model sees the axial slices that contain some of it,
+            image: ``(C, h, w, d)`` prepared, RAS.
+            body: ``(h, w, d)`` bool; a 2-D model sees the axial slices that contain some of it,
                 as in evaluation, and elsewhere the probabilities are 0.
             source: The scan, for error sentences.
+            grid: (4, 4) from the scan's voxels to those of the image; None where they are the same.
+            size: With a grid: the scan's voxels.
 
         Returns:
-            ``(R, H, W, D)`` float32 probabilities.
+            ``(R, H, W, D)`` float32 probabilities, on the scan's own grid.
 
         Raises:
             DataError: If the network cannot take an image of this size.
         """
+        size = tuple(image.shape[1:]) if grid is None else size
+        image = patches.with_neighbours(image, self.facts["input"].get("adjacent_slices") or 1)
         if not self.facts.get("slices"):
-            return self._predict(image[None], source)[0]
-        found = torch.zeros(len(self.labels), *image.shape[1:])
-        for part in patches.brain_slices(brain).split(self.options.batch_size):
-            probabilities = self._predict(patches.axial(image, part), source)
-            found[..., part] = probabilities.permute(1, 2, 3, 0)
+            return self._predict(image[None], source, grid, size)[0]
+        found = torch.zeros(len(self.labels), *size)
+        below = 0 if grid is None else -int(grid[2, 3].round())  # slices that were cropped away
+        plane = None if grid is None else plane_of(grid)
+        for part in patches.brain_slices(body).split(self.options.batch_size):
+            one = self._predict(patches.axial(image, part), source, plane, size[:2])
+            found[..., part + below] = one.permute(1, 2, 3, 0)
         return found
 
     def classify(self, images: Tensor, source: object) -> Tensor:
@@ -99,9 +113,19 @@ class Predictor:
         parts = images.split(self.options.batch_size)
         return torch.cat([self._predict(part, source) for part in parts])
 
-    def _predict(self, image: Tensor, source: object) -> Tensor:
+    def _predict(
+        self,
+        image: Tensor,
+        source: object,
+        grid: Tensor | None = None,
+        size: Sequence[int] = (),
+    ) -> Tensor:
+        batch = {"image": image}
+        if grid is not None:  # the answer is wanted on other voxels, as if there were a label
+            batch["grid"] = grid.expand(len(image), *grid.shape)
+            batch["label"] = torch.zeros(()).expand(len(image), 1, *size)
         try:
-            found = self.task.predict({"image": image}).cpu()
+            found = self.task.predict(batch).cpu()
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
             raise DataError(
                 f"{source}: the network cannot take images of shape {tuple(image.shape[2:])} "

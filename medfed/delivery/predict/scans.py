@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from medfed.common.errors import DataError
 from medfed.common.seeding import one_thread
-from medfed.datamodules.normalization import zscore
+from medfed.datamodules.preparation import Preparation
 from medfed.datamodules.readers import dicom
 from medfed.datamodules.readers.brats_challenge import FILES
 from medfed.datamodules.readers.volume_cases import Pattern, find_file
@@ -58,14 +58,17 @@ class Scan(NamedTuple):
     """One scan as a network sees it.
 
     Attributes:
-        image: ``(C, H, W, D)`` float32 in RAS, normalised; channels that the client lacks are 0.
-        body: ``(H, W, D)`` bool, where any channel of the scan is not 0.
-        geometry: Where the voxels lie.
+        image: ``(C, h, w, d)`` float32 in RAS, prepared as in training; channels that the client
+            lacks are 0.
+        body: ``(h, w, d)`` bool, where any channel of the scan is not 0.
+        grid: (4, 4) from the scan's voxels to those of the image; None where they are the same.
+        geometry: Where the scan's voxels lie.
         source: A volume with this geometry.
     """
 
     image: Tensor
     body: Tensor
+    grid: Tensor | None
     geometry: Geometry
     source: Path
 
@@ -130,18 +133,25 @@ def read_scan(scan: ScanFiles, facts: Mapping[str, Any], tolerance: float | None
     else:
         geometry = read_geometry(scan.path)
         names, paths = _file_channels(scan.path, geometry.channels, facts), [scan.path]
-    check_spacing(geometry.spacing, facts, tolerance, scan.path)
+    channels = list(facts["channels"])
+    prepared = Preparation.from_record(facts, len(channels))
+    # Slices keep their distance where pixels are resampled.
+    axes = {0: (0, 1, 2), 2: (2,), 3: ()}[len(prepared.spacing or ())]
+    check_spacing(geometry.spacing, facts, tolerance, scan.path, axes)
     with one_thread():
         loaded = torch.cat([_load(p, len(names) // len(paths)) for p in paths])
         check_finite(loaded, names, paths)
-        body = (loaded != 0).any(dim=0)
-        if not body.any():
+        if not loaded.any():
             raise DataError(f"{scan.path} has only zero voxels; export the scan again.")
-        normalised = zscore(loaded)
-    image = torch.zeros(len(facts["channels"]), *loaded.shape[1:])
+        own = [name for name in channels if name in names]
+        rules = tuple(prepared.rules[channels.index(name)] for name in own)
+        voxels = loaded[[names.index(name) for name in own]]
+        seen, grid = replace(prepared, rules=rules).apply(voxels, geometry.spacing)
+    image = torch.zeros(len(channels), *seen.shape[1:])
     for name in facts["present"]:
-        image[facts["channels"].index(name)] = normalised[names.index(name)]
-    return Scan(image, body, geometry, paths[0])
+        image[channels.index(name)] = seen[own.index(name)]
+    body = (seen != 0).any(dim=0)
+    return Scan(image, body, None if prepared.keeps_grid else grid, geometry, paths[0])
 
 
 def check_spacing(

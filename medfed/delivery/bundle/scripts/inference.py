@@ -22,28 +22,46 @@ def segment(
     present: Sequence[int],
     slices: bool,
     exclusive: bool,
+    adjacent: int,
 ) -> None:
-    """Segments volumes (1, C, H, W, D) and hands ``pred``, the logits, to the postprocessing.
+    """Segments volumes (1, C, H, W, D) and hands ``pred`` to the postprocessing.
 
-    Channels that this hospital was trained without are set to zero. A model of slices sees those
-    that hold anything at all; the others are background, which of exclusive classes is the first.
-    Results are named after the case.
+    That is the logits less those of `background`, so that 0 means background wherever an image is
+    padded. Channels that this hospital was trained without are set to zero. A model of slices sees
+    those that hold anything at all, `adjacent` ones (itself included) as channels; the others are
+    background. Results are named after the case.
     """
     device = next(network.parameters()).device
     for batch in loader:
         image = torch.as_tensor(batch["image"]).as_subclass(Tensor).to(device)
         mask = torch.tensor(present, device=device, dtype=image.dtype)
-        logits = inferer(image * mask.reshape(1, -1, 1, 1, 1), network)
+        seen = with_neighbours(image * mask.reshape(1, -1, 1, 1, 1), adjacent)
+        logits = inferer(seen, network)
         if slices:
             filled = (image != 0).any(dim=1, keepdim=True).any(dim=2, keepdim=True)
-            outside = ~filled.any(dim=3, keepdim=True)
-            background = logits[:, :1].masked_fill(outside, 100.0)
-            logits = logits.masked_fill(outside, -100.0)
-            if exclusive:
-                logits = torch.cat([background, logits[:, 1:]], dim=1)
-        for item in decollate_batch({**batch, "pred": logits.cpu()}):
+            outside = 10 * background(logits.shape[1], exclusive).to(device)
+            logits = torch.where(filled.any(dim=3, keepdim=True), logits, outside)
+        pred = logits.cpu() - background(logits.shape[1], exclusive)
+        for item in decollate_batch({**batch, "pred": pred}):
             item["image"].meta["filename_or_obj"] = f"{item['name']}.nii.gz"
             postprocessing(item)
+
+
+def background(count: int, exclusive: bool) -> Tensor:
+    """Logits (count, 1, 1, 1) of what is certainly background, which may be a class of its own."""
+    logits = torch.full((count, 1, 1, 1), -10.0)
+    if exclusive:
+        logits[0] = 10.0
+    return logits
+
+
+def with_neighbours(image: Tensor, count: int) -> Tensor:
+    """Gives each slice of (1, C, H, W, D) its neighbours as channels: (1, C * count, H, W, D)."""
+    if count == 1:
+        return image
+    padded = torch.nn.functional.pad(image, [count // 2, count // 2])
+    shifted = [padded[..., n : n + image.shape[-1]] for n in range(count)]
+    return torch.stack(shifted, dim=2).flatten(1, 2)
 
 
 @torch.no_grad()

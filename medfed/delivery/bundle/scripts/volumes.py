@@ -3,13 +3,15 @@
 import fnmatch
 import importlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import nibabel as nib
 import numpy as np
+import torch
 from monai.data import NibabelReader
 from monai.transforms import LoadImaged
+from torch import Tensor
 
 NIFTI = (".nii.gz", ".nii")
 SUFFIXES = (*NIFTI, ".nrrd", ".nhdr", ".mha", ".mhd")
@@ -34,6 +36,31 @@ class LoadVolumesd(LoadImaged):
     def __init__(self, keys: str) -> None:
         super().__init__(keys, reader=VolumeReader())
         self._loader.readers = self._loader.readers[-1:]
+
+
+class Foreground:
+    """Says where voxels (C, *spatial) are above the lowest value of their channel; None: not 0."""
+
+    def __init__(self, lowest: Sequence[float | None]) -> None:
+        self.lowest = lowest
+
+    def __call__(self, image: Tensor) -> Tensor:
+        """Returns (C, *spatial) bool."""
+        pairs = zip(image, self.lowest, strict=True)
+        return torch.stack([c != 0 if low is None else c > low for c, low in pairs])
+
+
+class ByChannel:
+    """Applies a transform of its own to each channel."""
+
+    def __init__(self, steps: Sequence[Callable[[Tensor], Tensor]]) -> None:
+        self.steps = steps
+
+    def __call__(self, image: Tensor) -> Tensor:
+        """Returns the image (C, *spatial), changed in place: it keeps what it knows of itself."""
+        plain = torch.as_tensor(image).as_subclass(Tensor)
+        pairs = zip(plain.split(1), self.steps, strict=True)
+        return image.copy_(torch.cat([torch.as_tensor(step(channel)) for channel, step in pairs]))
 
 
 def find_scans(folder: str, output: str) -> list[dict[str, str]]:
