@@ -72,9 +72,11 @@ def contact_sheet(data: FederatedDataModule) -> Figure | None:
         for n, (image, label) in enumerate(zip(images, labels, strict=True)):
             left = n * _pitch(strips)
             if photographs:
-                picture = np.clip((image.transpose(1, 2, 0) + 1) / 2, 0, 1)
-                picture[..., ~client.channels.numpy()] = 0
-                axes.imshow(picture, extent=_extent(left, row, picture))
+                picture = np.clip([_unit(c, s) for c, s in zip(image, scales, strict=True)], 0, 1)
+                picture[~client.channels.numpy()] = 0
+                axes.imshow(picture.transpose(1, 2, 0), extent=_extent(left, row, image[0]))
+                if label.ndim == 3:
+                    _contours(axes, label, left, row)
             for c in range(0 if photographs else strips):
                 _tile(axes, image[c], scales[c], left + c * _STEP, row, bool(client.channels[c]))
                 if label.ndim == 3 and client.channels[c]:
@@ -184,6 +186,11 @@ def _scales(images: Sequence[Array]) -> list[Scale]:
         low, high = np.percentile(inside, (1, 99)) if len(inside) else (0.0, 0.0)
         scales.append((float(low), float(max(high, low + 1e-6))))
     return scales
+
+
+def _unit(channel: Array, scale: Scale) -> Array:
+    low, high = scale
+    return (channel - low) / (high - low)
 
 
 def _extent(left: float, row: int, picture: Array) -> Extent:

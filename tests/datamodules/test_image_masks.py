@@ -13,6 +13,7 @@ from PIL import Image
 
 from medfed.common.errors import ConfigError, DataError
 from medfed.common.seeding import numpy_rng
+from medfed.config.compose import load
 from medfed.datamodules.image_masks import ImageMasksDataModule
 from medfed.datamodules.partitions.centre import ByCentre
 from medfed.datamodules.partitions.quantity_skew import QuantitySkew
@@ -279,3 +280,16 @@ def test_the_real_photographs(caplog):
     one, two = (r.read(r.patients()[0])["label"].bool() for r in (reader, second))
     agreement = 2 * (one & two).sum() / (one.sum() + two.sum())
     assert 0.7 < agreement < 0.9
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("other_masks={chase: _second_reader}", {"chase": "_second_reader"}),
+        ("regions={vessel: [1], disc: [2, 3]}", {"vessel": [1], "disc": [2, 3]}),
+        ("regions=[vessel]", ["vessel"]),
+    ],
+)
+def test_settings_can_be_given_on_the_command_line(setting, value):
+    config = load(["data=image_masks", "data.path=.", f"data.reader.{setting}"])
+    assert config.data.reader[setting.partition("=")[0]] == value
