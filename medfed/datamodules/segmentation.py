@@ -213,7 +213,9 @@ class SegmentationDataModule(PreparedCases):
     def client_of(self, name: str, plan: ClientPlan, **samples: Any) -> ClientData:
         """See the base class; a channel that is there has its neighbours, too."""
         client = super().client_of(name, plan, **samples)
-        return replace(client, channels=client.channels.repeat_interleave(self.slices))
+        dropout = client.channel_dropout and replace(client.channel_dropout, planes=self.slices)
+        channels = client.channels.repeat_interleave(self.slices)
+        return replace(client, channels=channels, channel_dropout=dropout)
 
     def training_block(self, patient: str, case: int, plan: ClientPlan) -> Batch:
         """Draws one case's patches; their places depend on the seed and the case alone.

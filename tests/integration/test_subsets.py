@@ -157,6 +157,18 @@ def test_images_of_colour_and_a_list(tmp_path):
     assert (tmp_path / "run" / "pictures" / "subsets_val.png").is_file()
 
 
+def test_neighbouring_slices_of_a_contrast_go_together(tmp_path, cohort_root):
+    keys = ("data.slices=3", "augment.channel_dropout=1", "algorithm.mask_aware=true", "rounds=1")
+    _, experiment = run(tmp_path, *imaging(cohort_root), "algorithm=fedavg", *keys)
+    client = experiment.data.clients["hospital_0"]
+    kept = torch.cat([b["channels"] for b in client.train_batches(0)]).unflatten(1, (4, 3))
+    assert bool((kept == kept[:, :, :1]).all())
+    assert len({tuple(row) for row in kept[:, :, 0].tolist()}) > 2
+    found = measure_subsets(tmp_path, ["T1gd", "T1w+T1gd+T2w"])
+    assert list(found.metrics["hospital_0"]) == [("T1gd",), ("T1w", "T1gd", "T2w")]
+    assert list(found.metrics["hospital_1"]) == [("T1gd",)]
+
+
 @pytest.mark.parametrize(
     ("wanted", "split", "message"),
     [
