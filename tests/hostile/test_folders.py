@@ -398,7 +398,7 @@ def test_a_folder_opens_whole_or_not_at_all(tmp_path, monkeypatch):
 
     monkeypatch.setattr("medfed.run.folder.write_text", full)
     with pytest.raises(OSError, match="No space left"):
-        open_folder(config, {}, {})
+        open_folder(config, {}, {}, {})
     written = [p.name for p in (tmp_path / "run").iterdir()]
     assert "config.yaml" not in written
     assert {*written} <= {*FIRST_FILES}
@@ -429,7 +429,7 @@ def test_a_run_killed_before_it_was_opened_begins_anew(writes, tmp_path):
         medfed.run.folder.write_json = medfed.run.folder.write_text = killed
         with claimed(config):
             if writes is not None:
-                open_folder(config, {}, {})
+                open_folder(config, {}, {}, {})
             os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(child, 0)
     written = {p.name for p in folder.iterdir()} - {".lock", ".lock.pid", f"{files.PARTIAL}x"}
