@@ -31,6 +31,7 @@ ROOT = Path(__file__).resolve().parents[1]
         ("kill.py --kills 1 --kinds prepare", "left over"),
         ("fuzz.py --inputs 300 --messages", "links with memory"),
         ("readers.py FOLDER --scales 1", "pictures read twice"),
+        ("bare_loop.py --seeds 1 --epochs 12", "within one point: yes"),
         ("house.py --repeats 0", "modules that one neighbour reads"),
         ("quantization.py --largest 3 --blocks 1 --batch-size 2 --networks U-Net", "step_centers"),
     ],

@@ -15,8 +15,9 @@ from medfed.common.figures import legend_above, legend_right, stacked_bars
 from medfed.common.names import caption
 from medfed.common.scores import Record, mean_of_known
 from medfed.federation.wire.ledger import Ledger
-from medfed.run.experiment import Experiment
+from medfed.run.experiment import Experiment, examined
 from medfed.run.folder import read_predictions
+from medfed.run.froc_picture import froc_curves
 from medfed.run.memberships import Floats, Memberships, leaf_order, matched, served
 
 _PARTS = ("#0072B2", "#56B4E9", "#009E73", "#D55E00", "#E69F00", "#CC79A7", "#F0E442", "0.5")
@@ -94,6 +95,7 @@ def draw_run(experiment: Experiment, found: Memberships | None) -> dict[str, Fig
     if federation.ledger.total():
         figures["bytes"] = bytes_per_client(federation.ledger)
     figures |= federation.pictures()
+    figures["froc"] = froc_curves(examined(experiment))
     method = type(federation.algorithm).__name__.lower()
     if cases := read_predictions({method: experiment.folder}, federation.ids):
         figures["contours"] = experiment.task.picture(cases)

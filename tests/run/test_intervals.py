@@ -180,3 +180,27 @@ def test_a_failed_model_has_no_interval_and_none_is_pooled(tmp_path):
     assert summary["failed"]["test"]
     assert "intervals" not in summary
     assert "intervals.csv" not in {p.name for p in (tmp_path / "run").iterdir()}
+
+
+def test_candidates_have_a_froc_per_client_and_together(tmp_path, capsys):
+    small = (f"data.root={tmp_path / 'data'}", "data.generated.hospitals=2", "rounds=1")
+    cohort = ("data.generated.patients=5", "data.generated.shape=[64,64,24]")
+    more = ("data.generated.lookalikes=8", "evaluation.every=1", "model.network.block_config=[1]")
+    luna = ("experiment=luna16_pfednet", "algorithm=local", "local.steps=2", *CLINICAL[-2:])
+    summary, experiment = run(tmp_path / "run", *luna, *small, *cohort, *more)
+    rows = rows_of(tmp_path / "run")
+    scans = {c: len(experiment.data.plans[c].patients["test"]) for c in summary["clients"]}
+    rows["pooled"], scans["pooled"] = sum(rows.values(), []), sum(scans.values())
+    for place, own in rows.items():
+        label, scores = labels_and_risks(own)
+        fpr, tpr, _ = sk.roc_curve(label, scores, drop_intermediate=False)
+        alarms = fpr * (label == 0).sum() / scans[place]
+        # As LUNA16's evaluation does it.
+        found = np.interp([0.125, 0.25, 0.5, 1, 2, 4, 8], alarms, tpr)
+        measured = summary["clients"].get(place, summary["pooled"])
+        assert measured["cpm"] == pytest.approx(found.mean())
+        assert measured["cpm/2"] == pytest.approx(found[4])
+    low, high = summary["intervals"]["pooled"]["cpm"]
+    assert 0 <= low < high <= 1
+    assert "cpm is of the candidates kept (" in capsys.readouterr().out
+    assert (tmp_path / "run" / "pictures" / "froc.png").stat().st_size > 5000
