@@ -184,13 +184,19 @@ def test_a_failed_model_has_no_interval_and_none_is_pooled(tmp_path):
 
 def test_candidates_have_a_froc_per_client_and_together(tmp_path, capsys):
     small = (f"data.root={tmp_path / 'data'}", "data.generated.hospitals=2", "rounds=1")
-    cohort = ("data.generated.patients=5", "data.generated.shape=[64,64,24]")
+    cohort = (
+        "data.generated.patients=5",
+        "partition.num_clients=2",
+        "data.generated.shape=[64,64,24]",
+        "data.test_fraction=0.5",
+    )
     more = ("data.generated.lookalikes=8", "evaluation.every=1", "model.network.block_config=[1]")
     luna = ("experiment=luna16_pfednet", "algorithm=local", "local.steps=2", *CLINICAL[-2:])
     summary, experiment = run(tmp_path / "run", *luna, *small, *cohort, *more)
     rows = rows_of(tmp_path / "run")
     scans = {c: len(experiment.data.plans[c].patients["test"]) for c in summary["clients"]}
-    rows["pooled"], scans["pooled"] = sum(rows.values(), []), sum(scans.values())
+    rows["pooled"] = [r for own in rows.values() for r in own]
+    scans["pooled"] = sum(scans.values())
     for place, own in rows.items():
         label, scores = labels_and_risks(own)
         fpr, tpr, _ = sk.roc_curve(label, scores, drop_intermediate=False)
