@@ -1,6 +1,6 @@
 """What the cache of volumes gains over MONAI's ``PersistentDataset``, which keeps tensors as files.
 
-Generated heads (four contrasts) and abdomens (CT) of real size, prepared alike: read, normalised,
+Generated heads (four contrasts) and abdomens (CT), prepared alike: read, normalised,
 regions made. Both keep the result on disk; the page cache is warm. Measured are
 
 1. bytes on disk per case,
@@ -101,8 +101,8 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     cohorts = {
-        "heads, 4 x 240 x 240 x 155": BratsCohort(1, args.cases, (240, 240, 155)),
-        "CT, 512 x 412 x 120": OrgansCohort(1, args.cases, (512, 412, 120)),
+        "heads, 4 x 160 x 160 x 100": BratsCohort(1, args.cases, (160, 160, 100)),
+        "CT, 256 x 206 x 72": OrgansCohort(1, args.cases, (256, 206, 72)),
     }
     print(f"{args.cases} cases, one thread, page cache warm; medians of {args.repeats}")
     print(f"{'':28}{'':16}{'MONAI':>9}{'ours':>9}{'ratio':>8}")
@@ -110,7 +110,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             path, _ = cohort.ensure(Path(folder))
             for what, (one, two) in compare(path, Path(folder), args.repeats).items():
-                print(f"{name:28}{what:16}{one:9.1f}{two:9.1f}{one / two:8.1f}")
+                print(f"{name:28}{what:16}{one:9.1f}{two:9.1f}{one / two:8.1f}", flush=True)
 
 
 if __name__ == "__main__":
