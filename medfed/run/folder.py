@@ -35,8 +35,10 @@ PACKAGES = (
 )
 _EMPTY = ("", "''")  # a metric that a split does not have; the latter was written by 0.1
 # What may differ between a run and its continuation: where and how it runs, not what it computes.
-NOT_THE_EXPERIMENT = ("resume", "folder", "trainer", "logger", "progress", "plugins", "pictures")
-NOT_THE_EXPERIMENT += ("data.workers", "data.memory_gb", "data.cache")  # change no bit
+NOT_THE_EXPERIMENT = (
+    *("resume", "folder", "trainer", "logger", "progress", "plugins", "pictures"),
+    *("data.workers", "data.memory_gb", "data.cache"),  # change no bit
+)
 # What whoever reads a run relies on; see `medfed.common.untrusted.misfit`.
 _SECTIONS = ("algorithm", "codec", "cohort", "data", "local", "model", "optimizer", "trainer")
 CONFIG = {"name": str, "seed": int, "rounds": int, **{key: {} for key in _SECTIONS}}
