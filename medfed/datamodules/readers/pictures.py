@@ -223,10 +223,7 @@ def resized(pixels: Pixels, size: Sequence[int]) -> Pixels:
 
     Args:
         pixels: (C, height, width).
-        size: The height and width that are wanted.
-
-    Returns:
-        (C, *size).
+        size: The height and width that are wanted, of what is returned.
     """
     from PIL import Image
 
@@ -267,19 +264,15 @@ def upright(pixels: NDArray[Any]) -> NDArray[Any]:
     """Turns rows from the top (..., height, width) into (..., x to the right, y upwards).
 
     Example:
-        >>> upright(np.array([["top left", "top right"], ["left", "right"]])).tolist()
-        [['left', 'top left'], ['right', 'top right']]
+        >>> rows = np.arange(6).reshape(2, 3)
+        >>> upright(rows).tolist(), bool((rows_from_top(upright(rows)) == rows).all())
+        ([[3, 0], [4, 1], [5, 2]], True)
     """
     return np.ascontiguousarray(np.rot90(pixels, -1, axes=(-2, -1)))
 
 
 def rows_from_top(image: NDArray[Any]) -> NDArray[Any]:
-    """Undoes `upright`.
-
-    Example:
-        >>> rows_from_top(upright(np.arange(6).reshape(2, 3))).tolist()
-        [[0, 1, 2], [3, 4, 5]]
-    """
+    """Undoes `upright`."""
     return np.ascontiguousarray(np.rot90(image, 1, axes=(-2, -1)))
 
 
