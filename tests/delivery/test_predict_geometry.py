@@ -6,6 +6,7 @@ place by itself.
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 import traceback
@@ -19,10 +20,11 @@ import pytest
 import SimpleITK as sitk
 import torch
 
-from medfed.common.errors import DataError
+from medfed.common.errors import CheckpointError, DataError
 from medfed.config.compose import load
 from medfed.datamodules.readers.volumes import read_geometry
-from medfed.delivery.bundle.bundle import write_bundle
+from medfed.delivery.bundle.bundle import read_bundle, write_bundle
+from medfed.delivery.bundle.manifest import write_manifest
 from medfed.delivery.bundle.metadata import FORMAT_VERSION
 from medfed.delivery.bundle.network_descriptions import build_network, describe
 from medfed.delivery.predict.prediction import predict
@@ -291,3 +293,31 @@ def test_a_contrast_may_be_a_series(tmp_path):
     np.testing.assert_array_equal(values > 0, apart <= RADIUS)
     shutil.rmtree(tmp_path / "out")
     run(bundle, tmp_path / "in" / "p1", tmp_path / "alone.nii.gz")
+
+
+ONE = {"kind": "volumes", "files": None, "file_channels": ["CT"], "regions": {"ball": [1]}}
+
+
+@pytest.mark.parametrize(
+    ("facts", "sentence"),
+    [
+        ({"resampled_to": [1.0]}, r"resampled_to must be two or three lengths in mm"),
+        ({"resampled_to": [1.0, 0.0, 1.0]}, r"resampled_to must be two or three lengths in mm"),
+        ({"crop_foreground": "yes"}, r"crop_foreground must be true or false"),
+        ({"normalization": {"name": "magic"}}, r"normalization must be the normalisation of 1"),
+        ({"normalization": {"name": "window", "hu": [5, 1]}}, r"must be the normalisation of 1"),
+        ({"activation": "relu"}, r"activation must be sigmoid, softmax or null"),
+        ({"activation": "softmax"}, r"1 outputs have 1 labels"),
+        ({"input": {**ONE, "adjacent_slices": 2}}, r"adjacent_slices must be an odd number"),
+        ({"input": {**ONE, "adjacent_slices": 3}}, r"1 inputs have 3 channels"),
+    ],
+)
+def test_metadata_of_volumes_that_cannot_be(facts, sentence, finds_ball, tmp_path):
+    bundle = Path(shutil.copytree(finds_ball, tmp_path / "bundle"))
+    path = bundle / "configs" / "metadata.json"
+    metadata = json.loads(path.read_text())
+    metadata["medfed"] |= facts
+    path.write_text(json.dumps(metadata))
+    write_manifest(bundle)
+    with pytest.raises(CheckpointError, match=sentence):
+        read_bundle(bundle)
