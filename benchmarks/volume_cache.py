@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 from monai.data import PersistentDataset
+from monai.transforms import Compose, Transform
 
 from medfed.datamodules.cache.building import build
 from medfed.datamodules.cache.store import Item, Recipe
@@ -53,10 +54,11 @@ def compare(path: Path, folder: Path, repeats: int) -> dict[str, tuple[float, fl
     preparation = Preparation(rules_of(None, reader.channels))
     cases = reader.patients()
 
-    def prepare(number: int) -> dict[str, torch.Tensor]:
-        return prepared_case(reader, cases[number], preparation)
+    class Prepare(Transform):  # of a plain function, MONAI would keep nothing
+        def __call__(self, number: int) -> dict[str, torch.Tensor]:
+            return prepared_case(reader, cases[number], preparation)
 
-    theirs = PersistentDataset(list(range(len(cases))), prepare, folder / "monai")
+    theirs = PersistentDataset(list(range(len(cases))), Compose([Prepare()]), folder / "monai")
     items = tuple(Item(c.id, tuple(c.files.values()), args=(reader, c, preparation)) for c in cases)
     recipe = Recipe("benchmark", {}, items, read_volume, joined=False)
     ours = build(recipe, folder, workers=1, quiet=True)
@@ -101,8 +103,8 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     cohorts = {
-        "heads, 4 x 160 x 160 x 100": BratsCohort(1, args.cases, (160, 160, 100)),
-        "CT, 256 x 206 x 72": OrgansCohort(1, args.cases, (256, 206, 72)),
+        "heads, 4 x 128 x 128 x 64": BratsCohort(1, args.cases, (128, 128, 64)),
+        "CT, 160 x 128 x 48": OrgansCohort(1, args.cases, (160, 128, 48)),
     }
     print(f"{args.cases} cases, one thread, page cache warm; medians of {args.repeats}")
     print(f"{'':28}{'':16}{'MONAI':>9}{'ours':>9}{'ratio':>8}")
