@@ -54,10 +54,11 @@ set hydra.run.dir, hydra.sweep.dir or hydra.sweep.subdir, and add code and yamls
 
 
 def with_whole_data(arguments: Sequence[str]) -> list[str]:
-    """Adds ``partition=auto`` where data of a user's own meet a shipped experiment's partition.
+    """Adds the usual defaults where data of a user's own meet a shipped experiment's protocol.
 
-    That partition is the protocol of a paper, made for the experiment's own cohort; it may leave
-    out patients, or channels. Whoever wants it of other data names it, or a key of it.
+    Its partition is the protocol of a paper, made for the experiment's own cohort; it may leave
+    out patients, or channels. Whoever wants it of other data names it, or a key of it; so with the
+    training images, which were left as they are to be measured.
     An experiment on data that come by a path alone has no other cohort than the user's, so its
     partition stays.
 
@@ -71,26 +72,42 @@ def with_whole_data(arguments: Sequence[str]) -> list[str]:
         ['experiment=clinical_pfednet', 'data.path=a.csv', 'partition=shards']
         >>> with_whole_data(["experiment=heart_pfednet", "data.path=/data/heart"])
         ['experiment=heart_pfednet', 'data.path=/data/heart']
+        >>> with_whole_data(["experiment=brats_pfednet", "data.path=/data/msd"])[2:]
+        ['partition=auto', 'partition.protocol=channel_missing', 'augment=light', \
+'data.patches=fresh']
         >>> with_whole_data(["experiment=brats_pfednet", "seed=0,1"])
         ['experiment=brats_pfednet', 'seed=0,1']
     """
     given = dict(a.lstrip("+").split("=", 1) for a in arguments if "=" in a)
-    named = any(re.match(r"partition(?!\.num_clients$)(?=$|[.@])", key) for key in given)
     files = [
         CONFIG_DIR / "experiment" / f"{n}.yaml" for n in given.get("experiment", "").split(",")
     ]
-    if named or not all(file.is_file() for file in files):
+    if not all(file.is_file() for file in files):
         return list(arguments)
+    texts = [file.read_text() for file in files]
     data, partitions = (
-        {m[1] for f in files for m in re.finditer(rf"override /{group}: (\w+)", f.read_text())}
+        {m[1] for text in texts for m in re.finditer(rf"override /{group}: (\w+)", text)}
         for group in ("data", "partition")
     )
     chosen = set(given["data"].split(",")) if "data" in given else data
     by_path = given.get("data.path", "null") != "null" and any(map(_has_cohort, data))
     if not by_path and all(name in data or _has_cohort(name) for name in chosen):
         return list(arguments)
-    told = [f"partition.protocol={name}" for name in partitions if len(partitions) == 1]
-    return [*arguments, "partition=auto", *told]
+    made = list(arguments)
+    if not any(re.match(r"partition(?!\.num_clients$)(?=$|[.@])", key) for key in given):
+        told = [f"partition.protocol={name}" for name in partitions if len(partitions) == 1]
+        made += ["partition=auto", *told]
+    for measured, key, usual in _MEASURED:
+        if not {key, f"data.{key}"} & set(given) and any(re.search(measured, t) for t in texts):
+            made.append(f"{key}={usual}")
+    return made
+
+
+# How experiments were measured on their own cohorts, and what data of a user's own get instead.
+_MEASURED = (
+    (r"override /augment: none", "augment", "light"),
+    (r"(?m)^ +patches: fixed", "data.patches", "fresh"),
+)
 
 
 def _has_cohort(name: str) -> bool:

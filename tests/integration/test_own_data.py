@@ -123,7 +123,7 @@ def test_every_scan_and_channel_is_used(named, cohort_root, tmp_path):
     shutil.copytree(made, own)
     if not named:
         (own / "centres.json").unlink()
-    small = [*IMAGING, "rounds=1", "data.test_fraction=0.25"]
+    small = [*IMAGING, "rounds=1", "data.test_fraction=0.25", "data.patches=fixed"]
     _, experiment = run(tmp_path / "run", *small, f"data.path={own}")
     cases = sorted(p.name.removesuffix(".nii.gz") for p in (own / "imagesTr").iterdir())
     assert used(tmp_path / "run") == cases
@@ -138,11 +138,11 @@ def test_every_scan_and_channel_is_used(named, cohort_root, tmp_path):
 
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda p: p.stem)
 def test_an_experiment_keeps_its_protocol_for_its_own_cohort_only(path):
-    (protocol,) = (
-        line.split(": ")[1]
-        for line in path.read_text().splitlines()
-        if line.strip().startswith("- override /partition:")
-    )
+    lines = [line.strip() for line in path.read_text().splitlines()]
+    protocols = [line.split(": ")[1] for line in lines if "- override /partition:" in line]
+    if not protocols:  # it stands upon another experiment
+        pytest.skip("has the protocol of another experiment")
+    (protocol,) = protocols
     plain = load([f"experiment={path.stem}"])
     shipped = OmegaConf.load(CONFIG_DIR / "partition" / f"{protocol}.yaml")
     assert plain.partition._target_ == shipped._target_
@@ -173,6 +173,23 @@ def test_what_is_named_wins(typed, expected):
     config = load([*experiment, *typed.split()])
     assert config.partition._target_.endswith(f".{expected}")
     assert config.partition.get("num_clients") in (None, 5, 8)
+
+
+@pytest.mark.parametrize(
+    ("typed", "altered", "patches"),
+    [
+        ("data.path=x", True, "fresh"),
+        ("data=brats_folder data.path=x", True, "fresh"),
+        ("data.path=x augment=none", False, "fresh"),
+        ("data.path=x data.patches=fixed", True, "fixed"),
+        ("data.path=x partition=centre", True, "fresh"),
+        ("seed=1", False, "fixed"),
+    ],
+)
+def test_images_of_ones_own_are_augmented_though_the_experiments_were_not(typed, altered, patches):
+    config = load(["experiment=brats_pfednet", *typed.split()])
+    assert ("affine_chance" in config.augment) == altered
+    assert config.data.patches == patches
 
 
 def test_an_experiment_takes_another_partition_whatever_it_sets_of_its_own():

@@ -139,6 +139,8 @@ def read_geometry(path: Path) -> Geometry:
             "or leave the patient out."
         )
     turn = io_orientation(stored)
+    if sorted(turn[:, 0].tolist()) != [0, 1, 2]:  # voxels of which one side is next to nothing
+        raise DataError(f"{path} has no valid affine; its orientation is unknown: convert it anew.")
     size = [0, 0, 0]
     for n, axis in zip(shape, turn[:, 0].astype(int), strict=True):
         size[axis] = int(n)
