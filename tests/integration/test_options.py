@@ -14,6 +14,7 @@ import pytest
 import safetensors.torch
 import torch
 
+from medfed.common.strict_json import json_text
 from medfed.federation.lightning.checkpoint import last_whole
 from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.reference import run_reference
@@ -269,7 +270,7 @@ def test_what_a_run_leaves(tmp_path, cohort_root):
     for direction in ("up", "down"):
         total = sum(int(r["bytes"]) for r in ledger if r["direction"] == direction)
         assert total == summary["bytes"][direction] > 0
-    assert json.loads((folder / "summary.json").read_text()) == summary
+    assert json.loads((folder / "summary.json").read_text()) == json.loads(json_text(summary))
     metrics = rows(folder / "metrics.csv")
     assert [(r["round"], r["client"], r["split"]) for r in metrics if r["split"] == "val"] == [
         (str(n), c, "val") for n in range(2) for c in clients
