@@ -159,10 +159,7 @@ def surface_metrics(
     diagonal = math.hypot(*(n * s for n, s in zip(size, mm, strict=True)))
     alone = (some_pred ^ some_truth).double()
     distance, agreeing = alone * diagonal, 1 - alone
-    with (
-        warnings.catch_warnings(),
-        torch.autocast("cpu", enabled=False),
-    ):  # masks of both precisions
+    with warnings.catch_warnings(), torch.autocast("cpu", enabled=False):
         # MONAI 1.6 calls its own function with an argument that it has deprecated.
         warnings.filterwarnings(
             "ignore", message=".*always_return_as_numpy", category=FutureWarning
