@@ -19,7 +19,7 @@ from medfed.common.scores import mean_of_known, smaller_is_better
 from medfed.models.contours import Case, contour_grid
 from medfed.models.segmentation import chosen_activation
 from medfed.reports.methods import Comparison, Finding, Method
-from medfed.run.folder import read_predictions
+from medfed.run.predictions import read_predictions
 
 _CAPTIONS = {
     "clients": "Test metric of every client under every method.",

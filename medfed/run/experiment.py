@@ -40,7 +40,7 @@ from medfed.models.task import TaskModule
 from medfed.run.assembly import data_and_task, federate
 from medfed.run.cohort import cohort_record
 from medfed.run.cohort_overview import print_cohort
-from medfed.run.folder import NOT_THE_EXPERIMENT, open_folder, read_config, read_splits
+from medfed.run.folder import open_folder, read_config, read_splits
 from medfed.run.intervals import Examined
 from medfed.run.loggers import remember
 
@@ -103,8 +103,8 @@ def build_experiment(config: DictConfig) -> Experiment:
         open_folder(config, data.splits(), {c: data.preprocessing(c) for c in data.plans}, cohort)
     if trainer.logger and rank() == 0:
         remember(trainer.logger, folder)
-        known = resolved(config).items()
-        trainer.logger.log_hyperparams({k: v for k, v in known if k not in NOT_THE_EXPERIMENT})
+        if config.resume is None:  # else they are known, and MLflow refuses what has changed
+            trainer.logger.log_hyperparams(resolved(config))
     return Experiment(config, data, task, module, evaluation, trainer, folder)
 
 

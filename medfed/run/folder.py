@@ -5,21 +5,18 @@ from __future__ import annotations
 import math
 import platform
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 import safetensors.torch
-import torch
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from medfed.common.errors import CheckpointError, CodecError, first_line
 from medfed.common.files import atomic, write_json, write_text
-from medfed.common.names import file_names
 from medfed.common.scores import Record
 from medfed.common.untrusted import ANY, NUMBER, misfit, read_json, read_rows, read_yaml, reading
 from medfed.config.compose import changed_keys
@@ -27,12 +24,7 @@ from medfed.config.old_names import as_it_was, relocate
 from medfed.config.plugins import fingerprints
 from medfed.federation.wire.ledger import Ledger
 
-if TYPE_CHECKING:
-    from medfed.models.contours import Case
-
-PACKAGES = (
-    *("medfed", "torch", "pytorch-lightning", "monai", "torchmetrics", "numpy", "scikit-learn"),
-)
+PACKAGES = (*("medfed", "torch", "pytorch-lightning", "monai", "numpy", "scikit-learn"),)
 _EMPTY = ("", "''")  # a metric that a split does not have; the latter was written by 0.1
 # What may differ between a run and its continuation: where and how it runs, not what it computes.
 NOT_THE_EXPERIMENT = (
@@ -145,21 +137,6 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     copies = {n: t.detach().cpu().clone().contiguous() for n, t in tensors.items()}
     with atomic(path, sync=False) as file:  # safetensors' own writer hides what goes wrong
         file.write(safetensors.torch.save(copies))
-
-
-def save_prediction(
-    folder: Path, name: str, image: Tensor, truth: Tensor, prob: Tensor, channels: Sequence[str]
-) -> None:
-    """Writes one slice of a client with its prediction, for pictures that compare methods."""
-    path = folder / "predictions" / f"{name}.npz"
-    with atomic(path, sync=False) as file:
-        np.savez_compressed(
-            file,
-            image=image.cpu().numpy(),
-            truth=truth.to(torch.uint8).cpu().numpy(),
-            probability=prob.float().cpu().numpy(),
-            channels=np.array(channels, dtype=str),
-        )
 
 
 def read_config(folder: Path) -> DictConfig:
@@ -312,32 +289,3 @@ def read_ledger(folder: Path) -> Ledger:
         if sent != (told := finished(folder)["bytes"]):
             raise ValueError(f"it adds up to {sent} bytes, but summary.json says {told}")
     return ledger
-
-
-def read_predictions(folders: Mapping[str, Path], clients: Sequence[str]) -> dict[str, Case]:
-    """Reads the predictions of several runs on the same slices.
-
-    Args:
-        folders: Method to run folder.
-        clients: All clients of the runs.
-
-    Returns:
-        Per client the image, its truth, each method's probabilities, and the channels' names.
-    """
-    from medfed.models.contours import Case  # late: it draws
-
-    cases: dict[str, Case] = {}
-    for method, folder in folders.items():
-        for client, name in sorted(file_names(clients).items(), key=lambda item: item[1]):
-            path = folder / "predictions" / f"{name}.npz"
-            if not path.is_file():
-                continue
-            with reading(path), np.load(path, allow_pickle=False) as saved:
-                keys = ("image", "truth", "probability")
-                image, truth, prob = (torch.from_numpy(saved[k]).float() for k in keys)
-                names = tuple(saved["channels"].tolist() if "channels" in saved else ())
-            known = cases.get(client, Case(image, truth, {}, names))
-            if torch.equal(known.truth, truth):
-                found = {**known.probabilities, method: prob}
-                cases[client] = known._replace(probabilities=found)
-    return cases

@@ -16,9 +16,9 @@ from medfed.common.names import caption
 from medfed.common.scores import Record, mean_of_known
 from medfed.federation.wire.ledger import Ledger
 from medfed.run.experiment import Experiment, examined
-from medfed.run.folder import read_predictions
 from medfed.run.froc_picture import froc_curves
 from medfed.run.memberships import Floats, Memberships, leaf_order, matched, served
+from medfed.run.predictions import read_predictions
 
 _PARTS = ("#0072B2", "#56B4E9", "#009E73", "#D55E00", "#E69F00", "#CC79A7", "#F0E442", "0.5")
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "0.4")

@@ -24,10 +24,11 @@ from medfed.federation.lightning.module import FederatedModule
 from medfed.functional.grids import on_grid
 from medfed.models.regions import slice_with_most
 from medfed.run.experiment import Experiment, examined
-from medfed.run.folder import save_prediction, save_tensors
+from medfed.run.folder import save_tensors
 from medfed.run.intervals import findings, over_clients, to_csv
 from medfed.run.loggers import end_logging
 from medfed.run.memberships import Memberships
+from medfed.run.predictions import save_prediction
 from medfed.run.printed import print_summary
 
 
