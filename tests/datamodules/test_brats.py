@@ -16,8 +16,8 @@ from medfed.datamodules import patches
 from medfed.datamodules.partitions.centre import ByCentre
 from medfed.datamodules.partitions.channel_missing import ChannelMissing
 from medfed.datamodules.partitions.round_robin import RoundRobin
+from medfed.datamodules.readers.case_folders import FolderReader
 from medfed.datamodules.readers.msd import MSDReader
-from medfed.datamodules.readers.volume_cases import FolderReader
 
 SHARED = Path(os.environ.get("MEDFED_SHARED", Path(__file__).parents[3] / "shared"))
 REAL = SHARED / "data" / "brats2018"

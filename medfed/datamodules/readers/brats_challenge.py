@@ -13,8 +13,8 @@ from pathlib import Path
 
 from medfed.common.errors import ConfigError, DataError
 from medfed.datamodules.readers.base import check_names
+from medfed.datamodules.readers.case_folders import FolderReader, is_visible_folder
 from medfed.datamodules.readers.centres import institutions
-from medfed.datamodules.readers.volume_cases import FolderReader, is_visible_folder
 
 # The channels have the names that MSD gives them, so that a partition fits both layouts.
 FILES = {

@@ -17,7 +17,7 @@ from medfed.common.seeding import one_thread
 from medfed.datamodules.preparation import Preparation
 from medfed.datamodules.readers import dicom
 from medfed.datamodules.readers.brats_challenge import FILES
-from medfed.datamodules.readers.volume_cases import Pattern, find_file
+from medfed.datamodules.readers.case_folders import Pattern, find_file
 from medfed.datamodules.readers.volumes import (
     SUFFIXES,
     Geometry,
