@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import locale
+
 import nibabel as nib
 import numpy as np
 import SimpleITK as sitk
@@ -53,6 +55,7 @@ def write_series(folder, array, to_mm, uid="1.2.3.4", tilt=0.0):
     across = (to_mm[:3, :2] / steps[:2]).T.ravel()
     writer = sitk.ImageFileWriter()
     writer.KeepOriginalImageUIDOn()
+    letters = locale.setlocale(locale.LC_CTYPE)  # GDCM leaves another one when it writes
     for k in range(array.shape[2]):
         image = sitk.GetImageFromArray(array[:, :, k : k + 1].transpose(2, 1, 0))
         image.SetSpacing(steps.tolist())
@@ -72,3 +75,4 @@ def write_series(folder, array, to_mm, uid="1.2.3.4", tilt=0.0):
             image.SetMetaData(key, value)
         writer.SetFileName(str(folder / f"{array.shape[2] - k:03d}.dcm"))
         writer.Execute(image)
+    locale.setlocale(locale.LC_CTYPE, letters)
