@@ -112,7 +112,8 @@ def test_a_plugin_folder_has_all_kinds_and_reaches_all_ranks(installed):
     summary = json.loads((folder / "summary.json").read_text())
     assert list(summary["clients"]) == ["site_north", "site_south", "site_west"]
     ledger = Ledger.from_csv((folder / "ledger.csv").read_text())
-    sent = [e for e in ledger.entries if e.direction == "up"]
+    # What hospitals agree on before the first round is no message of the method.
+    sent = [e for e in ledger.entries if e.direction == "up" and e.part != "preprocessing"]
     assert sent
     assert all(e.bytes < e.dense / 2 for e in sent)
     versions = json.loads((folder / "versions.json").read_text())

@@ -93,7 +93,7 @@ def short(metric: str) -> str:
 
     Example:
         >>> short("balanced_accuracy"), short("auroc")
-        ('balanced\\naccuracy', 'auroc')
+        ('balanced\naccuracy', 'auroc')
     """
     return _SHORT.get(metric, metric.replace("_", " "))
 

@@ -10,7 +10,7 @@ from PIL import Image
 
 from medfed.common.errors import CheckpointError, ConfigError, DataError, MedfedError
 from medfed.delivery.bundle.manifest import write_manifest
-from medfed.delivery.bundle.metadata import METADATA
+from medfed.delivery.bundle.metadata import FORMAT_VERSION, METADATA
 from medfed.delivery.bundle.weights import MODEL
 
 
@@ -222,8 +222,10 @@ def test_a_bundle_that_is_not_as_exported(hospital, tmp_path):
     weights.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
     refused("is not the file that was exported")
     weights.write_bytes(raw)
-    metadata.write_text(text.replace('"format_version": 2', '"format_version": 3'))
-    refused("has version 3, but this program reads version 2")
+    now, next_ = f'"format_version": {FORMAT_VERSION}', f'"format_version": {FORMAT_VERSION + 1}'
+    assert now in text
+    metadata.write_text(text.replace(now, next_))
+    refused(f"has version {FORMAT_VERSION + 1}, but this program reads version")
     facts = json.loads(text)
     del facts["medfed"]["channels"]
     metadata.write_text(json.dumps(facts))
