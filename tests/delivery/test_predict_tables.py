@@ -235,7 +235,9 @@ def test_a_bundle_that_is_not_as_exported(hospital, tmp_path):
     facts["medfed"]["input"]["kind"] = "smells"
     metadata.write_text(json.dumps(facts))
     write_manifest(bundle)
-    refused("input must be an object whose kind is volumes, pictures, images, ct_patches, table, not")
+    refused(
+        "input must be an object whose kind is volumes, pictures, images, ct_patches, table, not"
+    )
     with pytest.raises(CheckpointError, match="is no bundle"):
         made.predict(bundle=tmp_path / "nothing", input=source, output=output)
     assert not output.exists()
