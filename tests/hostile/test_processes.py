@@ -115,6 +115,7 @@ def as_it_was(monkeypatch):
     """What a command changes in its process; after a signal it ignores further ones."""
     before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
     monkeypatch.setattr(sys, "argv", list(sys.argv))
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -215,7 +216,7 @@ def test_who_ignores_a_signal_goes_on_to(as_it_was):
         signal.raise_signal(signal.SIGINT)
 
 
-def test_signals_are_held_back_from_what_is_started():
+def test_signals_are_held_back_from_what_is_started(as_it_was):
     ask = "import signal; print(*signal.pthread_sigmask(signal.SIG_BLOCK, ()))"
     told = []
 
@@ -251,7 +252,8 @@ def start(folder, *words: str) -> subprocess.Popen:
 
 
 def ranks_of(process: subprocess.Popen) -> list[int]:
-    done = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True)
+    ours = ["pgrep", "-P", str(process.pid), "-f", "train.py"]  # git is asked for the commit, too
+    done = subprocess.run(ours, capture_output=True, text=True)
     return [int(pid) for pid in done.stdout.split()]
 
 
