@@ -95,9 +95,19 @@ x (train of a) = y (test of a). What is tested was trained on then: remove the c
         more = f"; and {count - _FEW} more" * (count > _FEW)
         return (
             f"{count} of the {self.what} {verb} there more than once ({n['over_splits']} over two "
-            f"splits, {n['over_clients']} over two clients{other}): {named}{more}. What is tested "
-            "was trained on then: remove the copies."
+            f"splits, {n['over_clients']} over two clients{other}): {named}{more}. "
+            f"{self._harm()}: remove the copies."
         )
+
+    def _harm(self) -> str:
+        """Says what is wrong with copies, which need not lie in training splits."""
+        over = [{p.split for p in group} for group in self.groups]
+        trained = [splits for splits in over if "train" in splits]
+        if any("test" in splits for splits in trained):
+            return "What is tested was trained on then"
+        if any("val" in splits for splits in trained):
+            return "What selects the round was trained on then"
+        return "They count more than once then"
 
 
 def find_duplicates(

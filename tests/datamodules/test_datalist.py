@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -265,6 +266,16 @@ def test_a_bad_setting_is_one_sentence(name, listed, tmp_path):
         module(tmp_path, listed, setting)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_folder_may_be_named_from_here(tmp_path, monkeypatch):
+    """As who stands beside the data does: data.path=Dataset009_Spleen."""
+    write_nnunet(tmp_path / "n", 2)
+    write_datalist(tmp_path / "l", 2)
+    monkeypatch.chdir(tmp_path)
+    for kind, name in ((NnunetReader, "n"), (DatalistReader, "l")):
+        reader = kind(Path(name))
+        assert {tuple(reader.read(p)) for p in reader.patients()} == {("image", "label")}
 
 
 def test_nnunet_lacks_a_channel(tmp_path):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import shutil
+import sys
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import monai.bundle
 import nibabel as nib
 import numpy as np
 import torch
@@ -119,3 +122,17 @@ def make_hospital(name: str, root: Path, *overrides: str) -> Hospital:
     state = {n: t for n, t in task.network.state_dict().items() if t.is_floating_point()}
     write_bundle(bundle, facts, state, {})
     return Hospital(client, config, data, task, bundle)
+
+
+def run_by_monai(bundle: Path, source: Path, target: Path, monkeypatch) -> None:
+    """Runs a bundle's own configuration in this process, which is quicker than in another."""
+    monkeypatch.syspath_prepend(str(bundle))
+    monkeypatch.chdir(bundle)
+    for name in [n for n in sys.modules if n == "scripts" or n.startswith("scripts.")]:
+        monkeypatch.delitem(sys.modules, name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of MONAI's own making
+        paths = {"dataset_dir": str(source), "output_dir": str(target)}
+        monai.bundle.run(config_file="configs/inference.json", **paths)
+    for name in [n for n in sys.modules if n == "scripts" or n.startswith("scripts.")]:
+        del sys.modules[name]

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 import traceback
-import warnings
 from pathlib import Path
 
-import monai.bundle
 import nibabel as nib
 import numpy as np
 import pytest
@@ -29,6 +26,7 @@ from medfed.delivery.bundle.metadata import FORMAT_VERSION
 from medfed.delivery.bundle.network_descriptions import build_network, describe
 from medfed.delivery.predict.prediction import predict
 from tests.datamodules.volume_files import affine, write_series, write_volume
+from tests.delivery.hospitals import run_by_monai
 
 BALL, RADIUS = np.array([-8.0, 6.0, 12.0]), 11.0  # mm to the right, to the front, to the head
 SHAPE = (34, 30, 20)
@@ -124,19 +122,6 @@ def run(bundle: Path, source: Path, target: Path, **keys) -> None:
     predict(load([f"{key}={value}" for key, value in texts.items()], "predict"))
 
 
-def by_monai(bundle: Path, source: Path, target: Path, monkeypatch) -> None:
-    monkeypatch.syspath_prepend(str(bundle))
-    monkeypatch.chdir(bundle)
-    for name in [n for n in sys.modules if n == "scripts" or n.startswith("scripts.")]:
-        monkeypatch.delitem(sys.modules, name)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of MONAI's own making
-        paths = {"dataset_dir": str(source), "output_dir": str(target)}
-        monai.bundle.run(config_file="configs/inference.json", **paths)
-    for name in [n for n in sys.modules if n == "scripts" or n.startswith("scripts.")]:
-        del sys.modules[name]
-
-
 def distances(mask: sitk.Image) -> tuple[np.ndarray, np.ndarray]:
     """Of each voxel: its value, and how far from the ball's middle SimpleITK says that it is."""
     place = mask.GetSize(), mask.GetOrigin(), mask.GetSpacing(), mask.GetDirection()
@@ -178,7 +163,7 @@ def test_every_format_gets_a_mask_on_its_own_grid(name, finds_ball, tmp_path, mo
     values, apart = distances(sitk.ReadImage(str(mask)))
     np.testing.assert_array_equal(values > 0, apart <= RADIUS)
     assert read_geometry(tmp_path / "out" / f"a_probabilities{NAMES[name]}").channels == 1
-    by_monai(finds_ball, tmp_path / "in", tmp_path / "monai", monkeypatch)
+    run_by_monai(finds_ball, tmp_path / "in", tmp_path / "monai", monkeypatch)
     theirs = sitk.ReadImage(str(tmp_path / "monai" / "a_pred.nii.gz"))
     values, apart = distances(theirs)
     np.testing.assert_array_equal(values > 0, apart <= RADIUS)
@@ -217,7 +202,7 @@ def test_whatever_a_network_sees_the_mask_lies_on_the_scan(kind, grid, tmp_path,
     assert set(values[~edge]) == {0, 3}
     np.testing.assert_array_equal(values[~edge] > 0, apart[~edge] <= RADIUS)
     assert abs((values > 0).sum() / (apart <= RADIUS).sum() - 1) < 0.1
-    by_monai(bundle, tmp_path / "in", tmp_path / "monai", monkeypatch)
+    run_by_monai(bundle, tmp_path / "in", tmp_path / "monai", monkeypatch)
     theirs, _ = distances(sitk.ReadImage(str(tmp_path / "monai" / "a_pred.nii.gz")))
     np.testing.assert_array_equal(theirs > 0, values > 0)
 
@@ -243,7 +228,7 @@ def test_channels_may_be_normalised_each_in_its_way(tmp_path, monkeypatch):
     (tmp_path / "in").mkdir()
     nib.save(nib.Nifti1Image(both, to_mm), tmp_path / "in" / "a.nii.gz")
     run(bundle, tmp_path / "in" / "a.nii.gz", tmp_path / "mask.nrrd")
-    by_monai(bundle, tmp_path / "in", tmp_path / "monai", monkeypatch)
+    run_by_monai(bundle, tmp_path / "in", tmp_path / "monai", monkeypatch)
     for mask in ("mask.nrrd", "monai/a_pred.nii.gz"):
         values, apart = distances(sitk.ReadImage(str(tmp_path / mask)))
         np.testing.assert_array_equal(values > 0, apart <= RADIUS)
@@ -274,7 +259,7 @@ def test_a_series_with_a_hole_is_one_sentence(finds_ball, tmp_path, monkeypatch)
         run(finds_ball, tmp_path / "in" / "p1", tmp_path / "mask.nii.gz")
     assert not (tmp_path / "mask.nii.gz").exists()
     with pytest.raises(RuntimeError) as caught:
-        by_monai(finds_ball, tmp_path / "in", tmp_path / "monai", monkeypatch)
+        run_by_monai(finds_ball, tmp_path / "in", tmp_path / "monai", monkeypatch)
     told = "".join(traceback.format_exception(caught.value))
     assert "lacks a slice, or its slices are not evenly apart" in told
 

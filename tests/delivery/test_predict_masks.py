@@ -5,10 +5,8 @@ import os
 import shutil
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
-import monai.bundle
 import nibabel as nib
 import numpy as np
 import pytest
@@ -23,6 +21,7 @@ from medfed.delivery.bundle.metadata import label_codes
 from medfed.delivery.bundle.scripts import inference, volumes
 from medfed.delivery.predict.masks import label_map
 from medfed.delivery.predict.outputs import save_like
+from tests.delivery.hospitals import run_by_monai
 
 ORIENTATIONS = [
     "".join(signs[axis] for signs, axis in zip(choice, order, strict=True))
@@ -101,7 +100,7 @@ def test_exclusive_classes_in_the_bundle_run_by_monai(hospital, tmp_path, monkey
     source = Path(made.config.data.path) / patient
     (tmp_path / "in").mkdir()
     shutil.copytree(source, tmp_path / "in" / "a")
-    bundle_in_this_process(made.bundle, tmp_path / "in", tmp_path / "monai", monkeypatch)
+    run_by_monai(made.bundle, tmp_path / "in", tmp_path / "monai", monkeypatch)
     theirs = nib.load(tmp_path / "monai" / "a_pred.nii.gz")
     np.testing.assert_allclose(theirs.affine, nib.load(source / "CT.nii.gz").affine)
     found = read_volume(tmp_path / "monai" / "a_pred.nii.gz").voxels
@@ -226,20 +225,6 @@ def bundle_run(bundle: Path, source: Path, output: Path, tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-def bundle_in_this_process(bundle: Path, source: Path, output: Path, monkeypatch) -> None:
-    """Runs the bundle by MONAI here, which is quicker."""
-    monkeypatch.syspath_prepend(str(bundle))
-    monkeypatch.chdir(bundle)
-    for name in [n for n in sys.modules if n == "scripts" or n.startswith("scripts.")]:
-        monkeypatch.delitem(sys.modules, name)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of MONAI's own making
-        paths = {"dataset_dir": str(source), "output_dir": str(output)}
-        monai.bundle.run(config_file="configs/inference.json", **paths)
-    for name in [n for n in sys.modules if n == "scripts" or n.startswith("scripts.")]:
-        del sys.modules[name]
-
-
 def test_mask_of_the_bundle_run_by_monai(hospital, tmp_path):
     pytest.importorskip("fire", reason="monai.bundle run needs fire")
     made = hospital("slices")
@@ -279,7 +264,7 @@ def test_cases_that_share_file_names_get_a_mask_each(hospital, tmp_path, monkeyp
             nib.save(
                 nib.Nifti1Image(voxels, image.affine), tmp_path / "in" / case / f"{name}.nii.gz"
             )
-    bundle_in_this_process(bundle, tmp_path / "in", tmp_path / "monai", monkeypatch)
+    run_by_monai(bundle, tmp_path / "in", tmp_path / "monai", monkeypatch)
     made.predict(bundle=bundle, input=tmp_path / "in", output=tmp_path / "own")
     theirs = {p.name.removesuffix("_pred.nii.gz") for p in (tmp_path / "monai").iterdir()}
     own = {p.name.removesuffix(".nii.gz") for p in (tmp_path / "own").iterdir()}

@@ -16,7 +16,7 @@ from medfed.datamodules.readers.volumes import read_volume
 from medfed.delivery.bundle.bundle import read_bundle
 from medfed.delivery.export.export import export_run
 from medfed.delivery.predict.prediction import predict
-from tests.delivery.test_predict_geometry import by_monai
+from tests.delivery.hospitals import run_by_monai
 from tests.integration.runs import run
 
 SMALL = (
@@ -59,7 +59,7 @@ def test_from_training_to_a_mask(kind, tmp_path, monkeypatch):
         predict(load([f"{k}={v}" for k, v in named.items()], "predict"))
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.nii.gz").write_bytes(Path(source).read_bytes())
-    by_monai(bundle, tmp_path / "in", tmp_path / "monai", monkeypatch)
+    run_by_monai(bundle, tmp_path / "in", tmp_path / "monai", monkeypatch)
     masks["monai"] = tmp_path / "monai" / "a_pred.nii.gz"
     found = {name: read_volume(path).voxels[0].numpy() for name, path in masks.items()}
     np.testing.assert_array_equal(nib.load(masks["torch"]).affine, nib.load(source).affine)

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import csv
 import shutil
-import sys
-import warnings
 
-import monai.bundle
 import numpy as np
 import pytest
 from PIL import Image
@@ -19,6 +16,7 @@ from medfed.delivery.bundle.bundle import read_bundle
 from medfed.delivery.export.export import export_run
 from medfed.delivery.predict.prediction import predict
 from tests.datamodules.picture_files import cohort
+from tests.delivery.hospitals import run_by_monai
 from tests.integration.runs import run
 
 SMALL = (
@@ -36,18 +34,6 @@ def ask(**keys):
 def pixels(file):
     with Image.open(file) as picture:
         return np.asarray(picture)
-
-
-def by_monai(bundle, folder, monkeypatch):
-    """Runs the bundle's own configuration on ``folder/in``."""
-    monkeypatch.chdir(bundle)
-    monkeypatch.syspath_prepend(str(bundle))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of MONAI's own making
-        paths = {"dataset_dir": str(folder / "in"), "output_dir": str(folder / "monai")}
-        monai.bundle.run(config_file="configs/inference.json", **paths)
-    for name in [n for n in sys.modules if n == "scripts" or n.startswith("scripts.")]:
-        del sys.modules[name]
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +86,7 @@ def test_the_bundle_run_by_monai_gives_the_same_masks(trained, bundle, tmp_path,
     for name in ("0L", "1R"):
         shutil.copy(trained[0] / "data" / "centre_0" / f"{name}.png", tmp_path / "in")
     ask(bundle=bundle, input=tmp_path / "in", output=tmp_path / "own", threshold=0.5)
-    by_monai(bundle, tmp_path, monkeypatch)
+    run_by_monai(bundle, tmp_path / "in", tmp_path / "monai", monkeypatch)
     for name in ("0L", "1R"):
         own = pixels(tmp_path / "own" / f"{name}.png")
         theirs = pixels(tmp_path / "monai" / f"{name}_vessel.png")
@@ -133,7 +119,7 @@ def test_exclusive_regions_keep_their_label_values(tmp_path, monkeypatch):
     assert own.shape == pixels(tmp_path / "in" / name).shape[:2]
     assert 1 < len(np.unique(own)) <= 3
     assert set(np.unique(own)) <= {0, 3, 7}
-    by_monai(bundle, tmp_path, monkeypatch)
+    run_by_monai(bundle, tmp_path / "in", tmp_path / "monai", monkeypatch)
     theirs = pixels(tmp_path / "monai" / name.replace(".png", "_pred.png"))
     assert (own != theirs).mean() < 2e-3
 

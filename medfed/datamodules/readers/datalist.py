@@ -227,7 +227,9 @@ class NnunetReader(DatalistReader):
                         f"{file} is missing, but {labels / name} is there; copy it there or remove "
                         "the mask."
                     )
-            found.append(({"image": [str(f) for f in files], "label": str(labels / name)}, None))
+            # As lists have them: from the folder of the list.
+            beside = [str(f.relative_to(self._folder)) for f in (*files, labels / name)]
+            found.append(({"image": beside[:-1], "label": beside[-1]}, None))
         self._ending = ending
         return found
 

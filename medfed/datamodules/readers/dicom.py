@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from medfed.common.errors import DataError
 from medfed.datamodules.readers.nifti import corrupt, missing
-from medfed.datamodules.readers.nrrd import affine_of, reason
+from medfed.datamodules.readers.nrrd import affine_of, itk_header, reason
 
 _SERIES = "0020|000e"
 _UNEVEN = 0.05  # of the distance of two slices
@@ -176,15 +176,7 @@ def _in_order(folder: Path, slices: list[_Slice]) -> tuple[list[_Slice], NDArray
 
 
 def _header(path: Path) -> _Slice:
-    import SimpleITK as sitk  # late, as it takes a while
-
-    reader = sitk.ImageFileReader()
-    reader.SetImageIO("GDCMImageIO")
-    reader.SetFileName(str(path))
-    try:
-        reader.ReadImageInformation()
-    except RuntimeError as error:
-        raise corrupt(path, reason(error)) from error
+    reader = itk_header(path, "GDCMImageIO")
     size = (*reader.GetSize(), 1)[:3]
     if reader.GetDimension() != 3:
         raise DataError(f"{path} has {reader.GetDimension()} dimensions; a slice has three.")

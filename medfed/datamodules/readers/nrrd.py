@@ -37,7 +37,8 @@ def header(path: Path) -> tuple[tuple[int, ...], int, NDArray[np.float64]]:
     Raises:
         DataError: If the file is missing or unreadable, or is no volume.
     """
-    reader = _opened(path)
+    data_file(path)
+    reader = itk_header(path, "NrrdImageIO")
     size, channels = reader.GetSize(), reader.GetNumberOfComponents()
     wanted = _length(reader)
     if len(size) != 3 or min(size) < 2:
@@ -65,7 +66,8 @@ def voxels(path: Path) -> NDArray[Any]:
     """
     import SimpleITK as sitk
 
-    reader = _opened(path)
+    data_file(path)
+    reader = itk_header(path, "NrrdImageIO")
     text, start = _head(path)
     try:
         if re.search(r"^encoding: *gz", text, re.MULTILINE | re.IGNORECASE):
@@ -122,12 +124,23 @@ def reason(error: Exception) -> ValueError:
     return ValueError(lines[-1].split("): ")[-1].removeprefix("sitk::ERROR: ").strip(" ."))
 
 
-def _opened(path: Path) -> Any:
+def itk_header(path: Path, kind: str) -> Any:
+    """Lets SimpleITK read a header.
+
+    Args:
+        path: The file.
+        kind: The name of ITK's reader of the format, such as ``"NrrdImageIO"``.
+
+    Returns:
+        SimpleITK's ``ImageFileReader``, which has read no voxel yet.
+
+    Raises:
+        DataError: If the file is truncated or corrupt.
+    """
     import SimpleITK as sitk  # late, as it takes a while
 
-    data_file(path)
     reader = sitk.ImageFileReader()
-    reader.SetImageIO("NrrdImageIO")
+    reader.SetImageIO(kind)
     reader.SetFileName(str(path))
     try:
         reader.ReadImageInformation()

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 from torch import Tensor
 
 from medfed.common.errors import CheckpointError, ConfigError
@@ -47,10 +46,7 @@ def segment_all(predictor: Predictor, console: Console) -> None:
     _check_apart(predictor, targets)
     for folder in {target.parent for target in targets.values()}:
         outputs.check_folder(folder, is_made=folder == output)
-    table = Table("scan", *(f"{cell(name)} (ml)" for name in predictor.labels), "mask")
-    for column in table.columns[1:-1]:
-        column.justify = "right"
-    table.columns[-1].overflow = "fold"  # a path is to be copied
+    table = outputs.mask_table("scan", predictor.labels, "ml")
 
     def one(scan: ScanFiles) -> None:
         mask, volumes = segment(predictor, scan, targets[scan.id])

@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.table import Table
 
 from medfed.common.errors import ConfigError
 from medfed.common.files import csv_text, replacing, write_text, writing
+from medfed.common.names import cell
 from medfed.datamodules.readers.volumes import Geometry, as_stored, stem_of, suffix_of
 from medfed.delivery.predict.options import PredictOptions
 
@@ -87,6 +89,20 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]
     written = ([f"{c:.8g}" if isinstance(c, float) else c for c in row] for row in rows)
     with writing(path, "choose another output"):
         write_text(path, csv_text(header, written))
+
+
+def mask_table(what: str, labels: Sequence[str], unit: str) -> Table:
+    """Returns an empty table of masks: what was segmented, how large each region is, the file.
+
+    Example:
+        >>> [column.header for column in mask_table("scan", ["tumour"], "ml").columns]
+        ['scan', 'tumour (ml)', 'mask']
+    """
+    table = Table(what, *(f"{cell(label)} ({unit})" for label in labels), "mask")
+    for column in table.columns[1:-1]:
+        column.justify = "right"
+    table.columns[-1].overflow = "fold"  # a path is to be copied
+    return table
 
 
 def mask_suffix(scan: Path) -> str:

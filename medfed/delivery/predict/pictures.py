@@ -12,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 from torch import Tensor
 
 from medfed.common.errors import ConfigError, DataError
@@ -45,10 +44,7 @@ def segment_pictures(predictor: Predictor, console: Console) -> None:
     output = Path(options.output)
     for folder in {target.parent for target in targets.values()}:
         outputs.check_folder(folder, is_made=folder == output)
-    table = Table("picture", *(f"{cell(n)} (% of pixels)" for n in predictor.labels), "mask")
-    for column in table.columns[1:-1]:
-        column.justify = "right"
-    table.columns[-1].overflow = "fold"  # a path is to be copied
+    table = outputs.mask_table("picture", predictor.labels, "% of pixels")
 
     def one(file: Path) -> None:
         masks, shares = _segment(predictor, file, targets[file])
