@@ -107,6 +107,7 @@ def with_whole_data(arguments: Sequence[str]) -> list[str]:
 _MEASURED = (
     (r"override /augment: none", "augment", "light"),
     (r"(?m)^ +patches: fixed", "data.patches", "fresh"),
+    (r"(?m)^ +spacing: \[4", "data.spacing", "null"),  # coarse, for small generated scans
 )
 
 

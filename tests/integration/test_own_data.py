@@ -192,6 +192,13 @@ def test_images_of_ones_own_are_augmented_though_the_experiments_were_not(typed,
     assert config.data.patches == patches
 
 
+def test_scans_of_ones_own_are_not_made_coarse():
+    assert load(["experiment=organs_pfednet"]).data.spacing == [4.0, 4.0]
+    assert load(["experiment=organs_pfednet", "data.path=x"]).data.spacing is None
+    named = ["experiment=organs_pfednet", "data.path=x", "data.spacing=[1.5,1.5]"]
+    assert load(named).data.spacing == [1.5, 1.5]
+
+
 def test_an_experiment_takes_another_partition_whatever_it_sets_of_its_own():
     for path in (p for p in EXPERIMENTS if "\ntuned:" in p.read_text()):
         build(load([f"experiment={path.stem}", "partition=dirichlet"]).partition)
