@@ -55,6 +55,19 @@ def relocate(node: Any) -> None:
             relocate(node._get_node(index))
 
 
+def _cohort_as_it_was(data: DictConfig) -> None:
+    """What became a parameter of generated cohorts had one value before."""
+    made = data.get("generated")
+    kind = str(made.get("_target_")).rpartition(".")[2] if isinstance(made, DictConfig) else ""
+    if kind in ("BratsCohort", "LunaCohort", "OrgansCohort"):
+        made.setdefault("test_patients", 0)
+        made.setdefault("sample", 0)
+    if kind == "BratsCohort":
+        made.setdefault("outline", 1.0)
+        made.setdefault("strength", [0.6, 1.0])
+        made.setdefault("blur", [0.1, 0.9])
+
+
 def as_it_was(config: DictConfig) -> None:
     """Adds to the configuration of an older run what had no key, in place.
 
@@ -70,5 +83,7 @@ def as_it_was(config: DictConfig) -> None:
     data = config.get("data")
     if isinstance(data, DictConfig) and data.get("_target_") == _TABLES:
         data.setdefault("normalization", "minmax")
+    if isinstance(data, DictConfig):
+        _cohort_as_it_was(data)
     with open_dict(config):
         config.setdefault("init", _RANDOM)  # no run could start from weights

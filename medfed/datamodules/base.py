@@ -36,7 +36,7 @@ from medfed.datamodules.plans import (
     remarks,
 )
 from medfed.datamodules.readers.base import Patient
-from medfed.datamodules.splits import SPLITS, Split, check_fractions
+from medfed.datamodules.splits import SPLITS, Split, check_fold, check_fractions
 from medfed.datamodules.workers import BatchWorkers
 
 Blocks = Mapping[Split, Block]
@@ -53,6 +53,8 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         seed: Seed of partition and splits, and of whatever else is drawn from the data.
         val_fraction: Share of validation patients per client, where splits are drawn.
         test_fraction: Share of test patients per client, where splits are drawn.
+        fold: k and K: the test patients are the k-th of K parts, in place of a share; over all k,
+            from 0, every patient is tested once.
         batch_size: Samples per training batch.
         eval_batch_size: Samples per evaluation batch.
         augment: How training images are altered: a recipe, a random MONAI dict transform of one
@@ -79,6 +81,7 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
     seed: int = 0
     val_fraction: float = 0.2
     test_fraction: float = 0.2
+    fold: Sequence[int] | None = None
     batch_size: int = 32
     eval_batch_size: int = 256
     augment: Augmentation | Augment | None = field(default=None, init=False)
@@ -97,6 +100,7 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
                 f"data.partition={self.partition} is no partition; choose one by partition=OPTION."
             )
         check_fractions(self.val_fraction, self.test_fraction)
+        check_fold(self.fold)
         check_batch_sizes(self.batch_size, self.eval_batch_size)
         self.clients: dict[str, ClientData] = {}
         self.kept_out: dict[str, ClientData] = {}
@@ -180,7 +184,9 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         self._patients = by_id(self.list_patients())
         names = self.plan_names, self.class_names
         fractions = self.val_fraction, self.test_fraction
-        self.plans = plan_clients(self.partition, self._patients, names, self.seed, fractions)
+        self.plans = plan_clients(
+            self.partition, self._patients, names, self.seed, fractions, self.fold
+        )
         check_keep_out(self.keep_out, list(self.plans))
         self.remarks = [
             *self.data_remarks(),

@@ -17,7 +17,7 @@ from medfed.datamodules.augmentation import Augment, Augmentation
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.cache.building import build
 from medfed.datamodules.cache.store import Recipe, Store, find
-from medfed.datamodules.generated.cohort import Cohort
+from medfed.datamodules.generated.cohort import Cohort, ScanCohort
 from medfed.datamodules.readers.base import Patient, Reader, expanded, given_path
 
 AnyReader = TypeVar("AnyReader", bound=Reader)
@@ -30,7 +30,8 @@ class OnDiskDataModule(FederatedDataModule):
     Attributes:
         path: The data; None generates `generated` below `root`.
         root: Folder for generated data.
-        generated: The cohort to generate where `path` is None.
+        generated: The cohort to generate where `path` is None. If it has patients for testing, they
+            decide `test_fraction`, and `val_fraction` is a share of the others.
         augment: How training images are altered: a recipe of `configs/augment`, a random MONAI dict
             transform of one sample's ``image`` and ``label``, or None.
         flips: Axes along which a recipe may flip images: those whose sides do not matter.
@@ -53,6 +54,10 @@ class OnDiskDataModule(FederatedDataModule):
             raise ConfigError(
                 f"data.flips={list(self.flips)} must be axes of the images: 0, 1, and 2 of volumes."
             )
+        made = self.generated if self.path is None else None
+        if isinstance(made, ScanCohort) and made.test_patients:
+            self.test_fraction = made.test_patients / made.each
+            self.val_fraction *= made.patients / made.each
 
     @cached_property
     def source(self) -> Path | None:

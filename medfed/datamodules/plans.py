@@ -68,6 +68,7 @@ def plan_clients(
     names: tuple[Sequence[str], Sequence[str]],
     seed: int,
     fractions: tuple[float, float],
+    fold: Sequence[int] | None = None,
 ) -> dict[str, ClientPlan]:
     """Assigns the patients to clients, and splits each client's.
 
@@ -81,6 +82,7 @@ def plan_clients(
         names: Of the C channels, and of the K classes or regions.
         seed: Seed of partition and splits.
         fractions: Shares of validation and of test patients per client, where splits are drawn.
+        fold: k and K, if the test patients are the k-th of K parts.
 
     Returns:
         A plan per client, in the partition's order.
@@ -103,7 +105,8 @@ def plan_clients(
         if client not in fixed and (open_ids := [i for i in ids if patients[i].split is None]):
             labels = {i: patients[i].label for i in ids}
             ends = shares["val"], shares["test"]
-            drawn = split_patients(open_ids, *ends, derive_seed(seed, client), labels)
+            part = None if "test" in official else fold
+            drawn = split_patients(open_ids, *ends, derive_seed(seed, client), labels, part)
             parts = {s: sorted(parts[s] + drawn[s]) for s in SPLITS}
         warn_small(client, parts)
         splits[client] = parts

@@ -20,6 +20,7 @@ def split_patients(
     test_fraction: float,
     seed: int,
     strata: Mapping[str, object] | None = None,
+    fold: Sequence[int] | None = None,
 ) -> dict[Split, list[str]]:
     """Splits one client's patients.
 
@@ -33,6 +34,8 @@ def split_patients(
         seed: Seed of the shuffle.
         strata: A label per patient; every label is then split in the same proportions, so that
             the local test set has the label ratio of the local training set.
+        fold: k and K: the test patients are the k-th of K parts instead, which differ by a patient
+            at most, and the share of validation patients is one of the others.
 
     Returns:
         Sorted patient ids per split.
@@ -43,14 +46,28 @@ def split_patients(
     Example:
         >>> split_patients(["a", "b", "c"], 0.2, 0.2, seed=0)
         {'train': ['c'], 'val': ['b'], 'test': ['a']}
+        >>> folds = [split_patients("abcdef", 0.2, 0.2, 0, fold=[k, 3])["test"] for k in range(3)]
+        >>> sorted(sum(folds, []))
+        ['a', 'b', 'c', 'd', 'e', 'f']
     """
     check_fractions(val_fraction, test_fraction)
     groups: dict[str, list[str]] = {}
     for patient in sorted(patients):
         groups.setdefault(str(strata[patient]) if strata else "", []).append(patient)
     parts: dict[Split, list[str]] = {split: [] for split in SPLITS}
+    dealt = 0  # over all labels, so that parts differ by one patient at most
     for name, group in sorted(groups.items()):
         order = [group[i] for i in numpy_rng(seed, "split", name).permutation(len(group))]
+        if fold is not None:
+            k, parts_count = fold
+            mine = [i for n, i in enumerate(order, dealt) if n % parts_count == k]
+            dealt += len(order)
+            rest = [i for i in order if i not in set(mine)]
+            val = round(val_fraction * len(rest))
+            parts["test"] += mine
+            parts["val"] += rest[:val]
+            parts["train"] += rest[val:]
+            continue
         test, val = round(test_fraction * len(group)), round(val_fraction * len(group))
         parts["test"] += order[:test]
         parts["val"] += order[test : test + val]
@@ -58,6 +75,27 @@ def split_patients(
     wanted: dict[Split, bool] = {"train": True, "test": test_fraction > 0, "val": val_fraction > 0}
     _fill_empty(parts, wanted)
     return {split: sorted(ids) for split, ids in parts.items()}
+
+
+def check_fold(fold: Sequence[int] | None) -> None:
+    """Checks which part of the patients is to be tested.
+
+    Raises:
+        ConfigError: If it is none.
+
+    Example:
+        >>> check_fold([4, 5])
+        >>> check_fold([5, 5])
+        Traceback (most recent call last):
+        ...
+        medfed.common.errors.ConfigError: data.fold=[5, 5] must be [k, K], the k-th of K parts: \
+K at least 2, and k from 0 to K - 1.
+    """
+    if fold is not None and (len(fold) != 2 or fold[1] < 2 or not 0 <= fold[0] < fold[1]):
+        raise ConfigError(
+            f"data.fold={list(fold)} must be [k, K], the k-th of K parts: K at least 2, and k from "
+            "0 to K - 1."
+        )
 
 
 def check_fractions(val_fraction: float, test_fraction: float) -> None:

@@ -10,7 +10,10 @@ from medfed.common.seeding import numpy_rng
 from medfed.datamodules.generated.brats import BratsCohort
 from medfed.datamodules.generated.head import make_head
 from medfed.datamodules.generated.hospitals import MriHospital
+from medfed.datamodules.partitions.centre import ByCentre
 from medfed.datamodules.readers.msd import MSDReader
+from medfed.datamodules.segmentation import SegmentationDataModule
+from medfed.datamodules.splits import split_patients
 
 from .conftest import COHORT
 
@@ -63,6 +66,70 @@ def test_same_seed_same_bytes_other_seed_other_bytes(tmp_path):
     assert hashes(first) == hashes(again)
     assert first.name == again.name != other.name
     assert hashes(first)["imagesTr/BRATS_001.nii.gz"] != hashes(other)["imagesTr/BRATS_001.nii.gz"]
+
+
+def test_a_cohort_keeps_its_name_where_nothing_that_came_later_is_set():
+    assert BratsCohort().name == "brats_6e43cec7f5"  # as before there was an outline
+    assert BratsCohort(outline=1, strength=[0.6, 1.0], sample=0).name == BratsCohort().name
+    changed = [
+        *({"outline": 0.0}, {"strength": (1.0, 1.0)}, {"blur": (0.1, 0.2)}),
+        *({"sample": 1}, {"test_patients": 2}),
+    ]
+    assert len({BratsCohort(**own).name for own in ({}, *changed)}) == 6
+
+
+def test_without_habits_all_hospitals_outline_alike(tmp_path):
+    """The heads are the same, and only the outline of their oedema differs."""
+    small = {"hospitals": 2, "patients": 1, "shape": (32, 32, 8), "seed": 3}
+
+    def read(part, **own):
+        folder = BratsCohort(**small, **own).ensure(tmp_path)[0] / part
+        return [np.asarray(nib.load(p).dataobj) for p in sorted(folder.iterdir())]
+
+    usual, alike, wide = (read("labelsTr", outline=o) for o in (1.0, 0.0, 2.0))
+    for a, b, c in zip(usual, alike, wide, strict=True):
+        assert np.array_equal(a > 1, b > 1)  # the core is where it is
+        sizes = [int((x == 1).sum()) for x in (b, a, c)]
+        assert sizes in (sorted(sizes), sorted(sizes, reverse=True))
+        assert sizes[0] != sizes[2]
+    assert all(map(np.array_equal, read("imagesTr"), read("imagesTr", outline=0.0)))
+    blurred, sharp = (read("imagesTr", blur=(width, width)) for width in (2.0, 0.1))
+    assert all(a.std() < b.std() for a, b in zip(blurred, sharp, strict=True))
+
+
+def test_another_sample_is_of_the_same_hospitals(tmp_path):
+    small = {"hospitals": 2, "patients": 1, "shape": (16, 16, 8)}
+    first, second = (BratsCohort(**small, sample=n) for n in (0, 1))
+    kind, seed = MriHospital, first.seed
+    assert first.owners(kind, seed) == second.owners(kind, seed)
+    one, other = (hashes(c.ensure(tmp_path)[0]) for c in (first, second))
+    assert all(one[f] != other[f] for f in one if f.endswith(".gz"))
+
+
+def test_test_patients_are_beside_those_that_are_trained_on(tmp_path):
+    made = BratsCohort(hospitals=2, patients=5, shape=(16, 16, 8), test_patients=10)
+    data = SegmentationDataModule(ByCentre(), reader=MSDReader, generated=made, val_fraction=0.2)
+    ids = [str(n) for n in range(made.each)]
+    parts = split_patients(ids, data.val_fraction, data.test_fraction, seed=0)
+    assert [len(parts[s]) for s in ("train", "val", "test")] == [4, 1, 10]
+    assert len(made.owners(MriHospital, made.seed)) == 30
+    path = {"path": str(tmp_path), "test_fraction": 0.4}
+    real = SegmentationDataModule(ByCentre(), reader=MSDReader, generated=made, **path)
+    assert (real.val_fraction, real.test_fraction) == (0.2, 0.4)  # real data have no such patients
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        ({"outline": -1}, r"data\.generated\.outline must not be negative"),
+        ({"blur": [0.9, 0.1]}, r"data\.generated\.blur=\[0\.9, 0\.1\] must be two positive"),
+        ({"strength": [1.0]}, r"data\.generated\.strength=\[1\.0\] must be two"),
+        ({"test_patients": -1}, r"data\.generated\.test_patients must not be negative"),
+    ],
+)
+def test_impossible_parameters_are_refused(own, message):
+    with pytest.raises(ConfigError, match=message):
+        BratsCohort(**own)
 
 
 def test_generated_once_and_nothing_half_written(tmp_path, monkeypatch):

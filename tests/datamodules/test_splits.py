@@ -36,6 +36,20 @@ def test_no_test_split_where_none_is_wanted():
         split_patients(["a"], 0.5, 0.5, 0)
 
 
+def test_folds_test_every_patient_once_and_keep_the_label_ratio():
+    labels = {f"p{i}": int(i % 5 == 0) for i in range(53)}
+    folds = [split_patients(list(labels), 0.25, 0.2, 3, labels, [k, 5]) for k in range(5)]
+    tested = [i for parts in folds for i in parts["test"]]
+    assert sorted(tested) == sorted(labels)
+    assert {len(parts["test"]) for parts in folds} == {10, 11}
+    for parts in folds:
+        assert sorted(i for ids in parts.values() for i in ids) == sorted(labels)
+        assert sum(labels[i] for i in parts["test"]) in (2, 3)
+        assert len(parts["val"]) == pytest.approx(0.25 * (53 - len(parts["test"])), abs=1)
+    other = split_patients(list(labels), 0.25, 0.2, 4, labels, [0, 5])
+    assert other["test"] != folds[0]["test"]
+
+
 def test_leakage_names_the_patient_and_both_places():
     good = {"a": {"train": ["p1"], "val": ["p2"]}, "b": {"train": ["p3"]}}
     check_leakage(good)

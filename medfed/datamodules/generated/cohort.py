@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, asdict, dataclass, field, fields
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from medfed.common.errors import ConfigError
 from medfed.common.files import digest, writing
 from medfed.common.replacing import made_once
-from medfed.datamodules.generated.hospitals import Hospital
+from medfed.common.seeding import derive_seed
+from medfed.datamodules.generated.hospitals import Hospital, Range
 
 AnyHospital = TypeVar("AnyHospital", bound=Hospital)
+
+
+def added(default: Any) -> Any:
+    """A parameter that came later: at its default, cohorts keep the names that they had."""
+    return field(default=default, metadata={"added": True})
 
 
 @dataclass(frozen=True)
@@ -34,7 +41,13 @@ class Cohort(ABC):
     @property
     def name(self) -> str:
         """Folder name, with a hash of the parameters."""
-        return f"{self.kind}_{digest({'version': self.version, **asdict(self)})[:10]}"
+        return f"{self.kind}_{digest({'version': self.version, **self.parameters()})[:10]}"
+
+    def parameters(self) -> dict[str, Any]:
+        """Returns what the files depend on; of parameters that came later, those that are set."""
+        usual = {f.name for f in fields(self) if "added" in f.metadata}
+        usual = {n for n in usual if getattr(self, n) == getattr(type(self), n)}
+        return {n: v for n, v in asdict(self).items() if n not in usual}
 
     @property
     @abstractmethod
@@ -90,8 +103,11 @@ class ScanCohort(Cohort):
 
     Attributes:
         hospitals: Number of hospitals.
-        patients: Patients per hospital.
+        patients: Patients per hospital, to train and validate on if there are `test_patients`.
         shape: Voxels of a scan.
+        test_patients: Further patients per hospital: the test split is then of as many, however
+            many are trained on. With 0 it is a share of `patients`.
+        sample: Another number draws other patients of the same hospitals.
         least: The least that each of its sizes may be.
     """
 
@@ -100,9 +116,17 @@ class ScanCohort(Cohort):
     hospitals: int = 5
     patients: int = 12
     shape: tuple[int, int, int] = (80, 80, 20)
+    _: KW_ONLY
+    test_patients: int = added(0)
+    sample: int = added(0)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", tuple(self.shape))
+        for name in ("test_patients", "sample"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(
+                    f"data.generated.{name} must not be negative, not {getattr(self, name)}."
+                )
         sizes = (*self.shape, self.least)
         if self.hospitals < 1 or self.patients < 1 or len(sizes) != 4 or min(sizes) < self.least:
             raise ConfigError(
@@ -110,7 +134,42 @@ class ScanCohort(Cohort):
                 f"{self.least} or more: {self}."
             )
 
-    def owners(self, kind: type[AnyHospital], seed: int) -> list[AnyHospital]:
-        """Returns the hospital of every patient."""
-        drawn = kind.draw(self.hospitals, seed)
-        return [hospital for hospital in drawn for _ in range(self.patients)]
+    @property
+    def each(self) -> int:
+        """All patients of a hospital."""
+        return self.patients + self.test_patients
+
+    def patients_seed(self, seed: int) -> int:
+        """Returns the seed of the patients, where `seed` is that of the hospitals."""
+        return derive_seed(seed, "sample", self.sample) if self.sample else seed
+
+    def owners(
+        self, kind: type[AnyHospital], seed: int, ranges: Mapping[str, Range] | None = None
+    ) -> list[AnyHospital]:
+        """Returns the hospital of every patient.
+
+        Args:
+            kind: Of hospitals.
+            seed: Of their traits.
+            ranges: Of traits that go from one value to another than usual.
+        """
+        drawn = kind.draw(self.hospitals, seed, ranges)
+        return [hospital for hospital in drawn for _ in range(self.each)]
+
+
+def check_range(key: str, given: Sequence[float]) -> Range:
+    """Returns a range of a trait over the hospitals.
+
+    Raises:
+        ConfigError: If it is not two positive numbers in order.
+
+    Example:
+        >>> check_range("data.generated.blur", [0.1, 0.9])
+        (0.1, 0.9)
+    """
+    if len(given) != 2 or not 0 < given[0] <= given[1]:
+        raise ConfigError(
+            f"{key}={list(given)} must be two positive numbers, of the hospital that has the least "
+            "and of the one that has the most."
+        )
+    return float(given[0]), float(given[1])

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
 from medfed.common.seeding import numpy_rng
+
+Range = tuple[float, float]
 
 
 def trait(low: float, high: float) -> Any:
@@ -31,12 +34,13 @@ class Hospital:
         return {f.name: f.metadata["range"] for f in fields(cls) if "range" in f.metadata}
 
     @classmethod
-    def draw(cls, count: int, seed: int) -> list[Self]:
+    def draw(cls, count: int, seed: int, ranges: Mapping[str, Range] | None = None) -> list[Self]:
         """Draws the hospitals of a cohort.
 
         Args:
             count: How many.
             seed: Seed of the order of every trait.
+            ranges: The lowest and the highest value of traits that have others than usual.
 
         Returns:
             The hospitals, ``hospital_0`` first.
@@ -46,7 +50,7 @@ class Hospital:
             [0.05, 0.225, 0.4]
         """
         drawn: list[dict[str, float]] = [{} for _ in range(count)]
-        for name, (low, high) in cls.traits().items():
+        for name, (low, high) in {**cls.traits(), **(ranges or {})}.items():
             order = numpy_rng(seed, "trait", name).permutation(count).tolist()
             for own, place in zip(drawn, order, strict=True):
                 own[name] = low + (high - low) * (place / max(count - 1, 1))

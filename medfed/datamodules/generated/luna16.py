@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -56,7 +56,7 @@ class LunaCohort(ScanCohort):
     @property
     def what(self) -> str:
         """See `Cohort.what`."""
-        return f"a LUNA16-like cohort of {self.hospitals * self.patients} scans"
+        return f"a LUNA16-like cohort of {self.hospitals * self.each} scans"
 
     def write(self, folder: Path) -> None:
         """Writes the subsets, ``annotations.csv``, ``candidates.csv`` and ``centres.json``.
@@ -66,7 +66,7 @@ class LunaCohort(ScanCohort):
         """
         owners = self.owners(CtHospital, self.seed)
         series = [
-            _series(self.seed, hospital.name, n % self.patients)
+            _series(self.patients_seed(self.seed), hospital.name, n % self.each)
             for n, hospital in enumerate(owners)
         ]
         for subset in range(min(SUBSETS, len(series))):
@@ -77,7 +77,7 @@ class LunaCohort(ScanCohort):
         _write_csv(folder / "annotations.csv", "diameter_mm", (t[0] for t in tables))
         centres = {s: hospital.name for s, hospital in zip(series, owners, strict=True)}
         (folder / "centres.json").write_text(json.dumps(centres, indent=1))
-        parameters = {"version": self.version, **asdict(self)}
+        parameters = {"version": self.version, **self.parameters()}
         (folder / "generated.json").write_text(json.dumps(parameters, indent=1))
         _write_csv(folder / "candidates.csv", "class", (t[1] for t in tables))
 
@@ -85,7 +85,7 @@ class LunaCohort(ScanCohort):
         self, folder: Path, series: str, number: int, hospital: CtHospital
     ) -> tuple[list[str], list[str]]:
         """One scan; returns its rows of annotations and candidates."""
-        rng = numpy_rng(self.seed, "luna16", series)
+        rng = numpy_rng(self.patients_seed(self.seed), "luna16", series)
         spacing = _spacing(rng, self.shape, hospital)
         chest = make_chest(rng, self.shape, spacing, hospital)
         nodules = add_nodules(rng, chest, hospital)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -73,7 +73,7 @@ class OrgansCohort(ScanCohort):
     @property
     def what(self) -> str:
         """See `Cohort.what`."""
-        return f"CT of {self.hospitals * self.patients} abdomens with organs"
+        return f"CT of {self.hospitals * self.each} abdomens with organs"
 
     def write(self, folder: Path) -> None:
         """Writes images, labels, ``dataset.json`` and ``centres.json``.
@@ -100,14 +100,14 @@ class OrgansCohort(ScanCohort):
                 {"image": f"./imagesTr/{c}.nii.gz", "label": f"./labelsTr/{c}.nii.gz"}
                 for c in cases
             ],
-            "parameters": {"version": self.version, **asdict(self)},
+            "parameters": {"version": self.version, **self.parameters()},
         }
         (folder / "dataset.json").write_text(json.dumps(index, indent=1))
 
     def _write_case(self, folder: Path, case: str, hospital: AbdomenHospital) -> None:
         import nibabel as nib
 
-        rng = numpy_rng(self.seed, "organs", case)
+        rng = numpy_rng(self.patients_seed(self.seed), "organs", case)
         usual = np.array(_FIELD) / self.shape
         spacing = usual * (hospital.pixel, hospital.pixel, hospital.thickness)
         shape = tuple(max(self.least, round(f / s)) for f, s in zip(_FIELD, spacing, strict=True))
