@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -153,19 +154,8 @@ def reach(
         >>> round(reach(adam, rate=0.1, steps=2, along=lambda: torch.tensor([4.0])), 6)
         0.05
     """
-
-    def walk(gradient: Tensor, count: int = steps) -> tuple[Tensor, Tensors]:
-        parameter = nn.Parameter(torch.zeros_like(gradient))
-        walking = optimizer([parameter])
-        for options in walking.param_groups:
-            options |= {"lr": rate, "weight_decay": 0.0}
-        for _ in range(count):
-            parameter.grad = gradient
-            walking.step()
-        return -parameter.detach(), save_optimizer(walking)
-
-    unit = torch.ones(1, dtype=torch.float64)
-    (one, memory), (two, _) = walk(unit), walk(2 * unit)
+    one, remembers = _along_ones(optimizer, rate, steps)
+    two, _ = _along_ones(optimizer, rate, steps, size=2.0)
     if not math.isclose(two, 2 * one, rel_tol=1e-9):
         if along is None:
             raise ConfigError(
@@ -173,16 +163,42 @@ def reach(
                 "to the gradient; choose optimizer=sgd."
             )
         gradient = along().double()
-        square = float(gradient @ gradient)
-        return float(walk(gradient)[0] @ gradient) / square if square else steps * rate
-    if not fresh and memory:
+        if not (square := float(gradient @ gradient)):
+            return steps * rate
+        return float(_walk(optimizer, rate, gradient, steps)[0] @ gradient) / square
+    if not fresh and remembers:
         if along is None:
             raise ConfigError(
                 "The algorithm reads gradients off displacements, which momentum of earlier rounds "
                 "would blur; choose local.optimizer_state=fresh."
             )
-        return float(walk(unit, SETTLED + steps)[0] - walk(unit, SETTLED)[0])
-    return float(one)
+        far, near = (_along_ones(optimizer, rate, SETTLED + n)[0] for n in (steps, 0))
+        return far - near
+    return one
+
+
+# All clients of a round ask for the same, and a settled momentum takes a thousand steps.
+@lru_cache(maxsize=256)
+def _along_ones(
+    optimizer: OptimizerFactory, rate: float, steps: int, size: float = 1.0
+) -> tuple[float, bool]:
+    """How far a constant number leads as a gradient, and whether the optimizer remembers it."""
+    end, memory = _walk(optimizer, rate, torch.full((1,), size, dtype=torch.float64), steps)
+    return float(end), bool(memory)
+
+
+def _walk(
+    optimizer: OptimizerFactory, rate: float, gradient: Tensor, steps: int
+) -> tuple[Tensor, Tensors]:
+    """Steps along a constant gradient; returns the way, turned, and the optimizer's state."""
+    parameter = nn.Parameter(torch.zeros_like(gradient))
+    walking = optimizer([parameter])
+    for options in walking.param_groups:
+        options |= {"lr": rate, "weight_decay": 0.0}
+    for _ in range(steps):
+        parameter.grad = gradient
+        walking.step()
+    return -parameter.detach(), save_optimizer(walking)
 
 
 def save_optimizer(optimizer: torch.optim.Optimizer) -> Tensors:
