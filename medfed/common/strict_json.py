@@ -41,6 +41,23 @@ def read_strict_json(path: Path, limit: int = LIMIT, finite: bool = True) -> Any
         content = file.read(limit + 1)
     if len(content) > limit:
         raise ValueError(f"it has more than {limit} bytes")
+    return parse_strict_json(content, finite)
+
+
+def parse_strict_json(content: bytes, finite: bool = True) -> Any:
+    """Reads bytes as `read_strict_json` reads a file.
+
+    Args:
+        content: In UTF-8.
+        finite: Whether NaN and infinity are refused.
+
+    Raises:
+        ValueError: See there.
+
+    Example:
+        >>> parse_strict_json(b'{"a": [1, 2.5]}')
+        {'a': [1, 2.5]}
+    """
     try:
         found = json.loads(
             content.decode(),

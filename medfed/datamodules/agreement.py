@@ -2,7 +2,8 @@
 
 Whatever is needed of all of them travels as JSON, by the server, and is counted: which columns have
 missing cells, the names of categories, and with pooled scaling counts and sums. No row leaves a
-client. Training continues from what the bytes say.
+client. Training continues from what the bytes say. Each client's half and the server's are
+generators, so that the same messages pass within one process and between hospitals.
 
 - Indicators: of the columns in which any client misses a training cell.
 - Categories: the sorted union of those in training rows.
@@ -16,13 +17,14 @@ client. Training continues from what the bytes say.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 
+from medfed.common.errors import DataError
+from medfed.datamodules.agreement_messages import packed, unpacked
 from medfed.datamodules.base import Exchanged
 from medfed.datamodules.readers.column_kinds import Categories, in_order
 from medfed.datamodules.table_columns import Array, Columns
@@ -52,26 +54,16 @@ class Agreement:
     scaling: Scaling | None
 
 
-@dataclass(frozen=True)
-class _Server:
-    """Passes messages on and counts their bytes."""
+class How(TypedDict):
+    """What `agree` is asked to settle."""
 
-    exchanged: list[Exchanged] = field(default_factory=list)
+    indicator: Indicator
+    normalization: Normalization
+    pooled: bool
 
-    def receive(self, client: str, content: Mapping[str, Any]) -> dict[str, Any]:
-        return self._passed(client, "up", content)
 
-    def answer(self, clients: Sequence[str], content: Mapping[str, Any]) -> dict[str, Any]:
-        """The same to all of them."""
-        return [self._passed(client, "down", content) for client in clients][-1]
-
-    def _passed(
-        self, client: str, direction: Literal["up", "down"], content: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        data = json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
-        self.exchanged.append((client, direction, len(data)))
-        decoded: dict[str, Any] = json.loads(data)
-        return decoded
+Told = Generator[bytes, bytes, Agreement]
+Merging = Generator[bytes, Sequence[bytes], None]
 
 
 def agree(
@@ -82,7 +74,7 @@ def agree(
     normalization: Normalization,
     pooled: bool,
 ) -> tuple[Agreement, list[Exchanged]]:
-    """Lets clients agree.
+    """Lets clients agree that are all in this process.
 
     Args:
         train: (N, F) training rows of every client; NaN is missing, a category its position.
@@ -102,25 +94,148 @@ def agree(
         >>> agreed.columns.indicators, exchanged[1]
         (('age',), ('b', 'up', 19))
     """
-    server = _Server()
-    numeric = [at for at, name in enumerate(names) if name not in categories]
-    numbers = {client: rows[:, numeric] for client, rows in train.items()}
-    first = {client: _about(rows, names, categories, indicator) for client, rows in train.items()}
+    telling = {
+        client: tell(rows, names, categories, indicator, normalization, pooled)
+        for client, rows in train.items()
+    }
+    agreed: list[Agreement] = []
+
+    def step(client: str, answer: bytes | None) -> bytes | None:
+        try:
+            return next(telling[client]) if answer is None else telling[client].send(answer)
+        except StopIteration as stop:
+            agreed.append(stop.value)
+            return None
+
+    server = merge(names, list(categories), indicator, normalization, pooled)
+    _, exchanged = converse(server, list(train), step)
+    return agreed[0], exchanged
+
+
+def converse(
+    server: Merging, clients: Sequence[str], step: Callable[[str, bytes | None], bytes | None]
+) -> tuple[list[bytes], list[Exchanged]]:
+    """Passes messages between clients and the server's half until both have ended.
+
+    Args:
+        server: Its half.
+        clients: In the order of the federation, in which sums are taken.
+        step: Hands an answer to a client, at first None, and returns what it tells, at last None.
+
+    Returns:
+        The answers, which are all that somebody who comes later needs, and what travelled.
+    """
+    answers: list[bytes] = []
+    exchanged: list[Exchanged] = []
+    told = [step(client, None) for client in clients]
+    next(server, None)
+    while all(content is not None for content in told):
+        contents = [content for content in told if content is not None]
+        exchanged += [(c, "up", len(t)) for c, t in zip(clients, contents, strict=True)]
+        try:
+            answers.append(server.send(contents))
+        except StopIteration:
+            break
+        exchanged += [(c, "down", len(answers[-1])) for c in clients]
+        told = [step(client, answers[-1]) for client in clients]
+    if any(content is not None for content in told):
+        odd = clients[next(at for at, content in enumerate(told) if content is not None)]
+        raise DataError(
+            f"{odd} has more to agree on about its data than the others; read them alike."
+        )
+    return answers, exchanged
+
+
+def tell(
+    rows: Array,
+    names: Sequence[str],
+    categories: Categories,
+    indicator: Indicator,
+    normalization: Normalization,
+    pooled: bool,
+) -> Told:
+    """A client's half: yields what it tells, is sent what the server answers.
+
+    Args:
+        rows: (N, F) its training rows.
+        names: See `agree`.
+        categories: See `agree`; its own.
+        indicator: See `agree`.
+        normalization: See `agree`.
+        pooled: See `agree`.
+
+    Returns:
+        What all have agreed on.
+
+    Raises:
+        DataError: If an answer is none.
+    """
+    numbers = rows[:, [at for at, name in enumerate(names) if name not in categories]]
+    first = _about(rows, names, categories, indicator)
     if pooled:
-        for client, values in numbers.items():
-            first[client] |= _extent(values, normalization)
-    if not any(first.values()):
-        return Agreement(Columns(tuple(names), {}, tuple(names) if indicator else ()), None), []
-    told = [server.receive(client, content) for client, content in first.items()]
-    answer = server.answer(list(train), _merged(told, names, categories, indicator, pooled))
-    shared = {name: tuple(texts) for name, texts in answer["categories"].items()}
-    columns = Columns(tuple(names), shared, tuple(answer["indicators"]))
+        first |= _extent(numbers, normalization)
+    if not first:
+        return Agreement(Columns(tuple(names), {}, tuple(names) if indicator else ()), None)
+    width = numbers.shape[1]
+    answered: dict[str, Any] = {"indicators": names, "categories": dict.fromkeys(categories)}
+    ends = ("minimum", "maximum") if normalization == "minmax" else ("low", "median", "high")
+    answered |= dict.fromkeys(ends, width) if pooled else {}
+    answer = unpacked((yield packed(first)), answered)
+    shared = {name: tuple(answer["categories"][name]) for name in categories}
+    there = set(answer["indicators"])
+    columns = Columns(tuple(names), shared, tuple(n for n in names if n in there))
     if not pooled:
-        return Agreement(columns, None), server.exchanged
+        return Agreement(columns, None)
     if normalization == "minmax":
-        ends = (np.array(answer[name]) for name in ("minimum", "maximum"))
-        return Agreement(columns, MinMax(*ends)), server.exchanged
-    return Agreement(columns, _standard(server, numbers, answer)), server.exchanged
+        return Agreement(columns, MinMax(*(np.array(answer[end]) for end in ends)))
+    low, median, high = (np.array(answer[end]) for end in ends)
+    apart = np.clip(numbers, low, high) - median
+    sums = {
+        "count": (~np.isnan(apart)).sum(axis=0).tolist(),
+        "sum": np.nansum(apart, axis=0).tolist(),
+        "squares": np.nansum(apart**2, axis=0).tolist(),
+    }
+    last = unpacked((yield packed(sums)), dict.fromkeys(("mean", "sd"), width))
+    mean, sd = np.array(last["mean"]), np.array(last["sd"])
+    return Agreement(columns, Standard(low, high, median, mean, sd))
+
+
+def merge(
+    names: Sequence[str],
+    categorical: Sequence[str],
+    indicator: Indicator,
+    normalization: Normalization,
+    pooled: bool,
+) -> Merging:
+    """The server's half: is sent what all clients tell, in their order, and yields its answer.
+
+    Args:
+        names: See `agree`.
+        categorical: The columns that have categories.
+        indicator: See `agree`.
+        normalization: See `agree`.
+        pooled: See `agree`.
+
+    Raises:
+        DataError: If what a client tells is not what is asked for.
+    """
+    if not (indicator == "auto" or categorical or pooled):
+        return
+    asked: dict[str, Any] = {} if indicator != "auto" else {"missing": list(names)}
+    asked |= {"categories": dict.fromkeys(categorical)} if categorical else {}
+    width = len(names) - len(categorical)
+    if pooled:
+        ends = ("minimum", "maximum") if normalization == "minmax" else ("low", "median", "high")
+        asked |= dict.fromkeys(("count", *ends), width)
+    told = [unpacked(content, asked) for content in (yield b"")]
+    answer = _merged(told, names, categorical, indicator, pooled)
+    contents = yield packed(answer)
+    if pooled and normalization == "standard":
+        sums = dict.fromkeys(("count", "sum", "squares"), width)
+        told = [unpacked(content, sums) for content in contents]
+        count, total, squares = (np.sum([one[name] for one in told], axis=0) for name in sums)
+        mean, sd = moments(count, np.array(answer["median"]), total, squares)
+        yield packed({"mean": mean.tolist(), "sd": sd.tolist()})
 
 
 def _about(
@@ -155,7 +270,7 @@ def _extent(values: Array, normalization: Normalization) -> dict[str, Any]:
 def _merged(
     told: Sequence[Mapping[str, Any]],
     names: Sequence[str],
-    categories: Categories,
+    categories: Sequence[str],
     indicator: Indicator,
     pooled: bool,
 ) -> dict[str, Any]:
@@ -179,23 +294,3 @@ def _merged(
         total = np.sum([one[name] for one in told], axis=0)
         found[name] = (total / np.maximum(counts.sum(axis=0), 1)).tolist()
     return found
-
-
-def _standard(server: _Server, numbers: Mapping[str, Array], answer: Mapping[str, Any]) -> Standard:
-    """The second exchange of pooled standardisation."""
-    low, median, high = (np.array(answer[name]) for name in ("low", "median", "high"))
-    told = []
-    for client, values in numbers.items():
-        apart = np.clip(values, low, high) - median
-        sums = {
-            "count": (~np.isnan(apart)).sum(axis=0).tolist(),
-            "sum": np.nansum(apart, axis=0).tolist(),
-            "squares": np.nansum(apart**2, axis=0).tolist(),
-        }
-        told.append(server.receive(client, sums))
-    count, total, squares = (
-        np.sum([one[name] for one in told], axis=0) for name in ("count", "sum", "squares")
-    )
-    mean, sd = moments(count, median, total, squares)
-    last = server.answer(list(numbers), {"mean": mean.tolist(), "sd": sd.tolist()})
-    return Standard(low, high, median, np.array(last["mean"]), np.array(last["sd"]))

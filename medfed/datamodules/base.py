@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal
 
@@ -178,8 +178,24 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
             DataError: If a client has no patients, a patient appears twice, or a file is bad.
             ConfigError: If the partition does not fit the data.
         """
-        if self.clients:
-            return
+        if not self.clients:
+            self.plan()
+            self.build()
+
+    def agreeing(self) -> Generator[bytes, bytes, None]:
+        """What the one planned client tells others before it is read; see `one_site`."""
+        yield from ()
+
+    def merging(self, facts: Mapping[str, Any]) -> Generator[bytes, Sequence[bytes], None]:
+        """The server's half of `agreeing`, of clients who have these `facts` in common."""
+        yield from ()
+
+    def facts(self) -> dict[str, Any]:
+        """What must be the same everywhere for a model to mean the same, as JSON; after `plan`."""
+        return {"channels": list(self.plan_names), "classes": list(self.class_names)}
+
+    def plan(self) -> None:
+        """The first half of `setup`: lists, assigns and splits patients."""
         self.prepare_data()
         self._patients = by_id(self.list_patients())
         names = self.plan_names, self.class_names
@@ -192,13 +208,16 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
             *self.data_remarks(),
             *remarks(self.partition, list(self._patients.values())),
         ]
+
+    def build(self) -> None:
+        """The second half of `setup`: reads the patients of the planned clients."""
         with one_thread():
             built = self.build_clients(self.plans)
         if self.workers:
             source = BatchWorkers(built, self.workers)
             for client in built.values():
                 client.source = source
-        self.kept_out = {n: built.pop(n) for n in self.keep_out}
+        self.kept_out = {n: built.pop(n) for n in self.keep_out if n in built}
         self.clients = built
 
     def client_of(self, name: str, plan: ClientPlan, **samples: Any) -> ClientData:

@@ -75,6 +75,11 @@ class ImageDataModule(OnDiskDataModule):
             count = f"{len(data.images)} images of {len(data.classes)} classes"
             self.description = f"Data: {data.source}, {count}."
 
+    def facts(self) -> dict[str, Any]:
+        """See the base class; also the images' size, and which value is white."""
+        size = list(self.data.images.shape[2:])
+        return {**super().facts(), "size": size, "white": int(self.data.peak)}
+
     def list_patients(self) -> list[Patient]:
         """See the base class."""
         return self.data.samples.list_patients()

@@ -117,6 +117,10 @@ class PreparedCases(CachedDataModule[VolumeReader]):
         plain = found.keeps_grid and {rule.name for rule in rules} == {"zscore_nonzero"}
         return None if plain else found
 
+    def facts(self) -> dict[str, Any]:
+        """See the base class; also whether regions exclude each other."""
+        return {**super().facts(), "exclusive": self.exclusive}
+
     def prepare_data(self) -> None:
         """Generates the cohort where no path is given and it is not there yet."""
         self.channel_names = self.scans.channels

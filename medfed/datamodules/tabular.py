@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,13 +17,13 @@ from medfed.common.checks import check_known
 from medfed.common.errors import ConfigError, DataError
 from medfed.common.files import ExistingPath
 from medfed.common.seeding import derive_seed
-from medfed.datamodules.agreement import Agreement, Indicator, agree
+from medfed.datamodules.agreement import Agreement, How, Indicator, agree, merge, tell
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.client_data import Batch, ClientData
 from medfed.datamodules.duplicates import Sample, rows_mean_something
 from medfed.datamodules.plans import ClientPlan
 from medfed.datamodules.readers.base import Patient, expanded
-from medfed.datamodules.readers.column_kinds import recode
+from medfed.datamodules.readers.column_kinds import Categories, recode
 from medfed.datamodules.readers.csv_rows import csv_rows
 from medfed.datamodules.readers.samples import Index, Samples
 from medfed.datamodules.readers.scikit_learn import embedded as read_embedded
@@ -47,6 +47,7 @@ from medfed.datamodules.table_scaling import (
 )
 
 log = logging.getLogger(__name__)
+Rows = tuple[Index, Index]
 
 
 @dataclass(eq=False, repr=False)
@@ -212,19 +213,10 @@ class TabularDataModule(FederatedDataModule):
 
     def build_clients(self, plans: Mapping[str, ClientPlan]) -> dict[str, ClientData]:
         """Lets the clients agree and scales by training statistics; see the base class."""
-        table = self.table
-        chosen = {client: self._select(client, plan) for client, plan in plans.items()}
-        self.train_rows = {c: table.features[parts["train"][0]] for c, parts in chosen.items()}
+        table, chosen = self.table, self._chosen(plans)
         if self.agreement is None:
             told = {c: rows for c, rows in self.train_rows.items() if c not in self.keep_out}
-            self.agreement, self.exchanged = agree(
-                told,
-                table.names,
-                table.categories,
-                self.missing_indicator,
-                self.normalization,
-                self.scaling == "pooled",
-            )
+            self.agreement, self.exchanged = agree(told, *self._columns, **self._how)
         columns = self.columns
         rows = recode(table.features, table.names, table.categories, columns.categories)
         self.channel_names = tuple(name for name, _ in columns.inputs())
@@ -239,6 +231,40 @@ class TabularDataModule(FederatedDataModule):
         say(columns, self.train_rows, self.scalings)
         say_unknown(columns, rows)
         return clients
+
+    def _chosen(self, plans: Mapping[str, ClientPlan]) -> dict[str, dict[Split, Rows]]:
+        """The rows of every client and split; those to train on are kept."""
+        found = {client: self._select(client, plan) for client, plan in plans.items()}
+        features = self.table.features
+        self.train_rows = {client: features[rows["train"][0]] for client, rows in found.items()}
+        return found
+
+    def agreeing(self) -> Generator[bytes, bytes, None]:
+        """See the base class: what is missing, categories, and pooled scaling."""
+        self._chosen(self.plans)
+        (rows,) = self.train_rows.values()
+        if self.agreement is None:
+            self.agreement = yield from tell(rows, *self._columns, **self._how)
+
+    def merging(self, facts: Mapping[str, Any]) -> Generator[bytes, Sequence[bytes], None]:
+        """See the base class."""
+        yield from merge(facts["channels"], facts["categories"], **self._how)
+
+    def facts(self) -> dict[str, Any]:
+        """See the base class; also which columns hold categories."""
+        return {**super().facts(), "categories": sorted(self.table.categories)}
+
+    @property
+    def _columns(self) -> tuple[Sequence[str], Categories]:
+        return self.table.names, self.table.categories
+
+    @property
+    def _how(self) -> How:
+        return {
+            "indicator": self.missing_indicator,
+            "normalization": self.normalization,
+            "pooled": self.scaling == "pooled",
+        }
 
     def _numbers(self, client: str) -> Array:
         """Training values of a client's columns of numbers."""
@@ -268,7 +294,7 @@ class TabularDataModule(FederatedDataModule):
             "input": {**self.columns.facts(), "lowest": ends[0], "highest": ends[1]},
         }
 
-    def _select(self, client: str, plan: ClientPlan) -> dict[Split, tuple[Index, Index]]:
+    def _select(self, client: str, plan: ClientPlan) -> dict[Split, Rows]:
         if plan.scanner is not None:
             raise ConfigError(
                 f"Client {client} has a scanner, but tables have no images; choose another "

@@ -26,7 +26,7 @@ class Auto(Partition):
     """
 
     # Where hospitals are named no choice is random.
-    traits = Traits(seeded=False)
+    traits = Traits(seeded=False, natural=True)
 
     num_clients: int | None = None
     protocol: str | None = None

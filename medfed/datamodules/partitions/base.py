@@ -41,11 +41,13 @@ class Traits:
         needs: What it cannot do without: patients' ``label`` or ``centre``, ``images``, a ``file``.
         keeps_all: Whether every patient is at some client.
         seeded: Whether another seed gives clients other patients.
+        natural: Whether clients are the hospitals that patients come from, as at real sites.
     """
 
     needs: frozenset[str] = frozenset()
     keeps_all: bool = True
     seeded: bool = True
+    natural: bool = False
 
 
 class Partition(ABC):

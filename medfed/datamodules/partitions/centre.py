@@ -23,7 +23,8 @@ class ByCentre(Partition):
     @property
     def traits(self) -> Traits:
         """Patients may be left out where centres are chosen."""
-        return Traits(frozenset({"centre"}), keeps_all=self.centres is None, seeded=False)
+        all_ = self.centres is None
+        return Traits(frozenset({"centre"}), keeps_all=all_, seeded=False, natural=True)
 
     def assign(self, patients: Sequence[Patient], seed: int) -> dict[str, list[str]]:
         """See `Partition.assign`; no random choice is made.
