@@ -215,13 +215,28 @@ def save_optimizer(optimizer: torch.optim.Optimizer) -> Tensors:
     return saved
 
 
-def restore_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Tensor]) -> None:
-    """Puts back what :func:`save_optimizer` returned."""
+def restore_optimizer(
+    optimizer: torch.optim.Optimizer, saved: Mapping[str, Tensor], in_place: bool = False
+) -> None:
+    """Puts back what :func:`save_optimizer` returned, and nothing else remains.
+
+    Args:
+        optimizer: Of the same parameters.
+        saved: Its state.
+        in_place: Whether tensors that it already keeps are filled instead of replaced.
+    """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    before = dict(optimizer.state) if in_place else {}
+    optimizer.state.clear()
     for name, value in saved.items():
         index, field = name.split("/", 1)
-        put = value.item() if field.endswith("#") else value.clone()
-        optimizer.state[parameters[int(index)]][field.removesuffix("#")] = put
+        parameter, field, number = parameters[int(index)], field.removesuffix("#"), "#" in field
+        place = before.get(parameter, {}).get(field)
+        if isinstance(place, Tensor):
+            put: Any = place.copy_(value)
+        else:
+            put = value.item() if number else value.clone()
+        optimizer.state[parameter][field] = put
 
 
 def remembers_elsewhere(optimizer: OptimizerFactory) -> bool:

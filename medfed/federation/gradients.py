@@ -12,6 +12,7 @@ from torch import Tensor
 from medfed.common.errors import NonFiniteError
 from medfed.federation.budget import Passes
 from medfed.federation.client import Batch, Penalty
+from medfed.federation.plan import forget
 
 FIRST_SCALE = 2.0**16  # of the losses in float16, as PyTorch's GradScaler begins
 
@@ -37,7 +38,8 @@ class Gradients:
         precision: The context in which losses are computed, such as one of mixed precision;
             weights, penalties and whatever else a method computes stay as they are.
         half: Whether it computes in float16, whose small gradients need a scaled loss.
-        passes: Of all clients.
+        in_place: Whether gradients keep their places in memory; see
+            :class:`medfed.federation.plan.Plan`.
     """
 
     def __init__(self, loss: Callable[[Batch], Tensor]) -> None:
@@ -45,8 +47,14 @@ class Gradients:
         self.backward: Callable[[Tensor], None] = torch.Tensor.backward
         self.precision: Callable[[], AbstractContextManager[None]] = nullcontext
         self.half = False
-        self.passes = Passes()
+        self.in_place = False
+        self._gradient_passes = self._forward_passes = 0
         self._scale = FIRST_SCALE
+
+    @property
+    def passes(self) -> Passes:
+        """Passes of batches through the network so far, of all clients."""
+        return Passes(self._gradient_passes, self._forward_passes)
 
     def begin(self) -> None:
         """Starts the scale of float16 anew, lest a result depend on whoever trained before it."""
@@ -54,7 +62,7 @@ class Gradients:
 
     def count_forward(self, passes: int = 1) -> None:
         """Counts forward passes that are made elsewhere."""
-        self.passes = self.passes._replace(forward=self.passes.forward + passes)
+        self._forward_passes += passes
 
     def loss_of(self, batch: Batch) -> Tensor:
         """Returns the loss of a batch, a forward pass alone."""
@@ -98,8 +106,7 @@ class Gradients:
             if not bool(loss.isfinite()) or bool(_finite(found)):
                 return loss
             self._scale /= 2
-            for tensor in trained.values():
-                tensor.grad = None
+            forget(list(trained.values()), self.in_place)
             for tensor, value in zip(buffers, before, strict=True):
                 tensor.copy_(value)
         raise NonFiniteError(
@@ -114,20 +121,33 @@ class Gradients:
         look: Looking | None,
         scale: float = 1.0,
     ) -> Tensor:
+        if len(group) == 1:
+            return self._backward(group[0], trained, penalty, look, scale)
         sizes = [len(next(iter(batch.values()))) for batch in group]
         losses = []
         for batch, size in zip(group, sizes, strict=True):
-            factor = scale * size / sum(sizes)
-            with torch.enable_grad():
-                with self.precision(), nullcontext() if look is None else look.looking():
-                    loss = self.loss(batch)
-                whole = loss if penalty is None else loss + penalty(trained)
-                if look is not None and (term := look.penalty(batch, loss)) is not None:
-                    whole = whole + term
-                self.backward(whole if factor == 1 else whole * factor)
-            self.passes = self.passes._replace(gradient=self.passes.gradient + 1)
-            losses.append(loss.detach() * (size / sum(sizes)))
-        return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
+            share = size / sum(sizes)
+            loss = self._backward(batch, trained, penalty, look, scale * size / sum(sizes))
+            losses.append(loss * share)
+        return torch.stack(losses).sum()
+
+    def _backward(
+        self,
+        batch: Batch,
+        trained: Mapping[str, Tensor],
+        penalty: Penalty | None,
+        look: Looking | None,
+        factor: float,
+    ) -> Tensor:
+        with torch.enable_grad():
+            with self.precision(), nullcontext() if look is None else look.looking():
+                loss = self.loss(batch)
+            whole = loss if penalty is None else loss + penalty(trained)
+            if look is not None and (term := look.penalty(batch, loss)) is not None:
+                whole = whole + term
+            self.backward(whole if factor == 1 else whole * factor)
+        self._gradient_passes += 1
+        return loss.detach()
 
 
 def _finite(tensors: Sequence[Tensor]) -> Tensor:

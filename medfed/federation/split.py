@@ -103,7 +103,10 @@ def normalises_batches(network: nn.Module) -> bool:
 
 @contextmanager
 def training_mode(
-    network: nn.Module, policy: BufferPolicy, base: Collection[str] = ()
+    network: nn.Module,
+    policy: BufferPolicy,
+    base: Collection[str] = (),
+    modules: Iterable[nn.Module] | None = None,
 ) -> Iterator[None]:
     """Puts a network in training mode, its running statistics fixed where buffers are frozen.
 
@@ -111,8 +114,10 @@ def training_mode(
         network: The model.
         policy: Of all buffers.
         base: Entries that never change, whatever the policy.
+        modules: The network's, where they are known already.
     """
-    network.train()
+    if not all(m.training for m in modules or network.modules()):
+        network.train()
     if fixed := policy == "frozen" or bool(base):
         for name, module in network.named_modules():
             if isinstance(module, _NormBase) and module.track_running_stats:

@@ -14,6 +14,7 @@ from medfed.common.errors import ConfigError
 from medfed.common.tensors import Tensors, gradient_of
 from medfed.federation.client import Batch, BatchPenalty, Outputs
 from medfed.federation.gradients import Gradients
+from medfed.federation.plan import forget
 
 
 class StepGradient:
@@ -55,8 +56,7 @@ class StepGradient:
         kept = [t.detach().clone() for t in live]
         with torch.no_grad():
             torch._foreach_copy_(live, [at[n] for n in names])
-        for tensor in live:
-            tensor.grad = None
+        forget(live, self._gradients.in_place)
         while len(self._groups) <= fresh:
             self._groups.append(next(self._stream))
         loss = self._gradients.add(self._groups[fresh], self._trained, self._buffers)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import chain, count, islice
-from typing import Any, Literal, NamedTuple, Unpack
+from typing import Any, Literal, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -20,11 +20,11 @@ from medfed.federation.budget import (
     OptimizerFactory,
     SchedulerFactory,
     learning_rates,
-    restore_optimizer,
     save_optimizer,
 )
-from medfed.federation.client import Batch, ClientData, How
+from medfed.federation.client import Batch, ClientData, Direction, How, Penalty
 from medfed.federation.gradients import Gradients
+from medfed.federation.plan import Plan
 from medfed.federation.split import (
     ParameterSplit,
     Update,
@@ -35,24 +35,9 @@ from medfed.federation.split import (
 from medfed.federation.step import Look, StepGradient
 
 Key = tuple[str | int, ...]
-Rates = Mapping[Literal["shared", "personal"], float]
-PARTS: tuple[Literal["shared", "personal"], ...] = ("shared", "personal")  # as in an update of all
-
-
-class Plan(NamedTuple):
-    """What one ``update`` trains. It is looked up once, for a round asks for it at every client.
-
-    Attributes:
-        trained: The live parameters that it trains.
-        fixed: All other live parameters.
-        changing: The live entries that training may change: ``trained`` and their buffers.
-        optimizer: The optimizer of ``trained``.
-    """
-
-    trained: Tensors
-    fixed: list[Tensor]
-    changing: Tensors
-    optimizer: torch.optim.Optimizer
+Part = Literal["shared", "personal"]
+Rates = Mapping[Part, float]
+PARTS: tuple[Part, ...] = ("shared", "personal")  # as in an update of all
 
 
 class LocalTrainer(Gradients):
@@ -95,6 +80,8 @@ class LocalTrainer(Gradients):
         self._entries: Tensors = {}
         self._held: list[tuple[dict[str, Any], str, Tensor | None]] = []
         self._entries_device: torch.device | None = None
+        self._modules: list[nn.Module] = []
+        self._normalises = False
 
     @property
     def entries(self) -> Tensors:
@@ -112,6 +99,8 @@ class LocalTrainer(Gradients):
                 for name, tensor in where.items()
             ]
             self._entries_device = self.device
+            self._modules = list(self.network.modules())
+            self._normalises = normalises_batches(self.network)
             self._plans.clear()
         return self._entries
 
@@ -132,38 +121,42 @@ class LocalTrainer(Gradients):
 
     def _mode(self) -> AbstractContextManager[None]:
         """Training, with whatever statistics never change."""
-        return training_mode(self.network, self.split.policy, self.split.base)
+        return training_mode(self.network, self.split.policy, self.split.base, self._modules)
 
-    def _prepare(self, update: Update, rate: float, rates: Rates | None = None) -> Plan:
+    def _prepare(
+        self,
+        update: Update,
+        rate: float,
+        rates: Rates | None = None,
+        memory: Tensors | None = None,
+    ) -> Plan:
         """Lets exactly the trained parameters require gradients and resets their optimizer."""
         entries, parts = self.entries, [p for p in PARTS if rates and update in (p, "all")]
         parts = [p for p in parts if self.split.parameters(p)]
         key = (update, *parts)
         if key not in self._plans:
-            trained = select(entries, self.split.parameters(update))
-            outside = self.split.buffers.union(trained)
-            groups = [
-                {"params": list(select(entries, self.split.parameters(p)).values())} for p in parts
-            ]
-            self._plans[key] = Plan(
-                trained,
-                [t for n, t in entries.items() if n not in outside],
-                select(entries, self.split.names(update)),
-                self.make_optimizer(groups or list(trained.values())),  # type: ignore[arg-type]
-            )
+            self._plans[key] = self._plan(entries, update, parts)
         plan = self._plans[key]
         if not type(plan.optimizer).__module__.startswith("torch.optim."):
             del self._plans[key]  # what it keeps beside its state is of one client's call alone
         self.begin()
-        for group, needed in ((plan.trained.values(), True), (plan.fixed, False)):
-            for parameter in group:
-                parameter.requires_grad_(needed)
-                parameter.grad = None
-        plan.optimizer.state.clear()
-        steps = [rates[p] for p in parts] if rates else [rate]
-        for options, size in zip(plan.optimizer.param_groups, steps, strict=True):
-            options["lr"] = size
+        plan.begin([rates[p] for p in parts] if rates else [rate], memory)
         return plan
+
+    def _plan(self, entries: Tensors, update: Update, parts: Sequence[Part]) -> Plan:
+        trained = select(entries, self.split.parameters(update))
+        outside = self.split.buffers.union(trained)
+        groups = [
+            {"params": list(select(entries, self.split.parameters(p)).values())} for p in parts
+        ]
+        return Plan(
+            trained,
+            [t for n, t in entries.items() if n not in outside],
+            select(entries, self.split.names(update)),
+            [entries[n] for n in self.split.buffers],
+            self.make_optimizer(groups or list(trained.values())),  # type: ignore[arg-type]
+            self.in_place,
+        )
 
     def run(
         self,
@@ -196,49 +189,70 @@ class LocalTrainer(Gradients):
                 "several layers, or another algorithm.personal."
             )
         self.load(start)
-        trained, _, changing, optimizer = self._prepare(update, rate, how.get("rates"))
-        if memory:
-            restore_optimizer(optimizer, memory)
+        plan = self._prepare(update, rate, how.get("rates"), memory)
         seed = derive_seed(self.seed, *key, "train")
         epochs = (self._groups(data, derive_seed(seed, "epoch", epoch)) for epoch in count())
         stream = chain.from_iterable(epochs)
         total = torch.zeros((), device=self.device, dtype=torch.float64)
-        buffers = [self.entries[n] for n in self.split.buffers]
-        penalty, after_step, direction = (
+        penalty, direction, after_step = (
             how.get("penalty"),
-            how.get("after_step"),
             how.get("direction"),
+            how.get("after_step"),
         )
-        look = self._look(trained, how)
+        look = self._look(plan.trained, how)
         with self._mode(), seeded(seed, self.device):
             for group in islice(stream, steps):
-                optimizer.zero_grad()
                 if direction is None:
-                    total += self.add(group, trained, buffers, penalty, look)
+                    total += self._step(plan, group, penalty, look)
                 else:
-                    at = StepGradient(self, group, stream, trained, buffers, taken=False)
-                    with torch.no_grad():
-                        found = direction(trained, at)
-                    for name, tensor in trained.items():
-                        tensor.grad = found[name]
-                    total += torch.nan if at.loss is None else at.loss
-                if self.budget.clip is not None:
-                    clip_grad_norm_(trained.values(), self.budget.clip)
-                optimizer.step()
+                    total += self._directed(plan, group, stream, direction)
                 if after_step is not None:
                     with torch.no_grad():
-                        after_step(trained, StepGradient(self, group, stream, trained, buffers))
+                        at = StepGradient(self, group, stream, plan.trained, plan.buffers)
+                        after_step(plan.trained, at)
         if not math.isfinite(mean := float(total) / steps):
             raise NonFiniteError(
                 "the training loss became NaN or infinite; lower optimizer.lr or set local.clip"
             )
         if memory is not None:
             memory.clear()
-            memory.update(save_optimizer(optimizer))
+            memory.update(save_optimizer(plan.optimizer))
+        changing = plan.changing
         if how.get("statistics"):
             local = self.split.buffers.intersection(self.split.personal)
             changing = {**changing, **select(self.entries, local)}
-        return {**start, **{n: t.detach().clone() for n, t in changing.items()}}, mean
+        with torch.no_grad():
+            return {**start, **{n: t.clone() for n, t in changing.items()}}, mean
+
+    def _step(
+        self, plan: Plan, group: Sequence[Batch], penalty: Penalty | None, look: Look | None
+    ) -> Tensor:
+        """Takes one gradient step over tensors that stay where they are; returns its loss."""
+        plan.clear()
+        loss = self.add(group, plan.trained, plan.buffers, penalty, look)
+        self._move(plan)
+        return loss
+
+    def _directed(
+        self,
+        plan: Plan,
+        group: Sequence[Batch],
+        stream: Iterator[Sequence[Batch]],
+        direction: Direction,
+    ) -> Tensor | float:
+        """Takes one step along what a method puts in place of the gradient; returns its loss."""
+        at = StepGradient(self, group, stream, plan.trained, plan.buffers, taken=False)
+        with torch.no_grad():
+            found = direction(plan.trained, at)
+        for name, tensor in plan.trained.items():
+            tensor.grad = found[name]
+        self._move(plan)
+        return torch.nan if at.loss is None else at.loss
+
+    def _move(self, plan: Plan) -> None:
+        if self.budget.clip is not None:
+            clip_grad_norm_(plan.live, self.budget.clip)
+        plan.optimizer.step()
 
     def _look(self, trained: Tensors, how: How) -> Look | None:
         penalty, outputs = how.get("batch_penalty"), how.get("outputs")
@@ -255,15 +269,14 @@ class LocalTrainer(Gradients):
         batches: int | None = None,
     ) -> Tensors:
         """Returns the gradient of the mean loss over an epoch, or its first batches."""
-        trained = self._prepare(update, 0.0).trained
-        sums = {n: torch.zeros_like(t) for n, t in trained.items()}
+        plan = self._prepare(update, 0.0)
+        sums = {n: torch.zeros_like(t) for n, t in plan.trained.items()}
         seen = 0
         for batch, size in self._pass(data, at, key, batches):
-            for tensor in trained.values():
-                tensor.grad = None
-            self.add([batch], trained, [self.entries[n] for n in self.split.buffers])
+            plan.clear()
+            self.add([batch], plan.trained, plan.buffers)
             torch._foreach_add_(
-                list(sums.values()), [gradient_of(t) for t in trained.values()], alpha=size
+                list(sums.values()), [gradient_of(t) for t in plan.live], alpha=size
             )
             seen += size
         torch._foreach_div_(list(sums.values()), seen)
@@ -325,12 +338,12 @@ class LocalTrainer(Gradients):
 
         A last batch of one sample is passed over where BatchNorm has to make statistics of it.
         """
-        lone = self.split.policy != "frozen" and normalises_batches(self.network)
+        lone = self.split.policy != "frozen" and self._normalises
         lone = lone and data.num_samples > data.batch_size > 1
-        empty = True
+        device, empty = self.device, True
         for batch in data.train_batches(seed):
             if not (lone and len(next(iter(batch.values()))) == 1):
                 empty = False
-                yield to_device(batch, self.device)
+                yield to_device(batch, device)
         if empty:
             raise ConfigError(f"Client {data.id} has no training batch.")

@@ -113,14 +113,16 @@ class FederatedModule(pl.LightningModule):
         warnings.filterwarnings("ignore", message=_NO_OPTIMIZER)
 
     def setup(self, stage: str) -> None:
-        """Lets Lightning's precision plugin see every loss and backward pass."""
+        """Lets Lightning's precision plugin see every loss.
+
+        Backward passes are the local loop's own: Lightning's hooks around them cost time in every
+        step and have nobody to call.
+        """
         training = stage == "fit"
         plugin = self.trainer.precision_plugin
         self.local.precision = plugin.forward_context if training else nullcontext
         # The plugin's own scaler would carry the scale of one client to the next.
         self.local.half = training and getattr(plugin, "scaler", None) is not None
-        scaled = not training or self.local.half
-        self.local.backward = Tensor.backward if scaled else self.manual_backward
 
     def on_fit_start(self) -> None:
         """Moves all states to where training runs."""

@@ -1,0 +1,48 @@
+"""Steps over tensors that keep their places in memory, as a captured step needs them."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from medfed.common.tensors import digest
+from medfed.federation.training import LocalTrainer
+from medfed.personalize.fedavg import FedAvg
+from tests.toys import toy_data, toy_federation
+
+OPTIMIZERS = {
+    "sgd": partial(torch.optim.SGD, lr=0.05),
+    "momentum": partial(torch.optim.SGD, lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.1),
+    "adam": partial(torch.optim.Adam, lr=0.01, amsgrad=True),
+    "adamw": partial(torch.optim.AdamW, lr=0.01),
+}
+NOT_ZEROS = {"dampened": partial(torch.optim.SGD, lr=0.05, momentum=0.9, dampening=0.5)}
+
+
+def places(local: LocalTrainer) -> list[int]:
+    """Where everything lies that a step reads or writes."""
+    (plan,) = local._plans.values()
+    kept = [v for fields in plan.optimizer.state.values() for v in fields.values()]
+    rates = [g["lr"] for g in plan.optimizer.param_groups]
+    return [t.data_ptr() for t in [*plan.live, *(p.grad for p in plan.live), *kept, *rates]]
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["fresh", "kept"])
+@pytest.mark.parametrize("name", [*OPTIMIZERS, *NOT_ZEROS])
+def test_steps_in_place_are_the_same_steps(name: str, kept: bool) -> None:
+    ends, seen = {}, []
+    for in_place in (False, True):
+        _, federation, local = toy_federation(FedAvg(), data=toy_data(), steps=3, kept=kept)
+        local.make_optimizer, local.in_place = (OPTIMIZERS | NOT_ZEROS)[name], in_place
+        local.rates = [0.05, 0.02]
+        for number in range(2):
+            for client in federation.clients.values():
+                client.begin(number, "fit", 0)
+                weights = client.train(client.weights, penalty=lambda w: w["body.weight"].sum())
+                ends[in_place, number, client.id] = digest(weights), client.loss
+                if in_place:
+                    seen.append(places(local))
+    for (in_place, *key), end in ends.items():
+        assert end == ends[not in_place, *key]
+    if name in OPTIMIZERS:
+        assert all(found == seen[0] for found in seen)
