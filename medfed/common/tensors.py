@@ -171,8 +171,23 @@ def gradient_of(tensor: Tensor) -> Tensor:
     return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
 
 
+def onto(tensor: Tensor, device: torch.device) -> Tensor:
+    """Moves a tensor to a device; nobody waits for it on the way from main memory to a GPU.
+
+    Such a copy takes pinned memory: out of any other, PyTorch waits for all that the GPU still has
+    to do.
+
+    Example:
+        >>> onto(torch.ones(1), torch.device("cpu"))
+        tensor([1.])
+    """
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
 def to_device(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """Moves the tensors of a batch, without waiting where the device allows it.
+    """Moves the tensors of a batch, as :func:`onto` does.
 
     Example:
         >>> to_device({"image": torch.ones(1), "id": "a"}, torch.device("cpu"))
@@ -180,9 +195,7 @@ def to_device(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
     """
     if device.type == "cpu":
         return batch
-    return {
-        k: v.to(device, non_blocking=True) if isinstance(v, Tensor) else v for k, v in batch.items()
-    }
+    return {k: onto(v, device) if isinstance(v, Tensor) else v for k, v in batch.items()}
 
 
 def first_non_finite(tensors: Mapping[str, Tensor]) -> str | None:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from medfed.common.errors import ConfigError
 from medfed.common.seeding import one_thread, seeded
+from medfed.common.tensors import onto
 from medfed.datamodules.channel_dropout import ChannelDropout
 
 Sample = dict[str, Any]
@@ -191,14 +192,15 @@ class Chain:
         coins = self._stream.rand(len(self._chances), len(image)) < self._chances[:, None]
         image, label = image.clone(), label.clone()
         moved = (image, label) if self.regions else (image,)
-        for axis, coin in zip(self.flips, torch.from_numpy(coins), strict=False):
+        for axis, coin in zip(self.flips, coins, strict=False):
+            chosen = _numbers(coin, image.device)
             for values in moved:
-                values[coin] = values[coin].flip(axis + 2)
+                values[chosen] = values[chosen].flip(axis + 2)
         quarter, affine, *acting = coins[len(self.flips) :]
         if quarter.any():
             self._turn(moved, quarter)
         if affine.any():
-            self._map(moved, torch.from_numpy(affine))
+            self._map(moved, affine)
         with _plain_tensors():
             for n, acts in enumerate(np.array(acting).T):
                 if acts.any():
@@ -213,7 +215,7 @@ class Chain:
             for values in moved:
                 values[n] = torch.rot90(values[n], int(turns[n]), (1, 2))
 
-    def _map(self, moved: Sequence[Tensor], coin: Tensor) -> None:
+    def _map(self, moved: Sequence[Tensor], coin: NDArray[np.bool_]) -> None:
         """Turns, zooms and shifts some samples of image and label in place."""
         from monai.networks.layers import AffineTransform
         from monai.transforms.utils import create_rotate, create_scale, create_translate
@@ -227,12 +229,13 @@ class Chain:
             @ create_translate(dims, (draw(-recipe.shift, recipe.shift, dims) * size).tolist())
             for _ in range(int(coin.sum()))
         ]
-        theta = torch.from_numpy(np.stack(maps)).float()
+        chosen = _numbers(coin, moved[0].device)
+        theta = onto(torch.from_numpy(np.stack(maps)).float(), chosen.device)
         for values, mode in zip(moved, ("bilinear", "nearest"), strict=False):
             resample = AffineTransform(
                 mode=mode, padding_mode="reflection", align_corners=False, zero_centered=True
             )
-            values[coin] = resample(values[coin].float(), theta).to(values.dtype)
+            values[chosen] = resample(values[chosen].float(), theta).to(values.dtype)
 
     def _alter(self, image: Tensor, acts: NDArray[np.bool_]) -> None:
         """Alters the intensities of one sample in place, by the transforms that act."""
@@ -269,6 +272,11 @@ def augmented(augment: Augment, image: Tensor, label: Tensor, seed: int) -> tupl
     images = torch.stack([torch.as_tensor(d["image"]) for d in done]).as_subclass(Tensor)
     labels = torch.stack([torch.as_tensor(d["label"]) for d in done]).as_subclass(Tensor)
     return images.to(image.dtype), labels.to(label.dtype)
+
+
+def _numbers(coin: NDArray[np.bool_], device: torch.device) -> Tensor:
+    """(n,) int64: which samples were drawn; a mask would make a GPU count them first."""
+    return onto(torch.from_numpy(np.flatnonzero(coin)), device)
 
 
 @contextmanager

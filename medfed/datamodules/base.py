@@ -57,6 +57,8 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
             from 0, every patient is tested once.
         batch_size: Samples per training batch.
         eval_batch_size: Samples per evaluation batch.
+        device_gb: Training samples up to this size (10^9 bytes) are kept on the GPU, those of the
+            clients first that train first; None: a quarter of the memory that is free there.
         augment: How training images are altered: a recipe, a random MONAI dict transform of one
             sample, or None.
         flips: Axes along which a recipe may flip them.
@@ -84,6 +86,7 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
     fold: Sequence[int] | None = None
     batch_size: int = 32
     eval_batch_size: int = 256
+    device_gb: float | None = None
     augment: Augmentation | Augment | None = field(default=None, init=False)
     flips: Sequence[int] = field(default=(), init=False)
     workers: int = field(default=0, init=False)
@@ -102,6 +105,8 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         check_fractions(self.val_fraction, self.test_fraction)
         check_fold(self.fold)
         check_batch_sizes(self.batch_size, self.eval_batch_size)
+        if self.device_gb is not None and not self.device_gb >= 0:
+            raise ConfigError(f"data.device_gb={self.device_gb} must not be negative.")
         self.clients: dict[str, ClientData] = {}
         self.kept_out: dict[str, ClientData] = {}
         self.plans: dict[str, ClientPlan] = {}

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from medfed.common.errors import ConfigError
 from medfed.common.seeding import torch_rng
+from medfed.common.tensors import onto
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class ChannelDropout:
         # Of the channels that are there those with the smallest numbers go.
         rank = torch.where(there, places, torch.inf).argsort(1).argsort(1)
         kept = there & (rank >= lost[:, None])
-        kept = kept.repeat_interleave(self.planes, 1).to(image.device)
+        kept = onto(kept.repeat_interleave(self.planes, 1), image.device)
         return self.only(image, kept, present), kept
 
     def only(self, image: Tensor, kept: Tensor, present: Tensor) -> Tensor:
@@ -80,5 +81,5 @@ class ChannelDropout:
         """
         factor = kept.to(image.dtype)
         if self.rescale == "sqrt":
-            factor *= (present.sum().to(image.device) / kept.sum(1, keepdim=True)).sqrt()
+            factor *= (onto(present.sum(), image.device) / kept.sum(1, keepdim=True)).sqrt()
         return image * factor.view(*factor.shape, *[1] * (image.ndim - 2))

@@ -11,7 +11,8 @@ from torch.utils.data import Dataset, IterableDataset
 
 from medfed.common.errors import ConfigError, DataError
 from medfed.common.seeding import derive_seed, torch_rng
-from medfed.datamodules.augmentation import Augment, augmented
+from medfed.common.tensors import onto
+from medfed.datamodules.augmentation import Augment, Chain, augmented
 from medfed.datamodules.blocks import Batch as Batch
 from medfed.datamodules.blocks import BatchSource, Draws, consecutive
 from medfed.datamodules.blocks import Block as Block
@@ -77,6 +78,7 @@ class ClientData:
     _drawn: tuple[int, Block] | None = field(default=None, init=False, repr=False)
     # Not handed on by `replace`: it knows this client's samples and no others.
     source: BatchSource | None = field(default=None, init=False, repr=False)
+    _near: Batch = field(default_factory=dict, init=False, repr=False)  # what `keep_on` copied
 
     def __post_init__(self) -> None:
         if self.num_samples == 0:
@@ -101,20 +103,30 @@ class ClientData:
         present = counts > 0
         return torch.where(present, counts.sum() / (present.sum() * counts.clamp(min=1)), 0.0)
 
-    def to(self, device: torch.device | str) -> ClientData:
-        """Moves the training block, so that batches are gathered on the device.
+    @property
+    def device_bytes(self) -> int | None:
+        """What `keep_on` would copy; None where batches are made in main memory alone.
+
+        That is so where samples lie on disk or are drawn anew, processes make the batches, or a
+        transform of one's own alters them, which need not know of devices.
+        """
+        block = [self.train[name] for name in ("image", "label")]
+        alone = self.source is None and self.fresh is None
+        if not alone or not (self.augment is None or isinstance(self.augment, Chain)):
+            return None
+        sizes = [values.nbytes for values in block if isinstance(values, Tensor)]
+        return sum(sizes) if len(sizes) == len(block) else None
+
+    def keep_on(self, device: torch.device) -> None:
+        """Copies the training samples to a device, where batches are gathered from then on.
 
         Args:
-            device: Where `train_batches` shall yield.
-
-        Returns:
-            The same object.
+            device: Where `train_batches` shall yield. The batches are those of main memory: their
+                order and all that is drawn for them still come from there.
         """
-        self.train = {
-            name: value.to(device) if isinstance(value, Tensor) else value
-            for name, value in self.train.items()
-        }
-        return self
+        kept = {name: self.train[name] for name in ("image", "label")}
+        kept |= {"channels": self.channels, "class_weights": self.class_weights}
+        self._near = {n: onto(t, device) for n, t in kept.items() if isinstance(t, Tensor)}
 
     def samples(self, index: Tensor) -> Batch:
         """Picks training samples, without augmentation.
@@ -138,7 +150,8 @@ class ClientData:
             As `samples`, with B = `batch_size` or fewer samples.
         """
         order = torch.randperm(self.num_samples, generator=torch_rng(seed, "order"))
-        order = order.to(getattr(self.train["image"], "device", order.device))
+        if self._near:
+            order = onto(order, self._near["image"].device)
         batches = order.split(self.batch_size)
         if self.source is not None:
             yield from self.source.batches(self.id, seed, batches)
@@ -163,7 +176,7 @@ class ClientData:
             key = derive_seed(seed, "augment", number)
             image, label = augmented(self.augment, image, label, key)
             # An intensity transform would otherwise fill the channels that the hospital lacks.
-            present = self.channels.to(image.device).view(1, -1, *[1] * (image.ndim - 2))
+            present = self._beside("channels", image).view(1, -1, *[1] * (image.ndim - 2))
             image = image * present
         batch = self._training_batch(image, label)
         if self.channel_dropout is not None:
@@ -175,7 +188,7 @@ class ClientData:
     def _samples_of(self, seed: int) -> Block:
         """The samples of an epoch, drawn once for all its batches."""
         if self.fresh is None:
-            return self.train
+            return self._near or self.train
         if self._drawn is None or self._drawn[0] != seed:
             self._drawn = seed, self.fresh.block(seed)
         return self._drawn[1]
@@ -214,14 +227,21 @@ class ClientData:
     def _batch(self, image: Tensor, label: Tensor) -> Batch:
         if label.ndim > 1 and label.dtype != torch.float32:
             label = label.float()  # stored as uint8: a quarter of the memory
-        channels = self.channels.to(image.device).expand(image.shape[0], -1)
+        channels = self._beside("channels", image).expand(image.shape[0], -1)
         return {"image": image, "label": label, "channels": channels}
 
     def _training_batch(self, image: Tensor, label: Tensor) -> Batch:
         batch = self._batch(image, label)
         if self.balanced:
-            batch["class_weights"] = self.class_weights.to(image.device).expand(len(label), -1)
+            batch["class_weights"] = self._beside("class_weights", image).expand(len(label), -1)
         return batch
+
+    def _beside(self, name: str, image: Tensor) -> Tensor:
+        """What a batch says of its client, where its images are."""
+        kept = self._near.get(name)
+        if kept is not None and kept.device == image.device:
+            return kept
+        return onto(getattr(self, name), image.device)
 
 
 def check_batch_sizes(batch_size: int, eval_batch_size: int) -> None:

@@ -25,6 +25,8 @@ class Pool:
         everyone: The data of all clients, this one among them.
     """
 
+    device_bytes = None  # its batches are of many clients' samples, which it does not hold
+
     def __init__(self, own: ClientData, everyone: Sequence[ClientData]) -> None:
         self._own = own
         self._everyone = list(everyone)

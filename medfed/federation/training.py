@@ -23,6 +23,7 @@ from medfed.federation.budget import (
     save_optimizer,
 )
 from medfed.federation.client import Batch, ClientData, Direction, How, Penalty
+from medfed.federation.feed import Feed
 from medfed.federation.gradients import Gradients
 from medfed.federation.plan import Plan
 from medfed.federation.split import (
@@ -76,6 +77,7 @@ class LocalTrainer(Gradients):
         self.rates = learning_rates(optimizer, scheduler, rounds)
         self.make_optimizer = optimizer
         self.measure = measure
+        self.feed = Feed()
         self._plans: dict[tuple[str, ...], Plan] = {}
         self._entries: Tensors = {}
         self._held: list[tuple[dict[str, Any], str, Tensor | None]] = []
@@ -340,10 +342,10 @@ class LocalTrainer(Gradients):
         """
         lone = self.split.policy != "frozen" and self._normalises
         lone = lone and data.num_samples > data.batch_size > 1
-        device, empty = self.device, True
-        for batch in data.train_batches(seed):
+        empty = True
+        for batch in self.feed.batches(data, seed, self.device):
             if not (lone and len(next(iter(batch.values()))) == 1):
                 empty = False
-                yield to_device(batch, device)
+                yield batch
         if empty:
             raise ConfigError(f"Client {data.id} has no training batch.")

@@ -21,6 +21,7 @@ from medfed.federation.algorithm import Algorithm
 from medfed.federation.budget import learning_rates, remembers_elsewhere
 from medfed.federation.client import ClientData
 from medfed.federation.federation import Federation
+from medfed.federation.feed import Feed
 from medfed.federation.lightning.collect import rank
 from medfed.federation.pool import Pool
 from medfed.federation.reference import assemble
@@ -248,6 +249,7 @@ def federate(
         seed=config.seed,
         measure=lambda batches: task.evaluate(batches)["loss"],
     )
+    local.feed = Feed(data.device_gb)
     federation.ledger = Ledger(
         Entry(0, "preprocessing", client, direction, "preprocessing", size, size)
         for client, direction, size in data.exchanged

@@ -310,6 +310,7 @@ PATCHES = {
     "data.patches_per_patient=0": "patches_per_patient=0",
     "data.background_share=nan": "data.background_share=nan must be in [0, 1]",
     "data.memory_gb=nan": "data.memory_gb=nan must not be negative",
+    "data.device_gb=-1": "data.device_gb=-1 must not be negative",
     "data.val_fraction=nan": MUST,
     "model=linear": "",
     "model=logistic": "",
