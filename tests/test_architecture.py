@@ -18,7 +18,7 @@ FILES = {
 # Each room imports only itself and the rooms that stand above it.
 ROOMS = (
     *("common", "functional", "config", "federation", "personalize", "models", "datamodules"),
-    *("run", "reports", "delivery", "commands"),
+    *("run", "reports", "delivery", "sites", "commands"),
 )
 # Stricter than the order: pure maths knows nothing of configurations, methods know no network, and
 # networks and data know neither methods nor each other's rounds.
