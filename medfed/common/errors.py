@@ -7,7 +7,13 @@ from collections.abc import Iterable
 
 
 class MedfedError(Exception):
-    """Base of every error whose message is meant for the user, without a traceback."""
+    """Base of every error whose message is meant for the user, without a traceback.
+
+    Attributes:
+        client: Whose fault it is, where that is known.
+    """
+
+    client: str | None = None
 
 
 class ConfigError(MedfedError, ValueError):
@@ -32,6 +38,10 @@ class CodecError(MedfedError, ValueError):
 
 class CheckpointError(MedfedError):
     """A checkpoint or run folder that is torn, foreign or belongs to another configuration."""
+
+
+class SiteError(MedfedError):
+    """A hospital's machine that does not answer, or not as agreed."""
 
 
 class RankError(MedfedError):

@@ -180,6 +180,11 @@ class Algorithm(ABC):
                 f"{cohort.fraction} leaves some out; choose cohort.fraction=1, or cohort.clients="
                 "[...] for a federation of a few."
             )
+        if self.card.full_cohort and any(cohort.absent.values()):
+            raise ConfigError(
+                f"{type(self).__name__} needs all clients in every round, and cohort.absent leaves "
+                "some out; set it to {}."
+            )
 
     def phases(self, round: int) -> tuple[str, ...]:
         """Returns the phases that :meth:`round` will yield, known before the round starts."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from medfed.common.errors import ConfigError, did_you_mean
 from medfed.common.seeding import derive_seed
@@ -17,6 +17,8 @@ class Cohort:
     Attributes:
         fraction: Share of the clients that take part, rounded, at least one.
         clients: A fixed list; ``None`` to draw from all clients.
+        absent: Round to clients that are left out of it although they are drawn, as hospitals that
+            did not answer were; ``absences.json`` of a run across sites has it.
 
     Raises:
         ConfigError: If the fraction is not in (0, 1], or the list is empty.
@@ -30,10 +32,18 @@ class Cohort:
 
     fraction: float = 1.0
     clients: Sequence[str] | None = None
+    absent: Mapping[int, Sequence[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not 0 < self.fraction <= 1:
             raise ConfigError(f"cohort.fraction must be in (0, 1], not {self.fraction}.")
+        if any(type(n) is not int or n < 0 for n in self.absent) or any(
+            isinstance(names, str) for names in self.absent.values()
+        ):
+            raise ConfigError(
+                "cohort.absent must list clients by the number of a round from 0, such as "
+                "cohort.absent={3:[CLIENT]}."
+            )
         if self.clients is not None and not self.clients:
             raise ConfigError("cohort.clients is an empty list; name a client or set it to null.")
 
@@ -48,15 +58,19 @@ class Cohort:
         Raises:
             ConfigError: If a listed client does not exist.
         """
-        for name in self.clients or ():
+        named = {"clients": self.clients or (), "absent": set().union(*self.absent.values())}
+        for key, name in ((key, name) for key, names in named.items() for name in names):
             if name not in known:
                 raise ConfigError(
-                    f"cohort.clients names {name!r}, which is no client"
+                    f"cohort.{key} names {name!r}, which is no client"
                     f"{did_you_mean(name, known)}; the clients are {', '.join(known)}."
                 )
         pool = [c for c in known if self.clients is None or c in self.clients]
         count = max(1, int(self.fraction * len(pool) + 0.5))  # halves up
-        if count == len(pool):
-            return tuple(pool)
-        drawn = set(random.Random(derive_seed(seed, round, "cohort")).sample(pool, count))
-        return tuple(c for c in pool if c in drawn)
+        drawn = set(pool)
+        if count < len(pool):
+            drawn = set(random.Random(derive_seed(seed, round, "cohort")).sample(pool, count))
+        found = tuple(c for c in pool if c in drawn.difference(self.absent.get(round, ())))
+        if not found:
+            raise ConfigError(f"cohort.absent leaves nobody in round {round}; take a client out.")
+        return found

@@ -22,6 +22,7 @@ from medfed.federation.algorithm import (
 )
 from medfed.federation.cohort import Cohort
 from medfed.federation.local_client import LocalClient
+from medfed.federation.training import LocalTrainer
 from medfed.federation.wire.channel import Channel, Memory, Place
 from medfed.federation.wire.codecs.base import MAX_UNCHECKED
 from medfed.federation.wire.ledger import Direction, Entry, Ledger
@@ -42,6 +43,7 @@ class Federation:
         channel: Codecs; dense fp32 by default.
         cohort: Who takes part in a round; everyone by default.
         seed: Seed of the run.
+        model: The training loop, whose network a server without clients knows, too.
 
     Raises:
         ConfigError: If the algorithm needs all clients in every round, and the cohort leaves some
@@ -50,6 +52,7 @@ class Federation:
     Attributes:
         memory: What the server's end of the channel remembers, by direction and client.
         client_start: The state that every client began with.
+        arrived: What clients of this process lack, where the server is elsewhere and has sent it.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class Federation:
         channel: Channel | None = None,
         cohort: Cohort | None = None,
         seed: int = 0,
+        model: LocalTrainer | None = None,
     ) -> None:
         self.cohort = cohort or Cohort()
         algorithm.check_cohort(self.cohort)
@@ -72,11 +76,13 @@ class Federation:
         self.ledger = Ledger()
         self.seed = seed
         self.memory: dict[Direction, State] = {"up": {}, "down": {}}
+        self.arrived: dict[str, Packet] = {}
         self.client_start: State = next((dict(c.state) for c in self.clients.values()), {})
         self.channel.seed = seed
+        self.model = model or next((c.trainer for c in self.clients.values()), None)
         # No lossy codec may touch buffers; every client has the same model.
-        for client in self.clients.values():
-            self.channel.buffers = client.split.buffers
+        if self.model is not None:
+            self.channel.buffers = self.model.split.buffers
 
     def to(self, device: torch.device) -> None:
         """Moves all states to a device."""
@@ -104,12 +110,35 @@ class Federation:
     @property
     def most_elements(self) -> int:
         """More than any reply holds: many models, or what few bytes may claim anyway."""
-        sizes = (sum(map(Tensor.numel, c.weights.values())) for c in self.clients.values())
-        return max(MAX_UNCHECKED, 64 * max(sizes, default=0))
+        size = 0 if self.model is None else sum(map(Tensor.numel, self.model.entries.values()))
+        return max(MAX_UNCHECKED, 64 * size)
 
     def open(self, round: int) -> Round:
         """Starts a round."""
         return Round(self, round)
+
+    def answer(self, client: str, packet: Packet, number: int, position: int) -> Packet:
+        """The client's half of one exchange: what it was sent, training, its encoded reply.
+
+        Args:
+            client: A client of this process.
+            packet: What the server sent it.
+            number: The round's number.
+            position: Of the phase within the round.
+
+        Raises:
+            NonFiniteError: If a loss or the reply is not finite; client, round and phase are named.
+        """
+        with naming(client, number, packet.phase):
+            local = self.clients[client]
+            message, received = self.channel.decode(packet, "down", local.memory["down"])
+            local.begin(number, packet.phase, position)
+            reply = self.algorithm.answer(local, message)
+            check_reply(self.algorithm, reply)
+            place = Place(client, number, position)
+            encoded, sent = self.channel.encode(reply, "up", place, local.memory["up"])
+            local.memory = {"down": received, "up": sent}
+            return encoded
 
     def delivery(self, client: str) -> Packet:
         """Returns what a client lacks of the present result; neither end remembers it."""
@@ -120,7 +149,8 @@ class Federation:
     def delivered(self, client: str) -> Message:
         """Returns what a client of this process lacks, as it would decode it."""
         kept = self.clients[client].memory["down"]
-        return self.channel.decode(self.delivery(client), "down", kept)[0]
+        packet = self.arrived.get(client) or self.delivery(client)
+        return self.channel.decode(packet, "down", kept)[0]
 
     def personal_model(self, client: str) -> Tensors:
         """Returns the model that a client of this process evaluates; changes no state.
@@ -145,9 +175,9 @@ class Federation:
         method = self.algorithm
         return method.pictures(self.server, self.ids) if isinstance(method, HasPictures) else {}
 
-    def count_delivery(self, round: int) -> None:
-        """Adds the delivery of the final result to every client to the ledger."""
-        for client in self.ids:
+    def count_delivery(self, round: int, clients: Sequence[str] | None = None) -> None:
+        """Adds the delivery of the final result to every client, or to some, to the ledger."""
+        for client in self.ids if clients is None else clients:
             count(self.ledger, self.delivery(client), round, "deliver", client, "down")
 
     def digests(self) -> dict[str, str]:
@@ -168,6 +198,9 @@ class Round:
     A runtime calls :meth:`fit` for every client of :attr:`recipients`, in any order and in any
     process, then :meth:`exchange` with all replies; after the last phase the server's new state
     is in the federation.
+
+    Attributes:
+        position: Of the open phase within the round.
     """
 
     def __init__(self, federation: Federation, number: int) -> None:
@@ -175,7 +208,7 @@ class Round:
         self.number = number
         self.cohort = federation.members(number)
         self.expected = federation.algorithm.phases(number)
-        self._position = 0
+        self.position = 0
         self._generator: ServerRound = federation.algorithm.round(
             federation.server, self.cohort, number
         )
@@ -186,12 +219,16 @@ class Round:
     @property
     def phase(self) -> str:
         """The phase that is open."""
-        return self.expected[self._position]
+        return self.expected[self.position]
 
     @property
     def recipients(self) -> list[str]:
         """The clients of the open phase, in the order of the cohort."""
         return [c for c in self.cohort if c in self._outbox]
+
+    def sent(self, client: str) -> Packet:
+        """Returns what a recipient of the open phase is sent."""
+        return self._sent[client]
 
     def fit(self, client: str) -> Packet:
         """Delivers a client's message, trains, and returns its encoded reply.
@@ -199,17 +236,7 @@ class Round:
         Raises:
             NonFiniteError: If a loss or the reply is not finite; client, round and phase are named.
         """
-        federation = self.federation
-        with naming(client, self.number, self.phase):
-            channel, local = federation.channel, federation.clients[client]
-            message, received = channel.decode(self._sent[client], "down", local.memory["down"])
-            local.begin(self.number, self.phase, self._position)
-            reply = federation.algorithm.answer(local, message)
-            check_reply(federation.algorithm, reply)
-            place = Place(client, self.number, self._position)
-            packet, sent = channel.encode(reply, "up", place, local.memory["up"])
-            local.memory = {"down": received, "up": sent}
-            return packet
+        return self.federation.answer(client, self._sent[client], self.number, self.position)
 
     def exchange(self, replies: Mapping[str, Packet]) -> bool:
         """Hands all replies to the server, in the order of the cohort.
@@ -226,11 +253,11 @@ class Round:
             count(federation.ledger, replies[client], self.number, phase, client, "up")
         decode = federation.channel.decode
         decoded = self._coded("up", lambda c, memory: decode(replies[c], "up", memory))
-        self._position += 1
+        self.position += 1
         try:
             outbox = self._generator.send(decoded)
         except StopIteration as stop:
-            if self._position != len(self.expected):
+            if self.position != len(self.expected):
                 raise ValueError(
                     f"{type(federation.algorithm).__name__} ended round {self.number + 1} before "
                     f"its phase {self.phase}."
@@ -242,7 +269,7 @@ class Round:
 
     def _take(self, outbox: Outbox) -> None:
         name = type(self.federation.algorithm).__name__
-        if self._position >= len(self.expected):
+        if self.position >= len(self.expected):
             raise ValueError(f"{name} yields more phases than {self.expected}.")
         for client, message in outbox.items():
             if message.phase != self.phase or client not in self.cohort:
@@ -254,7 +281,7 @@ class Round:
         encode, number = self.federation.channel.encode, self.number
         self._sent = self._coded(
             "down",
-            lambda c, memory: encode(outbox[c], "down", Place(c, number, self._position), memory),
+            lambda c, memory: encode(outbox[c], "down", Place(c, number, self.position), memory),
         )
 
     def _coded(
@@ -298,7 +325,9 @@ def naming(client: str, round: int, phase: str) -> Iterator[None]:
         yield
     except (NonFiniteError, CodecError) as error:
         where = f"Client {client}, round {round + 1}, phase {phase}"
-        raise type(error)(f"{where}: {str(error).rstrip('.')}.") from error
+        named = type(error)(f"{where}: {str(error).rstrip('.')}.")
+        named.client = client
+        raise named from error
     except Exception as error:
         error.add_note(f"(client {client}, round {round + 1}, phase {phase})")
         raise

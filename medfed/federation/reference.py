@@ -146,6 +146,8 @@ def assemble(
     cohort: Cohort | None = None,
     seed: int = 0,
     measure: Callable[[Iterable[Batch]], float] | None = None,
+    everyone: Sequence[ClientInfo] | None = None,
+    shape: Sequence[int] | None = None,
 ) -> tuple[Federation, LocalTrainer]:
     """Puts a federation together: split, training loop, initial states, clients.
 
@@ -153,7 +155,7 @@ def assemble(
         algorithm: The method.
         network: The model, at its initial weights.
         loss: Of a batch, under ``network``.
-        clients: The data of all clients, in order.
+        clients: The data of the clients of this process, in order.
         personal: What the task proposes as personal: patterns of parameter names.
         buffers: Policy of running statistics.
         optimizer: Makes an optimizer of a list of parameters.
@@ -164,6 +166,8 @@ def assemble(
         cohort: Who takes part in a round.
         seed: Seed of the run.
         measure: Gives the loss of validation batches, for algorithms that ask for it.
+        everyone: All clients of the federation, where they are not all in this process.
+        shape: Of one input, where no client is.
 
     Raises:
         ConfigError: If the algorithm does not fit the network, or a name is unknown.
@@ -172,16 +176,17 @@ def assemble(
     algorithm = algorithm.adapted(split, network)
     local = LocalTrainer(network, loss, split, optimizer, scheduler, rounds, budget, seed, measure)
     weights = local.initial()
-    everyone = [ClientInfo(c.id, c.num_samples) for c in clients]
+    if everyone is None:
+        everyone = [ClientInfo(c.id, c.num_samples) for c in clients]
     server, state = algorithm.init(weights, split, everyone)
     if algorithm.mask_aware:
-        shape = clients[0].train_inputs(1).shape[1:]
+        shape = shape or clients[0].train_inputs(1).shape[1:]
         server = {**server, "reads": entries_reading(network, shape)}
     own = {c.id: LocalClient(c, local, weights, state) for c in clients}
     sent = None if channel is None else channel(algorithm)
     cohort = cohort or Cohort()
     cohort.of([c.id for c in everyone], seed, 0)  # an unknown client is named here
-    return Federation(algorithm, server, own, everyone, sent, cohort, seed), local
+    return Federation(algorithm, server, own, everyone, sent, cohort, seed, local), local
 
 
 def federate(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,9 +15,9 @@ from medfed.common.errors import ConfigError, did_you_mean, first_line
 from medfed.common.names import shown
 from medfed.common.seeding import derive_seed
 from medfed.config.compose import build
-from medfed.datamodules.base import FederatedDataModule
+from medfed.datamodules.base import Exchanged, FederatedDataModule
 from medfed.datamodules.splits import check_measurable
-from medfed.federation.algorithm import Algorithm
+from medfed.federation.algorithm import Algorithm, ClientInfo
 from medfed.federation.budget import learning_rates, remembers_elsewhere
 from medfed.federation.client import ClientData
 from medfed.federation.federation import Federation
@@ -53,17 +53,36 @@ def read_data(config: DictConfig) -> FederatedDataModule:
     Args:
         config: The configuration.
     """
+    data = unread_data(config)
+    data.setup()
+    say_data(data)
+    return data
+
+
+def unread_data(config: DictConfig) -> FederatedDataModule:
+    """Builds the data module, which has read nothing yet.
+
+    Args:
+        config: The configuration.
+    """
     torch.set_num_threads(config.threads)
     data: FederatedDataModule = build(config.data)
     data.keep_out = tuple(str(c) for c in config.get("keep_out") or ())
     data.balanced = config.model.get("class_weights") == "balanced"
-    data.setup()
+    return data
+
+
+def say_data(data: FederatedDataModule) -> None:
+    """Says what data are that have been read.
+
+    Raises:
+        DataError: If nothing could be measured on them.
+    """
     check_measurable({c: data.plans[c].patients for c in data.clients})
     if rank() == 0:
         _log.info("%s", data.description)
         if data.kept_out:
             _log.info("Kept out of training: %s.", ", ".join(map(shown, data.kept_out)))
-    return data
 
 
 def task_for(config: DictConfig, data: FederatedDataModule) -> TaskModule:
@@ -204,12 +223,54 @@ def mixed(config: DictConfig, task: TaskModule) -> TaskModule:
 
 
 def federate(
-    config: DictConfig, data: FederatedDataModule, task: TaskModule
+    config: DictConfig,
+    data: FederatedDataModule,
+    task: TaskModule,
+    everyone: Sequence[ClientInfo] | None = None,
 ) -> tuple[Federation, LocalTrainer]:
     """Builds the federation of all clients and their common training loop.
 
+    Args:
+        config: The configuration.
+        data: The data.
+        task: The task, its network at its initial weights.
+        everyone: All clients, in order, where the data are of one alone.
+
     Raises:
         ConfigError: If the algorithm does not fit the model, or the optimizer cannot be used.
+    """
+    clients = list(data.clients.values())
+    federation, local = federation_of(config, task, clients, everyone)
+    local.feed = Feed(data.device_gb)
+    federation.ledger = Ledger(preprocessing(data.exchanged))
+    return federation, local
+
+
+def preprocessing(exchanged: Iterable[Exchanged]) -> list[Entry]:
+    """Returns the entries of a ledger for what clients told each other before the first round."""
+    name = "preprocessing"
+    return [Entry(0, name, client, way, name, size, size) for client, way, size in exchanged]
+
+
+def federation_of(
+    config: DictConfig,
+    task: TaskModule,
+    clients: Sequence[ClientData],
+    everyone: Sequence[ClientInfo] | None = None,
+    shape: Sequence[int] | None = None,
+) -> tuple[Federation, LocalTrainer]:
+    """Builds a federation of the clients of this process, all of them or one or none.
+
+    Args:
+        config: The configuration.
+        task: The task, its network at its initial weights.
+        clients: Those of this process.
+        everyone: All clients, in order, where they are not all in this process.
+        shape: Of one input, where no client is.
+
+    Raises:
+        ConfigError: See :func:`federate`; also if a method that trains on the data of all clients
+            does not have them.
     """
     algorithm = build(config.algorithm)
     if mixes_models(config) and not algorithm.mixes:
@@ -230,10 +291,14 @@ def federate(
         raise ConfigError(
             f"The optimizer or its scheduler cannot be used as it is: {first_line(error)}."
         ) from error
-    clients: list[ClientData] = list(data.clients.values())
     if algorithm.pools:
+        if everyone is not None:
+            raise ConfigError(
+                f"{type(algorithm).__name__} trains on the data of all clients in one place, which "
+                "sites do not give away; choose another algorithm."
+            )
         clients = [Pool(client, clients) for client in clients]
-    federation, local = assemble(
+    return assemble(
         algorithm,
         task.network,
         task.loss,
@@ -248,13 +313,9 @@ def federate(
         cohort=build(config.cohort),
         seed=config.seed,
         measure=lambda batches: task.evaluate(batches)["loss"],
+        everyone=everyone,
+        shape=shape,
     )
-    local.feed = Feed(data.device_gb)
-    federation.ledger = Ledger(
-        Entry(0, "preprocessing", client, direction, "preprocessing", size, size)
-        for client, direction, size in data.exchanged
-    )
-    return federation, local
 
 
 def build_channel(config: DictConfig, algorithm: Algorithm) -> Channel:

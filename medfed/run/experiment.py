@@ -13,6 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from medfed.common.errors import CheckpointError, ConfigError, first_line
 from medfed.common.scores import failed
+from medfed.common.tensors import Tensors
 from medfed.common.untrusted import read_checkpoint
 from medfed.config.check import check, several
 from medfed.config.compose import build, resolved
@@ -39,12 +40,13 @@ from medfed.federation.lightning.strategy import ClientSharding
 from medfed.federation.split import float_entries
 from medfed.models.task import TaskModule
 from medfed.run.adapting import adapt, base_entries
-from medfed.run.assembly import data_and_task, federate
+from medfed.run.assembly import federate, read_data, task_for
 from medfed.run.cohort import cohort_record
 from medfed.run.cohort_overview import print_cohort
 from medfed.run.folder import open_folder, read_config, read_splits
 from medfed.run.intervals import Examined
 from medfed.run.loggers import remember
+from medfed.run.matching import Account
 from medfed.run.start import Start
 
 
@@ -70,16 +72,9 @@ def build_experiment(config: DictConfig) -> Experiment:
     Raises:
         MedfedError: If something in the configuration, the data or the run folder does not fit.
     """
-    check(config)
-    start = Start.read(config)
-    check(config)  # with what it has adopted
-    check_targets(resolved(config), found=True)  # the whole, before any of it is built
-    check_device(config)
-    data, task = data_and_task(config)
-    names = {"channels": data.channel_names, "labels": data.class_names}
-    account = start.begin(config, task, names)
-    begun = float_entries(task.network)
-    adapt(config, task, data)
+    start = read_start(config)
+    data = read_data(config)
+    task, begun, account = task_from(config, data, start)
     federation, local = federate(config, data, task)
     for entry in base_entries(config, task, federation.ids):
         federation.ledger.add(entry)
@@ -87,18 +82,10 @@ def build_experiment(config: DictConfig) -> Experiment:
     folder = Path(config.folder)
     evaluation = PersonalEvaluation(*task.selection)
     plain = config.trainer.get("strategy", "auto") == "auto"
-    trainer: pl.Trainer = build(
-        config.trainer,
+    trainer = trainer_of(
+        config,
+        [FederatedRounds(), *callbacks_of(config, evaluation)],
         **({"strategy": ClientSharding()} if plain and several(config.trainer) else {}),
-        max_epochs=config.rounds,
-        callbacks=_callbacks(config, folder, evaluation),
-        plugins=[InPlace()],
-        logger=build(config.logger),
-        check_val_every_n_epoch=config.evaluation.every,
-        num_sanity_val_steps=0,
-        enable_model_summary=False,
-        enable_progress_bar=bool(config.progress),
-        default_root_dir=str(folder),
     )
     if trainer.world_size > len(federation.ids):
         raise ConfigError(
@@ -120,6 +107,65 @@ def build_experiment(config: DictConfig) -> Experiment:
     return Experiment(config, data, task, module, evaluation, trainer, folder)
 
 
+def read_start(config: DictConfig) -> Start:
+    """Checks a configuration, whole, before any of it is built, and reads what it starts from.
+
+    Raises:
+        MedfedError: If it cannot be used.
+    """
+    check(config)
+    start = Start.read(config)
+    check(config)  # with what it has adopted
+    check_targets(resolved(config), found=True)
+    check_device(config)
+    return start
+
+
+def task_from(
+    config: DictConfig, data: FederatedDataModule, start: Start
+) -> tuple[TaskModule, Tensors, Account | None]:
+    """Builds the task of a run, at the weights that it starts from.
+
+    Args:
+        config: The configuration; facts of the data that are null are filled in.
+        data: The data.
+        start: What it starts from.
+
+    Returns:
+        The task, its entries before any adapters, and what became of the start's weights.
+    """
+    task = task_for(config, data)
+    names = {"channels": data.channel_names, "labels": data.class_names}
+    account = start.begin(config, task, names)
+    begun = float_entries(task.network)
+    adapt(config, task, data)
+    return task, begun, account
+
+
+def trainer_of(config: DictConfig, callbacks: list[pl.Callback], **more: Any) -> pl.Trainer:
+    """Builds the Lightning Trainer of a run.
+
+    Args:
+        config: The configuration.
+        callbacks: What happens beside the rounds.
+        more: Further arguments.
+    """
+    trainer: pl.Trainer = build(
+        config.trainer,
+        **more,
+        max_epochs=config.rounds,
+        callbacks=callbacks,
+        plugins=[InPlace()],
+        logger=build(config.logger),
+        check_val_every_n_epoch=config.evaluation.every,
+        num_sanity_val_steps=0,
+        enable_model_summary=False,
+        enable_progress_bar=bool(config.progress),
+        default_root_dir=str(config.folder),
+    )
+    return trainer
+
+
 def check_device(config: DictConfig) -> None:
     """Checks that there is a GPU where one is asked for.
 
@@ -133,12 +179,11 @@ def check_device(config: DictConfig) -> None:
         )
 
 
-def _callbacks(
-    config: DictConfig, folder: Path, evaluation: PersonalEvaluation
-) -> list[pl.Callback]:
-    kept = config.checkpoint
+def callbacks_of(config: DictConfig, evaluation: PersonalEvaluation) -> list[pl.Callback]:
+    """Returns what records, shows and saves the rounds of a run."""
+    kept, folder = config.checkpoint, Path(config.folder)
     saves = RoundCheckpoint(folder / "checkpoints", kept.keep, kept.every, evaluation)
-    callbacks: list[pl.Callback] = [FederatedRounds(), evaluation, CommunicationLogger(), saves]
+    callbacks: list[pl.Callback] = [evaluation, CommunicationLogger(), saves]
     if config.progress:
         callbacks.append(RoundProgress(evaluation))
     if config.evaluation.patience is not None:
@@ -148,7 +193,7 @@ def _callbacks(
 
 def test_selected(experiment: Experiment) -> None:
     """Loads the round that validation selects and measures it on the test split."""
-    best = _best(experiment.folder)
+    best = best_checkpoint(experiment.folder)
     # The checkpoint brings the record up to its own round; that of later rounds must stay.
     history = experiment.evaluation.history
     experiment.trainer.test(experiment.module, ckpt_path=best, weights_only=True, verbose=False)
@@ -165,7 +210,12 @@ def examined(experiment: Experiment) -> Examined:
     return Examined.of(experiment.task, experiment.data, evaluation.cases, split, lost)
 
 
-def _best(folder: Path) -> Path:
+def best_checkpoint(folder: Path) -> Path:
+    """Returns the checkpoint of the round that validation selects.
+
+    Raises:
+        CheckpointError: If it is missing or torn.
+    """
     best = folder / "checkpoints" / BEST
     if not is_whole(best):
         raise CheckpointError(f"{best} is missing or torn; resume or repeat the run.")
@@ -218,5 +268,5 @@ def reopen_selected(folder: Path) -> Experiment:
     """
     experiment = reopen(folder)
     experiment.module.to(experiment.trainer.strategy.root_device)
-    experiment.module.restore(read_checkpoint(_best(folder)))
+    experiment.module.restore(read_checkpoint(best_checkpoint(folder)))
     return experiment

@@ -20,6 +20,7 @@ from medfed.common.scores import (
     undefined_in,
 )
 from medfed.federation.budget import Passes
+from medfed.federation.lightning.callbacks import PersonalEvaluation
 from medfed.federation.lightning.collect import gather_named, rank
 from medfed.federation.lightning.module import FederatedModule
 from medfed.functional.grids import on_grid
@@ -79,7 +80,8 @@ def write(experiment: Experiment, memberships: Tensor | None = None) -> dict[str
     experiment.trainer.strategy.barrier("results")
     best = experiment.evaluation.best_round()
     federation.count_delivery(module.next_round)
-    summary = summarise(experiment, best, {c: (steps[c], passes[c]) for c in federation.ids})
+    spent = {c: (steps[c], passes[c]) for c in federation.ids}
+    summary = summarise(experiment.config.name, module, experiment.evaluation, best, spent)
     if rank() == 0:
         from medfed.run.pictures import draw_run  # late: before the end, nothing is drawn
 
@@ -107,25 +109,30 @@ def write(experiment: Experiment, memberships: Tensor | None = None) -> dict[str
 
 
 def summarise(
-    experiment: Experiment, best: int | None, spent: dict[str, tuple[int, Passes]]
+    name: str,
+    module: FederatedModule,
+    evaluation: PersonalEvaluation,
+    best: int | None,
+    spent: dict[str, tuple[int, Passes]],
 ) -> dict[str, Any]:
     """Returns what ``summary.json`` holds, in a form that survives JSON.
 
     Args:
-        experiment: The finished run.
+        name: The run's name.
+        module: Of the finished run.
+        evaluation: What was measured.
         best: The selected round.
         spent: Steps and passes of each client.
     """
-    evaluation = experiment.evaluation
     test, val = evaluation.test, evaluation.undefined()
-    ledger, ways = experiment.module.federation.ledger, ("up", "down")
+    ledger, ways = module.federation.ledger, ("up", "down")
     parts = ledger.totals("direction", "part")
     return {
-        "name": experiment.config.name,
-        "algorithm": type(experiment.module.federation.algorithm).__name__.lower(),
+        "name": name,
+        "algorithm": type(module.federation.algorithm).__name__.lower(),
         "selection": list(evaluation.selection),
         "selected_round": best,
-        "rounds": experiment.module.next_round,
+        "rounds": module.next_round,
         "clients": dict(test),
         "federation": over_clients(test),
         "bytes": {d: ledger.total(direction=d) for d in ways},

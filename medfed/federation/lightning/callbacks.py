@@ -134,8 +134,10 @@ class PersonalEvaluation(pl.Callback):
 
     def undefined(self) -> dict[str, list[str]]:
         """Returns for each client the metrics that its validation data leave undefined."""
-        first = min((r.round for r in self.history), default=0)
-        return {r.client: undefined_in(r.metrics) for r in self.history if r.round == first}
+        first: dict[str, Record] = {}
+        for record in self.history:
+            first.setdefault(record.client, record)
+        return {client: undefined_in(record.metrics) for client, record in first.items()}
 
     def failures(self) -> dict[str, list[int]]:
         """Returns the clients whose models have failed on validation data, and in which rounds."""

@@ -288,9 +288,9 @@ class FederatedModule(pl.LightningModule):
             # A test of the selected round must not forget what later rounds cost.
             self.federation.ledger.load_state_dict(saved["ledger"])
             self.next_round = saved["next_round"]
-            for client, steps in saved["steps"].items():
-                self.federation.clients[client].steps_done = steps
-                self.federation.clients[client].passes = Passes(*saved["passes"][client])
+            for client, local in self.federation.clients.items():
+                local.steps_done = saved["steps"][client]
+                local.passes = Passes(*saved["passes"][client])
 
     def restore(self, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
         """Puts back the states of a checkpoint, without what training on needs; returns its record.
@@ -312,8 +312,8 @@ class FederatedModule(pl.LightningModule):
                 f"{', '.join(federation.ids)}."
             )
         federation.server, federation.memory = saved["server"], saved["memory"]
-        for client, state in saved["clients"].items():
-            federation.clients[client].load_state_dict(state)
+        for client, local in federation.clients.items():
+            local.load_state_dict(saved["clients"][client])
         federation.to(self.device)
         return saved
 

@@ -1,0 +1,292 @@
+"""Calls to sites: all at once, a second time where no reply came, and none believed unseen."""
+
+from __future__ import annotations
+
+import math
+import secrets
+import threading
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from medfed.common.errors import CodecError, ConfigError, SiteError
+from medfed.common.names import shown
+from medfed.datamodules.base import Exchanged
+from medfed.sites.transport import Silent, Transport
+from medfed.sites.wire import Facts, Greeting, Reply, Request
+
+Found = TypeVar("Found")
+Merging = Generator[bytes, Sequence[bytes], None]
+SILENT, BUSY, UNREADY = "it did not answer", "it was busy", "it was started anew"
+
+
+@dataclass(frozen=True)
+class Terms:
+    """When a coordinator waits, and when it goes on without a site.
+
+    Attributes:
+        quorum: Share of a round's cohort that must take part; methods that need all clients in
+            every round wait for all.
+        timeout: Seconds that a site may take for one request, such as the local steps of a phase.
+        hello: Seconds that it may take to start: to import, and to read and prepare its data.
+        grace: Seconds in which a reply that was lost is asked for again.
+        probe: Seconds before a round in which a site that was left out may say that it is back.
+        patience: Seconds to wait for a quorum before the run stops, to be resumed.
+
+    Raises:
+        ConfigError: If a value is out of range.
+    """
+
+    quorum: float = 0.5
+    timeout: float = 600.0
+    hello: float = 3600.0
+    grace: float = 10.0
+    probe: float = 2.0
+    patience: float = 3600.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.quorum <= 1:
+            raise ConfigError(f"terms.quorum must be in (0, 1], not {self.quorum}.")
+        for name in ("timeout", "hello", "grace", "probe", "patience"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigError(f"terms.{name} must be seconds, not {getattr(self, name)}.")
+
+
+class Caller:
+    """Asks sites, all at once, and believes only replies to what was asked.
+
+    Args:
+        transport: Carries the bytes.
+        sites: All sites, in the order of clients.
+        terms: How long to wait.
+
+    Attributes:
+        session: Drawn anew for each coordinator process, so that requests and replies of an
+            earlier one are known as such.
+    """
+
+    def __init__(self, transport: Transport, sites: Sequence[str], terms: Terms) -> None:
+        self.transport = transport
+        self.sites = list(sites)
+        self.terms = terms
+        self.session = secrets.token_hex(8)
+
+    def request(self, kind: str, site: str, **rest: Any) -> Request:
+        """Returns a request of this session."""
+        return Request(kind, site, self.session, **rest)
+
+    def all(
+        self, requests: Mapping[str, Request], timeout: float
+    ) -> tuple[dict[str, Reply], dict[str, str]]:
+        """Asks several sites at once.
+
+        Returns:
+            The replies, and why others gave none that can be used; both in the order of requests.
+
+        Raises:
+            NonFiniteError: If training failed at a site as it would in a simulation.
+        """
+        futures = {c: started(self.one, asked, timeout) for c, asked in requests.items()}
+        found = {c: future.result() for c, future in futures.items()}
+        replies = {c: r for c, r in found.items() if isinstance(r, Reply)}
+        return replies, {c: r for c, r in found.items() if isinstance(r, str)}
+
+    def one(self, asked: Request, timeout: float) -> Reply | str:
+        """Asks one site; a second time where no reply came, as it may have been lost.
+
+        Returns:
+            An ``ok``, or why there is none.
+        """
+        data, waits = asked.to_bytes(), (timeout, min(timeout, self.terms.grace))
+        for number, seconds in enumerate(waits):
+            try:
+                reply = Reply.from_bytes(self.transport.call(asked.site, data, seconds))
+            except Silent:
+                continue
+            except CodecError as error:
+                return f"its reply cannot be read: {str(error).rstrip('.')}"
+            if not reply.answers(asked):
+                if reply.status == "refused" and reply.reason == "bytes":
+                    return "it could not read the request"
+                if number == 0:  # a late one, of something else
+                    continue
+                return "its reply is to something else"
+            if reply.status == "ok":
+                return reply
+            return why_not(reply)
+        return SILENT
+
+    def everyone(
+        self, requests: Mapping[str, Request], ask: Callable[[Request, float], Reply | str]
+    ) -> dict[str, Reply]:
+        """Asks all sites before the first round, when none may be missing.
+
+        Raises:
+            SiteError: If one gives no answer that can be used.
+        """
+        futures = {c: started(ask, r, self.terms.hello) for c, r in requests.items()}
+        found = {c: future.result() for c, future in futures.items()}
+        if wrong := {c: why for c, why in found.items() if isinstance(why, str)}:
+            raise SiteError(
+                f"{sentence(wrong)}. All sites must answer before the first round: see to them, "
+                "and start again."
+            )
+        return {c: reply for c, reply in found.items() if isinstance(reply, Reply)}
+
+    def hello(self, asked: Request, timeout: float) -> Reply | str:
+        """Greets a site until it answers, which may still be reading its data."""
+        end = time.monotonic() + timeout
+        while True:
+            found = self.one(asked, max(0.0, end - time.monotonic()))
+            if found != BUSY or time.monotonic() >= end:
+                return found
+            time.sleep(min(1.0, max(0.0, end - time.monotonic())))
+
+
+def started(function: Callable[..., Found], *args: Any) -> Future[Found]:
+    """Calls a function in a thread of its own, which the program does not wait for at its end."""
+    future: Future[Found] = Future()
+
+    def work() -> None:
+        try:
+            future.set_result(function(*args))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=work, name="medfed-site", daemon=True).start()
+    return future
+
+
+def why_not(reply: Reply) -> str:
+    """Says in words why a reply is none that can be used."""
+    if reply.status == "failed":
+        return f"it failed ({reply.reason}); see the log of {reply.site}"
+    if reply.status == "refused" and reply.reason == "job":
+        return "its folder holds the rounds of another federation"
+    known = {"busy": BUSY, "unready": UNREADY}
+    return known.get(reply.status, f"it refused the request ({reply.reason})")
+
+
+def greet(caller: Caller) -> dict[str, Greeting]:
+    """Asks every site what must be the same everywhere; all must answer, and alike.
+
+    Raises:
+        SiteError: If a site does not answer, or another configuration or kind of data is there; it
+            is named, and what differs.
+    """
+    asked = {c: caller.request("hello", c) for c in caller.sites}
+    replies = caller.everyone(asked, caller.hello)
+    found = {c: Greeting(r.content["agreed"], r.content["data"]) for c, r in replies.items()}
+    first, *others = caller.sites
+    for site in others:
+        compare(found[first], found[site], first, site)
+    return found
+
+
+def converse(
+    caller: Caller, server: Merging
+) -> tuple[dict[str, Facts], list[bytes], list[Exchanged]]:
+    """Lets sites agree on what an input means; then each reads its data and builds the model.
+
+    Args:
+        caller: Reaches them.
+        server: The coordinator's half, from `FederatedDataModule.merging`.
+
+    Returns:
+        What each site says of its model, the answers, which a site that is started again needs,
+        and what travelled, in the order of a simulation.
+
+    Raises:
+        SiteError: If a site does not answer, or has other data or weights than others.
+    """
+    answers: list[bytes] = []
+    exchanged: list[Exchanged] = []
+    next(server, None)
+    while True:
+        body = answers[-1] if answers else b""
+        asked = {c: caller.request("agree", c, phase=len(answers), body=body) for c in caller.sites}
+        replies = caller.everyone(asked, caller.hello)
+        done = [c for c, r in replies.items() if r.content["facts"]]
+        if len(done) == len(replies):
+            break
+        if done:
+            raise SiteError(f"Site {shown(done[0])} has less to agree on than others have.")
+        exchanged += [(c, "up", len(r.body)) for c, r in replies.items()]
+        try:
+            answers.append(server.send([r.body for r in replies.values()]))
+        except StopIteration:
+            raise SiteError(
+                "The sites have more to agree on than the configuration asks."
+            ) from None
+        exchanged += [(c, "down", len(answers[-1])) for c in replies]
+    facts = {c: Facts.of(r.content["facts"]) for c, r in replies.items()}
+    first, *others = caller.sites
+    for site in others:
+        compare_models(facts[first], facts[site], first, site)
+    return facts, answers, exchanged
+
+
+def agree_again(caller: Caller, site: str, answers: Sequence[bytes]) -> Reply | str:
+    """Takes a site that was started again to where the others are; see :func:`converse`."""
+    found: Reply | str = SILENT
+    for number in range(len(answers) + 1):
+        body = answers[number - 1] if number else b""
+        asked = caller.request("agree", site, phase=number, body=body)
+        found = caller.hello(asked, caller.terms.hello)
+        if isinstance(found, str):
+            return found
+    return found
+
+
+def compare(one: Greeting, other: Greeting, name: str, site: str) -> None:
+    """Checks that two ends mean the same experiment.
+
+    Args:
+        one: What one says, the coordinator or a site.
+        other: What a site says.
+        name: What the first one is called.
+        site: The site's name.
+
+    Raises:
+        SiteError: If they differ; keys are named, and values are not.
+    """
+    if differ := _differing(one.agreed, other.agreed):
+        raise _differs(f"another configuration than {shown(name)}", differ, site)
+    if differ := _differing(one.data, other.data):
+        raise _differs(f"other data than {shown(name)}", differ, site)
+
+
+def compare_models(one: Facts, other: Facts, name: str, site: str) -> None:
+    """Checks that two ends have built the same model; arguments as in :func:`compare`.
+
+    Raises:
+        SiteError: If not.
+    """
+    if differ := _differing(one.data, other.data):
+        raise _differs(f"another kind of data than {shown(name)}", differ, site)
+    if one.weights != other.weights:
+        raise SiteError(
+            f"Site {shown(site)} starts from other weights than {shown(name)}, although the "
+            "configuration is equal: versions of packages, or the files behind init.weights, "
+            "differ; make them equal, and start again."
+        )
+
+
+def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    return [k for k in dict.fromkeys([*one, *other]) if one.get(k) != other.get(k)]
+
+
+def _differs(what: str, keys: Sequence[str], site: str) -> SiteError:
+    more = f" and {len(keys) - 5} more" if len(keys) > 5 else ""
+    named = ", ".join(shown(k, 60) for k in keys[:5])
+    verb = "differs" if len(keys) == 1 else "differ"
+    return SiteError(
+        f"Site {shown(site)} has {what}: {named}{more} {verb}; make them equal, and start again."
+    )
+
+
+def sentence(why: Mapping[str, str]) -> str:
+    """Names sites, each with a reason."""
+    return "; ".join(f"{shown(site)}: {reason}" for site, reason in why.items())

@@ -1,0 +1,403 @@
+"""The server's half across sites: rounds that all of its cohort has taken part in, or nobody.
+
+A round is repeated with a smaller cohort when a site goes silent in it, is busy, or answers what
+cannot be used; nothing of the attempt is kept at either end. (A reply that is missing inside a
+round would part the two ends of a lossy channel for ever, and leave methods of several phases with
+half a message.) So the result is that of a simulation with ``cohort.absent`` as the run folder's
+``absences.json`` has it.
+
+Sites commit before the server does: whoever stops in between goes back by one round, which all have
+kept. A site that was left out is asked again before every round, and takes part once it answers.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from medfed.common.errors import CodecError, NonFiniteError, SiteError
+from medfed.common.names import shown
+from medfed.federation.budget import Passes
+from medfed.federation.cohort import Cohort
+from medfed.federation.federation import Federation
+from medfed.federation.wire.ledger import Ledger
+from medfed.federation.wire.packet import Packet
+from medfed.sites.calls import Caller, agree_again, compare_models, sentence, started
+from medfed.sites.wire import START, Facts, Reply, Request
+
+_log = logging.getLogger(__name__)
+Metrics = dict[str, dict[str, float]]
+
+
+class Lost(Exception):  # noqa: N818 - it leads to another attempt
+    """Sites without which a round must be begun anew, each with the reason."""
+
+    def __init__(self, why: Mapping[str, str]) -> None:
+        super().__init__(dict(why))
+        self.why = dict(why)
+
+
+@dataclass
+class Standing:
+    """What the coordinator must know of the sites to go on; kept in its checkpoints.
+
+    Attributes:
+        at: The last round that each site took part in.
+        spent: Steps and passes of each.
+        absent: Who was left out of which round.
+        rounds: ``at`` after the last rounds and the best one, to which sites may have to go back.
+        left_out: Round, site and reason, each time that a site was left out.
+    """
+
+    at: dict[str, int]
+    spent: dict[str, tuple[int, Passes]]
+    absent: dict[int, list[str]] = field(default_factory=dict)
+    rounds: dict[int, dict[str, int]] = field(default_factory=dict)
+    left_out: list[tuple[int, str, str]] = field(default_factory=list)
+
+    @classmethod
+    def new(cls, sites: Sequence[str]) -> Standing:
+        """Returns where everybody stands before the first round."""
+        return cls(dict.fromkeys(sites, START), dict.fromkeys(sites, (0, Passes())))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns it in a form that ``weights_only=True`` loads."""
+        return {
+            "at": dict(self.at),
+            "spent": {c: (steps, *passes) for c, (steps, passes) in self.spent.items()},
+            "absent": {n: list(names) for n, names in self.absent.items()},
+            "rounds": {n: dict(at) for n, at in self.rounds.items()},
+            "left_out": list(self.left_out),
+        }
+
+    @classmethod
+    def of(cls, saved: Mapping[str, Any]) -> Standing:
+        """Reads what :meth:`state_dict` returned."""
+        spent = {c: (row[0], Passes(*row[1:])) for c, row in saved["spent"].items()}
+        left_out = list(saved["left_out"])
+        return cls(dict(saved["at"]), spent, dict(saved["absent"]), dict(saved["rounds"]), left_out)
+
+
+class Coordinator:
+    """Carries out rounds across sites.
+
+    Args:
+        caller: Reaches them.
+        federation: The server's half, without clients.
+        facts: What the sites have said of their models, by site.
+        answers: What was answered them before they built these.
+        job: Names the federation, so that no site mixes its rounds with another's.
+        standing: Where everybody is, of a run that is resumed.
+        best: Gives the best round so far.
+    """
+
+    def __init__(
+        self,
+        caller: Caller,
+        federation: Federation,
+        facts: Mapping[str, Facts],
+        answers: Sequence[bytes],
+        job: str,
+        standing: Standing | None = None,
+        best: Callable[[], int | None] = lambda: None,
+    ) -> None:
+        self.caller = caller
+        self.terms = caller.terms
+        self.federation = federation
+        self.facts = dict(facts)
+        self.answers = list(answers)
+        self.job = job
+        self.standing = standing or Standing.new(federation.ids)
+        self.best = best
+        self.away: dict[str, str] = {}
+        self._probes: dict[str, Future[str | None]] = {}
+        self._planned: Cohort = federation.cohort
+        self._turn = 0
+
+    def begin(self) -> None:
+        """Starts a session at every site.
+
+        Raises:
+            SiteError: If one cannot, or has lost a round that it is needed with.
+        """
+        futures = {c: started(self._begin, c) for c in self.federation.ids}
+        wrong = {c: why for c, future in futures.items() if (why := future.result())}
+        if wrong:
+            raise SiteError(f"{sentence(wrong)}.")
+
+    def _begin(self, site: str) -> str | None:
+        clients = [{"id": c, "num_samples": self.facts[c].num_samples} for c in self.federation.ids]
+        content = {"clients": clients, "job": self.job}
+        asked = self.caller.request("begin", site, content=content)
+        reply = self.caller.one(asked, self.terms.timeout)
+        if isinstance(reply, str):
+            return reply
+        if (at := self.standing.at[site]) not in (START, *reply.content["rounds"]):
+            return f"it has not kept round {at + 1}, to which it should go back"
+        return None
+
+    def round(self, number: int, evaluated: bool = True) -> Metrics:
+        """Carries out a round, with whoever stays until its end.
+
+        Args:
+            number: Its number.
+            evaluated: Whether it is followed by an evaluation.
+
+        Returns:
+            The metrics of every site that could be asked, in the order of clients.
+
+        Raises:
+            SiteError: If no quorum takes part within the terms' patience.
+            NonFiniteError: If a loss at a site is not finite.
+        """
+        end = time.monotonic() + self.terms.patience
+        attempt = 0
+        while True:
+            cohort = self._gather(number, end)
+            try:
+                return self._attempt(number, attempt, cohort, evaluated)
+            except Lost as lost:
+                attempt += 1
+                self.leave_out(lost.why, number)
+                _log.warning("Round %d is begun anew.", number + 1)
+
+    def leave_out(self, why: Mapping[str, str], number: int) -> None:
+        """Goes on without some sites until they answer again.
+
+        Args:
+            why: The reason for each.
+            number: Of the round in which they were lost.
+        """
+        self.away |= why
+        self.standing.left_out += [(number, site, reason) for site, reason in why.items()]
+        if why:
+            _log.warning("Round %d goes on without %s.", number + 1, sentence(why))
+
+    def _gather(self, number: int, end: float) -> tuple[str, ...]:
+        """Returns who takes part, and tells the federation who does not."""
+        federation = self.federation
+        drawn = self._planned.of(federation.ids, federation.seed, number)
+        full = federation.algorithm.card.full_cohort
+        least = len(drawn) if full else max(1, math.ceil(self.terms.quorum * len(drawn)))
+        while True:
+            self._greet_again()
+            present = [c for c in drawn if c not in self.away]
+            if len(present) >= least:
+                break
+            if time.monotonic() >= end:
+                raise SiteError(
+                    f"Round {number + 1} needs {least} of its {len(drawn)} sites, and "
+                    f"{len(present)} are there: {sentence(self.away)}. Resume the run when they "
+                    "are back."
+                )
+            time.sleep(min(1.0, self.terms.probe))
+        missing = [c for c in drawn if c in self.away]
+        absent = {n: names for n, names in self.standing.absent.items() if n != number}
+        self.standing.absent = absent | ({number: missing} if missing else {})
+        federation.cohort = replace(
+            self._planned, absent={**self._planned.absent, **self.standing.absent}
+        )
+        return federation.members(number)
+
+    def _greet_again(self) -> None:
+        """Asks those that were left out whether they are back, without waiting for long."""
+        for site in self.away:
+            if site not in self._probes:
+                self._probes[site] = started(self._welcome, site)
+        wait([self._probes[c] for c in self.away], self.terms.probe)
+        for site in list(self.away):
+            if self._probes[site].done():
+                why = self._probes.pop(site).result()
+                if why is None:
+                    del self.away[site]
+                    _log.info("%s is back.", shown(site))
+                else:
+                    self.away[site] = why
+
+    def _welcome(self, site: str) -> str | None:
+        reply = agree_again(self.caller, site, self.answers)
+        if isinstance(reply, str):
+            return reply
+        try:
+            compare_models(self.facts[site], Facts.of(reply.content["facts"]), "before", site)
+        except (SiteError, CodecError) as error:
+            return str(error).rstrip(".")
+        return self._begin(site)
+
+    def _attempt(
+        self, number: int, attempt: int, cohort: tuple[str, ...], evaluated: bool
+    ) -> Metrics:
+        """Carries out a round once; where it comes to nothing, the server is as it was before."""
+        federation, at = self.federation, self.standing.at
+        server, memory, ledger = federation.server, dict(federation.memory), federation.ledger
+        spent, where = dict(self.standing.spent), {"round": number, "attempt": attempt}
+        federation.ledger = Ledger()
+        try:
+            trained = self._train(where, cohort)
+            metrics = self._evaluate(where, trained) if evaluated else {}
+            self._commit(where, trained)
+        except BaseException:
+            federation.server, federation.memory, federation.ledger = server, memory, ledger
+            self.standing.spent = spent
+            raise
+        for entry in federation.ledger.entries:
+            ledger.add(entry)
+        federation.ledger = ledger
+        self.standing.at = at | dict.fromkeys(trained, number)
+        kept = {**self.standing.rounds, number: dict(self.standing.at)}
+        last = sorted(kept)[-2:]
+        self.standing.rounds = {n: kept[n] for n in kept if n in last or n == self.best()}
+        return metrics
+
+    def _train(self, where: dict[str, int], cohort: tuple[str, ...]) -> list[str]:
+        """Takes the cohort through all phases; returns who was sent anything."""
+        federation = self.federation
+        current = federation.open(where["round"])
+        trained: set[str] = set()
+        is_open = True
+        while is_open:
+            asked = {
+                c: self.caller.request(
+                    "fit",
+                    c,
+                    phase=current.position,
+                    at=self.standing.at[c],
+                    body=current.sent(c).to_bytes(),
+                    **where,
+                )
+                for c in current.recipients
+            }
+            replies = self._needed(asked)
+            packets, wrong = {}, {}
+            for site, reply in replies.items():
+                try:
+                    packets[site] = Packet.from_bytes(reply.body, federation.most_elements)
+                    self._check(site, packets, current.phase)
+                except CodecError as error:
+                    wrong[site] = f"its message cannot be used: {str(error).rstrip('.')}"
+                self._note(site, reply)
+            if wrong:
+                raise Lost(wrong)
+            trained.update(asked)
+            try:
+                is_open = current.exchange(packets)
+            except CodecError as error:
+                if error.client is None:
+                    raise
+                raise Lost({error.client: str(error).rstrip(".")}) from error
+        return [c for c in federation.ids if c in trained]
+
+    def _check(self, site: str, packets: Mapping[str, Packet], phase: str) -> None:
+        """Compares what a site sent with what it may send, and with what the others did."""
+        federation, packet = self.federation, packets[site]
+        if packet.phase != phase:
+            raise CodecError(f"It is of phase {packet.phase!r:.40}.")
+        if extra := set(packet.parts) - set(federation.algorithm.leaves):
+            raise CodecError(f"It holds {min(extra)!r:.40}, which may not leave a site.")
+        model = federation.model
+        for part, encoded in packet.parts.items():
+            if part in ("shared", "personal") and model is not None:
+                for name, shape, _ in encoded.layout:
+                    known = model.entries.get(name)
+                    if known is None or tuple(known.shape) != shape:
+                        raise CodecError(f"{part}/{name:.60} is not of the model.")
+        first = next(iter(packets.values()))
+        if _form(first) != _form(packet):
+            raise CodecError("It has other parts or shapes than those of other sites.")
+
+    def _note(self, site: str, reply: Reply) -> None:
+        passes = reply.content["passes"]
+        if len(passes) != 2 or min(passes) < 0 or reply.content["steps"] < 0:
+            raise Lost({site: "its count of steps is none"})
+        self.standing.spent[site] = reply.content["steps"], Passes(*passes)
+
+    def _needed(self, asked: Mapping[str, Request]) -> dict[str, Reply]:
+        """Asks sites that must all answer."""
+        replies, why = self.caller.all(asked, self.terms.timeout)
+        for site, reason in why.items():
+            if f"({NonFiniteError.__name__})" in reason:
+                request = asked[site]
+                raise NonFiniteError(
+                    f"Site {shown(site)}, round {request.round + 1}: a loss or reply is not "
+                    f"finite, or {reason}; lower optimizer.lr or set local.clip."
+                )
+        if why:
+            raise Lost(why)
+        return replies
+
+    def _evaluate(self, where: dict[str, int], trained: Sequence[str]) -> Metrics:
+        """Measures all sites that are there; those that have trained must answer."""
+        there = [c for c in self.federation.ids if c not in self.away]
+        asked = {c: self._measure(c, "val", c in trained, self.standing.at, where) for c in there}
+        metrics, why = self._measured(asked)
+        if lost := {c: reason for c, reason in why.items() if c in trained}:
+            raise Lost(lost)
+        self.leave_out(why, where["round"])
+        return metrics
+
+    def _measured(self, asked: Mapping[str, Request]) -> tuple[Metrics, dict[str, str]]:
+        replies, why = self.caller.all(asked, self.terms.timeout)
+        metrics = {c: dict(reply.content["metrics"]) for c, reply in replies.items()}
+        usual = Counter(frozenset(m) for m in metrics.values()).most_common(1)
+        strange = {c: "it has other metrics" for c, m in metrics.items() if {*m} != usual[0][0]}
+        return {c: m for c, m in metrics.items() if c not in strange}, why | strange
+
+    def _measure(
+        self, site: str, split: str, trained: bool, at: Mapping[str, int], where: dict[str, int]
+    ) -> Request:
+        body = self.federation.delivery(site).to_bytes()
+        content = {"split": split, "trained": trained}
+        return self.caller.request(
+            "evaluate", site, at=at[site], content=content, body=body, **where
+        )
+
+    def _commit(self, where: dict[str, int], trained: Sequence[str]) -> None:
+        asked = {}
+        for site in trained:
+            needed = {at[site] for at in self.standing.rounds.values()} | {self.standing.at[site]}
+            content = {"needed": sorted(needed - {START})}
+            at = self.standing.at[site]
+            asked[site] = self.caller.request("commit", site, at=at, content=content, **where)
+        for site, reply in self._needed(asked).items():
+            self._note(site, reply)
+
+    def digests(self, rounds: int) -> dict[str, str]:
+        """Returns the hashes of the server and of every site that answers, after the last round."""
+        self._turn = 0
+        asked = {
+            c: self.caller.request("load", c, round=rounds, at=self.standing.at[c])
+            for c in self.federation.ids
+            if c not in self.away
+        }
+        replies, why = self.caller.all(asked, self.terms.timeout)
+        self.leave_out(why, rounds)
+        hashes = {"server": self.federation.digests()["server"]}
+        return hashes | {f"client/{c}": str(r.content["digest"]) for c, r in replies.items()}
+
+    def test(self, rounds: int, selected: int | None) -> Metrics:
+        """Measures the model of the selected round on every site's test data.
+
+        Args:
+            rounds: How many rounds there were.
+            selected: Which one; ``None``: the last one.
+        """
+        self._greet_again()
+        self._turn += 1
+        at = self.standing.rounds.get(rounds - 1 if selected is None else selected)
+        at = self.standing.at if at is None else at
+        where = {"round": rounds, "attempt": self._turn}
+        there = [c for c in self.federation.ids if c not in self.away]
+        asked = {c: self._measure(c, "test", False, at, where) for c in there}
+        metrics, why = self._measured(asked)
+        self.leave_out(why, rounds)
+        return metrics
+
+
+def _form(packet: Packet) -> dict[str, Any]:
+    return {part: (encoded.kind, encoded.layout) for part, encoded in packet.parts.items()}

@@ -1,0 +1,259 @@
+"""A whole run across sites: greet them, carry out the rounds, test once, write it all down."""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+from omegaconf import DictConfig, open_dict
+
+from medfed.common.errors import ConfigError, SiteError
+from medfed.common.figures import save_figures
+from medfed.common.files import write_json, write_text
+from medfed.common.folders import Before
+from medfed.common.names import shown
+from medfed.common.scores import Record, metrics_csv
+from medfed.common.tensors import digest
+from medfed.common.untrusted import ANY, read_checkpoint, read_json
+from medfed.federation.algorithm import ClientInfo
+from medfed.federation.lightning.checkpoint import last_whole
+from medfed.federation.lightning.strategy import together
+from medfed.federation.split import float_entries
+from medfed.federation.wire.ledger import Ledger
+from medfed.models.task import TaskModule
+from medfed.run.adapting import has_adapters
+from medfed.run.assembly import build_task, federation_of, preprocessing, unread_data
+from medfed.run.claim import claimed
+from medfed.run.experiment import best_checkpoint, callbacks_of, read_start, trainer_of
+from medfed.run.folder import open_folder
+from medfed.run.loggers import end_logging
+from medfed.run.printed import print_summary
+from medfed.run.results import summarise
+from medfed.sites.agreed import fingerprints
+from medfed.sites.calls import Caller, Terms, compare, compare_models, converse, greet
+from medfed.sites.coordinator import Coordinator, Standing
+from medfed.sites.module import SitesEvaluation, SitesModule
+from medfed.sites.transport import Transport
+from medfed.sites.wire import Facts, Greeting
+from medfed.sites.workplace import FACTS
+
+_log = logging.getLogger(__name__)
+SITES, ABSENCES = "sites.json", "absences.json"
+_SITES = {"job": str, "clients": {ANY: {"num_samples": int, "data": {}, "weights": str}}}
+
+
+def coordinate(
+    config: DictConfig,
+    transport: Transport,
+    sites: Sequence[str],
+    terms: Terms | None = None,
+    before: Before | None = None,
+) -> dict[str, Any]:
+    """Runs or resumes an experiment across sites, and leaves an ordinary run folder.
+
+    Args:
+        config: The composed configuration; its data are not read.
+        transport: Reaches the sites.
+        sites: Their names, in the order of the clients of the simulation that is to be equalled.
+        terms: When to wait, and when to go on without a site.
+        before: See :func:`medfed.run.claim.claimed`.
+
+    Returns:
+        The summary that ``summary.json`` holds.
+
+    Raises:
+        MedfedError: If something does not fit, a site among it.
+    """
+    if has_adapters(config):
+        raise ConfigError("adapters are not for runs across sites yet; set adapters=none.")
+    if not sites or len(set(sites)) < len(sites):
+        raise ConfigError(f"sites={list(sites)} must name at least one site, and each once.")
+    with claimed(config, before):
+        return _coordinate(config, transport, sites, terms or Terms())
+
+
+def _coordinate(
+    config: DictConfig, transport: Transport, sites: Sequence[str], terms: Terms
+) -> dict[str, Any]:
+    folder = Path(config.folder)
+    agreed = fingerprints(config)
+    start = read_start(config)
+    caller = Caller(transport, sites, terms)
+    greeting = greet(caller)[sites[0]]
+    compare(Greeting(agreed, greeting.data), greeting, "the coordinator", sites[0])
+    facts, answers, exchanged = converse(caller, unread_data(config).merging(greeting.data))
+    first = facts[sites[0]]
+    take_facts(config, first.data)
+    task: TaskModule = build_task(config)
+    if str(config.trainer.precision).startswith("64"):
+        task.double()
+    names = {key: first.data[key] for key in ("channels", "labels")}
+    account = start.begin(config, task, names)
+    begun = float_entries(task.network)
+    own = Facts(1, digest(float_entries(task.network)), first.data)
+    compare_models(own, first, "the coordinator", sites[0])
+    everyone = [ClientInfo(c, facts[c].num_samples) for c in sites]
+    federation, local = federation_of(config, task, [], everyone, first.data["shape"])
+    federation.ledger = Ledger(preprocessing(exchanged))
+    if config.resume is None:
+        start.write(folder, begun, account)
+    job, standing, checkpoint = before_of(config, sites)
+    evaluation = SitesEvaluation(*task.selection)
+    coordinator = Coordinator(
+        caller, federation, facts, answers, job, standing, evaluation.best_round
+    )
+    coordinator.begin()
+    module = SitesModule(task, federation, local, coordinator)
+    kept: DictConfig = config.copy()
+    if config.checkpoint.every > 1:
+        _log.info("Across sites every round is a checkpoint, whatever checkpoint.every says.")
+        kept.checkpoint.every = 1
+    trainer = trainer_of(config, [*callbacks_of(kept, evaluation), Absences(folder, coordinator)])
+    open_folder(config, {"clients": {c: {} for c in sites}, "files": {}}, {}, {})
+    told = {c: f.content() for c, f in facts.items()}
+    write_json(folder / SITES, {"job": job, "clients": told})
+    with together(trainer):
+        trainer.fit(module, ckpt_path=checkpoint, weights_only=True)
+        write_json(folder / "hashes.json", coordinator.digests(module.next_round))
+        history, module.selected = evaluation.history, evaluation.best_round()
+        trainer.test(module, ckpt_path=best_checkpoint(folder), weights_only=True, verbose=False)
+        evaluation.history = history
+        return write(config, module, evaluation, trainer)
+
+
+def take_facts(config: DictConfig, data: Mapping[str, Any]) -> None:
+    """Takes from the sites what a simulation takes from the data.
+
+    Args:
+        config: The configuration; it is changed.
+        data: What all sites have alike.
+
+    Raises:
+        SiteError: If a site leaves out what the network must fit.
+        ConfigError: If a fact is set to something else.
+    """
+    if lacking := {*FACTS, "personal", "shape", "channels", "labels"} - set(data):
+        raise SiteError(f"The sites do not say {min(lacking)}; give all ends the same version.")
+    with open_dict(config):
+        for key in FACTS:
+            if config.get(key) is not None and config[key] != data[key] and key != "patch_size":
+                raise ConfigError(
+                    f"{key} is {config[key]}, but the data say {data[key]}; leave it at null."
+                )
+            config[key] = data[key]
+        if data["personal"] is not None:
+            config.model.personal = data["personal"]
+
+
+def before_of(config: DictConfig, sites: Sequence[str]) -> tuple[str, Standing | None, Path | None]:
+    """Returns the name of the federation, where the sites are, and what to go on from."""
+    if config.resume is None:
+        return secrets.token_hex(16), None, None
+    folder = Path(config.resume)
+    kept = read_json(folder / SITES, _SITES)
+    if list(kept["clients"]) != list(sites):
+        raise ConfigError(
+            f"The run in {folder} is of the sites {', '.join(map(shown, kept['clients']))}; resume "
+            "it with the same ones, in the same order."
+        )
+    checkpoint = last_whole(folder / "checkpoints")
+    if checkpoint is None:
+        return kept["job"], None, None
+    saved = read_checkpoint(checkpoint)
+    if "sites" not in saved:
+        raise ConfigError(f"The run in {folder} is a simulation; resume it by medfed train.")
+    return kept["job"], Standing.of(saved["sites"]), checkpoint
+
+
+class Absences(pl.Callback):
+    """Keeps in the run folder who was left out of which round, and why.
+
+    Args:
+        folder: The run folder.
+        coordinator: Knows it.
+    """
+
+    def __init__(self, folder: Path, coordinator: Coordinator) -> None:
+        self.folder = folder
+        self.coordinator = coordinator
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Writes the record, if there is anything to write."""
+        self.write()
+
+    def write(self) -> None:
+        """Writes ``absences.json``."""
+        standing = self.coordinator.standing
+        if standing.left_out:
+            write_json(
+                self.folder / ABSENCES,
+                {
+                    "absent": {str(n): names for n, names in standing.absent.items()},
+                    "simulation": f"cohort.absent={override(standing.absent)}",
+                    "left_out": [
+                        {"round": n, "site": site, "why": why} for n, site, why in standing.left_out
+                    ],
+                },
+            )
+
+
+def override(absent: Mapping[int, Sequence[str]]) -> str:
+    """Returns absences as the command line of a simulation takes them.
+
+    Example:
+        >>> override({3: ["b"], 5: ["a", "St Mary"]})
+        '{3:["b"],5:["a","St Mary"]}'
+    """
+    rows = (f"{n}:[{','.join(json.dumps(c) for c in names)}]" for n, names in absent.items())
+    return f"{{{','.join(rows)}}}"
+
+
+def write(
+    config: DictConfig, module: SitesModule, evaluation: SitesEvaluation, trainer: pl.Trainer
+) -> dict[str, Any]:
+    """Writes metrics, ledger, summary and pictures of a finished run; models are at the sites.
+
+    Args:
+        config: The configuration.
+        module: The run.
+        evaluation: What the sites have measured.
+        trainer: Whose logger gets the last word.
+
+    Returns:
+        The summary.
+
+    Raises:
+        SiteError: If no site was tested.
+    """
+    from medfed.run.pictures import bytes_per_client, metric_curves  # late: they draw
+
+    folder, federation = Path(config.folder), module.federation
+    if not (tested := list(evaluation.test)):
+        raise SiteError("No site answered the test; resume the run when they are back.")
+    best = evaluation.best_round()
+    federation.count_delivery(module.next_round, tested)
+    steps, passes = module.gather_steps(), module.gather_passes()
+    spent = {c: (steps[c], passes[c]) for c in tested}
+    summary = summarise(config.name, module, evaluation, best, spent)
+    if missing := [c for c in federation.ids if c not in tested]:
+        summary["not_tested"] = missing
+        _log.warning("Not tested, as they did not answer: %s.", ", ".join(map(shown, missing)))
+    test = [Record(best or 0, c, m) for c, m in evaluation.test.items()]
+    write_text(folder / "metrics.csv", metrics_csv(evaluation.history, test))
+    write_text(folder / "ledger.csv", federation.ledger.to_csv())
+    if absent := module.coordinator.standing.absent:
+        summary["left_out"] = {str(n): names for n, names in absent.items()}
+    write_json(folder / "summary.json", summary)
+    figures = {"bytes": bytes_per_client(federation.ledger)} | dict(federation.pictures())
+    if evaluation.history:
+        metric = evaluation.metric
+        figures[f"val_{metric}"] = metric_curves(evaluation.history, metric, best)
+    pictures = save_figures(folder / "pictures", figures, config.pictures.format)
+    end_logging(trainer.logger, pictures, summary)
+    print_summary(summary, folder)
+    return summary

@@ -1,0 +1,326 @@
+"""A hospital's end: one client, its data, its end of the channel, and the rounds it can go back to.
+
+It answers one request at a time (``busy`` otherwise) and every request once: the reply to one that
+is repeated is the same bytes. A round that is begun anew, a later round, and a coordinator that
+was started again all begin by going back to the round that the request names, so that whatever a
+site did for a round that came to nothing is forgotten. It keeps its last rounds, and those that the
+coordinator still needs, in its folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from medfed.common.errors import CheckpointError, CodecError
+from medfed.common.files import write_json
+from medfed.common.tensors import map_state
+from medfed.common.untrusted import ANY, misfit, read_checkpoint, read_json
+from medfed.federation.algorithm import ClientInfo
+from medfed.federation.budget import Passes
+from medfed.federation.lightning.checkpoint import digest_file, is_whole, seal
+from medfed.federation.lightning.module import FederatedModule
+from medfed.federation.local_client import LocalClient
+from medfed.federation.wire.packet import Packet
+from medfed.sites.wire import START, Facts, Greeting, Reply, Request
+
+_log = logging.getLogger(__name__)
+JOB = "job.json"
+_ROUND = {"site": str, "round": int, "steps": int, "passes": [int], "client": {ANY: {}}}
+FIRST = ("hello", "agree", "begin")  # kinds of requests that belong to no round
+Kept = dict[str, Any]
+
+
+class Refusal(Exception):  # noqa: N818 - it becomes a reply
+    """A request that cannot be followed as it is, by one of the wire's words."""
+
+    def __init__(self, reason: str, status: str = "refused") -> None:
+        super().__init__(reason)
+        self.reason, self.status = reason, status
+
+
+class Workplace(Protocol):
+    """What a site is made of: its data, the model, and what is agreed on."""
+
+    name: str
+
+    def greeting(self) -> Greeting:
+        """Looks at configuration and data, once; says what must be the same everywhere."""
+
+    def agree(self, number: int, answer: bytes) -> bytes | None:
+        """Tells the others, by the coordinator, what they must know of the data.
+
+        Args:
+            number: How many messages were told before.
+            answer: The coordinator's to the last of them; empty at first.
+
+        Returns:
+            The next one; None where nothing is left to tell, and the data are read.
+        """
+
+    def facts(self) -> Facts:
+        """Says what the model is, once all have agreed."""
+
+    def join(self, everyone: Sequence[ClientInfo]) -> FederatedModule:
+        """Returns the federation as it is here: with this client alone, in its first state.
+
+        Args:
+            everyone: All clients, in order.
+        """
+
+
+class Site:
+    """Answers a coordinator; see :class:`medfed.sites.transport.Answers`.
+
+    Args:
+        workplace: Data and model.
+        folder: Where rounds are kept; one federation's alone.
+
+    Attributes:
+        module: The federation as it is here, once a session has begun.
+    """
+
+    def __init__(self, workplace: Workplace, folder: Path) -> None:
+        self.workplace = workplace
+        self.name = workplace.name
+        self.folder = Path(folder)
+        self.module: FederatedModule | None = None
+        self._lock = threading.Lock()
+        self._session = ""
+        self._latest = (START, 0)  # round and attempt of the last request
+        self._phases: list[int] = []  # that were answered of it
+        self._here: int | None = START  # which kept round the state is; None within a round
+        self._base: Kept = {}  # the state of the kept round before the present one
+        self._base_at = START
+        self._start: Kept = {}
+        self._replies: dict[bytes, bytes] = {}
+
+    @property
+    def client(self) -> LocalClient:
+        """The one client, once a session has begun."""
+        assert self.module is not None
+        return self.module.federation.clients[self.name]
+
+    def answer(self, request: bytes) -> bytes:
+        """Returns the reply to a request; whatever goes wrong is a reply, too."""
+        try:
+            asked = Request.from_bytes(request)
+        except CodecError as error:
+            _log.warning("A request was refused: %s", error)
+            return Reply("hello", self.name, status="refused", reason="bytes").to_bytes()
+        if asked.site != self.name:
+            return Reply.to(asked, "refused", "site").to_bytes()
+        if not self._lock.acquire(blocking=False):
+            return Reply.to(asked, "busy").to_bytes()
+        try:
+            return self._answer(asked, hashlib.blake2b(request).digest())
+        finally:
+            self._lock.release()
+
+    def _answer(self, asked: Request, key: bytes) -> bytes:
+        if asked.kind not in FIRST:
+            if not self._session:
+                return Reply.to(asked, "unready").to_bytes()
+            if asked.session != self._session:
+                return Reply.to(asked, "refused", "session").to_bytes()
+        if known := self._replies.get(key):
+            return known
+        handlers: Mapping[str, Callable[[Request], Reply]] = {
+            "hello": self._hello,
+            "agree": self._agree,
+            "begin": self._begin,
+            "fit": self._fit,
+            "evaluate": self._evaluate,
+            "commit": self._commit,
+            "load": self._load,
+        }
+        try:
+            reply = handlers[asked.kind](asked).to_bytes()
+        except Refusal as refusal:
+            _log.warning("%s was refused: %s.", asked, refusal.reason)
+            return Reply.to(asked, refusal.status, refusal.reason).to_bytes()
+        except Exception as error:
+            # Its text may name a patient, or a file: it stays in this log.
+            _log.exception("%s failed.", asked)
+            return Reply.to(asked, "failed", type(error).__name__).to_bytes()
+        if asked.kind not in FIRST:
+            self._replies[key] = reply
+        return reply
+
+    def _hello(self, asked: Request) -> Reply:
+        greeting = self.workplace.greeting()
+        content = {"agreed": dict(greeting.agreed), "data": dict(greeting.data)}
+        return Reply.to(asked, content=content)
+
+    def _agree(self, asked: Request) -> Reply:
+        told = self.workplace.agree(asked.phase, asked.body)
+        facts = self.workplace.facts().content() if told is None else {}
+        return Reply.to(asked, content={"facts": facts}, body=told or b"")
+
+    def _begin(self, asked: Request) -> Reply:
+        """Starts a session: everything in memory is forgotten, the kept rounds are there."""
+        job = asked.content["job"]
+        kept = self.folder / JOB
+        if kept.is_file() and read_json(kept, {"job": str})["job"] != job:
+            raise Refusal("job")
+        if not asked.session:
+            raise Refusal("session")
+        everyone = [ClientInfo(c["id"], c["num_samples"]) for c in asked.content["clients"]]
+        own = ClientInfo(self.name, self.workplace.facts().num_samples)
+        if own not in everyone or len({c.id for c in everyone}) < len(everyone):
+            raise Refusal("message")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_json(kept, {"job": job, "site": self.name})
+        self.module = self.workplace.join(everyone)
+        self._session, self._latest, self._phases = asked.session, (START, 0), []
+        self._replies.clear()
+        self._start = self._base = self._state(START)
+        self._here = self._base_at = START
+        return Reply.to(asked, content={"rounds": self.rounds()})
+
+    def _fit(self, asked: Request) -> Reply:
+        self._turn_to(asked)
+        if asked.phase in self._phases:
+            raise Refusal("replay")
+        if any(phase > asked.phase for phase in self._phases):
+            raise Refusal("order")
+        module = self._module
+        packet = self._packet(asked)
+        if self._here is not None:
+            self._base, self._base_at = self._state(self._here), self._here
+        self._here = None
+        module.next_round = asked.round
+        reply = module.federation.answer(self.name, packet, asked.round, asked.phase)
+        self._phases.append(asked.phase)
+        return Reply.to(asked, content=self._spent(), body=reply.to_bytes())
+
+    def _evaluate(self, asked: Request) -> Reply:
+        self._turn_to(asked)
+        if asked.content["trained"] and not self._phases:
+            raise Refusal("order", "unready")
+        if self._phases and not asked.content["trained"]:
+            raise Refusal("order")
+        split = asked.content["split"]
+        if split not in ("val", "test"):
+            raise Refusal("message")
+        module = self._module
+        module.next_round = asked.round + 1
+        module.federation.arrived[self.name] = self._packet(asked)
+        try:
+            with torch.no_grad():
+                metrics = module.evaluate_client(self.name, split, keep=split == "test")
+        finally:
+            del module.federation.arrived[self.name]
+        return Reply.to(asked, content={"metrics": metrics})
+
+    def _commit(self, asked: Request) -> Reply:
+        self._turn_to(asked)
+        if not self._phases:
+            raise Refusal("order", "unready")
+        needed = {*asked.content["needed"], asked.round}
+        state = self._state(asked.round)
+        self._write(state)
+        for number in set(self.rounds()) - needed:
+            path = self._file(number)
+            digest_file(path).unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
+        self._here = asked.round
+        return Reply.to(asked, content=self._spent())
+
+    def _load(self, asked: Request) -> Reply:
+        self._turn_to(asked)
+        if self._phases:
+            raise Refusal("order")
+        return Reply.to(asked, content={"digest": self._module.federation.digests()[self._client]})
+
+    @property
+    def _module(self) -> FederatedModule:
+        assert self.module is not None
+        return self.module
+
+    @property
+    def _client(self) -> str:
+        return f"client/{self.name}"
+
+    def _spent(self) -> dict[str, Any]:
+        return {"steps": self.client.steps_done, "passes": list(self.client.passes)}
+
+    def _packet(self, asked: Request) -> Packet:
+        try:
+            return Packet.from_bytes(asked.body, self._module.federation.most_elements)
+        except CodecError as error:
+            _log.warning("A message was refused: %s", error)
+            raise Refusal("message") from error
+
+    def _turn_to(self, asked: Request) -> None:
+        """Goes to the round and attempt of a request, from the kept round that it names.
+
+        Raises:
+            Refusal: If the request is of the past, or the round is not kept.
+        """
+        turn = (asked.round, asked.attempt)
+        if turn < self._latest:
+            raise Refusal("stale")
+        if turn == self._latest:
+            if self._phases and asked.at != self._base_at:
+                raise Refusal("order")
+            if not self._phases:
+                self._go_to(asked.at)
+            return
+        self._go_to(asked.at)
+        self._latest, self._phases = turn, []
+        self._replies.clear()
+
+    def _go_to(self, number: int) -> None:
+        """Puts the state of a kept round back."""
+        if number == self._here:
+            return
+        if number == START:
+            kept = self._start
+        elif number == self._base_at:
+            kept = self._base
+        elif number in self.rounds():
+            kept = self._read(number)
+        else:
+            raise Refusal("round")
+        self.client.load_state_dict(kept["client"])
+        self.client.steps_done = kept["steps"]
+        self.client.passes = Passes(*kept["passes"])
+        self._here = number
+
+    def _state(self, number: int) -> Kept:
+        """What the client keeps; tensors are replaced, never changed, so that nothing is copied."""
+        client = self.client
+        kept = {g: map_state(state, lambda t: t) for g, state in client.state_dict().items()}
+        return {"site": self.name, "round": number, "client": kept, **self._spent()}
+
+    def rounds(self) -> list[int]:
+        """Returns the rounds that the folder holds, whole."""
+        found = (p for p in sorted(self.folder.glob("round_*.ckpt")) if is_whole(p))
+        return [int(p.stem.removeprefix("round_")) for p in found]
+
+    def _file(self, number: int) -> Path:
+        return self.folder / f"round_{number:05d}.ckpt"
+
+    def _write(self, kept: Kept) -> None:
+        path = self._file(kept["round"])
+        partial = path.with_suffix(".partial")
+        try:
+            torch.save(kept, partial)
+            seal(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
+
+    def _read(self, number: int) -> Kept:
+        path = self._file(number)
+        kept: Kept = read_checkpoint(path)
+        wrong = misfit(kept, _ROUND)
+        if wrong or kept["site"] != self.name:
+            raise CheckpointError(f"{path} is no round of {self.name} ({wrong or kept['site']}).")
+        return kept

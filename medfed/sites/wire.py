@@ -1,0 +1,277 @@
+"""Requests and replies as bytes: a head in JSON that is checked word for word, then a body.
+
+    mfs1 | length of the head, 4 bytes | head | body
+
+The body is a packet (:mod:`medfed.federation.wire.packet`) or empty; nothing is ever unpickled. A
+request says whom it is for, in which session, to which round, attempt and phase it belongs, and at
+which round the coordinator believes the site to be (``at``, the last one that the site took part
+in; ``START`` before any). A reply repeats all of that, so that one that was lost, late or of
+somebody else is known.
+
+| kind | asks for | content, body | reply's content, body |
+|---|---|---|---|
+| hello | what must be equal everywhere | | hashes of agreed keys, facts of the data |
+| agree | what it tells others of its data (phase: the how-manieth) | answer | message, or Facts |
+| begin | a session: who takes part | clients, job | rounds that it can go back to |
+| fit | training in one phase of a round | message | steps and passes, message |
+| evaluate | metrics of the present model | split, trained, message | metrics |
+| commit | to keep the round that was trained | rounds still needed | steps and passes |
+| load | to go back to the round ``at`` | | hash of what it keeps |
+| onboard | a site that joins: a question, or the last message | steps, last, message | message |
+
+Every reply has a status: ``ok``; ``busy``, as one request at a time is answered; ``unready``, as
+the site was started anew and must be greeted first; ``refused``, with a word of :data:`REASONS`;
+``failed``, with the type of the error and no more: its text, which may hold anything, stays in the
+log of the site.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from medfed.common.errors import CodecError, first_line
+from medfed.common.untrusted import ANY, NUMBER, misfit
+
+MAGIC = b"mfs1"
+HEAD_LIMIT = 1 << 24
+"""Bytes of the largest head."""
+START = -1
+"""Where a site is before its first round."""
+KINDS = ("hello", "agree", "begin", "fit", "evaluate", "commit", "load", "onboard")
+STATUSES = ("ok", "busy", "unready", "refused", "failed")
+REASONS = ("bytes", "site", "session", "job", "stale", "order", "replay", "round", "message")
+_CONTENTS: dict[str, Any] = {
+    "hello": {},
+    "agree": {},
+    "begin": {"clients": [{"id": str, "num_samples": int}], "job": str},
+    "fit": {},
+    "evaluate": {"split": str, "trained": bool},
+    "commit": {"needed": [int]},
+    "load": {},
+    "onboard": {"last": bool, "steps": int},
+}
+_SPENT = {"steps": int, "passes": [int]}
+_REPLIES: dict[str, Any] = {
+    "hello": {"agreed": {ANY: str}, "data": {}},
+    "agree": {"facts": {}},
+    "begin": {"rounds": [int]},
+    "fit": _SPENT,
+    "evaluate": {"metrics": {ANY: NUMBER}},
+    "commit": _SPENT,
+    "load": {"digest": str},
+    "onboard": {},
+}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the coordinator asks of a site.
+
+    Attributes:
+        kind: One of :data:`KINDS`.
+        site: Whom it is for.
+        session: Of the coordinator's process, drawn anew whenever it starts.
+        round: The round's number.
+        attempt: How often the round has been begun before.
+        phase: Position of the phase within the round.
+        at: The last round that the site took part in, as the coordinator believes.
+        content: What else the kind has.
+        body: A packet.
+    """
+
+    kind: str
+    site: str
+    session: str = ""
+    round: int = START
+    attempt: int = 0
+    phase: int = 0
+    at: int = START
+    content: Mapping[str, Any] = field(default_factory=dict)
+    body: bytes = field(default=b"", repr=False)
+
+    def to_bytes(self) -> bytes:
+        """Returns the bytes that travel."""
+        return _packed(self)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Request:
+        """Reads what :meth:`to_bytes` wrote, and trusts nothing in it.
+
+        Raises:
+            CodecError: If the bytes are foreign, torn, or state what no request has.
+        """
+        head, body = _unpacked(data)
+        with _Reading("request"):
+            found = cls(**_checked(cls, head), body=body)
+            _fits(found.content, _CONTENTS[found.kind])
+            return found
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a site answers; but for the last four, as in the request.
+
+    Attributes:
+        status: One of :data:`STATUSES`.
+        reason: Of what is refused, one of :data:`REASONS`; of what failed, the error's type.
+    """
+
+    kind: str
+    site: str
+    session: str = ""
+    round: int = START
+    attempt: int = 0
+    phase: int = 0
+    at: int = START
+    status: str = "ok"
+    reason: str = ""
+    content: Mapping[str, Any] = field(default_factory=dict)
+    body: bytes = field(default=b"", repr=False)
+
+    @classmethod
+    def to(cls, request: Request, status: str = "ok", reason: str = "", **rest: Any) -> Reply:
+        """Returns a reply to a request."""
+        asked = ("kind", "site", "session", "round", "attempt", "phase", "at")
+        return cls(**{n: getattr(request, n) for n in asked}, status=status, reason=reason, **rest)
+
+    def answers(self, request: Request) -> bool:
+        """Returns whether it is the reply to this request, and no other."""
+        asked = ("kind", "site", "session", "round", "attempt", "phase", "at")
+        return all(getattr(self, n) == getattr(request, n) for n in asked)
+
+    def to_bytes(self) -> bytes:
+        """Returns the bytes that travel."""
+        return _packed(self)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Reply:
+        """Reads what :meth:`to_bytes` wrote, and trusts nothing in it.
+
+        Raises:
+            CodecError: If the bytes are foreign, torn, or state what no reply has.
+        """
+        head, body = _unpacked(data)
+        with _Reading("reply"):
+            found = cls(**_checked(cls, head), body=body)
+            if found.status not in STATUSES:
+                raise ValueError(f"{found.status!r:.40} is no status")
+            if found.status == "failed" and not re.fullmatch(r"\w{1,80}", found.reason):
+                raise ValueError("the type of an error is no name")
+            if found.status == "refused" and found.reason not in REASONS:
+                raise ValueError(f"{found.reason!r:.40} is no reason")
+            _fits(found.content, _REPLIES[found.kind] if found.status == "ok" else {})
+            return found
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a site says of itself once it has read its data and built the model.
+
+    Attributes:
+        num_samples: Training samples.
+        weights: Hash of the initial weights.
+        data: What the network must fit, such as numbers of channels and classes, as JSON.
+    """
+
+    num_samples: int
+    weights: str
+    data: Mapping[str, Any]
+
+    def content(self) -> dict[str, Any]:
+        """Returns them as JSON."""
+        return {"num_samples": self.num_samples, "weights": self.weights, "data": dict(self.data)}
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> Facts:
+        """Reads them.
+
+        Raises:
+            CodecError: If they are none.
+        """
+        shape = {"num_samples": int, "weights": str, "data": {}}
+        if wrong := misfit(content, shape) or (content["num_samples"] < 1 and "no sample"):
+            raise CodecError(f"What the site says of itself is not understood ({wrong}).")
+        return cls(**{name: content[name] for name in shape})
+
+
+@dataclass(frozen=True)
+class Greeting:
+    """What a site says before it reads its data.
+
+    Attributes:
+        agreed: A hash for each key of the configuration that all must have alike.
+        data: What must be the same of the data for a model to mean the same, as JSON.
+    """
+
+    agreed: Mapping[str, str]
+    data: Mapping[str, Any]
+
+
+class _Reading:
+    """Turns whatever is wrong with a head into one sentence."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, ValueError | TypeError | KeyError | AttributeError):
+            raise CodecError(f"A {self.what} cannot be read ({first_line(error)}).") from error
+
+
+def _packed(message: Request | Reply) -> bytes:
+    head = {f.name: getattr(message, f.name) for f in fields(message) if f.name != "body"}
+    text = json.dumps(head, separators=(",", ":")).encode()
+    return b"".join((MAGIC, len(text).to_bytes(4, "little"), text, message.body))
+
+
+def _unpacked(data: bytes) -> tuple[dict[str, Any], bytes]:
+    """Returns head and body.
+
+    Raises:
+        CodecError: If the head is missing, too long, torn or no mapping.
+    """
+    if not isinstance(data, bytes) or data[:4] != MAGIC or len(data) < 8:
+        raise CodecError("These bytes are not of a medfed site or coordinator.")
+    size = int.from_bytes(data[4:8], "little")
+    if size > min(HEAD_LIMIT, len(data) - 8):
+        raise CodecError(f"A head of {size} bytes is announced, and is not there or too long.")
+    try:
+        head = json.loads(data[8 : 8 + size].decode())
+    except (ValueError, RecursionError) as error:
+        raise CodecError(f"The head cannot be read ({first_line(error)}).") from error
+    if not isinstance(head, dict):
+        raise CodecError("The head is no mapping.")
+    return head, data[8 + size :]
+
+
+def _checked(cls: type[Request] | type[Reply], head: dict[str, Any]) -> dict[str, Any]:
+    """Returns a head that has all fields, each of its type."""
+    shape: dict[str, Any] = {
+        f.name: {"int": int, "str": str}.get(str(f.type), {}) for f in fields(cls)
+    }
+    del shape["body"]
+    if wrong := misfit(head, shape) or (set(head) - set(shape) and "it has unknown fields"):
+        raise ValueError(wrong)
+    if head["kind"] not in KINDS:
+        raise ValueError(f"{head['kind']!r:.40} is no kind")
+    numbers = [head[name] for name in ("round", "attempt", "phase", "at")]
+    if not all(START <= n < 1 << 31 for n in numbers):
+        raise ValueError("a number is out of range")
+    for text in (head["site"], head["session"]):
+        if not text.isprintable() or len(text) > 1000:
+            raise ValueError("a name cannot be printed")
+    return head
+
+
+def _fits(content: Mapping[str, Any], shape: Mapping[str, Any]) -> None:
+    if wrong := misfit(content, shape, "content"):
+        raise ValueError(wrong)
+    if ANY not in shape and (extra := set(content) - set(shape) - {"metrics", "ledger"}):
+        raise ValueError(f"content has {min(extra)!r:.40}, which is unknown")

@@ -1,0 +1,37 @@
+"""Small federations whose sites are in this process; every message crosses as bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from medfed.config.compose import load
+from medfed.sites.calls import Terms
+from medfed.sites.run import coordinate
+from medfed.sites.site import Site
+from medfed.sites.transport import Direct, Transport
+from medfed.sites.workplace import ConfiguredSite
+
+EQUAL = ("hashes.json", "metrics.csv", "ledger.csv")
+QUICK = Terms(timeout=20, hello=60, grace=0.1, probe=0.1, patience=5)
+
+
+def site(folder: Path, name: str, *overrides: str) -> Site:
+    """One site; its rounds are kept below ``folder``."""
+    return Site(ConfiguredSite(load([*overrides, f"folder={folder}"]), name), folder / name)
+
+
+def direct(folder: Path, names: list[str], *overrides: str) -> Direct:
+    """The sites of a run in this process."""
+    return Direct({name: site(folder, name, *overrides) for name in names})
+
+
+def across(
+    folder: Path, transport: Transport, names: list[str], *overrides: str, terms: Terms = QUICK
+):
+    """Runs an experiment across sites; returns its summary."""
+    return coordinate(load([*overrides, f"folder={folder}"]), transport, names, terms)
+
+
+def same(one: Path, other: Path, files: tuple[str, ...] = EQUAL) -> list[str]:
+    """Files that two run folders do not have alike, byte for byte."""
+    return [name for name in files if (one / name).read_bytes() != (other / name).read_bytes()]
