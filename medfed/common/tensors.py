@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -104,9 +105,12 @@ def layout_of(tensors: Mapping[str, Tensor]) -> Layout:
         >>> layout_of({"a": torch.ones(1, 2)})
         (('a', (1, 2), 'float32'),)
     """
-    return tuple(
-        (n, tuple(t.shape), str(t.dtype).removeprefix("torch.")) for n, t in tensors.items()
-    )
+    return tuple((n, tuple(t.shape), _dtype_name(t.dtype)) for n, t in tensors.items())
+
+
+@cache
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def numel(layout: Layout) -> int:
@@ -133,7 +137,7 @@ def cut(flat: Tensor, layout: Layout) -> Tensors:
     if sum(sizes) != flat.numel():
         raise ValueError(f"{flat.numel()} elements cannot fill {sum(sizes)} places.")
     tensors = {}
-    own = str(flat.dtype).removeprefix("torch.")
+    own = _dtype_name(flat.dtype)
     for (name, shape, dtype), piece in zip(layout, flat.split(sizes), strict=True):
         # Most entries of a deep network are vectors of one type: the pieces as they are.
         shaped = piece if len(shape) == 1 else piece.view(shape)

@@ -118,15 +118,19 @@ class Channel:
         """
         parts, after = {}, dict(memory or {})
         for part, tensors in message.parts.items():
+            kind, link = message.kind(part), self._link(direction, message.phase, part)
+            if (known := self._broadcast(part, tensors, kind, link, direction)) is not None:
+                parts[part] = known.encoded
+                continue
             for name, tensor in tensors.items():
                 if not tensor.is_floating_point():
                     raise CodecError(
                         f"{part}/{name} is {tensor.dtype}; only real floating-point tensors "
                         "travel: convert it"
                     )
-            kind, link = message.kind(part), self._link(direction, message.phase, part)
-            key = memory_key(link, part, kind, layout_of(tensors))
-            sent = self._sent(part, tensors, kind, link, direction, place, after.get(key))
+            layout = layout_of(tensors)
+            key = memory_key(link, part, kind, layout)
+            sent = self._sent(part, tensors, kind, link, direction, place, after.get(key), layout)
             parts[part] = sent.encoded
             if sent.after is not None:
                 after[key] = sent.after
@@ -166,6 +170,15 @@ class Channel:
         link = self.links[direction]
         return link if link.compresses(phase, part) else self._others[direction]
 
+    def _broadcast(
+        self, part: str, tensors: Tensors, kind: Kind, link: Link, direction: Direction
+    ) -> _Sent | None:
+        """Returns what other clients were sent, where that is all that a client's bytes depend on."""
+        if direction == "up" or not link.direct or link.mode(kind) != "plain":
+            return None
+        known = self._encoded.get(part, [])
+        return next((s for s in known if s.tensors is tensors and s.kind == kind), None)
+
     def _sent(
         self,
         part: str,
@@ -175,6 +188,7 @@ class Channel:
         direction: Direction,
         place: Place,
         before: Tensor | None,
+        layout: Layout,
     ) -> _Sent:
         known = self._encoded.get(part, []) if direction == "down" else []
         known = [s for s in known if s.tensors is tensors]
@@ -195,7 +209,9 @@ class Channel:
                 return again[0]
             rng = np.random.default_rng(draw)
         try:
-            encoded, after = encode_part(tensors, kind, link, self.buffers, before, rng, flat)
+            encoded, after = encode_part(
+                tensors, kind, link, self.buffers, before, rng, flat, layout
+            )
         except (ConfigError, NonFiniteError):
             raise
         except ValueError as error:  # finite, but beyond what fp32 or a sum can hold

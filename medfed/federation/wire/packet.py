@@ -189,6 +189,7 @@ def encode_part(
     memory: Tensor | None = None,
     rng: np.random.Generator | None = None,
     flat: Tensor | None = None,
+    layout: Layout | None = None,
 ) -> tuple[EncodedPart, Tensor | None]:
     """Turns a part into bytes.
 
@@ -200,6 +201,7 @@ def encode_part(
         memory: What the sender remembers, ``(d,)``.
         rng: Source of the codec's random choices.
         flat: The tensors flattened, where the caller has them so.
+        layout: Theirs, likewise.
 
     Returns:
         The encoded part, and what the sender remembers if it is sent.
@@ -209,7 +211,7 @@ def encode_part(
         >>> len(part.data), decode_part(part, Link())[0]
         (24, {'w': tensor([1., 1.]), 'mean': tensor([1.])})
     """
-    layout = layout_of(tensors)
+    layout = layout or layout_of(tensors)
     coded, dense = sections(layout, link, buffers)
     if flat is None or dense:
         flat = _flat(tensors, coded)
