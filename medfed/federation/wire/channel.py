@@ -173,7 +173,7 @@ class Channel:
     def _broadcast(
         self, part: str, tensors: Tensors, kind: Kind, link: Link, direction: Direction
     ) -> _Sent | None:
-        """Returns what other clients were sent, where that is all that a client's bytes depend on."""
+        """Returns what other clients were sent, where a client's bytes depend on nothing else."""
         if direction == "up" or not link.direct or link.mode(kind) != "plain":
             return None
         known = self._encoded.get(part, [])
