@@ -12,6 +12,7 @@ from torch.func import functional_call
 
 from medfed.common.errors import ConfigError
 from medfed.common.tensors import Tensors, gradient_of
+from medfed.federation.channels_last import ordinary
 from medfed.federation.client import Batch, BatchPenalty, Outputs
 from medfed.federation.gradients import Gradients
 from medfed.federation.plan import forget
@@ -60,7 +61,7 @@ class StepGradient:
         while len(self._groups) <= fresh:
             self._groups.append(next(self._stream))
         loss = self._gradients.add(self._groups[fresh], self._trained, self._buffers)
-        found = {n: gradient_of(t).clone() for n, t in zip(names, live, strict=True)}
+        found = {n: ordinary(gradient_of(t)) for n, t in zip(names, live, strict=True)}
         with torch.no_grad():
             torch._foreach_copy_(live, kept)
             if statistics and (self._taken or self.loss is not None):

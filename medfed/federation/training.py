@@ -22,6 +22,7 @@ from medfed.federation.budget import (
     learning_rates,
     save_optimizer,
 )
+from medfed.federation.channels_last import lay_out, ordinary
 from medfed.federation.client import Batch, ClientData, Direction, How, Penalty
 from medfed.federation.feed import Feed
 from medfed.federation.gradients import Gradients
@@ -91,6 +92,7 @@ class LocalTrainer(Gradients):
         # A network that is moved keeps its parameters but gets new buffers, also on the way back.
         moved = self._entries_device != self.device
         if moved or not all(where.get(name) is t for where, name, t in self._held):
+            lay_out(self.network, self.budget.channels_last)
             found, base = float_entries(self.network), self.split.base
             self._entries = {n: t for n, t in found.items() if n not in base}
             # Where it keeps each of its tensors, to notice when it keeps another there.
@@ -113,7 +115,7 @@ class LocalTrainer(Gradients):
 
     def initial(self) -> Tensors:
         """Returns a copy of the network's present entries."""
-        return {n: t.detach().clone() for n, t in self.entries.items()}
+        return {n: ordinary(t) for n, t in self.entries.items()}
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """Copies all entries into the network."""
@@ -224,7 +226,7 @@ class LocalTrainer(Gradients):
             local = self.split.buffers.intersection(self.split.personal)
             changing = {**changing, **select(self.entries, local)}
         with torch.no_grad():
-            return {**start, **{n: t.clone() for n, t in changing.items()}}, mean
+            return {**start, **{n: ordinary(t) for n, t in changing.items()}}, mean
 
     def _step(
         self, plan: Plan, group: Sequence[Batch], penalty: Penalty | None, look: Look | None
@@ -272,7 +274,7 @@ class LocalTrainer(Gradients):
     ) -> Tensors:
         """Returns the gradient of the mean loss over an epoch, or its first batches."""
         plan = self._prepare(update, 0.0)
-        sums = {n: torch.zeros_like(t) for n, t in plan.trained.items()}
+        sums = {n: torch.zeros_like(ordinary(t)) for n, t in plan.trained.items()}
         seen = 0
         for batch, size in self._pass(data, at, key, batches):
             plan.clear()
