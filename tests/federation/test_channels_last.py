@@ -61,7 +61,8 @@ def test_only_the_live_network_is_laid_out_and_results_agree(kind):
     for wanted in (False, "auto"):
         made, local = federation(kind, wanted)
         kernels = [p for p in local.network.parameters() if p.ndim > 3 and min(p.shape[:3]) > 1]
-        assert kernels and all(k.is_contiguous() is (wanted is False) for k in kernels)
+        assert kernels
+        assert all(k.is_contiguous() is (wanted is False) for k in kernels)
         run_reference(made, 2)
         client = made.clients["c0"]
         kept = [made.server, client.state_dict(), made.personal_model("c0"), local.initial()]
