@@ -22,7 +22,10 @@ COMMANDS = {
     "predict": "run a hospital's bundle on scans, images or tables",
 }
 # Commands without a primary config.
-PLAIN = {"methods": "what each method keeps, sends and costs; methods NAME: one in full"}
+PLAIN = {
+    "methods": "what each method keeps, sends and costs; methods NAME: one in full",
+    "site": "real sites: agree on an experiment, check what would leave a hospital",
+}
 USAGE = """medfed {version}: personalized federated learning for medical imaging
 
 Usage: medfed COMMAND KEY=VALUE ...

@@ -34,7 +34,7 @@ from medfed.run.folder import open_folder
 from medfed.run.loggers import end_logging
 from medfed.run.printed import print_summary
 from medfed.run.results import summarise
-from medfed.sites.agreed import fingerprints
+from medfed.sites.agreement import fingerprints
 from medfed.sites.calls import Caller, Terms, compare, compare_models, converse, greet
 from medfed.sites.coordinator import Coordinator, Standing
 from medfed.sites.module import SitesEvaluation, SitesModule

@@ -19,7 +19,8 @@ from medfed.models.task import TaskModule
 from medfed.run.assembly import federate, say_data, unread_data
 from medfed.run.experiment import read_start, task_from, trainer_of
 from medfed.run.start import Start
-from medfed.sites.agreed import fingerprints
+from medfed.sites.agreement import Agreed, fingerprints
+from medfed.sites.own_file import SiteFile
 from medfed.sites.wire import Facts, Greeting
 
 FACTS = (
@@ -52,6 +53,15 @@ class ConfiguredSite:
         self._agreeing: Generator[bytes, bytes, None] = _nothing()
         self._told: list[bytes | None] = []
         self._answers: list[bytes] = []
+
+    @classmethod
+    def of(cls, agreed: Agreed, own: SiteFile) -> ConfiguredSite:
+        """Makes a site of what all have agreed on and its own file.
+
+        Raises:
+            MedfedError: If they do not go together.
+        """
+        return cls(own.config(agreed), own.site, None if agreed.cut else agreed.sites)
 
     @property
     def data(self) -> FederatedDataModule:

@@ -94,10 +94,8 @@ def test_an_agreement_is_read_as_it_was_written(heart, tmp_path):
 # Each of these reached a site from a coordinator that nobody should have trusted.
 FOREIGN = {
     "+x={_target_:subprocess.check_output,args:[[touch,MARK]]}": "nothing that a configuration may",
-    "+data.x={_target_:os.system,command:touch MARK}": "nothing that a configuration may",
     "model.network._target_=builtins.eval": "nothing that a configuration may",
     "+model.x={_target_:medfed.run.loggers.wandb_logger,project:a}": "nothing that sites build",
-    "+x=[{_target_:pytorch_lightning.loggers.CSVLogger,save_dir:MARK}]": "nothing that sites build",
     "model.loss={_target_:torch.load,f:MARK}": "nothing that a configuration may",
     "name=${oc.env:HOME}": "holds more than a plain",
     "name=${hydra:runtime.cwd}": "holds more than a plain",
@@ -109,7 +107,6 @@ FOREIGN = {
     "++data.root=/": "data.root is each site's own",
     "~trainer": "trainer is each site's own",
     "logger=wandb": "logger is each site's own",
-    "logger@model.loss=wandb": "is no group|cannot be composed|nothing that sites build",
     "hydra.run.dir=MARK": "hydra.run.dir is each site's own",
     "hydra.searchpath=[MARK]": "hydra.searchpath is each site's own",
     "hydra/launcher=joblib": "hydra/launcher is for Hydra's own use",
@@ -158,7 +155,6 @@ WRONG = {
     "site: va\ndata: {path: data}\ntrainer: tpu": "Unknown trainer 'tpu'",
     "site: va\ndata: {path: data}\ntrainer: {precision: 64}": "trainer.precision is not for a site",
     "site: va\ndata: {path: data}\ntrainer: {devices: 2}": "a site trains one client",
-    "site: va\ndata: {path: data}\nlogger: wandbb": "Unknown logger 'wandbb'",
     "site: va\ndata: {path: data}\nplugins: nowhere": "is no folder",
     "site: va\nresume: x": "resume is not for a site to set",
     "site: va\ndata: {path: data, reader: {fold: 3}}": None,

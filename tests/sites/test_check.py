@@ -1,0 +1,136 @@
+"""``medfed site``: what a hospital reads before it takes part."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from medfed.commands.main import main
+from medfed.commands.methods import method, yamls
+from medfed.federation.wire.ledger import Ledger
+from medfed.sites.agreement import Agreed
+from medfed.sites.leaving import WORDS, traffic_of
+from tests.integration.runs import run
+
+SITES = ("Basel", "Bern", "Chur")
+EXPERIMENT = (
+    *("experiment=clinical_pfednet", "data=csv", "data.label=ill", "data.centre=hospital"),
+    *("data.patient=patient", "data.scaling=pooled", "rounds=3", "local.steps=2"),
+    *("logger=none", "progress=false"),
+)
+
+
+def write_table(path: Path, sites: tuple[str, ...]) -> None:
+    rng = np.random.default_rng(0)
+    with path.open("w", newline="") as file:
+        out = csv.writer(file)
+        out.writerow(["patient", "hospital", "age", "sex", "crp", "ill"])
+        for n in range(90):
+            row = [f"P{n:03d}", SITES[n % 3], round(rng.normal(60, 9), 1), "fm"[rng.integers(2)]]
+            row += [round(rng.lognormal(), 2) if n % 7 else "", rng.integers(2)]
+            if row[1] in sites:
+                out.writerow(row)
+
+
+@pytest.fixture(scope="module")
+def hospital(tmp_path_factory):
+    """The folder of a hospital, with its own table, its file, and that of all."""
+    folder = tmp_path_factory.mktemp("bern")
+    write_table(folder / "ours.csv", ("Bern",))
+    (folder / "site.yaml").write_text("site: Bern\ndata:\n  path: ours.csv\n")
+    main(["site", "agree", f"out={folder}/agreed.json", f"sites={','.join(SITES)}", *EXPERIMENT])
+    return folder
+
+
+def look(hospital: Path, capsys, *more: str) -> str:
+    capsys.readouterr()
+    files = [f"agreed={hospital / 'agreed.json'}", f"local={hospital / 'site.yaml'}"]
+    main(["site", "check", *files, *more])
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_a_hospital_reads_what_it_has_and_what_would_leave(hospital, capsys):
+    before = sorted(hospital.iterdir())
+    said = look(hospital, capsys)
+    assert "Bern │ 30 of 30 │ 18 / 6 / 6" in said
+    assert "that there are 18 training samples" in said
+    assert "columns (age, sex, crp) and of classes or regions (0, 1)" in said
+    assert "Pooled scaling tells the server of each column the number of values" in said
+    assert "Never leaves: images, rows, names or numbers of patients" in said
+    assert said.endswith("Site Bern is ready.")
+    assert not any(name in said for name in ("P001", "Basel │", "ours.csv │"))
+    assert sorted(hospital.iterdir()) == before
+
+
+def test_the_bytes_are_those_of_a_run(hospital, tmp_path, monkeypatch, capsys):
+    """Tried by one site alone, against what it sends in a simulation of all."""
+    shown = {}
+    monkeypatch.setattr(
+        "medfed.sites.check.print_traffic", lambda found, rounds, _: shown.update({rounds: found})
+    )
+    look(hospital, capsys)
+    write_table(tmp_path / "all.csv", SITES)
+    run(tmp_path / "run", *EXPERIMENT, f"data.path={tmp_path / 'all.csv'}", "partition=auto")
+    ledger = Ledger.from_csv((tmp_path / "run" / "ledger.csv").read_text())
+    ((rounds, tried),) = shown.items()
+    for part in tried:
+        own = {"client": "Bern", "direction": part.direction, "part": part.part}
+        if part.part == "preprocessing":  # whose numbers have other digits
+            assert part.first == pytest.approx(ledger.total(**own), rel=0.1)
+        else:
+            later = ledger.total(**own, phase="deliver")
+            assert part.total(rounds) == ledger.total(**own) - later, part
+    assert {p.part for p in tried if p.direction == "up"} == {
+        e.part for e in ledger.entries if e.direction == "up"
+    }
+
+
+def test_every_part_of_every_method_has_words():
+    parts = {p for name, yaml in yamls().items() for p in method(name, yaml).kind.leaves}
+    assert parts <= {*WORDS}
+
+
+WRONG = {
+    ("check",): "agreed has no value yet",
+    ("check", "agreed=A", "local=B", "seed=1"): "Unknown key 'seed'",
+    ("chek", "agreed=A"): "Unknown command medfed site chek (did you mean check?)",
+    ("agree", "out=A", "sites=a,b", "experiment=clinical_pfed"): "Unknown experiment",
+    ("agree", "out=A", "sites=a,a"): "must name every site, and each once",
+    ("agree", "out=A", "sites=a", "cut=maybe"): "cut must be true or false",
+    ("agree", "out=A", "sites=a", "plugins=nowhere"): "plugins names",
+    ("check", "agreed=A", "local=B"): "A is missing",
+}
+
+
+@pytest.mark.parametrize("line", WRONG)
+def test_a_mistake_is_one_sentence(line, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        main(["site", *line])
+    error = capsys.readouterr().err
+    assert WRONG[line] in error
+    assert error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+REFUSED = {
+    ("algorithm=pooled",): "Pooled trains on the data of all clients in one place",
+    ("partition=label_imbalance",): "LabelImbalance deals the patients of one data set",
+    ("data.features=[age,weight]",): "Unknown column weight",
+    ("model.network=unet",): "model.network=unet is no network",
+}
+
+
+@pytest.mark.parametrize("more", REFUSED)
+def test_what_does_not_fit_is_found_at_the_hospital(more, hospital, tmp_path, capsys):
+    Agreed(SITES, (*EXPERIMENT[:-2], *more)).write(tmp_path / "agreed.json")
+    (tmp_path / "site.yaml").write_text(f"site: Bern\ndata:\n  path: {hospital / 'ours.csv'}\n")
+    with pytest.raises(SystemExit):
+        look(tmp_path, capsys)
+    assert REFUSED[more] in capsys.readouterr().err
+    assert {p.name for p in tmp_path.iterdir()} == {"agreed.json", "site.yaml"}
+
+
+def test_traffic_of_nobody_is_none():
+    assert traffic_of(Ledger(), "Bern") == []
