@@ -50,6 +50,8 @@ class LocalBudget:
             among them; ``paper``: each has as many, as papers count.
         channels_last: Whether convolutions compute in channels-last layout, which changes results
             by rounding; ``auto``: on a CPU, where it is likely quicker.
+        graphs: Whether a GPU takes steps as captured graphs, where they can be captured; ``auto``:
+            if there is a GPU. It changes no result.
 
     Raises:
         ConfigError: If a value is out of range.
@@ -68,6 +70,7 @@ class LocalBudget:
     optimizer_state: Literal["fresh", "kept"] = "fresh"
     budget: Literal["equal", "paper"] = "equal"
     channels_last: ChannelsLast = False
+    graphs: bool | str = "auto"
 
     def __post_init__(self) -> None:
         if (self.steps is not None and self.steps < 1) or min(self.epochs, self.accumulate) < 1:
@@ -78,6 +81,8 @@ class LocalBudget:
             raise ConfigError(
                 f"local.channels_last must be auto, true or false, not {self.channels_last!r}."
             )
+        if self.graphs not in ("auto", True, False):
+            raise ConfigError(f"local.graphs must be auto, true or false, not {self.graphs}.")
         check_choices("local", self)
 
     def of(self, num_samples: int, batch_size: int) -> int:

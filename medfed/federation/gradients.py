@@ -38,8 +38,6 @@ class Gradients:
         precision: The context in which losses are computed, such as one of mixed precision;
             weights, penalties and whatever else a method computes stay as they are.
         half: Whether it computes in float16, whose small gradients need a scaled loss.
-        in_place: Whether gradients keep their places in memory; see
-            :class:`medfed.federation.plan.Plan`.
     """
 
     def __init__(self, loss: Callable[[Batch], Tensor]) -> None:
@@ -47,7 +45,6 @@ class Gradients:
         self.backward: Callable[[Tensor], None] = torch.Tensor.backward
         self.precision: Callable[[], AbstractContextManager[None]] = nullcontext
         self.half = False
-        self.in_place = False
         self._gradient_passes = self._forward_passes = 0
         self._scale = FIRST_SCALE
 
@@ -106,7 +103,7 @@ class Gradients:
             if not bool(loss.isfinite()) or bool(_finite(found)):
                 return loss
             self._scale /= 2
-            forget(list(trained.values()), self.in_place)
+            forget(trained.values())
             for tensor, value in zip(buffers, before, strict=True):
                 tensor.copy_(value)
         raise NonFiniteError(

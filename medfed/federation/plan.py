@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,9 +28,10 @@ class Plan:
         changing: The live entries that training may change: ``trained`` and their buffers.
         buffers: All live running statistics.
         optimizer: The optimizer of ``trained``.
-        in_place: Whether gradients, optimizer state and step sizes keep their places in memory from
-            step to step and from client to client, as a captured step needs it. Gradients are then
-            zeroed instead of dropped, fresh state is zeros, and step sizes are tensors.
+        in_place: Whether optimizer state and step sizes keep their places in memory from step to
+            step and from client to client, as a captured step needs it. Fresh state is then zeros,
+            and step sizes are tensors.
+        fused: Whether the optimizer's step is one kernel, which reads its step size from memory.
     """
 
     trained: Tensors
@@ -38,6 +40,7 @@ class Plan:
     buffers: list[Tensor]
     optimizer: torch.optim.Optimizer
     in_place: bool = False
+    fused: bool = False
 
     def __post_init__(self) -> None:
         self.live = list(self.trained.values())
@@ -48,6 +51,11 @@ class Plan:
         for options in self.optimizer.param_groups:
             if together and options.get("foreach") is None and not options.get("fused"):
                 options["foreach"] = True
+            if self.fused:
+                options["fused"] = True
+                if "capturable" in options:
+                    options["capturable"] = self.live[0].device.type == "cuda"
+                self.optimizer.state.update({p: _zeros(p, options) for p in options["params"]})
             if self.in_place:
                 place = self.live[0].device  # single precision is what kernels of a GPU read
                 exact = torch.float64 if place.type == "cpu" else torch.float32
@@ -83,7 +91,17 @@ class Plan:
 
     def clear(self) -> None:
         """Forgets the gradients of the trained parameters."""
-        forget(self.live, self.in_place)
+        forget(self.live)
+
+    def places(self) -> tuple[int, ...]:
+        """Returns where everything lies that steps read and keep; a graph is of these places."""
+        return tuple(t.data_ptr() for t in self.kept())
+
+    def kept(self) -> list[Tensor]:
+        """Returns the trained parameters, and what the optimizer keeps of them and reads."""
+        state = [v for fields in self.optimizer.state.values() for v in fields.values()]
+        rates = [options["lr"] for options in self.optimizer.param_groups]
+        return [*self.live, *(t for t in [*state, *rates] if isinstance(t, Tensor))]
 
     @property
     def _fillable(self) -> bool:
@@ -91,19 +109,53 @@ class Plan:
         return type(self.optimizer) in FILLABLE and not any(g.get("dampening") for g in groups)
 
 
-def forget(tensors: Sequence[Tensor], in_place: bool = False) -> None:
-    """Forgets the gradients of some parameters, or sets them to zero where they are.
+def _zeros(parameter: Tensor, options: Mapping[str, Any]) -> Tensors:
+    """The state before the first step, which optimizers make in it, each time somewhere else."""
+    if "betas" not in options:
+        names = ["momentum_buffer"] if options["momentum"] else []
+        return {n: torch.zeros_like(parameter, requires_grad=False) for n in names}
+    names = ["exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if options["amsgrad"] else [])]
+    moments = {n: torch.zeros_like(parameter, requires_grad=False) for n in names}
+    return {"step": torch.zeros((), device=parameter.device), **moments}
+
+
+def forget(tensors: Iterable[Tensor]) -> None:
+    """Forgets the gradients of some parameters; a backward pass then writes and does not add.
 
     Example:
         >>> weight = torch.ones(2, requires_grad=True)
         >>> weight.sum().backward()
-        >>> forget([weight], in_place=True)
-        >>> weight.grad
-        tensor([0., 0.])
+        >>> forget([weight])
+        >>> weight.grad is None
+        True
     """
-    found = [t.grad for t in tensors if t.grad is not None] if in_place else []
-    if found:
-        torch._foreach_zero_(found)
-        return
     for tensor in tensors:
         tensor.grad = None
+
+
+def unfit(optimizer: torch.optim.Optimizer) -> str | None:
+    """Says in half a sentence why an optimizer's step cannot be captured; ``None`` where it can.
+
+    That takes a fused kernel: it reads its step size in memory, where the other steps of SGD read
+    it on the host. Source: torch/optim/sgd.py and aten/src/ATen/native/cuda/FusedSgdKernel.cu.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.ones(1))
+        >>> unfit(torch.optim.Adam([weight])) is None
+        True
+        >>> unfit(torch.optim.Rprop([weight]))
+        'Rprop has no fused step that reads its step size from memory'
+    """
+    if type(optimizer) not in FILLABLE:
+        return f"{type(optimizer).__name__} has no fused step that reads its step size from memory"
+    for options in optimizer.param_groups:
+        if options["fused"] is False or options["foreach"] is not None:
+            return "optimizer.fused or optimizer.foreach chooses another step than the fused one"
+        if options["differentiable"]:
+            return "optimizer.differentiable=true has no fused step"
+        if options.get("momentum") and options.get("dampening"):
+            return "the first step of SGD with dampening is unlike the others"
+        on_gpu = [p.dtype for p in options["params"] if p.device.type == "cuda"]
+        if torch.float64 in on_gpu:
+            return "weights are in double precision, and a step size in memory in single"
+    return None

@@ -57,7 +57,7 @@ class StepGradient:
         kept = [t.detach().clone() for t in live]
         with torch.no_grad():
             torch._foreach_copy_(live, [at[n] for n in names])
-        forget(live, self._gradients.in_place)
+        forget(live)
         while len(self._groups) <= fresh:
             self._groups.append(next(self._stream))
         loss = self._gradients.add(self._groups[fresh], self._trained, self._buffers)

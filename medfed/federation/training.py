@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import chain, count, islice
 from typing import Any, Literal, Unpack
@@ -26,7 +26,8 @@ from medfed.federation.channels_last import lay_out, ordinary
 from medfed.federation.client import Batch, ClientData, Direction, How, Penalty
 from medfed.federation.feed import Feed
 from medfed.federation.gradients import Gradients
-from medfed.federation.plan import Plan
+from medfed.federation.graphs import Graphs, graphs_for
+from medfed.federation.plan import Plan, unfit
 from medfed.federation.split import (
     ParameterSplit,
     Update,
@@ -56,6 +57,11 @@ class LocalTrainer(Gradients):
         seed: Seed of the run.
         measure: Gives the loss of evaluation batches; by default the mean of their losses in
             evaluation mode.
+
+    Attributes:
+        feed: Brings batches to the network's device.
+        in_place: Whether optimizer state and step sizes keep their places in memory.
+        graphs: Takes steps as captured graphs; ``None``: they run one by one.
     """
 
     def __init__(
@@ -79,6 +85,8 @@ class LocalTrainer(Gradients):
         self.make_optimizer = optimizer
         self.measure = measure
         self.feed = Feed()
+        self.in_place = False
+        self.graphs: Graphs | None = None
         self._plans: dict[tuple[str, ...], Plan] = {}
         self._entries: Tensors = {}
         self._held: list[tuple[dict[str, Any], str, Tensor | None]] = []
@@ -106,6 +114,7 @@ class LocalTrainer(Gradients):
             self._modules = list(self.network.modules())
             self._normalises = normalises_batches(self.network)
             self._plans.clear()
+            self.graphs = graphs_for(self.device, self.graphs, self.budget.graphs)
         return self._entries
 
     @property
@@ -153,13 +162,20 @@ class LocalTrainer(Gradients):
         groups = [
             {"params": list(select(entries, self.split.parameters(p)).values())} for p in parts
         ]
+        optimizer = self.make_optimizer(groups or list(trained.values()))  # type: ignore[arg-type]
+        fused = self.graphs is not None or self.device.type == "cuda"
+        if fused and (reason := unfit(optimizer)) is not None:
+            fused = False
+            if self.graphs is not None:
+                self.graphs.decline(reason)
         return Plan(
             trained,
             [t for n, t in entries.items() if n not in outside],
             select(entries, self.split.names(update)),
             [entries[n] for n in self.split.buffers],
-            self.make_optimizer(groups or list(trained.values())),  # type: ignore[arg-type]
-            self.in_place,
+            optimizer,
+            self.in_place or fused,
+            fused,
         )
 
     def run(
@@ -204,10 +220,12 @@ class LocalTrainer(Gradients):
             how.get("after_step"),
         )
         look = self._look(plan.trained, how)
+        kind = self.graphs and (update, *(how.get("rates") or ()), self.precision, plan.places())
         with self._mode(), seeded(seed, self.device):
             for group in islice(stream, steps):
                 if direction is None:
-                    total += self._step(plan, group, penalty, look)
+                    loss = self._replayed(plan, group, penalty, look, kind)
+                    total += self._step(plan, group, penalty, look) if loss is None else loss
                 else:
                     total += self._directed(plan, group, stream, direction)
                 if after_step is not None:
@@ -235,6 +253,34 @@ class LocalTrainer(Gradients):
         plan.clear()
         loss = self.add(group, plan.trained, plan.buffers, penalty, look)
         self._move(plan)
+        return loss
+
+    def _replayed(
+        self,
+        plan: Plan,
+        group: Sequence[Batch],
+        penalty: Penalty | None,
+        look: Look | None,
+        kind: Hashable,
+    ) -> Tensor | None:
+        """Takes one gradient step by a captured graph, if there is one, and returns its loss."""
+        if self.graphs is None or not plan.fused:
+            return None
+        if look is not None or self.half:
+            what = "a term that sees batches or outputs" if look else "float16, which rescales,"
+            self.graphs.decline(f"{what} needs Python in every step")
+            return None
+        before = self._gradient_passes
+
+        def step(batches: Sequence[Batch], term: Penalty | None) -> Tensor:
+            return self._step(plan, batches, term, None)
+
+        def changes() -> list[Tensor]:
+            return [*plan.kept(), *self.network.buffers()]
+
+        loss = self.graphs.take(kind, group, penalty, step, changes)
+        plan.clear()  # what a graph keeps of them is its own
+        self._gradient_passes = before + (0 if loss is None else len(group))
         return loss
 
     def _directed(

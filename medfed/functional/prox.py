@@ -1,4 +1,4 @@
-"""Proximal maps of the p-norms, row by row, and the squared distance to an anchor.
+"""Proximal maps of the p-norms, row by row, and the penalties of a client's loss.
 
 Source: pFedNet, Eq. 8, corrected. The printed equation shrinks by the dual norm for every p, which
 is right for p = 2 only; here each p has its own map.
@@ -205,6 +205,27 @@ class Proximity:
         gaps = torch._foreach_sub([parameters[n] for n in names], [self.anchor[n] for n in names])
         squares = torch.stack([gap.square().sum() for gap in gaps])
         return self.weight / 2 * squares.sum()
+
+
+@dataclass(frozen=True)
+class Linear:
+    """The penalty <s, w> over the names of the slope s.
+
+    Attributes:
+        slope: Name to tensor; parameters that it does not name are free.
+
+    Example:
+        >>> w = {"x": torch.tensor([3.0, 1.0])}
+        >>> Linear({"x": torch.tensor([1.0, -1.0])})(w)
+        tensor(2.)
+    """
+
+    slope: Mapping[str, Tensor]
+
+    def __call__(self, parameters: Mapping[str, Tensor]) -> Tensor:
+        """Returns the penalty at ``parameters``, a scalar; 0 where the slope is empty."""
+        terms = [(parameters[n] * t).sum() for n, t in self.slope.items()]
+        return torch.stack(terms).sum() if terms else torch.zeros(())
 
 
 def _per_row(a: Tensor, tau: float | Tensor) -> Tensor:

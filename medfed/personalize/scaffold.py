@@ -28,12 +28,11 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor
 
 from medfed.common.checks import check_not_negative
 from medfed.common.tensors import State, Tensors, add, select, subtract
@@ -42,6 +41,7 @@ from medfed.federation.card import Card
 from medfed.federation.client import Client
 from medfed.federation.split import ParameterSplit
 from medfed.federation.wire.message import Message
+from medfed.functional.prox import Linear
 from medfed.personalize.fedavg import FedAvg
 
 
@@ -95,13 +95,8 @@ class Scaffold(FedAvg):
     def fit(self, client: Client, message: Message) -> Message:
         """Trains along grad f_i - c_i + c and renews c_i."""
         received, before = message.parts["shared"], client.state["control"]
-        shift = subtract(message.parts["control"], before)
-
-        def linear(weights: Mapping[str, Tensor]) -> Tensor:
-            terms = [(weights[n] * t).sum() for n, t in shift.items()]
-            return torch.stack(terms).sum() if terms else torch.zeros(())
-
-        end = client.train({**received, **client.state["personal"]}, penalty=linear)
+        shift = Linear(subtract(message.parts["control"], before))
+        end = client.train({**received, **client.state["personal"]}, penalty=shift)
         shared, client.state["personal"] = client.split.split(end)
         update = subtract(shared, received)
         if self.option == "I":

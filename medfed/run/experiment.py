@@ -172,6 +172,11 @@ def check_device(config: DictConfig) -> None:
     Raises:
         ConfigError: If there is none.
     """
+    if config.local.get("graphs") is True and config.trainer.accelerator == "cpu":
+        raise ConfigError(
+            "local.graphs=true is for GPUs; choose local.graphs=auto, or trainer=gpu where there "
+            "is one."
+        )
     if config.trainer.accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
         raise ConfigError(
             f"trainer.accelerator={config.trainer.accelerator} finds no GPU on this machine; "

@@ -30,7 +30,8 @@ _EMPTY = ("", "''")  # a metric that a split does not have; the latter was writt
 NOT_THE_EXPERIMENT = (
     *("resume", "folder", "trainer", "logger", "progress", "plugins", "pictures"),
     "tuned",  # stands where it is used
-    *("data.workers", "data.memory_gb", "data.cache", "data.device_gb"),  # change no bit
+    # change no bit
+    *("data.workers", "data.memory_gb", "data.cache", "data.device_gb", "local.graphs"),
 )
 # What whoever reads a run relies on; see `medfed.common.untrusted.misfit`.
 _SECTIONS = ("algorithm", "codec", "cohort", "data", "local", "model", "optimizer", "trainer")
