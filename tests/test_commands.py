@@ -34,6 +34,9 @@ EARLY = {
     "evaluate run=/no/such": "run=/no/such is no run folder",
     "evaluate roun=x": "Unknown key 'roun'",
     "compare runs=/no/such": "runs=/no/such is no folder; name one that holds finished runs",
+    "benchmark suite=digitz": "Unknown suite 'digitz' (did you mean digits",
+    "benchmark suite=digits size=medium": "size='medium' is unknown; choose one of smoke, small",
+    "benchmark suite=digits shard=5/4": "shard=5/4 must be i/n, the i-th of n jobs",
     "export run=/no/such": "run=/no/such is no run folder",
     "predict bundle=/no/such input=x output=y": "bundle=/no/such",
     "methods fedavgg": "Unknown method 'fedavgg' (did you mean fedavg",
@@ -97,7 +100,13 @@ def test_help_of_a_command_shows_its_own_keys_first(name, capsys):
     lines = lines_of(capsys, name, "--help")
     text = "\n".join(lines)
     assert f"medfed {name}" in lines[0] + lines[1]
-    own = {"train": "experiment", "prepare": "data", "compare": "runs", "predict": "bundle"}
+    own = {
+        "train": "experiment",
+        "prepare": "data",
+        "compare": "runs",
+        "benchmark": "suite",
+        "predict": "bundle",
+    }
     assert own.get(name, "run") in text
     assert "hydra" not in "\n".join(lines[:20])
     # The whole configuration is shown on request only.

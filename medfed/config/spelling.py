@@ -22,7 +22,7 @@ HYDRA = re.compile(
 )
 SEARCHPATH = "hydra.searchpath="
 # Keys of commands that do not sweep, whose values may be several.
-LISTS = ("k", "client", "bundle", "weights")
+LISTS = ("k", "client", "bundle", "weights", "suite", "methods", "variants")
 
 
 def spelled(arguments: Sequence[str]) -> list[str]:

@@ -35,6 +35,37 @@ N is the number of clients; other names are hyper-parameters of the method."""
 
 
 @dataclass(frozen=True)
+class Range:
+    """What a hyper-parameter may be when methods are tuned alike.
+
+    Attributes:
+        low: The least.
+        high: The most.
+        log: Whether values are spread evenly over the logarithm, else over the numbers.
+    """
+
+    low: float
+    high: float
+    log: bool = True
+
+    def at(self, share: float) -> float:
+        """Returns the value at a share of the way, of four digits.
+
+        Args:
+            share: In [0, 1].
+
+        Example:
+            >>> Range(0.01, 1.0).at(0.5), Range(0.0, 1.0, log=False).at(0.25)
+            (0.1, 0.25)
+        """
+        if self.log:
+            value = self.low * (self.high / self.low) ** share
+        else:
+            value = self.low + (self.high - self.low) * share
+        return float(f"{value:.4g}")
+
+
+@dataclass(frozen=True)
 class Card:
     """What whoever chooses a method wants to know of it. What can be derived is not declared.
 
@@ -50,6 +81,8 @@ class Card:
         client: What each client keeps; what all hold in common and single numbers not counted.
         tasks: What it is for, in words.
         full_cohort: Whether it needs all clients in every round; a run with fewer is refused.
+        tune: The hyper-parameters that a comparison tunes beside the learning rate, and their
+            ranges.
     """
 
     paper: str = "–"
@@ -63,6 +96,7 @@ class Card:
     client: Sizes = field(default_factory=lambda: {"personal": 1})
     tasks: str = "all"
     full_cohort: bool = False
+    tune: Mapping[str, Range] = field(default_factory=dict)
 
 
 def elements(sizes: Sizes, vectors: Mapping[str, int], names: Mapping[str, float]) -> float:

@@ -53,7 +53,7 @@ from medfed.common.tensors import (
     subtract,
 )
 from medfed.federation.algorithm import ClientInfo, Replies, ServerRound, Start
-from medfed.federation.card import Card
+from medfed.federation.card import Card, Range
 from medfed.federation.client import Client
 from medfed.federation.split import ParameterSplit
 from medfed.federation.wire.message import Message
@@ -92,6 +92,7 @@ class ADIANA(GradientMethod):
         up={"kept": 2, "statistics": 1},
         server={"shared": 1, "weights": 3},
         client={"personal": 1, "weights": 1},
+        tune={"convexity": Range(0.001, 0.1)},
     )
 
     def __post_init__(self) -> None:

@@ -37,7 +37,7 @@ from torch import Tensor
 from medfed.common.checks import check_not_negative, check_share
 from medfed.common.tensors import State, Tensors, select
 from medfed.federation.algorithm import ClientInfo, Replies, Start
-from medfed.federation.card import Card
+from medfed.federation.card import Card, Range
 from medfed.federation.client import Client, GradientAt, with_statistics
 from medfed.federation.onboarding import OnboardingRules
 from medfed.federation.split import ParameterSplit
@@ -66,6 +66,7 @@ class APFL(OnboardingRules, FedAvg):
         "a model, mixed in",
         passes=2,
         client={"personal": 1, "parameters": 1},
+        tune={"alpha": Range(0.1, 0.9, log=False)},
     )
 
     def __post_init__(self) -> None:

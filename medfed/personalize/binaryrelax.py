@@ -30,7 +30,7 @@ from torch import Tensor
 from medfed.common.errors import ConfigError
 from medfed.common.tensors import Tensors, select
 from medfed.federation.algorithm import ClientInfo, Start
-from medfed.federation.card import Card
+from medfed.federation.card import Card, Range
 from medfed.federation.client import Client, GradientAt
 from medfed.federation.split import ParameterSplit
 from medfed.federation.wire.message import Message
@@ -62,6 +62,7 @@ class BinaryRelax(QuantizedMethod):
         up={},
         server={},
         client={"model": 1, "quantised": 1},
+        tune={"strength": Range(0.1, 10.0)},
     )
 
     def __post_init__(self) -> None:

@@ -40,7 +40,7 @@ from torch import Tensor
 from medfed.common.checks import check_not_negative
 from medfed.common.tensors import State, Tensors, add, flatten, select
 from medfed.federation.algorithm import ClientInfo, ServerRound, Start
-from medfed.federation.card import Card
+from medfed.federation.card import Card, Range
 from medfed.federation.client import Client
 from medfed.federation.onboarding import Exchange, OnboardingRules
 from medfed.federation.split import ParameterSplit
@@ -68,6 +68,7 @@ class ClusteredFL(OnboardingRules, FedAvg):
     card: ClassVar[Card] = replace(
         FedAvg.card, paper="Sattler et al. 2020", family="similar clients",
         keeps="the model of its cluster", full_cohort=True,
+        tune={"epsilon_1": Range(0.1, 0.9), "epsilon_2": Range(0.1, 0.9)},
     )  # fmt: skip
 
     def __post_init__(self) -> None:

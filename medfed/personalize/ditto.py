@@ -17,7 +17,7 @@ from typing import ClassVar
 from medfed.common.checks import check_not_negative
 from medfed.common.tensors import State, Tensors, select
 from medfed.federation.algorithm import ClientInfo, Start
-from medfed.federation.card import Card
+from medfed.federation.card import Card, Range
 from medfed.federation.client import Client
 from medfed.federation.onboarding import OnboardingRules
 from medfed.federation.split import ParameterSplit
@@ -39,7 +39,11 @@ class Ditto(OnboardingRules, FedAvg):
 
     strength: float = 1.0
     card: ClassVar[Card] = Card(
-        "Li et al. 2021", "second model", "a model", client={"personal": 1, "model": 1}
+        "Li et al. 2021",
+        "second model",
+        "a model",
+        client={"personal": 1, "model": 1},
+        tune={"strength": Range(0.01, 10.0)},
     )
 
     def __post_init__(self) -> None:

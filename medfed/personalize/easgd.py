@@ -38,7 +38,7 @@ from torch import Tensor
 from medfed.common.checks import check_share
 from medfed.common.tensors import State, Tensors, add, flatten, select, subtract
 from medfed.federation.algorithm import ClientInfo, ServerRound, Start
-from medfed.federation.card import Card
+from medfed.federation.card import Card, Range
 from medfed.federation.client import Client, GradientAt
 from medfed.federation.onboarding import Exchange, OnboardingRules
 from medfed.federation.split import ParameterSplit
@@ -60,7 +60,11 @@ class EASGD(OnboardingRules, FedAvg):
 
     beta: float = 0.9
     masks: ClassVar[bool] = False
-    card: ClassVar[Card] = Card("Zhang et al. 2015", client={"model": 1, "weights": 1})
+    card: ClassVar[Card] = Card(
+        "Zhang et al. 2015",
+        client={"model": 1, "weights": 1},
+        tune={"beta": Range(0.3, 1.0, log=False)},
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -35,7 +35,7 @@ from medfed.common.checks import check_count, check_not_negative, check_share
 from medfed.common.errors import ConfigError
 from medfed.common.tensors import State, Tensors, select, subtract
 from medfed.federation.algorithm import ClientInfo, ServerRound, Start
-from medfed.federation.card import Card
+from medfed.federation.card import Card, Range
 from medfed.federation.client import Client
 from medfed.federation.onboarding import TrainsOn
 from medfed.federation.split import ParameterSplit
@@ -67,6 +67,7 @@ class FedALA(TrainsOn, FedAvg):
         "its last model, whose head it mixes in",
         besides="an epoch, to learn the mixture",
         client={"personal": 1, "model": 1, "head": 1},
+        tune={"weights_lr": Range(0.1, 10.0)},
     )
 
     def __post_init__(self) -> None:

@@ -24,7 +24,7 @@ from typing import ClassVar
 
 from medfed.common.checks import check_not_negative, check_share
 from medfed.common.tensors import Tensors
-from medfed.federation.card import Card
+from medfed.federation.card import Card, Range
 from medfed.federation.client import Client
 from medfed.personalize.fedavg import FedAvg
 
@@ -44,7 +44,12 @@ class FedAlt(FedAvg):
     personal: str | tuple[str, ...] = "task"
     personal_share: float = 0.5
     personal_rate: float = 1.0
-    card: ClassVar[Card] = Card("Pillutla et al. 2022", "personal part", "any part")
+    card: ClassVar[Card] = Card(
+        "Pillutla et al. 2022",
+        "personal part",
+        "any part",
+        tune={"personal_rate": Range(0.1, 10.0)},
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -43,7 +43,7 @@ from torch import Tensor
 from medfed.common.checks import check_not_negative, check_share
 from medfed.common.errors import ConfigError
 from medfed.common.tensors import State, Tensors, weighted_mean
-from medfed.federation.card import Card
+from medfed.federation.card import Card, Range
 from medfed.personalize.anchored_base import AnchoredMethod, models_of, rows_of
 from medfed.personalize.client_pictures import draw_matrix
 
@@ -69,7 +69,10 @@ class FedAMP(AnchoredMethod):
     own: float = 0.5
     sigma: float | None = None
     card: ClassVar[Card] = replace(
-        AnchoredMethod.card, paper="Huang et al. 2021", keeps="a model, drawn to alike ones"
+        AnchoredMethod.card,
+        paper="Huang et al. 2021",
+        keeps="a model, drawn to alike ones",
+        tune={"strength": Range(0.01, 10.0), "own": Range(0.2, 0.9, log=False)},
     )
 
     def __post_init__(self) -> None:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from medfed.common.tensors import State, Tensors, add
-from medfed.federation.card import Card
+from medfed.federation.card import Card, Range
 from medfed.personalize.fedopt import ServerOptimizer, check_memory
 
 
@@ -38,7 +38,11 @@ class FedAvgM(ServerOptimizer):
     """
 
     beta: float = 0.9
-    card: ClassVar[Card] = Card("Hsu et al. 2019", server={"shared": 1, "weights": 1})
+    card: ClassVar[Card] = Card(
+        "Hsu et al. 2019",
+        server={"shared": 1, "weights": 1},
+        tune={"beta": Range(0.5, 0.97, log=False)},
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -20,7 +20,7 @@ from typing import ClassVar
 
 from medfed.common.errors import ConfigError
 from medfed.common.tensors import Tensors
-from medfed.federation.card import Card
+from medfed.federation.card import Card, Range
 from medfed.federation.client import Client
 from medfed.personalize.finetune import FineTune
 
@@ -39,6 +39,7 @@ class FedBABU(FineTune):
         "personal part",
         "a copy, in the last rounds; until then the first head",
         client={"model": 1},
+        tune={"local_share": Range(0.05, 0.5, log=False)},
     )
 
     def __post_init__(self) -> None:

@@ -40,7 +40,7 @@ import torch
 from medfed.common.checks import check_positive
 from medfed.common.tensors import State, Tensors, add, select, subtract
 from medfed.federation.algorithm import ClientInfo, ServerRound, Start
-from medfed.federation.card import Card
+from medfed.federation.card import Card, Range
 from medfed.federation.client import Client
 from medfed.federation.split import ParameterSplit
 from medfed.federation.wire.message import Message
@@ -65,6 +65,7 @@ class FedDyn(FedAvg):
         "Acar et al. 2021",
         server={"shared": 1, "weights": 1},
         client={"personal": 1, "weights": 1},
+        tune={"strength": Range(0.001, 1.0)},
     )
 
     def __post_init__(self) -> None:

@@ -36,7 +36,7 @@ from medfed.common.checks import check_count, check_share
 from medfed.common.seeding import numpy_rng
 from medfed.common.tensors import State, Tensors, select, subtract
 from medfed.federation.algorithm import ClientInfo, ServerRound, Start
-from medfed.federation.card import Card
+from medfed.federation.card import Card, Range
 from medfed.federation.client import Client
 from medfed.federation.onboarding import Exchange, TrainsOn
 from medfed.federation.split import ParameterSplit
@@ -72,6 +72,7 @@ class FedFomo(TrainsOn, Local):
         besides="M + 2 losses on validation",
         server={"shared": "N"},
         client={"model": 2},
+        tune={"explore": Range(0.1, 0.9, log=False)},
     )
 
     def __post_init__(self) -> None:

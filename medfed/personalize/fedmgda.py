@@ -34,7 +34,7 @@ import torch
 from medfed.common.checks import check_not_negative, check_share
 from medfed.common.tensors import State, Tensors, add, cut, flatten, layout_of, select
 from medfed.federation.algorithm import ClientInfo, ServerRound, Start
-from medfed.federation.card import Card
+from medfed.federation.card import Card, Range
 from medfed.federation.split import ParameterSplit
 from medfed.federation.wire.message import Message
 from medfed.functional.minimum_norm import minimum_norm
@@ -58,7 +58,10 @@ class FedMGDA(FedAvg):
     server_lr: float = 1.0
     decay: float = 1.0
     masks: ClassVar[bool] = False
-    card: ClassVar[Card] = Card("Hu et al. 2022")
+    card: ClassVar[Card] = Card(
+        "Hu et al. 2022",
+        tune={"epsilon": Range(0.01, 1.0)},
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

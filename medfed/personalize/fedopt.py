@@ -38,7 +38,7 @@ from medfed.common.checks import check_not_negative, check_positive
 from medfed.common.errors import ConfigError
 from medfed.common.tensors import State, Tensors, add, select
 from medfed.federation.algorithm import ClientInfo, ServerRound, Start
-from medfed.federation.card import Card
+from medfed.federation.card import Card, Range
 from medfed.federation.split import ParameterSplit
 from medfed.federation.wire.message import Message
 from medfed.personalize.fedavg import FedAvg
@@ -56,7 +56,10 @@ class ServerOptimizer(FedAvg):
     """
 
     server_lr: float = 1.0
-    card: ClassVar[Card] = Card(server={"shared": 1, "weights": 1})
+    card: ClassVar[Card] = Card(
+        server={"shared": 1, "weights": 1},
+        tune={"server_lr": Range(0.001, 1.0)},
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -96,7 +99,11 @@ class AdaptiveServer(ServerOptimizer):
     server_lr: float = 0.1
     beta1: float = 0.9
     tau: float = 1e-3
-    card: ClassVar[Card] = Card("Reddi et al. 2021", server={"shared": 1, "weights": 2})
+    card: ClassVar[Card] = Card(
+        "Reddi et al. 2021",
+        server={"shared": 1, "weights": 2},
+        tune={"server_lr": Range(0.001, 1.0)},
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

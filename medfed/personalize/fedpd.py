@@ -40,7 +40,7 @@ from medfed.common.checks import check_positive, check_share
 from medfed.common.seeding import coin
 from medfed.common.tensors import State, Tensors, add, select, subtract
 from medfed.federation.algorithm import ClientInfo, ServerRound, Start
-from medfed.federation.card import Card
+from medfed.federation.card import Card, Range
 from medfed.federation.client import Client
 from medfed.federation.split import ParameterSplit
 from medfed.federation.wire.message import Message
@@ -66,7 +66,10 @@ class FedPD(FedAvg):
     seed: int = 0
     masks: ClassVar[bool] = False
     card: ClassVar[Card] = Card(
-        "Zhang et al. 2021", client={"personal": 1, "weights": 1}, full_cohort=True
+        "Zhang et al. 2021",
+        client={"personal": 1, "weights": 1},
+        full_cohort=True,
+        tune={"eta": Range(1.0, 100.0)},
     )
 
     def __post_init__(self) -> None:

@@ -36,7 +36,7 @@ from medfed.common.checks import check_count
 from medfed.common.errors import ConfigError
 from medfed.common.tensors import State, Tensors
 from medfed.federation.algorithm import ClientInfo, ServerRound, Start
-from medfed.federation.card import Card
+from medfed.federation.card import Card, Range
 from medfed.federation.client import Batch, Client, Forward
 from medfed.federation.onboarding import TrainsOn
 from medfed.federation.split import ParameterSplit
@@ -68,6 +68,7 @@ class FedPHP(TrainsOn, FedAvg):
         "a running mean of its models",
         besides="a forward pass a step",
         client={"personal": 1, "model": 1},
+        tune={"strength": Range(0.01, 0.9)},
     )
 
     def __post_init__(self) -> None:

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from medfed.common.errors import ConfigError
 from medfed.common.tensors import Tensors, select
-from medfed.federation.card import Card
+from medfed.federation.card import Card, Range
 from medfed.federation.client import Client
 from medfed.functional.prox import Proximity
 from medfed.personalize.fedavg import FedAvg
@@ -32,7 +32,10 @@ class FedProx(FedAvg):
     """
 
     mu: float = 0.1
-    card: ClassVar[Card] = Card("Li et al. 2020")
+    card: ClassVar[Card] = Card(
+        "Li et al. 2020",
+        tune={"mu": Range(0.001, 10.0)},
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

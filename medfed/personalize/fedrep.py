@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from medfed.common.checks import check_share
 from medfed.common.tensors import Tensors
-from medfed.federation.card import Card
+from medfed.federation.card import Card, Range
 from medfed.federation.client import Client
 from medfed.personalize.fedavg import FedAvg
 
@@ -31,7 +31,12 @@ class FedRep(FedAvg):
 
     personal: str | tuple[str, ...] = "task"
     head_share: float = 0.5
-    card: ClassVar[Card] = Card("Collins et al. 2021", "personal part", "the head")
+    card: ClassVar[Card] = Card(
+        "Collins et al. 2021",
+        "personal part",
+        "the head",
+        tune={"head_share": Range(0.1, 0.9, log=False)},
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

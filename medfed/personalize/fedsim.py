@@ -20,7 +20,7 @@ from typing import ClassVar
 
 from medfed.common.checks import check_not_negative
 from medfed.common.tensors import Tensors
-from medfed.federation.card import Card
+from medfed.federation.card import Card, Range
 from medfed.federation.client import Client
 from medfed.personalize.fedavg import FedAvg
 
@@ -38,7 +38,12 @@ class FedSim(FedAvg):
 
     personal: str | tuple[str, ...] = "task"
     personal_rate: float = 0.5
-    card: ClassVar[Card] = Card("Pillutla et al. 2022", "personal part", "any part")
+    card: ClassVar[Card] = Card(
+        "Pillutla et al. 2022",
+        "personal part",
+        "any part",
+        tune={"personal_rate": Range(0.1, 10.0)},
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

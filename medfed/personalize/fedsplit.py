@@ -34,7 +34,7 @@ from typing import ClassVar
 from medfed.common.checks import check_positive
 from medfed.common.tensors import Tensors, add, select, subtract
 from medfed.federation.algorithm import ClientInfo, Start
-from medfed.federation.card import Card
+from medfed.federation.card import Card, Range
 from medfed.federation.client import Client
 from medfed.federation.split import ParameterSplit
 from medfed.federation.wire.message import Message
@@ -56,7 +56,10 @@ class FedSplit(FedAvg):
     step: float = 10.0
     masks: ClassVar[bool] = False
     card: ClassVar[Card] = Card(
-        "Pathak, Wainwright 2020", client={"personal": 1, "weights": 1}, full_cohort=True
+        "Pathak, Wainwright 2020",
+        client={"personal": 1, "weights": 1},
+        full_cohort=True,
+        tune={"step": Range(1.0, 100.0)},
     )
 
     def __post_init__(self) -> None:

@@ -38,7 +38,7 @@ from torch import Tensor
 from medfed.common.checks import check_not_negative
 from medfed.common.tensors import State, Tensors, add, flatten, select, subtract, weighted_mean
 from medfed.federation.algorithm import ClientInfo, ServerRound, Start, sent_by_each
-from medfed.federation.card import Card
+from medfed.federation.card import Card, Range
 from medfed.federation.client import Client
 from medfed.federation.onboarding import Exchange
 from medfed.federation.split import ParameterSplit
@@ -66,7 +66,10 @@ class FedU(KnownModels):
     graph: SimilarityGraph = field(default_factory=SimilarityGraph)
     leaves: ClassVar[tuple[str, ...]] = ("sketch", "model")
     card: ClassVar[Card] = replace(
-        KnownModels.card, paper="T. Dinh et al. 2021", keeps="a model, drawn to neighbours"
+        KnownModels.card,
+        paper="T. Dinh et al. 2021",
+        keeps="a model, drawn to neighbours",
+        tune={"strength": Range(0.001, 1.0)},
     )
 
     def __post_init__(self) -> None:

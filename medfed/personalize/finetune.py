@@ -19,7 +19,7 @@ import torch
 from medfed.common.checks import check_count, check_share
 from medfed.common.tensors import State, Tensors
 from medfed.federation.algorithm import ClientInfo, ServerRound, Start
-from medfed.federation.card import Card
+from medfed.federation.card import Card, Range
 from medfed.federation.client import Client
 from medfed.federation.onboarding import TrainsOn
 from medfed.federation.split import ParameterSplit
@@ -47,6 +47,7 @@ class FineTune(TrainsOn, FedAvg):
         "personal part",
         "a copy, in the last rounds",
         client={"personal": 1, "model": 1},
+        tune={"local_share": Range(0.05, 0.5, log=False)},
     )
 
     def __post_init__(self) -> None:

@@ -45,7 +45,7 @@ import torch
 from medfed.common.checks import check_not_negative
 from medfed.common.tensors import State, Tensors, cut, flatten, layout_of
 from medfed.federation.algorithm import ClientInfo, ServerRound, Start
-from medfed.federation.card import Card
+from medfed.federation.card import Card, Range
 from medfed.federation.split import ParameterSplit
 from medfed.functional.graph import (
     complete_edges,
@@ -81,6 +81,7 @@ class FPFC(AnchoredMethod):
         paper="Yu et al. 2024",
         keeps="a model, fused within clusters",
         server={"weights": "N N + 1"},
+        tune={"strength": Range(0.01, 10.0)},
     )
 
     def __post_init__(self) -> None:

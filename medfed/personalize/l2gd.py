@@ -41,7 +41,7 @@ import torch
 from medfed.common.seeding import numpy_rng
 from medfed.common.tensors import State, Tensors, add, select, subtract
 from medfed.federation.algorithm import ClientInfo, ServerRound, Start
-from medfed.federation.card import Card
+from medfed.federation.card import Card, Range
 from medfed.federation.client import Client
 from medfed.federation.split import ParameterSplit
 from medfed.federation.wire.message import Message
@@ -68,6 +68,7 @@ class L2GD(MixtureMethod):
         "everything, drawn to the mean",
         client={"model": 1},
         full_cohort=True,
+        tune={"strength": Range(0.01, 10.0)},
     )
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:

@@ -40,7 +40,7 @@ from medfed.common.checks import check_share
 from medfed.common.seeding import coin
 from medfed.common.tensors import State, Tensors, add, select, subtract
 from medfed.federation.algorithm import ClientInfo, ServerRound, Start
-from medfed.federation.card import Card
+from medfed.federation.card import Card, Range
 from medfed.federation.client import Client
 from medfed.federation.split import ParameterSplit
 from medfed.federation.wire.message import Message
@@ -65,6 +65,7 @@ class MARINA(GradientMethod):
         GradientMethod.card,
         paper="Gorbunov et al. 2021",
         server={"shared": 1, "weights": 1},
+        tune={"full": Range(0.05, 0.5)},
     )
 
     def __post_init__(self) -> None:

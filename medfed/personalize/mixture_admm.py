@@ -43,7 +43,7 @@ from medfed.common.checks import check_positive
 from medfed.common.errors import ConfigError
 from medfed.common.tensors import State, Tensors, add, select, subtract
 from medfed.federation.algorithm import ClientInfo, ServerRound, Start
-from medfed.federation.card import Card
+from medfed.federation.card import Card, Range
 from medfed.federation.client import Client
 from medfed.federation.split import ParameterSplit
 from medfed.federation.wire.message import Message
@@ -71,6 +71,7 @@ class MixtureADMM(MixtureMethod):
         server={"shared": 1, "weights": 1},
         client={"model": 1},
         full_cohort=True,
+        tune={"strength": Range(0.01, 10.0)},
     )
 
     def __post_init__(self) -> None:

@@ -32,7 +32,7 @@ from medfed.common.checks import check_not_negative
 from medfed.common.errors import ConfigError
 from medfed.common.tensors import Tensors
 from medfed.federation.algorithm import ClientInfo, Start
-from medfed.federation.card import Card
+from medfed.federation.card import Card, Range
 from medfed.federation.client import Batch, Client, Forward
 from medfed.federation.split import ParameterSplit
 from medfed.personalize.fedavg import FedAvg
@@ -56,6 +56,7 @@ class MOON(FedAvg):
         "Li et al. 2021",
         besides="two forward passes a step",
         client={"personal": 1, "model": 1},
+        tune={"mu": Range(0.1, 10.0)},
     )
 
     def __post_init__(self) -> None:

@@ -37,7 +37,7 @@ from medfed.common.checks import check_not_negative
 from medfed.common.errors import ConfigError
 from medfed.common.tensors import State, Tensors, add, select, subtract
 from medfed.federation.algorithm import ClientInfo, ServerRound, Start
-from medfed.federation.card import Card
+from medfed.federation.card import Card, Range
 from medfed.federation.client import Client, GradientAt
 from medfed.federation.onboarding import OnboardingRules
 from medfed.federation.split import ParameterSplit
@@ -68,6 +68,7 @@ class PerFedAvg(OnboardingRules, FedAvg):
         passes=2,
         besides="a batch, to adapt; hf: two more a step",
         client={"personal": 1, "parameters": 1},
+        tune={"inner_lr": Range(0.001, 0.1)},
     )
 
     def __post_init__(self) -> None:

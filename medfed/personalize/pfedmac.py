@@ -31,7 +31,7 @@ from torch.nn.functional import softplus
 from medfed.common.checks import check_not_negative
 from medfed.common.errors import ConfigError
 from medfed.common.tensors import Tensors
-from medfed.federation.card import Card
+from medfed.federation.card import Card, Range
 from medfed.federation.client import Penalty
 from medfed.personalize.pfedme import PFedMe
 
@@ -52,7 +52,11 @@ class PFedMac(PFedMe):
     strength: float = 0.01
     sparsity: float = 1e-4
     width: float = 0.01
-    card: ClassVar[Card] = replace(PFedMe.card, paper="Liu et al. 2023")
+    card: ClassVar[Card] = replace(
+        PFedMe.card,
+        paper="Liu et al. 2023",
+        tune={"strength": Range(0.001, 0.1), "sparsity": Range(1e-5, 1e-3)},
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

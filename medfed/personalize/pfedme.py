@@ -37,7 +37,7 @@ from medfed.common.checks import check_count, check_not_negative
 from medfed.common.errors import ConfigError
 from medfed.common.tensors import State, Tensors, add, select, subtract
 from medfed.federation.algorithm import ClientInfo, ServerRound, Start
-from medfed.federation.card import Card
+from medfed.federation.card import Card, Range
 from medfed.federation.client import Client, GradientAt, Penalty
 from medfed.federation.onboarding import OnboardingRules
 from medfed.federation.split import ParameterSplit
@@ -69,6 +69,7 @@ class PFedMe(OnboardingRules, FedAvg):
         "second model",
         "a model, which an anchor follows",
         client={"model": 1},
+        tune={"strength": Range(0.1, 10.0)},
     )
 
     def __post_init__(self) -> None:

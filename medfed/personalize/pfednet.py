@@ -50,7 +50,7 @@ from medfed.federation.algorithm import (
     client_sizes,
     sent_by_each,
 )
-from medfed.federation.card import Card
+from medfed.federation.card import Card, Range
 from medfed.federation.client import Client, with_statistics
 from medfed.federation.onboarding import Exchange, OnboardingRules
 from medfed.federation.split import ParameterSplit, Update
@@ -102,6 +102,7 @@ class PFedNet(OnboardingRules, Algorithm):
         down={"shared": 1, "personal": 1},
         up={"shared": 1, "personal": 1},
         server={"shared": 1, "personal": "N + M"},
+        tune={"strength": Range(1e-4, 1.0)},
     )
 
     def __post_init__(self) -> None:

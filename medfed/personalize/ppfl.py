@@ -54,7 +54,7 @@ from medfed.federation.algorithm import (
     Start,
     sent_by_each,
 )
-from medfed.federation.card import Card
+from medfed.federation.card import Card, Range
 from medfed.federation.client import Client
 from medfed.federation.lightning.collect import rank
 from medfed.federation.split import ParameterSplit
@@ -100,6 +100,7 @@ class PPFL(CanonicalMethod):
         down={"shared": 1, "personal": 1},
         up={"shared": 1, "personal": 1},
         besides="a batch, for the memberships",
+        tune={"membership_lr": Range(0.05, 5.0)},
     )
 
     def __post_init__(self) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from medfed.common.checks import check_not_negative
 from medfed.common.tensors import Tensors
-from medfed.federation.card import Card
+from medfed.federation.card import Card, Range
 from medfed.federation.client import Client
 from medfed.federation.wire.message import Message
 from medfed.personalize.quantized_base import QuantizedMethod, scaled_centers
@@ -49,6 +49,7 @@ class ProxQuant(QuantizedMethod):
         up={},
         server={},
         client={"model": 1},
+        tune={"strength": Range(0.001, 0.1)},
     )
 
     def __post_init__(self) -> None:

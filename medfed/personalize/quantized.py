@@ -30,7 +30,7 @@ from typing import ClassVar, Literal
 from medfed.common.checks import check_not_negative
 from medfed.common.errors import ConfigError
 from medfed.common.tensors import Tensors
-from medfed.federation.card import Card
+from medfed.federation.card import Card, Range
 from medfed.federation.client import Client
 from medfed.federation.wire.message import Message
 from medfed.personalize.quantized_base import QuantizedMethod
@@ -66,6 +66,7 @@ class Quantized(QuantizedMethod):
         passes=2,
         server={},
         client={"model": 1},
+        tune={"strength": Range(1e-4, 0.01)},
     )
 
     def __post_init__(self) -> None:

@@ -41,7 +41,7 @@ from torch import Tensor
 from medfed.common.checks import check_not_negative
 from medfed.common.tensors import State, Tensors, add, select, subtract
 from medfed.federation.algorithm import ClientInfo, ServerRound, Start, Weighting, client_sizes
-from medfed.federation.card import Card
+from medfed.federation.card import Card, Range
 from medfed.federation.client import Client, GradientAt
 from medfed.federation.lightning.collect import rank
 from medfed.federation.split import ParameterSplit
@@ -76,6 +76,7 @@ class QuPeL(Quantized):
         "a quantised model",
         passes=2,
         client={"model": 1},
+        tune={"proximity": Range(0.5, 10.0)},
     )
 
     def __post_init__(self) -> None:

@@ -37,7 +37,7 @@ import torch
 from medfed.common.checks import check_not_negative
 from medfed.common.tensors import State, Tensors, add, select, subtract
 from medfed.federation.algorithm import ClientInfo, ServerRound, Start
-from medfed.federation.card import Card
+from medfed.federation.card import Card, Range
 from medfed.federation.client import Client
 from medfed.federation.split import ParameterSplit
 from medfed.federation.wire.message import Message
@@ -68,6 +68,7 @@ class Scaffold(FedAvg):
         up={"shared": 1, "weights": 1},
         server={"shared": 1, "weights": 1},
         client={"personal": 1, "weights": 1},
+        tune={"server_lr": Range(0.3, 1.0)},
     )
 
     def __post_init__(self) -> None:

@@ -40,7 +40,7 @@ from medfed.common.errors import ConfigError
 from medfed.common.seeding import torch_rng
 from medfed.common.tensors import State, Tensors, add, select, subtract
 from medfed.federation.algorithm import ClientInfo, ServerRound, Start
-from medfed.federation.card import Card
+from medfed.federation.card import Card, Range
 from medfed.federation.client import Client, GradientAt
 from medfed.federation.onboarding import OnboardingRules
 from medfed.federation.split import ParameterSplit
@@ -77,6 +77,7 @@ class SuPerFed(OnboardingRules, FedAvg):
         "a model, mixed in",
         besides="losses of the mixtures on validation",
         client={"personal": 1, "parameters": 1},
+        tune={"proximity": Range(0.001, 0.1)},
     )
 
     def __post_init__(self) -> None:

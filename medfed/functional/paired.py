@@ -1,0 +1,220 @@
+"""Paired differences over splits: intervals, corrected p-values, and what could have been seen.
+
+Each split of the patients gives one difference between two methods. Where splits are of the same
+patients, the training sets overlap, and a plain t-test is too sure of itself.
+
+Source: C. Nadeau and Y. Bengio, "Inference for the generalization error", Machine Learning, 2003
+(the variance of resampled splits); S. Holm, "A simple sequentially rejective multiple test
+procedure", Scandinavian Journal of Statistics, 1979; J. Demšar, "Statistical comparisons of
+classifiers over multiple data sets", JMLR, 2006 (ranks, Nemenyi's critical difference).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+
+class Difference(NamedTuple):
+    """A mean difference over splits.
+
+    Attributes:
+        mean: The mean.
+        low: The lower end of its interval.
+        high: The upper end.
+        p: Two-sided p-value of no difference.
+        error: Standard error of the mean.
+        visible: The smallest true difference that would be found in most repetitions.
+    """
+
+    mean: float
+    low: float
+    high: float
+    p: float
+    error: float
+    visible: float
+
+
+def difference(
+    values: Sequence[float],
+    overlap: float = 0.0,
+    level: float = 0.95,
+    power: float = 0.8,
+    comparisons: int = 1,
+) -> Difference:
+    """Returns the mean of paired differences, with what can be said of it.
+
+    Args:
+        values: (S,) one difference per split.
+        overlap: Test patients per training patient where splits are of the same patients: the
+            variance of the mean is ``s² (1/S + overlap)`` rather than ``s² / S``. 0 where every
+            split is of other patients.
+        level: Of the interval.
+        power: How often the smallest visible difference would be found.
+        comparisons: How many are made; `visible` is that of a test at a level divided by them.
+
+    Returns:
+        The difference; with one split, all but its mean is unknown (NaN).
+
+    Example:
+        >>> found = difference([0.1, 0.2, 0.3])
+        >>> round(found.mean, 3), round(found.low, 3), round(found.p, 3)
+        (0.2, -0.048, 0.074)
+        >>> difference([0.1, 0.2, 0.3], overlap=0.25).p > found.p
+        True
+    """
+    from scipy.stats import t as student
+
+    known = np.asarray([v for v in values if not math.isnan(v)], dtype=float)
+    if not len(known):
+        return Difference(*[math.nan] * 6)
+    mean, count = float(known.mean()), len(known)
+    if count < 2 or not np.isfinite(known).all():
+        return Difference(mean, *[math.nan] * 5)
+    error = float(known.std(ddof=1) * math.sqrt(1 / count + overlap))
+    free = count - 1
+    half = float(student.ppf((1 + level) / 2, free)) * error
+    if error == 0:
+        return Difference(mean, mean, mean, 1.0 if mean == 0 else 0.0, 0.0, 0.0)
+    p = 2 * float(student.sf(abs(mean) / error, free))
+    visible = error * noncentrality(free, (1 - level) / comparisons, power)
+    return Difference(mean, mean - half, mean + half, p, error, visible)
+
+
+def noncentrality(free: int, alpha: float, power: float) -> float:
+    """Returns how many standard errors a true difference must have, to be found that often.
+
+    Args:
+        free: Degrees of freedom of the t-test.
+        alpha: Its two-sided level.
+        power: How often it must be found.
+
+    Example:
+        >>> round(noncentrality(1000, 0.05, 0.8), 1)
+        2.8
+    """
+    from scipy.optimize import brentq
+    from scipy.stats import nct
+    from scipy.stats import t as student
+
+    critical = float(student.ppf(1 - alpha / 2, free))
+
+    def lacking(delta: float) -> float:
+        return float(nct.sf(critical, free, delta)) - power
+
+    return float(brentq(lacking, 0.0, 3 * critical + 10))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Returns p-values corrected for their number, by Holm's procedure.
+
+    Args:
+        p_values: (M,) of the comparisons that are made; NaN where one could not be, which counts as
+            no comparison.
+
+    Example:
+        >>> [round(p, 3) for p in holm([0.01, 0.04, 0.03])]
+        [0.03, 0.06, 0.06]
+    """
+    known = sorted((p, i) for i, p in enumerate(p_values) if not math.isnan(p))
+    corrected, largest = [math.nan] * len(p_values), 0.0
+    for rank, (p, i) in enumerate(known):
+        largest = max(largest, min(1.0, (len(known) - rank) * p))
+        corrected[i] = largest
+    return corrected
+
+
+class Ranks(NamedTuple):
+    """Mean ranks over blocks.
+
+    Attributes:
+        ranks: (M,) mean rank of each method, 1 the best; equal scores share their ranks.
+        critical: Mean ranks that differ by less are not told apart (Nemenyi, 5 %).
+        p: Of Friedman's test that all are alike.
+    """
+
+    ranks: list[float]
+    critical: float
+    p: float
+
+
+def mean_ranks(scores: Floats, alpha: float = 0.05) -> Ranks:
+    """Ranks methods within blocks.
+
+    Args:
+        scores: (B, M) of M methods on B blocks, larger is better.
+        alpha: Level of the critical difference.
+
+    Example:
+        >>> found = mean_ranks(np.array([[0.9, 0.8, 0.7], [0.8, 0.8, 0.6], [0.9, 0.7, 0.8]]))
+        >>> [round(r, 2) for r in found.ranks]
+        [1.17, 2.17, 2.67]
+    """
+    from scipy.stats import friedmanchisquare, rankdata, studentized_range
+
+    blocks, methods = scores.shape
+    ranks = rankdata(-scores, axis=1).mean(0)
+    quantile = float(studentized_range.ppf(1 - alpha, methods, np.inf)) / math.sqrt(2)
+    critical = quantile * math.sqrt(methods * (methods + 1) / (6 * blocks))
+    p = math.nan
+    if methods > 2 and blocks > 1:
+        p = float(friedmanchisquare(*scores.T).pvalue)
+    return Ranks([float(r) for r in ranks], critical, p)
+
+
+def cliques(ranks: Sequence[float], critical: float) -> list[tuple[int, ...]]:
+    """Returns the largest groups of methods whose mean ranks are not told apart.
+
+    Args:
+        ranks: (M,) mean ranks.
+        critical: The critical difference.
+
+    Returns:
+        Positions in `ranks`, best first; groups of one are left out.
+
+    Example:
+        >>> cliques([1.0, 3.0, 1.5, 2.2], 1.0)
+        [(0, 2), (2, 3), (3, 1)]
+    """
+    order = sorted(range(len(ranks)), key=lambda i: ranks[i])
+    found: list[tuple[int, ...]] = []
+    for start, first in enumerate(order):
+        group = tuple(i for i in order[start:] if ranks[i] - ranks[first] < critical)
+        if len(group) > 1 and not (found and set(group) <= set(found[-1])):
+            found.append(group)
+    return found
+
+
+def harmed(differences: Floats, drawn: Floats, level: float = 0.95) -> tuple[float, float, float]:
+    """Returns the share of clients that are worse off, and its interval.
+
+    Args:
+        differences: (C,) how much better each client is with a method than alone; NaN where that is
+            unknown, which counts for nothing.
+        drawn: (W, C) the same of patients drawn anew.
+        level: Of the interval.
+
+    Returns:
+        The share, and the ends of its interval; NaN where nothing is known.
+
+    Example:
+        >>> [round(v, 2) for v in harmed(np.array([0.1, -0.1]), np.array([[1, -1], [-1, -1.0]]))]
+        [0.5, 0.51, 0.99]
+    """
+    known = ~np.isnan(differences)
+    if not known.any():
+        return math.nan, math.nan, math.nan
+    share = float((differences[known] < 0).mean())
+    some = ~np.isnan(drawn)
+    count = some.sum(1)
+    shares = np.where(some, drawn < 0, False).sum(1)[count > 0] / count[count > 0]
+    if not len(shares):
+        return share, math.nan, math.nan
+    low, high = np.quantile(shares, [(1 - level) / 2, (1 + level) / 2])
+    return share, float(low), float(high)

@@ -1,0 +1,1 @@
+"""Reports of the benchmark: what its cells say, and how surely."""

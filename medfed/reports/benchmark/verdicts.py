@@ -1,0 +1,277 @@
+"""What the scores of a task say: intervals, verdicts against local training and FedAvg, harm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from medfed.common.scores import mean_of_known
+from medfed.functional.bootstrap import percentiles
+from medfed.functional.paired import Difference, cliques, difference, harmed, holm, mean_ranks
+from medfed.reports.benchmark.scores import Floats, Scores, Task
+from medfed.run.benchmark.methods import CEILINGS
+
+REFERENCES = ("local", "fedavg")
+NOT_TOLD_APART = "not told apart"
+LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class Against:
+    """A method against a reference.
+
+    Attributes:
+        reference: ``local`` or ``fedavg``.
+        difference: How much better it is, mean over splits, its interval, and the smallest
+            difference that could have been seen.
+        patients: Interval of the same over patients drawn anew within the splits.
+        p: Holm's p-value among all methods against this reference.
+        verdict: ``better``, ``worse`` or ``not told apart``.
+    """
+
+    reference: str
+    difference: Difference
+    patients: tuple[float, float]
+    p: float
+    verdict: str
+
+
+@dataclass(frozen=True)
+class Harm:
+    """Which clients would have been better off alone.
+
+    Attributes:
+        share: Of the clients.
+        low: The lower end of its interval.
+        high: The upper end.
+        clients: Their names; empty where the hospitals of splits are not the same.
+        surely: Those of them whose own interval is below 0.
+    """
+
+    share: float
+    low: float
+    high: float
+    clients: tuple[str, ...] = ()
+    surely: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A method on a task.
+
+    Attributes:
+        scores: What it rests on.
+        mean: Mean over splits of the means over clients, larger is better, and its interval.
+        worst: The worst client, mean over splits.
+        decile: The worst tenth of the clients, mean over splits.
+        against: By reference.
+        harm: Against local training; None for that itself.
+    """
+
+    scores: Scores
+    mean: Difference
+    worst: float
+    decile: float
+    against: Mapping[str, Against]
+    harm: Harm | None
+
+
+def judge(task: Task, same_hospitals: bool = True) -> dict[str, Verdict]:
+    """Judges all methods of a task.
+
+    Args:
+        task: The task.
+        same_hospitals: Whether a client's name means the same hospital in all splits.
+
+    Returns:
+        By method, ceilings too, which are compared with nothing.
+    """
+    against = {r: _against(task, r) for r in REFERENCES if r in task.scores}
+    local = task.scores.get("local")
+    return {
+        name: Verdict(
+            scores,
+            difference(scores.means.tolist(), task.overlap, LEVEL),
+            scores.over_clients("worst"),
+            scores.over_clients("worst_decile"),
+            {r: found[name] for r, found in against.items() if name in found},
+            None
+            if local is None or name == "local"
+            else _harm(scores, local, task.clients, same_hospitals),
+        )
+        for name, scores in task.scores.items()
+    }
+
+
+def _against(task: Task, reference: str) -> dict[str, Against]:
+    """All methods against a reference; local training is compared with FedAvg once."""
+    given = task.scores[reference]
+    names = [n for n in task.scores if n not in (*CEILINGS, *REFERENCES)]
+    if reference == "local" and "fedavg" in task.scores:
+        names.insert(0, "fedavg")
+    found = {}
+    for name in names:
+        own = task.scores[name]
+        values = (own.means - given.means).tolist()
+        found[name] = difference(values, task.overlap, LEVEL, comparisons=len(names))
+    corrected = dict(zip(found, holm([d.p for d in found.values()]), strict=True))
+    return {
+        name: Against(
+            reference,
+            d,
+            _over_patients(task.scores[name], given),
+            corrected[name],
+            verdict(d, corrected[name]),
+        )
+        for name, d in found.items()
+    }
+
+
+def verdict(found: Difference, p: float) -> str:
+    """Says whether a difference can be told from none.
+
+    Args:
+        found: The difference.
+        p: Its corrected p-value.
+
+    Returns:
+        ``better`` or ``worse``, only if the p-value is below 5 % and the difference is no smaller
+        than the smallest one that could have been seen.
+
+    Example:
+        >>> verdict(difference([0.1, 0.11, 0.1]), 0.001), verdict(difference([0.1, -0.1]), 0.9)
+        ('better', 'not told apart')
+    """
+    if math.isnan(p) or p >= 1 - LEVEL or abs(found.mean) < found.visible:
+        return NOT_TOLD_APART
+    return "better" if found.mean > 0 else "worse"
+
+
+def _over_patients(own: Scores, other: Scores) -> tuple[float, float]:
+    """Interval of the mean difference, patients drawn anew within every split."""
+    width = min(own.drawn.shape[1], other.drawn.shape[1])
+    if not width:
+        return math.nan, math.nan
+    both = mean_of_known(own.drawn[:, :width] - other.drawn[:, :width], axis=2)
+    return percentiles(mean_of_known(both, axis=0), LEVEL)
+
+
+def _harm(own: Scores, local: Scores, clients: Sequence[str], same: bool) -> Harm:
+    width = min(own.drawn.shape[1], local.drawn.shape[1])
+    differences: Floats = own.values - local.values
+    drawn: Floats = own.drawn[:, :width] - local.drawn[:, :width]
+    if not same:  # each client of each split is a hospital of its own
+        splits, count = differences.shape
+        flat = drawn.transpose(1, 0, 2).reshape(width, splits * count)
+        return Harm(*harmed(differences.ravel(), flat))
+    mean, over = mean_of_known(differences, axis=0), mean_of_known(drawn, axis=0)
+    ends = [percentiles(column, LEVEL)[1] for column in over.T]
+    worse = [i for i, value in enumerate(mean) if value < 0]
+    return Harm(
+        *harmed(mean, over),
+        tuple(clients[i] for i in worse),
+        tuple(clients[i] for i in worse if ends[i] < 0),
+    )
+
+
+def floor_of(task: Task) -> tuple[str, float]:
+    """Returns the best constant predictor and its mean score, larger is better."""
+    means = {n: float(np.mean(mean_of_known(v, axis=1))) for n, v in task.floor.items()}
+    known = {n: v for n, v in means.items() if not math.isnan(v)}
+    best = max(known, key=lambda n: known[n], default="")
+    return best, known.get(best, math.nan)
+
+
+def ceiling_of(task: Task) -> tuple[str, float]:
+    """Returns the best of what all patients in one place reach, and its mean score."""
+    means = {n: float(np.mean(task.scores[n].means)) for n in CEILINGS if n in task.scores}
+    best = max(means, key=lambda n: means[n], default="")
+    return best, means.get(best, math.nan)
+
+
+def ranks_of(tasks: Sequence[Task]) -> dict[str, Any]:
+    """Ranks methods over blocks of task and split; for a description, not for a test.
+
+    Splits of one task are not independent of each other, so that neither the critical difference
+    nor the p-value is what it would be of independent blocks.
+
+    Args:
+        tasks: One of every suite.
+
+    Returns:
+        Ranks by method, critical difference, groups that are not told apart, number of blocks;
+        empty where fewer than two methods are in all tasks.
+    """
+    names = [
+        n
+        for n in (tasks[0].scores if tasks else ())
+        if n not in CEILINGS and all(n in task.scores for task in tasks)
+    ]
+    if len(names) < 2:
+        return {}
+    table = np.concatenate(
+        [np.stack([task.scores[n].means for n in names], axis=1) for task in tasks]
+    )
+    table = table[np.isfinite(table).all(axis=1)]
+    if not len(table):
+        return {}
+    found = mean_ranks(table)
+    return {
+        "ranks": dict(zip(names, found.ranks, strict=True)),
+        "critical_difference": found.critical,
+        "friedman_p": found.p,
+        "blocks": len(table),
+        "groups": [[names[i] for i in group] for group in cliques(found.ranks, found.critical)],
+        "remark": "A description: splits of one task are no independent blocks.",
+    }
+
+
+def crossings(
+    dial: Sequence[float], first: Sequence[float], second: Sequence[float]
+) -> list[float]:
+    """Returns where two curves cross, between measured points along straight lines.
+
+    Args:
+        dial: Where they were measured, in growing order.
+        first: One curve.
+        second: The other.
+
+    Example:
+        >>> crossings([0, 1, 2], [0.9, 0.7, 0.5], [0.6, 0.6, 0.6])
+        [1.5]
+    """
+    gaps = [a - b for a, b in zip(first, second, strict=True)]
+    found = []
+    for (x, a), (y, b) in zip(
+        zip(dial, gaps, strict=True), list(zip(dial, gaps, strict=True))[1:], strict=False
+    ):
+        if a * b < 0:
+            found.append(round(x + (y - x) * a / (a - b), 6))
+    return found
+
+
+def plain(verdict: Verdict) -> dict[str, Any]:
+    """Returns a verdict as JSON holds it, without the scores of single splits."""
+    return {
+        "mean": verdict.mean._asdict(),
+        "worst_client": verdict.worst,
+        "worst_decile": verdict.decile,
+        "against": {
+            r: {
+                **a.difference._asdict(),
+                "p_holm": a.p,
+                "patients": a.patients,
+                "verdict": a.verdict,
+            }
+            for r, a in verdict.against.items()
+        },
+        "harmed": None if verdict.harm is None else asdict(verdict.harm),
+        "bytes": {"up": verdict.scores.sent[0], "down": verdict.scores.sent[1]},
+        "passes": verdict.scores.passes,
+        "failed_splits": verdict.scores.failed,
+        "setting": dict(verdict.scores.setting),
+    }

@@ -1,0 +1,248 @@
+"""Runs what is missing, cell by cell, in processes that stay alive, and shows how far it is."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from medfed.common.errors import RankError, first_line
+from medfed.common.names import cell as as_cell
+from medfed.common.progress import Steps
+from medfed.run.benchmark.cells import Cell, read_cell, write_cell
+from medfed.run.benchmark.plan import Group, best_trial
+from medfed.run.benchmark.work import run_cell
+
+Result = dict[str, Any]
+
+
+@dataclass
+class Progress:
+    """How far a group is.
+
+    Attributes:
+        group: The method and the suite.
+        tuning: Results by trial, as they come.
+        trial: The setting that was best, once that is known.
+        final: Results by cell, as they come.
+        wanted: The cells of the stage that it is in.
+    """
+
+    group: Group
+    tuning: dict[int, Result] = field(default_factory=dict)
+    trial: int | None = None
+    final: dict[str, Result] = field(default_factory=dict)
+    wanted: list[Cell] = field(default_factory=list)
+
+    @property
+    def total(self) -> int:
+        """The cells that it comes to."""
+        trials = len(self.group.settings)
+        final = len(self.group.variants) * self.group.size.splits
+        return final + (trials if trials > 1 else 0)
+
+    @property
+    def done(self) -> int:
+        """Those of them that are there."""
+        return len(self.tuning) + len(self.final)
+
+    def row(self) -> tuple[str, ...]:
+        """The cells of a line of the table."""
+        trials = len(self.group.settings)
+        tuned = f"{len(self.tuning)}/{trials}" if trials > 1 else "–"
+        final = f"{len(self.final)}/{len(self.group.variants) * self.group.size.splits}"
+        lost = [r for r in (*self.tuning.values(), *self.final.values()) if "failed" in r]
+        wrong = next((str(r["error"]) for r in self.final.values() if "error" in r), "")
+        best = "" if self.trial is None else f"setting {self.trial}"
+        note = wrong or (f"{len(lost)} failed" if lost else best)
+        return self.group.suite.name, self.group.method.name, tuned, final, as_cell(note[:60])
+
+
+def run_groups(
+    groups: Sequence[Group], out: Path, workers: int, quiet: bool = False
+) -> dict[str, str]:
+    """Runs all cells that are missing; those that are there are read.
+
+    Args:
+        groups: What is compared.
+        out: The folder of the benchmark.
+        workers: Processes; 0 computes in this one.
+        quiet: Whether to show nothing.
+
+    Returns:
+        What went wrong that is no user's mistake, by cell.
+
+    Raises:
+        CheckpointError: If a cell's file is torn or has been changed.
+        RankError: If a process has ended, by the system's hand for example.
+    """
+    progress = [Progress(g) for g in groups]
+    broken: dict[str, str] = {}
+    waiting: dict[Future[Result], list[tuple[Progress, Cell]]] = {}
+    by_file: dict[Path, Future[Result]] = {}
+
+    def ask(own: Progress, cell: Cell, pool: Executor) -> None:
+        found = read_cell(out, cell)
+        if found is not None:
+            take(own, cell, found, pool)
+            return
+        file = cell.file(out)
+        if file not in by_file:
+            by_file[file] = pool.submit(run_cell, cell.config, cell.stage, cell.finetuned)
+        waiting.setdefault(by_file[file], []).append((own, cell))
+
+    def take(own: Progress, cell: Cell, result: Result, pool: Executor) -> None:
+        if cell.stage == "final":
+            own.final[cell.place] = result
+            return
+        own.tuning[cell.trial] = result
+        if len(own.tuning) == len(own.wanted):
+            finish(own, pool)
+
+    def finish(own: Progress, pool: Executor) -> None:
+        own.trial = best_trial([own.tuning[n] for n in sorted(own.tuning)]) if own.tuning else 0
+        for cell in own.group.final(own.trial):
+            ask(own, cell, pool)
+
+    with _pool(workers) as pool, _shown(progress, quiet) as refresh:
+        for own in progress:
+            own.wanted = own.group.tuning()
+            for cell in own.wanted:
+                ask(own, cell, pool)
+            if not own.wanted:
+                finish(own, pool)
+            refresh("")
+        while waiting:
+            for future in wait(waiting, return_when=FIRST_COMPLETED).done:
+                asked = waiting.pop(future)
+                cell = asked[0][1]
+                try:
+                    result = future.result()
+                except BrokenProcessPool as error:
+                    raise RankError(
+                        f"A process ended while it ran {cell.place} or another cell (killed, or "
+                        "memory short?); what was finished is kept: run it again, if need be with "
+                        "fewer workers."
+                    ) from error
+                except Exception as error:
+                    broken[cell.place] = f"{type(error).__name__}: {first_line(error)}"
+                    continue
+                write_cell(out, cell, result)
+                for own, wanted in asked:
+                    take(own, wanted, result, pool)
+                refresh(cell.place)
+    return broken
+
+
+def found_groups(groups: Sequence[Group], out: Path) -> list[Progress]:
+    """Reads what there is of groups, without running anything.
+
+    Args:
+        groups: What is compared.
+        out: The folder of the benchmark.
+
+    Returns:
+        Of each group the cells that are there; of one that is not tuned to the end, no final ones.
+    """
+    found = []
+    for group in groups:
+        own = Progress(group, wanted=group.tuning())
+        for cell in own.wanted:
+            if (result := read_cell(out, cell)) is not None:
+                own.tuning[cell.trial] = result
+        if len(own.tuning) == len(own.wanted):
+            own.trial = best_trial([own.tuning[n] for n in sorted(own.tuning)]) if own.tuning else 0
+            own.wanted = own.group.final(own.trial)
+            for cell in own.wanted:
+                if (result := read_cell(out, cell)) is not None:
+                    own.final[cell.place] = result
+        found.append(own)
+    return found
+
+
+class _Here(Executor):
+    """Computes in this process, at once."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+@contextmanager
+def _pool(workers: int) -> Iterator[Executor]:
+    """Processes that have loaded all libraries before the first cell, and stay for all cells."""
+    if workers == 0:
+        yield _Here()
+        return
+    if sys.platform == "win32":
+        context = multiprocessing.get_context("spawn")
+    else:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["medfed.run.benchmark.work"])
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin)
+    try:
+        yield pool
+    except BaseException:
+        for process in list((pool._processes or {}).values()):
+            process.terminate()  # what they compute would be lost either way
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown()
+
+
+def _begin() -> None:
+    """A process leaves Ctrl-C to the one that has started it, and computes on one thread."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    import torch
+
+    torch.set_num_threads(1)
+
+
+@contextmanager
+def _shown(progress: Sequence[Progress], quiet: bool) -> Iterator[Callable[[str], None]]:
+    """A table that follows on a terminal, and lines elsewhere."""
+    console = Console(file=sys.stderr)
+    if not console.is_terminal or quiet:
+        total = sum(own.total for own in progress)
+        with Steps(total, quiet, console, verb="comput") as steps:
+
+            def count(place: str) -> None:
+                done = sum(own.done for own in progress)
+                if place:
+                    steps.done = done - 1
+                    steps.advance(place)
+
+            yield count
+        return
+    with Live(_table(progress), console=console, refresh_per_second=2) as live:
+        yield lambda place: live.update(_table(progress))
+
+
+def _table(progress: Sequence[Progress]) -> Table:
+    done, total = (sum(getattr(own, n) for own in progress) for n in ("done", "total"))
+    table = Table(title=f"{done} of {total} cells")
+    for column in ("suite", "method", "tuned", "tested", ""):
+        table.add_column(column)
+    # Those that are under way, and the last ones that are done.
+    rows = [own for own in progress if own.done < own.total][:30]
+    for own in rows:
+        table.add_row(*own.row())
+    return table

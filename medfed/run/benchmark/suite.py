@@ -1,0 +1,255 @@
+"""Suites: tasks on which methods are compared, a yaml file each.
+
+A suite is an experiment, what of it is changed for all methods, variants that differ in one thing
+(a dial, from hospitals that are alike to hospitals that contradict each other), how patients are
+split, and sizes. ``configs/suites`` has those that are shipped; ``plugins=FOLDER`` adds those of
+``FOLDER/configs/suites``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml  # type: ignore[import-untyped]
+
+from medfed.common.errors import ConfigError, did_you_mean
+from medfed.config.compose import CONFIG_DIR
+from medfed.federation.card import Range
+
+SIZES = ("smoke", "small", "full")
+TUNING = 1000
+"""The first split that is tuned on; those that are reported are numbered from 0."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is computed.
+
+    Attributes:
+        splits: Fresh splits of the patients, each with initial weights of its own.
+        trials: Settings of every method that are tried on validation patients; the first is the
+            default.
+        overrides: What is changed in all runs.
+    """
+
+    splits: int
+    trials: int
+    overrides: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One task of a suite.
+
+    Attributes:
+        overrides: What makes it differ.
+        dial: Where it stands between hospitals that are alike and hospitals in conflict; None: on
+            no dial.
+    """
+
+    overrides: tuple[str, ...] = ()
+    dial: float | None = None
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Tasks on which methods are compared.
+
+    Attributes:
+        name: The name of its file.
+        title: What it is, in a line.
+        experiment: The experiment that is run.
+        lr: The learning rates among which every method is tuned.
+        splits: How a split comes about: ``sample``, other generated patients of the same hospitals;
+            ``seed``, other generated data; ``folds``, real patients are dealt into parts that are
+            tested in turn, again and again.
+        variants: Its tasks; methods are tuned on the first.
+        sizes: How much is computed, by the sizes' names.
+        overrides: What is changed of the experiment, for all methods.
+        methods: Those that are compared where none are named.
+        folds: Parts that real data are dealt into.
+        dial: What the dial is, in words; empty: there is none.
+        path: Whether it needs real data, by ``paths.NAME=FOLDER``.
+        passes: Gradient passes that a method may take, as a multiple of the budget.
+        bytes: Bytes that a method may send, as a multiple of FedAvg's; None: as many as it wishes,
+            in equal rounds.
+        file: Where it is written.
+    """
+
+    name: str
+    title: str
+    experiment: str
+    lr: Range
+    splits: Literal["sample", "seed", "folds"]
+    variants: Mapping[str, Variant]
+    sizes: Mapping[str, Size]
+    overrides: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ("ditto", "fedrep", "pfednet")
+    folds: int = 5
+    dial: str = ""
+    path: bool = False
+    passes: float = 1.05
+    bytes: float | None = None
+    file: Path = field(default=Path(), compare=False)
+
+    @property
+    def base(self) -> str:
+        """The variant on which methods are tuned."""
+        return next(iter(self.variants))
+
+    def chosen(self, wanted: str | Sequence[str] | None) -> list[str]:
+        """Returns the variants that are asked for.
+
+        Args:
+            wanted: Names, ``all``, or None for the base alone.
+
+        Raises:
+            ConfigError: If one is unknown.
+        """
+        if wanted is None:
+            return [self.base]
+        names = [wanted] if isinstance(wanted, str) else list(wanted)
+        if names == ["all"]:
+            return list(self.variants)
+        for name in names:
+            if name not in self.variants:
+                raise ConfigError(
+                    f"variants={name} is none of suite={self.name}"
+                    f"{did_you_mean(name, self.variants)}; it has {', '.join(self.variants)}."
+                )
+        return names
+
+    def seeds(self, split: int) -> dict[str, Any]:
+        """Returns the keys by which a split differs from others.
+
+        Args:
+            split: Its number.
+
+        Example:
+            >>> suites()["diabetes"].seeds(7)
+            {'seed': 7, 'data.seed': 1, 'data.fold': [2, 5]}
+        """
+        if self.splits == "sample":
+            return {"seed": split, "data.generated.sample": split + 1}
+        if self.splits == "seed":
+            return {"seed": split}
+        again, part = divmod(split, self.folds)
+        return {"seed": split, "data.seed": again, "data.fold": [part, self.folds]}
+
+
+def suites(folders: Sequence[str | Path] = ()) -> dict[str, Suite]:
+    """Reads all suites, by name.
+
+    Args:
+        folders: Further folders that hold ``configs/suites``, or ``suites``.
+
+    Raises:
+        ConfigError: If one cannot be read; the file and what is wrong are named.
+    """
+    places = [CONFIG_DIR / "suites"]
+    for folder in folders:
+        places += [Path(folder) / "configs" / "suites", Path(folder) / "suites"]
+    files = [file for place in places for file in sorted(place.glob("*.yaml"))]
+    return {file.stem: read_suite(file) for file in files}
+
+
+def read_suite(file: Path) -> Suite:
+    """Reads a suite.
+
+    Raises:
+        ConfigError: If it is none; the file and what is wrong are named.
+    """
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError("it holds no keys")
+        return _suite(file, dict(content))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, TypeError, ValueError) as error:
+        told = " ".join(str(error).split()).rstrip(".")
+        raise ConfigError(f"The suite {file} cannot be read: {told}.") from error
+
+
+def _suite(file: Path, content: dict[str, Any]) -> Suite:
+    known = set(Suite.__dataclass_fields__) - {"name", "file"}
+    if unknown := sorted(set(content) - known):
+        raise ValueError(
+            f"it has no key {unknown[0]!r}{did_you_mean(unknown[0], known)}; its keys are "
+            f"{', '.join(sorted(known))}"
+        )
+    required = {"title", "experiment", "lr", "splits", "variants", "sizes"}
+    if lacking := sorted(required - set(content)):
+        raise ValueError(f"it lacks the key {lacking[0]}")
+    if content["splits"] not in ("sample", "seed", "folds"):
+        raise ValueError(f"splits={content['splits']} is unknown; choose sample, seed or folds")
+    low, high = content.pop("lr")
+    if not 0 < low <= high:
+        raise ValueError(f"lr=[{low}, {high}] must be two positive numbers in order")
+    if not content["variants"]:
+        raise ValueError("it has no variant")
+    variants = {
+        str(name): Variant(tuple((own or {}).get("overrides", ())), (own or {}).get("dial"))
+        for name, own in content.pop("variants").items()
+    }
+    sizes = {
+        name: Size(int(own["splits"]), int(own["trials"]), tuple(own.get("overrides", ())))
+        for name, own in content.pop("sizes").items()
+    }
+    if lacking := sorted(set(SIZES) - set(sizes)):
+        raise ValueError(f"it has no size {lacking[0]}")
+    for name, size in sizes.items():
+        if size.splits < 1 or size.trials < 1:
+            raise ValueError(f"sizes.{name} needs at least 1 split and 1 trial")
+    tuples: dict[str, Any] = {
+        n: tuple(content.pop(n)) for n in ("overrides", "methods") if n in content
+    }
+    return Suite(
+        name=file.stem, file=file, lr=Range(float(low), float(high)), variants=variants,
+        sizes=sizes, **tuples, **content,
+    )  # fmt: skip
+
+
+def check_shard(shard: str | None) -> tuple[int, int]:
+    """Returns which of how many jobs this is.
+
+    Args:
+        shard: ``i/n``; None: the only one.
+
+    Raises:
+        ConfigError: If it is not of that form.
+
+    Example:
+        >>> check_shard("2/4"), check_shard(None)
+        ((2, 4), (1, 1))
+    """
+    i, _, n = (shard or "1/1").partition("/")
+    if not (i.isdecimal() and n.isdecimal() and 1 <= int(i) <= int(n)):
+        raise ConfigError(f"shard={shard} must be i/n, the i-th of n jobs, such as 1/4.")
+    return int(i), int(n)
+
+
+def chosen_suites(wanted: str | Sequence[str], folders: Sequence[str | Path] = ()) -> list[Suite]:
+    """Returns the suites that are asked for.
+
+    Args:
+        wanted: A name, names, or ``all``.
+        folders: See :func:`suites`.
+
+    Raises:
+        ConfigError: If one is unknown.
+
+    Example:
+        >>> [suite.name for suite in chosen_suites(["digits", "heart"])]
+        ['digits', 'heart']
+    """
+    known = suites(folders)
+    names = list(known) if wanted == "all" else [wanted] if isinstance(wanted, str) else [*wanted]
+    for name in names:
+        if name not in known:
+            raise ConfigError(
+                f"Unknown suite {name!r}{did_you_mean(name, known)}; the suites are "
+                f"{', '.join(known)}, or all."
+            )
+    return [known[name] for name in dict.fromkeys(names)]

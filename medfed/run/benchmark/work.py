@@ -1,0 +1,148 @@
+"""One cell: the same run as ``medfed train`` makes, of which only the numbers are kept."""
+
+from __future__ import annotations
+
+import io
+import logging
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from medfed.common.console import without_remarks
+from medfed.common.errors import ConfigError, NonFiniteError
+from medfed.common.files import digest
+from medfed.federation.lightning.strategy import together
+from medfed.run.benchmark.cells import Stage
+from medfed.run.experiment import Experiment, build_experiment, examined, test_selected
+from medfed.run.train import train
+
+RESAMPLES = 400
+"""Draws of the patients of a split that a cell keeps, for intervals."""
+_NO_LOGGER = {"_target_": "medfed.run.loggers.no_logger"}
+
+
+def run_cell(config: Mapping[str, Any], stage: Stage, finetuned: bool = False) -> dict[str, Any]:
+    """Computes a cell; nothing is printed, and nothing is left on the disk.
+
+    Args:
+        config: A configuration.
+        stage: See :class:`medfed.run.benchmark.cells.Cell`.
+        finetuned: Whether every client then trains on from the model, alone.
+
+    Returns:
+        What it has found, as JSON. A run that cannot be made says so in ``error``, and one whose
+        model has failed in ``failed``.
+    """
+    began = time.process_time()
+    with tempfile.TemporaryDirectory(prefix="medfed-cell-") as folder, _quiet():
+        own = OmegaConf.create(dict(config))
+        own.logger, own.progress = OmegaConf.create(_NO_LOGGER), False
+        try:
+            if finetuned:
+                _pool_first(own, Path(folder) / "pooled")
+            own.folder = str(Path(folder) / "run")
+            found = _measured(own, stage)
+        except NonFiniteError as error:
+            found = {"failed": str(error)}
+        except ConfigError as error:
+            found = {"error": str(error)}
+    return {**found, "cpu_seconds": round(time.process_time() - began, 2)}
+
+
+def _pool_first(config: DictConfig, folder: Path) -> None:
+    """Trains the pooled model, and lets the clients go on from it, alone, a third as long."""
+    first = config.copy()
+    first.folder = str(folder)
+    train(first)
+    config.algorithm = OmegaConf.create(
+        {
+            "_target_": "medfed.personalize.local.Local",
+            "_convert_": "all",
+            "personal": "none",
+            "weighting": "samples",
+        }
+    )
+    config.rounds = max(1, config.rounds // 3)
+    config.evaluation.every = min(config.evaluation.every, config.rounds)
+    config.init.weights = str(folder)
+
+
+def _measured(config: DictConfig, stage: Stage) -> dict[str, Any]:
+    experiment = build_experiment(config)
+    module, evaluation = experiment.module, experiment.evaluation
+    with together(experiment.trainer):
+        experiment.trainer.fit(module)
+    best = evaluation.best_round()
+    data, ledger = experiment.data, module.federation.ledger
+    splits = data.splits()
+    steps = {c: n.gradient for c, n in module.gather_passes().items()}
+    found: dict[str, Any] = {
+        "metric": list(evaluation.selection),
+        "selected_round": best,
+        "rounds": module.next_round,
+        "passes": steps,
+        "data": digest([splits["clients"], sorted(splits["files"].values())]),
+    }
+    if stage == "tune":
+        score = float("nan") if best is None else evaluation.score(best)
+        return {**found, "score": score}
+    module.federation.count_delivery(module.next_round)
+    found["bytes"] = {way: ledger.total(direction=way) for way in ("up", "down")}
+    test_selected(experiment)
+    return {**found, **_tested(experiment)}
+
+
+def _tested(experiment: Experiment) -> dict[str, Any]:
+    """The test metrics of every client, with those of patients drawn anew, and of constants."""
+    evaluation, plans = experiment.evaluation, experiment.data.plans
+    metric = experiment.task.selection[0]
+    tested = examined(experiment)
+    found: dict[str, Any] = {
+        "clients": evaluation.test,
+        "patients": {
+            c: {split: len(plans[c].patients[split]) for split in ("train", "val", "test")}
+            for c in evaluation.test
+        },
+        "metric": list(experiment.task.selection),
+    }
+    if tested.cases and any(tested.plainly(cases, 1) for cases in tested.cases.values()):
+        own, _, _ = tested.resampled(experiment.config.seed)
+        drawn = {c: values[metric][:RESAMPLES] for c, values in own.items() if metric in values}
+        found["resampled"] = {c: [_short(v) for v in values] for c, values in drawn.items()}
+        found["constant"] = {
+            name: {c: metrics.get(metric) for c, metrics in clients.items()}
+            for name, clients in tested.constants().items()
+        }
+    return found
+
+
+def _short(value: np.floating[Any]) -> float:
+    return float(f"{value:.6g}")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """What a run says goes nowhere; the numbers of threads and the loggers' levels come back."""
+    threads, log = torch.get_num_threads(), logging.getLogger()
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with (
+            redirect_stdout(io.StringIO()),
+            redirect_stderr(io.StringIO()),
+            without_remarks(),
+            warnings.catch_warnings(),
+        ):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(level)
+        torch.set_num_threads(threads)

@@ -1,0 +1,95 @@
+"""Statistics over splits, against SciPy, tables, brute force and simulation."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import rankdata, t, ttest_1samp
+
+from medfed.functional.paired import cliques, difference, harmed, holm, mean_ranks, noncentrality
+
+
+def test_splits_of_other_patients_are_a_plain_t_test():
+    values = np.random.default_rng(0).normal(0.1, 0.2, 7)
+    found, other = difference(values.tolist()), ttest_1samp(values, 0)
+    interval = other.confidence_interval(0.95)
+    assert found.p == pytest.approx(other.pvalue)
+    assert (found.low, found.high) == pytest.approx((interval.low, interval.high))
+
+
+def test_splits_of_the_same_patients_have_the_variance_of_nadeau_and_bengio():
+    values, overlap = [0.1, 0.3, 0.2, 0.4, 0.0], 1 / 4
+    found = difference(values, overlap)
+    variance = (1 / 5 + overlap) * np.var(values, ddof=1)
+    assert found.error == pytest.approx(math.sqrt(variance))
+    assert found.p == pytest.approx(2 * t.sf(0.2 / math.sqrt(variance), 4))
+    assert found.low == pytest.approx(0.2 - t.ppf(0.975, 4) * math.sqrt(variance))
+
+
+def test_the_smallest_visible_difference_is_found_as_often_as_is_said():
+    splits, rng = 5, np.random.default_rng(1)
+    delta = noncentrality(splits - 1, 0.05, 0.8) / math.sqrt(splits)  # of deviation 1
+    drawn = rng.normal(delta, 1, (20_000, splits))
+    found = ttest_1samp(drawn, 0, axis=1).pvalue < 0.05
+    assert found.mean() == pytest.approx(0.8, abs=0.01)
+    one = difference([0.1, 0.2, 0.3])
+    assert difference([0.1, 0.2, 0.3], comparisons=10).visible > one.visible > abs(one.mean)
+
+
+def test_holm_is_the_closed_test_of_bonferroni():
+    rng = np.random.default_rng(2)
+    for _ in range(20):
+        p = rng.uniform(0, 0.2, 5)
+        subsets = [s for n in range(1, 6) for s in itertools.combinations(range(5), n)]
+        closed = [
+            min(1, max(len(s) * min(p[list(s)]) for s in subsets if i in s)) for i in range(5)
+        ]
+        assert holm(p.tolist()) == pytest.approx(closed)
+    assert holm([math.nan, 0.04, 0.03])[1:] == pytest.approx([0.06, 0.06])
+
+
+@pytest.mark.parametrize(("methods", "quantile"), [(2, 1.960), (3, 2.343), (5, 2.728), (10, 3.164)])
+def test_critical_differences_are_those_of_demsar(methods, quantile):
+    """Table 5 (a) of J. Demšar, JMLR 2006: Nemenyi's test at 5 %."""
+    scores = np.random.default_rng(3).normal(size=(14, methods))
+    found = mean_ranks(scores)
+    assert found.critical == pytest.approx(
+        quantile * math.sqrt(methods * (methods + 1) / (6 * 14)), rel=1e-3
+    )
+    by_hand = [rankdata([-v for v in row]) for row in scores]
+    assert found.ranks == pytest.approx(np.mean(by_hand, axis=0))
+
+
+def test_groups_are_those_of_brute_force():
+    rng = np.random.default_rng(4)
+    for _ in range(20):
+        ranks = rng.uniform(1, 6, 6).tolist()
+        alike = [
+            set(s)
+            for n in range(2, 7)
+            for s in itertools.combinations(range(6), n)
+            if max(ranks[i] for i in s) - min(ranks[i] for i in s) < 1.5
+        ]
+        largest = [s for s in alike if not any(s < other for other in alike)]
+        assert sorted(map(sorted, cliques(ranks, 1.5))) == sorted(map(sorted, largest))
+
+
+def test_the_share_of_harmed_clients_is_counted():
+    values = np.array([0.1, -0.2, math.nan, -0.1])
+    drawn = np.random.default_rng(5).normal(values, 0.1, (500, 4))
+    share, low, high = harmed(values, drawn)
+    counted = [sum(v < 0 for v in row if not math.isnan(v)) / 3 for row in drawn]
+    assert share == pytest.approx(2 / 3)
+    assert (low, high) == pytest.approx(tuple(np.quantile(counted, [0.025, 0.975])))
+    assert all(map(math.isnan, harmed(np.array([math.nan]), np.zeros((3, 1)))))
+
+
+def test_one_split_says_nothing_but_its_mean():
+    found = difference([0.3])
+    assert found.mean == 0.3
+    assert all(map(math.isnan, found[1:]))
+    assert math.isnan(difference([math.nan]).mean)
+    assert difference([math.inf, 1.0]).mean == math.inf

@@ -1,0 +1,141 @@
+"""Suites, search spaces, keys of cells: what is decided before anything is run."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from medfed.commands.methods import method, yamls
+from medfed.common.errors import ConfigError
+from medfed.config.plugins import with_plugins
+from medfed.federation.card import Range
+from medfed.run.benchmark.methods import ALWAYS, chosen_methods, points, search_space
+from medfed.run.benchmark.plan import groups, shard_of
+from medfed.run.benchmark.sources import code_hash
+from medfed.run.benchmark.suite import chosen_suites, read_suite, suites
+
+GOOD = """
+title: A test
+experiment: clinical_pfednet
+lr: [0.01, 0.1]
+splits: folds
+variants: {base: {}}
+sizes:
+  smoke: {splits: 1, trials: 1}
+  small: {splits: 1, trials: 1}
+  full: {splits: 1, trials: 1}
+"""
+
+
+@pytest.mark.parametrize("name", suites())
+def test_every_variant_of_every_suite_composes(name, tmp_path):
+    suite = suites()[name]
+    methods = {name: chosen_methods(["fedavg"], [], ["fedavg"])[1:2]}
+    places = {name: str(tmp_path)} if suite.path else {}
+    (group,), told = groups([suite], methods, "small", "all", places)
+    assert not told
+    for variant in suite.variants:
+        config = group.config(variant)
+        assert config.evaluation.every <= config.rounds
+    keys = [group.cell(suite.base, "final", 0, split, {}).key for split in (0, 1, 0)]
+    assert keys[0] == keys[2] != keys[1]
+    assert len(suite.methods) >= 3
+    assert set(suite.methods) <= set(yamls())
+
+
+def test_real_data_that_are_not_at_hand_are_told():
+    methods = {"heart": chosen_methods([], [], [])}
+    found, told = groups(chosen_suites("heart"), methods, "small")
+    assert not found
+    assert told == [
+        "suite=heart is left out: its data are not at hand; paths.heart=FOLDER names them."
+    ]
+    with pytest.raises(ConfigError, match=r"paths\.heart=/no/such does not exist"):
+        groups(chosen_suites("heart"), methods, "small", paths={"heart": "/no/such"})
+
+
+@pytest.mark.parametrize("name", yamls())
+def test_what_a_card_would_tune_its_yaml_has(name):
+    found = method(name, yamls()[name])
+    keys = yaml.safe_load(found.yaml.read_text())
+    for key, over in found.kind.card.tune.items():
+        assert keys[key] is not None
+        assert over.low < over.high
+        assert not over.log or over.low > 0
+        if isinstance(keys[key], int | float):
+            assert over.low <= keys[key] <= over.high, f"{name}'s default {key} is out of range"
+
+
+def test_all_methods_try_the_same_learning_rates_after_their_defaults():
+    lr = Range(0.01, 1.0)
+    cards = [method(n, yamls()[n]).kind.card for n in ("fedavg", "ditto", "clusteredfl")]
+    tried = [points(search_space(card, lr), 6) for card in cards]
+    assert [len(t) for t in tried] == [6, 6, 6]
+    assert [t[0] for t in tried] == [{}, {}, {}]
+    rates = [[p["optimizer.lr"] for p in t[1:]] for t in tried]
+    assert rates[0] == rates[1] == rates[2]
+    assert all(lr.low <= rate <= lr.high for rate in rates[0])
+    assert len(set(rates[0])) == 5
+
+
+def test_jobs_share_the_work_and_nothing_is_done_twice():
+    work = [f"group {n}" for n in range(7)]
+    jobs = [list(shard_of(work, f"{i}/3")) for i in (1, 2, 3)]
+    assert sorted(one for job in jobs for one in job) == work
+    assert list(shard_of(work, None)) == work
+
+
+@pytest.mark.parametrize("shard", ["0/3", "4/3", "1", "a/b", "1/3/5"])
+def test_a_shard_that_is_none_is_refused(shard):
+    with pytest.raises(ConfigError, match=f"shard={shard} must be i/n"):
+        list(shard_of(["a"], shard))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("title:", "titel:"), r"mine\.yaml cannot be read: it has no key 'titel' \(did you mean"),
+        (("lr: [0.01, 0.1]\n", ""), r"it lacks the key lr"),
+        (("lr: [0.01, 0.1]", "lr: [0.1, 0.01]"), r"lr=\[0\.1, 0\.01\] must be two positive"),
+        (("splits: folds", "splits: random"), r"splits=random is unknown; choose sample, seed or"),
+        (("variants: {base: {}}", "variants: {}"), r"it has no variant"),
+        (("  full: {splits: 1, trials: 1}\n", ""), r"it has no size full"),
+        (("smoke: {splits: 1", "smoke: {splits: 0"), r"sizes\.smoke needs at least 1 split"),
+        (("title: A test", "title: [A test"), r"cannot be read: "),
+    ],
+)
+def test_a_suite_that_is_none_is_refused_by_name(change, message, tmp_path):
+    file = tmp_path / "mine.yaml"
+    assert change[0] in GOOD
+    file.write_text(GOOD.replace(*change))
+    with pytest.raises(ConfigError, match=message) as caught:
+        read_suite(file)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_suite_of_one_s_own_is_one_file(tmp_path):
+    (tmp_path / "suites").mkdir()
+    (tmp_path / "suites" / "mine.yaml").write_text(GOOD)
+    (found,) = chosen_suites("mine", [tmp_path])
+    assert found.title == "A test"
+    with pytest.raises(ConfigError, match=r"Unknown suite 'mine'"):
+        chosen_suites("mine")
+    with pytest.raises(ConfigError, match=r"variants=bse is none of suite=mine \(did you"):
+        found.chosen("bse")
+    with pytest.raises(ConfigError, match=r"Unknown method 'dito' \(did you mean ditto"):
+        chosen_methods(["dito"], [], list(yamls()))
+    assert [m.name for m in chosen_methods(None, [], [])] == list(ALWAYS)
+
+
+def test_comments_do_not_change_the_hash_of_code_and_code_does(tmp_path):
+    module, helper = tmp_path / "own_code_module.py", tmp_path / "own_code_helper.py"
+    helper.write_text("def f():\n    return 1\n")
+    module.write_text('"""One."""\nfrom own_code_helper import f\n\ndef g():\n    return f()\n')
+    with_plugins([f"plugins={tmp_path}"])
+    first = code_hash(["own_code_module.g"])
+    module.write_text('"""Another."""\n# why\nfrom own_code_helper import f\ndef g(): return f()\n')
+    assert code_hash(["own_code_module.g"]) == first
+    helper.write_text("def f():\n    return 22\n")  # what it imports
+    second = code_hash(["own_code_module.g"])
+    assert second != first
+    assert code_hash(["own_code_module.g", "medfed.personalize.ditto.Ditto"]) != second
