@@ -20,6 +20,7 @@ COMMANDS = {
     "compare": "finished runs side by side: table, pictures, findings",
     "prepare": "read data ahead of training; show=true shows what each client would get",
     "export": "write each client's model of a run as a MONAI Bundle, quantised on request",
+    "deploy": "train one federation across hospitals, by NVIDIA FLARE",
     "predict": "run a hospital's bundle on scans, images or tables",
 }
 # Commands without a primary config.
@@ -65,9 +66,9 @@ def print_help(name: str, doc: str) -> None:
     text = (CONFIG_DIR / f"{name}.yaml").read_text()
     first, _, rest = doc.replace("``", "").strip().partition("\n")
     console = Console(highlight=False, soft_wrap=True)
-    console.print(f"{first}\n")
+    console.print(f"{escape(first)}\n")
     if rest.strip():
-        console.print(f"{rest.strip()}\n")
+        console.print(f"{escape(rest.strip())}\n")
     console.print(f"Usage: medfed {name} KEY=VALUE ...\n")
     if chosen := list(groups(text)):
         table = Table(title="Groups, chosen by GROUP=OPTION (* the default)", title_justify="left")

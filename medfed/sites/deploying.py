@@ -1,0 +1,225 @@
+"""``medfed deploy``: hands an experiment to FLARE, follows it, and hands it in again if it fails.
+
+One dead worker fails a whole job of FLARE's, a killed server's job is not taken up again, and a
+hospital whose machine was restarted has no part in a job that still runs. So a job is no more than
+a vehicle: the run is in medfed's own checkpoints, at the server and at the sites, and goes on from
+there in the next job.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from omegaconf import DictConfig
+
+from medfed.common.errors import SiteError
+from medfed.common.folders import refuse_full
+from medfed.common.names import shown
+from medfed.run.folder import read_config
+from medfed.sites.agreement import Agreed
+from medfed.sites.calls import Terms
+from medfed.sites.flare.job import PREFIXES, write_job
+from medfed.sites.order import BEGUN, FINISHED, SAID, STOPPED, Order, outcome, sealed
+
+if TYPE_CHECKING:
+    from medfed.sites.flare.console import Console
+
+POLL = 1.0
+"""Seconds between looks how a job is."""
+_COMPONENTS = "medfed.sites.flare.components"
+_ENDING = 60.0  # seconds in which a finished run's job may end, too
+
+
+def order_of(own: DictConfig, typed: Sequence[str]) -> Order:
+    """Returns what a command line asks for, and says what of it is not agreed among the sites.
+
+    Args:
+        own: The keys of ``medfed deploy``.
+        typed: The overrides that are those of ``medfed train``.
+
+    Raises:
+        ConfigError: If sites, overrides or terms cannot be used, or a new run's folder is not new.
+    """
+    Terms(**own.terms)
+    agreed, alone, said = Agreed.of(typed, [str(site) for site in own.sites], bool(own.cut))
+    for line in said:
+        _print(line)
+    config = agreed.config()
+    folder = own.resume or own.folder
+    if folder is None:
+        method = str(config.algorithm["_target_"]).rpartition(".")[2].lower()
+        folder = f"outputs/{config.name}/{method}/{time.strftime('%Y-%m-%d_%H-%M-%S')}"
+    if own.resume is None:
+        refuse_full(Path(folder))
+    else:
+        read_config(Path(folder))
+    return Order(
+        name=str(config.name),
+        agreed=agreed.record(),
+        folder=str(Path(folder).resolve()),
+        alone=tuple(alone),
+        resume=own.resume is not None,
+        terms=dict(own.terms),
+    )
+
+
+def write(order: Order, folder: Path) -> Path:
+    """Writes the job of an order.
+
+    Args:
+        order: What is to be done.
+        folder: Where; its name is the job's.
+
+    Returns:
+        The folder.
+    """
+    main = (f"{_COMPONENTS}.Coordinator", {"order": order.text()})
+    own = (f"{_COMPONENTS}.Hospital", {"agreed": sealed(order.agreed)})
+    write_job(folder, order.sites, len(order.sites), main, own)
+    return folder
+
+
+def _print(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+@dataclass
+class Follower:
+    """Sees an order through, over as many jobs as it takes.
+
+    Attributes:
+        order: What is to be done.
+        kit: Of who submits.
+        attempts: Jobs in a row that may end without a further round; then it is given up.
+        patience: Seconds to wait for a site that is not connected, or a server that was there.
+        look: Seconds between looks whether a site was restarted.
+        say: Takes a line for the user.
+    """
+
+    order: Order
+    kit: Path
+    attempts: int = 5
+    patience: float = 3600.0
+    look: float = 15.0
+    say: Callable[[str], None] = _print
+
+    def __post_init__(self) -> None:
+        self._told = 0  # letters of what the server's process says that were passed on
+
+    def run(self) -> None:
+        """Submits until the run has finished.
+
+        Raises:
+            SiteError: If a site, the server or the run itself gives up; the sentence is theirs.
+        """
+        failed = 0
+        while True:
+            before = self._last()
+            with tempfile.TemporaryDirectory(prefix="medfed-deploy-") as scratch:
+                why = self._job(replace(self.order, told=scratch), Path(scratch))
+            if why is None:
+                return
+            failed = 1 if self._last() != before else failed + 1
+            if failed >= self.attempts:
+                raise SiteError(
+                    f"{failed} jobs in a row have come to nothing ({why}). What was finished is "
+                    f"kept: go on by resume={self.order.folder}."
+                )
+            self.order = self.order.resumed()
+            self.say(f"FLARE's job has ended ({why}); the run goes on in another one.")
+
+    def _last(self) -> str:
+        """The latest checkpoint, by which a job is known to have come to something."""
+        found = (Path(self.order.folder) / "checkpoints").glob("round_*.ckpt")
+        return max((path.name for path in found), default="")
+
+    def _job(self, order: Order, scratch: Path) -> str | None:
+        """Carries out one job; returns why it came to nothing, ``None`` if the run has finished."""
+        from medfed.sites.flare.console import Console, NoServerError  # late: the extra
+
+        job = write(order, scratch / order.name)
+        self._told, number, gone = 0, "", False
+        end = time.monotonic() + self.patience
+        while True:
+            try:
+                with Console(self.kit) as console:
+                    if not number:
+                        self._wait(console, end)
+                        number = console.submit(job)
+                    if gone:
+                        self.say("FLARE's server is back.")
+                    gone, end = False, time.monotonic() + self.patience
+                    return self._follow(console, number, scratch)
+            except NoServerError as error:
+                if not number or time.monotonic() > end:
+                    raise
+                if not gone:
+                    self.say(f"{error} Waiting for it.")
+                gone = True
+                time.sleep(POLL)
+
+    def _wait(self, console: Console, end: float) -> None:
+        """Waits until all sites are connected."""
+        waited: list[str] = []
+        while missing := [s for s in self.order.sites if s not in (known := console.connected())]:
+            names = ", ".join(map(shown, missing))
+            if waited != missing:
+                others = ", ".join(map(shown, sorted(known))) or "nobody"
+                self.say(f"Waiting for {names} to connect to FLARE's server; there: {others}.")
+            if time.monotonic() > end:
+                raise SiteError(
+                    f"{names} did not connect to FLARE's server; start the kit there, see whether "
+                    "the name is the kit's, or take it out of sites."
+                )
+            waited = missing
+            time.sleep(POLL)
+
+    def _follow(self, console: Console, number: str, scratch: Path) -> str | None:
+        status, look, alone = "", time.monotonic() + self.look, ""
+        try:
+            while not status.startswith(("FINISHED", "LOST")):
+                time.sleep(POLL)
+                self._pass_on(scratch / SAID)
+                if outcome(scratch)[0] in (FINISHED, STOPPED):
+                    break
+                status = console.status(number)
+                if time.monotonic() > look and outcome(scratch)[0] == BEGUN:
+                    look = time.monotonic() + self.look
+                    restarted = [s for s in self.order.sites if console.has_restarted(s)]
+                    if alone in restarted:  # twice, as sites also leave a job that is just ending
+                        console.abort(number)
+                        return f"{shown(alone)} was restarted, and has no part in it"
+                    alone = next(iter(restarted), "")
+        except KeyboardInterrupt:
+            console.abort(number)
+            raise
+        end = time.monotonic() + _ENDING
+        while not status.startswith(("FINISHED", "LOST")) and time.monotonic() < end:
+            time.sleep(POLL)
+            status = console.status(number)
+        self._pass_on(scratch / SAID)
+        how, why = outcome(scratch)
+        if how == STOPPED:
+            raise SiteError(why)
+        if not how and status != "LOST":
+            raise SiteError(
+                f"FLARE ended the job before its first round ({console.reason(number) or status}). "
+                f"Each site, and the server, must allow the classes {' and '.join(PREFIXES)} in "
+                "local/resources.json of its kit; its log says what was refused."
+            )
+        return None if how == FINISHED else status
+
+    def _pass_on(self, path: Path) -> None:
+        """Passes on what the server's process has said since the last time, in whole lines."""
+        if path.is_file():
+            text = path.read_text(errors="replace")[self._told :]
+            whole, mark, _ = text.rpartition("\n")
+            self._told += len(whole + mark)
+            for line in whole.splitlines():
+                self.say(line)

@@ -1,0 +1,122 @@
+"""The coordinator's line to FLARE's server."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout, suppress
+from pathlib import Path
+from typing import Any
+
+from nvflare.fuel.flare_api.flare_api import NoConnection, new_secure_session
+
+from medfed.common.errors import ConfigError, SiteError, first_line
+
+LOST = "LOST"
+
+
+def _not_flare(record: logging.LogRecord) -> bool:
+    """FLARE logs its connections, under names that have nothing in common."""
+    return "nvflare" not in Path(record.pathname).parts
+
+
+class NoServerError(SiteError):
+    """FLARE's server does not answer."""
+
+
+class Console:
+    """Hands in jobs by an admin's kit, and looks after them; a context manager.
+
+    Args:
+        kit: The folder of the kit.
+
+    Raises:
+        ConfigError: If it is no admin's kit.
+    """
+
+    def __init__(self, kit: Path) -> None:
+        self.kit = kit
+        try:
+            told = json.loads((kit / "startup" / "fed_admin.json").read_text())["admin"]
+            self.name, self.server = str(told["username"]), f"{told['host']}:{told['port']}"
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ConfigError(
+                f"kit={kit} is no kit of FLARE's for who submits (it has no "
+                "startup/fed_admin.json); name the folder of the coordinator's own kit."
+            ) from error
+        self._session: Any = None
+
+    def __enter__(self) -> Console:
+        for handler in filter(None, [*logging.getLogger().handlers, logging.lastResort]):
+            handler.addFilter(_not_flare)
+        with self._one_sentence(), redirect_stdout(io.StringIO()):
+            self._session = new_secure_session(self.name, str(self.kit.resolve()), timeout=20.0)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._session is not None:
+            with suppress(Exception):
+                self._session.close()
+
+    @contextmanager
+    def _one_sentence(self) -> Iterator[None]:
+        """FLARE's errors have no common base, and their text is the server's."""
+        try:
+            yield
+        except NoConnection as error:
+            raise NoServerError(
+                f"FLARE's server at {self.server} does not answer; start it by startup/start.sh "
+                "of its kit, and see that its port can be reached from here."
+            ) from error
+        except Exception as error:
+            raise SiteError(
+                f"FLARE's server at {self.server} refuses: {first_line(error)}."
+            ) from error
+
+    def connected(self) -> set[str]:
+        """Returns the sites whose kit is started and has reached the server."""
+        with self._one_sentence():
+            return {client.name for client in self._session.get_system_info().client_info}
+
+    def submit(self, job: Path) -> str:
+        """Hands in a job; returns its number."""
+        with self._one_sentence():
+            return str(self._session.submit_job(str(job.resolve())))
+
+    def status(self, number: str) -> str:
+        """Returns how a job is, as FLARE names it, and :data:`LOST` where its server was restarted.
+
+        Raises:
+            NoServerError: If the server does not answer.
+        """
+        with self._one_sentence():
+            status = str(self._session.get_job_status(number))
+            if status == "RUNNING":  # so it says for ever of a job whose server was killed
+                running = {job.job_id for job in self._session.get_system_info().job_info}
+                if number not in running:  # or it has ended in between
+                    status = str(self._session.get_job_status(number))
+                    return LOST if status == "RUNNING" else status
+            return status
+
+    def reason(self, number: str) -> str:
+        """Returns what FLARE says of a job that has not run: what sites said when it was sent."""
+        with self._one_sentence():
+            told = self._session.get_job_meta(number)
+        said = [s for s in told.get("job_deploy_detail", ()) if not s.endswith(": OK")]
+        said = said or [s for s in told.get("schedule_history", ()) if not s.endswith("scheduled")]
+        return "; ".join(said[-5:]).replace("NVFLARE_ERROR: ", "")
+
+    def has_restarted(self, site: str) -> bool:
+        """Returns whether a site answers, and has no process of any job."""
+        try:
+            told = self._session.get_client_job_status([site])
+        except Exception:  # of a site that is down: the server waits for it, and then gives up
+            return False
+        return any(one.get("status") == "no_jobs" for one in told or ())
+
+    def abort(self, number: str) -> None:
+        """Ends a job; one that has ended stays as it is."""
+        with self._one_sentence():
+            self._session.abort_job(number)

@@ -1,0 +1,140 @@
+"""A federation on one machine: the server and every site a process of its own, by provisioned kits.
+
+For rehearsing before the hospitals are asked, for the demonstration and for the tests. The
+processes start as a hospital's would, by their kit's own script, and talk over mutual TLS.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import psutil
+from omegaconf import OmegaConf
+
+from medfed.common.files import write_json, write_text
+from medfed.sites.flare.components import OWN_FILE
+from medfed.sites.flare.job import PREFIXES
+from medfed.sites.flare.kits import allow, project, provision
+from medfed.sites.provisioning import ADMIN
+
+SERVER = "localhost"
+
+
+class LocalFederation:
+    """Starts and stops what would be several machines; everything lies in one folder.
+
+    Args:
+        folder: For kits, jobs and logs.
+        sites: Names.
+        prefixes: Classes that jobs may name.
+
+    Example:
+        with LocalFederation(folder, ["hospital_1", "hospital_2"]) as federation:
+            ...
+    """
+
+    def __init__(
+        self, folder: Path, sites: Sequence[str], prefixes: Sequence[str] = PREFIXES
+    ) -> None:
+        self.folder, self.sites = folder.resolve(), tuple(sites)
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        content = project("rehearsal", sites, SERVER, free_port(), ADMIN)
+        self.kits = provision(content, self.folder)
+        for name in (SERVER, *sites):
+            allow(self.kits / name, prefixes)
+        self._keep_jobs_here()
+
+    def kit(self, name: str) -> Path:
+        """Returns the folder of a site's, the server's or the admin's kit."""
+        return self.kits / name
+
+    @property
+    def admin(self) -> Path:
+        """The kit by which jobs are submitted."""
+        return self.kits / ADMIN
+
+    def write_site(self, name: str, **own: Any) -> None:
+        """Writes a site's own file; what it keeps lies beside the kits unless it says otherwise."""
+        content = {"site": name, "folder": str(self.folder / name), **own}
+        write_text(self.kit(name) / "local" / OWN_FILE, OmegaConf.to_yaml(content))
+
+    def start(self, *names: str) -> None:
+        """Starts the server or sites, by default all."""
+        for name in names or (SERVER, *self.sites):
+            with (self.folder / f"{name}.log").open("ab") as log:
+                self._processes[name] = subprocess.Popen(
+                    ["bash", str(self.kit(name) / "startup" / "sub_start.sh"), "--once"],
+                    cwd=self.kit(name),
+                    env=_environment(),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+
+    def processes(self, name: str) -> list[psutil.Process]:
+        """Returns the processes of the server or a site: its own first, then those of its jobs.
+
+        A job's process leads a session of its own and may outlive its parent, so they are known by
+        the kit, which all of them have in their command line.
+        """
+        kit = str(self.kit(name))
+        found = psutil.process_iter(["cmdline", "create_time"])
+        ours = [
+            p for p in found if any(f"{a}/".startswith(f"{kit}/") for a in p.info["cmdline"] or ())
+        ]
+        return sorted(ours, key=lambda p: p.info["create_time"])
+
+    def kill(self, *names: str) -> None:
+        """Kills the server or sites (SIGKILL) with the processes of their jobs, by default all."""
+        for name in names or tuple(self._processes):
+            for process in self.processes(name):
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            if name in self._processes:
+                self._processes.pop(name).wait()
+
+    def __enter__(self) -> LocalFederation:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.kill()
+
+    def _keep_jobs_here(self) -> None:
+        """FLARE's own places lie in /tmp, where another federation's server would find them."""
+        path = self.kit(SERVER) / "local" / "resources.json"
+        text = path.read_text().replace("/tmp/nvflare", str(self.folder / "server"))
+        write_json(path, json.loads(text))
+
+
+def free_port() -> int:
+    """Returns a port that nobody listens on now."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def _environment() -> dict[str, str]:
+    """Kits call ``python3`` from PATH: it must be this one, with this package."""
+    here = Path(__file__).resolve().parents[2]
+    paths = [str(here), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {
+        **os.environ,
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+        "PYTHONPATH": os.pathsep.join(paths),
+    }

@@ -1,0 +1,211 @@
+"""What FLARE's processes do for us: the coordinator's, told by an order, and a site's."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+from collections.abc import Mapping
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from medfed.common.errors import MedfedError
+from medfed.common.files import write_json
+from medfed.common.untrusted import read_json
+
+if TYPE_CHECKING:
+    from medfed.sites.transport import Answers, Transport
+
+_log = logging.getLogger(__name__)
+OUTCOME, SAID = "outcome.json", "said.txt"
+BEGUN, FINISHED, STOPPED = "begun", "finished", "stopped"
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the process at FLARE's server is to do.
+
+    Attributes:
+        name: The experiment's.
+        agreed: What all sites have agreed on, as :meth:`medfed.sites.agreement.Agreed.record` has
+            it.
+        alone: Overrides that count at the coordinator alone.
+        folder: The run folder, on the server's machine.
+        resume: Whether to go on with the run that is there.
+        terms: Keywords of :class:`medfed.sites.calls.Terms`.
+        told: Folder for what it says, and how it has ended.
+    """
+
+    name: str
+    agreed: Mapping[str, Any]
+    folder: str
+    alone: tuple[str, ...] = ()
+    resume: bool = False
+    terms: Mapping[str, float] = field(default_factory=dict)
+    told: str = ""
+
+    @property
+    def sites(self) -> list[str]:
+        """Names of the sites."""
+        return list(self.agreed["sites"])
+
+    def write_agreed(self, path: Path) -> None:
+        """Writes what all agree on, as sites look at it beforehand."""
+        write_json(path, self.agreed)
+
+    def resumed(self) -> Order:
+        """Returns the order to go on, if there is anything to go on with."""
+        return replace(self, resume=(Path(self.folder) / "config.yaml").is_file())
+
+    def text(self) -> str:
+        """Returns it as a job's arguments hold it."""
+        return sealed(asdict(self))
+
+    @classmethod
+    def of(cls, text: str) -> Order:
+        """Reads what :meth:`text` returned."""
+        known = opened(text)
+        return cls(**{**known, "alone": tuple(known["alone"])})
+
+
+def sealed(content: Mapping[str, Any]) -> str:
+    """Returns content as FLARE leaves it alone: it would fill in braces, and build mappings.
+
+    Example:
+        >>> opened(sealed({"overrides": ["cohort.absent={3:[a]}"]}))
+        {'overrides': ['cohort.absent={3:[a]}']}
+    """
+    return base64.b64encode(json.dumps(content).encode()).decode()
+
+
+def opened(text: str) -> dict[str, Any]:
+    """Reads what :func:`sealed` returned.
+
+    Raises:
+        ValueError: If it is something else.
+    """
+    found = json.loads(base64.b64decode(text, validate=True))
+    if not isinstance(found, dict):
+        raise ValueError("no mapping")
+    return found
+
+
+def outcome(folder: Path) -> tuple[str, str]:
+    """Returns how a coordinator's process has ended, and why; empty where it has not begun."""
+    path = folder / OUTCOME
+    if not path.is_file():
+        return "", ""
+    told = read_json(path, {"how": str, "why": str})
+    return told["how"], told["why"]
+
+
+def carry_out(text: str, transport: Transport) -> None:
+    """Runs or resumes the experiment of an order; what is printed goes to a file, line by line.
+
+    Args:
+        text: The order, as :meth:`Order.text` has it.
+        transport: Reaches the sites.
+    """
+    order = Order.of(text)
+    told = Path(order.told)
+    write_json(told / OUTCOME, {"how": BEGUN, "why": ""})
+    how, why = FINISHED, ""
+    with (
+        (told / SAID).open("a", encoding="utf-8", buffering=1) as said,
+        redirect_stdout(said),
+        redirect_stderr(said),
+    ):
+        handler, ours, root = logging.StreamHandler(said), logging.getLogger("medfed"), logging.root
+        levels = ours.level, root.level
+        ours.addHandler(handler)
+        ours.setLevel(logging.INFO)
+        root.setLevel(logging.WARNING)  # FLARE says of every call that it is made
+        try:
+            _coordinate(order, transport)
+        except MedfedError as error:
+            how, why = STOPPED, str(error)
+        except Exception as error:
+            _log.exception("The run has failed.")
+            how, why = STOPPED, f"unexpected {type(error).__name__}; see the traceback above."
+        finally:
+            ours.removeHandler(handler)
+            ours.setLevel(levels[0])
+            root.setLevel(levels[1])
+    write_json(told / OUTCOME, {"how": how, "why": why})
+
+
+def _coordinate(order: Order, transport: Transport) -> None:
+    from omegaconf import OmegaConf, open_dict
+
+    from medfed.common.folders import Before
+    from medfed.config.compose import load
+    from medfed.sites.calls import Terms
+    from medfed.sites.run import coordinate
+
+    config = load([*order.agreed["overrides"], *order.alone, f"folder={order.folder}"])
+    with open_dict(config):
+        config.resume = order.folder if order.resume else None
+        if OmegaConf.is_missing(config.data, "path"):
+            config.data.path = None  # the data are the sites'
+    folder = Path(order.folder)
+    coordinate(config, transport, order.sites, Terms(**order.terms), Before.of(folder))
+
+
+def start_site(own: Path, agreed: str, name: str) -> Answers:
+    """Makes the site of what is agreed and of its own file.
+
+    Args:
+        own: The site's file.
+        agreed: What all have agreed on, sealed.
+        name: What FLARE calls the site.
+
+    Returns:
+        The site; where there is a mistake, one that answers so, as no text may leave the site.
+    """
+    try:
+        return _site(own, agreed, name)
+    except Exception as error:
+        _log.exception("The site %s cannot start.", name)
+        return Broken(name, type(error).__name__)
+
+
+def _site(own: Path, agreed: str, name: str) -> Answers:
+    from medfed.common.errors import ConfigError
+    from medfed.sites.agreement import Agreed
+    from medfed.sites.own_file import SiteFile
+    from medfed.sites.site import Site
+    from medfed.sites.workplace import ConfiguredSite
+
+    known = opened(agreed)
+    found = Agreed(tuple(known["sites"]), tuple(known["overrides"]), known["cut"], known["medfed"])
+    file = SiteFile.read(own)
+    if file.site != name:
+        raise ConfigError(f"{own} is of site {file.site}, and FLARE calls this one {name}.")
+    config = file.config(found)
+    return Site(ConfiguredSite(config, name), file.folder / "rounds")
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A site that cannot start, and says so.
+
+    Attributes:
+        name: The site's.
+        reason: The error's type.
+    """
+
+    name: str
+    reason: str
+
+    def answer(self, request: bytes) -> bytes:
+        """Answers that it has failed."""
+        from medfed.common.errors import CodecError
+        from medfed.sites.wire import Reply, Request
+
+        try:
+            asked = Request.from_bytes(request)
+        except CodecError:
+            return Reply("hello", self.name, status="refused", reason="bytes").to_bytes()
+        return Reply.to(asked, "failed", self.reason).to_bytes()
