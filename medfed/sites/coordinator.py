@@ -28,11 +28,22 @@ from medfed.federation.cohort import Cohort
 from medfed.federation.federation import Federation
 from medfed.federation.wire.ledger import Ledger
 from medfed.federation.wire.packet import Packet
-from medfed.sites.calls import Caller, agree_again, compare_models, sentence, started
+from medfed.sites.calls import (
+    BUSY,
+    SILENT,
+    UNREADY,
+    Caller,
+    agree_again,
+    compare_models,
+    sentence,
+    started,
+)
 from medfed.sites.wire import START, Facts, Reply, Request
 
 _log = logging.getLogger(__name__)
 Metrics = dict[str, dict[str, float]]
+INNOCENT = (SILENT, BUSY, UNREADY)  # reasons that do not count against a site
+FAULTS = 3  # after so many others it is no longer asked
 
 
 class Lost(Exception):  # noqa: N818 - it leads to another attempt
@@ -119,6 +130,7 @@ class Coordinator:
         self._probes: dict[str, Future[str | None]] = {}
         self._planned: Cohort = federation.cohort
         self._turn = 0
+        self._faults: Counter[str] = Counter()
 
     def begin(self) -> None:
         """Starts a session at every site.
@@ -158,14 +170,19 @@ class Coordinator:
         """
         end = time.monotonic() + self.terms.patience
         attempt = 0
+        out: dict[str, str] = {}  # of this round, unless there is no quorum otherwise
+        self.readmit(list(self.away))
         while True:
-            cohort = self._gather(number, end)
+            cohort = self._gather(number, out, end)
             try:
                 return self._attempt(number, attempt, cohort, evaluated)
             except Lost as lost:
                 attempt += 1
                 self.leave_out(lost.why, number)
                 _log.warning("Round %d is begun anew.", number + 1)
+                anew = [c for c, why in lost.why.items() if why == UNREADY and c not in out]
+                out |= lost.why
+                self.readmit(anew)  # it has missed nothing yet
 
     def leave_out(self, why: Mapping[str, str], number: int) -> None:
         """Goes on without some sites until they answer again.
@@ -175,28 +192,26 @@ class Coordinator:
             number: Of the round in which they were lost.
         """
         self.away |= why
+        self._faults.update(c for c, reason in why.items() if reason not in INNOCENT)
         self.standing.left_out += [(number, site, reason) for site, reason in why.items()]
         if why:
             _log.warning("Round %d goes on without %s.", number + 1, sentence(why))
 
-    def _gather(self, number: int, end: float) -> tuple[str, ...]:
+    def _gather(self, number: int, out: Mapping[str, str], end: float) -> tuple[str, ...]:
         """Returns who takes part, and tells the federation who does not."""
         federation = self.federation
         drawn = self._planned.of(federation.ids, federation.seed, number)
         full = federation.algorithm.card.full_cohort
         least = len(drawn) if full else max(1, math.ceil(self.terms.quorum * len(drawn)))
-        while True:
-            self._greet_again()
-            present = [c for c in drawn if c not in self.away]
-            if len(present) >= least:
-                break
+        while len([c for c in drawn if c not in self.away]) < least:
             if time.monotonic() >= end:
                 raise SiteError(
-                    f"Round {number + 1} needs {least} of its {len(drawn)} sites, and "
-                    f"{len(present)} are there: {sentence(self.away)}. Resume the run when they "
-                    "are back."
+                    f"Round {number + 1} needs {least} of its {len(drawn)} sites, and too few are "
+                    f"there: {sentence(self.away)}. Resume the run when they are back."
                 )
-            time.sleep(min(1.0, self.terms.probe))
+            if out:
+                time.sleep(min(1.0, self.terms.probe))
+            self.readmit(list(self.away))
         missing = [c for c in drawn if c in self.away]
         absent = {n: names for n, names in self.standing.absent.items() if n != number}
         self.standing.absent = absent | ({number: missing} if missing else {})
@@ -205,13 +220,18 @@ class Coordinator:
         )
         return federation.members(number)
 
-    def _greet_again(self) -> None:
-        """Asks those that were left out whether they are back, without waiting for long."""
-        for site in self.away:
+    def readmit(self, sites: Sequence[str]) -> None:
+        """Asks sites that were left out whether they are back, without waiting for long.
+
+        Args:
+            sites: Which ones; those whose answers could not be used again and again stay out.
+        """
+        sites = [c for c in sites if self._faults[c] < FAULTS]
+        for site in sites:
             if site not in self._probes:
                 self._probes[site] = started(self._welcome, site)
-        wait([self._probes[c] for c in self.away], self.terms.probe)
-        for site in list(self.away):
+        wait([self._probes[c] for c in sites], self.terms.probe)
+        for site in sites:
             if self._probes[site].done():
                 why = self._probes.pop(site).result()
                 if why is None:
@@ -274,11 +294,12 @@ class Coordinator:
                 for c in current.recipients
             }
             replies = self._needed(asked)
-            packets, wrong = {}, {}
+            packets, wrong, forms = {}, {}, dict[str, Any]()
             for site, reply in replies.items():
                 try:
-                    packets[site] = Packet.from_bytes(reply.body, federation.most_elements)
-                    self._check(site, packets, current.phase)
+                    packet = Packet.from_bytes(reply.body, federation.most_elements)
+                    self._check(packet, current.phase, forms)
+                    packets[site] = packet
                 except CodecError as error:
                     wrong[site] = f"its message cannot be used: {str(error).rstrip('.')}"
                 self._note(site, reply)
@@ -293,23 +314,21 @@ class Coordinator:
                 raise Lost({error.client: str(error).rstrip(".")}) from error
         return [c for c in federation.ids if c in trained]
 
-    def _check(self, site: str, packets: Mapping[str, Packet], phase: str) -> None:
-        """Compares what a site sent with what it may send, and with what the others did."""
-        federation, packet = self.federation, packets[site]
+    def _check(self, packet: Packet, phase: str, forms: dict[str, Any]) -> None:
+        """Compares what a site sent with what it may send, and with what others sent before it."""
+        federation = self.federation
         if packet.phase != phase:
             raise CodecError(f"It is of phase {packet.phase!r:.40}.")
         if extra := set(packet.parts) - set(federation.algorithm.leaves):
             raise CodecError(f"It holds {min(extra)!r:.40}, which may not leave a site.")
-        model = federation.model
+        assert federation.model is not None
+        entries = federation.model.entries
         for part, encoded in packet.parts.items():
-            if part in ("shared", "personal") and model is not None:
-                for name, shape, _ in encoded.layout:
-                    known = model.entries.get(name)
-                    if known is None or tuple(known.shape) != shape:
-                        raise CodecError(f"{part}/{name:.60} is not of the model.")
-        first = next(iter(packets.values()))
-        if _form(first) != _form(packet):
-            raise CodecError("It has other parts or shapes than those of other sites.")
+            form = (encoded.kind, encoded.layout)
+            known = all(n in entries and entries[n].shape == shape for n, shape, _ in form[1])
+            if not known and (part in ("shared", "personal") or forms.get(part, form) != form):
+                raise CodecError(f"Its part {part:.60} has other names or shapes than it should.")
+            forms.setdefault(part, form)
 
     def _note(self, site: str, reply: Reply) -> None:
         passes = reply.content["passes"]
@@ -369,7 +388,7 @@ class Coordinator:
 
     def digests(self, rounds: int) -> dict[str, str]:
         """Returns the hashes of the server and of every site that answers, after the last round."""
-        self._turn = 0
+        self.readmit(list(self.away))
         asked = {
             c: self.caller.request("load", c, round=rounds, at=self.standing.at[c])
             for c in self.federation.ids
@@ -387,7 +406,7 @@ class Coordinator:
             rounds: How many rounds there were.
             selected: Which one; ``None``: the last one.
         """
-        self._greet_again()
+        self.readmit(list(self.away))
         self._turn += 1
         at = self.standing.rounds.get(rounds - 1 if selected is None else selected)
         at = self.standing.at if at is None else at
@@ -397,7 +416,3 @@ class Coordinator:
         metrics, why = self._measured(asked)
         self.leave_out(why, rounds)
         return metrics
-
-
-def _form(packet: Packet) -> dict[str, Any]:
-    return {part: (encoded.kind, encoded.layout) for part, encoded in packet.parts.items()}

@@ -1,0 +1,291 @@
+"""Sites and replies that are missing, late or twice there; a coordinator and sites that end."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+from medfed.common.errors import NonFiniteError, SiteError
+from medfed.common.untrusted import read_checkpoint
+from medfed.federation.cohort import Cohort
+from medfed.sites.coordinator import Standing
+from medfed.sites.site import Site
+from medfed.sites.wire import Reply, Request
+from tests.contract.harness import lightning
+from tests.sites.faults import Faulty, is_at, once
+from tests.sites.toy_sites import (
+    NAMES,
+    QUICK,
+    Toy,
+    coordinated,
+    fit,
+    lossy,
+    plain,
+    toy_sites,
+)
+
+ROUNDS = 3
+METHOD = "fedrep"
+PHASES = "pfednet"  # several a round
+
+
+@functools.cache
+def simulated(settings=lossy, absent=(), method=METHOD):
+    """Hashes, metrics and ledger of a simulation whose cohort lacks some."""
+    cohort = Cohort(absent=dict(absent))
+    module, record = lightning(method, rounds=ROUNDS, cohort=cohort, **settings())
+    fed = module.federation
+    return fed.digests(), record.history, fed.ledger.to_csv()
+
+
+def result(module, evaluation):
+    coordinator = module.coordinator
+    return coordinator.digests(ROUNDS), evaluation.history, module.federation.ledger.to_csv()
+
+
+def across(folder: Path, settings=lossy, terms=QUICK, method=METHOD, **faults):
+    transport = Faulty(toy_sites(folder, method, settings))
+    module = coordinated(transport, method, settings, terms)
+    for name, rule in faults.items():
+        setattr(transport, name, rule)
+    return module, fit(module, folder / "server", ROUNDS), transport
+
+
+@pytest.mark.parametrize("phase", [1, 2])
+def test_a_silent_site_is_left_out_of_a_round(phase, tmp_path: Path):
+    """Whoever had answered goes back; the next rounds have it again."""
+    silent = is_at("fit", "c1", 1, phase)
+    module, evaluation, _ = across(tmp_path, method=PHASES, deaf=silent)
+    expected = simulated(absent=((1, ("c1",)),), method=PHASES)
+    assert result(module, evaluation)[::2] == expected[::2]
+    standing = module.coordinator.standing
+    assert standing.absent == {1: ["c1"]}
+    assert standing.left_out == [(1, "c1", "it did not answer")]
+    # It is measured again as soon as it is back, and only what was measured is recorded.
+    measured = {(r.round, r.client) for r in evaluation.history}
+    assert measured == {(n, c) for n in range(ROUNDS) for c in NAMES} - {(1, "c1")}
+
+
+def test_two_sites_fail_in_one_round_each(tmp_path: Path):
+    def fails(asked: Request) -> bool:
+        return (asked.kind, asked.site, asked.round) in {("fit", "c0", 1), ("fit", "c2", 2)}
+
+    module, evaluation, _ = across(tmp_path, deaf=fails)
+    expected = simulated(absent=((1, ("c0",)), (2, ("c2",))))
+    assert result(module, evaluation)[::2] == expected[::2]
+
+
+@pytest.mark.parametrize(
+    "event",
+    [is_at("fit", "c1", 1), is_at("commit", "c1", 1), is_at("evaluate", "c1", 1)],
+    ids=["fit", "commit", "evaluate"],
+)
+def test_a_lost_reply_is_asked_for_again(event, tmp_path: Path):
+    """The site has done its work, and does it no second time."""
+    module, evaluation, transport = across(tmp_path, lose=once(event))
+    assert result(module, evaluation) == simulated()
+    assert sum(map(event, transport.seen)) == 2
+    assert not module.coordinator.standing.left_out
+
+
+def test_a_commit_that_never_answers_takes_the_round_back(tmp_path: Path):
+    """Although the site has kept the round, it goes back to the one before with all others."""
+    module, evaluation, _ = across(tmp_path, lose=is_at("commit", "c1", 1))
+    assert result(module, evaluation)[::2] == simulated(absent=((1, ("c1",)),))[::2]
+
+
+def test_repeated_and_late_requests_change_nothing(tmp_path: Path):
+    module, evaluation, _ = across(tmp_path / "a", repeat=lambda asked: asked.kind != "hello")
+    assert result(module, evaluation) == simulated()
+    late = once(is_at("fit", "c2", 1))
+    module, evaluation, _ = across(tmp_path / "b", late=late)
+    assert result(module, evaluation) == simulated()  # it came after its own repetition
+
+
+def test_a_late_request_of_a_round_that_was_given_up_is_refused(tmp_path: Path):
+    module, evaluation, transport = across(tmp_path, deaf=is_at("fit", "c1", 1))
+    old = next(r for r in transport.seen if is_at("fit", "c0", 1)(r) and r.attempt == 0)
+    reply = Reply.from_bytes(transport.inner.call("c0", old.to_bytes(), 1))
+    assert (reply.status, reply.reason) == ("refused", "stale")
+    assert result(module, evaluation)[::2] == simulated(absent=((1, ("c1",)),))[::2]
+
+
+def restarted(transport: Faulty, folder: Path, name: str, settings=lossy) -> None:
+    transport.inner.sites[name] = Site(Toy(name, METHOD, settings), folder / name)
+
+
+@pytest.mark.parametrize("event", [is_at("fit", "c1", 1, 2), is_at("commit", "c1", 1)])
+def test_a_site_that_is_killed_and_started_again(event, tmp_path: Path):
+    """It goes on from its folder, and the round is repeated with it: nothing is missing."""
+    killed = once(event)
+
+    def kill(asked: Request) -> None:
+        if killed(asked):
+            transport.inner.sites["c1"] = Site(Toy("c1", PHASES, lossy), tmp_path / "c1")
+
+    transport = Faulty(toy_sites(tmp_path, PHASES, lossy), before=kill)
+    module = coordinated(transport, PHASES, lossy)
+    evaluation = fit(module, tmp_path / "server", ROUNDS)
+    assert result(module, evaluation) == simulated(method=PHASES)
+    assert module.coordinator.standing.left_out == [(1, "c1", "it was started anew")]
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("kind", ["fit", "commit", "load"])
+def test_a_coordinator_that_is_killed_and_resumed(kind, tmp_path: Path):
+    """Between the commits of two sites, among others; its sites live on, or are new."""
+
+    def kill(asked: Request) -> None:
+        if asked.site == "c1" and asked.round == 1 and asked.kind == kind:
+            raise Killed
+
+    folder = tmp_path / "server"
+    transport = Faulty(toy_sites(tmp_path, METHOD, lossy), before=kill)
+    module = coordinated(transport, METHOD, lossy)
+    if kind == "load":
+        fit(module, folder, 2)
+    else:
+        with pytest.raises(Killed):
+            fit(module, folder, ROUNDS)
+    transport.before = lambda _: None
+    restarted(transport, tmp_path, "c2")
+    last = sorted(folder.glob("round_*.ckpt"))[-1]
+    standing = Standing.of(read_checkpoint(last)["sites"])
+    again = coordinated(transport, METHOD, lossy, standing=standing)
+    evaluation = fit(again, folder, ROUNDS, resume=last)
+    assert result(again, evaluation) == simulated()
+
+
+def test_a_torn_checkpoint_of_the_coordinator_costs_one_more_round(tmp_path: Path):
+    folder = tmp_path / "server"
+    transport = toy_sites(tmp_path, METHOD, lossy)
+    fit(coordinated(transport, METHOD, lossy), folder, 2)
+    first = folder / "round_00000.ckpt"
+    standing = Standing.of(read_checkpoint(first)["sites"])
+    again = coordinated(toy_sites(tmp_path, METHOD, lossy), METHOD, lossy, standing=standing)
+    assert result(again, fit(again, folder, ROUNDS, resume=first)) == simulated()
+
+
+def test_a_site_that_has_lost_its_folder_cannot_go_on(tmp_path: Path):
+    folder = tmp_path / "server"
+    fit(coordinated(toy_sites(tmp_path, METHOD, plain), METHOD), folder, 1)
+    standing = Standing.of(read_checkpoint(folder / "round_00000.ckpt")["sites"])
+    transport = toy_sites(tmp_path, METHOD, plain)
+    transport.sites["c1"] = Site(Toy("c1", METHOD), tmp_path / "elsewhere")
+    with pytest.raises(SiteError, match="c1: it has not kept round 1, to which"):
+        coordinated(transport, METHOD, standing=standing)
+
+
+def test_too_few_sites_stop_the_run(tmp_path: Path):
+    terms = dataclasses.replace(QUICK, quorum=0.9, patience=0.2, probe=0.1)
+    silent = lambda asked: asked.site == "c1" and asked.round == 1  # noqa: E731
+    with pytest.raises(SiteError, match=r"Round 2 needs 3 of its 3 sites.*c1: it did not answer"):
+        across(tmp_path, plain, terms, deaf=silent)
+    assert (tmp_path / "server" / "round_00000.ckpt").is_file()  # to be resumed from
+
+
+def test_methods_that_need_all_wait_for_all(tmp_path: Path):
+    """The quorum of half does not count: the round is repeated with the site that was away."""
+    transport = Faulty(toy_sites(tmp_path, "fedsplit"))
+    module = coordinated(transport, "fedsplit")
+    assert module.federation.algorithm.card.full_cohort
+    transport.deaf = once(lambda r: is_at("fit", "c1", 1)(r) and r.attempt == 0)
+    transport.lose = once(lambda r: is_at("fit", "c1", 1)(r) and r.attempt == 0)
+    evaluation = fit(module, tmp_path / "server", ROUNDS)
+    expected, record = lightning("fedsplit", rounds=ROUNDS)
+    assert module.coordinator.digests(ROUNDS) == expected.federation.digests()
+    assert evaluation.history == record.history
+    assert not module.coordinator.standing.absent
+
+
+def test_a_busy_site_is_left_out_and_comes_back(tmp_path: Path):
+    """Its old work, which nobody waits for any more, is forgotten."""
+    transport = Faulty(toy_sites(tmp_path, METHOD, lossy))
+    module = coordinated(transport, METHOD, lossy)
+    site = transport.inner.sites["c1"]
+    gate, working = threading.Event(), threading.Event()
+    training, call = site.workplace, transport.inner.call
+
+    def slow(name: str, request: bytes, timeout: float) -> bytes:
+        asked = Request.from_bytes(request)
+        if is_at("fit", "c1", 1)(asked) and asked.attempt == 0 and not working.is_set():
+            site._lock.acquire()  # as a thread that computes would
+            working.set()
+            return Reply.to(asked, "busy").to_bytes()
+        if name == "c1" and asked.kind == "evaluate" and asked.round == 1:
+            pytest.fail("it was asked although it was busy")
+        if working.is_set() and not gate.is_set() and name == "c0" and asked.round == 2:
+            gate.set()
+            site._lock.release()
+        return call(name, request, timeout)
+
+    transport.inner.call = slow  # type: ignore[method-assign]
+    assert training is site.workplace
+    terms = dataclasses.replace(QUICK, timeout=0.3, probe=0.1)
+    module.coordinator.terms = module.coordinator.caller.terms = terms
+    fit(module, tmp_path / "server", ROUNDS)
+    absent = module.coordinator.standing.absent
+    assert absent[1] == ["c1"]
+    assert module.coordinator.standing.left_out[0] == (1, "c1", "it was busy")
+
+
+def test_what_an_error_says_stays_at_the_site(tmp_path: Path, caplog):
+    """A patient's name in an exception is in the site's log, and in nothing that leaves."""
+    transport = Faulty(toy_sites(tmp_path, METHOD))
+    module = coordinated(transport, METHOD)
+    client = transport.inner.sites["c1"].client
+    kept, secret = client.data, "Jane Doe, born 1970"
+
+    class Broken:
+        def __getattr__(self, name):
+            raise KeyError(secret)
+
+    def breaks(asked: Request) -> None:
+        broken = asked.kind == "fit" and asked.round == 1
+        client.data = Broken() if broken else kept
+
+    transport.before = breaks
+    replies = []
+    call = transport.inner.call
+    transport.inner.call = lambda *a: replies.append(call(*a)) or replies[-1]
+    fit(module, tmp_path / "server", ROUNDS)
+    reason = module.coordinator.standing.left_out[0][2]
+    assert reason == "it failed (KeyError); see the log of c1"
+    assert not any(secret.encode() in reply for reply in replies)
+    assert secret in caplog.text
+
+
+def test_a_diverged_training_stops_the_run_as_in_a_simulation(tmp_path: Path):
+    transport = toy_sites(tmp_path, "fedavg")
+    module = coordinated(transport, "fedavg")
+    client = transport.sites["c1"].client
+    client.data.x[:] = float("nan")
+    with pytest.raises(NonFiniteError, match=r"Site c1, round 1: .*see the log of c1"):
+        fit(module, tmp_path / "server", ROUNDS)
+
+
+def test_a_site_that_starts_with_other_weights_is_named(tmp_path: Path):
+    transport = toy_sites(tmp_path, METHOD)
+    transport.sites["c2"].workplace.weights = "0" * 64
+    with pytest.raises(SiteError, match="Site c2 starts from other weights than c0"):
+        coordinated(transport, METHOD)
+    transport.sites["c2"] = Site(Toy("c2", "fedavg"), tmp_path / "c2")
+    with pytest.raises(SiteError, match="Site c2 has another configuration than c0: algorithm d"):
+        coordinated(transport, METHOD)
+    assert not (tmp_path / "c2").exists()
+
+
+def test_the_record_is_json(tmp_path: Path):
+    module, _, _ = across(tmp_path, deaf=is_at("fit", "c1", 1))
+    saved = module.coordinator.standing.state_dict()
+    again = Standing.of(saved)
+    assert again == module.coordinator.standing
+    assert json.loads(json.dumps(saved["absent"])) == {"1": ["c1"]}

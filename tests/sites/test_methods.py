@@ -1,0 +1,30 @@
+"""Every method across sites equals its simulation, with and without lossy codecs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.contract.harness import NAMES as METHODS
+from tests.contract.harness import algorithm, lightning
+from tests.sites.toy_sites import NAMES, ROUNDS, coordinated, fit, lossy, plain, toy_sites
+
+ACROSS = [name for name in METHODS if not algorithm(name).pools]
+
+
+@pytest.mark.parametrize("settings", [plain, lossy], ids=["fp32", "stc-topk"])
+@pytest.mark.parametrize("name", ACROSS)
+def test_equal_hashes_metrics_and_ledger(name, settings, tmp_path: Path):
+    """Also what every site keeps, and the steps and passes that it took."""
+    expected, record = lightning(name, rounds=ROUNDS, **settings())
+    transport = toy_sites(tmp_path, name, settings)
+    module = coordinated(transport, name, settings)
+    found = fit(module, tmp_path / "server")
+    wanted = expected.federation
+    assert module.coordinator.digests(ROUNDS) == wanted.digests()
+    assert found.history == record.history
+    assert module.federation.ledger.to_csv() == wanted.ledger.to_csv()
+    spent = {c: (wanted.clients[c].steps_done, wanted.clients[c].passes) for c in NAMES}
+    assert module.coordinator.standing.spent == spent
+    assert not module.coordinator.standing.left_out

@@ -1,0 +1,119 @@
+"""The toy federation of the contract tests, with each client at a site of its own."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+
+from medfed.common.tensors import digest
+from medfed.federation.algorithm import ClientInfo
+from medfed.federation.lightning.callbacks import CommunicationLogger
+from medfed.federation.lightning.checkpoint import RoundCheckpoint
+from medfed.federation.lightning.module import FederatedModule
+from medfed.federation.wire.channel import Channel
+from medfed.federation.wire.codecs.sparse import TopK
+from medfed.federation.wire.codecs.stc import STC
+from medfed.federation.wire.link import Link
+from medfed.sites.calls import Caller, Terms, converse, greet
+from medfed.sites.coordinator import Coordinator, Standing
+from medfed.sites.module import SitesEvaluation, SitesModule
+from medfed.sites.site import Site
+from medfed.sites.transport import Direct, Transport
+from medfed.sites.wire import Facts, Greeting
+from tests.contract.harness import federation
+
+NAMES = ["c0", "c1", "c2"]
+ROUNDS = 2
+QUICK = Terms(timeout=30, hello=30, grace=0.05, probe=0.5, patience=1.0)
+Settings = Callable[[], dict[str, Any]]
+logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
+
+
+def plain() -> dict[str, Any]:
+    """Dense fp32 both ways."""
+    return {}
+
+
+def lossy() -> dict[str, Any]:
+    """STC with its residual up, top-k as differences from a reference down."""
+    return {"channel": Channel(Link(STC(0.2)), Link(TopK(0.3)))}
+
+
+class Toy:
+    """One client of the toy federation."""
+
+    def __init__(self, name: str, method: str, settings: Settings = plain) -> None:
+        self.name, self.method, self.settings = name, method, settings
+        _, fed, local = federation(method)
+        self.samples = fed.clients[name].num_samples
+        self.weights = digest(local.initial())
+
+    def greeting(self) -> Greeting:
+        return Greeting({"algorithm": self.method}, {"features": 3})
+
+    def agree(self, number: int, answer: bytes) -> bytes | None:
+        return None
+
+    def facts(self) -> Facts:
+        return Facts(self.samples, self.weights, {"shape": [3]})
+
+    def join(self, everyone: Sequence[ClientInfo]) -> FederatedModule:
+        task, fed, local = federation(self.method, **self.settings())
+        assert [(c.id, c.num_samples) for c in everyone] == [
+            (c.id, c.num_samples) for c in fed.clients.values()
+        ]
+        fed.clients = {self.name: fed.clients[self.name]}
+        return FederatedModule(task, fed, local)
+
+
+def nothing():
+    """What a server has to say to data that need no agreement."""
+    yield from ()
+
+
+def toy_sites(folder: Path, method: str, settings: Settings = plain) -> Direct:
+    """All sites, in this process."""
+    return Direct({c: Site(Toy(c, method, settings), folder / c) for c in NAMES})
+
+
+def coordinated(
+    transport: Transport,
+    method: str,
+    settings: Settings = plain,
+    terms: Terms = QUICK,
+    standing: Standing | None = None,
+) -> SitesModule:
+    """A coordinator that has greeted its sites."""
+    caller = Caller(transport, NAMES, terms)
+    greet(caller)
+    facts, answers, _ = converse(caller, nothing())
+    task, fed, local = federation(method, **settings())
+    fed.clients = {}
+    coordinator = Coordinator(caller, fed, facts, answers, "job", standing)
+    coordinator.begin()
+    return SitesModule(task, fed, local, coordinator)
+
+
+def fit(module: SitesModule, folder: Path, rounds: int = ROUNDS, resume: Path | None = None):
+    """Runs it under a Trainer; returns what was evaluated."""
+    evaluation = SitesEvaluation("loss", "min")
+    module.coordinator.best = evaluation.best_round
+    pl.Trainer(
+        accelerator="cpu",
+        devices=1,
+        max_epochs=rounds,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        callbacks=[
+            evaluation,
+            CommunicationLogger(),
+            RoundCheckpoint(folder, evaluation=evaluation),
+        ],
+    ).fit(module, ckpt_path=resume, weights_only=True)
+    return evaluation
