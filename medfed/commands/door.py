@@ -29,8 +29,8 @@ from medfed.common.errors import (
     did_you_mean,
     first_line,
 )
-from medfed.common.folders import is_first_process
 from medfed.common.interrupts import end_with_parent, ended_by_signals
+from medfed.common.launched import is_first_process
 from medfed.common.names import visible
 from medfed.config.compose import CONFIG_DIR, check_overrides, compositions
 from medfed.config.old_names import relocate

@@ -15,7 +15,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from medfed.commands.door import as_the_user_asked, one_sentence
 from medfed.common.errors import MedfedError
-from medfed.common.folders import SWEEP, Before, is_first_process, refuse_full
+from medfed.common.folders import SWEEP, Before, refuse_full
+from medfed.common.launched import is_first_process
 
 
 class Watch(Callback):

@@ -6,6 +6,7 @@ With ``-m`` every combination of several values: ``medfed train -m algorithm=fed
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from medfed.commands.door import command, loading
 from medfed.common.errors import ConfigError
+from medfed.common.launched import go_by_rank, launched
 from medfed.config.check import several
 from medfed.config.compose import build
 from medfed.config.targets import check_targets
@@ -23,8 +25,8 @@ def check(configs: Sequence[DictConfig], sweep: bool) -> None:
     """Lets the algorithm and what surrounds it judge their values, before anything else is loaded.
 
     Raises:
-        ConfigError: If a value is out of range, or a sweep would run on several ranks, each of
-            which would start the whole sweep again.
+        ConfigError: If a value is out of range, a sweep would run on several ranks, each of which
+            would start the whole sweep again, or ranks would have a folder each.
     """
     for config in configs:
         ranks = config.trainer.devices
@@ -33,6 +35,13 @@ def check(configs: Sequence[DictConfig], sweep: bool) -> None:
                 f"-m cannot be combined with trainer.devices={ranks}; sweep with one rank per run, "
                 "or start the runs one by one."
             )
+        if several(config.trainer) and (found := launched()) is not None:
+            if not any(a.startswith(("hydra.run.dir=", "resume=")) for a in sys.argv[1:]):
+                raise ConfigError(
+                    f"{found.by} has started {found.ranks} processes, which share one run folder: "
+                    "name it by hydra.run.dir=FOLDER, on a disk that all of them see."
+                )
+            go_by_rank()
         check_targets(OmegaConf.to_container(config), found=True)  # before any of it is built
         build(config.local)
         build(config.algorithm).check_cohort(build(config.cohort))

@@ -73,12 +73,6 @@ def was_killed_early(folder: Path) -> bool:
     return (f"{LOCK}.pid" in names or names == [LOCK]) and not others
 
 
-def is_first_process() -> bool:
-    """Returns whether this process writes for all: of the ranks of a run the first one does."""
-    names = ("RANK", "LOCAL_RANK", "NODE_RANK")
-    return all(os.environ.get(name, "0") == "0" for name in names)
-
-
 @dataclass(frozen=True)
 class Before:
     """What was there before anything was made, so that nothing else is removed later.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from medfed.common.checks import check_known
 from medfed.common.errors import CheckpointError, ConfigError
+from medfed.common.launched import Launched, launched
 from medfed.config.signatures import check_exists, check_types
 from medfed.config.targets import check_targets
 
@@ -169,13 +171,13 @@ def check_runtime(config: DictConfig) -> None:
 
 
 def check_devices(trainer: DictConfig) -> None:
-    """Checks that clients are dealt to devices by our own strategy, on one machine.
+    """Checks that clients are dealt to devices by our own strategy.
 
     Args:
         trainer: The section of a composed configuration.
 
     Raises:
-        ConfigError: If another strategy or machine, or an unusable number of devices is asked for.
+        ConfigError: If another strategy, or an unusable number of devices or machines is asked for.
 
     Example:
         >>> check_devices(OmegaConf.create({"devices": 2, "strategy": "ddp"}))
@@ -191,10 +193,7 @@ gradients of clients; leave it at auto, which deals the clients to the devices.
             f"trainer.strategy={target} cannot be used, as it could mix the gradients of clients; "
             "leave it at auto, which deals the clients to the devices."
         )
-    if (nodes := trainer.get("num_nodes", 1)) != 1:
-        raise ConfigError(
-            f"trainer.num_nodes={nodes} is not supported: a run takes the devices of one machine."
-        )
+    check_machines(trainer)
     named = isinstance(devices, ListConfig)
     numbers = list(devices) if named else [devices]
     whole = all(type(n) is int and n >= (0 if named else 1) for n in numbers)
@@ -209,8 +208,54 @@ gradients of clients; leave it at auto, which deals the clients to the devices.
     )
 
 
+def check_machines(trainer: DictConfig, found: Launched | None = None) -> None:
+    """Checks that whoever has started this process started as many as the run takes.
+
+    Args:
+        trainer: The section of a composed configuration.
+        found: Who has; as the environment says where it is ``None``.
+
+    Raises:
+        ConfigError: If the numbers differ, or nobody starts the processes of other machines.
+
+    Example:
+        >>> two = Launched("torchrun", rank=0, ranks=4, machines=2)
+        >>> check_machines(OmegaConf.create({"devices": 2, "num_nodes": 2}), two)
+        >>> check_machines(OmegaConf.create({"devices": 4}), two)
+        Traceback (most recent call last):
+        ...
+        medfed.common.errors.ConfigError: torchrun has started 4 processes on 2 machines, but the \
+run takes trainer.devices=4 trainer.num_nodes=1; set trainer.devices=2 trainer.num_nodes=2.
+    """
+    nodes, devices = trainer.get("num_nodes", 1), trainer.get("devices", 1)
+    if type(nodes) is not int or nodes < 1:
+        raise ConfigError(
+            f"trainer.num_nodes={nodes} cannot be used; give the number of machines, at least 1."
+        )
+    found = found or launched()
+    if found is not None and (found.by == "torchrun" or several(trainer)):
+        count = len(devices) if isinstance(devices, ListConfig) else devices
+        count = count * _sharing(trainer) if type(count) is int else count
+        if nodes != found.machines or (type(count) is int and count != found.devices):
+            raise ConfigError(
+                f"{found.by} has started {found.ranks} processes on {found.machines} machines, but "
+                f"the run takes trainer.devices={devices} trainer.num_nodes={nodes}; set "
+                f"trainer.devices={found.devices} trainer.num_nodes={found.machines}."
+            )
+    elif nodes > 1 and "MASTER_ADDR" not in os.environ:
+        raise ConfigError(
+            f"trainer.num_nodes={nodes} needs somebody who starts the run on every machine: "
+            "torchrun, srun, or you, with MASTER_ADDR, MASTER_PORT and NODE_RANK set there."
+        )
+
+
+def _sharing(trainer: DictConfig) -> int:
+    """How many ranks share a device."""
+    return int(OmegaConf.select(trainer, "strategy.ranks_per_device", default=1))
+
+
 def several(trainer: DictConfig) -> bool:
-    """Returns whether a run may take more than one device, and so more than one process.
+    """Returns whether a run may take more than one process: one per device, or more.
 
     Args:
         trainer: The section of a checked configuration.
@@ -220,4 +265,6 @@ def several(trainer: DictConfig) -> bool:
         True
     """
     devices = trainer.get("devices", 1)
+    if trainer.get("num_nodes", 1) != 1 or _sharing(trainer) != 1:
+        return True
     return devices != 1 and not (isinstance(devices, ListConfig) and len(devices) == 1)

@@ -62,6 +62,12 @@ class LocalClient:
         return self.trainer.budget.of(self.data.num_samples, self.data.batch_size)
 
     @property
+    def expected_work(self) -> float:
+        """What a round costs as far as it is known beforehand: its samples, passes counted."""
+        batch = min(self.data.batch_size, self.num_samples) * self.trainer.budget.accumulate
+        return float(self.steps * max(1, batch))
+
+    @property
     def learning_rate(self) -> float:
         """The optimizer's step size in this round."""
         return self.trainer.rates[min(self._round, len(self.trainer.rates) - 1)]

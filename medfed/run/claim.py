@@ -1,19 +1,27 @@
-"""A run's folder is one training's: new or its own, held while it trains, left as it was found."""
+"""A run's folder is one training's: new or its own, held while it trains, left as it was found.
+
+On several machines it is the same folder, and so are the data.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from hashlib import sha256
 from pathlib import Path
 
+import pytorch_lightning as pl
 from omegaconf import DictConfig
 
-from medfed.common.errors import ConfigError, MedfedError
+from medfed.common.errors import ConfigError, DataError, MedfedError
 from medfed.common.files import FULL, PARTIAL, cannot_write, locked, writing
-from medfed.common.folders import FIRST_FILES, LOCK, LOG, Before, is_first_process, refuse_full
+from medfed.common.folders import FIRST_FILES, LOCK, LOG, Before, refuse_full
+from medfed.common.launched import is_first_process
 from medfed.config.check import check_folders
-from medfed.federation.lightning.collect import rank
+from medfed.datamodules.base import FederatedDataModule
+from medfed.federation.lightning.collect import gather_named, rank
 
 _MINE = (LOCK, f"{LOCK}.pid")
 _ELSEWHERE = "choose another run folder"
@@ -95,3 +103,39 @@ def _logged(folder: Path) -> Iterator[None]:
 class _Log(logging.FileHandler):
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
         """Lets a full disk stop the run where results are written, not here."""
+
+
+class SameEverywhere(pl.Callback):
+    """Sees before training on several machines that they share the run folder and the data.
+
+    Args:
+        folder: The run folder.
+        data: What this rank has read.
+    """
+
+    def __init__(self, folder: Path, data: FederatedDataModule) -> None:
+        self._folder, self._data = folder, data
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Compares with the first rank.
+
+        Raises:
+            DataError: If the folder is not there, or the clients' patients or files are others.
+        """
+        if trainer.num_nodes == 1:
+            return
+        splits = json.dumps(self._data.splits(), sort_keys=True).encode()
+        there = str((self._folder / "config.yaml").is_file()).encode()
+        told = {f"{rank()}/data": sha256(splits).digest(), f"{rank()}/folder": there}
+        found = gather_named(told, pl_module.device)
+        for number in range(trainer.world_size):
+            if found[f"{number}/folder"] != b"True":
+                raise DataError(
+                    f"The machine of rank {number} does not see the run folder {self._folder}; "
+                    "name one on a disk that all machines share, by hydra.run.dir=FOLDER."
+                )
+            if found[f"{number}/data"] != found["0/data"]:
+                raise DataError(
+                    f"The machine of rank {number} has other data than that of rank 0; give all of "
+                    "them the same files under the same path."
+                )

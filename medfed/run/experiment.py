@@ -36,11 +36,12 @@ from medfed.federation.lightning.checkpoint import (
 from medfed.federation.lightning.collect import rank
 from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.lightning.progress import RoundProgress
-from medfed.federation.lightning.strategy import ClientSharding
+from medfed.federation.lightning.strategy import ClientSharding, environment
 from medfed.federation.split import float_entries
 from medfed.models.task import TaskModule
 from medfed.run.adapting import adapt, base_entries
 from medfed.run.assembly import federate, read_data, task_for
+from medfed.run.claim import SameEverywhere
 from medfed.run.cohort import cohort_record
 from medfed.run.cohort_overview import print_cohort
 from medfed.run.folder import open_folder, read_config, read_splits
@@ -84,7 +85,7 @@ def build_experiment(config: DictConfig) -> Experiment:
     plain = config.trainer.get("strategy", "auto") == "auto"
     trainer = trainer_of(
         config,
-        [FederatedRounds(), *callbacks_of(config, evaluation)],
+        [SameEverywhere(folder, data), FederatedRounds(), *callbacks_of(config, evaluation)],
         **({"strategy": ClientSharding()} if plain and several(config.trainer) else {}),
     )
     if trainer.world_size > len(federation.ids):
@@ -150,12 +151,13 @@ def trainer_of(config: DictConfig, callbacks: list[pl.Callback], **more: Any) ->
         callbacks: What happens beside the rounds.
         more: Further arguments.
     """
+    starts = environment(several(config.trainer))
     trainer: pl.Trainer = build(
         config.trainer,
         **more,
         max_epochs=config.rounds,
         callbacks=callbacks,
-        plugins=[InPlace()],
+        plugins=[InPlace(), *([] if starts is None else [starts])],
         logger=build(config.logger),
         check_val_every_n_epoch=config.evaluation.every,
         num_sanity_val_steps=0,
@@ -243,6 +245,8 @@ def reopen(folder: Path) -> Experiment:
         config.resume, config.folder = str(folder), str(folder)
         config.logger = OmegaConf.create({"_target_": "medfed.run.loggers.no_logger"})
         config.trainer.devices, config.trainer.strategy = 1, "auto"  # however many trained it
+        if "num_nodes" in config.trainer:
+            config.trainer.num_nodes = 1
         config.progress = False
         experiment = build_experiment(config)
     except OmegaConfBaseException as error:

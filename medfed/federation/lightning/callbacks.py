@@ -37,8 +37,7 @@ class FederatedRounds(pl.Callback):
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Opens the round."""
         assert isinstance(pl_module, FederatedModule)
-        pl_module.open_round = pl_module.federation.open(pl_module.next_round)
-        pl_module.packets = {}
+        pl_module.begin_round()
 
     def on_train_batch_end(
         self,

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import io
 import json
+import time
 import warnings
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import pytorch_lightning as pl
 import torch
+import torch.distributed as dist
 from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor, nn
 
@@ -19,12 +22,13 @@ from medfed.common.tensors import to_device
 from medfed.federation.budget import Passes
 from medfed.federation.client import Batch
 from medfed.federation.federation import Federation, Round, naming
-from medfed.federation.lightning.collect import gather_named, rank, world_size
+from medfed.federation.lightning.collect import Gathering, gather_named, rank, world_size
 from medfed.federation.lightning.schedule import (
     EvaluationTasks,
-    RoundTasks,
     Task,
-    shard,
+    Tasks,
+    costs,
+    deal,
     tasks_of_round,
 )
 from medfed.federation.training import LocalTrainer
@@ -86,7 +90,13 @@ class FederatedModule(pl.LightningModule):
         self.next_round = 0
         self.open_round: Round | None = None
         self.packets: dict[str, Packet] = {}
-        self.failures: dict[str, str] = {}
+        self.owners: dict[str, int] = {}
+        self.seconds: dict[str, float] = {}
+        self.told: list[Callable[[str, str, bool], None]] = []  # when a client begins and is done
+        self._taken: dict[str, float] = {}
+        self._warm = False
+        self._gathering: Gathering | None = None
+        self._group: dist.ProcessGroup | None = None
         self.evaluations: dict[str, dict[str, float]] = {}
         self.cases: dict[str, list[dict[str, float | str]]] = {}  # of the split that is tested
         self.test_split: EvalSplit = "test"
@@ -94,19 +104,49 @@ class FederatedModule(pl.LightningModule):
     @property
     def owned(self) -> list[str]:
         """The clients that this rank trains and whose state it holds."""
-        return shard(self.federation.ids, rank(), world_size())
+        return self._share(self.federation.ids)
+
+    def _share(self, clients: Iterable[str]) -> list[str]:
+        if not self.owners:
+            self.owners = deal(self._work(self.federation.ids), world_size())
+        return [c for c in clients if self.owners[c] == rank()]
+
+    def _work(self, clients: Iterable[str]) -> dict[str, float]:
+        """What a round of each client costs, as far as it is known; the same on every rank."""
+        own = self.federation.clients
+        expected = {c: own[c].expected_work for c in {*clients, *self.seconds}}
+        found = costs(expected, self.seconds)
+        return {c: found[c] for c in clients}
+
+    def begin_round(self) -> None:
+        """Opens the next round; a collective call, in which clients move to ranks with less to do.
+
+        No result depends on who works where: what a client draws depends on itself alone.
+        """
+        number, ranks = self.next_round, world_size()
+        cohort = self.federation.members(number)
+        if ranks > 1 and self.seconds:
+            own = self._share(cohort)
+            dealt = deal(self._work(cohort), ranks, self.owners)
+            moved = [c for c in cohort if dealt[c] != self.owners[c]]
+            if moved:
+                states = self._gather_states([c for c in own if c in moved])
+                steps, passes = self.gather_steps(), self.gather_passes()
+                for client in moved:
+                    local = self.federation.clients[client]
+                    local.load_state_dict(states[client])
+                    local.steps_done, local.passes = steps[client], passes[client]
+                self.owners |= dealt
+        self.open_round, self.packets = self.federation.open(number), {}
 
     def tasks(self, round: int) -> list[Task]:
         """Returns this rank's tasks of a round."""
-        federation = self.federation
-        return tasks_of_round(
-            round,
-            federation.algorithm.phases(round),
-            federation.members(round),
-            federation.ids,
-            rank(),
-            world_size(),
-        )
+        phases = self.federation.algorithm.phases(round)
+        return tasks_of_round(round, phases, self._listed(self.federation.members(round)))
+
+    def _listed(self, clients: Sequence[str]) -> Sequence[str] | None:
+        """Of several ranks only the beginning of a round says which clients work on which."""
+        return clients if world_size() == 1 else None
 
     def configure_optimizers(self) -> None:
         """There is none here: clients make their own."""
@@ -136,9 +176,9 @@ class FederatedModule(pl.LightningModule):
         """Leaves tasks alone; clients move their own batches."""
         return batch
 
-    def train_dataloader(self) -> RoundTasks:
+    def train_dataloader(self) -> Tasks:
         """The tasks of each round."""
-        return RoundTasks(lambda: self.tasks(self.next_round))
+        return Tasks(lambda: self.tasks(self.next_round))
 
     def val_dataloader(self) -> EvaluationTasks:
         """One evaluation task per client."""
@@ -149,32 +189,61 @@ class FederatedModule(pl.LightningModule):
         return self._evaluation_tasks("test")
 
     def _evaluation_tasks(self, phase: str) -> EvaluationTasks:
-        ids = self.federation.ids
-        return EvaluationTasks(tasks_of_round(-1, [phase], ids, ids, rank(), world_size()))
+        return EvaluationTasks(
+            lambda: tasks_of_round(-1, [phase], self._listed(self.federation.ids))
+        )
 
     def training_step(self, batch: Task, batch_idx: int) -> None:
-        """Runs one client's task and keeps its encoded reply until the phase closes."""
+        """Runs the clients of a task; their encoded replies travel or wait for the phase's end."""
         current = self.open_round
-        if current is not None and batch.client is not None and batch.client in current.recipients:
-            try:
-                with self._full_precision():  # but for the losses
-                    self.packets[batch.client] = current.fit(batch.client)
-            except (NonFiniteError, CodecError) as error:
-                if world_size() == 1:
-                    raise
-                # The other ranks wait for replies: they hear of it where the phase closes.
-                self.failures[batch.client] = str(error)
+        if current is None:
+            return
+        clients = self._share(current.recipients if batch.clients is None else batch.clients)
+        if world_size() > 1:
+            self._gathering = self._gathering or self._start_gathering(current.recipients)
+        for client in clients:
+            if client in current.recipients:
+                self._tell(batch.phase, client, False)
+                self._fit(current, client)
+                self._tell(batch.phase, client, True)
+
+    def _tell(self, phase: str, client: str, done: bool) -> None:
+        for tell in self.told:
+            tell(phase, client, done)
+
+    def _fit(self, current: Round, client: str) -> None:
+        began = time.perf_counter()
+        try:
+            with self._full_precision():  # but for the losses
+                packet = current.fit(client)
+        except (NonFiniteError, CodecError) as error:
+            if self._gathering is None:
+                raise
+            # The other ranks wait for replies: they hear of it where the phase closes.
+            self._gathering.put({f"failure/{client}": str(error).encode()})
+            return
+        if self._gathering is None:
+            self.packets[client] = packet
+            return
+        taken = repr(time.perf_counter() - began).encode()
+        self._gathering.put({f"reply/{client}": packet.to_bytes(), f"seconds/{client}": taken})
+
+    def _start_gathering(self, recipients: Sequence[str]) -> Gathering:
+        if self._group is None:
+            self._group = dist.new_group(backend="gloo")
+        counts = Counter(self.owners[c] for c in recipients)
+        return Gathering(max(counts.values(), default=0), self._group)
 
     def validation_step(self, batch: Task, batch_idx: int) -> None:
-        """Evaluates one client's personal model on its validation split."""
-        self._evaluate(batch.client, "val")
+        """Evaluates clients' personal models on their validation splits."""
+        self._evaluate(batch, "val")
 
     def test_step(self, batch: Task, batch_idx: int) -> None:
-        """Evaluates one client's personal model on its test split, or on :attr:`test_split`."""
-        self._evaluate(batch.client, self.test_split, keep=True)
+        """Evaluates clients' personal models on their test splits, or on :attr:`test_split`."""
+        self._evaluate(batch, self.test_split, keep=True)
 
-    def _evaluate(self, client: str | None, split: EvalSplit, keep: bool = False) -> None:
-        if client is not None:
+    def _evaluate(self, task: Task, split: EvalSplit, keep: bool = False) -> None:
+        for client in self._share(self.federation.ids if task.clients is None else task.clients):
             with naming(client, self.next_round - 1, "evaluation"), self._full_precision():
                 self.evaluations[client] = self.evaluate_client(client, split, keep)
 
@@ -212,21 +281,27 @@ class FederatedModule(pl.LightningModule):
             CodecError: If a reply cannot be read.
         """
         assert self.open_round is not None
-        if world_size() > 1:
-            raw = {f"reply/{c}": packet.to_bytes() for c, packet in self.packets.items()}
-            raw |= {f"failure/{c}": text.encode() for c, text in self.failures.items()}
-            gathered = gather_named(raw, self.device)
+        if self._gathering is not None:
+            gathered, self._gathering = self._gathering.finish(), None
             for client in self.open_round.recipients:
                 if failure := gathered.get(f"failure/{client}"):
                     raise NonFiniteError(failure.decode())
             most = self.federation.most_elements
-            self.packets = {
-                c: Packet.from_bytes(gathered[f"reply/{c}"], most)
-                for c in self.open_round.recipients
-            }
+            for client in self.open_round.recipients:
+                self.packets[client] = Packet.from_bytes(gathered[f"reply/{client}"], most)
+                taken = float(gathered[f"seconds/{client}"])
+                self._taken[client] = self._taken.get(client, 0.0) + taken
         is_open = self.open_round.exchange(self.packets)
         self.packets = {}
+        if not is_open:
+            self._count_time()
         return is_open
+
+    def _count_time(self) -> None:
+        """Takes the times of a round for its clients' costs; in the first one libraries warm up."""
+        if self._warm:
+            self.seconds |= self._taken
+        self._taken, self._warm = {}, True
 
     def gather_steps(self) -> dict[str, int]:
         """Returns the gradient steps of every client so far; a collective call."""
@@ -240,17 +315,18 @@ class FederatedModule(pl.LightningModule):
         own = {c: json.dumps(clients[c].passes).encode() for c in self.owned}
         return {c: Passes(*json.loads(n)) for c, n in gather_named(own, self.device).items()}
 
-    def _gather_states(self) -> dict[str, dict[str, Any]]:
-        """Returns what every client keeps; a collective call.
+    def _gather_states(self, own: Iterable[str] | None = None) -> dict[str, dict[str, Any]]:
+        """Returns what clients keep, by default all of this rank and of all; a collective call.
 
         A rank's clients are saved together, so that what they share (the decoded shared part) is
         one tensor in the checkpoint and after resuming, too.
         """
-        own = {c: self.federation.clients[c].state_dict() for c in self.owned}
+        mine = self.owned if own is None else own
+        states = {c: self.federation.clients[c].state_dict() for c in mine}
         if world_size() == 1:
-            return own
+            return states
         buffer = io.BytesIO()
-        torch.save(own, buffer)
+        torch.save(states, buffer)
         gathered = gather_named({str(rank()): buffer.getvalue()}, self.device)
         return {c: state for data in gathered.values() for c, state in _load(data).items()}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import ProgressBar
@@ -14,8 +13,8 @@ from rich.progress import Progress, TaskID, TextColumn
 from medfed.common.names import cell
 from medfed.common.progress import bar
 from medfed.federation.lightning.callbacks import PersonalEvaluation
+from medfed.federation.lightning.collect import world_size
 from medfed.federation.lightning.module import FederatedModule
-from medfed.federation.lightning.schedule import Task
 
 
 class RoundProgress(ProgressBar):
@@ -32,7 +31,6 @@ class RoundProgress(ProgressBar):
         self.console = console or Console(file=sys.stderr)
         self._bar: Progress | None = None
         self._task = TaskID(0)
-        self._losses: dict[str, float] = {}
         self._began, self._first = time.monotonic(), 0
 
     def disable(self) -> None:
@@ -52,11 +50,11 @@ class RoundProgress(ProgressBar):
             TextColumn("{task.fields[phase]:<9} {task.fields[client]:<14} {task.fields[loss]:<13}"),
             TextColumn("{task.fields[score]}"),
         )
-        per_round = len(pl_module.tasks(pl_module.next_round))
+        pl_module.told.append(lambda *found: self._told(pl_module, *found))
         rounds = trainer.max_epochs or 0
         self._task = self._bar.add_task(
             "",
-            total=per_round * (rounds - self._first),
+            total=_visits(pl_module, self._first) * (rounds - self._first),
             round=self._first + 1,
             rounds=rounds,
             phase="",
@@ -66,34 +64,25 @@ class RoundProgress(ProgressBar):
         )
         self._bar.start()
 
-    def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Task, batch_idx: int
-    ) -> None:
-        """Names the client that starts to work."""
-        if self._bar:
-            self._bar.update(
-                self._task,
-                round=batch.round + 1,
-                phase=batch.phase,
-                client=cell(batch.client or "-"),
-            )
+    def _told(self, module: FederatedModule, phase: str, client: str, done: bool) -> None:
+        """Names the client that starts to work, and shows the loss of one that has finished."""
+        if not self._bar:
+            return
+        if not done:
+            number = module.next_round + 1
+            self._bar.update(self._task, round=number, phase=phase, client=cell(client))
+            return
+        loss = module.federation.clients[client].loss
+        # The other ranks have probably come as far.
+        text = "" if loss is None else f"loss {loss:.4f}"
+        self._bar.update(self._task, advance=world_size(), loss=text)
 
-    def on_train_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Task,
-        batch_idx: int,
-    ) -> None:
-        """Shows the loss of the client that has finished."""
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Says how much is done on all ranks."""
         assert isinstance(pl_module, FederatedModule)
-        loss = pl_module.federation.clients[batch.client].loss if batch.client else None
-        if loss is not None and batch.client:
-            self._losses[batch.client] = loss
         if self._bar:
-            text = "" if loss is None else f"loss {loss:.4f}"
-            self._bar.update(self._task, advance=1, loss=text)
+            done = pl_module.next_round - self._first
+            self._bar.update(self._task, completed=_visits(pl_module, self._first) * done)
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Shows the validation score, or writes the round's line."""
@@ -106,7 +95,9 @@ class RoundProgress(ProgressBar):
             done, rounds = pl_module.next_round, trainer.max_epochs or 0
             spent = time.monotonic() - self._began
             left = spent / max(1, done - self._first) * (rounds - done)
-            loss = sum(self._losses.values()) / max(1, len(self._losses))
+            found = [pl_module.federation.clients[c].loss for c in pl_module.owned]
+            losses = [loss for loss in found if loss is not None]
+            loss = sum(losses) / max(1, len(losses))
             self.console.print(
                 f"round {done}/{rounds}  loss {loss:.4f}  {score}  "
                 f"{spent:.0f} s, about {left:.0f} s left",
@@ -127,3 +118,9 @@ class RoundProgress(ProgressBar):
         if self._bar:
             self._bar.stop()
             self._bar = None
+
+
+def _visits(module: FederatedModule, round: int) -> int:
+    """How often a client works in a round."""
+    federation = module.federation
+    return len(federation.algorithm.phases(round)) * len(federation.members(round))

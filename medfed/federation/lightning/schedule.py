@@ -1,109 +1,128 @@
-"""The tasks of a round on each rank: which client works in which phase, padded to equal length."""
+"""Which client works on which rank, and the tasks of a round: the same number on every rank."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import median
 from typing import NamedTuple
+
+# How much longer than its best deal a round must take before clients change ranks.
+WORTH_MOVING, SECONDS = 1.1, 0.2
 
 
 class Task(NamedTuple):
-    """One client's work in one phase; a batch, in Lightning's terms.
+    """Work of some clients in one phase; a batch, in Lightning's terms.
 
     Attributes:
         round: The round's number.
         phase: The phase's name.
-        client: The client, or ``None`` where a rank has nothing to do but must keep step.
+        clients: The clients, in the order in which they begin; ``None``: whichever are this rank's.
         closes: Whether it is the last task of its phase on every rank.
     """
 
     round: int
     phase: str
-    client: str | None
+    clients: tuple[str, ...] | None
     closes: bool
 
 
-def shard(clients: Sequence[str], rank: int, ranks: int) -> list[str]:
-    """Returns the clients that a rank trains and whose state it holds.
+def costs(expected: Mapping[str, float], seconds: Mapping[str, float]) -> dict[str, float]:
+    """Returns what each client's work in a round costs: its time so far, or else in proportion.
+
+    Args:
+        expected: What is known beforehand, such as samples times steps; positive.
+        seconds: How long clients took in the last round in which they took part.
 
     Example:
-        >>> shard(["a", "b", "c"], rank=0, ranks=2)
-        ['a', 'c']
+        >>> costs({"a": 10, "b": 20, "c": 40}, {"a": 1.0, "b": 2.0})
+        {'a': 1.0, 'b': 2.0, 'c': 4.0}
     """
-    return list(clients[rank::ranks])
+    if not seconds:
+        return dict(expected)
+    each = median(taken / expected[client] for client, taken in seconds.items())
+    return {client: seconds.get(client, size * each) for client, size in expected.items()}
 
 
-def padded(
-    chosen: Sequence[str], everyone: Sequence[str], rank: int, ranks: int
-) -> list[str | None]:
-    """Returns a rank's share of the chosen clients, padded to the longest share of any rank.
+def deal(
+    work: Mapping[str, float], ranks: int, owners: Mapping[str, int] | None = None
+) -> dict[str, int]:
+    """Deals clients to ranks so that all are done at about the same time.
 
-    Lightning synchronises at every batch, so that ranks with unequal numbers of tasks would wait
-    for each other for ever.
+    The longest work goes first, to whichever rank has the least so far. The longest rank then
+    takes at most 4/3 of what the best deal would (Graham: Bounds on multiprocessing timing
+    anomalies, SIAM J. Appl. Math. 17(2), 1969). Clients of equal work are dealt in turn.
+
+    Args:
+        work: What each client's work costs.
+        ranks: Number of ranks.
+        owners: Where the clients are; ``work`` is in seconds then. They stay where they are unless
+            the longest rank saves a tenth of its time, and :data:`SECONDS`.
 
     Example:
-        >>> padded(["a", "b", "c"], ["a", "b", "c"], rank=1, ranks=2)
-        ['b', None]
+        >>> deal({"a": 1, "b": 1, "c": 1}, ranks=2)
+        {'a': 0, 'b': 1, 'c': 0}
+        >>> deal({"a": 1, "b": 2, "c": 3}, ranks=2, owners={"a": 0, "b": 1, "c": 0})
+        {'a': 1, 'b': 1, 'c': 0}
     """
-    shares = [[c for c in shard(everyone, r, ranks) if c in set(chosen)] for r in range(ranks)]
-    width = max(1, *(len(s) for s in shares))
-    return [*shares[rank], *[None] * (width - len(shares[rank]))]
+    order = sorted(work, key=lambda c: -work[c])
+    loads, dealt = [0.0] * ranks, {}
+    for client in order:
+        dealt[client] = loads.index(min(loads))
+        loads[dealt[client]] += work[client]
+    if owners is not None:
+        kept = [0.0] * ranks
+        for client in order:
+            kept[owners[client]] += work[client]
+        if max(kept) <= max(WORTH_MOVING * max(loads), max(loads) + SECONDS):
+            return {c: owners[c] for c in work}
+    return {c: dealt[c] for c in work}
 
 
 def tasks_of_round(
-    round: int,
-    phases: Sequence[str],
-    cohort: Sequence[str],
-    everyone: Sequence[str],
-    rank: int = 0,
-    ranks: int = 1,
+    round: int, phases: Sequence[str], clients: Sequence[str] | None, together: int = 1
 ) -> list[Task]:
     """Returns the tasks of one rank in one round.
+
+    Lightning waits for the first rank at every batch. So a rank of several has one task per phase,
+    that of all its clients, and ranks only wait for each other where a phase closes.
 
     Args:
         round: The round's number.
         phases: The phases in order.
-        cohort: The clients that take part.
-        everyone: All clients, in the order by which they are dealt to ranks.
-        rank: The rank.
-        ranks: Number of ranks.
+        clients: The clients that take part; ``None`` on a rank of several.
+        together: How many clients a task has.
 
     Example:
-        >>> [t.client for t in tasks_of_round(0, ["fit"], ["a", "c"], ["a", "b", "c"], 0, 2)]
-        ['a', 'c']
-        >>> [t.client for t in tasks_of_round(0, ["fit"], ["a", "c"], ["a", "b", "c"], 1, 2)]
+        >>> [t.clients for t in tasks_of_round(0, ["fit"], ["a", "b", "c"], together=2)]
+        [('a', 'b'), ('c',)]
+        >>> [t.clients for t in tasks_of_round(0, ["fit", "tune"], None)]
         [None, None]
     """
-    clients = padded(cohort, everyone, rank, ranks)
-    last = len(clients) - 1
-    return [Task(round, p, c, i == last) for p in phases for i, c in enumerate(clients)]
+    if clients is None:
+        return [Task(round, phase, None, True) for phase in phases]
+    groups = [tuple(clients[i : i + together]) for i in range(0, len(clients), together)] or [()]
+    last = len(groups) - 1
+    return [Task(round, p, group, i == last) for p in phases for i, group in enumerate(groups)]
 
 
-class RoundTasks:
-    """An iterable of the next round's tasks, of which Lightning asks a new iterator per epoch.
-
-    It has no length because a round may have other phases than the one before.
+class Tasks:
+    """An iterable of the tasks that come next, of which Lightning asks a new iterator per epoch.
 
     Args:
-        upcoming: Returns the tasks of the round that comes next.
+        upcoming: Returns them: those of the next round, which may have other phases than the one
+            before, or of an evaluation.
     """
 
     def __init__(self, upcoming: Callable[[], Sequence[Task]]) -> None:
         self.upcoming = upcoming
 
     def __iter__(self) -> Iterator[Task]:
-        """Yields the tasks of the round that comes next."""
+        """Yields the tasks that come next."""
         return iter(self.upcoming())
 
 
-class EvaluationTasks:
-    """One evaluation task per client; a list would be taken for several data loaders."""
-
-    def __init__(self, tasks: Sequence[Task]) -> None:
-        self.tasks = tasks
+class EvaluationTasks(Tasks):
+    """Tasks whose number does not change; a list would be taken for several data loaders."""
 
     def __len__(self) -> int:
-        return len(self.tasks)
-
-    def __iter__(self) -> Iterator[Task]:
-        """Yields the tasks."""
-        return iter(self.tasks)
+        return len(self.upcoming())

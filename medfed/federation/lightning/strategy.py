@@ -1,4 +1,8 @@
-"""Several ranks, each with its own clients: Lightning's DDP without DDP's model wrapping."""
+"""Several ranks, each with its own clients: Lightning's DDP without DDP's model wrapping.
+
+Ranks are processes, on one machine or several, each with a device, or several to a device. Those of
+one machine are started here; torchrun and SLURM start their own.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +17,18 @@ from subprocess import TimeoutExpired
 from typing import Any
 
 import pytorch_lightning as pl
+import torch
+import torch.distributed as dist
+from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
+from lightning_fabric.plugins.environments.lightning import LightningEnvironment
+from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
 from pytorch_lightning.strategies import DDPStrategy
 from pytorch_lightning.strategies.launchers import _SubprocessScriptLauncher
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
-from medfed.common.errors import MedfedError, RankError
+from medfed.common.errors import ConfigError, MedfedError, RankError, first_line
 from medfed.common.interrupts import PARENT, Terminated, held
+from medfed.common.launched import launched
 from medfed.federation.lightning.collect import rank
 
 _GRACE = 5.0  # seconds in which a rank may still say itself why it ends
@@ -29,9 +39,37 @@ class ClientSharding(DDPStrategy):
 
     DDP would mix the gradients of the clients that ranks train at the same time; here ranks
     exchange only encoded replies, when a phase closes.
+
+    Args:
+        ranks_per_device: How many processes share a device. NCCL refuses more than one, so that
+            they then exchange bytes by gloo.
+        settings: Of Lightning's strategy.
+
+    Raises:
+        ConfigError: If the number is below 1.
     """
 
     strategy_name = "client_sharding"
+
+    def __init__(self, ranks_per_device: int = 1, **settings: Any) -> None:
+        if ranks_per_device < 1:
+            raise ConfigError(
+                f"trainer.strategy.ranks_per_device must be at least 1, not {ranks_per_device}."
+            )
+        self.ranks_per_device = ranks_per_device
+        if ranks_per_device > 1:
+            settings.setdefault("process_group_backend", "gloo")
+        super().__init__(**settings)
+
+    @property
+    def parallel_devices(self) -> list[torch.device] | None:
+        """The device of each rank of this machine."""
+        return self._parallel_devices
+
+    @parallel_devices.setter
+    def parallel_devices(self, devices: list[torch.device] | None) -> None:
+        repeated = [d for d in devices or [] for _ in range(self.ranks_per_device)]
+        self._parallel_devices = repeated or None
 
     def configure_ddp(self) -> None:
         """Leaves the model as it is."""
@@ -58,7 +96,10 @@ class Launcher(_SubprocessScriptLauncher):
     ) -> Any:
         """Starts the ranks, unless they are there, and calls the function on each."""
         environment = self.cluster_environment
-        environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
+        try:
+            environment.validate_settings(self.num_processes, self.num_nodes)
+        except ValueError as error:
+            raise ConfigError(f"The ranks do not fit: {first_line(error)}.") from error
         if not environment.creates_processes_externally:
             os.environ[PARENT] = str(os.getpid())
             # Whoever stops a run stops its first rank, which sees to the others.
@@ -110,6 +151,29 @@ class Launcher(_SubprocessScriptLauncher):
         os._exit(1)
 
 
+def environment(several: bool) -> ClusterEnvironment | None:
+    """Returns who starts the ranks of a run; ``None``: let Lightning see.
+
+    Within a SLURM job Lightning takes each process for one of several that srun has started, also
+    the script of the job, and would wait for the others for ever.
+
+    Args:
+        several: Whether the run has several ranks.
+
+    Raises:
+        ConfigError: If SLURM's variables do not say which rank this is.
+    """
+    found = launched()
+    if several and found is not None and found.by == "srun":
+        try:
+            return SLURMEnvironment(auto_requeue=False)
+        except RuntimeError as error:
+            raise ConfigError(f"SLURM starts no ranks so: {first_line(error)}.") from error
+    if found is None or not several:
+        return LightningEnvironment() if "SLURM_JOB_ID" in os.environ else None
+    return None
+
+
 def go_on(folder: object) -> str:
     """Says how a run that was stopped is gone on with."""
     return f"go on with the same command and resume={folder}."
@@ -134,7 +198,7 @@ def together(trainer: pl.Trainer) -> Iterator[None]:
         reason: BaseException = error
         if isinstance(launcher, Launcher):
             if isinstance(error, RuntimeError) and not isinstance(error, MedfedError):
-                reason = _of_another_rank(launcher, trainer) or error
+                reason = _of_another_rank(launcher, trainer, error) or error
             launcher.kill(signal.SIGKILL)
         if isinstance(error, SIGTERMException):
             signal.raise_signal(signal.SIGTERM)  # its handler is the one from before
@@ -146,8 +210,16 @@ def together(trainer: pl.Trainer) -> Iterator[None]:
         raise reason from None
 
 
-def _of_another_rank(launcher: Launcher, trainer: pl.Trainer) -> RankError | None:
+def _of_another_rank(
+    launcher: Launcher, trainer: pl.Trainer, error: RuntimeError
+) -> RankError | None:
     """What a lost connection means; a further rank leaves it to the first one to end it."""
+    elsewhere = launcher.cluster_environment.creates_processes_externally or launcher.num_nodes > 1
+    if elsewhere and PARENT not in os.environ:
+        if isinstance(error, dist.DistError) or "gloo" in str(error):
+            lost = f"Rank {rank()} has lost another rank, which says why it ended"
+            return RankError(f"{lost}; {go_on(trainer.default_root_dir)}")
+        return None
     deadline = time.monotonic() + _GRACE
     while time.monotonic() < deadline:
         if (failure := launcher.failed()) is not None:

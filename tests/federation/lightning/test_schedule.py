@@ -1,34 +1,53 @@
+import itertools
+
 import pytest
 
-from medfed.federation.lightning.schedule import EvaluationTasks, padded, shard, tasks_of_round
+from medfed.federation.lightning.schedule import EvaluationTasks, deal, tasks_of_round
 
 CLIENTS = [f"c{i}" for i in range(5)]
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("together", [1, 2, 5, 8])
 @pytest.mark.parametrize("chosen", [CLIENTS, ["c0", "c2", "c4"], ["c3"], []])
-def test_every_rank_has_equally_many_tasks(ranks, chosen):
+def test_every_client_has_its_turn_in_every_phase(chosen, together):
     phases = ("sketch", "fit", "fit")
-    per_rank = [tasks_of_round(4, phases, chosen, CLIENTS, r, ranks) for r in range(ranks)]
-    assert len({len(tasks) for tasks in per_rank}) == 1
-    for position, _ in enumerate(per_rank[0]):
-        at = [tasks[position] for tasks in per_rank]
-        assert len({(t.round, t.phase, t.closes) for t in at}) == 1
-    for tasks in per_rank:
-        assert sum(t.closes for t in tasks) == len(phases)
-    width = len(per_rank[0]) // len(phases)
+    tasks = tasks_of_round(4, phases, chosen, together)
+    assert [t.phase for t in tasks if t.closes] == list(phases)
+    width = len(tasks) // len(phases)
     for k in range(len(phases)):
-        block = [t.client for tasks in per_rank for t in tasks[k * width : (k + 1) * width]]
-        assert sorted(c for c in block if c) == chosen
+        block = tasks[k * width : (k + 1) * width]
+        assert [c for t in block for c in t.clients or ()] == chosen
+        assert all(len(t.clients or ()) <= together for t in block)
 
 
-def test_a_client_stays_at_its_rank_whoever_else_takes_part():
-    for rank in range(2):
-        own = shard(CLIENTS, rank, 2)
-        assert {c for c in padded(["c1", "c2", "c4"], CLIENTS, rank, 2) if c} <= set(own)
+def test_a_rank_of_several_has_as_many_tasks_as_the_others():
+    assert [t.closes for t in tasks_of_round(4, ("sketch", "fit"), None)] == [True, True]
 
 
 def test_evaluation_tasks_are_one_loader():
-    tasks = EvaluationTasks(tasks_of_round(-1, ["val"], CLIENTS, CLIENTS, 1, 2))
-    assert len(tasks) == len(list(tasks)) == 3
-    assert [t.client for t in tasks] == ["c1", "c3", None]
+    tasks = EvaluationTasks(lambda: tasks_of_round(-1, ["val"], CLIENTS))
+    assert len(tasks) == len(list(tasks)) == 5
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_the_longest_rank_is_within_a_third_of_the_best_deal(ranks):
+    for values in itertools.product((1, 3, 7, 8), repeat=5):
+        work = dict(zip(CLIENTS, values, strict=True))
+        dealt = deal(work, ranks)
+        deals = itertools.product(range(ranks), repeat=5)
+        assert longest(work, dealt, ranks) * 3 <= 4 * min(
+            longest(work, dict(zip(CLIENTS, d, strict=True)), ranks) for d in deals
+        )
+
+
+def longest(work, dealt, ranks):
+    return max(sum(work[c] for c in work if dealt[c] == r) for r in range(ranks))
+
+
+def test_clients_stay_where_they_are_unless_it_pays():
+    work = {"a": 1.0, "b": 1.05, "c": 1.0, "d": 1.0}
+    owners = {"a": 0, "b": 0, "c": 1, "d": 1}
+    assert deal(work, 2, owners) == owners
+    assert deal({**work, "b": 3.0}, 2, owners) == {"a": 1, "b": 0, "c": 1, "d": 1}
+    half = {c: work[c] for c in ("a", "b")}
+    assert deal(half, 2, owners) == {"a": 1, "b": 0}  # of a cohort that one rank has alone
