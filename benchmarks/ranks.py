@@ -14,14 +14,15 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from statistics import median
 
 import pytorch_lightning as pl
 import torch
 from torch import nn
 
-from medfed.federation.client import Batch
+from medfed.federation.client import Batch, ClientData
 from medfed.federation.lightning import module as runtime
 from medfed.federation.lightning.callbacks import FederatedRounds
 from medfed.federation.lightning.collect import Gathering, rank
@@ -49,7 +50,7 @@ class Waiting(ArrayClient):
 class AtTheEnd(Gathering):
     """Sends all replies when the last one is there."""
 
-    def put(self, items: dict[str, bytes]) -> None:
+    def put(self, items: Mapping[str, bytes]) -> None:
         """Keeps them until then."""
         self.kept = [*getattr(self, "kept", []), items]
 
@@ -68,13 +69,13 @@ def by_count(work: dict[str, float], ranks: int, owners: object = None) -> dict[
 
 def seconds(width: int, rounds: int, dealt: object, gathering: type[Gathering]) -> float:
     """Returns the median seconds per round; the first two are left out."""
-    clients = [
+    clients: Sequence[ClientData] = [
         Waiting(f"c{n}", torch.ones(size, 4), torch.ones(size, 1), batch_size=4)
         for n, size in enumerate(SIZES)
     ]
     torch.manual_seed(0)
     network = nn.Linear(4, width)
-    runtime.deal, runtime.Gathering = dealt, gathering  # type: ignore[assignment,misc]
+    vars(runtime).update(deal=dealt, Gathering=gathering)
     federation, local = assemble(
         FedAvg(),
         network,
@@ -103,7 +104,7 @@ def seconds(width: int, rounds: int, dealt: object, gathering: type[Gathering]) 
             ),
         ],
     ).fit(module)
-    return median(b - a for a, b in zip(ends[1:], ends[2:], strict=False))
+    return median(b - a for a, b in pairwise(ends[1:]))
 
 
 def main() -> None:
@@ -138,9 +139,8 @@ def main() -> None:
             for name, (how, gathering) in sides.items():
                 found[name].append(seconds(width, options.rounds, how, gathering))
         if rank() == 0:
-            total = STEP * sum(SIZES)
-            print(f"replies of {20 * width / 1e6:.1f} MB, {len(SIZES)} clients, two ranks;", end=" ")
-            print(f"the work is {total:.2f} s, half of it {total / 2:.2f} s", flush=True)
+            half, size = STEP * sum(SIZES) / 2, 20 * width / 1e6
+            print(f"{len(SIZES)} clients, replies of {size:.1f} MB, half the work: {half:.2f} s")
             for name, times in found.items():
                 print(f"  {name:<30} {min(times):.2f} to {max(times):.2f} s a round", flush=True)
 

@@ -156,8 +156,9 @@ class Alternate(pl.Callback):
     ) -> None:
         """A client is done: now the bare loop."""
         self.whole.append(time.process_time() - self.mark)
-        data = self.federation.clients[batch.client].data
-        seconds, self.updates[batch.client] = self.bare.client(data, self.shared)
+        (client,) = batch.clients
+        data = self.federation.clients[client].data
+        seconds, self.updates[client] = self.bare.client(data, self.shared)
         self.steps.append(seconds)
         self.mark = time.process_time()
 

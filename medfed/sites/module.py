@@ -5,7 +5,7 @@ So the coordinator's run has the loggers, checkpoints, selection and early stopp
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from medfed.common.errors import CheckpointError
@@ -81,7 +81,7 @@ class SitesModule(FederatedModule):
         return [Task(round, "round", None, True)]
 
     def _evaluation_tasks(self, phase: str) -> EvaluationTasks:
-        return EvaluationTasks([Task(-1, phase, None, True)])
+        return EvaluationTasks(lambda: [Task(-1, phase, None, True)])
 
     def training_step(self, batch: Task, batch_idx: int) -> None:
         """Carries out the round, its evaluation and its commit."""
@@ -106,7 +106,7 @@ class SitesModule(FederatedModule):
         """Returns the passes through the network of every client, as the sites say."""
         return {c: passes for c, (_, passes) in self.coordinator.standing.spent.items()}
 
-    def _gather_states(self) -> dict[str, dict[str, Any]]:
+    def _gather_states(self, own: Iterable[str] | None = None) -> dict[str, dict[str, Any]]:
         return {c: {} for c in self.federation.ids}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

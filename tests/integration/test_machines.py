@@ -8,8 +8,8 @@ import sys
 import pytest
 import torch
 import torch.distributed.run
-from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 from omegaconf import OmegaConf
+from pytorch_lightning.plugins.environments import LightningEnvironment
 
 from medfed.commands.train import check as check_train
 from medfed.common.errors import ConfigError, DataError
@@ -87,7 +87,7 @@ def test_more_or_fewer_processes_than_the_run_takes(told, words, monkeypatch):
         check(merged)  # srun may start runs that have nothing to do with each other
         assert number() == 0
         return
-    with pytest.raises(ConfigError, match="has started 4 processes on 2 machines, .* set trainer"):
+    with pytest.raises(ConfigError, match=r"has started 4 processes on 2 machines, .* set trainer"):
         check(merged)
 
 

@@ -19,9 +19,11 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 import torch.distributed as dist
-from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
-from lightning_fabric.plugins.environments.lightning import LightningEnvironment
-from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
+from pytorch_lightning.plugins.environments import (  # type: ignore[attr-defined]
+    ClusterEnvironment,
+    LightningEnvironment,
+    SLURMEnvironment,
+)
 from pytorch_lightning.strategies import DDPStrategy
 from pytorch_lightning.strategies.launchers import _SubprocessScriptLauncher
 from pytorch_lightning.utilities.exceptions import SIGTERMException
