@@ -14,15 +14,16 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from statistics import median
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
 from torch import nn
 
-from medfed.federation.client import Batch, ClientData
+from medfed.federation.client import Batch
 from medfed.federation.lightning import module as runtime
 from medfed.federation.lightning.callbacks import FederatedRounds
 from medfed.federation.lightning.collect import Gathering, rank
@@ -69,7 +70,7 @@ def by_count(work: dict[str, float], ranks: int, owners: object = None) -> dict[
 
 def seconds(width: int, rounds: int, dealt: object, gathering: type[Gathering]) -> float:
     """Returns the median seconds per round; the first two are left out."""
-    clients: Sequence[ClientData] = [
+    clients: list[Any] = [
         Waiting(f"c{n}", torch.ones(size, 4), torch.ones(size, 1), batch_size=4)
         for n, size in enumerate(SIZES)
     ]
