@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from typing import Protocol
+from typing import Any, Protocol
 
 LIMIT = 1 << 32
 """Bytes of the largest request or reply that a pipe takes."""
@@ -97,9 +97,15 @@ class Pipes:
 
     def start(self, site: str) -> None:
         """Starts a site's process, again if it has ended."""
-        context = multiprocessing.get_context("spawn")
+        # Forked from a process that has imported once and done nothing else, where there is such.
+        there = "forkserver" in multiprocessing.get_all_start_methods()
+        context: Any = multiprocessing.get_context("forkserver" if there else "spawn")
+        if there:
+            context.set_forkserver_preload(["medfed.sites.workplace"])
         own, other = context.Pipe()
-        process = context.Process(target=serve, args=(other, self._starts[site]), daemon=True)
+        process: BaseProcess = context.Process(
+            target=serve, args=(other, self._starts[site]), daemon=True
+        )
         process.start()
         other.close()
         self._ends[site], self.processes[site], self._late[site] = own, process, 0

@@ -1,0 +1,70 @@
+"""Sites in processes of their own: one is killed, later the coordinator, and nothing is lost."""
+
+from __future__ import annotations
+
+import contextlib
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from medfed.sites.calls import Terms
+from medfed.sites.transport import Pipes, Silent
+from medfed.sites.wire import Request
+from tests.integration.runs import CLINICAL, run
+from tests.sites.hospitals import across, same, site
+
+OVERRIDES = (
+    *CLINICAL,
+    "algorithm=pfednet",
+    "partition.num_clients=2",
+    "codec.up=stc",
+    "codec.down=topk",
+)
+# Both must take part, so that the round that one is killed in waits until it is there again.
+PATIENT = Terms(quorum=1.0, timeout=60, hello=120, grace=0.1, probe=5, patience=60)
+
+
+class Killed(BaseException):
+    """The coordinator's end."""
+
+
+class Killing:
+    """Kills a site as it is asked to commit the second round, and the coordinator in the third."""
+
+    def __init__(self, pipes: Pipes, victim: str) -> None:
+        self.pipes, self.victim = pipes, victim
+        self.killed: set[int] = set()
+
+    def call(self, name: str, request: bytes, timeout: float) -> bytes:
+        asked = Request.from_bytes(request)
+        if asked.kind == "commit" and name == self.victim and asked.round not in self.killed:
+            self.killed.add(asked.round)
+            if asked.round == 1:
+                self.pipes.processes[name].kill()
+                self.pipes.processes[name].join()
+                with contextlib.suppress(Silent):
+                    self.pipes.call(name, request, timeout)  # the pipe is broken
+                    pytest.fail("A killed site has answered.")
+                self.pipes.start(name)
+            if asked.round == 2:
+                raise Killed
+        return self.pipes.call(name, request, timeout)
+
+
+def test_a_killed_site_and_a_killed_coordinator(tmp_path: Path):
+    _, experiment = run(tmp_path / "simulation", *OVERRIDES)
+    names = list(experiment.data.clients)
+    pipes = Pipes({c: partial(site, tmp_path / "sites", c, *OVERRIDES) for c in names})
+    transport, folder = Killing(pipes, names[1]), tmp_path / "server"
+    try:
+        with pytest.raises(Killed):
+            across(folder, transport, names, *OVERRIDES, terms=PATIENT)
+        assert not (folder / "summary.json").exists()
+        across(folder, transport, names, *OVERRIDES, f"resume={folder}", terms=PATIENT)
+    finally:
+        pipes.close()
+    assert not same(tmp_path / "simulation", folder)
+    assert {1, 2} <= transport.killed
+    left_out = (folder / "absences.json").read_text()
+    assert "it was started anew" in left_out
