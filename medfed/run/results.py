@@ -60,6 +60,36 @@ def write(experiment: Experiment, memberships: Tensor | None = None) -> dict[str
     """
     module, folder = experiment.module, experiment.folder
     federation = module.federation
+    save_models(experiment)
+    save_predictions(experiment)
+    steps, passes = module.gather_steps(), module.gather_passes()
+    experiment.trainer.strategy.barrier("results")
+    best = experiment.evaluation.best_round()
+    federation.count_delivery(module.next_round)
+    spent = {c: (steps[c], passes[c]) for c in federation.ids}
+    summary = summarise(experiment.config.name, module, experiment.evaluation, best, spent)
+    if rank() == 0:
+        from medfed.run.pictures import draw_run  # late: before the end, nothing is drawn
+
+        found = None
+        if memberships is not None:
+            # The start stands before the rounds.
+            selected = None if best is None else best + 1
+            found = Memberships.of(experiment.data, memberships, selected)
+            summary["memberships"] = found.summary()
+            write_text(folder / "memberships.csv", found.to_csv())
+        write_tables(experiment, summary, best)
+        figures, kind = draw_run(experiment, found), experiment.config.pictures.format
+        pictures = save_figures(folder / "pictures", figures, kind)
+        end_logging(experiment.trainer.logger, pictures, summary)
+        print_summary(summary, folder)
+    return summary
+
+
+def save_models(experiment: Experiment) -> None:
+    """Writes the personal models of the clients of this process, and learned centres."""
+    module, folder = experiment.module, experiment.folder
+    federation = module.federation
     files = file_names(federation.ids)
     for client in module.owned:
         model, centers = federation.personal_model(client), federation.centers(client)
@@ -75,37 +105,26 @@ def write(experiment: Experiment, memberships: Tensor | None = None) -> dict[str
             )
         if centers := {n: c for n, c in centers.items() if n in plain}:  # of quantised parameters
             save_tensors(folder / "centers" / f"{files[client]}.safetensors", centers)
-    save_predictions(experiment)
-    steps, passes = module.gather_steps(), module.gather_passes()
-    experiment.trainer.strategy.barrier("results")
-    best = experiment.evaluation.best_round()
-    federation.count_delivery(module.next_round)
-    spent = {c: (steps[c], passes[c]) for c in federation.ids}
-    summary = summarise(experiment.config.name, module, experiment.evaluation, best, spent)
-    if rank() == 0:
-        from medfed.run.pictures import draw_run  # late: before the end, nothing is drawn
 
-        test = [Record(best or 0, c, m) for c, m in experiment.evaluation.test.items()]
-        write_text(folder / "metrics.csv", metrics_csv(experiment.evaluation.history, test))
-        write_text(folder / "ledger.csv", federation.ledger.to_csv())
-        if rows := cases_rows(experiment):
-            write_text(folder / "cases.csv", csv_text(rows[0], (row.values() for row in rows)))
-        summary |= findings(examined(experiment), experiment.config.seed)
-        if "intervals" in summary:
-            write_text(folder / "intervals.csv", to_csv(summary))
-        found = None
-        if memberships is not None:
-            # The start stands before the rounds.
-            selected = None if best is None else best + 1
-            found = Memberships.of(experiment.data, memberships, selected)
-            summary["memberships"] = found.summary()
-            write_text(folder / "memberships.csv", found.to_csv())
-        write_json(folder / "summary.json", summary)
-        figures, kind = draw_run(experiment, found), experiment.config.pictures.format
-        pictures = save_figures(folder / "pictures", figures, kind)
-        end_logging(experiment.trainer.logger, pictures, summary)
-        print_summary(summary, folder)
-    return summary
+
+def write_tables(experiment: Experiment, summary: dict[str, Any], best: int | None) -> None:
+    """Writes metrics, ledger, cases and intervals, and the summary with what they add to it.
+
+    Args:
+        experiment: The finished run.
+        summary: From `summarise`; findings are added.
+        best: The selected round.
+    """
+    folder, evaluation = experiment.folder, experiment.evaluation
+    test = [Record(best or 0, c, m) for c, m in evaluation.test.items()]
+    write_text(folder / "metrics.csv", metrics_csv(evaluation.history, test))
+    write_text(folder / "ledger.csv", experiment.module.federation.ledger.to_csv())
+    if rows := cases_rows(experiment):
+        write_text(folder / "cases.csv", csv_text(rows[0], (row.values() for row in rows)))
+    summary |= findings(examined(experiment), experiment.config.seed)
+    if "intervals" in summary:
+        write_text(folder / "intervals.csv", to_csv(summary))
+    write_json(folder / "summary.json", summary)
 
 
 def summarise(

@@ -413,6 +413,8 @@ class Coordinator:
         where = {"round": rounds, "attempt": self._turn}
         there = [c for c in self.federation.ids if c not in self.away]
         asked = {c: self._measure(c, "test", False, at, where) for c in there}
+        chosen = {"selected": START if selected is None else selected}
+        asked = {c: replace(r, content={**r.content, **chosen}) for c, r in asked.items()}
         metrics, why = self._measured(asked)
         self.leave_out(why, rounds)
         return metrics

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -24,13 +25,13 @@ from medfed.common.tensors import map_state
 from medfed.common.untrusted import ANY, misfit, read_checkpoint, read_json
 from medfed.federation.algorithm import ClientInfo
 from medfed.federation.budget import Passes
+from medfed.federation.federation import Federation
 from medfed.federation.lightning.checkpoint import digest_file, is_whole, seal
 from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.local_client import LocalClient
 from medfed.federation.wire.packet import Packet
 from medfed.sites.wire import START, Facts, Greeting, Reply, Request
 
-_log = logging.getLogger(__name__)
 JOB = "job.json"
 _ROUND = {"site": str, "round": int, "steps": int, "passes": [int], "client": {ANY: {}}}
 FIRST = ("hello", "agree", "begin")  # kinds of requests that belong to no round
@@ -75,21 +76,35 @@ class Workplace(Protocol):
         """
 
 
+class Keeper(Protocol):
+    """Keeps what a site has done where the site finds it."""
+
+    def begin(self, site: Site, asked: Request) -> None:
+        """Is told of a session that begins."""
+
+    def after(self, site: Site, asked: Request, reply: Reply) -> None:
+        """Is told of a request of a round that was answered; what it raises is the answer then."""
+
+
 class Site:
     """Answers a coordinator; see :class:`medfed.sites.transport.Answers`.
 
     Args:
         workplace: Data and model.
-        folder: Where rounds are kept; one federation's alone.
+        folder: Where rounds are kept; one federation's alone, or with a keeper the beginning of
+            the names of the folders of all.
+        keeper: Keeps more than rounds.
 
     Attributes:
         module: The federation as it is here, once a session has begun.
     """
 
-    def __init__(self, workplace: Workplace, folder: Path) -> None:
+    def __init__(self, workplace: Workplace, folder: Path, keeper: Keeper | None = None) -> None:
         self.workplace = workplace
         self.name = workplace.name
-        self.folder = Path(folder)
+        self.folder = self._root = Path(folder)
+        self.keeper = keeper
+        self.log = logging.getLogger(f"{__name__}.{self.name}")
         self.module: FederatedModule | None = None
         self._lock = threading.Lock()
         self._session = ""
@@ -102,6 +117,11 @@ class Site:
         self._replies: dict[bytes, bytes] = {}
 
     @property
+    def federation(self) -> Federation:
+        """The federation as it is here, once a session has begun."""
+        return self._module.federation
+
+    @property
     def client(self) -> LocalClient:
         """The one client, once a session has begun."""
         assert self.module is not None
@@ -112,7 +132,7 @@ class Site:
         try:
             asked = Request.from_bytes(request)
         except CodecError as error:
-            _log.warning("A request was refused: %s", error)
+            self.log.warning("A request was refused: %s", error)
             return Reply("hello", self.name, status="refused", reason="bytes").to_bytes()
         if asked.site != self.name:
             return Reply.to(asked, "refused", "site").to_bytes()
@@ -141,13 +161,16 @@ class Site:
             "load": self._load,
         }
         try:
-            reply = handlers[asked.kind](asked).to_bytes()
+            answered = handlers[asked.kind](asked)
+            if self.keeper is not None and asked.kind not in FIRST:
+                self.keeper.after(self, asked, answered)
+            reply = answered.to_bytes()
         except Refusal as refusal:
-            _log.warning("%s was refused: %s.", asked, refusal.reason)
+            self.log.warning("%s was refused: %s.", asked, refusal.reason)
             return Reply.to(asked, refusal.status, refusal.reason).to_bytes()
         except Exception as error:
             # Its text may name a patient, or a file: it stays in this log.
-            _log.exception("%s failed.", asked)
+            self.log.exception("%s failed.", asked)
             return Reply.to(asked, "failed", type(error).__name__).to_bytes()
         if asked.kind not in FIRST:
             self._replies[key] = reply
@@ -166,6 +189,10 @@ class Site:
     def _begin(self, asked: Request) -> Reply:
         """Starts a session: everything in memory is forgotten, the kept rounds are there."""
         job = asked.content["job"]
+        if not re.fullmatch(r"\w{1,64}", job):
+            raise Refusal("job")
+        if self.keeper is not None:
+            self.folder = self._root.with_name(f"{self._root.name}-{job[:8]}")
         kept = self.folder / JOB
         if kept.is_file() and read_json(kept, {"job": str})["job"] != job:
             raise Refusal("job")
@@ -182,6 +209,8 @@ class Site:
         self._replies.clear()
         self._start = self._base = self._state(START)
         self._here = self._base_at = START
+        if self.keeper is not None:
+            self.keeper.begin(self, asked)
         return Reply.to(asked, content={"rounds": self.rounds()})
 
     def _fit(self, asked: Request) -> Reply:
@@ -255,7 +284,7 @@ class Site:
         try:
             return Packet.from_bytes(asked.body, self._module.federation.most_elements)
         except CodecError as error:
-            _log.warning("A message was refused: %s", error)
+            self.log.warning("A message was refused: %s", error)
             raise Refusal("message") from error
 
     def _turn_to(self, asked: Request) -> None:

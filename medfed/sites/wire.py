@@ -273,5 +273,5 @@ def _checked(cls: type[Request] | type[Reply], head: dict[str, Any]) -> dict[str
 def _fits(content: Mapping[str, Any], shape: Mapping[str, Any]) -> None:
     if wrong := misfit(content, shape, "content"):
         raise ValueError(wrong)
-    if ANY not in shape and (extra := set(content) - set(shape) - {"metrics", "ledger"}):
+    if ANY not in shape and (extra := set(content) - set(shape) - {"selected"}):
         raise ValueError(f"content has {min(extra)!r:.40}, which is unknown")

@@ -30,6 +30,15 @@ FACTS = (
 """Keys of the configuration that the data decide, and that the coordinator takes from the sites."""
 
 
+class SiteModule(FederatedModule):
+    """A federation of which one client is here."""
+
+    @property
+    def owned(self) -> list[str]:
+        """That client."""
+        return list(self.federation.clients)
+
+
 class ConfiguredSite:
     """Implements :class:`medfed.sites.site.Workplace` from a configuration.
 
@@ -124,6 +133,11 @@ class ConfiguredSite:
         samples = self.data.clients[self.name].num_samples
         self._facts = Facts(samples, digest(self._initial), facts_of(config, self.data))
 
+    @property
+    def exchanged(self) -> tuple[list[bytes], list[bytes]]:
+        """What was told of the data, and what was answered."""
+        return [told for told in self._told if told is not None], list(self._answers)
+
     def facts(self) -> Facts:
         """See :meth:`medfed.sites.site.Workplace.facts`."""
         assert self._facts is not None
@@ -135,7 +149,7 @@ class ConfiguredSite:
         with torch.no_grad():
             for name, tensor in float_entries(task.network).items():
                 tensor.copy_(self._initial[name])
-        module = FederatedModule(task, *federate(config, self.data, task, everyone))
+        module = SiteModule(task, *federate(config, self.data, task, everyone))
         # Precision and device are those of a Trainer, which carries out nothing here.
         quiet: DictConfig = config.copy()
         quiet.progress = False

@@ -195,11 +195,14 @@ class RunRecord:
             "patients": found.get("patients", {}).get(client),
             "metrics": {n: [*finite(dict(enumerate(e))).values()] for n, e in ends.items()},  # type: ignore[arg-type]
         }
-        means = {n: over["mean"] for n, over in summary.get("federation", {}).items()}
+        hospitals = summary.get("hospitals", len(summary["clients"]))
+        # A site's own folder knows no others, and so no mean over them.
+        whole = summary.get("federation", {}) if hospitals == len(summary["clients"]) else {}
+        means = {n: over["mean"] for n, over in whole.items()}
         return {
             "round": None if chosen is None else chosen + 1,
             "rounds": summary.get("rounds"),
-            "hospitals": len(summary["clients"]),
+            "hospitals": hospitals,
             "seed": self.config.get("seed"),
             "patients": {split: len(own[split]) for split in own},
             "samples": had.get("samples"),

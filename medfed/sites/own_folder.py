@@ -1,0 +1,200 @@
+"""What a site keeps for itself: its model and bundle, its metrics, ledger, pictures, and a log.
+
+The folder looks like a run's, of one client: ``config.yaml``, ``splits.json``, ``cohort.json`` and
+``preprocessing.json`` before the first round; ``ledger.csv`` and ``validation.json`` after each;
+``models``, ``bundle``, ``metrics.csv``, ``cases.csv``, ``summary.json`` and ``pictures`` once the
+selected round was tested, which equal those of a simulation's client. ``log.txt`` beside all of
+a site's federations has what was refused or failed, with the texts that nobody else is told.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, open_dict
+
+from medfed.common.figures import save_figures
+from medfed.common.files import write_json, write_text
+from medfed.common.scores import Record, failures_count, undefined_in
+from medfed.common.strict_json import read_strict_json
+from medfed.config.compose import load
+from medfed.datamodules.base import Exchanged
+from medfed.delivery.export.export import export_run
+from medfed.federation.budget import Passes
+from medfed.federation.federation import count
+from medfed.federation.lightning.callbacks import PersonalEvaluation
+from medfed.federation.wire.ledger import Direction, Ledger
+from medfed.federation.wire.packet import Packet
+from medfed.run import results
+from medfed.run.assembly import preprocessing
+from medfed.run.cohort import cohort_record
+from medfed.run.experiment import Experiment
+from medfed.run.folder import open_folder
+from medfed.sites.agreement import Agreed
+from medfed.sites.own_file import SiteFile
+from medfed.sites.site import Site
+from medfed.sites.wire import START, Reply, Request
+from medfed.sites.workplace import ConfiguredSite
+
+LOG = "log.txt"  # in the folder of all federations
+_LEDGER, _VALIDATION = "ledger.csv", "validation.json"
+
+
+def hospital(agreed: Agreed, own: SiteFile) -> Site:
+    """Makes a site of what all have agreed on and its own file; each federation has its folder.
+
+    Raises:
+        MedfedError: If they do not go together.
+    """
+    workplace = ConfiguredSite.of(agreed, own)
+    name = re.sub(r"[^\w.-]", "_", str(workplace.config.name))[:40]
+    site = Site(workplace, own.folder / name, OwnFolder(workplace))
+    own.folder.mkdir(parents=True, exist_ok=True)
+    listen(site, own.folder / LOG)
+    return site
+
+
+class OwnFolder:
+    """Implements :class:`medfed.sites.site.Keeper`.
+
+    Args:
+        workplace: Whose it is.
+
+    Attributes:
+        ledger: What this site has sent and received, in rounds that all have finished.
+        history: Its validation metrics.
+    """
+
+    def __init__(self, workplace: ConfiguredSite) -> None:
+        self.workplace = workplace
+        self.name = workplace.name
+        self.ledger = Ledger()
+        self.history: list[Record] = []
+        self._of_round = Ledger()
+        self._turn = (START, 0)
+        self._spent: tuple[int, Passes] = (0, Passes())
+        self._hospitals = 1
+
+    def begin(self, site: Site, asked: Request) -> None:
+        """Opens the folder, or goes on with what it holds."""
+        folder, place = site.folder, self.workplace
+        self._hospitals = len(asked.content["clients"])
+        config: DictConfig = place.config.copy()
+        with open_dict(config):
+            config.folder = str(folder)
+            config.resume = str(folder) if (folder / "config.yaml").is_file() else None
+        data = place.data
+        steps = {self.name: data.preprocessing(self.name)}
+        cohort = {} if config.resume else cohort_record(data).record()
+        open_folder(config, data.splits(), steps, cohort)
+        self.ledger = Ledger(preprocessing(self._told()))
+        self.history, self._spent = [], (0, Passes())
+        if config.resume and (folder / _LEDGER).is_file():
+            self.ledger = Ledger.from_csv((folder / _LEDGER).read_text())
+            kept = read_strict_json(folder / _VALIDATION, finite=False)
+            self.history = [Record(n, self.name, _numbers(m)) for n, m in kept["metrics"]]
+            self._spent = kept["spent"]["steps"], Passes(*kept["spent"]["passes"])
+
+    def after(self, site: Site, asked: Request, reply: Reply) -> None:
+        """Takes note of a request that was answered."""
+        folder, number = site.folder, asked.round
+        if (number, asked.attempt) != self._turn:
+            self._turn, self._of_round = (number, asked.attempt), Ledger()
+        if asked.kind == "fit":
+            ways: tuple[tuple[Direction, bytes], ...] = (("down", asked.body), ("up", reply.body))
+            for way, body in ways:
+                packet = Packet.from_bytes(body, site.federation.most_elements)
+                count(self._of_round, packet, number, packet.phase, self.name, way)
+        elif asked.kind == "commit":
+            begun = [e for e in self.ledger.entries if e.round < number or _before(e.phase)]
+            self.ledger = Ledger([*begun, *self._of_round.entries])
+            write_text(folder / _LEDGER, self.ledger.to_csv())
+            self._spent = site.client.steps_done, site.client.passes
+            self._keep(folder)
+        elif asked.kind == "evaluate" and asked.content["split"] == "val":
+            earlier = [r for r in self.history if r.round < number]
+            found = dict(reply.content["metrics"])
+            undefined = undefined_in(earlier[0].metrics) if earlier else None
+            self.history = [*earlier, Record(number, self.name, failures_count(found, undefined))]
+            self._keep(folder)
+        elif asked.kind == "evaluate":
+            self._finish(site, asked, dict(reply.content["metrics"]))
+
+    def _told(self) -> list[Exchanged]:
+        told, answers = self.workplace.exchanged
+        pairs = zip(told, answers, strict=True)
+        return [(self.name, way, len(b)) for t, a in pairs for way, b in (("up", t), ("down", a))]  # type: ignore[misc]
+
+    def _keep(self, folder: Path) -> None:
+        steps, passes = self._spent
+        metrics = [[r.round, r.metrics] for r in self.history]
+        spent = {"steps": steps, "passes": list(passes)}
+        write_json(folder / _VALIDATION, {"metrics": metrics, "spent": spent})
+
+    def _finish(self, site: Site, asked: Request, metrics: dict[str, float]) -> None:
+        """Writes the model of the selected round, what was measured of it, and its bundle."""
+        place, federation, folder = self.workplace, site.federation, site.folder
+        module = site.module
+        assert module is not None
+        evaluation = PersonalEvaluation(*place.task.selection)
+        evaluation.history, evaluation.test = self.history, {self.name: metrics}
+        evaluation.cases = dict(module.cases)
+        packet = Packet.from_bytes(asked.body, federation.most_elements)
+        ledger = Ledger([e for e in self.ledger.entries if e.phase != "deliver"])
+        count(ledger, packet, asked.round, "deliver", self.name, "down")
+        federation.ledger, module.next_round = ledger, asked.round
+        config: DictConfig = place.config.copy()
+        with open_dict(config):
+            config.folder = str(folder)
+        trainer = module.trainer
+        experiment = Experiment(config, place.data, place.task, module, evaluation, trainer, folder)
+        federation.arrived[self.name] = packet
+        try:
+            results.save_models(experiment)
+            results.save_predictions(experiment)
+        finally:
+            del federation.arrived[self.name]
+        chosen = asked.content.get("selected", asked.at)
+        best = chosen if isinstance(chosen, int) and chosen != START else None
+        spent = {self.name: self._spent}  # of all rounds, not of those up to the selected one
+        summary = results.summarise(str(config.name), module, evaluation, best, spent)
+        summary["hospitals"] = self._hospitals  # of which this is one: a mean is of itself alone
+        results.write_tables(experiment, summary, best)
+        self._draw(experiment, best)
+        export_run(load([f"run={folder}", f"out={folder / 'bundle'}"], "export"))
+
+    def _draw(self, experiment: Experiment, best: int | None) -> None:
+        from medfed.run.pictures import bytes_per_client, metric_curves  # late: they draw
+        from medfed.run.predictions import read_predictions
+
+        evaluation, ledger = experiment.evaluation, experiment.module.federation.ledger
+        figures: dict[str, Any] = {"bytes": bytes_per_client(ledger) if ledger.total() else None}
+        if evaluation.history:
+            metric = evaluation.metric
+            figures[f"val_{metric}"] = metric_curves(evaluation.history, metric, best)
+        if cases := read_predictions({"own model": experiment.folder}, [self.name]):
+            figures["contours"] = experiment.task.picture(cases)
+        save_figures(experiment.folder / "pictures", figures, experiment.config.pictures.format)
+
+
+def listen(site: Site, path: Path) -> None:
+    """Has what a site says, and no other one in this process, go to a file of its own."""
+    for handler in list(site.log.handlers):
+        site.log.removeHandler(handler)
+        handler.close()
+    handler = logging.FileHandler(path, encoding="utf-8", delay=True)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    site.log.addHandler(handler)
+
+
+def _before(phase: str) -> bool:
+    return phase == "preprocessing"
+
+
+def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Metrics as they were: what is undefined is null in JSON."""
+    return {name: float("nan") if v is None else float(v) for name, v in metrics.items()}
