@@ -175,16 +175,14 @@ def _site(own: Path, agreed: str, name: str) -> Answers:
     from medfed.common.errors import ConfigError
     from medfed.sites.agreement import Agreed
     from medfed.sites.own_file import SiteFile
-    from medfed.sites.site import Site
-    from medfed.sites.workplace import ConfiguredSite
+    from medfed.sites.own_folder import hospital
 
     known = opened(agreed)
     found = Agreed(tuple(known["sites"]), tuple(known["overrides"]), known["cut"], known["medfed"])
     file = SiteFile.read(own)
     if file.site != name:
         raise ConfigError(f"{own} is of site {file.site}, and FLARE calls this one {name}.")
-    config = file.config(found)
-    return Site(ConfiguredSite(config, name), file.folder / "rounds")
+    return hospital(found, file)
 
 
 @dataclass(frozen=True)

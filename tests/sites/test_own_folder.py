@@ -104,7 +104,8 @@ def test_no_patient_and_no_file_has_left_a_site(done):
 
 
 def test_the_text_of_an_error_stays_in_the_sites_log(tmp_path, monkeypatch):
-    agreed = Agreed(("Basel",), (*EXPERIMENT[:-3], "data.scaling=client"))
+    simple = ("data.scaling=client", "data.features=[age,crp]", "data.missing_indicator=false")
+    agreed = Agreed(("Basel",), (*EXPERIMENT[:-3], *simple))
     (site,) = hospitals(tmp_path, agreed).sites.values()
     table = tmp_path / "Basel" / "ours.csv"
     table.write_text(table.read_text() + "Anna Muster,Basel,60,f,born 1957,1\n")
