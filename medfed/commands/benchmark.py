@@ -53,7 +53,7 @@ def main(config: DictConfig) -> None:
         size=config.size,
         variants=_plain(config.variants),
         out=Path(str(config.out)).expanduser(),
-        workers=config.workers or os.cpu_count() or 1,
+        workers=config.workers or len(os.sched_getaffinity(0)),
         shard=config.shard,
         report_only=config.report_only,
         data_root=str(config.data_root),

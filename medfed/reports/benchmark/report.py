@@ -16,6 +16,7 @@ from medfed.common.files import csv_text, write_json, write_text, writing
 from medfed.common.names import cell as as_cell
 from medfed.config.compose import CONFIG_DIR
 from medfed.reports.benchmark.findings import Told, findings
+from medfed.reports.benchmark.page import latex, page
 from medfed.reports.benchmark.verdicts import REFERENCES, Verdict
 from medfed.run.benchmark.cells import stale_cells
 from medfed.run.benchmark.methods import chosen_methods
@@ -108,7 +109,7 @@ def benchmark(
         write_studies(out / "tuning.journal", progress)
     if not quiet:
         _print(told)
-        say(console, *told.sentences, f"Report: {out / 'report'}")
+        say(console, *told.sentences, f"Report: {out / 'report' / 'report.html'}")
     if broken:
         place, why = next(iter(broken.items()))
         raise MedfedError(
@@ -171,6 +172,8 @@ def _write(folder: Path, told: Told) -> None:
     write_text(folder / "clients.csv", csv_text(head, clients))
     write_json(folder / "findings.json", told.plain())
     write_text(folder / "report.md", markdown(told))
+    write_text(folder / "tables.tex", latex(told))
+    write_text(folder / "report.html", page(told))
 
 
 def _cell(value: object) -> object:

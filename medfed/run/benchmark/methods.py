@@ -92,7 +92,8 @@ def points(space: dict[str, Range], trials: int) -> list[dict[str, float]]:
     """Returns the settings that are tried: the default, then the same quasi-random points for all.
 
     Their coordinates are those of one Halton sequence, the first of which is the learning rate's;
-    so all methods try the same learning rates.
+    so all methods try the same learning rates. Its first point, the middle, is left out, as it is
+    where defaults are.
 
     Args:
         space: What is tuned.
@@ -105,9 +106,9 @@ def points(space: dict[str, Range], trials: int) -> list[dict[str, float]]:
         >>> one = points({"lr": Range(0.01, 1.0)}, 3)
         >>> two = points({"lr": Range(0.01, 1.0), "mu": Range(0.1, 1.0)}, 3)
         >>> one, [p["lr"] for p in one[1:]] == [p["lr"] for p in two[1:]]
-        ([{}, {'lr': 0.1}, {'lr': 0.03162}], True)
+        ([{}, {'lr': 0.03162}, {'lr': 0.3162}], True)
     """
-    shares = qmc.Halton(len(space), scramble=False).fast_forward(1).random(trials - 1)
+    shares = qmc.Halton(len(space), scramble=False).fast_forward(2).random(trials - 1)
     return [{}] + [
         {key: over.at(float(u)) for (key, over), u in zip(space.items(), row, strict=True)}
         for row in shares

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +20,7 @@ from rich.table import Table
 from medfed.common.errors import RankError, first_line
 from medfed.common.names import cell as as_cell
 from medfed.common.progress import Steps
+from medfed.datamodules.cache.building import start_worker
 from medfed.run.benchmark.cells import Cell, read_cell, write_cell
 from medfed.run.benchmark.plan import Group, best_trial
 from medfed.run.benchmark.work import run_cell
@@ -116,6 +116,26 @@ def run_groups(
         for cell in own.group.final(own.trial):
             ask(own, cell, pool)
 
+    def gather(pool: Executor, refresh: Callable[[str], None], seconds: float | None) -> None:
+        for future in wait(waiting, seconds, FIRST_COMPLETED).done:
+            asked = waiting.pop(future)
+            cell = asked[0][1]
+            try:
+                result = future.result()
+            except BrokenProcessPool as error:
+                raise RankError(
+                    f"A process ended while it ran {cell.place} or another cell (killed, or memory "
+                    "short?); what was finished is kept: run it again, if need be with fewer "
+                    "workers."
+                ) from error
+            except Exception as error:
+                broken[cell.place] = f"{type(error).__name__}: {first_line(error)}"
+                continue
+            write_cell(out, cell, result)
+            for own, wanted in asked:
+                take(own, wanted, result, pool)
+            refresh(cell.place)
+
     with _pool(workers) as pool, _shown(progress, quiet) as refresh:
         for own in progress:
             own.wanted = own.group.tuning()
@@ -124,25 +144,9 @@ def run_groups(
             if not own.wanted:
                 finish(own, pool)
             refresh("")
+            gather(pool, refresh, 0)  # what is finished is kept while others are composed
         while waiting:
-            for future in wait(waiting, return_when=FIRST_COMPLETED).done:
-                asked = waiting.pop(future)
-                cell = asked[0][1]
-                try:
-                    result = future.result()
-                except BrokenProcessPool as error:
-                    raise RankError(
-                        f"A process ended while it ran {cell.place} or another cell (killed, or "
-                        "memory short?); what was finished is kept: run it again, if need be with "
-                        "fewer workers."
-                    ) from error
-                except Exception as error:
-                    broken[cell.place] = f"{type(error).__name__}: {first_line(error)}"
-                    continue
-                write_cell(out, cell, result)
-                for own, wanted in asked:
-                    take(own, wanted, result, pool)
-                refresh(cell.place)
+            gather(pool, refresh, None)
     return broken
 
 
@@ -207,10 +211,9 @@ def _pool(workers: int) -> Iterator[Executor]:
 
 
 def _begin() -> None:
-    """A process leaves Ctrl-C to the one that has started it, and computes on one thread."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """A process ends with the one that has started it, and computes on one thread."""
+    start_worker()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    os.environ["OMP_NUM_THREADS"] = "1"
     import torch
 
     torch.set_num_threads(1)

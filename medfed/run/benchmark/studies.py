@@ -5,10 +5,13 @@ from __future__ import annotations
 import importlib.util
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from omegaconf import OmegaConf
+
 from medfed.common.files import replacing
+from medfed.federation.card import Range
 from medfed.run.benchmark.methods import search_space
 from medfed.run.benchmark.runner import Progress
 
@@ -49,18 +52,26 @@ def write_studies(path: Path, progress: Sequence[Progress]) -> bool:
                 storage=storage, study_name=own.group.name, direction="maximize"
             )
             for number, result in sorted(own.tuning.items()):
-                setting = own.group.settings[number]
+                setting = {**_defaults(own, space), **own.group.settings[number]}
                 score = result.get("score")
                 whole = score is not None and math.isfinite(score)
                 study.add_trial(
                     optuna.trial.create_trial(
                         state=optuna.trial.TrialState.COMPLETE if whole else failed,
                         value=score if whole else None,
-                        params=setting,  # none of the default's, which are the method's own
+                        params=setting,
                         distributions={key: kinds[key] for key in setting},
-                        user_attrs={"trial": number, "default": not setting},
+                        user_attrs={"trial": number, "default": not own.group.settings[number]},
                     )
                 )
         if not partial.exists():
             partial.touch()
     return True
+
+
+def _defaults(own: Progress, space: Mapping[str, Range]) -> dict[str, float]:
+    """A method's own values of what is tuned, those that lie in the range."""
+    config = own.group.config(own.group.suite.base)
+    found = {key: OmegaConf.select(config, key) for key in space}
+    numbers = {key: float(v) for key, v in found.items() if isinstance(v, int | float)}
+    return {k: v for k, v in numbers.items() if space[k].low <= v <= space[k].high}
