@@ -5,8 +5,11 @@ from __future__ import annotations
 import csv
 import json
 import random
+import re
 import shutil
 import time
+from html import escape
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -189,3 +192,52 @@ def test_a_method_that_exceeds_a_budget_is_left_out_by_name(done, tmp_path):
     for method in ("local", "fedavg", "ditto"):
         assert f"{method} is left out of two/one: it cannot keep the budget of 2 gradient" in text
     assert "pooled is left out" not in text  # no budget holds what all patients in one place reach
+
+
+def test_the_page_is_one_file_and_says_what_the_table_says(done, plugins):
+    out, told = done
+    text = (out / "report" / "report.html").read_text()
+    assert not re.search(r"(?:src|href)=|@import|url\(", text)  # nothing is fetched
+    assert "prefers-color-scheme:dark" in text
+    for drawn in re.findall(r"<svg.*?</svg>", text, re.DOTALL):
+        ElementTree.fromstring(drawn)
+    task, verdicts = told.tasks[0]
+    for name, verdict in verdicts.items():
+        assert f"<td>{name}</td><td" in text
+        assert f">{verdict.mean.mean:.4f}</td>" in text
+    for sentence in told.sentences:
+        assert escape(sentence) in text
+    for client in task.clients:
+        assert f"<td>{client}</td>" in text
+    tex = (out / "report" / "tables.tex").read_text()
+    assert rf"pooled\_finetuned & {verdicts['pooled_finetuned'].mean.mean:.4f} &" in tex
+
+
+def test_the_dial_is_drawn_and_its_crossings_are_between_its_places(done, plugins, tmp_path):
+    """The cells of the first variant are those that are there."""
+    out = tmp_path / "out"
+    shutil.copytree(done[0], out)
+    told = run(plugins, out, variants="all")
+    dial = told.dials["two"]
+    assert dial["at"] == [1, 4]
+    for (task, verdicts), place in zip(told.tasks, (0, 1), strict=True):
+        for name, verdict in verdicts.items():
+            assert dial["curves"][name][place] == pytest.approx(verdict.mean.mean)
+        assert task.variant == ("one", "four")[place]
+    assert all(1 < x < 4 for at in dial["crossings"].values() for x in at)
+    assert "two: the dial" in (out / "report" / "report.html").read_text()
+
+
+def test_trials_are_studies_for_optuna_where_it_is_installed(done):
+    optuna = pytest.importorskip("optuna")
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    out, _ = done
+    storage = JournalStorage(JournalFileBackend(str(out / "tuning.journal")))
+    study = optuna.load_study(study_name="two/ditto", storage=storage)
+    files = sorted((out / "cells/two/one/ditto").glob("tune*"))
+    scores = [json.loads(p.read_text())["result"]["score"] for p in files]
+    assert [t.value for t in study.trials] == scores
+    assert [t.user_attrs["default"] for t in study.trials] == [True, False]
+    assert study.trials[1].params.keys() == {"optimizer.lr", "algorithm.strength"}

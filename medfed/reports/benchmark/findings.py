@@ -127,10 +127,9 @@ def _of_task(task: Task, verdicts: Mapping[str, Verdict]) -> list[str]:
         ]
         seen = ""
         if visible:
-            seen = (
-                f" (differences from {min(visible):.4f} to {max(visible):.4f}, by method, could "
-                "have been seen)"
-            )
+            least, most = f"{min(visible):.4f}", f"{max(visible):.4f}"
+            span = least if least == most else f"{least} to {most}, by method,"
+            seen = f" (differences from {span} could have been seen)"
         told.append(f"{task.name}: {'; '.join(parts)}{seen}.")
     if all(a.verdict == NOT_TOLD_APART for v in verdicts.values() for a in v.against.values()):
         told.append(f"{task.name} tells no method from local training or FedAvg.")

@@ -12,6 +12,7 @@ from medfed.reports.benchmark.findings import Told
 from medfed.reports.benchmark.scores import Task
 from medfed.reports.benchmark.verdicts import REFERENCES, Verdict, ceiling_of, floor_of
 from medfed.run.benchmark.cells import libraries
+from medfed.run.benchmark.methods import CEILINGS
 
 _STYLE = """
 :root{color-scheme:light dark;--ink:#1c1c1e;--soft:#6b6b70;--line:#d9d9de;--paper:#fff;
@@ -20,7 +21,7 @@ _STYLE = """
 --dot:#56b4e9;--good:#4cc9a6;--bad:#ff9d5c}}
 @media print{:root{color-scheme:light;--ink:#000;--soft:#444;--line:#bbb;--paper:#fff;--dot:#0072b2}
 section{break-inside:avoid}details{display:none}}
-body{margin:0 auto;padding:1rem;max-width:60rem;background:var(--paper);color:var(--ink);
+body{margin:0 auto;padding:1rem;max-width:68rem;background:var(--paper);color:var(--ink);
 font:16px/1.5 system-ui,sans-serif}
 h1{font-size:1.5rem}h2{font-size:1.2rem;margin-top:2.5rem;border-top:1px solid var(--line);
 padding-top:1rem}h3{font-size:1rem}
@@ -29,8 +30,8 @@ font-variant-numeric:tabular-nums}th,td{padding:.25rem .6rem;text-align:right;
 border-bottom:1px solid var(--line);white-space:nowrap}th:first-child,td:first-child{
 text-align:left;position:sticky;left:0;background:var(--paper)}th{cursor:pointer;color:var(--soft);font-weight:600}
 td.better{color:var(--good)}td.worse{color:var(--bad)}.soft,figcaption{color:var(--soft);
-font-size:.85rem}figure{margin:1rem 0}svg{width:100%;max-width:44rem;height:auto;
-font:12px system-ui,sans-serif;fill:var(--ink)}
+font-size:.85rem}figure{margin:1rem 0;overflow-x:auto}svg{width:100%;min-width:30rem;
+max-width:44rem;height:auto;font:12px system-ui,sans-serif;fill:var(--ink)}
 svg .grid{stroke:var(--line);stroke-width:1}svg .mark{stroke:var(--soft);stroke-dasharray:3 3}
 svg .interval{stroke:var(--dot);stroke-width:2}svg .dot{fill:var(--dot)}
 svg .name{text-anchor:end}svg .tick,svg .note{text-anchor:middle;fill:var(--soft)}
@@ -77,7 +78,7 @@ def _task(task: Task, verdicts: Mapping[str, Verdict]) -> str:
     for name, v in ordered:
         low, high = sorted((task.raw(v.mean.low), task.raw(v.mean.high)))
         rows.append((name, task.raw(v.mean.mean), low, high))
-    sent = {n: (sum(v.scores.sent), task.raw(v.mean.mean)) for n, v in ordered}
+    sent = {n: (sum(v.scores.sent), task.raw(v.mean.mean)) for n, v in ordered if n not in CEILINGS}
     splits = len(next(iter(verdicts.values())).scores.values)
     better = "smaller" if task.falls else "larger"
     return "".join(

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
+from medfed.common.console import size
+
 _WIDTH, _LEFT, _RIGHT = 640, 150, 20
 # Apart from each other for colour-blind readers too (Okabe and Ito).
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#7f7f7f")
@@ -154,10 +156,10 @@ def curves(
 
 
 def scatter(points: Mapping[str, tuple[float, float]], x_label: str, y_label: str) -> str:
-    """Draws methods by two numbers, the first on a logarithmic axis.
+    """Draws methods by what they send, on a logarithmic axis, and what they reach.
 
     Args:
-        points: By method; what has 0 or less in the first number stands at the left end.
+        points: By method, bytes first; what sends none stands at the left end.
         x_label: What the first number is.
         y_label: What the second number is.
     """
@@ -170,19 +172,25 @@ def scatter(points: Mapping[str, tuple[float, float]], x_label: str, y_label: st
         f'<text class="name" x="52" y="{y_axis.at(t) + 4}">{t:g}</text>'
         for t in y_axis.ticks()
     ]
-    first, last = math.ceil(x_axis.low), math.floor(x_axis.high)
+    steps = (1, 2, 5) if x_axis.high - x_axis.low < 2 else (1,)
+    decades = range(math.floor(x_axis.low), math.ceil(x_axis.high))
+    ticks = [s * 10.0**n for n in decades for s in steps]
+    ticks = [t for t in ticks if x_axis.low <= math.log10(t) <= x_axis.high]
+    ticks = ticks or [x for x, _ in points.values() if x > 0][:1]
     parts += [
-        f'<text class="tick" x="{x_axis.at(n)}" y="258">10<tspan dy="-5">{n}</tspan></text>'
-        for n in range(first, last + 1)
+        f'<text class="tick" x="{x_axis.at(math.log10(t))}" y="258">{size(round(t))}</text>'
+        for t in ticks
     ]
     parts.append(f'<text class="tick" x="{_WIDTH / 2}" y="280">{escape(x_label)}</text>')
+    taken: list[tuple[float, float]] = []
     for name, (x, y) in points.items():
         if math.isfinite(y):
-            place = x_axis.at(logs[name]) if x > 0 else 60
-            parts.append(_dot(place, y_axis.at(y), f"{name}: {x:g}, {y:.4f}"))
-            parts.append(
-                f'<text class="line" x="{place + 7}" y="{y_axis.at(y) + 4}">{escape(name)}</text>'
-            )
+            place, text = x_axis.at(logs[name]) if x > 0 else 60, y_axis.at(y)
+            parts.append(_dot(place, text, f"{name}: {size(round(x))}, {y:.4f}"))
+            while any(abs(place - a) < 90 and abs(text - b) < 13 for a, b in taken):
+                text += 13
+            taken.append((place, text))
+            parts.append(f'<text class="line" x="{place + 7}" y="{text + 4}">{escape(name)}</text>')
     return _picture(parts, height, f"{y_label} over {x_label}")
 
 
