@@ -101,11 +101,15 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
 
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
-        if device.type == "cpu":
-            # torch.manual_seed would also format a stack trace for a GPU that is not in use.
+        if device.type in ("cpu", "cuda"):
+            # torch.manual_seed would also seed all other GPUs, or format a stack trace for one
+            # that is not in use.
             torch.default_generator.manual_seed(seed)
         else:
             torch.manual_seed(seed)
+        if device.type == "cuda":
+            index = torch.cuda.current_device() if device.index is None else device.index
+            torch.cuda.default_generators[index].manual_seed(seed)
         yield
 
 

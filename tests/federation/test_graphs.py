@@ -251,6 +251,31 @@ def test_kinds_are_captured_when_seen_often_and_the_least_recent_is_dropped():
     assert graphs.captured == 4
 
 
+class Counting(Watch):
+    """Counts what a GPU would wait for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits = 0
+
+    def check(self, *operation: Any) -> None:
+        try:
+            super().check(*operation)
+        except UncapturableError:
+            self.waits += operation[0] != "randperm"  # of the CPU, wherever the network is
+
+
+@pytest.mark.parametrize("optimizer", [MOMENTUM, ADAM], ids=["sgd", "adam"])
+def test_only_the_loss_at_the_end_is_waited_for(optimizer):
+    federation, local = federated(FedAvg(), NEVER, optimizer, rounds=0, clip=0.5)
+    tie = Proximity(0.1, {"head.bias": torch.ones(1)})
+    for steps in (3, 12):
+        federation.clients["c1"].begin(0, "fit", 0)
+        with Counting() as counting:
+            federation.clients["c1"].train(local.initial(), steps=steps, penalty=tie)
+        assert counting.waits == 1
+
+
 WAITS = {
     "waits for a value": lambda x: x * float(x.sum()),
     "waits for a value ": lambda x: x * (1 if x.sum() > 0 else 2),
