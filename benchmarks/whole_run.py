@@ -136,8 +136,8 @@ def report(whole: float) -> None:
     without = whole - seconds["imports"]
     print(f"{'whole':<40}{whole:8.2f} s")
     print(
-        f"beside training ({', '.join(BESIDE)}): {beside:.2f} s, {beside / whole:.1%} of the whole, "
-        f"{beside / without:.1%} of the whole without imports"
+        f"beside training ({', '.join(BESIDE)}): {beside:.2f} s,\n"
+        f"{beside / whole:.1%} of the whole, {beside / without:.1%} of the whole without imports"
     )
 
 

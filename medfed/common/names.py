@@ -6,7 +6,7 @@ import hashlib
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rich.markup import escape
 
@@ -51,6 +51,28 @@ def shown(name: str, most: int = _SHOWN) -> str:
     """
     text = visible(name) or "''"
     return text if len(text) <= most else f"{text[: most - 9]}…{text[-8:]}"
+
+
+def few(names: Sequence[str], most: int = 20) -> str:
+    """Lists names for a sentence, not all of very many.
+
+    Example:
+        >>> few(["a", "b", "c"], most=2)
+        'a, b and 1 more'
+    """
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def evenly(names: Sequence[str], most: int) -> list[str]:
+    """Picks some of very many names, spread evenly, the same whenever it is asked.
+
+    Example:
+        >>> evenly(["a", "b", "c", "d", "e"], 2), evenly(["a"], 2)
+        (['a', 'c'], ['a'])
+    """
+    count = min(most, len(names))
+    return [names[n * len(names) // count] for n in range(count)]
 
 
 def visible(text: str) -> str:

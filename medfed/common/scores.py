@@ -16,7 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from medfed.common.files import csv_text
+from medfed.common.names import few
 
+_TOLD = 10  # clients that have a sentence each
 # Metrics of a user's own: whether smaller is better, and the worst value.
 _own: dict[str, tuple[bool, float]] = {}
 
@@ -140,7 +142,7 @@ def undefined_sentences(
         if names := tuple(n for n in missing if "/" not in n or n.split("/")[0] not in missing):
             groups.setdefault(names, []).append(client)
     return [
-        f"{where}The {split} data of {', '.join(who)} leave {', '.join(names)} undefined; "
+        f"{where}The {split} data of {few(who)} leave {', '.join(names)} undefined; "
         f"{f'{who[0]} is' if len(who) == 1 else 'they are'} left out there."
         for names, who in groups.items()
     ]
@@ -156,11 +158,14 @@ def failure_sentences(
         ['Round 3: The loss or the predictions of b on its test data are not finite; b counts as \
 the worst possible.']
     """
-    return [
+    lost = failed(clients)
+    told = [
         f"{where}The loss or the predictions of {client} on its {split} data are not finite; "
         f"{client} counts as the worst possible."
-        for client in failed(clients)
+        for client in lost[:_TOLD]
     ]
+    more = len(lost) - _TOLD
+    return told + [f"{where}The same is so of {more} more clients."] * (more > 0)
 
 
 def federation_statistics(values: Sequence[float], falls: bool = False) -> dict[str, float]:

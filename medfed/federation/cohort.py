@@ -58,19 +58,21 @@ class Cohort:
         Raises:
             ConfigError: If a listed client does not exist.
         """
+        everyone, listed = set(known), None if self.clients is None else set(self.clients)
         named = {"clients": self.clients or (), "absent": set().union(*self.absent.values())}
         for key, name in ((key, name) for key, names in named.items() for name in names):
-            if name not in known:
+            if name not in everyone:
                 raise ConfigError(
                     f"cohort.{key} names {name!r}, which is no client"
                     f"{did_you_mean(name, known)}; the clients are {', '.join(known)}."
                 )
-        pool = [c for c in known if self.clients is None or c in self.clients]
+        pool = [c for c in known if listed is None or c in listed]
         count = max(1, int(self.fraction * len(pool) + 0.5))  # halves up
         drawn = set(pool)
         if count < len(pool):
             drawn = set(random.Random(derive_seed(seed, round, "cohort")).sample(pool, count))
-        found = tuple(c for c in pool if c in drawn.difference(self.absent.get(round, ())))
+        here = drawn.difference(self.absent.get(round, ()))
+        found = tuple(c for c in pool if c in here)
         if not found:
             raise ConfigError(f"cohort.absent leaves nobody in round {round}; take a client out.")
         return found

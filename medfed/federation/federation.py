@@ -201,6 +201,7 @@ class Round:
 
     Attributes:
         position: Of the open phase within the round.
+        recipients: The clients of the open phase, in the order of the cohort.
     """
 
     def __init__(self, federation: Federation, number: int) -> None:
@@ -213,6 +214,7 @@ class Round:
             federation.server, self.cohort, number
         )
         self._outbox: Outbox = {}
+        self.recipients: list[str] = []
         self._sent: dict[str, Packet] = {}
         self._take(next(self._generator))
 
@@ -220,11 +222,6 @@ class Round:
     def phase(self) -> str:
         """The phase that is open."""
         return self.expected[self.position]
-
-    @property
-    def recipients(self) -> list[str]:
-        """The clients of the open phase, in the order of the cohort."""
-        return [c for c in self.cohort if c in self._outbox]
 
     def sent(self, client: str) -> Packet:
         """Returns what a recipient of the open phase is sent."""
@@ -271,13 +268,15 @@ class Round:
         name = type(self.federation.algorithm).__name__
         if self.position >= len(self.expected):
             raise ValueError(f"{name} yields more phases than {self.expected}.")
+        members = set(self.cohort)
         for client, message in outbox.items():
-            if message.phase != self.phase or client not in self.cohort:
+            if message.phase != self.phase or client not in members:
                 raise ValueError(
                     f"{name} sent phase {message.phase!r} to {client} where phase {self.phase!r} "
                     "to members of the cohort was announced."
                 )
         self._outbox = outbox
+        self.recipients = [c for c in self.cohort if c in outbox]
         encode, number = self.federation.channel.encode, self.number
         self._sent = self._coded(
             "down",

@@ -12,6 +12,8 @@ from medfed.common.names import caption
 from medfed.common.tensors import Tensors
 from medfed.functional.graph import edge_similarity
 
+NAMED = 45  # clients, at most, that are named or drawn one by one
+
 
 def draw_matrix(clients: Sequence[str], rows: Tensor, title: str) -> Any:
     """Draws what each client has to do with each other one, in two colours if it has a sign.
@@ -27,17 +29,18 @@ def draw_matrix(clients: Sequence[str], rows: Tensor, title: str) -> Any:
     from matplotlib.figure import Figure  # late: pictures need it, training does not
 
     names, values = [caption(client) for client in clients], rows.cpu().double().numpy()
-    size = max(4.0, 0.35 * len(names) + 2)
+    size = min(max(4.0, 0.35 * len(names) + 2), 18.0)
     figure = Figure(figsize=(size + 1, size), layout="constrained")
     axes = figure.subplots()
     axes.set_facecolor("0.9")
     most = float(np.nanmax(np.abs(values), initial=0.0)) or 1.0
     low, colours = (-most, "PuOr") if np.nanmin(values, initial=0.0) < 0 else (0.0, "Blues")
     drawn = axes.imshow(values, cmap=colours, vmin=low, vmax=most)
-    axes.set_xticks(range(len(names)), names, rotation=90, fontsize=8)
-    axes.set_yticks(range(len(names)), names, fontsize=8)
+    if named := len(names) <= NAMED:
+        axes.set_xticks(range(len(names)), names, rotation=90, fontsize=8)
+        axes.set_yticks(range(len(names)), names, fontsize=8)
     axes.set_xlabel("model of")
-    axes.set_ylabel("client")
+    axes.set_ylabel("client" if named else f"{len(names)} clients, in order")
     axes.set_title(title, fontsize=10)
     figure.colorbar(drawn, ax=axes, shrink=0.8)
     return figure
@@ -55,9 +58,16 @@ def draw_shares(shares: Tensors, title: str) -> Any:
     """
     from matplotlib.figure import Figure  # late: pictures need it, training does not
 
-    figure = Figure(figsize=(6.0, 0.3 * len(shares) + 1.2), layout="constrained")
+    many = len(shares) > NAMED
+    height = 3.6 if many else 0.3 * len(shares) + 1.2
+    figure = Figure(figsize=(6.0, height), layout="constrained")
     axes = figure.subplots()
     names, values = [caption(client) for client in shares], [float(t) for t in shares.values()]
+    if many:
+        axes.hist(values, bins=25, range=(0, 1), color="#56B4E9")
+        axes.set_ylabel(f"of {len(shares):,} clients")
+        axes.set_title(title, fontsize=10)
+        return figure
     bars = axes.barh(names, values, color="#56B4E9")
     axes.bar_label(bars, fmt="%.2f", padding=3, fontsize=8)
     axes.set_xlim(0, 1.1)
@@ -81,6 +91,8 @@ def draw_graph(clients: Sequence[str], graph: Tensors) -> Any:
     import networkx as nx  # late: pictures need it, training does not
     from matplotlib.figure import Figure
 
+    if len(clients) > NAMED:
+        return _draw_neighbours(len(clients), graph["edges"])
     drawn = nx.Graph()
     drawn.add_nodes_from(clients)
     weights = edge_similarity(graph["distance"].cpu())
@@ -102,6 +114,21 @@ def draw_graph(clients: Sequence[str], graph: Tensors) -> Any:
     axes.title.set_fontsize(10)
     axes.margins(0.25)
     axes.set_axis_off()
+    return figure
+
+
+def _draw_neighbours(count: int, edges: Tensor) -> Any:
+    """Draws how many neighbours clients have, where single edges could not be told apart."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    degrees = np.bincount(edges.cpu().flatten().numpy(), minlength=count)
+    figure = Figure(figsize=(6.0, 3.6), layout="constrained")
+    axes = figure.subplots()
+    axes.hist(degrees, bins=[n - 0.5 for n in range(int(degrees.max()) + 2)], color="#56B4E9")
+    axes.set(xlabel="neighbours", ylabel=f"of {count:,} clients")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_title(f"Similarity network of the clients: {len(edges):,} edges", fontsize=10)
     return figure
 
 

@@ -27,6 +27,8 @@ Deviations:
 - What describes a client (label counts) comes with its first reply. Until then nothing ties it; as
   long as all memberships are 1/K nothing would pull.
 - The gradient for c is taken on top of the round's steps: one batch, or ``membership_batches``.
+- Of more than 2,000 clients not L is kept but the rows of which it is made, so that memory and
+  time do not grow with their square; the warning of too strong a coupling is then left out.
 - ``membership_start`` rounds may pass before memberships move (0 in the paper). Models that start
   at random are not equally good, and the better one draws every client. Where theta has settled at
   c_i = 1/K, the clients' pulls add up to about nothing, and what is left parts them.
@@ -59,11 +61,12 @@ from medfed.federation.client import Client
 from medfed.federation.lightning.collect import rank
 from medfed.federation.split import ParameterSplit
 from medfed.federation.wire.message import Message
-from medfed.functional.membership import coupling, exponentiated_gradient
+from medfed.functional.membership import coupling, exponentiated_gradient, spread_coupling
 from medfed.personalize.canonical_base import MEMBERSHIP, CanonicalMethod
 from medfed.personalize.similarity import Affinity
 
 _log = logging.getLogger(__name__)
+PAIRS = 2000  # clients, at most, of which a matrix has every pair
 
 
 @dataclass(frozen=True)
@@ -145,7 +148,13 @@ class PPFL(CanonicalMethod):
         pull: Tensor | None = None
         if learns and server["laplacian"]:
             rows = torch.stack([server["membership"][c] for c in order])
-            pull = scale * coupling(server["laplacian"]["L"].to(rows.device), rows, self.strength)
+            ties = {name: tie.to(rows.device) for name, tie in server["laplacian"].items()}
+            pull = scale * (
+                coupling(ties["L"], rows, self.strength)
+                if "L" in ties
+                else spread_coupling(ties["U"], rows, self.strength)
+            )
+        place = {c: n for n, c in enumerate(order)}
         outbox = {}
         for client, size in zip(cohort, sizes, strict=True):
             parts, scalars = {"shared": server["shared"]}, {}
@@ -153,7 +162,7 @@ class PPFL(CanonicalMethod):
                 scalars["weight"] = scale * size / sum(sizes)
             if pull is not None:
                 like = server["membership"][client]
-                parts["coupling"] = {MEMBERSHIP: pull[order.index(client)].to(like)}
+                parts["coupling"] = {MEMBERSHIP: pull[place[client]].to(like)}
             if asks and client not in server["sketches"]:
                 scalars["sketch"] = 1.0
             outbox[client] = Message(phase, parts, scalars)
@@ -168,7 +177,13 @@ class PPFL(CanonicalMethod):
 
     def _tie(self, server: State) -> None:
         """Renews the Laplacian, and warns where it becomes too stiff."""
-        laplacian = self.affinity.laplacian(list(server["num_samples"]), server["sketches"])
+        clients = list(server["num_samples"])
+        like = next(iter(server["shared"].values()))
+        if len(clients) > PAIRS and self.affinity.needs_sketches:
+            unit = self.affinity.spread(clients, server["sketches"])
+            server["laplacian"] = {"U": unit.to(like.device)}
+            return
+        laplacian = self.affinity.laplacian(clients, server["sketches"])
         before = self._stiffness(server["laplacian"].get("L", torch.zeros(1, 1)))
         now = self._stiffness(laplacian)
         if before <= 1 < now and rank() == 0:
@@ -180,7 +195,6 @@ class PPFL(CanonicalMethod):
                 now,
                 now,
             )
-        like = next(iter(server["shared"].values()))
         server["laplacian"] = {"L": laplacian.to(like.device)}
 
     def _stiffness(self, laplacian: Tensor) -> float:

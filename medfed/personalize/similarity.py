@@ -30,7 +30,7 @@ from medfed.functional.graph import (
     ring_edges,
     star_edges,
 )
-from medfed.functional.membership import cosine_affinity, laplacian
+from medfed.functional.membership import cosine_affinity, laplacian, spread_rows
 from medfed.functional.sketches import data_sketch, label_sketch, sketch_vector
 
 
@@ -211,6 +211,18 @@ class Affinity:
         data = client.data
         counts = data.label_counts if self.kind == "label" else data.channels
         return {self.kind: label_sketch(counts).float()}
+
+    def spread(self, clients: Sequence[str], sketches: Mapping[str, Tensor]) -> Tensor:
+        """Returns the rows of :func:`spread_rows`, ``(N, s)``: for very many clients.
+
+        Args:
+            clients: All clients, in order.
+            sketches: What clients have sent so far, one at least; not of ``given`` weights.
+        """
+        known, rows = _rows(clients, sketches)
+        found = torch.zeros(len(clients), rows.shape[1], dtype=torch.float64)
+        found[known] = spread_rows(rows if self.kind == "data" else rows.clamp(min=0))
+        return found
 
     def laplacian(self, clients: Sequence[str], sketches: Mapping[str, Tensor]) -> Tensor:
         """Returns L = D - W, ``(N, N)`` in float64.

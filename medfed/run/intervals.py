@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from medfed.common.files import csv_text
-from medfed.common.names import shown
-from medfed.common.scores import federation_statistics, mean_of_known, smaller_is_better
+from medfed.common.names import few, shown
+from medfed.common.scores import federation_statistics, smaller_is_better
 from medfed.common.seeding import derive_seed
 from medfed.datamodules.splits import Split
 from medfed.functional.bootstrap import draws, percentiles
@@ -144,38 +146,40 @@ class Examined:
                 found.setdefault(name, {})[client] = metrics
         return found
 
-    def resampled(self, seed: int) -> tuple[dict[str, Values], Values, Values]:
+    def resampled(self, seed: int) -> tuple[Iterator[tuple[str, Values]], Iterator[Values]]:
         """Draws patients anew within every client, and measures each time.
+
+        One client after the other, then all together, so that memory does not grow with the numbers
+        of many clients.
 
         Args:
             seed: Of the run.
 
         Returns:
-            The metrics of every client, their means over the clients, and those of all cases
-            together, of :data:`RESAMPLES` resamples; the latter two only if no model has failed.
+            Each client with its metrics of :data:`RESAMPLES` resamples; and those of the cases of
+            all clients together, in blocks of resamples, if no model has failed. The second is to
+            be asked for when the first has ended.
         """
-        count = {c: self.patients(c) for c in self.cases}
-        drawn = {
-            c: draws(n, RESAMPLES, derive_seed(seed, "bootstrap", c)) for c, n in count.items()
-        }
+        drawn: dict[str, NDArray[np.int64]] = {}
         case = {c: cases["case"].astype(np.int64) for c, cases in self.cases.items()}
-        everything = joined([*self.cases.values()])
-        block = max(1, _BLOCK // len(everything["case"]))
-        each: dict[str, list[Values]] = {c: [] for c in count}
-        together: list[Values] = []
-        for start in range(0, RESAMPLES, block):
-            weights = {
-                c: rows[start : start + block, case[c]].astype(float) for c, rows in drawn.items()
-            }
-            for c, some in weights.items():
-                each[c].append(self.measure(self.cases[c], some, count[c]))
+
+        def blocks(clients: Sequence[str], cases: Columns) -> Iterator[Values]:
+            size, count = max(1, _BLOCK // len(cases["case"])), sum(map(self.patients, clients))
+            for start in range(0, RESAMPLES, size):
+                some = [drawn[c][start : start + size, case[c]].astype(float) for c in clients]
+                yield self.measure(cases, np.concatenate(some, axis=1), count)
+
+        def each() -> Iterator[tuple[str, Values]]:
+            for c, cases in self.cases.items():
+                rows = draws(self.patients(c), RESAMPLES, derive_seed(seed, "bootstrap", c))
+                drawn[c] = rows.astype(np.min_scalar_type(int(rows.max(initial=0))))
+                yield c, joined(list(blocks([c], cases)))
+
+        def together() -> Iterator[Values]:
             if self.complete:
-                all_ = np.concatenate([*weights.values()], axis=1)
-                together.append(self.measure(everything, all_, sum(count.values())))
-        own = {c: joined(parts) for c, parts in each.items()}
-        names = joined(together)
-        means = {n: mean_of_known(np.stack([v[n] for v in own.values()]), axis=0) for n in names}
-        return own, means, names
+                yield from blocks([*self.cases], joined([*self.cases.values()]))
+
+        return each(), together()
 
 
 def joined(parts: Sequence[Columns]) -> dict[str, Any]:
@@ -197,16 +201,27 @@ def findings(tested: Examined, seed: int) -> dict[str, Any]:
     """
     if not any(tested.plainly(cases, 1) for cases in tested.cases.values()):
         return {}  # a task that measures no tables of cases
-    own, means, together = tested.resampled(seed)
-    patients = {c: tested.patients(c) for c in own}
+    each, together = tested.resampled(seed)
+    patients = {c: tested.patients(c) for c in tested.cases}
 
     def ends(values: Values, known: bool = True) -> dict[str, list[float]]:
         return {n: [*percentiles(v, LEVEL)] if known else [math.nan] * 2 for n, v in values.items()}
 
-    undefined = {
-        c: {n: int(np.isnan(v).sum()) for n, v in values.items() if np.isnan(v).any()}
-        for c, values in own.items()
-    }
+    clients: dict[str, dict[str, list[float]]] = {}
+    undefined: dict[str, dict[str, int]] = {}
+    total: dict[str, Any] = defaultdict(float)
+    known: dict[str, Any] = defaultdict(int)
+    for c, values in each:
+        clients[c] = ends(values, patients[c] > 1)  # a single one would be drawn every time
+        lost = {n: np.isnan(v) for n, v in values.items()}
+        undefined[c] = {n: int(where.sum()) for n, where in lost.items() if where.any()}
+        for n, v in values.items():
+            total[n] += np.where(lost[n], 0.0, v)
+            known[n] += ~lost[n]
+    pooled = joined(list(together))
+    with np.errstate(invalid="ignore"):
+        means = {n: total[n] / known[n] for n in pooled}
+    several = min(patients.values()) > 1
     return {
         "pooled": tested.pooled(),
         "absent": tested.absent(),
@@ -215,10 +230,9 @@ def findings(tested: Examined, seed: int) -> dict[str, Any]:
             "level": LEVEL,
             "resamples": RESAMPLES,
             "patients": patients,
-            # A single patient would be drawn every time.
-            "clients": {c: ends(values, patients[c] > 1) for c, values in own.items()},
-            "mean": ends(means, min(patients.values()) > 1),
-            "pooled": ends(together, min(patients.values()) > 1),
+            "clients": clients,
+            "mean": ends(means, several),
+            "pooled": ends(pooled, several),
             "undefined": {c: names for c, names in undefined.items() if names},
         },
         "constant": {
@@ -280,11 +294,11 @@ def notes(summary: Mapping[str, Any], metric: str) -> list[str]:
     lost = {c: names.get(metric, 0) for c, names in found["undefined"].items()}
     some = {c: n for c, n in lost.items() if _SOME * found["resamples"] <= n < found["resamples"]}
     if some:
-        listed = ", ".join(f"{n} of {shown(c)}" for c, n in some.items())
+        listed = few([f"{n} of {shown(c)}" for c, n in some.items()])
         told.append(f"Resamples that leave {metric} undefined, and are left out: {listed}.")
     if alone := [shown(c) for c, n in found["patients"].items() if n < 2]:
         told.append(
-            f"No interval can be drawn from the single patient of {', '.join(alone)}, and none of "
+            f"No interval can be drawn from the single patient of {few(alone)}, and none of "
             "a mean over clients with one."
         )
     ends = [by_metric[metric] for by_metric in found["clients"].values()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ _PARTS = ("#0072B2", "#56B4E9", "#009E73", "#D55E00", "#E69F00", "#CC79A7", "#F0
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "0.4")
 _UNITS = ((1e9, "gigabytes"), (1e6, "megabytes"), (1e3, "kilobytes"), (1, "bytes"))
 _NAMES = 45  # clients, at most, whose names are written
+_LINES = 60  # clients, at most, that have a line each
 
 
 def metric_curves(history: Sequence[Record], metric: str, selected: int | None = None) -> Figure:
@@ -39,10 +41,13 @@ def metric_curves(history: Sequence[Record], metric: str, selected: int | None =
     clients = list(dict.fromkeys(r.client for r in history))
     rounds = sorted({r.round for r in history})
     many = len(clients) > 8
+    crowd = len(clients) > _LINES
     values = {(r.round, r.client): r.metrics[metric] for r in history}
     table = np.array([[values.get((n, c), math.nan) for c in clients] for n in rounds])
     x = np.array(rounds) + 1
-    for client, line in zip(clients, table.T, strict=True):
+    if crowd:
+        _bands(axes, x, table)
+    for client, line in zip(clients, table.T, strict=True) if not crowd else ():
         style: dict[str, Any] = (
             {"color": "0.6", "lw": 0.8} if many else {"lw": 1.4, "label": caption(client)}
         )
@@ -59,24 +64,40 @@ def metric_curves(history: Sequence[Record], metric: str, selected: int | None =
 
 
 def bytes_per_client(ledger: Ledger) -> Figure:
-    """Draws what each client sent and received, by part."""
-    clients = dict.fromkeys(e.client for e in ledger.entries)
+    """Draws what each client sent and received, by part; of very many, those with most."""
+    everyone = ledger.totals("client")
+    clients = [str(c) for (c,) in everyone]
+    if crowd := len(clients) > _NAMES:
+        clients.sort(key=lambda c: -everyone[(c,)])
+    shown, left = clients[:_NAMES], [everyone[(c,)] for c in clients[_NAMES:]]
     sums = ledger.totals("client", "direction", "part")
     kinds = sorted({(e.direction, e.part) for e in ledger.entries})
     arrows = {"up": "to server", "down": "to client"}
-    figure = Figure(figsize=(6.4, 0.9 + 0.32 * len(clients) + 0.8), layout="constrained")
+    figure = Figure(figsize=(6.4, 0.9 + 0.32 * len(shown) + 0.8), layout="constrained")
     axes = figure.subplots()
-    most = max(ledger.totals("client").values())
+    most = max(everyone.values())
     power, unit = next((p, u) for p, u in _UNITS if most >= p)
     values = {
-        f"{part}, {arrows[way]}": {c: sums.get((c, way, part), 0) / power for c in clients}
+        f"{part}, {arrows[way]}": {c: sums.get((c, way, part), 0) / power for c in shown}
         for way, part in kinds
     }
     stacked_bars(axes, values, _PARTS)
     axes.invert_yaxis()
-    axes.set(xlabel=f"{unit} in the whole run")
+    span = f" (the {_NAMES} of {len(clients):,} clients with most; the others down to "
+    note = f"{span}{min(left) / power:.3g})" if crowd else ""
+    axes.set(xlabel=f"{unit} in the whole run{note}")
     legend_above(axes, 2)
     return figure
+
+
+def _bands(axes: Axes, x: Floats, table: Floats) -> None:
+    """Draws where most of very many clients are: half, eight tenths, and all of them."""
+    for low, high, shade in ((0, 100, "0.92"), (10, 90, "0.82"), (25, 75, "0.7")):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "All-NaN slice")
+            ends = np.nanpercentile(table, [low, high], axis=1)
+        label = f"{high - low} % of {table.shape[1]:,} clients"
+        axes.fill_between(x, *ends, color=shade, lw=0, label=label)
 
 
 def draw_run(experiment: Experiment, found: Memberships | None) -> dict[str, Figure | None]:
@@ -168,7 +189,9 @@ def bars_of_what_is_served(found: Memberships, order: Sequence[int]) -> Figure:
     if not found.channels.all():
         counts = found.channels * found.samples[:, None]
         columns.append(("channels", counts, found.channel_names))
-    ordered = np.diag(found.samples)[:, list(order)]
+    from scipy.sparse import diags_array  # late: few runs have memberships
+
+    ordered: Any = diags_array(found.samples).tocsr()[:, list(order)]
     columns.append(("clients", ordered, tuple(caption(found.clients[i]) for i in order)))
     models = found.rows.shape[1]
     figure = Figure(figsize=(2.0 + 4.2 * len(columns), 1.5 + 1.5 * models), layout="constrained")
@@ -177,9 +200,13 @@ def bars_of_what_is_served(found: Memberships, order: Sequence[int]) -> Figure:
         shares, everyone = served(found, counts), counts.sum(0) / counts.sum()
         x = np.arange(len(names))
         for k in range(models):
-            axes = grid[k, j]
-            axes.bar(x, shares[k], color=_COLOURS[k % len(_COLOURS)], width=0.8)
-            axes.hlines(everyone, x - 0.45, x + 0.45, color="0.2")
+            axes, colour = grid[k, j], _COLOURS[k % len(_COLOURS)]
+            if len(names) > _NAMES:  # bars of thousands would be as many objects
+                axes.fill_between(x, shares[k], step="mid", color=colour, lw=0)
+                axes.plot(x, everyone, drawstyle="steps-mid", color="0.2", lw=0.8)
+            else:
+                axes.bar(x, shares[k], color=colour, width=0.8)
+                axes.hlines(everyone, x - 0.45, x + 0.45, color="0.2")
             axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
             axes.margins(x=0.02)
             axes.grid(axis="y", alpha=0.3)

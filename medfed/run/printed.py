@@ -12,13 +12,14 @@ from rich.console import Console
 from rich.table import Table
 
 from medfed.common.console import say, size, wide_console
-from medfed.common.names import cell, shown
+from medfed.common.names import cell, few, shown
 from medfed.common.scores import failure_sentences, number, span, undefined_sentences
 from medfed.run.intervals import notes
 from medfed.run.memberships import membership_line
 
 _STATISTICS = ("mean", "sd", "worst")
 _SHORT = {"balanced_accuracy": "balanced\naccuracy", "sensitivity": "sens.", "specificity": "spec."}
+_LINES, _ENDS = 40, 10  # clients that have a line each; of more, the best and the worst ones
 _GROUPS = 4  # sentences on classes that clients lack
 
 
@@ -74,8 +75,14 @@ def metric_table(summary: Mapping[str, Any]) -> Table:
         texts = [number(values[n]) if n in values else "–" for n in names]
         table.add_row(label, texts[0], *([interval(ends.get(first))] * shows), *texts[1:])
 
-    for client, metrics in summary["clients"].items():
-        add(cell(client), metrics, found["clients"].get(client, {}))
+    best, worst = ends_of(summary["clients"], *summary["selection"])
+    for client in best:
+        add(cell(client), summary["clients"][client], found["clients"].get(client, {}))
+    if worst:
+        left = len(summary["clients"]) - len(best) - len(worst)
+        table.add_row(f"… {left:,} more, see metrics.csv", "…")
+    for client in worst:
+        add(cell(client), summary["clients"][client], found["clients"].get(client, {}))
     table.add_section()
     for row in _STATISTICS:
         values = {n: over[row] for n, over in summary["federation"].items()}
@@ -86,6 +93,32 @@ def metric_table(summary: Mapping[str, Any]) -> Table:
     for name, constant in summary.get("constant", {}).items():
         add(name, {n: over["mean"] for n, over in constant["federation"].items()}, {})
     return table
+
+
+def ends_of(
+    clients: Mapping[str, Mapping[str, float]], metric: str, mode: str = "max"
+) -> tuple[list[str], list[str]]:
+    """Returns the clients that a table shows: all, or of very many the best and the worst ones.
+
+    Args:
+        clients: The metrics of each.
+        metric: By which they are ordered; those without it count as being between.
+        mode: ``max`` or ``min``.
+
+    Returns:
+        All clients in order and none; or the best ones and the worst ones, the worst one last.
+
+    Example:
+        >>> best, worst = ends_of({f"c{i}": {"iou": i / 100} for i in range(100)}, "iou")
+        >>> best[:2], worst[-2:], len(best + worst)
+        (['c99', 'c98'], ['c1', 'c0'], 20)
+    """
+    if len(clients) <= _LINES:
+        return [*clients], []
+    sign = -1 if mode == "max" else 1
+    known = [c for c, m in clients.items() if not math.isnan(m.get(metric, math.nan))]
+    order = sorted(known or clients, key=lambda c: sign * clients[c].get(metric, 0.0))
+    return order[:_ENDS], order[_ENDS:][-_ENDS:]
 
 
 def short(metric: str) -> str:
@@ -131,7 +164,7 @@ def absent_sentences(absent: Mapping[str, Sequence[str]], split: str) -> list[st
             "means over classes (summary.json: absent)."
         ]
     return [
-        f"The {split} data of {', '.join(who)} have no sample of {', '.join(map(shown, names))}: "
+        f"The {split} data of {few(who)} have no sample of {', '.join(map(shown, names))}: "
         "no part of their means over classes."
         for names, who in groups.items()
     ]

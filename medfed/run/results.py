@@ -12,7 +12,7 @@ from torch import Tensor
 
 from medfed.common.figures import save_figures
 from medfed.common.files import csv_text, write_json, write_text
-from medfed.common.names import file_names
+from medfed.common.names import evenly, file_names
 from medfed.common.scores import (
     Record,
     failed,
@@ -35,6 +35,7 @@ from medfed.run.predictions import save_prediction
 from medfed.run.printed import print_summary
 
 _log = logging.getLogger(__name__)
+SHOWN = 24  # clients, at most, of which a prediction is kept
 
 
 def write_hashes(module: FederatedModule, folder: Path) -> None:
@@ -145,7 +146,7 @@ def summarise(
     """
     test, val = evaluation.test, evaluation.undefined()
     ledger, ways = module.federation.ledger, ("up", "down")
-    parts = ledger.totals("direction", "part")
+    parts, sent = ledger.totals("direction", "part"), ledger.totals("client", "direction")
     return {
         "name": name,
         "algorithm": type(module.federation.algorithm).__name__.lower(),
@@ -158,9 +159,7 @@ def summarise(
         "bytes_by_part": {f"{d}/{p}": count for (d, p), count in parts.items()},
         "savings": {d: ledger.savings(direction=d) for d in ways} | {"both": ledger.savings()},
         "savings_by_part": {f"{d}/{p}": ledger.savings(direction=d, part=p) for d, p in parts},
-        "bytes_by_client": {
-            c: {d: ledger.total(client=c, direction=d) for d in ways} for c in test
-        },
+        "bytes_by_client": {c: {d: sent.get((c, d), 0) for d in ways} for c in test},
         "steps": {c: steps for c, (steps, _) in spent.items()},
         "gradient_passes": {c: passes.gradient for c, (_, passes) in spent.items()},
         "forward_passes": {c: passes.forward for c, (_, passes) in spent.items()},
@@ -202,11 +201,13 @@ def undefined(
 def save_predictions(experiment: Experiment) -> None:
     """Writes one test slice per client with its prediction, for pictures that compare methods.
 
-    Only tasks that label every pixel have something to show.
+    Only tasks that label every pixel have something to show; of very many clients some have one.
     """
     module, task, folder = experiment.module, experiment.task, experiment.folder
-    files = file_names(module.federation.ids)
+    files, shown = file_names(module.federation.ids), set(evenly(module.federation.ids, SHOWN))
     for client in module.owned:
+        if client not in shown:
+            continue
         module.local.load(module.federation.personal_model(client))
         batch = next(iter(module.federation.clients[client].data.eval_batches("test")), None)
         if batch is None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from medfed.common.errors import ConfigError, did_you_mean
+from medfed.common.names import few as few
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -241,17 +242,6 @@ mean FLAIR?).
     if not found or len(set(found)) < len(found):
         raise ConfigError(f"Each {kind} must be named once; got: {', '.join(wanted) or 'none'}.")
     return found
-
-
-def few(names: Sequence[str], most: int = 20) -> str:
-    """Lists names for a sentence, not all of very many.
-
-    Example:
-        >>> few(["a", "b", "c"], most=2)
-        'a, b and 1 more'
-    """
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
 
 
 def with_hospitals(patients: Sequence[Patient], hospitals: int | None) -> list[Patient]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import pytorch_lightning as pl
@@ -12,21 +13,21 @@ from pytorch_lightning.callbacks import EarlyStopping
 
 from medfed.common.scores import (
     Record,
-    failed,
     failure_sentences,
     failures_count,
     federation_statistics,
     smaller_is_better,
-    undefined_in,
     undefined_sentences,
-    worst_value,
 )
 from medfed.federation.lightning.collect import gather_named, rank
+from medfed.federation.lightning.history import History
 from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.lightning.schedule import Task
+from medfed.federation.wire.ledger import DIRECTIONS
 
 _log = logging.getLogger(__name__)
 FALLBACK = ("loss", "min")  # selects where the data leave the wanted metric undefined everywhere
+LOGGED = 100  # clients, at most, of which each has a curve of its own in a logger
 SCORE = "val/score"  # the selection score, larger is better, for what watches it
 Found = TypeVar("Found")
 
@@ -69,9 +70,18 @@ class PersonalEvaluation(pl.Callback):
 
     def __init__(self, metric: str, mode: str = "max") -> None:
         self.wanted = metric, mode
-        self.history: list[Record] = []
+        self._history = History()
         self.test: dict[str, dict[str, float]] = {}
         self.cases: dict[str, list[dict[str, float | str]]] = {}
+
+    @property
+    def history(self) -> History:
+        """The metrics of every evaluated round."""
+        return self._history
+
+    @history.setter
+    def history(self, records: Iterable[Record]) -> None:
+        self._history = records if isinstance(records, History) else History(records)
 
     @property
     def selection(self) -> tuple[str, str]:
@@ -79,9 +89,7 @@ class PersonalEvaluation(pl.Callback):
         undefined, metric = self.undefined().values(), self.wanted[0]
         nowhere = all(metric in names for names in undefined)
         # Without any validation patient the loss is undefined, too, and nothing selects.
-        losses = (r.metrics.get("loss", math.nan) for r in self.history)
-        measured = not all(map(math.isnan, losses))
-        return FALLBACK if nowhere and measured else self.wanted
+        return FALLBACK if nowhere and self.history.measured else self.wanted
 
     @property
     def metric(self) -> str:
@@ -117,11 +125,10 @@ class PersonalEvaluation(pl.Callback):
         for name, value in shown.items():
             pl_module.log(name, value, logger=False, sync_dist=True, batch_size=1)
         if trainer.logger:
-            per_client = {
-                f"val/{c}/{self.metric}": m[self.metric]
-                for c, m in metrics.items()
-                if not math.isnan(m[self.metric])
-            }
+            # Of more clients a logger has no use: metrics.csv has them all.
+            chosen, few = self.metric, metrics if len(metrics) <= LOGGED else {}
+            values_of = {c: m[chosen] for c, m in few.items() if not math.isnan(m[chosen])}
+            per_client = {f"val/{c}/{chosen}": value for c, value in values_of.items()}
             trainer.logger.log_metrics({**values, **per_client}, step=number)
 
     def on_test_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -133,18 +140,11 @@ class PersonalEvaluation(pl.Callback):
 
     def undefined(self) -> dict[str, list[str]]:
         """Returns for each client the metrics that its validation data leave undefined."""
-        first: dict[str, Record] = {}
-        for record in self.history:
-            first.setdefault(record.client, record)
-        return {client: undefined_in(record.metrics) for client, record in first.items()}
+        return self.history.undefined()
 
     def failures(self) -> dict[str, list[int]]:
         """Returns the clients whose models have failed on validation data, and in which rounds."""
-        found: dict[str, list[int]] = {}
-        for record in self.history:
-            for client in failed({record.client: record.metrics}):
-                found.setdefault(client, []).append(record.round)
-        return found
+        return self.history.failures
 
     def _falls(self, metric: str) -> bool:
         return self.mode == "min" if metric == self.metric else smaller_is_better(metric)
@@ -173,44 +173,28 @@ class PersonalEvaluation(pl.Callback):
         Of rounds that are equal in it, that of the smallest mean loss: with few patients an AUROC
         of 1 comes early, and says nothing of the probabilities. Then the earliest.
         """
-        rounds = sorted({r.round for r in self.history})
-        scores = {n: self.score(n) for n in rounds}
+        rounds, chosen = self.history.rounds, self.selection
+        scores = {n: self.history.mean(n, *chosen) for n in rounds}
         usable = {n: s for n, s in scores.items() if not math.isnan(s)}
         if not usable:
             return rounds[-1] if rounds else None
         best = max(usable.values())
         return max(
             (n for n, score in usable.items() if score == best),
-            key=lambda n: (self._mean(n, *FALLBACK), -n),
+            key=lambda n: (self.history.mean(n, *FALLBACK), -n),
         )
 
     def score(self, number: int) -> float:
         """Returns the selection score of a round, larger is better; NaN where undefined."""
-        return self._mean(number, *self.selection)
-
-    def _mean(self, number: int, metric: str, mode: str) -> float:
-        """The mean of a metric over the clients that have it, turned so that larger is better."""
-        undefined, sign = self.undefined(), 1 if mode == "max" else -1
-        values = [
-            sign * (v if math.isfinite(v) else worst_value(metric))
-            for v, client in (
-                (r.metrics.get(metric, math.nan), r.client)
-                for r in self.history
-                if r.round == number
-            )
-            if metric not in undefined.get(client, ())
-        ]
-        # Of a metric that is unknown here the direction of selection says what is worst.
-        values = [v if math.isfinite(v) else -math.inf for v in values]
-        return sum(values) / len(values) if values else math.nan
+        return self.history.mean(number, *self.selection)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the record, so that a resumed run selects as a straight one."""
-        return {"history": [(r.round, r.client, dict(r.metrics)) for r in self.history]}
+        return {"history": self.history.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Puts the record back."""
-        self.history = [Record(*row) for row in state_dict["history"]]
+        self.history = History(Record(*row) for row in state_dict["history"])
 
 
 class Patience(EarlyStopping):
@@ -248,13 +232,12 @@ class CommunicationLogger(pl.Callback):
         if not trainer.logger:
             return
         ledger, number = pl_module.federation.ledger, pl_module.next_round - 1
-        so_far = ledger.totals("direction")
-        latest = [e for e in ledger.entries if e.round == number]
         metrics: dict[str, float] = {}
-        for direction in ("up", "down"):
-            metrics[f"bytes/{direction}_total"] = so_far.get((direction,), 0)
-            metrics[f"bytes/{direction}_savings"] = ledger.savings(direction=direction)
-            metrics[f"bytes/{direction}"] = sum(e.bytes for e in latest if e.direction == direction)
+        for direction in DIRECTIONS:
+            so_far = ledger.traffic(direction)
+            metrics[f"bytes/{direction}_total"] = so_far.bytes
+            metrics[f"bytes/{direction}_savings"] = so_far.savings
+            metrics[f"bytes/{direction}"] = ledger.traffic(direction, number).bytes
         for name, value in pl_module.federation.server.get("diagnostics", {}).items():
             metrics[f"server/{name}"] = float(value)
         trainer.logger.log_metrics(metrics, step=number)

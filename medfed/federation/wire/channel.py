@@ -52,14 +52,15 @@ class Place(NamedTuple):
 NOWHERE = Place()
 
 
+_Alike = tuple[Kind, int | None, int | None]
+"""Kind, memory (by identity) and draw: who is sent a part under the same gets the same bytes."""
+
+
 @dataclass(frozen=True)
 class _Sent:
-    """A part that went down; whoever is sent the same from the same memory gets the same bytes."""
+    """A part that went down, and the memory that it was coded from, which so keeps its identity."""
 
-    tensors: Tensors
-    kind: Kind
     before: Tensor | None
-    draw: int | None
     encoded: EncodedPart
     after: Tensor | None
 
@@ -90,7 +91,7 @@ class Channel:
         self.buffers = frozenset(buffers)
         # A part that is broadcast is one object in many messages: it is coded once, and its
         # decoded tensors are one object at all clients, so memory grows with personal parts only.
-        self._encoded: dict[str, list[_Sent]] = {}
+        self._encoded: dict[str, tuple[Tensors, dict[_Alike, _Sent]]] = {}
         self._decoded: dict[str, tuple[EncodedPart, Tensors]] = {}
 
     def encode(
@@ -190,11 +191,11 @@ class Channel:
         before: Tensor | None,
         layout: Layout,
     ) -> _Sent:
-        known = self._encoded.get(part, []) if direction == "down" else []
-        known = [s for s in known if s.tensors is tensors]
-        same = [s for s in known if s.kind == kind and s.before is before]
-        if link.direct and same:
-            return same[0]
+        last = self._encoded.get(part) if direction == "down" else None
+        known = last[1] if last is not None and last[0] is tensors else {}
+        alike: _Alike = (kind, None if before is None else id(before), None)
+        if link.direct and alike in known:
+            return known[alike]
         flat = flatten(tensors).detach()
         total = float(flat.sum())
         if not math.isfinite(total) and (name := first_non_finite(tensors)):
@@ -205,8 +206,9 @@ class Channel:
             # bytes, on whatever rank, and what differs is drawn independently.
             who = place.client if direction == "up" else total.hex()
             draw = derive_seed(self.seed, place.round, who, place.phase, direction, part, "codec")
-            if again := [s for s in same if s.draw == draw]:
-                return again[0]
+            alike = (*alike[:2], draw)
+            if alike in known:
+                return known[alike]
             rng = np.random.default_rng(draw)
         try:
             encoded, after = encode_part(
@@ -218,9 +220,10 @@ class Channel:
             raise NonFiniteError(
                 f"{part} cannot be coded by {link.codec}: {str(error).rstrip('.')}"
             ) from error
-        sent = _Sent(tensors, kind, before, draw, encoded, after)
+        sent = _Sent(before, encoded, after)
         if direction == "down":
-            self._encoded[part] = [*known, sent]
+            known[alike] = sent
+            self._encoded[part] = tensors, known
         return sent
 
     def _received(

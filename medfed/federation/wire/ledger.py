@@ -12,6 +12,7 @@ from medfed.common.errors import CodecError, first_line
 from medfed.common.files import csv_text, original
 
 Direction = Literal["up", "down"]
+DIRECTIONS: tuple[Direction, ...] = ("up", "down")
 
 
 class Entry(NamedTuple):
@@ -34,6 +35,18 @@ class Entry(NamedTuple):
     part: str
     bytes: int
     dense: int
+
+
+class Traffic(NamedTuple):
+    """Bytes that travelled, and what they would have been in fp32."""
+
+    bytes: int = 0
+    dense: int = 0
+
+    @property
+    def savings(self) -> float:
+        """How many times fewer bytes travelled; 1 where nothing did."""
+        return self.dense / self.bytes if self.bytes else 1.0
 
 
 def _entry(cells: list[str]) -> Entry:
@@ -64,11 +77,28 @@ class Ledger:
     """
 
     def __init__(self, entries: Iterable[Entry] = ()) -> None:
-        self.entries: list[Entry] = list(entries)
+        self.entries: list[Entry] = []
+        # By round and direction, so that what is asked for every round need not see all entries.
+        self._sums: dict[tuple[int, str], Traffic] = {}
+        for entry in entries:
+            self.add(entry)
 
     def add(self, entry: Entry) -> None:
         """Appends one entry."""
         self.entries.append(entry)
+        before = self._sums.get(key := (entry.round, entry.direction), Traffic())
+        self._sums[key] = Traffic(before.bytes + entry.bytes, before.dense + entry.dense)
+
+    def traffic(self, direction: Direction, round: int | None = None) -> Traffic:
+        """Returns what went in a direction, in one round or in all; quick whatever the entries.
+
+        Example:
+            >>> ledger = Ledger(Entry(n, "fit", "a", "up", "shared", 20, 80) for n in range(3))
+            >>> ledger.traffic("up"), ledger.traffic("up", round=1).savings
+            (Traffic(bytes=60, dense=240), 4.0)
+        """
+        sums = [s for (n, way), s in self._sums.items() if way == direction and round in (None, n)]
+        return Traffic(sum(s.bytes for s in sums), sum(s.dense for s in sums))
 
     def total(self, **where: object) -> int:
         """Returns the bytes of the entries whose fields equal the given ones."""
@@ -133,4 +163,6 @@ class Ledger:
     def load_state_dict(self, state: Mapping[str, list[Any]]) -> None:
         """Replaces the entries by those of :meth:`state_dict`."""
         rows = zip(*(state[f] for f in Entry._fields), strict=True)
-        self.entries = [Entry(*row) for row in rows]
+        self.entries, self._sums = [], {}
+        for row in rows:
+            self.add(Entry(*row))
