@@ -27,7 +27,7 @@ Deviations:
 - What describes a client (label counts) comes with its first reply. Until then nothing ties it; as
   long as all memberships are 1/K nothing would pull.
 - The gradient for c is taken on top of the round's steps: one batch, or ``membership_batches``.
-- Of more than 2,000 clients not L is kept but the rows of which it is made, so that memory and
+- Of more than 500 clients not L is kept but the rows of which it is made, so that memory and
   time do not grow with their square; the warning of too strong a coupling is then left out.
 - ``membership_start`` rounds may pass before memberships move (0 in the paper). Models that start
   at random are not equally good, and the better one draws every client. Where theta has settled at
@@ -66,7 +66,7 @@ from medfed.personalize.canonical_base import MEMBERSHIP, CanonicalMethod
 from medfed.personalize.similarity import Affinity
 
 _log = logging.getLogger(__name__)
-PAIRS = 2000  # clients, at most, of which a matrix has every pair
+PAIRS = 500  # clients, at most, of which a matrix has every pair
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -101,7 +101,10 @@ def cohort_record(data: FederatedDataModule) -> CohortRecord:
     """
     clients = {**data.clients, **data.kept_out}
     kind = _kind(next(iter(clients.values())))
-    had = {name: _had(data, clients[name], plan, kind) for name, plan in data.plans.items()}
+    of: dict[str | None, list[Patient]] = {}
+    for patient in data.patients.values():
+        of.setdefault(patient.centre, []).append(patient)
+    had = {name: _had(data, clients[name], plan, kind, of) for name, plan in data.plans.items()}
     what, samples = data.contents()
     found = find_duplicates(what, {n: p.patients for n, p in data.plans.items()}, samples)
     if found.groups and getattr(data, "duplicates", "warn") == "error":
@@ -124,10 +127,21 @@ def _kind(client: ClientData) -> str:
     return "outcome" if label_of(client.train).is_floating_point() else "classes"
 
 
-def _had(data: FederatedDataModule, client: ClientData, plan: ClientPlan, kind: str) -> Had:
+def _had(
+    data: FederatedDataModule,
+    client: ClientData,
+    plan: ClientPlan,
+    kind: str,
+    of: Mapping[str | None, Sequence[Patient]],
+) -> Had:
+    """What one client has; ``of`` are the patients of each centre."""
     own = [data.patients[i] for ids in plan.patients.values() for i in ids]
     centres = {p.centre for p in own}
-    pool = [p for p in data.patients.values() if None in centres or p.centre in centres]
+    pool = (
+        of[next(iter(centres))]
+        if len(centres) == 1 and None not in centres
+        else [p for p in data.patients.values() if None in centres or p.centre in centres]
+    )
     blocks: dict[Split, Sequence[Block]] = {"train": [client.train], **client.evaluation}
     counts = {s: _label_counts(client, s, blocks[s], kind, data.num_classes) for s in SPLITS}
     if plan.label_order is not None:  # back to the order of the data

@@ -15,7 +15,7 @@ from medfed.common.files import csv_text
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.partitions.label_groups import group_of
 
-_LINKED = 1000  # clients, at most, that a linkage orders
+_LINKED = 300  # clients, at most, that a linkage orders
 
 Floats = NDArray[np.float64]
 

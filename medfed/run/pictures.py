@@ -25,6 +25,7 @@ _PARTS = ("#0072B2", "#56B4E9", "#009E73", "#D55E00", "#E69F00", "#CC79A7", "#F0
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "0.4")
 _UNITS = ((1e9, "gigabytes"), (1e6, "megabytes"), (1e3, "kilobytes"), (1, "bytes"))
 _NAMES = 45  # clients, at most, whose names are written
+_MOST = 20  # clients with most bytes, where there are too many for all
 _LINES = 60  # clients, at most, that have a line each
 
 
@@ -69,7 +70,8 @@ def bytes_per_client(ledger: Ledger) -> Figure:
     clients = [str(c) for (c,) in everyone]
     if crowd := len(clients) > _NAMES:
         clients.sort(key=lambda c: -everyone[(c,)])
-    shown, left = clients[:_NAMES], [everyone[(c,)] for c in clients[_NAMES:]]
+    shown = clients[:_MOST] if crowd else clients
+    left = [everyone[(c,)] for c in clients[len(shown) :]]
     sums = ledger.totals("client", "direction", "part")
     kinds = sorted({(e.direction, e.part) for e in ledger.entries})
     arrows = {"up": "to server", "down": "to client"}
@@ -83,8 +85,8 @@ def bytes_per_client(ledger: Ledger) -> Figure:
     }
     stacked_bars(axes, values, _PARTS)
     axes.invert_yaxis()
-    span = f" (the {_NAMES} of {len(clients):,} clients with most; the others down to "
-    note = f"{span}{min(left) / power:.3g})" if crowd else ""
+    note = f"\nthe {_MOST} of {len(clients):,} clients with most; " if crowd else ""
+    note += f"the others down to {min(left) / power:.2g}" if crowd else ""
     axes.set(xlabel=f"{unit} in the whole run{note}")
     legend_above(axes, 2)
     return figure
@@ -207,7 +209,8 @@ def bars_of_what_is_served(found: Memberships, order: Sequence[int]) -> Figure:
             else:
                 axes.bar(x, shares[k], color=colour, width=0.8)
                 axes.hlines(everyone, x - 0.45, x + 0.45, color="0.2")
-            axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+            decimals = None if len(names) > _NAMES else 0
+            axes.yaxis.set_major_formatter(PercentFormatter(1, decimals))
             axes.margins(x=0.02)
             axes.grid(axis="y", alpha=0.3)
             if j == 0:

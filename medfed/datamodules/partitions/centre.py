@@ -42,4 +42,8 @@ class ByCentre(Partition):
                 )
         known = sorted({str(p.centre) for p in patients})
         names = known if self.centres is None else check_names("centre", self.centres, known)
-        return {name: [p.id for p in patients if p.centre == name] for name in names}
+        found: dict[str, list[str]] = {name: [] for name in names}
+        for patient in patients:
+            if patient.centre in found:
+                found[patient.centre].append(patient.id)
+        return found
