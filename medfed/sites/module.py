@@ -13,6 +13,7 @@ from medfed.common.scores import Record
 from medfed.federation.budget import Passes
 from medfed.federation.federation import Federation
 from medfed.federation.lightning.callbacks import PersonalEvaluation
+from medfed.federation.lightning.history import History
 from medfed.federation.lightning.module import FederatedModule, TaskLike
 from medfed.federation.lightning.schedule import EvaluationTasks, Task
 from medfed.federation.training import LocalTrainer
@@ -30,7 +31,7 @@ class SitesEvaluation(PersonalEvaluation):
 
     def _mean(self, number: int, metric: str, mode: str) -> float:
         measured = self.history
-        self.history = self.filled()
+        self.history = History(self.filled())
         try:
             return super()._mean(number, metric, mode)
         finally:

@@ -174,19 +174,22 @@ class PersonalEvaluation(pl.Callback):
         of 1 comes early, and says nothing of the probabilities. Then the earliest.
         """
         rounds, chosen = self.history.rounds, self.selection
-        scores = {n: self.history.mean(n, *chosen) for n in rounds}
+        scores = {n: self._mean(n, *chosen) for n in rounds}
         usable = {n: s for n, s in scores.items() if not math.isnan(s)}
         if not usable:
             return rounds[-1] if rounds else None
         best = max(usable.values())
         return max(
             (n for n, score in usable.items() if score == best),
-            key=lambda n: (self.history.mean(n, *FALLBACK), -n),
+            key=lambda n: (self._mean(n, *FALLBACK), -n),
         )
 
     def score(self, number: int) -> float:
         """Returns the selection score of a round, larger is better; NaN where undefined."""
-        return self.history.mean(number, *self.selection)
+        return self._mean(number, *self.selection)
+
+    def _mean(self, number: int, metric: str, mode: str) -> float:
+        return self.history.mean(number, metric, mode)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the record, so that a resumed run selects as a straight one."""

@@ -177,8 +177,12 @@ class Channel:
         """Returns what other clients were sent, where a client's bytes depend on nothing else."""
         if direction == "up" or not link.direct or link.mode(kind) != "plain":
             return None
-        known = self._encoded.get(part, [])
-        return next((s for s in known if s.tensors is tensors and s.kind == kind), None)
+        return self._known(part, tensors).get((kind, None, None))
+
+    def _known(self, part: str, tensors: Tensors) -> dict[_Alike, _Sent]:
+        """What others were sent of these very tensors."""
+        last = self._encoded.get(part)
+        return last[1] if last is not None and last[0] is tensors else {}
 
     def _sent(
         self,
@@ -191,8 +195,7 @@ class Channel:
         before: Tensor | None,
         layout: Layout,
     ) -> _Sent:
-        last = self._encoded.get(part) if direction == "down" else None
-        known = last[1] if last is not None and last[0] is tensors else {}
+        known = self._known(part, tensors) if direction == "down" else {}
         alike: _Alike = (kind, None if before is None else id(before), None)
         if link.direct and alike in known:
             return known[alike]

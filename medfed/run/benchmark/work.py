@@ -114,8 +114,8 @@ def _tested(experiment: Experiment) -> dict[str, Any]:
         "metric": list(experiment.task.selection),
     }
     if tested.cases and any(tested.plainly(cases, 1) for cases in tested.cases.values()):
-        own, _, _ = tested.resampled(experiment.config.seed)
-        drawn = {c: values[metric][:RESAMPLES] for c, values in own.items() if metric in values}
+        each, _ = tested.resampled(experiment.config.seed)
+        drawn = {c: values[metric][:RESAMPLES] for c, values in each if metric in values}
         found["resampled"] = {c: [_short(v) for v in values] for c, values in drawn.items()}
         found["constant"] = {
             name: {c: metrics.get(metric) for c, metrics in clients.items()}
