@@ -28,6 +28,7 @@ from medfed.federation.wire.link import Link
 from medfed.federation.wire.message import KINDS, Message
 from medfed.federation.wire.packet import EncodedPart, Packet
 from medfed.federation.wire.zstd import compress, decompress
+from medfed.sites.wire import Reply, Request, framed
 
 Read = Iterable[Tensor | np.ndarray[Any, Any]]
 
@@ -55,7 +56,7 @@ def families(folder: Path, files: bool = True) -> list[Family]:
     """Returns all families, or those of messages; files are made in ``folder``."""
     logging.getLogger("nibabel").setLevel(logging.CRITICAL + 1)
     torch.manual_seed(0)
-    messages = [*_codecs(), _links(), _packets(), *_texts()]
+    messages = [*_codecs(), _links(), _packets(), *_texts(), _of_sites()]
     if not files:
         return messages
     return [*messages, *_bundles(folder), *_images(folder), *_tables(folder)]
@@ -154,6 +155,33 @@ def _texts() -> Iterable[Family]:
     yield Family("zstd", frames, unpacked, 5, share=20)
     entries = [Entry(r, "fit", c, "up", "shared", 20, 80) for r in (-1, 7) for c in ("a", "b, c")]
     yield Family("ledger", [Ledger(entries).to_csv().encode()], ledger, share=20)
+
+
+def _of_sites() -> Family:
+    """Requests to sites, and their replies."""
+    clients = [{"id": "a", "num_samples": 3}, {"id": "b, c", "num_samples": 4}]
+    commit = Request("commit", "a", "0f", 3, 1, 0, 2, {"needed": [1, 2]})
+    begin = Request("begin", "a", "0f", content={"clients": clients, "job": "x"})
+    fit = Request("fit", "a", "0f", 3, 1, 2, 2, body=torch.randn(9).numpy().tobytes())
+    metrics = {"loss": 0.5, "iou/whole": 1e-3, "auroc": float("nan")}
+    measured = Request("evaluate", "a", "0f", 3, content={"split": "val", "trained": True})
+    told = {"agreed": {"seed": "00"}, "data": {"channels": ["x"]}}
+    replies = [
+        Reply.to(commit, content={"steps": 3, "passes": [3, 0]}),
+        Reply.to(measured, content={"metrics": metrics}),
+        Reply.to(Request("hello", "a"), content=told),
+        Reply.to(fit, "failed", "ValueError"),
+    ]
+    seeds = [m.to_bytes() for m in (commit, begin, fit, measured)]
+    seeds += [reply.to_bytes() for reply in replies]
+
+    def read(data: bytes) -> Read:
+        fits = framed(data[20:])  # with a hash that fits
+        reply = b'"status"' in data
+        found = Reply.from_bytes(fits) if reply else Request.from_bytes(fits)
+        return [np.array([found.round, found.attempt, found.phase, found.at])]
+
+    return Family("requests to sites and replies", seeds, read, 24, share=20)
 
 
 def _file(path: Path, read: Callable[[Path], Read]) -> Callable[[bytes], Read]:

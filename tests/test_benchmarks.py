@@ -31,6 +31,7 @@ ROOT = Path(__file__).resolve().parents[1]
         ("onnx_latency.py --networks unet --blocks 2 --runs 1", "ratio of packed to fp32"),
         ("kill.py --kills 1 --kinds prepare", "left over"),
         ("fuzz.py --inputs 300 --messages", "links with memory"),
+        ("fuzz_sites.py --inputs 150 --rounds 3", "simulation of the same cohorts: yes"),
         ("readers.py FOLDER --scales 1", "pictures read twice"),
         ("bare_loop.py --seeds 1 --epochs 12", "within one point: yes"),
         ("side_by_side.py --rounds 2 --steps 2", "equal to 1e-6: yes"),

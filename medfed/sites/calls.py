@@ -34,6 +34,8 @@ class Terms:
         grace: Seconds in which a reply that was lost is asked for again.
         probe: Seconds before a round in which a site that was left out may say that it is back.
         patience: Seconds to wait for a quorum before the run stops, to be resumed.
+        faults: Answers that cannot be used, or failures, after which a site is asked no more until
+            the run is resumed; silence is none.
 
     Raises:
         ConfigError: If a value is out of range.
@@ -45,6 +47,7 @@ class Terms:
     grace: float = 10.0
     probe: float = 2.0
     patience: float = 3600.0
+    faults: float = 3
 
     def __post_init__(self) -> None:
         if not 0 < self.quorum <= 1:

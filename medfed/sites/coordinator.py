@@ -43,7 +43,6 @@ from medfed.sites.wire import START, Facts, Reply, Request
 _log = logging.getLogger(__name__)
 Metrics = dict[str, dict[str, float]]
 INNOCENT = (SILENT, BUSY, UNREADY)  # reasons that do not count against a site
-FAULTS = 3  # after so many others it is no longer asked
 
 
 class Lost(Exception):  # noqa: N818 - it leads to another attempt
@@ -131,6 +130,7 @@ class Coordinator:
         self._planned: Cohort = federation.cohort
         self._turn = 0
         self._faults: Counter[str] = Counter()
+        self._metrics: dict[str, frozenset[str]] = {}  # names, by split
 
     def begin(self) -> None:
         """Starts a session at every site.
@@ -226,7 +226,7 @@ class Coordinator:
         Args:
             sites: Which ones; those whose answers could not be used again and again stay out.
         """
-        sites = [c for c in sites if self._faults[c] < FAULTS]
+        sites = [c for c in sites if self._faults[c] < self.terms.faults]
         for site in sites:
             if site not in self._probes:
                 self._probes[site] = started(self._welcome, site)
@@ -363,8 +363,10 @@ class Coordinator:
     def _measured(self, asked: Mapping[str, Request]) -> tuple[Metrics, dict[str, str]]:
         replies, why = self.caller.all(asked, self.terms.timeout)
         metrics = {c: dict(reply.content["metrics"]) for c, reply in replies.items()}
-        usual = Counter(frozenset(m) for m in metrics.values()).most_common(1)
-        strange = {c: "it has other metrics" for c, m in metrics.items() if {*m} != usual[0][0]}
+        names = Counter(frozenset(m) for m in metrics.values()).most_common(1)
+        split = next((r.content["split"] for r in asked.values()), "")
+        usual = self._metrics.setdefault(split, names[0][0]) if names else frozenset()
+        strange = {c: "it has other metrics" for c, m in metrics.items() if {*m} != usual}
         return {c: m for c, m in metrics.items() if c not in strange}, why | strange
 
     def _measure(
@@ -388,16 +390,20 @@ class Coordinator:
 
     def digests(self, rounds: int) -> dict[str, str]:
         """Returns the hashes of the server and of every site that answers, after the last round."""
-        self.readmit(list(self.away))
-        asked = {
-            c: self.caller.request("load", c, round=rounds, at=self.standing.at[c])
-            for c in self.federation.ids
-            if c not in self.away
-        }
-        replies, why = self.caller.all(asked, self.terms.timeout)
-        self.leave_out(why, rounds)
+        replies: dict[str, Reply] = {}
+        for _ in range(2):  # a second time those that answer after they were greeted again
+            self.readmit(list(self.away))
+            asked = {
+                c: self.caller.request("load", c, round=rounds, at=self.standing.at[c])
+                for c in self.federation.ids
+                if c not in self.away and c not in replies
+            }
+            found, why = self.caller.all(asked, self.terms.timeout)
+            replies |= found
+            self.leave_out(why, rounds)
         hashes = {"server": self.federation.digests()["server"]}
-        return hashes | {f"client/{c}": str(r.content["digest"]) for c, r in replies.items()}
+        told = {c: str(replies[c].content["digest"]) for c in self.federation.ids if c in replies}
+        return hashes | {f"client/{c}": text for c, text in told.items()}
 
     def test(self, rounds: int, selected: int | None) -> Metrics:
         """Measures the model of the selected round on every site's test data.
@@ -406,15 +412,18 @@ class Coordinator:
             rounds: How many rounds there were.
             selected: Which one; ``None``: the last one.
         """
-        self.readmit(list(self.away))
         self._turn += 1
         at = self.standing.rounds.get(rounds - 1 if selected is None else selected)
         at = self.standing.at if at is None else at
         where = {"round": rounds, "attempt": self._turn}
-        there = [c for c in self.federation.ids if c not in self.away]
-        asked = {c: self._measure(c, "test", False, at, where) for c in there}
         chosen = {"selected": START if selected is None else selected}
-        asked = {c: replace(r, content={**r.content, **chosen}) for c, r in asked.items()}
-        metrics, why = self._measured(asked)
-        self.leave_out(why, rounds)
-        return metrics
+        found: Metrics = {}
+        for _ in range(2):
+            self.readmit(list(self.away))
+            there = [c for c in self.federation.ids if c not in self.away and c not in found]
+            asked = {c: self._measure(c, "test", False, at, where) for c in there}
+            asked = {c: replace(r, content={**r.content, **chosen}) for c, r in asked.items()}
+            metrics, why = self._measured(asked)
+            found |= metrics
+            self.leave_out(why, rounds)
+        return {c: found[c] for c in self.federation.ids if c in found}

@@ -1,8 +1,9 @@
 """Requests and replies as bytes: a head in JSON that is checked word for word, then a body.
 
-    mfs1 | length of the head, 4 bytes | head | body
+    mfs1 | hash of all that follows, 16 bytes | length of the head, 4 bytes | head | body
 
-The body is a packet (:mod:`medfed.federation.wire.packet`) or empty; nothing is ever unpickled. A
+The hash finds what was damaged on the way; who may send is the transport's affair. The body is a
+packet (:mod:`medfed.federation.wire.packet`) or empty; nothing is ever unpickled. A
 request says whom it is for, in which session, to which round, attempt and phase it belongs, and at
 which round the coordinator believes the site to be (``at``, the last one that the site took part
 in; ``START`` before any). A reply repeats all of that, so that one that was lost, late or of
@@ -27,6 +28,7 @@ log of the site.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -37,6 +39,8 @@ from medfed.common.errors import CodecError, first_line
 from medfed.common.untrusted import ANY, NUMBER, misfit
 
 MAGIC = b"mfs1"
+_HASH = 16
+_FIRST = len(MAGIC) + _HASH + 4
 HEAD_LIMIT = 1 << 24
 """Bytes of the largest head."""
 START = -1
@@ -228,7 +232,15 @@ class _Reading:
 def _packed(message: Request | Reply) -> bytes:
     head = {f.name: getattr(message, f.name) for f in fields(message) if f.name != "body"}
     text = json.dumps(head, separators=(",", ":")).encode()
-    return b"".join((MAGIC, len(text).to_bytes(4, "little"), text, message.body))
+    return framed(len(text).to_bytes(4, "little"), text, message.body)
+
+
+def framed(*pieces: bytes) -> bytes:
+    """Puts magic and hash before the pieces of a message."""
+    found = hashlib.blake2b(digest_size=_HASH)
+    for piece in pieces:
+        found.update(piece)
+    return b"".join((MAGIC, found.digest(), *pieces))
 
 
 def _unpacked(data: bytes) -> tuple[dict[str, Any], bytes]:
@@ -237,18 +249,21 @@ def _unpacked(data: bytes) -> tuple[dict[str, Any], bytes]:
     Raises:
         CodecError: If the head is missing, too long, torn or no mapping.
     """
-    if not isinstance(data, bytes) or data[:4] != MAGIC or len(data) < 8:
+    if not isinstance(data, bytes) or data[:4] != MAGIC or len(data) < _FIRST:
         raise CodecError("These bytes are not of a medfed site or coordinator.")
-    size = int.from_bytes(data[4:8], "little")
-    if size > min(HEAD_LIMIT, len(data) - 8):
+    rest = memoryview(data)[4 + _HASH :]
+    if hashlib.blake2b(rest, digest_size=_HASH).digest() != data[4 : 4 + _HASH]:
+        raise CodecError("These bytes were damaged on the way.")
+    size = int.from_bytes(rest[:4], "little")
+    if size > min(HEAD_LIMIT, len(data) - _FIRST):
         raise CodecError(f"A head of {size} bytes is announced, and is not there or too long.")
     try:
-        head = json.loads(data[8 : 8 + size].decode())
+        head = json.loads(data[_FIRST : _FIRST + size].decode())
     except (ValueError, RecursionError) as error:
         raise CodecError(f"The head cannot be read ({first_line(error)}).") from error
     if not isinstance(head, dict):
         raise CodecError("The head is no mapping.")
-    return head, data[8 + size :]
+    return head, data[_FIRST + size :]
 
 
 def _checked(cls: type[Request] | type[Reply], head: dict[str, Any]) -> dict[str, Any]:
