@@ -1,26 +1,34 @@
-"""What a round costs beyond its gradient steps.
+"""What a round costs beyond its gradient steps, and what the loop of a plain peer costs.
 
 FedAvg with 20 clients of 128 patches (1, 32, 32), batches of 16, so 8 steps per client and 160 per
-round, on a DenseNet-BC of growth 6 with three blocks of 4 layers (169 entries, 27 thousand
-parameters). One side is a `pl.Trainer.fit` with the callback `FederatedRounds`, dense fp32 messages
-and the ledger; evaluation, checkpoints, logger and progress bar are off. The other is a bare loop
-over the same network, the same batches and the same optimizer, that does nothing but index_select,
-zero_grad, forward, backward and step.
+round, on DenseNet-BCs of growth 6 with three blocks of few or many layers, for steps of about 6 to
+40 ms. Three sides:
+
+medfed  a `pl.Trainer.fit` with the callback `FederatedRounds`, dense fp32 messages and the ledger;
+        evaluation, checkpoints, logger and progress bar are off
+bare    the same network, batches and optimizer, and nothing but index_select, zero_grad, forward,
+        backward and step
+peer    the plain loop of research code, as PFLlib has it: per client a deep copy of the model, its
+        own optimizer and a DataLoader over a list of samples; parameters are cloned one by one into
+        the client's copy, and averaged one by one by the server
+
+With `--settings equal` medfed trains in ordinary layout and its weights must equal the bare loop's
+bit for bit after each round; with `defaults`, in channels-last layout, up to 1e-5.
 
 Method: one long fit. A callback that is called last stops the clock (CPU time of the process)
-after every client, lets the bare loop repeat that client's steps, and starts the clock again; at
-the end of the epoch it closes the pair. So nothing that Lightning does within a round or between
-two rounds is left out; only start-up, and the first rounds as a warm-up, are. Of the bare loop
-only the steps count: that each client starts from the server's weights and with an empty optimizer
-is arranged while no clock runs, as is the order of the patches. After each round the bare loop's
-weights are averaged and must equal the server's new weights bit for bit. As the sides alternate a
-few times per second, a slow moment of the machine meets both. Two ratios are given: the median
-over rounds with its spread, and that of typical rounds, in which each client takes its median over
-the rounds; on a busy machine the second is the steadier.
+after every client, lets the bare loop repeat that client's steps and the peer train its own client,
+and starts the clock again; at the end of the epoch it closes the round. So nothing that Lightning
+does within a round or between two rounds is left out; only start-up, and the first rounds as a
+warm-up, are. Of the bare loop only the steps count: that each client starts from the server's
+weights and with an empty optimizer is arranged while no clock runs, as is the order of the patches.
+As the sides alternate a few times per second, a slow moment of the machine meets all. Ratios are
+medians over rounds with quartiles, and (typical) of rounds in which each client takes its median
+over the rounds; on a busy machine these are the steadier.
 
-The parts of the overhead are measured in further rounds, as the clocks around them cost something.
+`--parts` measures the parts of the overhead in further rounds, as the clocks around them cost
+something.
 
-Run with ``python benchmarks/round_overhead.py``; ``--blocks 2`` makes a step half as long.
+    python benchmarks/round_overhead.py --blocks 2 4 8 12
 """
 
 from __future__ import annotations
@@ -33,6 +41,7 @@ import time
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -40,11 +49,14 @@ import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from medfed.common.seeding import torch_rng
 from medfed.common.tensors import Tensors, add, subtract, weighted_mean
 from medfed.datamodules.client_data import Batch, ClientData
 from medfed.federation.algorithm import ClientInfo
+from medfed.federation.budget import LocalBudget
+from medfed.federation.channels_last import lay_out
 from medfed.federation.federation import Federation
 from medfed.federation.lightning.callbacks import FederatedRounds
 from medfed.federation.lightning.module import FederatedModule
@@ -57,7 +69,7 @@ from medfed.personalize.fedavg import FedAvg
 
 CLIENTS, PATCHES, BATCH, SIZE = 20, 128, 16, 32
 WARM_UP = 2
-OPTIMIZER = partial(torch.optim.SGD, lr=0.01, momentum=0.9)
+TOLERANCE = 1e-5  # of weights after a round in another layout
 
 
 class Patches(ClientData):
@@ -85,13 +97,30 @@ def patches(index: int) -> Patches:
     return Patches(f"client_{index}", block, {}, ones, counts, {}, BATCH)
 
 
-def federated(clients: int, blocks: int) -> FederatedModule:
+@dataclass(frozen=True)
+class Setting:
+    """What all sides share, and whether medfed keeps to ordinary layout."""
+
+    clients: int
+    blocks: int
+    momentum: float
+    equal: bool
+
+    @property
+    def optimizer(self) -> Any:
+        """Makes an optimizer of parameters."""
+        return partial(torch.optim.SGD, lr=0.01, momentum=self.momentum)
+
+
+def federated(setting: Setting) -> FederatedModule:
     """FedAvg as a run builds it."""
     torch.manual_seed(0)
-    task = ClassificationTask(densenet_bc(2, 1, 2, block_config=[blocks] * 3), OPTIMIZER)
-    algorithm, data = FedAvg(), [patches(i) for i in range(clients)]
+    network = densenet_bc(2, 1, 2, block_config=[setting.blocks] * 3)
+    task = ClassificationTask(network, setting.optimizer)
+    algorithm, data = FedAvg(), [patches(i) for i in range(setting.clients)]
+    budget = LocalBudget(channels_last=False if setting.equal else "auto")
     split = algorithm.split(task.network, task.personal, "averaged")
-    local = LocalTrainer(task.network, task.loss, split, OPTIMIZER)
+    local = LocalTrainer(task.network, task.loss, split, setting.optimizer, budget=budget)
     weights = local.initial()
     infos = [ClientInfo(d.id, d.num_samples) for d in data]
     server, state = algorithm.init(weights, split, infos)
@@ -102,9 +131,10 @@ def federated(clients: int, blocks: int) -> FederatedModule:
 class Bare:
     """The gradient steps of a round and nothing else."""
 
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self, network: nn.Module, optimizer: Any) -> None:
         self.network: Any = copy.deepcopy(network)
-        self.optimizer = OPTIMIZER(self.network.parameters())
+        self.optimizer = optimizer(self.network.parameters())
+        lay_out(self.network, False)
         self.entries = float_entries(self.network)
 
     @torch.no_grad()
@@ -133,17 +163,59 @@ class Bare:
             return seconds, subtract(self.entries, weights)
 
 
-class Alternate(pl.Callback):
-    """Follows every client's training by the bare loop's and keeps both times of each round."""
+class Peer:
+    """Research code's plain loop: every client has a model, an optimizer and a list of samples."""
 
-    def __init__(self, federation: Federation, network: nn.Module) -> None:
+    def __init__(self, network: nn.Module, data: Mapping[str, Any], optimizer: Any) -> None:
+        self.server: Any = copy.deepcopy(network)
+        lay_out(self.server, False)
+        self.clients: dict[str, tuple[Any, Any, list[tuple[Tensor, Tensor]]]] = {}
+        for name, one in data.items():
+            model: Any = copy.deepcopy(self.server)
+            samples = list(zip(one.train["image"], one.train["label"], strict=True))
+            self.clients[name] = model, optimizer(model.parameters()), samples
+
+    def client(self, name: str) -> float:
+        """Returns the CPU seconds of one client's part of a round."""
+        begin = time.process_time()
+        model, optimizer, samples = self.clients[name]
+        for new, old in zip(self.server.parameters(), model.parameters(), strict=True):
+            old.data = new.data.clone()
+        model.train()
+        for image, label in DataLoader(samples, BATCH, shuffle=True):  # type: ignore[arg-type]
+            loss = F.cross_entropy(model(image), label)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return time.process_time() - begin
+
+    def close(self) -> float:
+        """Returns the CPU seconds in which the server averages the clients' parameters."""
+        begin = time.process_time()
+        share = 1 / len(self.clients)
+        for parameter in self.server.parameters():
+            parameter.data.zero_()
+        for model, _, _ in self.clients.values():
+            for mean, own in zip(self.server.parameters(), model.parameters(), strict=True):
+                mean.data += own.data.clone() * share
+        return time.process_time() - begin
+
+
+class Alternate(pl.Callback):
+    """Follows every client's training by the other sides', and keeps all times of each round."""
+
+    def __init__(self, federation: Federation, network: nn.Module, setting: Setting) -> None:
         self.federation = federation
-        self.bare = Bare(network)
+        self.bare = Bare(network, setting.optimizer)
+        data = {name: client.data for name, client in federation.clients.items()}
+        self.peer = Peer(network, data, setting.optimizer)
+        self.tolerance = 0.0 if setting.equal else TOLERANCE
         self.shared = federation.server["shared"]
         self.updates: dict[str, Tensors] = {}
-        self.rounds: list[tuple[list[float], list[float]]] = []
+        self.rounds: list[tuple[list[float], list[float], list[float]]] = []
         self.whole: list[float] = []
         self.steps: list[float] = []
+        self.plain: list[float] = []
         self.mark = 0.0
 
     def on_train_batch_end(
@@ -154,24 +226,26 @@ class Alternate(pl.Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """A client is done: now the bare loop."""
+        """A client is done: now the bare loop, and the peer."""
         self.whole.append(time.process_time() - self.mark)
         (client,) = batch.clients
         data = self.federation.clients[client].data
         seconds, self.updates[client] = self.bare.client(data, self.shared)
         self.steps.append(seconds)
+        self.plain.append(self.peer.client(batch.client))
         self.mark = time.process_time()
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """A round is done: both sides must have come to the same weights."""
+        """A round is done: medfed and the bare loop must have come to the same weights."""
         self.whole.append(time.process_time() - self.mark)
-        self.rounds.append((self.whole, self.steps))
+        self.plain.append(self.peer.close())
+        self.rounds.append((self.whole, self.steps, self.plain))
         sizes = [float(self.federation.clients[c].num_samples) for c in self.updates]
         expected = add(self.shared, weighted_mean(list(self.updates.values()), sizes))
         self.shared = self.federation.server["shared"]
-        if not all(torch.equal(t, expected[n]) for n, t in self.shared.items()):
-            raise AssertionError("The bare loop took other steps than the federation.")
-        self.whole, self.steps = [], []
+        for name, tensor in self.shared.items():
+            torch.testing.assert_close(tensor, expected[name], rtol=0, atol=self.tolerance)
+        self.whole, self.steps, self.plain = [], [], []
         self.mark = time.process_time()
 
 
@@ -222,13 +296,12 @@ def fit(module: FederatedModule, rounds: int, last: pl.Callback) -> None:
     trainer.fit(module)
 
 
-def measure(clients: int, blocks: int, rounds: int) -> tuple[list[list[float]], list[list[float]]]:
-    """CPU seconds of each client in each round, federated (and what closes the round) and bare."""
-    module = federated(clients, blocks)
-    alternate = Alternate(module.federation, module.task.network)
+def measure(setting: Setting, rounds: int) -> list[list[list[float]]]:
+    """CPU seconds of medfed, bare and peer, of each client in each round and what closes it."""
+    module = federated(setting)
+    alternate = Alternate(module.federation, module.task.network, setting)
     fit(module, WARM_UP + rounds, alternate)
-    whole, steps = zip(*alternate.rounds[WARM_UP:], strict=True)
-    return list(whole), list(steps)
+    return [list(side) for side in zip(*alternate.rounds[WARM_UP:], strict=True)]
 
 
 def typical(rounds: list[list[float]]) -> float:
@@ -236,9 +309,9 @@ def typical(rounds: list[list[float]]) -> float:
     return sum(float(statistics.median(places)) for places in zip(*rounds, strict=True))
 
 
-def breakdown(clients: int, blocks: int, rounds: int) -> dict[str, float]:
+def breakdown(setting: Setting, rounds: int) -> dict[str, float]:
     """Median CPU seconds per round of each part."""
-    module, clock = federated(clients, blocks), Clock()
+    module, clock = federated(setting), Clock()
     channel, local = module.federation.channel, module.local
     clock.timed(channel, "encode", "encode")
     clock.timed(channel, "decode", "decode")
@@ -265,9 +338,9 @@ def breakdown(clients: int, blocks: int, rounds: int) -> dict[str, float]:
     return dict(sorted(medians.items(), key=lambda item: -item[1]))
 
 
-def copies(clients: int, blocks: int) -> float:
+def copies(setting: Setting) -> float:
     """Model copies that all clients together keep after a round, beside server and scratch."""
-    module = federated(clients, blocks)
+    module = federated(setting)
     fit(module, 1, pl.Callback())
     federation = module.federation
     held = {
@@ -280,33 +353,53 @@ def copies(clients: int, blocks: int) -> float:
     return sum(held.values()) / model
 
 
+def ratio(ours: list[list[float]], theirs: list[list[float]]) -> str:
+    """The median over rounds with its quartiles, and that of typical rounds."""
+    each = sorted(sum(a) / sum(b) for a, b in zip(ours, theirs, strict=True))
+    low, high = each[len(each) // 4], each[-1 - len(each) // 4]
+    median = statistics.median(each)
+    whole = typical(ours) / typical(theirs)
+    return f"{median:.3f} ({low:.3f} to {high:.3f}), typical {whole:.3f}"
+
+
+def show(setting: Setting, rounds: int) -> None:
+    """Measures the three sides and prints their ratios."""
+    medfed, bare, peer = measure(setting, rounds)
+    steps = setting.clients * PATCHES // BATCH
+    name = "equal settings" if setting.equal else "defaults"
+    each = [1e3 * typical(side) / steps for side in (medfed, bare, peer)]
+    print(f"\n{name}, {setting.blocks} layers per block, {rounds} rounds of {steps} steps")
+    print("ms per step: medfed {:.2f}, bare {:.2f}, peer {:.2f}".format(*each))
+    print(f"medfed / bare: {ratio(medfed, bare)}")
+    print(f"peer / bare:   {ratio(peer, bare)}")
+    print(f"medfed / peer: {ratio(medfed, peer)}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--clients", type=int, default=CLIENTS)
-    parser.add_argument("--blocks", type=int, default=4, help="layers in each of three blocks")
+    parser.add_argument(
+        "--blocks", type=int, nargs="+", default=[4], help="layers in each of three blocks"
+    )
+    parser.add_argument(
+        "--settings", nargs="+", choices=["equal", "defaults"], default=["equal", "defaults"]
+    )
+    parser.add_argument("--momentum", type=float, default=0.0)
+    parser.add_argument("--parts", action="store_true", help="also the parts of medfed's rounds")
     args = parser.parse_args()
     torch.set_num_threads(1)
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore")
-
-    federation, bare = measure(args.clients, args.blocks, args.rounds)
-    each = sorted(sum(a) / sum(b) for a, b in zip(federation, bare, strict=True))
-    times = [typical(federation), typical(bare)]
-    steps = args.clients * PATCHES // BATCH
-    print(f"{args.clients} clients, {steps} steps per round, {len(each)} pairs of rounds")
-    print("ms per step: federated {:.2f}, bare {:.2f}".format(*(1e3 * t / steps for t in times)))
-    low, high = each[len(each) // 4], each[-1 - len(each) // 4]
-    print(
-        f"ratio: median {statistics.median(each):.4f}, quartiles {low:.4f} {high:.4f}, "
-        f"range {each[0]:.4f} {each[-1]:.4f}"
-    )
-    print(f"ratio of typical rounds: {times[0] / times[1]:.4f}")
-    print("\nms per client and round (median), by part")
-    for part, seconds in breakdown(args.clients, args.blocks, max(3, args.rounds // 3)).items():
-        print(f"{1e3 * seconds / args.clients:9.3f}  {part}")
-    kept = copies(args.clients, args.blocks)
-    print(f"\nmodel copies kept by all {args.clients} clients together: {kept:.2f}")
+    for blocks in args.blocks:
+        for name in args.settings:
+            setting = Setting(args.clients, blocks, args.momentum, name == "equal")
+            show(setting, args.rounds)
+            if args.parts:
+                print("\nms per client and round (median), by part")
+                for part, seconds in breakdown(setting, max(3, args.rounds // 3)).items():
+                    print(f"{1e3 * seconds / args.clients:9.3f}  {part}")
+                print(f"copies of the model that all clients together keep: {copies(setting):.2f}")
 
 
 if __name__ == "__main__":

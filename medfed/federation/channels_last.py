@@ -56,7 +56,9 @@ def lay_out(network: nn.Module, wanted: ChannelsLast) -> None:
     for module in network.modules():
         if (kernels := _kernels(module)) is not None:
             form = _FORMATS[kernels.ndim] if wanted else torch.contiguous_format
-            kernels.data = kernels.data.contiguous(memory_format=form)
+            # Not `contiguous`, which leaves kernels of one channel as they are: they have both
+            # layouts, but their strides say which one the outputs get.
+            kernels.data = kernels.data.clone(memory_format=form)
 
 
 def ordinary(tensor: Tensor) -> Tensor:
