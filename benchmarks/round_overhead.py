@@ -13,7 +13,7 @@ peer    the plain loop of research code, as PFLlib has it: per client a deep cop
         the client's copy, and averaged one by one by the server
 
 With `--settings equal` medfed trains in ordinary layout and its weights must equal the bare loop's
-bit for bit after each round; with `defaults`, in channels-last layout, up to 1e-5.
+bit for bit after each round; with `defaults`, in channels-last layout, to 1e-5 of their norm.
 
 Method: one long fit. A callback that is called last stops the clock (CPU time of the process)
 after every client, lets the bare loop repeat that client's steps and the peer train its own client,
@@ -52,7 +52,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from medfed.common.seeding import torch_rng
-from medfed.common.tensors import Tensors, add, subtract, weighted_mean
+from medfed.common.tensors import Tensors, add, flatten, select, subtract, weighted_mean
 from medfed.datamodules.client_data import Batch, ClientData
 from medfed.federation.algorithm import ClientInfo
 from medfed.federation.budget import LocalBudget
@@ -69,7 +69,7 @@ from medfed.personalize.fedavg import FedAvg
 
 CLIENTS, PATCHES, BATCH, SIZE = 20, 128, 16, 32
 WARM_UP = 2
-TOLERANCE = 1e-5  # of weights after a round in another layout
+TOLERANCE = 1e-5  # in another layout: distance after a round, as a share of the weights' norm
 
 
 class Patches(ClientData):
@@ -209,6 +209,7 @@ class Alternate(pl.Callback):
         self.bare = Bare(network, setting.optimizer)
         data = {name: client.data for name, client in federation.clients.items()}
         self.peer = Peer(network, data, setting.optimizer)
+        self.apart = 0.0  # largest distance of the weights after a round, as a share of their norm
         self.tolerance = 0.0 if setting.equal else TOLERANCE
         self.shared = federation.server["shared"]
         self.updates: dict[str, Tensors] = {}
@@ -232,7 +233,7 @@ class Alternate(pl.Callback):
         data = self.federation.clients[client].data
         seconds, self.updates[client] = self.bare.client(data, self.shared)
         self.steps.append(seconds)
-        self.plain.append(self.peer.client(batch.client))
+        self.plain.append(self.peer.client(client))
         self.mark = time.process_time()
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -243,8 +244,11 @@ class Alternate(pl.Callback):
         sizes = [float(self.federation.clients[c].num_samples) for c in self.updates]
         expected = add(self.shared, weighted_mean(list(self.updates.values()), sizes))
         self.shared = self.federation.server["shared"]
-        for name, tensor in self.shared.items():
-            torch.testing.assert_close(tensor, expected[name], rtol=0, atol=self.tolerance)
+        ours, theirs = flatten(self.shared), flatten(select(expected, self.shared))
+        apart = float((ours - theirs).norm() / theirs.norm())
+        if apart > self.tolerance:
+            raise AssertionError(f"medfed's weights are {apart:.1e} of their norm from the loop's.")
+        self.apart = max(self.apart, apart)
         self.whole, self.steps, self.plain = [], [], []
         self.mark = time.process_time()
 
@@ -296,12 +300,16 @@ def fit(module: FederatedModule, rounds: int, last: pl.Callback) -> None:
     trainer.fit(module)
 
 
-def measure(setting: Setting, rounds: int) -> list[list[list[float]]]:
-    """CPU seconds of medfed, bare and peer, of each client in each round and what closes it."""
+def measure(setting: Setting, rounds: int) -> tuple[list[list[list[float]]], float]:
+    """CPU seconds of medfed, bare and peer, of each client in each round and what closes it.
+
+    Also how far medfed's weights were from the bare loop's at most.
+    """
     module = federated(setting)
     alternate = Alternate(module.federation, module.task.network, setting)
     fit(module, WARM_UP + rounds, alternate)
-    return [list(side) for side in zip(*alternate.rounds[WARM_UP:], strict=True)]
+    sides = [list(side) for side in zip(*alternate.rounds[WARM_UP:], strict=True)]
+    return sides, alternate.apart
 
 
 def typical(rounds: list[list[float]]) -> float:
@@ -364,7 +372,7 @@ def ratio(ours: list[list[float]], theirs: list[list[float]]) -> str:
 
 def show(setting: Setting, rounds: int) -> None:
     """Measures the three sides and prints their ratios."""
-    medfed, bare, peer = measure(setting, rounds)
+    (medfed, bare, peer), apart = measure(setting, rounds)
     steps = setting.clients * PATCHES // BATCH
     name = "equal settings" if setting.equal else "defaults"
     each = [1e3 * typical(side) / steps for side in (medfed, bare, peer)]
@@ -372,7 +380,8 @@ def show(setting: Setting, rounds: int) -> None:
     print("ms per step: medfed {:.2f}, bare {:.2f}, peer {:.2f}".format(*each))
     print(f"medfed / bare: {ratio(medfed, bare)}")
     print(f"peer / bare:   {ratio(peer, bare)}")
-    print(f"medfed / peer: {ratio(medfed, peer)}", flush=True)
+    print(f"medfed / peer: {ratio(medfed, peer)}")
+    print(f"weights after a round: {apart:.1e} of their norm apart", flush=True)
 
 
 def main() -> None:

@@ -92,6 +92,7 @@ class LocalTrainer(Gradients):
         self._held: list[tuple[dict[str, Any], str, Tensor | None]] = []
         self._entries_device: torch.device | None = None
         self._modules: list[nn.Module] = []
+        self._first = next(network.parameters())
         self._normalises = False
 
     @property
@@ -100,6 +101,7 @@ class LocalTrainer(Gradients):
         # A network that is moved keeps its parameters but gets new buffers, also on the way back.
         moved = self._entries_device != self.device
         if moved or not all(where.get(name) is t for where, name, t in self._held):
+            self._first = next(self.network.parameters())
             lay_out(self.network, self.budget.channels_last)
             found, base = float_entries(self.network), self.split.base
             self._entries = {n: t for n, t in found.items() if n not in base}
@@ -120,7 +122,7 @@ class LocalTrainer(Gradients):
     @property
     def device(self) -> torch.device:
         """Where the network is."""
-        return next(self.network.parameters()).device
+        return self._first.device
 
     def initial(self) -> Tensors:
         """Returns a copy of the network's present entries."""

@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,11 @@ class EncodedPart:
     layout: Layout
     received: Received | None = field(default=None, compare=False, repr=False)
 
+    @cached_property
+    def dense_size(self) -> int:
+        """Its bytes as fp32, asked for by every client of a broadcast."""
+        return dense_bytes(self.layout)
+
 
 @dataclass(frozen=True)
 class Packet:
@@ -59,13 +65,11 @@ class Packet:
 
     def sizes(self) -> dict[str, int]:
         """Returns the bytes of each part; scalars travel as 8-byte numbers."""
-        sizes = {part: len(encoded.data) for part, encoded in self.parts.items()}
-        return sizes | self._scalar_bytes()
+        return {part: len(e.data) for part, e in self.parts.items()} | self._scalar_bytes()
 
     def dense_sizes(self) -> dict[str, int]:
         """Returns the bytes that each part would have as fp32: 12 of header, 4 per element."""
-        sizes = {part: dense_bytes(encoded.layout) for part, encoded in self.parts.items()}
-        return sizes | self._scalar_bytes()
+        return {part: e.dense_size for part, e in self.parts.items()} | self._scalar_bytes()
 
     def _scalar_bytes(self) -> dict[str, int]:
         return {"scalars": 8 * len(self.scalars)} if self.scalars else {}
@@ -78,8 +82,9 @@ class Packet:
             "parts": [(p, e.kind, e.layout, len(e.data)) for p, e in self.parts.items()],
         }
         text = json.dumps(head).encode()
-        payload = [e.data for e in self.parts.values()]
-        return b"".join((len(text).to_bytes(8, "little"), text, *payload))
+        return b"".join(
+            (len(text).to_bytes(8, "little"), text, *(e.data for e in self.parts.values()))
+        )
 
     @classmethod
     def from_bytes(cls, data: bytes, most: int = MAX_UNCHECKED) -> Packet:
