@@ -34,6 +34,9 @@ class Passes(NamedTuple):
     forward: int = 0
 
 
+MOST_SLOTS = 64
+
+
 @dataclass(frozen=True)
 class LocalBudget:
     """How much a client trains in one round, whatever the algorithm does with it.
@@ -52,6 +55,8 @@ class LocalBudget:
             by rounding; ``auto``: on a CPU, where it is likely quicker.
         graphs: Whether a GPU takes steps as captured graphs, where they can be captured; ``auto``:
             if there is a GPU. It changes no result.
+        slots: How many clients train at once, each with a network of its own, for networks too
+            small to keep a GPU busy. It changes no result.
 
     Raises:
         ConfigError: If a value is out of range.
@@ -71,6 +76,7 @@ class LocalBudget:
     budget: Literal["equal", "paper"] = "equal"
     channels_last: ChannelsLast = False
     graphs: bool | str = "auto"
+    slots: int = 1
 
     def __post_init__(self) -> None:
         if (self.steps is not None and self.steps < 1) or min(self.epochs, self.accumulate) < 1:
@@ -81,6 +87,8 @@ class LocalBudget:
             raise ConfigError(
                 f"local.channels_last must be auto, true or false, not {self.channels_last!r}."
             )
+        if not 1 <= self.slots <= MOST_SLOTS:
+            raise ConfigError(f"local.slots must be from 1 to {MOST_SLOTS}, not {self.slots}.")
         if self.graphs not in ("auto", True, False):
             raise ConfigError(f"local.graphs must be auto, true or false, not {self.graphs}.")
         check_choices("local", self)

@@ -28,6 +28,7 @@ from medfed.federation.feed import Feed
 from medfed.federation.gradients import Gradients
 from medfed.federation.graphs import Graphs, graphs_for
 from medfed.federation.plan import Plan, unfit
+from medfed.federation.slots import Alone, Lane
 from medfed.federation.split import (
     ParameterSplit,
     Update,
@@ -62,6 +63,7 @@ class LocalTrainer(Gradients):
         feed: Brings batches to the network's device.
         in_place: Whether optimizer state and step sizes keep their places in memory.
         graphs: Takes steps as captured graphs; ``None``: they run one by one.
+        lane: Where steps run, and who has his turn after each.
     """
 
     def __init__(
@@ -86,6 +88,11 @@ class LocalTrainer(Gradients):
         self.measure = measure
         self.feed = Feed()
         self.in_place = False
+        self.lane: Lane = Alone()
+        self.forget()
+
+    def forget(self) -> None:
+        """Forgets all that is kept of the network, as after another one has taken its place."""
         self.graphs: Graphs | None = None
         self._plans: dict[tuple[str, ...], Plan] = {}
         self._entries: Tensors = {}
@@ -210,6 +217,34 @@ class LocalTrainer(Gradients):
                 f"The model has no {update} part, which the algorithm trains; choose a model of "
                 "several layers, or another algorithm.personal."
             )
+        with self.lane.working():
+            plan, mean = self._train(data, start, key, rate, steps, memory, how)
+        if not math.isfinite(mean):
+            raise NonFiniteError(
+                "the training loss became NaN or infinite; lower optimizer.lr or set local.clip"
+            )
+        if memory is not None:
+            memory.clear()
+            memory.update(save_optimizer(plan.optimizer))
+        changing = plan.changing
+        if how.get("statistics"):
+            local = self.split.buffers.intersection(self.split.personal)
+            changing = {**changing, **select(self.entries, local)}
+        with torch.no_grad():
+            return {**start, **{n: ordinary(t) for n, t in changing.items()}}, mean
+
+    def _train(
+        self,
+        data: ClientData,
+        start: Mapping[str, Tensor],
+        key: Key,
+        rate: float,
+        steps: int,
+        memory: Tensors | None,
+        how: How,
+    ) -> tuple[Plan, float]:
+        """Takes the steps of :meth:`run`; returns what was trained, and the mean loss."""
+        update = how.get("update", "all")
         self.load(start)
         plan = self._prepare(update, rate, how.get("rates"), memory)
         seed = derive_seed(self.seed, *key, "train")
@@ -234,19 +269,9 @@ class LocalTrainer(Gradients):
                     with torch.no_grad():
                         at = StepGradient(self, group, stream, plan.trained, plan.buffers)
                         after_step(plan.trained, at)
-        if not math.isfinite(mean := float(total) / steps):
-            raise NonFiniteError(
-                "the training loss became NaN or infinite; lower optimizer.lr or set local.clip"
-            )
-        if memory is not None:
-            memory.clear()
-            memory.update(save_optimizer(plan.optimizer))
-        changing = plan.changing
-        if how.get("statistics"):
-            local = self.split.buffers.intersection(self.split.personal)
-            changing = {**changing, **select(self.entries, local)}
-        with torch.no_grad():
-            return {**start, **{n: ordinary(t) for n, t in changing.items()}}, mean
+                self.lane.pause()
+        self.lane.finish()
+        return plan, float(total) / steps
 
     def _step(
         self, plan: Plan, group: Sequence[Batch], penalty: Penalty | None, look: Look | None

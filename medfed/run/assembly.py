@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from omegaconf import DictConfig, open_dict
@@ -19,7 +20,7 @@ from medfed.datamodules.base import Exchanged, FederatedDataModule
 from medfed.datamodules.splits import check_measurable
 from medfed.federation.algorithm import Algorithm, ClientInfo
 from medfed.federation.budget import learning_rates, remembers_elsewhere
-from medfed.federation.client import ClientData
+from medfed.federation.client import Batch, ClientData
 from medfed.federation.federation import Federation
 from medfed.federation.feed import Feed
 from medfed.federation.lightning.collect import rank
@@ -312,10 +313,15 @@ def federation_of(
         channel=lambda adapted: build_channel(config, adapted),
         cohort=build(config.cohort),
         seed=config.seed,
-        measure=lambda batches: task.evaluate(batches)["loss"],
+        measure=partial(mean_loss, task),
         everyone=everyone,
         shape=shape,
     )
+
+
+def mean_loss(task: TaskModule, batches: Iterable[Batch]) -> float:
+    """Returns the loss of evaluation batches as every evaluation measures it."""
+    return task.evaluate(batches)["loss"]
 
 
 def build_channel(config: DictConfig, algorithm: Algorithm) -> Channel:

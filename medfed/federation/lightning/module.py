@@ -9,6 +9,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import pytorch_lightning as pl
@@ -31,6 +32,7 @@ from medfed.federation.lightning.schedule import (
     deal,
     tasks_of_round,
 )
+from medfed.federation.slots import slots_of
 from medfed.federation.training import LocalTrainer
 from medfed.federation.wire.packet import Packet
 
@@ -85,6 +87,7 @@ class FederatedModule(pl.LightningModule):
         self.task = task
         self.federation = federation
         self.local = local
+        self.slots = slots_of(local, local.budget.slots)  # before Lightning hangs on the task
         self.automatic_optimization = False
         self.strict_loading = False
         self.next_round = 0
@@ -142,7 +145,9 @@ class FederatedModule(pl.LightningModule):
     def tasks(self, round: int) -> list[Task]:
         """Returns this rank's tasks of a round."""
         phases = self.federation.algorithm.phases(round)
-        return tasks_of_round(round, phases, self._listed(self.federation.members(round)))
+        members = self.federation.members(round)
+        together = 1 if self.slots is None else len(members)
+        return tasks_of_round(round, phases, self._listed(members), together)
 
     def _listed(self, clients: Sequence[str]) -> Sequence[str] | None:
         """Of several ranks only the beginning of a round says which clients work on which."""
@@ -160,13 +165,16 @@ class FederatedModule(pl.LightningModule):
         """
         training = stage == "fit"
         plugin = self.trainer.precision_plugin
-        self.local.precision = plugin.forward_context if training else nullcontext
-        # The plugin's own scaler would carry the scale of one client to the next.
-        self.local.half = training and getattr(plugin, "scaler", None) is not None
+        for local in [self.local] if self.slots is None else self.slots.trainers:
+            local.precision = plugin.forward_context if training else nullcontext
+            # The plugin's own scaler would carry the scale of one client to the next.
+            local.half = training and getattr(plugin, "scaler", None) is not None
 
     def on_fit_start(self) -> None:
-        """Moves all states to where training runs."""
+        """Moves all states, and the networks of all slots, to where training runs."""
         self.federation.to(self.device)
+        if self.slots is not None:
+            self.slots.move(self.device)
 
     def on_test_start(self) -> None:
         """Moves all states to where evaluation runs."""
@@ -201,18 +209,22 @@ class FederatedModule(pl.LightningModule):
         clients = self._share(current.recipients if batch.clients is None else batch.clients)
         if world_size() > 1:
             self._gathering = self._gathering or self._start_gathering(current.recipients)
-        for client in clients:
-            if client in current.recipients:
-                self._tell(batch.phase, client, False)
-                self._fit(current, client)
-                self._tell(batch.phase, client, True)
+        working = [c for c in clients if c in current.recipients]
+        if self.slots is None:
+            for client in working:
+                self._fit(current, client, self.local)
+        else:
+            self.slots.run([partial(self._fit, current, client) for client in working])
 
     def _tell(self, phase: str, client: str, done: bool) -> None:
         for tell in self.told:
             tell(phase, client, done)
 
-    def _fit(self, current: Round, client: str) -> None:
+    def _fit(self, current: Round, client: str, trainer: LocalTrainer) -> None:
+        """Has a client train by a trainer, and keeps its reply or sends it on its way."""
+        self._tell(current.phase, client, False)
         began = time.perf_counter()
+        self.federation.clients[client].trainer = trainer
         try:
             with self._full_precision():  # but for the losses
                 packet = current.fit(client)
@@ -222,6 +234,9 @@ class FederatedModule(pl.LightningModule):
             # The other ranks wait for replies: they hear of it where the phase closes.
             self._gathering.put({f"failure/{client}": str(error).encode()})
             return
+        finally:
+            self.federation.clients[client].trainer = self.local
+        self._tell(current.phase, client, True)
         if self._gathering is None:
             self.packets[client] = packet
             return
