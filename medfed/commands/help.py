@@ -26,7 +26,7 @@ COMMANDS = {
 # Commands without a primary config.
 PLAIN = {
     "methods": "what each method keeps, sends and costs; methods NAME: one in full",
-    "site": "real sites: agree on an experiment, check what would leave a hospital",
+    "site": "at a hospital: check what it has and what would leave; or withdraw it from a run",
 }
 USAGE = """medfed {version}: personalized federated learning for medical imaging
 

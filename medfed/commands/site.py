@@ -1,9 +1,9 @@
 """For federations of real sites: ``medfed site check agreed=FILE local=FILE`` at a hospital.
 
-``agree`` writes the file of what all sites agree on, from what ``medfed train`` would be told:
-``medfed site agree out=agreed.json sites=a,b experiment=heart_pfednet``. ``cut=true``: every site
-holds the same data set, of which the partition cuts out its share, for a demonstration.
-``check`` reads a site's own data by both files, shows its patients, and says what would leave.
+``check`` reads a site's own data as all have agreed (``agreed.json``, which ``medfed deploy
+dry_run=DIR`` writes) and as its own file says, shows its patients, and says what would leave.
+``withdraw run=FOLDER site=NAME`` takes a site out of the rounds to come of a run that has stopped,
+at the coordinator; with ``forget=true`` the server forgets what it keeps of it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from medfed.commands.door import loading, one_sentence
 from medfed.commands.help import print_usage
 from medfed.common.errors import ConfigError, did_you_mean
 
-USAGE = "medfed site check agreed=FILE local=FILE, medfed site agree out=FILE sites=A,B KEY=VALUE"
-_OWN = {"check": ("agreed", "local"), "agree": ("out", "sites", "cut")}
-_NEEDED = {"check": ("agreed", "local"), "agree": ("out", "sites")}
+USAGE = "medfed site check agreed=FILE local=FILE; medfed site withdraw run=FOLDER site=NAME"
+_KEYS = {"check": ("agreed", "local"), "withdraw": ("run", "site", "forget")}
+_NEEDED = {"check": ("agreed", "local"), "withdraw": ("run", "site")}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -34,50 +34,47 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     with one_sentence(), loading():
         what, *rest = given
-        if what not in _OWN:
+        if what not in _KEYS:
             raise ConfigError(
-                f"Unknown command medfed site {what}{did_you_mean(what, _OWN)}; there are "
-                f"{', '.join(_OWN)}."
+                f"Unknown command medfed site {what}{did_you_mean(what, _KEYS)}; there are "
+                f"{', '.join(_KEYS)}."
             )
-        own, overrides = _parted(what, rest)
-        if what == "agree":
-            _agree(own, overrides)
+        own = _read(what, rest)
+        if what == "withdraw":
+            _withdraw(own)
         else:
             _check(own)
 
 
-def _parted(what: str, given: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """The command's own keys, and overrides.
+def _read(what: str, given: Sequence[str]) -> dict[str, str]:
+    """The command's keys.
 
     Raises:
         ConfigError: If a key is unknown or lacking.
     """
-    pairs = {a.partition("=")[0]: a.partition("=")[2] for a in given}
-    own = {key: value for key, value in pairs.items() if key in _OWN[what]}
-    overrides = [a for a in given if a.partition("=")[0] not in own]
-    if overrides and what != "agree":
-        key = overrides[0].partition("=")[0]
-        raise ConfigError(
-            f"Unknown key {key!r}{did_you_mean(key, _OWN[what])}; medfed site {what} has "
-            f"{', '.join(_OWN[what])}."
-        )
+    own = {a.partition("=")[0]: a.partition("=")[2] for a in given}
+    for key in own:
+        if key not in _KEYS[what]:
+            raise ConfigError(
+                f"Unknown key {key!r}{did_you_mean(key, _KEYS[what])}; medfed site {what} has "
+                f"{', '.join(_KEYS[what])}."
+            )
     if lacking := [key for key in _NEEDED[what] if not own.get(key)]:
         raise ConfigError(f"{lacking[0]} has no value yet; set it by {lacking[0]}=VALUE.")
-    return own, overrides
+    return own
 
 
-def _agree(own: dict[str, str], overrides: list[str]) -> None:
-    from medfed.sites.agreement import Agreed
+def _withdraw(own: dict[str, str]) -> None:
+    forget = own.get("forget", "false").lower()
+    if forget not in ("true", "false"):
+        raise ConfigError(f"forget must be true or false, not {own['forget']}.")
+    folder = Path(own["run"]).expanduser()
+    if not (folder / "config.yaml").is_file():
+        raise ConfigError(f"run={folder} is no run folder (it has no config.yaml).")
+    from medfed.sites.withdrawal import withdraw
 
-    if own.get("cut", "false").lower() not in ("true", "false"):
-        raise ConfigError(f"cut must be true or false, not {own['cut']}.")
-    sites = [name.strip() for name in own["sites"].strip("[]").split(",")]
-    cut = own.get("cut", "false").lower() == "true"
-    agreed, _, said = Agreed.of(overrides, sites, cut)
-    for line in said:
+    for line in withdraw(folder, own["site"], forget == "true"):
         print(line)
-    agreed.write(Path(own["out"]).expanduser())
-    print(f"{own['out']} is for {len(sites)} sites; each looks at it by medfed site check.")
 
 
 def _check(own: dict[str, str]) -> None:

@@ -183,7 +183,7 @@ class Algorithm(ABC):
         if self.card.full_cohort and any(cohort.absent.values()):
             raise ConfigError(
                 f"{type(self).__name__} needs all clients in every round, and cohort.absent leaves "
-                "some out; set it to {}."
+                "some out; set it to []."
             )
 
     def phases(self, round: int) -> tuple[str, ...]:

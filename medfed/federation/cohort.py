@@ -35,6 +35,11 @@ class Cohort:
     absent: Mapping[int, Sequence[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.absent, Mapping):  # a command line sets no number as a key
+            pairs = self.absent
+            if not all(isinstance(pair, Sequence) and len(pair) == 2 for pair in pairs):
+                raise ConfigError(f"cohort.absent={pairs} must be pairs such as [[3,[CLIENT]]].")
+            object.__setattr__(self, "absent", dict(pairs))
         if not 0 < self.fraction <= 1:
             raise ConfigError(f"cohort.fraction must be in (0, 1], not {self.fraction}.")
         if any(type(n) is not int or n < 0 for n in self.absent) or any(
@@ -42,7 +47,7 @@ class Cohort:
         ):
             raise ConfigError(
                 "cohort.absent must list clients by the number of a round from 0, such as "
-                "cohort.absent={3:[CLIENT]}."
+                "cohort.absent=[[3,[CLIENT]]]."
             )
         if self.clients is not None and not self.clients:
             raise ConfigError("cohort.clients is an empty list; name a client or set it to null.")

@@ -105,6 +105,7 @@ class Coordinator:
         job: Names the federation, so that no site mixes its rounds with another's.
         standing: Where everybody is, of a run that is resumed.
         best: Gives the best round so far.
+        withdrawn: Sites that are not asked any more.
     """
 
     def __init__(
@@ -116,6 +117,7 @@ class Coordinator:
         job: str,
         standing: Standing | None = None,
         best: Callable[[], int | None] = lambda: None,
+        withdrawn: Sequence[str] = (),
     ) -> None:
         self.caller = caller
         self.terms = caller.terms
@@ -125,7 +127,8 @@ class Coordinator:
         self.job = job
         self.standing = standing or Standing.new(federation.ids)
         self.best = best
-        self.away: dict[str, str] = {}
+        self.withdrawn = tuple(withdrawn)
+        self.away: dict[str, str] = dict.fromkeys(withdrawn, "it has withdrawn")
         self._probes: dict[str, Future[str | None]] = {}
         self._planned: Cohort = federation.cohort
         self._turn = 0
@@ -138,7 +141,8 @@ class Coordinator:
         Raises:
             SiteError: If one cannot, or has lost a round that it is needed with.
         """
-        futures = {c: started(self._begin, c) for c in self.federation.ids}
+        there = [c for c in self.federation.ids if c not in self.withdrawn]
+        futures = {c: started(self._begin, c) for c in there}
         wrong = {c: why for c, future in futures.items() if (why := future.result())}
         if wrong:
             raise SiteError(f"{sentence(wrong)}.")
@@ -202,7 +206,8 @@ class Coordinator:
         federation = self.federation
         drawn = self._planned.of(federation.ids, federation.seed, number)
         full = federation.algorithm.card.full_cohort
-        least = len(drawn) if full else max(1, math.ceil(self.terms.quorum * len(drawn)))
+        able = [c for c in drawn if c not in self.withdrawn]
+        least = len(drawn) if full else max(1, math.ceil(self.terms.quorum * len(able)))
         while len([c for c in drawn if c not in self.away]) < least:
             if time.monotonic() >= end:
                 raise SiteError(
@@ -226,7 +231,8 @@ class Coordinator:
         Args:
             sites: Which ones; those whose answers could not be used again and again stay out.
         """
-        sites = [c for c in sites if self._faults[c] < self.terms.faults]
+        able = [c for c in sites if c not in self.withdrawn]
+        sites = [c for c in able if self._faults[c] < self.terms.faults]
         for site in sites:
             if site not in self._probes:
                 self._probes[site] = started(self._welcome, site)

@@ -40,6 +40,7 @@ from medfed.sites.coordinator import Coordinator, Standing
 from medfed.sites.module import SitesEvaluation, SitesModule
 from medfed.sites.transport import Transport
 from medfed.sites.wire import Facts, Greeting
+from medfed.sites.withdrawal import kept_answers, replayed, withdrawn_of
 from medfed.sites.workplace import FACTS
 
 _log = logging.getLogger(__name__)
@@ -83,11 +84,18 @@ def _coordinate(
     folder = Path(config.folder)
     agreed = fingerprints(config)
     start = read_start(config)
-    caller = Caller(transport, sites, terms)
-    greeting = greet(caller)[sites[0]]
-    compare(Greeting(agreed, greeting.data), greeting, "the coordinator", sites[0])
-    facts, answers, exchanged = converse(caller, unread_data(config).merging(greeting.data))
-    first = facts[sites[0]]
+    gone = withdrawn_of(folder) if config.resume is not None else []
+    there = [c for c in sites if c not in gone]
+    caller = Caller(transport, there, terms)
+    greeting = greet(caller)[there[0]]
+    compare(Greeting(agreed, greeting.data), greeting, "the coordinator", there[0])
+    merging = unread_data(config).merging(greeting.data)
+    if gone:
+        _log.warning("Withdrawn, and so in no round: %s.", ", ".join(map(shown, gone)))
+        merging = replayed(kept_answers(folder))
+    facts, answers, exchanged = converse(caller, merging)
+    facts |= {c: Facts.of(kept_clients(folder)[c]) for c in gone}
+    first = facts[there[0]]
     take_facts(config, first.data)
     task: TaskModule = build_task(config)
     if str(config.trainer.precision).startswith("64"):
@@ -96,7 +104,7 @@ def _coordinate(
     account = start.begin(config, task, names)
     begun = float_entries(task.network)
     own = Facts(1, digest(float_entries(task.network)), first.data)
-    compare_models(own, first, "the coordinator", sites[0])
+    compare_models(own, first, "the coordinator", there[0])
     everyone = [ClientInfo(c, facts[c].num_samples) for c in sites]
     federation, local = federation_of(config, task, [], everyone, first.data["shape"])
     federation.ledger = Ledger(preprocessing(exchanged))
@@ -105,7 +113,7 @@ def _coordinate(
     job, standing, checkpoint = before_of(config, sites)
     evaluation = SitesEvaluation(*task.selection)
     coordinator = Coordinator(
-        caller, federation, facts, answers, job, standing, evaluation.best_round
+        caller, federation, facts, answers, job, standing, evaluation.best_round, gone
     )
     coordinator.begin()
     module = SitesModule(task, federation, local, coordinator)
@@ -115,8 +123,9 @@ def _coordinate(
         kept.checkpoint.every = 1
     trainer = trainer_of(config, [*callbacks_of(kept, evaluation), Absences(folder, coordinator)])
     open_folder(config, {"clients": {c: {} for c in sites}, "files": {}}, {}, {})
-    told = {c: f.content() for c, f in facts.items()}
-    write_json(folder / SITES, {"job": job, "clients": told})
+    told = {c: facts[c].content() for c in sites}
+    said = [answer.decode() for answer in answers]
+    write_json(folder / SITES, {"job": job, "clients": told, "answers": said})
     with together(trainer):
         trainer.fit(module, ckpt_path=checkpoint, weights_only=True)
         write_json(folder / "hashes.json", coordinator.digests(module.next_round))
@@ -124,6 +133,12 @@ def _coordinate(
         trainer.test(module, ckpt_path=best_checkpoint(folder), weights_only=True, verbose=False)
         evaluation.history = history
         return write(config, module, evaluation, trainer)
+
+
+def kept_clients(folder: Path) -> dict[str, Any]:
+    """Returns what the sites of a run have said of themselves, as its folder keeps it."""
+    kept: dict[str, Any] = read_json(folder / SITES, _SITES)["clients"]
+    return kept
 
 
 def take_facts(config: DictConfig, data: Mapping[str, Any]) -> None:
@@ -189,7 +204,7 @@ class Absences(pl.Callback):
     def write(self) -> None:
         """Writes ``absences.json``."""
         standing = self.coordinator.standing
-        if standing.left_out:
+        if standing.left_out or standing.absent:
             write_json(
                 self.folder / ABSENCES,
                 {
@@ -207,10 +222,9 @@ def override(absent: Mapping[int, Sequence[str]]) -> str:
 
     Example:
         >>> override({3: ["b"], 5: ["a", "St Mary"]})
-        '{3:["b"],5:["a","St Mary"]}'
+        '[[3,["b"]],[5,["a","St Mary"]]]'
     """
-    rows = (f"{n}:[{','.join(json.dumps(c) for c in names)}]" for n, names in absent.items())
-    return f"{{{','.join(rows)}}}"
+    return json.dumps([[n, list(names)] for n, names in absent.items()], separators=(",", ":"))
 
 
 def write(

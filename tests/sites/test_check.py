@@ -19,7 +19,7 @@ def hospital(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bern")
     write_table(folder / "ours.csv", ("Bern",))
     (folder / "site.yaml").write_text("site: Bern\ndata:\n  path: ours.csv\n")
-    main(["site", "agree", f"out={folder}/agreed.json", f"sites={','.join(SITES)}", *EXPERIMENT])
+    main(["deploy", f"dry_run={folder}", f"sites=[{','.join(SITES)}]", *EXPERIMENT])
     return folder
 
 
@@ -75,11 +75,10 @@ WRONG = {
     ("check",): "agreed has no value yet",
     ("check", "agreed=A", "local=B", "seed=1"): "Unknown key 'seed'",
     ("chek", "agreed=A"): "Unknown command medfed site chek (did you mean check?)",
-    ("agree", "out=A", "sites=a,b", "experiment=clinical_pfed"): "Unknown experiment",
-    ("agree", "out=A", "sites=a,a"): "must name every site, and each once",
-    ("agree", "out=A", "sites=a", "cut=maybe"): "cut must be true or false",
-    ("agree", "out=A", "sites=a", "plugins=nowhere"): "plugins names",
     ("check", "agreed=A", "local=B"): "A is missing",
+    ("withdraw", "run=A"): "site has no value yet",
+    ("withdraw", "run=A", "site=b"): "run=A is no run folder",
+    ("withdraw", "run=A", "site=b", "forget=perhaps"): "forget must be true or false",
 }
 
 

@@ -1,0 +1,176 @@
+"""A site that withdraws from a run: it is not asked any more, and on request forgotten.
+
+What the others have learnt with it stays in what all share; nobody can take that out again. But
+what the server keeps *of this site* can go: what both ends of its channel remember, its sketch, its
+own model, its number of samples. Its part of the record stays: bytes, and metrics of rounds that
+took place. The run folder's ``withdrawn.json`` says when, and what was forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from medfed.common.errors import ConfigError, did_you_mean
+from medfed.common.files import write_json
+from medfed.common.tensors import State
+from medfed.common.untrusted import ANY, read_checkpoint, read_json
+from medfed.config.compose import build
+from medfed.federation.lightning.checkpoint import BEST, rounds_in, seal
+from medfed.run.folder import read_config
+
+FILE, SITES = "withdrawn.json", "sites.json"
+_SHAPE = {"sites": {ANY: {"after": int, "forgotten": [str]}}}
+
+
+def withdrawn_of(folder: Path) -> list[str]:
+    """Returns the sites that have withdrawn from the run of a folder."""
+    path = folder / FILE
+    return list(read_json(path, _SHAPE)["sites"]) if path.is_file() else []
+
+
+def withdraw(folder: Path, site: str, forget: bool = False) -> list[str]:
+    """Takes a site out of the rounds to come of a run, which has stopped and will be resumed.
+
+    Args:
+        folder: The coordinator's run folder.
+        site: Which one.
+        forget: Whether the server is to forget what it keeps of it, in all its checkpoints.
+
+    Returns:
+        What was done, in sentences.
+
+    Raises:
+        CheckpointError: If it is no folder of a run across sites.
+        ConfigError: If there is no such site, or the run cannot go on without it.
+    """
+    config = read_config(folder)
+    sites = list(read_json(folder / SITES, {"job": str, "clients": {ANY: {}}})["clients"])
+    known = read_json(folder / FILE, _SHAPE)["sites"] if (folder / FILE).is_file() else {}
+    left = [name for name in sites if name not in known and name != site]
+    if site not in sites:
+        raise ConfigError(
+            f"site={site} is none of the run in {folder}{did_you_mean(site, sites)}; its sites are "
+            f"{', '.join(sites)}."
+        )
+    algorithm = build(config.algorithm)
+    if algorithm.card.full_cohort:
+        raise ConfigError(
+            f"{type(algorithm).__name__} needs all clients in every round, so that this run ends "
+            f"without {site}; start another one among {', '.join(left) or 'others'}."
+        )
+    if not left:
+        raise ConfigError(f"Without {site} nobody is left in the run in {folder}.")
+    found = sorted(rounds_in(folder / "checkpoints"))
+    last = int(found[-1].stem.removeprefix("round_")) + 1 if found else 0
+    forgotten = known.get(site, {}).get("forgotten", [])
+    if forget:
+        best = folder / "checkpoints" / BEST
+        for path in [*found, *([best] if best.is_file() else [])]:
+            forgotten = sorted({*forgotten, *_forget_in(path, site, len(sites))})
+    known[site] = {"after": known.get(site, {}).get("after", last), "forgotten": forgotten}
+    write_json(folder / FILE, {"sites": known})
+    said = [
+        f"{site} takes part in no round after round {known[site]['after']} of the run in {folder}; "
+        f"resume it among {', '.join(left)}."
+    ]
+    if forget:
+        what = ", ".join(forgotten) or "nothing"
+        said.append(
+            f"The server kept of it, and has forgotten: {what}. What the others have learnt with "
+            "it stays, and so do its bytes and metrics in the record."
+        )
+    return said
+
+
+def _forget_in(path: Path, site: str, count: int) -> list[str]:
+    """Rewrites a checkpoint without what is of one site; returns what that was."""
+    checkpoint = read_checkpoint(path)
+    saved = checkpoint["federation"]
+    place = list(saved["clients"]).index(site)
+    saved["server"], forgotten = forgotten_state(saved["server"], site, place, count)
+    for way, kept in saved["memory"].items():
+        if kept.pop(site, None):
+            forgotten.append(f"channel {way}")
+    partial = path.with_suffix(".partial")
+    try:
+        torch.save(checkpoint, partial)
+        seal(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return forgotten
+
+
+def forgotten_state(
+    server: Mapping[str, Mapping[str, Tensor]], site: str, place: int, count: int
+) -> tuple[State, list[str]]:
+    """Returns a server's state without what is of one client.
+
+    What is kept under its name becomes 0. Of models in rows, one for each client, its own becomes
+    the mean of the others', so that who is drawn to it is drawn to the middle; what a solver goes
+    on from is dropped with that.
+
+    Args:
+        server: The state; it stays as it is.
+        site: The client's name.
+        place: Its position among all.
+        count: How many there are.
+
+    Returns:
+        The new state, and the groups in which something was forgotten.
+
+    Example:
+        >>> server = {"num_samples": {"a": torch.tensor([3.0]), "b": torch.tensor([4.0])}}
+        >>> forgotten_state(server, "a", 0, 2)
+        ({'num_samples': {'a': tensor([0.]), 'b': tensor([4.])}}, ['num_samples'])
+    """
+    state: State = {group: dict(named) for group, named in server.items()}
+    found = []
+    for group, named in server.items():
+        if group.endswith(f"/{site}"):
+            state[group] = {name: torch.zeros_like(t) for name, t in named.items()}
+        elif site in named:
+            state[group][site] = torch.zeros_like(named[site])
+        elif group == "personal" and all(t.shape[:1] == (count,) for t in named.values()):
+            state[group] = {name: _mean_row(t, place) for name, t in named.items()}
+            if "admm" in state:
+                state["admm"] = {}
+        else:
+            continue
+        found.append(group)
+    return state, found
+
+
+def _mean_row(rows: Tensor, place: int) -> Tensor:
+    others = torch.arange(len(rows), device=rows.device) != place
+    filled = rows.clone()
+    filled[place] = rows[others].mean(dim=0)
+    return filled
+
+
+def replayed(answers: Sequence[str]) -> Generator[bytes, Sequence[bytes], None]:
+    """The server's half of what sites agree on about their data, as it was said before.
+
+    Whoever has withdrawn is still part of it: scaling may not change within a run.
+
+    Args:
+        answers: What the server said.
+
+    Example:
+        >>> server = replayed(["x"])
+        >>> next(server), server.send([b"anything"])
+        (b'', b'x')
+    """
+    yield b""
+    for answer in answers:
+        yield answer.encode()
+
+
+def kept_answers(folder: Path) -> list[str]:
+    """Returns what the server of a run has said about the data of all sites."""
+    kept: dict[str, Any] = read_json(folder / SITES)
+    return [str(answer) for answer in kept.get("answers", [])]
