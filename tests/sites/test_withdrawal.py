@@ -21,7 +21,7 @@ from tests.integration.runs import run
 from tests.sites.hospitals import same
 from tests.sites.tables import EXPERIMENT, SITES, write_table
 
-ROUNDS = (*EXPERIMENT, "rounds=4", "data.val_fraction=0.2")
+ROUNDS = (*EXPERIMENT, "rounds=2", "data.val_fraction=0.2")
 
 
 class Ends(Direct):
@@ -37,7 +37,7 @@ class Ends(Direct):
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory):
-    """A run of three sites that was stopped after two rounds, and what starts its sites again."""
+    """A run of three sites that was stopped after a round, and what starts its sites again."""
     root = tmp_path_factory.mktemp("withdrawal")
     agreed, alone, _ = Agreed.of(ROUNDS, SITES)
     for name in SITES:
@@ -56,7 +56,7 @@ def stopped(tmp_path_factory):
         return coordinate(config, transport, agreed.sites, terms)
 
     first = sites(*SITES)
-    first.before = 2
+    first.before = 1
     with pytest.raises(KeyboardInterrupt):
         go_on(first)
     return root, sites, go_on
@@ -76,7 +76,7 @@ def test_the_run_goes_on_as_a_simulation_without_it(stopped, capsys):
     assert before["server"]["num_samples"]["Bern"] > 0
     main(["site", "withdraw", f"run={server}", "site=Bern", "forget=true"])
     said = capsys.readouterr().out
-    assert "Bern takes part in no round after round 2" in said
+    assert "Bern takes part in no round after round 1" in said
     assert "has forgotten: " in said
     after = state_of(server)
     assert float(after["server"]["num_samples"]["Bern"]) == 0
@@ -86,14 +86,13 @@ def test_the_run_goes_on_as_a_simulation_without_it(stopped, capsys):
         assert torch.equal(rows[0], before["server"]["personal"][name][0])
     assert all("Bern" not in kept for kept in after["memory"].values())
     record = json.loads((server / "withdrawn.json").read_text())["sites"]["Bern"]
-    assert record["after"] == 2
+    assert record["after"] == 1
     assert {"num_samples", "personal", "sketches"} <= {*record["forgotten"]}
     summary = go_on(sites("Basel", "Chur"), resume)
     assert list(summary["clients"]) == ["Basel", "Chur"]
     assert summary["not_tested"] == ["Bern"]
     assert json.loads((server / "absences.json").read_text())["absent"] == {
-        "2": ["Bern"],
-        "3": ["Bern"],
+        "1": ["Bern"],
     }
 
 
@@ -101,7 +100,7 @@ def test_who_withdraws_without_being_forgotten_is_merely_absent(tmp_path, capsys
     """Byte for byte the simulation whose cohort lacks it from then on."""
     agreed, alone, _ = Agreed.of([*ROUNDS, "algorithm=fedavg"], SITES)
     write_table(tmp_path / "all.csv", SITES)
-    absent = "cohort.absent=[[2,[Bern]],[3,[Bern]]]"
+    absent = "cohort.absent=[[1,[Bern]]]"
     both = (*ROUNDS, "algorithm=fedavg", absent, f"data.path={tmp_path / 'all.csv'}")
     run(tmp_path / "simulation", *both, "partition=auto")
     for name in SITES:
@@ -112,7 +111,7 @@ def test_who_withdraws_without_being_forgotten_is_merely_absent(tmp_path, capsys
     transport = Ends({name: hospital(agreed, file) for name, file in files.items()})
     config = [*agreed.overrides, *alone, "data.path=null", f"folder={tmp_path / 'server'}"]
     terms = Terms(timeout=20, hello=60, grace=0.1, probe=0.1, patience=1)
-    transport.before = 2
+    transport.before = 1
     with pytest.raises(KeyboardInterrupt):
         coordinate(load(config), transport, SITES, terms)
     main(["site", "withdraw", f"run={tmp_path / 'server'}", "site=Bern"])
