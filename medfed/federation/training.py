@@ -99,7 +99,7 @@ class LocalTrainer(Gradients):
         self._held: list[tuple[dict[str, Any], str, Tensor | None]] = []
         self._entries_device: torch.device | None = None
         self._modules: list[nn.Module] = []
-        self._first = next(network.parameters())
+        self._first: nn.Parameter = next(self.network.parameters())
         self._normalises = False
 
     @property
