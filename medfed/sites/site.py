@@ -30,11 +30,13 @@ from medfed.federation.lightning.checkpoint import digest_file, is_whole, seal
 from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.local_client import LocalClient
 from medfed.federation.wire.packet import Packet
+from medfed.run.folder import save_tensors
+from medfed.sites.joining import Newcomer
 from medfed.sites.wire import START, Facts, Greeting, Reply, Request
 
 JOB = "job.json"
 _ROUND = {"site": str, "round": int, "steps": int, "passes": [int], "client": {ANY: {}}}
-FIRST = ("hello", "agree", "begin")  # kinds of requests that belong to no round
+FIRST = ("hello", "agree", "begin", "onboard")  # kinds of requests that belong to no round
 Kept = dict[str, Any]
 
 
@@ -115,6 +117,7 @@ class Site:
         self._base_at = START
         self._start: Kept = {}
         self._replies: dict[bytes, bytes] = {}
+        self._newcomer: Newcomer | None = None
 
     @property
     def federation(self) -> Federation:
@@ -159,6 +162,7 @@ class Site:
             "evaluate": self._evaluate,
             "commit": self._commit,
             "load": self._load,
+            "onboard": self._onboard,
         }
         try:
             answered = handlers[asked.kind](asked)
@@ -172,7 +176,7 @@ class Site:
             # Its text may name a patient, or a file: it stays in this log.
             self.log.exception("%s failed.", asked)
             return Reply.to(asked, "failed", type(error).__name__).to_bytes()
-        if asked.kind not in FIRST:
+        if asked.kind not in FIRST[:3]:
             self._replies[key] = reply
         return reply
 
@@ -267,6 +271,26 @@ class Site:
         if self._phases:
             raise Refusal("order")
         return Reply.to(asked, content={"digest": self._module.federation.digests()[self._client]})
+
+    def _onboard(self, asked: Request) -> Reply:
+        """Joins a federation that has trained; its model stays here."""
+        if asked.phase == 0:
+            sizes = [ClientInfo(c["id"], c["num_samples"]) for c in asked.content["clients"]]
+            if self.name in {c.id for c in sizes} or asked.content["steps"] < 1:
+                raise Refusal("message")
+            module = self.workplace.join(sizes)
+            self._newcomer = Newcomer(module, self.name, asked.content["steps"])
+            self.module, self._session = module, ""  # of no other session any more
+        elif self._newcomer is None or self._newcomer.phase != asked.phase:
+            raise Refusal("order", "unready")
+        assert self._newcomer is not None
+        packet = self._packet(asked)
+        if not asked.content["last"]:
+            answer = self._newcomer.answer(packet)
+            return Reply.to(asked, content={"metrics": {}}, body=answer.to_bytes())
+        model, metrics = self._newcomer.learn(packet)
+        save_tensors(self._root.parent / f"{self._root.name}-joined.safetensors", model)
+        return Reply.to(asked, content={"metrics": metrics})
 
     @property
     def _module(self) -> FederatedModule:

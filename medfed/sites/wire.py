@@ -56,7 +56,7 @@ _CONTENTS: dict[str, Any] = {
     "evaluate": {"split": str, "trained": bool},
     "commit": {"needed": [int]},
     "load": {},
-    "onboard": {"last": bool, "steps": int},
+    "onboard": {"last": bool, "steps": int, "clients": [{"id": str, "num_samples": int}]},
 }
 _SPENT = {"steps": int, "passes": [int]}
 _REPLIES: dict[str, Any] = {
@@ -67,7 +67,7 @@ _REPLIES: dict[str, Any] = {
     "evaluate": {"metrics": {ANY: NUMBER}},
     "commit": _SPENT,
     "load": {"digest": str},
-    "onboard": {},
+    "onboard": {"metrics": {ANY: NUMBER}},
 }
 
 
