@@ -2,9 +2,10 @@
 
 A federation of three sites runs in this process, every message as bytes. Between its rounds one
 site is sent requests that nobody means: valid ones with bits flipped, ends cut off or numbers
-replaced by extreme ones, some with the key of the present session; requests for other sites, of
-other sessions, of earlier rounds; heads of absurd length. Each must be answered by a reply that
-says what became of it; anything that is raised is a crash. Within its rounds the coordinator gets
+replaced by extreme ones; those of somebody who knows the format, but not the key of the session,
+which the coordinator alone has; requests for other sites; exact copies of earlier ones; heads of
+absurd length. Each must be answered by a reply that says what became of it; anything that is raised
+is a crash. Within its rounds the coordinator gets
 replies that are torn, of others, of earlier requests, or hold parts, shapes, metrics or counts
 that no site has. It must repeat the round without the site.
 
@@ -155,8 +156,10 @@ def foreign(rng: random.Random, wire: Wire, site: str) -> bytes:
     kind = rng.randrange(8)
     if kind < 4:
         chosen: bytes = mutated(rng, own[-30:], 24)
-        # Half of them have a hash that fits, as those of somebody who knows the format.
-        return framed(chosen[20:]) if rng.random() < 0.5 else chosen
+        if rng.random() < 0.5:
+            return chosen
+        session = Request.from_bytes(own[-1]).session.encode()
+        return framed(chosen[20:].replace(session, rng.randbytes(8).hex().encode()))
     if kind == 4:
         return rng.choice(own)  # of the past
     if kind == 5:
@@ -166,7 +169,7 @@ def foreign(rng: random.Random, wire: Wire, site: str) -> bytes:
         return framed(length.to_bytes(4, "little"), rng.randbytes(50))
     changes: dict[str, Any] = rng.choice(
         [
-            {"session": rng.randbytes(8).hex()},
+            {"site": SITES[0]},
             {"round": rng.randrange(2**31)},
             {"at": rng.randrange(50), "attempt": rng.randrange(9)},
             {"phase": rng.randrange(2**31)},
@@ -174,7 +177,8 @@ def foreign(rng: random.Random, wire: Wire, site: str) -> bytes:
             {"kind": rng.choice(("load", "commit", "evaluate", "fit", "begin", "agree"))},
         ]
     )
-    request: bytes = dataclasses.replace(Request.from_bytes(rng.choice(own)), **changes).to_bytes()
+    known, session = Request.from_bytes(rng.choice(own)), rng.randbytes(8).hex()
+    request: bytes = dataclasses.replace(known, session=session, **changes).to_bytes()
     return request
 
 
