@@ -11,9 +11,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from medfed.commands.deploy import split
 from medfed.commands.help import COMMANDS
 from medfed.commands.methods import main
+from medfed.commands.site import read
 from medfed.config.compose import CONFIG_DIR, compositions
+from medfed.sites.agreement import Agreed
 from tests.pages import DOCS, PAGES, ROOT, write_files
 
 # Where each group's options are explained.
@@ -43,6 +46,13 @@ def test_command_composes(page, command, tmp_path, monkeypatch):
     if "MY_FOLDER" in command:
         command = command.replace("MY_FOLDER", str(write_files(page, tmp_path)))
     script, *arguments = shlex.split(command)
+    if script == "site":
+        assert read(arguments[0], arguments[1:])
+        return
+    if script == "deploy":
+        own, rest = split(arguments)
+        Agreed.of(rest, own.sites, own.cut)
+        return
     if script not in COMMANDS:
         assert (ROOT / script).is_file() or f'title="{script}"' in page.read_text()
     if script in COMMANDS or script.startswith("scripts/"):

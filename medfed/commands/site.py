@@ -39,15 +39,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 f"Unknown command medfed site {what}{did_you_mean(what, _KEYS)}; there are "
                 f"{', '.join(_KEYS)}."
             )
-        own = _read(what, rest)
+        own = read(what, rest)
         if what == "withdraw":
             _withdraw(own)
         else:
             _check(own)
 
 
-def _read(what: str, given: Sequence[str]) -> dict[str, str]:
-    """The command's keys.
+def read(what: str, given: Sequence[str]) -> dict[str, str]:
+    """Returns the keys of a command.
+
+    Args:
+        what: Which one.
+        given: The rest of the line.
 
     Raises:
         ConfigError: If a key is unknown or lacking.

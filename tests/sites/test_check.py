@@ -6,10 +6,13 @@ import pytest
 
 from medfed.commands.main import main
 from medfed.commands.methods import method, yamls
+from medfed.common.errors import DataError
 from medfed.federation.wire.ledger import Ledger
 from medfed.sites.agreement import Agreed
 from medfed.sites.leaving import WORDS, traffic_of
+from medfed.sites.own_file import SiteFile
 from tests.integration.runs import run
+from tests.pages import DOCS, write_files
 from tests.sites.tables import EXPERIMENT, SITES, write_table
 
 
@@ -109,6 +112,19 @@ def test_what_does_not_fit_is_found_at_the_hospital(more, hospital, tmp_path, ca
         look(tmp_path, capsys)
     assert REFUSED[more] in capsys.readouterr().err
     assert {p.name for p in tmp_path.iterdir()} == {"agreed.json", "site.yaml"}
+
+
+def test_the_file_that_the_documents_show_can_be_copied(tmp_path):
+    folder = write_files(DOCS / "sites.md", tmp_path)
+    own = SiteFile.read(folder / "medfed.yaml")
+    agreed, _, _ = Agreed.of(["experiment=heart_pfednet"], ["cleveland", "va"])
+    with pytest.raises(DataError, match="/srv/heart does not exist"):
+        own.config(agreed)
+    (folder / "medfed.yaml").write_text(
+        (folder / "medfed.yaml").read_text().replace("/srv/heart", str(tmp_path))
+    )
+    config = SiteFile.read(folder / "medfed.yaml").config(agreed)
+    assert (config.data.reader.centres, config.threads) == (["va"], 2)
 
 
 def test_traffic_of_nobody_is_none():
