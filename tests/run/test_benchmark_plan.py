@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import yaml
 
@@ -11,8 +13,8 @@ from medfed.config.plugins import with_plugins
 from medfed.federation.card import Range
 from medfed.run.benchmark.methods import ALWAYS, chosen_methods, points, search_space
 from medfed.run.benchmark.plan import groups, shard_of
-from medfed.run.benchmark.sources import code_hash
-from medfed.run.benchmark.suite import chosen_suites, read_suite, suites
+from medfed.run.benchmark.sources import code_hash, read_code
+from medfed.run.benchmark.suite import Variant, chosen_suites, read_suite, suites
 
 GOOD = """
 title: A test
@@ -28,16 +30,19 @@ sizes:
 
 
 @pytest.mark.parametrize("name", suites())
-def test_every_variant_of_every_suite_composes(name, tmp_path):
+def test_every_suite_composes(name, tmp_path):
+    """All variants and sizes at once: an unknown key or option of any would be refused."""
     suite = suites()[name]
+    every = [
+        o for part in (*suite.sizes.values(), *suite.variants.values()) for o in part.overrides
+    ]
+    whole = replace(suite, variants={"all": Variant(tuple(every))})
     methods = {name: chosen_methods(["fedavg"], [], ["fedavg"])[1:2]}
     places = {name: str(tmp_path)} if suite.path else {}
-    (group,), told = groups([suite], methods, "small", "all", places)
+    (group,), told = groups([whole], methods, "small", "all", places)
     assert not told
-    for variant in suite.variants:
-        config = group.config(variant)
-        assert config.evaluation.every <= config.rounds
-    keys = [group.cell(suite.base, "final", 0, split, {}).key for split in (0, 1, 0)]
+    assert group.config("all").evaluation.every <= group.config("all").rounds
+    keys = [group.cell("all", "final", 0, split, {}).key for split in (0, 1, 0)]
     assert keys[0] == keys[2] != keys[1]
     assert len(suite.methods) >= 3
     assert set(suite.methods) <= set(yamls())
@@ -134,8 +139,11 @@ def test_comments_do_not_change_the_hash_of_code_and_code_does(tmp_path):
     with_plugins([f"plugins={tmp_path}"])
     first = code_hash(["own_code_module.g"])
     module.write_text('"""Another."""\n# why\nfrom own_code_helper import f\ndef g(): return f()\n')
+    assert code_hash(["own_code_module.g"]) == first  # of what this process may have loaded
+    read_code.cache_clear()  # another process
     assert code_hash(["own_code_module.g"]) == first
     helper.write_text("def f():\n    return 22\n")  # what it imports
+    read_code.cache_clear()
     second = code_hash(["own_code_module.g"])
     assert second != first
     assert code_hash(["own_code_module.g", "medfed.personalize.ditto.Ditto"]) != second

@@ -131,7 +131,8 @@ def _of_task(task: Task, verdicts: Mapping[str, Verdict]) -> list[str]:
             span = least if least == most else f"{least} to {most}, by method,"
             seen = f" (differences from {span} could have been seen)"
         told.append(f"{task.name}: {'; '.join(parts)}{seen}.")
-    if all(a.verdict == NOT_TOLD_APART for v in verdicts.values() for a in v.against.values()):
+    compared = [a.verdict for v in verdicts.values() for a in v.against.values()]
+    if compared and set(compared) == {NOT_TOLD_APART}:
         told.append(f"{task.name} tells no method from local training or FedAvg.")
     for method, v in verdicts.items():
         if method not in CEILINGS and v.harm is not None and v.harm.surely:

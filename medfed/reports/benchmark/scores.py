@@ -103,6 +103,7 @@ def task_of(progress: Sequence[Progress], variant: str) -> Task:
     """
     task = Task(progress[0].group.suite.name, variant)
     data: dict[int, tuple[str, str]] = {}
+    missing: list[str] = []
     for own in progress:
         cells = [c for c in own.wanted if c.variant == variant and c.stage == "final"]
         results = [own.final.get(c.place) for c in cells]
@@ -111,11 +112,7 @@ def task_of(progress: Sequence[Progress], variant: str) -> Task:
             task.notes.append(f"{own.group.method.name} cannot be used on {task.name}: {wrong}")
             continue
         if len(found) < own.group.size.splits:
-            task.notes.append(
-                f"{own.group.method.name} is left out of {task.name}: "
-                f"{own.group.size.splits - len(found)} of {own.group.size.splits} splits are "
-                "not there yet."
-            )
+            missing.append(own.group.method.name)
             continue
         for cell, result in zip(cells, found, strict=True):
             if "data" not in result:
@@ -127,6 +124,10 @@ def task_of(progress: Sequence[Progress], variant: str) -> Task:
                     "cannot stand in one table; remove the one whose data are not the suite's."
                 )
         _add(task, own, found)
+    if missing:
+        task.notes.append(
+            f"Left out of {task.name}, as not all of their splits are there: {', '.join(missing)}."
+        )
     return task
 
 

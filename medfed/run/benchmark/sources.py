@@ -41,8 +41,7 @@ def code_hash(targets: Iterable[str]) -> str:
         file = _file(module)
         if module in seen or file is None:
             continue
-        stat = file.stat()
-        seen[module], imported = _read(file, stat.st_mtime_ns, stat.st_size)
+        seen[module], imported = read_code(file)
         waiting += [m for name in imported if (m := _module(name))]
     lines = [f"{module} {seen[module]}" for module in sorted(seen)]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
@@ -98,8 +97,14 @@ def _file(module: str) -> Path | None:
 
 
 @cache
-def _read(file: Path, changed: int, size: int) -> tuple[str, tuple[str, ...]]:
-    """A hash of a file's code, and what it imports."""
+def read_code(file: Path) -> tuple[str, tuple[str, ...]]:
+    """Returns a hash of a file's code, and what it imports.
+
+    A file is read once: what a process has loaded does not change while it is edited.
+
+    Args:
+        file: A Python file.
+    """
     tree = ast.parse(file.read_bytes())
     imported: set[str] = set()
     for node in ast.walk(tree):
