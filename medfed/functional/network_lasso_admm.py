@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from medfed.common.errors import ConfigError
-from medfed.functional.graph import graph_laplacian
-from medfed.functional.prox import prox_norm
+from medfed.functional.graph import graph_laplacian, incidence
+from medfed.functional.prox import prox_norm, prox_rows
 
 CHECK_EVERY = 5
 """Iterations between two looks at the residuals, which cost about half an iteration."""
@@ -102,17 +102,22 @@ class AdmmSteps(ABC):
 
 
 class TorchSteps(AdmmSteps):
-    """The readable reference, and the path for tensors on an accelerator."""
+    """The readable reference, and the path for tensors on an accelerator.
+
+    A step waits for no value there, and the residuals for one.
+    """
 
     def _prepare(self) -> None:
         self.inverse = self._inverse().to(self.v)
         self.tau = (self.weight / self.rho).to(self.v)
         self.heads, self.tails = self.edges.to(self.v.device).unbind(1)
+        # A product, as index_add_ adds in no fixed order on an accelerator.
+        self.ends = incidence(self.v.shape[0], self.edges).to(self.v)
         self.column = self.mass.to(self.v).unsqueeze(1)
 
     def step(self) -> None:
         """One iteration: new Z, W and dual."""
-        w = prox_norm(self.a, self.tau, self.p)
+        w = prox_rows(self.a, self.tau.unsqueeze(1), self.p)
         u = self.a.sub_(w)
         self.z = self.inverse @ (self.column * self.v + self.rho * self._to_nodes(w.sub_(u)))
         del w
@@ -120,14 +125,13 @@ class TorchSteps(AdmmSteps):
 
     def residuals(self) -> ResidualNorms:
         """The residuals of the present iterate."""
-        w = prox_norm(self.a, self.tau, self.p)
+        w = prox_rows(self.a, self.tau.unsqueeze(1), self.p)
         gaps = self._gaps()
         pull = self.rho * self._to_nodes(self.a - w)
         parts = (gaps - w, self.column * (self.v - self.z) - pull, gaps, w, pull)
         # Norms in double: the squares of a long float32 row lose digits.
-        return ResidualNorms(
-            *(float(torch.linalg.vector_norm(x, dtype=torch.float64)) for x in parts)
-        )
+        norms = [torch.linalg.vector_norm(x, dtype=torch.float64) for x in parts]
+        return ResidualNorms(*torch.stack(norms).tolist())
 
     def _gaps(self) -> Tensor:
         """ZQ: the difference over every edge."""
@@ -135,12 +139,7 @@ class TorchSteps(AdmmSteps):
 
     def _to_nodes(self, rows: Tensor) -> Tensor:
         """Rows Q^T: adds every edge to its head and subtracts it from its tail."""
-        nodes = torch.zeros_like(self.v)
-        # Edge by edge: index_add_ adds in no fixed order on an accelerator.
-        for row, i, j in zip(rows, self.edges[:, 0], self.edges[:, 1], strict=True):
-            nodes[i] += row
-            nodes[j] -= row
-        return nodes
+        return self.ends @ rows
 
 
 class FusedSteps(AdmmSteps):

@@ -31,7 +31,7 @@ def test_evaluation_tasks_are_one_loader():
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_the_longest_rank_is_within_a_third_of_the_best_deal(ranks):
-    for values in itertools.product((1, 3, 7, 8), repeat=5):
+    for values in itertools.product((1, 3, 8), repeat=5):
         work = dict(zip(CLIENTS, values, strict=True))
         dealt = deal(work, ranks)
         deals = itertools.product(range(ranks), repeat=5)

@@ -178,13 +178,41 @@ class Codec(ABC):
         """
         if flat.dim() != 1:
             raise ValueError(f"A codec takes a tensor of shape (d,), not {tuple(flat.shape)}.")
-        rounded = flat.detach().to("cpu", self.dtype).contiguous()
+        rounded = flat.detach().to(self.dtype).contiguous()
+        if flat.device.type == "cpu" or self.kept(flat.numel()) is None:
+            rounded = rounded.to("cpu")
         if not all_finite(rounded):
             at = int(torch.nonzero(~torch.isfinite(rounded))[0])
             raise ValueError(f"Element {at} is {float(flat[at])}, which cannot be sent.")
-        values = rounded.numpy()
-        payload = self._pack(values, self._rng if rng is None else rng)
-        return b"".join((self.header(values.size), *payload))
+        if rounded.device.type == "cpu":
+            payload = self._pack(rounded.numpy(), self._rng if rng is None else rng)
+        else:
+            payload = self.pack_on_device(rounded)
+        return b"".join((self.header(flat.numel()), *payload))
+
+    def kept(self, length: int) -> int | None:
+        """Returns how many of the largest elements are all that is sent, if a codec selects so.
+
+        They are found where the tensor is, and only they are copied from there.
+
+        Args:
+            length: d.
+        """
+        return None
+
+    def pack_on_device(self, flat: Tensor) -> Iterable[Buffer]:
+        """Returns the payload of a tensor of which :meth:`kept` elements matter.
+
+        Args:
+            flat: ``(d,)`` finite floats in the codec's dtype, on any device.
+        """
+        length = flat.numel()
+        at = largest_on_device(flat, self.kept(length) or 0)
+        return self._pack_kept(at.cpu().numpy(), flat[at].cpu().numpy(), length)
+
+    def _pack_kept(self, indices: Array, values: Array, length: int) -> Iterable[Buffer]:
+        """Returns the payload of selected elements; only where :meth:`kept` gives a number."""
+        raise NotImplementedError
 
     def decode(self, data: bytes, length: int | None = None) -> Tensor:
         """Returns the tensor of shape (d,) that the receiver continues from.
@@ -263,3 +291,28 @@ def all_finite(values: Tensor) -> bool:
         (True, False)
     """
     return math.isfinite(float(values.sum())) or bool(torch.isfinite(values).all())
+
+
+def largest_on_device(flat: Tensor, k: int) -> Tensor:
+    """Returns the positions of the ``k`` largest magnitudes, as the kernel for main memory does.
+
+    Of equal magnitudes those at lower positions are taken; zeros never are.
+
+    Args:
+        flat: ``(d,)`` finite floats on any device.
+        k: How many at most.
+
+    Returns:
+        ``(min(k, number of non-zeros),)`` int64, increasing, on the same device.
+
+    Example:
+        >>> largest_on_device(torch.tensor([1.0, -3.0, 0.0, 3.0, 2.0, -2.0]), 3)
+        tensor([1, 3, 4])
+    """
+    if min(k, flat.numel()) <= 0:
+        return torch.empty(0, dtype=torch.int64, device=flat.device)
+    size = flat.abs()
+    level = size.topk(min(k, flat.numel()), sorted=False).values.min()
+    above, tied = size > level, (size == level) & (level > 0)
+    first = tied.cumsum(0) <= k - above.sum()
+    return (above | (tied & first)).nonzero().flatten()

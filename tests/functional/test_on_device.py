@@ -1,0 +1,132 @@
+"""Solvers and codecs where tensors are on a GPU: the same results, and nothing waited for inside.
+
+On the CPU the same code runs, and what would make a GPU's queue run dry is counted.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from medfed.federation.wire.codecs.base import largest_on_device
+from medfed.federation.wire.codecs.sparse import TopK
+from medfed.federation.wire.codecs.stc import STC
+from medfed.federation.wire.codecs.support import largest
+from medfed.functional.fused_lasso import fused_lasso
+from medfed.functional.network_lasso import solve_network_lasso
+from medfed.functional.network_lasso_admm import FusedSteps, TorchSteps
+from medfed.functional.prox import prox_norm, prox_rows
+from medfed.functional.quantize import quantize
+
+EDGES = torch.tensor([[0, 1], [1, 2], [2, 3], [0, 3]])
+# What waits for a value, or for a number of values.
+WAITING = ("_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "_to_copy")
+GPU = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+]
+
+
+class Waits(TorchDispatchMode):
+    """Counts operations for whose result Python waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        # Other copies change the dtype alone.
+        if name in WAITING and (name != "_to_copy" or (kwargs or {}).get("device") is not None):
+            self.found.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+def steps(make, p: float):
+    torch.manual_seed(0)
+    v = torch.randn(4, 50)
+    ones, weight = torch.ones(4, dtype=torch.float64), torch.full((4,), 0.3, dtype=torch.float64)
+    return make(v, ones, EDGES, weight, p, torch.zeros(4, 50), 0.7)
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0, math.inf])
+def test_a_step_of_the_network_lasso_waits_for_nothing_and_residuals_once(p):
+    plain, fused = steps(TorchSteps, p), steps(FusedSteps, p)
+    for _ in range(3):
+        with Waits() as waits:
+            plain.step()
+        assert waits.found == []
+        fused.step()
+    with Waits() as waits:
+        found = plain.residuals()
+    assert waits.found == []  # but for one list of five numbers, which is no operation
+    assert np.allclose(found, fused.residuals(), rtol=1e-5)
+    assert torch.allclose(plain.z, fused.z, atol=1e-6)
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0, math.inf])
+def test_checked_rows_are_shrunk_without_waiting(p):
+    torch.manual_seed(0)
+    rows, tau = torch.randn(5, 30), torch.rand(5)
+    with Waits() as waits:
+        found = prox_rows(rows, tau.unsqueeze(1), p)
+    assert waits.found == []
+    assert torch.equal(found, prox_norm(rows, tau, p))
+
+
+VECTORS = {
+    "all different": torch.linspace(-1, 2, 101),
+    "ties": torch.tensor([1.0, -2.0, 2.0, 0.0, -1.0, 2.0, -0.0, 1.0]),
+    "zeros": torch.zeros(7),
+    "tiny": torch.tensor([1e-45, -1e-40, 0.0, 1e-38]),
+    "none": torch.empty(0),
+}
+
+
+@pytest.mark.parametrize("name", VECTORS)
+def test_the_largest_are_those_of_the_kernel(name):
+    flat = VECTORS[name]
+    for k in range(min(len(flat) + 2, 12)):
+        assert largest_on_device(flat, k).tolist() == largest(flat.numpy(), k).tolist()
+
+
+@pytest.mark.parametrize("codec", [STC(0.1), STC(0.5, runs=False), TopK(0.3), TopK(0.3, "float16")])
+@pytest.mark.parametrize("name", VECTORS)
+def test_what_is_packed_on_a_device_is_what_main_memory_packs(codec, name):
+    flat = VECTORS[name]
+    packed = b"".join((codec.header(flat.numel()), *codec.pack_on_device(flat)))
+    assert packed == codec.encode(flat)
+
+
+@pytest.mark.parametrize(
+    "solve",
+    [
+        pytest.param(
+            lambda x: solve_network_lasso(x.reshape(4, -1), EDGES, 0.3).z, marks=GPU, id="lasso"
+        ),
+        pytest.param(lambda x: fused_lasso(x, 0.2), marks=GPU, id="fused lasso"),
+        pytest.param(lambda x: prox_norm(x.reshape(4, -1), 0.5, math.inf), marks=GPU, id="prox"),
+        pytest.param(
+            lambda x: quantize(x, torch.tensor([-1.0, 0.0, 1.0], device=x.device)),
+            marks=GPU,
+            id="quantize",
+        ),
+    ],
+)
+def test_a_gpu_gives_what_the_cpu_gives(solve):
+    torch.manual_seed(0)
+    x = torch.randn(400)
+    assert torch.allclose(solve(x.cuda()).cpu(), solve(x), atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("codec", [STC(0.1), TopK(0.3)])
+def test_a_gpu_sends_the_bytes_of_the_cpu(codec):
+    torch.manual_seed(0)
+    x = torch.randn(1000).round(decimals=1)
+    assert codec.encode(x.cuda()) == codec.encode(x)
