@@ -57,6 +57,8 @@ class LocalBudget:
             if there is a GPU. It changes no result.
         slots: How many clients train at once, each with a network of its own, for networks too
             small to keep a GPU busy. It changes no result.
+        offload: Whether a GPU holds what a client keeps only while the client is at work; else main
+            memory does.
 
     Raises:
         ConfigError: If a value is out of range.
@@ -77,6 +79,7 @@ class LocalBudget:
     channels_last: ChannelsLast = False
     graphs: bool | str = "auto"
     slots: int = 1
+    offload: bool = False
 
     def __post_init__(self) -> None:
         if (self.steps is not None and self.steps < 1) or min(self.epochs, self.accumulate) < 1:

@@ -99,9 +99,10 @@ class Federation:
         self.memory = {d: map_state(kept, moved) for d, kept in self.memory.items()}
         self.client_start = map_state(self.client_start, moved)
         for client in self.clients.values():
-            client.state = map_state(client.state, moved)
-            client.memory = map_state(client.memory, moved)
             client.weights = {n: moved(t) for n, t in client.weights.items()}
+            if not client.trainer.budget.offload:
+                client.state = map_state(client.state, moved)
+                client.memory = map_state(client.memory, moved)
 
     def members(self, round: int) -> tuple[str, ...]:
         """Returns the cohort of a round."""
@@ -129,8 +130,7 @@ class Federation:
         Raises:
             NonFiniteError: If a loss or the reply is not finite; client, round and phase are named.
         """
-        with naming(client, number, packet.phase):
-            local = self.clients[client]
+        with naming(client, number, packet.phase), self.clients[client].present() as local:
             message, received = self.channel.decode(packet, "down", local.memory["down"])
             local.begin(number, packet.phase, position)
             reply = self.algorithm.answer(local, message)
@@ -157,13 +157,15 @@ class Federation:
 
         It is the model that the client would have: what a lossy codec withholds is not in it.
         """
-        return self.algorithm.personal_model(self.clients[client], self.delivered(client))
+        with self.clients[client].present() as local:
+            return self.algorithm.personal_model(local, self.delivered(client))
 
     def centers(self, client: str) -> Tensors:
         """Returns the centres of a client's quantised parameters, by name; changes no state."""
         if not isinstance(self.algorithm, HasCenters):
             return {}
-        return self.algorithm.centers(self.clients[client], self.delivered(client))
+        with self.clients[client].present() as local:
+            return self.algorithm.centers(local, self.delivered(client))
 
     def memberships(self) -> Tensor | None:
         """Returns the clients' memberships in canonical models over rounds, if there are any."""

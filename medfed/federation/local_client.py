@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal, Unpack
+from typing import Any, Literal, Self, Unpack
 
+import torch
 from torch import Tensor
 
 from medfed.common.tensors import State, Tensors, map_state
@@ -159,8 +160,29 @@ class LocalClient:
         return {"state": self.state, "optimizers": self._optimizers, "memory": self.memory}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Puts back what :meth:`state_dict` returned, on the trainer's device."""
+        """Puts back what :meth:`state_dict` returned, where it belongs between turns."""
+        self._keep(saved, self.home)
+
+    @property
+    def home(self) -> torch.device:
+        """Where what the client keeps is while others are at work."""
+        return torch.device("cpu") if self.trainer.budget.offload else self.trainer.device
+
+    @contextmanager
+    def present(self) -> Iterator[Self]:
+        """Has what the client keeps where its network is, while it is at work."""
+        self._move(self.trainer.device)
+        try:
+            yield self
+        finally:
+            self._move(self.home)
+
+    def _move(self, device: torch.device) -> None:
+        if self.trainer.budget.offload:
+            self._keep(self.state_dict(), device)
+
+    def _keep(self, saved: Mapping[str, Any], device: torch.device) -> None:
         self.state, self._optimizers, self.memory = (
-            map_state(saved[group], lambda t: t.to(self.trainer.device))
+            map_state(saved[group], lambda t: t.to(device))
             for group in ("state", "optimizers", "memory")
         )

@@ -66,15 +66,32 @@ class PFedMac(PFedMe):
 
     def tie(self, w: Tensors) -> Penalty:
         """-lambda <theta, w> + gamma phi(theta)."""
+        return Correlation(w, self.strength, self.sparsity, self.width)
 
-        def correlation(theta: Mapping[str, Tensor]) -> Tensor:
-            terms = [torch.zeros(())]
-            for name, tensor in w.items():
-                terms.append(self.sparsity * smooth_l1(theta[name], self.width))
-                terms.append(-self.strength * (theta[name] * tensor).sum())
-            return sum(terms[1:], terms[0])
 
-        return correlation
+@dataclass(frozen=True)
+class Correlation:
+    """The penalty -lambda <theta, w> + gamma phi(theta).
+
+    Attributes:
+        w: The anchor.
+        strength: lambda.
+        sparsity: gamma.
+        width: rho of phi.
+    """
+
+    w: Tensors
+    strength: float
+    sparsity: float
+    width: float
+
+    def __call__(self, theta: Mapping[str, Tensor]) -> Tensor:
+        """Returns the penalty at theta."""
+        terms = [torch.zeros(())]
+        for name, tensor in self.w.items():
+            terms.append(self.sparsity * smooth_l1(theta[name], self.width))
+            terms.append(-self.strength * (theta[name] * tensor).sum())
+        return sum(terms[1:], terms[0])
 
 
 def smooth_l1(x: Tensor, width: float) -> Tensor:

@@ -135,16 +135,17 @@ class Anchor:
     """
 
     def __init__(self, method: PFedMe, client: Client, w: Mapping[str, Tensor]) -> None:
-        self.w = select(w, client.split.parameters("shared"))
+        shared = client.split.parameters("shared")
+        self.w = {n: t.clone() for n, t in select(w, shared).items()}
+        self.tie = method.tie(self.w)
         self._method, self._left, self._done = method, client.steps, 0
-
-    def tie(self, theta: Mapping[str, Tensor]) -> Tensor:
-        """The penalty on theta, at the present anchor."""
-        return self._method.tie(self.w)(theta)
 
     def follow(self, theta: Mapping[str, Tensor], _: GradientAt) -> None:
         """After K steps of theta, or the last one, moves the anchor."""
         self._done, self._left = self._done + 1, self._left - 1
         if self._done % self._method.inner_steps == 0 or not self._left:
             way = subtract(select(theta, self.w), self.w)
-            self.w = add(self.w, way, self._method.outer_step)
+            # In place, so that the tie sees it.
+            torch._foreach_add_(
+                list(self.w.values()), list(way.values()), alpha=self._method.outer_step
+            )

@@ -59,6 +59,16 @@ def test_captured_dropout_and_budgets_equal_the_others(budget):
     assert captured.digests() == plain.digests()
 
 
+def test_states_are_offloaded_between_turns():
+    plain, _ = federated(METHODS["ditto"], 1, ADAM, optimizer_state="kept")
+    other, _ = federated(METHODS["ditto"], 1, ADAM, optimizer_state="kept", offload=True)
+    assert other.digests() == plain.digests()
+    for name, local in other.clients.items():
+        groups = [named for group in local.state_dict().values() for named in group.values()]
+        assert not any(t.is_cuda for named in groups for t in named.values())
+        assert other.personal_model(name)["head.bias"].is_cuda
+
+
 def test_what_cannot_be_captured_leaves_nothing_behind():
     def norm_by_count():
         network = ToyTask().network

@@ -14,12 +14,14 @@ from medfed.common.tensors import digest
 from medfed.federation.budget import LocalBudget
 from medfed.federation.capture import Tape, UncapturableError, Watch
 from medfed.federation.graphs import Graphs, anatomy
+from medfed.federation.local_client import LocalClient
 from medfed.federation.reference import run_reference
 from medfed.functional.prox import Linear, Proximity
 from medfed.personalize.ditto import Ditto
 from medfed.personalize.fedavg import FedAvg
 from medfed.personalize.fedrep import FedRep
 from medfed.personalize.perfedavg import PerFedAvg
+from medfed.personalize.pfedme import PFedMe
 from medfed.personalize.qupel import QuPeL
 from medfed.personalize.scaffold import Scaffold
 from tests.toys import ToyTask, toy_data, toy_federation
@@ -33,6 +35,7 @@ METHODS = {
     "scaffold": Scaffold(option="I"),
     "fedrep": FedRep(),
     "qupel": QuPeL(bits=1, proximity=0.5, global_lr=0.4),
+    "pfedme": PFedMe(strength=0.5, inner_steps=2),
 }
 
 
@@ -288,3 +291,24 @@ WAITS = {
 def test_what_a_gpu_would_wait_for_is_found_on_a_cpu(reason):
     with pytest.raises(UncapturableError, match=reason.strip()), Watch():
         WAITS[reason](torch.arange(3.0))
+
+
+def test_what_a_client_keeps_is_with_it_for_its_turn(monkeypatch):
+    federation, _ = federated(Ditto(), NEVER, rounds=0, optimizer_state="kept", offload=True)
+    keep, moves = LocalClient._keep, []
+
+    def kept(client, saved, device):
+        moves.append((client.id, client.steps_done, device))
+        keep(client, saved, device)
+
+    monkeypatch.setattr(LocalClient, "_keep", kept)
+    monkeypatch.setattr(
+        LocalClient, "home", torch.device("cpu", 0)
+    )  # told apart from the network's
+    run_reference(federation, 1)
+    federation.personal_model("c1")
+    here, home = torch.device("cpu"), torch.device("cpu", 0)
+    turns = [((c, 0, here), (c, 5, home)) for c in federation.ids]
+    assert moves == [m for turn in turns for m in turn] + [("c1", 5, here), ("c1", 5, home)]
+    plain, _ = federated(Ditto(), NEVER, rounds=1, optimizer_state="kept")
+    assert federation.digests() == plain.digests()
