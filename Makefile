@@ -4,8 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 STAMP := $(VENV)/.installed
+SITES := $(VENV)/.installed-sites
 
-.PHONY: demo test docs lint format setup clean
+.PHONY: demo federation test test-sites docs lint format setup clean
 
 setup: $(STAMP)
 
@@ -17,14 +18,25 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $@
 
+$(SITES): $(STAMP)
+	$(BIN)/python -m pip install --quiet --editable '.[sites]'
+	touch $@
+
 demo: $(STAMP)
 	rm -rf outputs/demo
 	$(BIN)/medfed train -m experiment=brats_pfednet algorithm=pfednet,fedavg,local \
 		hydra.sweep.dir=outputs/demo
 	$(BIN)/medfed compare runs=outputs/demo
 
+# DATA=FOLDER with the four files of UCI Heart Disease: each hospital gets its own.
+federation: $(SITES)
+	$(BIN)/python scripts/federation.py $(if $(DATA),--data $(DATA))
+
 test: $(STAMP)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+
+test-sites: $(SITES)
+	$(BIN)/python -m pytest -m sites tests/sites
 
 docs: $(STAMP)
 	$(BIN)/mkdocs build --strict --site-dir outputs/site

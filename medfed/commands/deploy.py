@@ -7,6 +7,7 @@ are those of ``medfed train``; what is each site's own, such as where its data a
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -47,8 +48,9 @@ def split(given: Sequence[str]) -> tuple[DictConfig, list[str]]:
         raise ConfigError(f"medfed {NAME} takes KEY=VALUE, and not {flag}; it runs one experiment.")
     known = set(OmegaConf.load(CONFIG_DIR / f"{NAME}.yaml").keys())
     rest = [a for a in given if a.partition("=")[0].partition(".")[0] not in known]
-    own = load([a for a in given if a not in rest], NAME)
-    if OmegaConf.is_missing(own, "sites") or not OmegaConf.is_list(own.sites) or not own.sites:
+    listed = (re.sub(r"^sites=([^\[].*)", r"sites=[\1]", a) for a in given if a not in rest)
+    own = load(list(listed), NAME)
+    if OmegaConf.is_missing(own, "sites") or not own.sites:
         raise ConfigError("Name the hospitals by sites=[NAME,NAME], as their kits are called.")
     if own.provision is None and own.dry_run is None and own.kit is None:
         raise ConfigError(

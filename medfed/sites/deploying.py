@@ -24,7 +24,7 @@ from medfed.common.names import shown
 from medfed.run.folder import read_config
 from medfed.sites.agreement import Agreed
 from medfed.sites.calls import Terms
-from medfed.sites.flare.job import PREFIXES, write_job
+from medfed.sites.flare.job import LOST, PREFIXES, write_job
 from medfed.sites.order import BEGUN, FINISHED, SAID, STOPPED, Order, outcome, sealed
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ class Follower:
     def _follow(self, console: Console, number: str, scratch: Path) -> str | None:
         status, look, alone = "", time.monotonic() + self.look, ""
         try:
-            while not status.startswith(("FINISHED", "LOST")):
+            while not status.startswith(("FINISHED", LOST)):
                 time.sleep(POLL)
                 self._pass_on(scratch / SAID)
                 if outcome(scratch)[0] in (FINISHED, STOPPED):
@@ -200,14 +200,14 @@ class Follower:
             console.abort(number)
             raise
         end = time.monotonic() + _ENDING
-        while not status.startswith(("FINISHED", "LOST")) and time.monotonic() < end:
+        while not status.startswith(("FINISHED", LOST)) and time.monotonic() < end:
             time.sleep(POLL)
             status = console.status(number)
         self._pass_on(scratch / SAID)
         how, why = outcome(scratch)
         if how == STOPPED:
             raise SiteError(why)
-        if not how and status != "LOST":
+        if not how and status != LOST:
             raise SiteError(
                 f"FLARE ended the job before its first round ({console.reason(number) or status}). "
                 f"Each site, and the server, must allow the classes {' and '.join(PREFIXES)} in "

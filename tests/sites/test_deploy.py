@@ -28,7 +28,7 @@ def sentence(capsys, *arguments):
     ("arguments", "told"),
     [
         ((), "sites=[NAME,NAME]"),
-        (("sites=a", "kit=x"), "sites=[NAME,NAME]"),
+        (("sites=[]", "kit=x"), "sites=[NAME,NAME]"),
         (("sites=[a,b]",), "kit=DIR"),
         (("sites=[a,a]", "dry_run=x", "cut=true"), "each once"),
         (("-m", "sites=[a]", "kit=x"), "not -m"),

@@ -97,10 +97,10 @@ class RoundProgress(ProgressBar):
             left = spent / max(1, done - self._first) * (rounds - done)
             found = [pl_module.federation.clients[c].loss for c in pl_module.owned]
             losses = [loss for loss in found if loss is not None]
-            loss = sum(losses) / max(1, len(losses))
+            # Across sites the losses stay there.
+            loss = f"loss {sum(losses) / len(losses):.4f}  " if losses else ""
             self.console.print(
-                f"round {done}/{rounds}  loss {loss:.4f}  {score}  "
-                f"{spent:.0f} s, about {left:.0f} s left",
+                f"round {done}/{rounds}  {loss}{score}  {spent:.0f} s, about {left:.0f} s left",
                 highlight=False,
             )
 

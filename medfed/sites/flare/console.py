@@ -13,8 +13,7 @@ from typing import Any
 from nvflare.fuel.flare_api.flare_api import NoConnection, new_secure_session
 
 from medfed.common.errors import ConfigError, SiteError, first_line
-
-LOST = "LOST"
+from medfed.sites.flare.job import LOST
 
 
 def _not_flare(record: logging.LogRecord) -> bool:
@@ -86,7 +85,7 @@ class Console:
             return str(self._session.submit_job(str(job.resolve())))
 
     def status(self, number: str) -> str:
-        """Returns how a job is, as FLARE names it, and :data:`LOST` where its server was restarted.
+        """Returns how a job is, as FLARE names it, or :data:`LOST`.
 
         Raises:
             NoServerError: If the server does not answer.

@@ -15,6 +15,8 @@ from medfed.common.files import write_json
 RUNTIME = "nvflare.collab.runtime"
 PREFIXES = ("medfed.sites.flare", RUNTIME)
 """What each site adds to the classes that a job may name, and nothing else."""
+LOST = "its processes are gone"
+"""How a job is of which the server says for ever that it runs."""
 START = 600
 """Seconds in which a site's process must have started: it imports PyTorch."""
 

@@ -1,0 +1,161 @@
+"""Over NVIDIA FLARE, by kits with certificates: processes of their own, faults, and no code."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("nvflare", reason='needs NVIDIA FLARE: pip install "medfed[sites]"')
+pytest.importorskip("psutil", reason='needs NVIDIA FLARE: pip install "medfed[sites]"')
+
+from medfed.common.errors import ConfigError
+from medfed.sites.flare.console import Console
+from medfed.sites.flare.job import PREFIXES, write_job
+from medfed.sites.flare.kits import project, provision
+from medfed.sites.local import SERVER, LocalFederation
+from tests.sites.hospitals import same
+
+pytestmark = [pytest.mark.sites, pytest.mark.timeout(600)]  # a busy machine imports slowly
+ROOT = Path(__file__).resolve().parents[2]
+SITES = ["hospital_0", "hospital_1", "hospital_2"]
+TWO = SITES[:2]
+ECHO = "tests.sites.echo"
+CLINICAL = ["experiment=clinical_pfednet", "partition.num_clients=2", "local.steps=2", "rounds=60"]
+
+
+def python(*arguments, **rest):
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, *map(str, arguments)],
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        **rest,
+    )
+
+
+def told(federation, job="none"):
+    """What FLARE says of a job, or who is connected."""
+    with python("-m", "tests.sites.hand_in", federation.admin, job, cwd=ROOT) as process:
+        lines = process.communicate(timeout=120)[0].splitlines()
+    return json.loads(lines[-1])
+
+
+def deploying(federation, *arguments):
+    """``medfed deploy`` as a process."""
+    command = f"from medfed.commands.main import main; main({['deploy', *arguments]!r})"
+    return python("-c", command, cwd=federation.folder)
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    """One server and three sites for all tests, each a process."""
+    with LocalFederation(tmp_path_factory.mktemp("kits"), SITES, (*PREFIXES, ECHO)) as found:
+        for site in SITES:
+            found.write_site(site)
+        end = time.monotonic() + 60
+        while SERVER not in str((found.folder / f"{SERVER}.log").read_text()):
+            assert time.monotonic() < end
+        time.sleep(3)
+        while told(found) != SITES:
+            assert time.monotonic() < end
+        yield found
+
+
+def test_kits_let_no_code_in_and_no_log_out(federation):
+    for name in (SERVER, *SITES):
+        local = federation.kit(name) / "local"
+        resources = json.loads((local / "resources.json").read_text())
+        assert {*PREFIXES} <= {*resources["class_allow_list"]}
+        assert resources["class_list_enforcement_mode"] == "enforce"
+        assert resources["allow_log_streaming"] is False
+        assert all("log_streamer" not in one["path"] for one in resources["components"])
+        rights = json.loads((local / "authorization.json").read_text())["permissions"]
+        assert rights["project_admin"]["byoc"] == "none"
+        assert rights["project_admin"]["shell_commands"] == "none"
+
+
+def test_bytes_come_back_as_they_went_and_who_is_slow_is_silent(federation, tmp_path):
+    out, job = tmp_path / "out.json", tmp_path / "echo"
+    write_job(job, TWO, 2, (f"{ECHO}.Server", {"out": str(out)}), (f"{ECHO}.Site", {}))
+    assert told(federation, job)[0] == "FINISHED:COMPLETED"  # a third site is connected, too
+    found = json.loads(out.read_text())
+    assert found.pop("seconds") < 4
+    assert found == {"sites": TWO, "equal": True, "slow": "silent", "absent": "silent"}
+
+
+def test_a_job_with_code_is_refused_by_the_sites(federation, tmp_path):
+    job = tmp_path / "echo"
+    write_job(job, TWO, 2, (f"{ECHO}.Server", {"out": "x"}), (f"{ECHO}.Site", {}))
+    (job / "site" / "custom").mkdir()
+    (job / "site" / "custom" / "more.py").write_text("raise SystemExit\n")
+    status, reason = told(federation, job)
+    assert status == "FINISHED:FAILED_TO_RUN"
+    assert "BYOC not permitted" in reason
+
+
+def test_a_worker_and_the_server_are_killed_and_nothing_is_lost(federation, tmp_path):
+    """Each time the job is handed in again; what is left equals an undisturbed simulation."""
+    train = (ROOT / "scripts/train.py", *CLINICAL, f"hydra.run.dir={tmp_path / 'simulation'}")
+    said, rounds, killed = [], 0, []
+    asked = (f"sites={','.join(TWO)}", "cut=true", f"kit={federation.admin}")
+    with deploying(federation, *CLINICAL, *asked, f"folder={tmp_path / 'run'}") as process:
+        for line in process.stdout:
+            said.append(line.strip())
+            rounds = 0 if "has ended" in line else rounds + line.startswith("round ")
+            if rounds == 2 and not killed:
+                killed.append("worker")
+                federation.processes(TWO[1])[-1].kill()
+            elif rounds == 2 and killed == ["worker"] and any("ended" in s for s in said):
+                killed.append("server")
+                federation.kill(SERVER)
+                federation.start(SERVER)
+    assert process.returncode == 0, said
+    assert killed == ["worker", "server"]
+    assert sum("FLARE's job has ended" in line for line in said) == 2, said
+    with python(*train) as simulation:
+        simulation.communicate(timeout=120)
+    assert not same(tmp_path / "run", tmp_path / "simulation")
+    assert any("Results and pictures" in line for line in said)
+    log = (tmp_path / "run" / "train.log").read_text()
+    assert "send_request" not in log
+
+
+def test_a_prefix_that_is_not_allowed_is_one_sentence(federation, tmp_path):
+    path = federation.kit(TWO[1]) / "local" / "resources.json"
+    kept = path.read_text()
+    path.write_text(kept.replace('"medfed.sites.flare"', '"nothing"'))
+    asked = (f"sites={','.join(TWO)}", "cut=true", f"kit={federation.admin}")
+    try:
+        with deploying(federation, *CLINICAL, *asked, f"folder={tmp_path / 'run'}") as process:
+            said = process.communicate(timeout=120)[0]
+    finally:
+        path.write_text(kept)
+    assert process.returncode == 1
+    last = said.strip().splitlines()[-1]
+    assert last.startswith("error: FLARE ended the job before its first round")
+    assert "medfed.sites.flare and nvflare.collab.runtime" in last
+
+
+def test_a_site_that_never_connects_is_named(federation, tmp_path):
+    asked = ("sites=[hospital_0,hospital_9]", "terms.patience=0", "cut=true")
+    more = (f"kit={federation.admin}", f"folder={tmp_path / 'run'}")
+    with deploying(federation, *CLINICAL, *asked, *more) as process:
+        said = process.communicate(timeout=60)[0].strip().splitlines()
+    assert said[-1].startswith("error: hospital_9 did not connect")
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_is_no_kit_is_said():
+    with pytest.raises(ConfigError, match=r"no kit of FLARE's .*fed_admin\.json"):
+        Console(ROOT)
+
+
+def test_names_that_flare_refuses_are_one_sentence(tmp_path):
+    with pytest.raises(ConfigError, match="does not provision"):
+        provision(project("p", ["St. Mary's"], SERVER, 8002, "a@b.org"), tmp_path)
