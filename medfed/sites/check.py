@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 from omegaconf import DictConfig
 
@@ -52,7 +53,9 @@ def check_site(terms: Agreed, own: SiteFile, config: DictConfig) -> list[Traffic
     say(console, f"Site {own.site}, one of {len(terms.sites)}: {', '.join(terms.sites)}.")
     say(console, f"Agreed: {' '.join(terms.overrides) or 'the defaults'} ({len(hashes)} keys).")
     say(console, f"Kept in {own.folder}.", data.description)
-    print_cohort(cohort_record(data), console)
+    cohort = cohort_record(data)
+    # Who has the other patients of a common data set, the other sites know.
+    print_cohort(replace(cohort, patients=cohort.used) if terms.cut else cohort, console)
     print_clients(summarise_clients(data), data.class_names, console)
     task = task_for(config, data)
     start.begin(config, task, {"channels": data.channel_names, "labels": data.class_names})

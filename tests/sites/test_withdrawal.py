@@ -17,11 +17,11 @@ from medfed.sites.own_file import SiteFile
 from medfed.sites.own_folder import hospital
 from medfed.sites.run import coordinate
 from medfed.sites.transport import Direct
+from medfed.sites.withdrawal import forgotten_state
 from tests.integration.runs import run
-from tests.sites.hospitals import same
 from tests.sites.tables import EXPERIMENT, SITES, write_table
 
-ROUNDS = (*EXPERIMENT, "rounds=2", "data.val_fraction=0.2")
+TYPED = (*EXPERIMENT, "rounds=2", "algorithm=fedavg", "algorithm.weighting=samples")
 
 
 class Ends(Direct):
@@ -39,7 +39,7 @@ class Ends(Direct):
 def stopped(tmp_path_factory):
     """A run of three sites that was stopped after a round, and what starts its sites again."""
     root = tmp_path_factory.mktemp("withdrawal")
-    agreed, alone, _ = Agreed.of(ROUNDS, SITES)
+    agreed, alone, _ = Agreed.of(TYPED, SITES)
     for name in SITES:
         (root / name).mkdir()
         write_table(root / name / "ours.csv", (name,))
@@ -68,65 +68,60 @@ def state_of(folder: Path) -> dict:
 
 def test_the_run_goes_on_as_a_simulation_without_it(stopped, capsys):
     root, sites, go_on = stopped
-    server = root / "server"
-    resume = f"resume={server}"
+    server, resume = root / "server", f"resume={root / 'server'}"
     with pytest.raises(SiteError, match="Bern"):
         go_on(sites("Basel", "Chur"), resume)  # that it is gone is not said yet
-    before = state_of(server)
-    assert before["server"]["num_samples"]["Bern"] > 0
+    before = state_of(server)["server"]["num_samples"]
+    with pytest.raises(SystemExit):
+        main(["site", "withdraw", f"run={server}", "site=Berne"])
+    error = capsys.readouterr().err
+    assert "site=Berne is none of the run" in error
+    assert "(did you mean Bern?)" in error
     main(["site", "withdraw", f"run={server}", "site=Bern", "forget=true"])
     said = capsys.readouterr().out
     assert "Bern takes part in no round after round 1" in said
-    assert "has forgotten: " in said
+    assert "has forgotten: num_samples." in said
     after = state_of(server)
-    assert float(after["server"]["num_samples"]["Bern"]) == 0
-    assert not after["server"]["sketches"]["Bern"].any()
-    for name, rows in after["server"]["personal"].items():
-        assert torch.allclose(rows[1], rows[[0, 2]].mean(dim=0)), name
-        assert torch.equal(rows[0], before["server"]["personal"][name][0])
-    assert all("Bern" not in kept for kept in after["memory"].values())
-    record = json.loads((server / "withdrawn.json").read_text())["sites"]["Bern"]
-    assert record["after"] == 1
-    assert {"num_samples", "personal", "sketches"} <= {*record["forgotten"]}
+    assert before["Bern"] > 0
+    assert after["server"]["num_samples"] == {**before, "Bern": torch.zeros(1).double()}
+    record = json.loads((server / "withdrawn.json").read_text())["sites"]
+    assert record == {"Bern": {"after": 1, "forgotten": ["num_samples"]}}
     summary = go_on(sites("Basel", "Chur"), resume)
     assert list(summary["clients"]) == ["Basel", "Chur"]
     assert summary["not_tested"] == ["Bern"]
-    assert json.loads((server / "absences.json").read_text())["absent"] == {
-        "1": ["Bern"],
+    absences = json.loads((server / "absences.json").read_text())
+    assert absences["absent"] == {"1": ["Bern"]}
+    # The simulation that the record names, of one table of all.
+    write_table(root / "all.csv", SITES)
+    table = (f"data.path={root / 'all.csv'}", "partition=auto", absences["simulation"])
+    run(root / "simulation", *TYPED, *table)
+    ours, theirs = (
+        json.loads((root / f / "hashes.json").read_text()) for f in ("server", "simulation")
+    )
+    assert {c: ours[f"client/{c}"] for c in ("Basel", "Chur")} == {
+        c: theirs[f"client/{c}"] for c in ("Basel", "Chur")
     }
 
 
-def test_who_withdraws_without_being_forgotten_is_merely_absent(tmp_path, capsys):
-    """Byte for byte the simulation whose cohort lacks it from then on."""
-    agreed, alone, _ = Agreed.of([*ROUNDS, "algorithm=fedavg"], SITES)
-    write_table(tmp_path / "all.csv", SITES)
-    absent = "cohort.absent=[[1,[Bern]]]"
-    both = (*ROUNDS, "algorithm=fedavg", absent, f"data.path={tmp_path / 'all.csv'}")
-    run(tmp_path / "simulation", *both, "partition=auto")
-    for name in SITES:
-        (tmp_path / name).mkdir()
-        write_table(tmp_path / name / "ours.csv", (name,))
-        (tmp_path / name / "site.yaml").write_text(f"site: {name}\ndata: {{path: ours.csv}}\n")
-    files = {name: SiteFile.read(tmp_path / name / "site.yaml") for name in SITES}
-    transport = Ends({name: hospital(agreed, file) for name, file in files.items()})
-    config = [*agreed.overrides, *alone, "data.path=null", f"folder={tmp_path / 'server'}"]
-    terms = Terms(timeout=20, hello=60, grace=0.1, probe=0.1, patience=1)
-    transport.before = 1
-    with pytest.raises(KeyboardInterrupt):
-        coordinate(load(config), transport, SITES, terms)
-    main(["site", "withdraw", f"run={tmp_path / 'server'}", "site=Bern"])
-    transport.before = None
-    transport.sites.pop("Bern")
-    coordinate(load([*config, f"resume={tmp_path / 'server'}"]), transport, SITES, terms)
-    server, whole = tmp_path / "server", tmp_path / "simulation"
-    ours, theirs = (json.loads((f / "hashes.json").read_text()) for f in (server, whole))
-    assert ours == {name: theirs[name] for name in ours}
-    assert {*ours} == {"server", "client/Basel", "client/Chur"}
-    assert same(server, whole) == ["hashes.json", "metrics.csv", "ledger.csv"]  # Bern is not there
-
-
-def test_what_cannot_be_withdrawn(stopped, capsys):
-    root, _, _ = stopped
-    with pytest.raises(SystemExit):
-        main(["site", "withdraw", f"run={root / 'server'}", "site=Berne"])
-    assert "site=Berne is none of the run" in capsys.readouterr().err
+def test_what_is_kept_of_one_client_is_forgotten():
+    torch.manual_seed(0)
+    server = {
+        "shared": {"a": torch.rand(3)},
+        "personal": {"w": torch.rand(3, 2), "b": torch.rand(3, 1)},
+        "admm": {"w": torch.rand(4)},
+        "sketches": {c: torch.rand(2) for c in SITES},
+        "model/Bern": {"w": torch.rand(2)},
+        "model/Chur": {"w": torch.rand(2)},
+        "lacks": {"shared": torch.rand(3)},
+    }
+    found, forgotten = forgotten_state(server, "Bern", 1, 3)
+    assert forgotten == ["personal", "sketches", "model/Bern"]
+    rows = server["personal"]["w"]
+    assert torch.equal(found["personal"]["w"][[0, 2]], rows[[0, 2]])
+    assert torch.allclose(found["personal"]["w"][1], rows[[0, 2]].mean(dim=0))
+    assert found["admm"] == {}
+    assert not found["sketches"]["Bern"].any()
+    assert not found["model/Bern"]["w"].any()
+    for group in ("shared", "lacks", "model/Chur"):
+        assert found[group] == server[group]
+    assert server["sketches"]["Bern"].all()  # the state that was given stays
