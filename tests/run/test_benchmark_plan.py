@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,7 @@ from medfed.run.benchmark.methods import ALWAYS, chosen_methods, points, search_
 from medfed.run.benchmark.plan import groups, shard_of
 from medfed.run.benchmark.sources import code_hash, read_code
 from medfed.run.benchmark.suite import Variant, chosen_suites, read_suite, suites
+from tests.pages import DOCS
 
 GOOD = """
 title: A test
@@ -147,3 +149,14 @@ def test_comments_do_not_change_the_hash_of_code_and_code_does(tmp_path):
     second = code_hash(["own_code_module.g"])
     assert second != first
     assert code_hash(["own_code_module.g", "medfed.personalize.ditto.Ditto"]) != second
+
+
+def test_the_suite_of_the_documents_is_one(tmp_path):
+    (block,) = re.findall(r"```yaml\n(.*?)```", (DOCS / "benchmark.md").read_text(), re.DOTALL)
+    (tmp_path / "suites").mkdir()
+    (tmp_path / "suites" / "mine.yaml").write_text(block)
+    (suite,) = chosen_suites("mine", [tmp_path])
+    methods = {"mine": chosen_methods(["fedavg"], [], ["fedavg"])[1:2]}
+    (group,), _ = groups([suite], methods, "smoke", "all", {"mine": str(tmp_path)})
+    assert group.config("other").data.scaling == "client"
+    assert group.budget == 2 * 20
