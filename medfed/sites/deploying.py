@@ -81,7 +81,8 @@ def write(order: Order, folder: Path) -> Path:
     """
     main = (f"{_COMPONENTS}.Coordinator", {"order": order.text()})
     own = (f"{_COMPONENTS}.Hospital", {"agreed": sealed(order.agreed)})
-    write_job(folder, order.sites, len(order.sites), main, own)
+    sites = order.present
+    write_job(folder, sites, len(sites), main, own)
     return folder
 
 
@@ -167,7 +168,7 @@ class Follower:
     def _wait(self, console: Console, end: float) -> None:
         """Waits until all sites are connected."""
         waited: list[str] = []
-        while missing := [s for s in self.order.sites if s not in (known := console.connected())]:
+        while missing := [s for s in self.order.present if s not in (known := console.connected())]:
             names = ", ".join(map(shown, missing))
             if waited != missing:
                 others = ", ".join(map(shown, sorted(known))) or "nobody"
@@ -191,7 +192,7 @@ class Follower:
                 status = console.status(number)
                 if time.monotonic() > look and outcome(scratch)[0] == BEGUN:
                     look = time.monotonic() + self.look
-                    restarted = [s for s in self.order.sites if console.has_restarted(s)]
+                    restarted = [s for s in self.order.present if console.has_restarted(s)]
                     if alone in restarted:  # twice, as sites also leave a job that is just ending
                         console.abort(number)
                         return f"{shown(alone)} was restarted, and has no part in it"

@@ -51,6 +51,14 @@ class Order:
         """Names of the sites."""
         return list(self.agreed["sites"])
 
+    @property
+    def present(self) -> list[str]:
+        """Names of the sites that have not withdrawn from the run."""
+        from medfed.sites.withdrawal import withdrawn_of  # late: it imports PyTorch
+
+        gone = withdrawn_of(Path(self.folder)) if self.resume else []
+        return [site for site in self.sites if site not in gone]
+
     def write_agreed(self, path: Path) -> None:
         """Writes what all agree on, as sites look at it beforehand."""
         write_json(path, self.agreed)
