@@ -35,6 +35,7 @@ ROOT = Path(__file__).resolve().parents[1]
         ("readers.py FOLDER --scales 1", "pictures read twice"),
         ("bare_loop.py --seeds 1 --epochs 12", "within one point: yes"),
         ("side_by_side.py --rounds 2 --steps 2", "equal to 1e-6: yes"),
+        ("scale.py --clients 20 --methods fedavg", "\nfedavg         20 "),
         ("house.py --repeats 0", "modules that one neighbour reads"),
         ("methods.py ditto --rounds 1 --blocks 1", "1 methods: median"),
         (

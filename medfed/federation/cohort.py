@@ -19,9 +19,11 @@ class Cohort:
         clients: A fixed list; ``None`` to draw from all clients.
         absent: Round to clients that are left out of it although they are drawn, as hospitals that
             did not answer were; ``absences.json`` of a run across sites has it.
+        memory_gb: Gigabytes that may lie in memory of what all clients of a process keep between
+            rounds; beyond, it lies on disk (:mod:`medfed.federation.shelf`). ``None``: any.
 
     Raises:
-        ConfigError: If the fraction is not in (0, 1], or the list is empty.
+        ConfigError: If the fraction is not in (0, 1], the list is empty, or the room negative.
 
     Example:
         >>> Cohort().of(["a", "b"], seed=0, round=3)
@@ -33,6 +35,7 @@ class Cohort:
     fraction: float = 1.0
     clients: Sequence[str] | None = None
     absent: Mapping[int, Sequence[str]] = field(default_factory=dict)
+    memory_gb: float | None = 4.0
 
     def __post_init__(self) -> None:
         if not isinstance(self.absent, Mapping):  # a command line sets no number as a key
@@ -40,6 +43,8 @@ class Cohort:
             if not all(isinstance(pair, Sequence) and len(pair) == 2 for pair in pairs):
                 raise ConfigError(f"cohort.absent={pairs} must be pairs such as [[3,[CLIENT]]].")
             object.__setattr__(self, "absent", dict(pairs))
+        if self.memory_gb is not None and not self.memory_gb >= 0:
+            raise ConfigError(f"cohort.memory_gb must be 0 or more, not {self.memory_gb}.")
         if not 0 < self.fraction <= 1:
             raise ConfigError(f"cohort.fraction must be in (0, 1], not {self.fraction}.")
         if any(type(n) is not int or n < 0 for n in self.absent) or any(

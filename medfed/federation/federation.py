@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -22,11 +23,12 @@ from medfed.federation.algorithm import (
 )
 from medfed.federation.cohort import Cohort
 from medfed.federation.local_client import LocalClient
+from medfed.federation.shelf import kept_bytes
 from medfed.federation.training import LocalTrainer
 from medfed.federation.wire.channel import Channel, Memory, Place
 from medfed.federation.wire.codecs.base import MAX_UNCHECKED
 from medfed.federation.wire.ledger import Direction, Entry, Ledger
-from medfed.federation.wire.message import Message
+from medfed.federation.wire.message import KINDS, Message
 from medfed.federation.wire.packet import Packet
 
 _T = TypeVar("_T")
@@ -52,6 +54,7 @@ class Federation:
     Attributes:
         memory: What the server's end of the channel remembers, by direction and client.
         client_start: The state that every client began with.
+        shelf: The folder of what absent clients keep; ``None``: it is in memory.
         arrived: What clients of this process lack, where the server is elsewhere and has sent it.
     """
 
@@ -78,6 +81,7 @@ class Federation:
         self.memory: dict[Direction, State] = {"up": {}, "down": {}}
         self.arrived: dict[str, Packet] = {}
         self.client_start: State = next((dict(c.state) for c in self.clients.values()), {})
+        self.shelf: Path | None = None
         self.channel.seed = seed
         self.model = model or next((c.trainer for c in self.clients.values()), None)
         # No lossy codec may touch buffers; every client has the same model.
@@ -103,6 +107,20 @@ class Federation:
             if not client.trainer.budget.offload:
                 client.state = map_state(client.state, moved)
                 client.memory = map_state(client.memory, moved)
+
+    def kept_bytes(self) -> int:
+        """About how much one client keeps between rounds: state, optimizer, memory of lossy links.
+
+        Of an optimizer two numbers per parameter are reckoned with, as Adam keeps them.
+        """
+        if not self.clients:
+            return 0
+        client = next(iter(self.clients.values()))
+        model = kept_bytes(client.weights.values())
+        links = self.channel.links.values()
+        lossy = sum(link.mode(kind) != "plain" for link in links for kind in KINDS)
+        state = sum(kept_bytes(named.values()) for named in self.client_start.values())
+        return state + 2 * model * client.keeps_optimizer + model * min(2, lossy)
 
     def members(self, round: int) -> tuple[str, ...]:
         """Returns the cohort of a round."""
@@ -138,6 +156,8 @@ class Federation:
             place = Place(client, number, position)
             encoded, sent = self.channel.encode(reply, "up", place, local.memory["up"])
             local.memory = {"down": received, "up": sent}
+            if self.shelf is not None:
+                local.put_down(self.shelf)
             return encoded
 
     def delivery(self, client: str) -> Packet:

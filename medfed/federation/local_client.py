@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Literal, Self, Unpack
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from medfed.common.tensors import State, Tensors, map_state
 from medfed.federation.budget import Passes, reach
 from medfed.federation.client import ClientData, How, share_of
+from medfed.federation.shelf import on_disk
 from medfed.federation.split import ParameterSplit, Update
 from medfed.federation.training import LocalTrainer
 
@@ -148,6 +150,11 @@ class LocalClient:
     def _fresh(self) -> bool:
         return self.trainer.budget.optimizer_state == "fresh"
 
+    @property
+    def keeps_optimizer(self) -> bool:
+        """Whether optimizers go on from round to round."""
+        return not self._fresh
+
     def _key(self) -> tuple[str | int, ...]:
         self._calls += 1
         return (*self._where(), self._calls)
@@ -158,6 +165,15 @@ class LocalClient:
     def state_dict(self) -> dict[str, Any]:
         """Returns what the client itself keeps, loadable with ``weights_only=True``."""
         return {"state": self.state, "optimizers": self._optimizers, "memory": self.memory}
+
+    def put_down(self, folder: Path) -> None:
+        """Has what the client keeps lie on disk until somebody reads it.
+
+        Args:
+            folder: See :func:`medfed.federation.shelf.on_disk`.
+        """
+        kept = on_disk(self.state_dict(), folder)
+        self.state, self._optimizers, self.memory = kept.values()
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Puts back what :meth:`state_dict` returned, where it belongs between turns."""

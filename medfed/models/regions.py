@@ -50,7 +50,8 @@ def overlap_counts(pred: Tensor, truth: Tensor) -> Tensor:
         >>> overlap_counts(pred, truth).tolist()
         [[[1, 2, 2]]]
     """
-    return torch.stack([(m.flatten(2)).sum(2) for m in (pred & truth, pred, truth)], dim=-1)
+    masks = (m.flatten(2).view(torch.uint8) for m in (pred & truth, pred, truth))
+    return torch.stack([m.sum(2, dtype=torch.int32) for m in masks], dim=-1).long()
 
 
 def iou_and_dice(counts: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import torch
 from omegaconf import DictConfig, open_dict
 from torch import nn
 
+from medfed.common.console import size
 from medfed.common.errors import ConfigError, did_you_mean, first_line
 from medfed.common.names import shown
 from medfed.common.seeding import derive_seed
@@ -242,9 +245,31 @@ def federate(
     """
     clients = list(data.clients.values())
     federation, local = federation_of(config, task, clients, everyone)
+    federation.shelf = shelf_of(federation, Path(config.folder))
     local.feed = Feed(data.device_gb)
     federation.ledger = Ledger(preprocessing(data.exchanged))
     return federation, local
+
+
+def shelf_of(federation: Federation, folder: Path) -> Path | None:
+    """Returns where absent clients keep their states; nowhere, if there is room in memory.
+
+    Args:
+        federation: Its cohort says how much room there is.
+        folder: The run folder.
+    """
+    room, count = federation.cohort.memory_gb, len(federation.clients)
+    needed = count * federation.kept_bytes()
+    if room is None or needed <= 1e9 * room or os.name != "posix":
+        return None
+    _log.info(
+        "What %s clients keep between rounds comes to about %s, more than cohort.memory_gb=%g: it "
+        "lies on the disk of the run folder, mapped into memory.",
+        f"{count:,}",
+        size(needed),
+        room,
+    )
+    return folder
 
 
 def preprocessing(exchanged: Iterable[Exchanged]) -> list[Entry]:

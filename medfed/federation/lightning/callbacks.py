@@ -123,7 +123,9 @@ class PersonalEvaluation(pl.Callback):
         if not math.isnan(score := self.score(number)):
             shown = {**values, SCORE: score}
         for name, value in shown.items():
-            pl_module.log(name, value, logger=False, sync_dist=True, batch_size=1)
+            # All ranks know the same; what others watch is the score and its metric.
+            if name in (SCORE, f"val/{self.metric}", f"val/{self.metric}_worst"):
+                pl_module.log(name, value, logger=False, sync_dist=True, batch_size=1)
         if trainer.logger:
             # Of more clients a logger has no use: metrics.csv has them all.
             chosen, few = self.metric, metrics if len(metrics) <= LOGGED else {}

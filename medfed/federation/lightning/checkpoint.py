@@ -85,13 +85,14 @@ class RoundCheckpoint(Checkpoint):
     def _seal(self, partial: Path, path: Path, best: bool) -> None:
         if not partial.is_file():  # Lightning says nothing of a folder that it may not write
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        sha = sha256(partial)
         if best:
             # Before the round itself: a kill in between repeats the round and seals it again.
             link = self.folder / f"{BEST}.partial"
             link.unlink(missing_ok=True)
             os.link(partial, link)
-            seal(link, self.folder / BEST)
-        seal(partial, path)
+            seal(link, self.folder / BEST, sha)
+        seal(partial, path, sha)
         self._forget()
 
     def _forget(self) -> None:
@@ -115,15 +116,20 @@ class InPlace(TorchCheckpointIO):
         with Path(path).open("wb") as file:
             torch.save(checkpoint, file)
 
+    def load_checkpoint(self, path: str | Path, *args: Any, **more: Any) -> dict[str, Any]:
+        """Maps a checkpoint into memory, where only what is used takes room."""
+        mapped: dict[str, Any] = read_checkpoint(Path(path), mmap=os.name == "posix")
+        return mapped
+
 
 def digest_file(path: Path) -> Path:
     """Returns where the hash of a checkpoint is written, after the checkpoint itself."""
     return path.with_name(path.name + ".sha256")
 
 
-def seal(partial: Path, path: Path) -> None:
+def seal(partial: Path, path: Path, sha: str | None = None) -> None:
     """Gives a finished file its name, then its hash; a kill in between leaves it unsealed."""
-    sha = sha256(partial)
+    sha = sha or sha256(partial)
     digest_file(path).unlink(missing_ok=True)
     os.replace(partial, path)
     write_text(digest_file(path), sha)
