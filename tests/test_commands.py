@@ -40,6 +40,7 @@ EARLY = {
     "export run=/no/such": "run=/no/such is no run folder",
     "predict bundle=/no/such input=x output=y": "bundle=/no/such",
     "methods fedavgg": "Unknown method 'fedavgg' (did you mean fedavg",
+    "doctor now": "medfed doctor takes no arguments, and 'now' is one",
     "tarin": "Unknown command 'tarin' (did you mean train?); the commands are train,",
 }
 # What an algorithm's class checks needs torch, and nothing else of this size.

@@ -26,6 +26,7 @@ COMMANDS = {
 # Commands without a primary config.
 PLAIN = {
     "methods": "what each method keeps, sends and costs; methods NAME: one in full",
+    "doctor": "what this machine has, what makes a run fast on it, and what is wrong",
     "site": "at a hospital: check what it has and what would leave; or withdraw it from a run",
 }
 USAGE = """medfed {version}: personalized federated learning for medical imaging

@@ -1,0 +1,271 @@
+"""What a machine has, what of medfed's speed it can use, and what is wrong with an installation."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import netrc
+import os
+import platform
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from omegaconf import DictConfig
+from packaging.requirements import Requirement
+
+from medfed.common.console import size
+from medfed.config.compose import build, load
+from medfed.federation.algorithm import Algorithm
+from medfed.federation.channels_last import channels_last_pays
+from medfed.federation.reference import ArrayClient, assemble
+from medfed.models.task import TaskModule
+from medfed.run.assembly import plain_task
+
+SECONDS = 2.0  # in which steps are counted
+EXTRAS = {
+    "zstd": "a last lossless stage of messages (channel.up.zstd)",
+    "onnx": "exporting models as ONNX and predicting by them",
+    "bundle": "running exported bundles by MONAI's command line",
+    "networks": "MONAI's transformers, such as model=swin_unetr",
+    "dicom": "predictions as DICOM SEG",
+    "tensorboard": "logger=tensorboard",
+    "mlflow": "logger=mlflow",
+    "sites": "runs across hospitals by NVIDIA FLARE (medfed deploy)",
+    "benchmark": "medfed benchmark's tuning as studies of optuna",
+}
+
+
+class Row(NamedTuple):
+    """One line of the report: what, and what there is to say of it."""
+
+    what: str
+    told: str
+
+
+def machine(folder: Path) -> list[Row]:
+    """Returns what the machine has.
+
+    Args:
+        folder: On whose disk runs are written.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    rows = [
+        Row("system", f"{platform.platform(terse=True)}, Python {platform.python_version()}"),
+        Row("CPU", f"{cores} cores of {os.cpu_count()}, {', '.join(units())}"),
+        Row("memory", memory()),
+        Row("disk", f"{size(shutil.disk_usage(folder).free)} free in {folder}"),
+        Row("PyTorch", f"{torch.__version__}, built for {torch.version.cuda or 'CPUs alone'}"),
+    ]
+    for index in range(torch.cuda.device_count()):
+        gpu = torch.cuda.get_device_properties(index)
+        told = f"{gpu.name}, {size(gpu.total_memory)}, compute capability {gpu.major}.{gpu.minor}"
+        rows.append(Row(f"GPU {index}", f"{told}, driver {driver() or 'unknown'}"))
+    return rows if torch.cuda.device_count() else [*rows, Row("GPU", "none that PyTorch can use")]
+
+
+def units() -> list[str]:
+    """Returns the vector units that PyTorch finds, such as AVX512 and bf16."""
+    found = [torch.backends.cpu.get_cpu_capability()]
+    tests = {"bf16": "_is_avx512_bf16_supported", "AMX": "_is_amx_tile_supported"}
+    for name, test in tests.items():
+        known: Callable[[], bool] | None = getattr(torch.cpu, test, None)
+        if known is not None and known():
+            found.append(name)
+    return found
+
+
+def memory() -> str:
+    """Returns how much memory there is, and how much of it is free where the system tells."""
+    if not hasattr(os, "sysconf"):
+        return "unknown"
+    whole = size(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    file = Path("/proc/meminfo")
+    if not file.is_file():
+        return whole
+    kilobytes = {line.split(":")[0]: line.split()[1] for line in file.read_text().splitlines()}
+    return f"{whole}, {size(1024 * int(kilobytes['MemAvailable']))} free"
+
+
+def driver() -> str | None:
+    """Returns the version of NVIDIA's driver; ``None`` where there is none."""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.split()[0] if done.stdout.split() else None
+
+
+def compiler() -> str | None:
+    """Returns the C++ compiler that torch.compile would use, if it can: it needs headers, too."""
+    found = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
+    headers = Path(sysconfig.get_path("include"), "Python.h").is_file()
+    return found if headers else None
+
+
+def features(config: DictConfig, task: TaskModule) -> list[Row]:
+    """Returns what of medfed's speed is active by default here, and why the rest is not.
+
+    Args:
+        config: The configuration of a run.
+        task: Its task.
+    """
+    gpu, local = torch.cuda.is_available(), config.local
+    on_gpu = "" if gpu else "not active: no GPU; with one, trainer=gpu"
+    last = channels_last_pays(task.network)
+    rows = [
+        Row("channels-last (local.channels_last)", _channels_last(str(local.channels_last), last)),
+        Row("CUDA graphs (local.graphs)", on_gpu or f"{local.graphs}, under trainer=gpu"),
+        Row("data on the device (data.device_gb)", on_gpu or "active under trainer=gpu"),
+        Row("bf16 (trainer.precision)", _bf16(str(config.trainer.precision))),
+        Row("torch.compile", _compile(local.get("compile"))),
+        Row(
+            "states on disk (cohort.memory_gb)",
+            f"active where they are more than {config.cohort.memory_gb:g} GB",
+        ),
+    ]
+    cores = os.cpu_count() or 1
+    if cores > 1 and not gpu:
+        told = f"not active: trainer=ddp trainer.devices={cores} trains as many clients at a time"
+        rows.append(Row("several ranks", told))
+    return rows
+
+
+def _channels_last(wanted: str, pays: bool) -> str:
+    if wanted != "auto":
+        return "active" if wanted == "True" else "not active: it is set to false"
+    return "active for the default network" if pays else "not active: the network gains nothing"
+
+
+def _bf16(precision: str) -> str:
+    if "bf16" in precision:
+        return "active"
+    if torch.cuda.is_available() or {"bf16", "AMX"} & set(units()):
+        return f"not active: precision is {precision}; trainer.precision=bf16-mixed"
+    return f"not active: precision is {precision}, and this CPU has no bf16 units"
+
+
+def _compile(wanted: object) -> str:
+    able = compiler()
+    if able is None:
+        return "not active: it needs a C++ compiler and Python's headers (g++, python3-dev)"
+    return "active" if wanted is True else f"not active by default; {able} could serve it"
+
+
+def extras() -> list[Row]:
+    """Returns which optional packages are there, and what they are for."""
+    return [
+        Row(f"medfed[{extra}]", f"{'there' if not lacking else _mend(extra)}: {use}")
+        for extra, use in EXTRAS.items()
+        for lacking in [wrong_packages(extra)]
+    ]
+
+
+def _mend(extra: str) -> str:
+    return f"not there (pip install 'medfed[{extra}]')"
+
+
+def wrong_packages(extra: str = "") -> list[str]:
+    """Says which packages are missing or of another version, and what mends it.
+
+    Args:
+        extra: Of the optional ones, those of an extra; by default the ones that medfed needs.
+    """
+    told = []
+    for line in importlib.metadata.requires("medfed") or ():
+        wanted = Requirement(line)
+        marker = wanted.marker
+        always = marker is None or marker.evaluate({"extra": ""})
+        if (extra == "") != always or (marker and not marker.evaluate({"extra": extra})):
+            continue
+        mend = f"pip install '{wanted.name}{wanted.specifier}'"
+        try:
+            version = importlib.metadata.version(wanted.name)
+        except importlib.metadata.PackageNotFoundError:
+            told.append(f"{wanted.name} is not installed: {mend}.")
+            continue
+        if not wanted.specifier.contains(version, prereleases=True):
+            told.append(f"{wanted.name} is {version}, and {wanted.specifier} is needed: {mend}.")
+    return told
+
+
+def mistakes(config: DictConfig, folder: Path) -> Iterator[str]:
+    """Yields what is wrong here, a sentence each with what mends it.
+
+    Args:
+        config: The configuration of a run, which names folders.
+        folder: Where commands are called.
+    """
+    yield from wrong_packages()
+    if driver() is not None and not torch.cuda.is_available():
+        yield (
+            f"There is an NVIDIA driver, {driver()}, but this PyTorch ({torch.__version__}) cannot "
+            "use it: install the build for GPUs that https://pytorch.org/get-started names."
+        )
+    places = {"outputs": "hydra.run.dir=FOLDER", str(config.data.root): "data.root=FOLDER"}
+    for place, key in {**places, tempfile.gettempdir(): "the variable TMPDIR"}.items():
+        nearest = folder / place
+        while not nearest.exists():
+            nearest = nearest.parent
+        if not os.access(nearest, os.W_OK | os.X_OK):
+            yield f"{folder / place} cannot be written: choose another by {key}."
+
+
+def wandb_login() -> str:
+    """Says whether runs with ``logger=wandb`` are sent; asks no network."""
+    if os.environ.get("WANDB_API_KEY"):
+        return "a key in WANDB_API_KEY: runs are sent"
+    try:
+        known = netrc.netrc().authenticators("api.wandb.ai")
+    except (OSError, netrc.NetrcParseError):
+        known = None
+    who = "a login in the user's netrc file, which logger.offline=false uses" if known else "none"
+    return f"{who}: runs are kept offline in their folder, and sent by wandb sync"
+
+
+def default_run() -> tuple[DictConfig, TaskModule]:
+    """Returns the configuration of the default run, and its task at its first weights."""
+    config = load([f"folder={tempfile.gettempdir()}"])
+    facts = {"in_channels": 4, "out_channels": 1, "spatial_dims": 2, "regions": ["whole"]}
+    config.merge_with({**facts, "patch_size": None, "exclusive": False, "millimetres": False})
+    return config, plain_task(config)
+
+
+def steps_per_second(config: DictConfig, task: TaskModule) -> str:
+    """Measures gradient steps of the default network on random patches, on one CPU thread or a GPU.
+
+    Args:
+        config: See :func:`default_run`.
+        task: The same.
+    """
+    torch.set_num_threads(config.threads)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    task.to(device)
+    batch, patch = config.data.batch_size, list(config.data.patch_size)
+    images = torch.randn(2 * batch, 4, *patch, device=device)
+    client: Any = ArrayClient("one", images, (images[:, :1] > 0).float(), batch)
+    algorithm: Algorithm = build(load(["algorithm=fedavg"]).algorithm)
+    federation, _ = assemble(
+        algorithm,
+        task.network,
+        task.loss,
+        [client],
+        personal=task.personal,
+        optimizer=build(config.optimizer),
+        budget=build(config.local),
+    )
+    federation.to(torch.device(device))
+    local = federation.clients["one"]
+    local.train(local.weights, steps=3)
+    begin, steps = time.perf_counter(), 0
+    while (spent := time.perf_counter() - begin) < SECONDS:
+        local.train(local.weights, steps=5)
+        steps += 5
+    what = f"{type(task.network).__name__}, {batch} patches of 4x{'x'.join(map(str, patch))}"
+    return f"{steps / spent:.0f} steps per second on {device} ({what})"

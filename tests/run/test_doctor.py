@@ -1,0 +1,72 @@
+"""What ``medfed doctor`` tells is so, and what is wrong is one sentence with what mends it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+
+import pytest
+
+from medfed.commands import doctor as command
+from medfed.federation.channels_last import channels_last_pays
+from medfed.run import doctor
+
+
+@pytest.fixture(scope="module")
+def run():
+    return doctor.default_run()
+
+
+def test_the_report_says_what_is_active_and_measures_steps(monkeypatch, capsys, run):
+    monkeypatch.setattr(doctor, "SECONDS", 0.05)
+    command.main([])
+    told = capsys.readouterr().out
+    assert told.rstrip().endswith("Nothing is wrong.")
+    assert float(re.search(r"([\d.]+) steps per second on", told)[1]) > 0
+    config, task = run
+    rows = dict(doctor.features(config, task))
+    pays = channels_last_pays(task.network)
+    assert rows["channels-last (local.channels_last)"].startswith("active") == pays
+    config.local.channels_last = False
+    assert (
+        "set to false" in dict(doctor.features(config, task))["channels-last (local.channels_last)"]
+    )
+    assert {row.what for row in doctor.extras()} == {f"medfed[{e}]" for e in doctor.EXTRAS}
+
+
+def test_every_extra_of_the_package_is_explained():
+    known = set(importlib.metadata.metadata("medfed").get_all("Provides-Extra") or ())
+    assert set(doctor.EXTRAS) <= known | set(doctor.EXTRAS)
+    assert known - {"dev"} <= set(doctor.EXTRAS)
+
+
+def test_a_wrong_installation_is_a_sentence_each(monkeypatch, tmp_path, run):
+    needed = ["torch<1", "no-such-package>=2", 'numpy>=1; extra == "x"']
+    monkeypatch.setattr(importlib.metadata, "requires", lambda _: needed)
+    monkeypatch.setattr(doctor, "driver", lambda: "550.1")
+    monkeypatch.setattr(doctor.torch.cuda, "is_available", lambda: False)
+    old, missing, gpu = doctor.mistakes(run[0], tmp_path)
+    assert "<1 is needed: pip install 'torch<1'." in old
+    assert missing == "no-such-package is not installed: pip install 'no-such-package>=2'."
+    assert "driver, 550.1, but this PyTorch" in gpu
+    assert doctor.wrong_packages("x") == []
+
+
+def test_a_folder_that_cannot_be_written_is_named(monkeypatch, tmp_path, run):
+    monkeypatch.setattr(doctor.os, "access", lambda *_: False)
+    told = [s for s in doctor.mistakes(run[0], tmp_path) if "cannot be written" in s]
+    assert len(told) == 3
+    assert (
+        told[0] == f"{tmp_path}/outputs cannot be written: choose another by hydra.run.dir=FOLDER."
+    )
+
+
+def test_the_state_of_wandb_needs_no_network(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    assert doctor.wandb_login().startswith("none")
+    (tmp_path / ".netrc").write_text("machine api.wandb.ai login user password x")
+    (tmp_path / ".netrc").chmod(0o600)
+    assert "netrc" in doctor.wandb_login()
+    monkeypatch.setenv("WANDB_API_KEY", "x")
+    assert "are sent" in doctor.wandb_login()
