@@ -156,9 +156,9 @@ class Federation:
             place = Place(client, number, position)
             encoded, sent = self.channel.encode(reply, "up", place, local.memory["up"])
             local.memory = {"down": received, "up": sent}
-            if self.shelf is not None:
-                local.put_down(self.shelf)
-            return encoded
+        if self.shelf is not None:
+            local.put_down(self.shelf)
+        return encoded
 
     def delivery(self, client: str) -> Packet:
         """Returns what a client lacks of the present result; neither end remembers it."""
