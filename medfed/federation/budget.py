@@ -53,6 +53,8 @@ class LocalBudget:
             among them; ``paper``: each has as many, as papers count.
         channels_last: Whether convolutions compute in channels-last layout, which changes results
             by rounding; ``auto``: on a CPU, where it is likely quicker.
+        compile: Whether batches of full size go through a loss that ``torch.compile`` has compiled,
+            which changes results by rounding and takes minutes before the first step.
         graphs: Whether a GPU takes steps as captured graphs, where they can be captured; ``auto``:
             if there is a GPU. It changes no result.
         slots: How many clients train at once, each with a network of its own, for networks too
@@ -77,6 +79,7 @@ class LocalBudget:
     optimizer_state: Literal["fresh", "kept"] = "fresh"
     budget: Literal["equal", "paper"] = "equal"
     channels_last: ChannelsLast = False
+    compile: bool = False
     graphs: bool | str = "auto"
     slots: int = 1
     offload: bool = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -27,6 +27,14 @@ class Looking(Protocol):
         """Returns a term to be added to the loss of a batch."""
 
 
+@runtime_checkable
+class Closed(Protocol):
+    """A penalty whose gradient is known, so that autograd need not find it."""
+
+    def add_gradient(self, parameters: Mapping[str, Tensor]) -> None:
+        """Adds the gradient to those of the parameters."""
+
+
 class Gradients:
     """Adds the gradients of batches to a network's parameters, in any precision, and counts passes.
 
@@ -38,10 +46,14 @@ class Gradients:
         precision: The context in which losses are computed, such as one of mixed precision;
             weights, penalties and whatever else a method computes stay as they are.
         half: Whether it computes in float16, whose small gradients need a scaled loss.
+        quick: The loss compiled, for batches of ``full`` samples into whose passes nobody looks.
+        full: See there.
     """
 
     def __init__(self, loss: Callable[[Batch], Tensor]) -> None:
         self.loss = loss
+        self.quick: Callable[[Batch], Tensor] | None = None
+        self.full = 0
         self.backward: Callable[[Tensor], None] = torch.Tensor.backward
         self.precision: Callable[[], AbstractContextManager[None]] = nullcontext
         self.half = False
@@ -120,7 +132,7 @@ class Gradients:
     ) -> Tensor:
         if len(group) == 1:
             return self._backward(group[0], trained, penalty, look, scale)
-        sizes = [len(next(iter(batch.values()))) for batch in group]
+        sizes = [_size(batch) for batch in group]
         losses = []
         for batch, size in zip(group, sizes, strict=True):
             share = size / sum(sizes)
@@ -136,15 +148,27 @@ class Gradients:
         look: Looking | None,
         factor: float,
     ) -> Tensor:
+        forward = self.loss
+        if self.quick is not None and look is None and _size(batch) == self.full:
+            forward = self.quick
         with torch.enable_grad():
             with self.precision(), nullcontext() if look is None else look.looking():
-                loss = self.loss(batch)
-            whole = loss if penalty is None else loss + penalty(trained)
+                loss = forward(batch)
+            # Of a scaled loss autograd adds it, so that its share is rounded as it always was.
+            closed = penalty if factor == 1 and isinstance(penalty, Closed) else None
+            whole = loss if penalty is None or closed else loss + penalty(trained)
             if look is not None and (term := look.penalty(batch, loss)) is not None:
                 whole = whole + term
             self.backward(whole if factor == 1 else whole * factor)
+        if closed is not None:
+            with torch.no_grad():
+                closed.add_gradient(trained)
         self._gradient_passes += 1
         return loss.detach()
+
+
+def _size(batch: Batch) -> int:
+    return len(next(iter(batch.values())))
 
 
 def _finite(tensors: Sequence[Tensor]) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -24,6 +25,7 @@ from medfed.federation.budget import (
 )
 from medfed.federation.channels_last import lay_out, ordinary
 from medfed.federation.client import Batch, ClientData, Direction, How, Penalty
+from medfed.federation.compiled import compiled
 from medfed.federation.feed import Feed
 from medfed.federation.gradients import Gradients
 from medfed.federation.graphs import Graphs, graphs_for
@@ -38,6 +40,7 @@ from medfed.federation.split import (
 )
 from medfed.federation.step import Look, StepGradient
 
+_log = logging.getLogger(__name__)
 Key = tuple[str | int, ...]
 Part = Literal["shared", "personal"]
 Rates = Mapping[Part, float]
@@ -86,6 +89,8 @@ class LocalTrainer(Gradients):
         self.rates = learning_rates(optimizer, scheduler, rounds)
         self.make_optimizer = optimizer
         self.measure = measure
+        if self.budget.compile:
+            self.quick = compiled(loss)
         self.feed = Feed()
         self.in_place = False
         self.lane: Lane = Alone()
@@ -101,6 +106,7 @@ class LocalTrainer(Gradients):
         self._modules: list[nn.Module] = []
         self._first: nn.Parameter = next(self.network.parameters())
         self._normalises = False
+        self._said = False
 
     @property
     def entries(self) -> Tensors:
@@ -123,7 +129,8 @@ class LocalTrainer(Gradients):
             self._modules = list(self.network.modules())
             self._normalises = normalises_batches(self.network)
             self._plans.clear()
-            self.graphs = graphs_for(self.device, self.graphs, self.budget.graphs)
+            wanted = self.budget.graphs if self.quick is None else False  # a rival, not a part
+            self.graphs = graphs_for(self.device, self.graphs, wanted)
         return self._entries
 
     @property
@@ -246,6 +253,7 @@ class LocalTrainer(Gradients):
         """Takes the steps of :meth:`run`; returns what was trained, and the mean loss."""
         update = how.get("update", "all")
         self.load(start)
+        self.full = data.batch_size
         plan = self._prepare(update, rate, how.get("rates"), memory)
         seed = derive_seed(self.seed, *key, "train")
         epochs = (self._groups(data, derive_seed(seed, "epoch", epoch)) for epoch in count())
@@ -335,6 +343,12 @@ class LocalTrainer(Gradients):
         penalty, outputs = how.get("batch_penalty"), how.get("outputs")
         if penalty is None and outputs is None:
             return None
+        if self.quick is not None and not self._said:
+            self._said = True
+            _log.warning(
+                "local.compile=true has no effect on steps of this method, which looks into the "
+                "network's passes."
+            )
         return Look(self.network, trained, self.split.head, penalty, outputs, self)
 
     def gradient(
@@ -346,7 +360,7 @@ class LocalTrainer(Gradients):
         batches: int | None = None,
     ) -> Tensors:
         """Returns the gradient of the mean loss over an epoch, or its first batches."""
-        plan = self._prepare(update, 0.0)
+        plan, self.full = self._prepare(update, 0.0), data.batch_size
         sums = {n: torch.zeros_like(ordinary(t)) for n, t in plan.trained.items()}
         seen = 0
         for batch, size in self._pass(data, at, key, batches):

@@ -1,0 +1,109 @@
+"""What channels-last layout, bfloat16 and compiling do to a local step, and to its numbers.
+
+    python benchmarks/layouts.py
+    python benchmarks/layouts.py --compile     # minutes of compiling
+
+One step (forward, backward, SGD) of the default networks on one thread of a CPU, beside the step in
+ordinary layout and single precision; the sides alternate, and given is the ratio of the medians of
+their CPU times. "Apart" is how far the gradient of all weights is from the ordinary one's at the
+start, as a share of its norm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from medfed.federation.channels_last import lay_out
+from medfed.models.networks.densenet import densenet_bc
+from medfed.models.networks.small_cnn import SmallCNN
+from medfed.models.networks.unet import unet
+
+LEVELS: dict[str, Any] = {"channels": [8, 16, 32, 64, 128], "strides": [2, 2, 2, 2]}
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "DenseNet-BC, small stem": (lambda: densenet_bc(2, 1, 2, stem="small"), (16, 1, 32, 32)),
+    "DenseNet-BC": (lambda: densenet_bc(2, 1, 2), (16, 1, 64, 64)),
+    "small CNN": (lambda: SmallCNN(2, 1, 2), (32, 1, 32, 32)),
+    "2-D U-Net": (lambda: unet(2, 4, 4, num_res_units=1, **LEVELS), (16, 4, 64, 64)),
+    "3-D U-Net": (lambda: unet(3, 4, 4, num_res_units=1, **LEVELS), (2, 4, 32, 32, 32)),
+}
+
+
+class Side:
+    """One way to take a step.
+
+    Args:
+        network: The network, which is copied.
+        way: ``ordinary``, ``channels last``, ``bf16`` (in channels-last layout) or ``compiled``.
+    """
+
+    def __init__(self, network: nn.Module, way: str) -> None:
+        self.network: Any = copy.deepcopy(network)
+        lay_out(self.network, way != "ordinary")
+        self.optimizer = torch.optim.SGD(self.network.parameters(), lr=0.01)
+        self.half, self.seconds = way == "bf16", list[float]()
+        self.loss: Any = self._loss
+        if way == "compiled":
+            self.loss = torch.compile(self._loss, dynamic=False)
+
+    def _loss(self, image: Tensor, label: Tensor) -> Tensor:
+        return cross_entropy(self.network(image), label)
+
+    def gradient(self, image: Tensor, label: Tensor) -> Tensor:
+        """Returns the gradient of all weights as one vector."""
+        self.optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.half):
+            loss = self.loss(image, label)
+        loss.backward()
+        found = [p.grad for p in self.network.parameters()]
+        return torch.cat([g.reshape(-1) for g in found if g is not None])
+
+    def step(self, image: Tensor, label: Tensor) -> None:
+        """Takes a step and keeps its CPU seconds."""
+        begin = time.process_time()
+        self.gradient(image, label)
+        self.optimizer.step()
+        self.seconds.append(time.process_time() - begin)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    ways = ["ordinary", "channels last", "bf16", *(["compiled"] if args.compile else [])]
+    print(
+        "| network | images | ordinary, ms | " + " | ".join(f"{w} | apart" for w in ways[1:]) + " |"
+    )
+    for name in args.networks:
+        make, shape = NETWORKS[name]
+        torch.manual_seed(0)
+        network, image = make().train(), torch.randn(*shape)
+        classes = 4 if "U-Net" in name else 2
+        label = torch.randint(classes, (shape[0], *(shape[2:] if "U-Net" in name else ())))
+        sides = {way: Side(network, way) for way in ways}
+        start = {way: side.gradient(image, label) for way, side in sides.items()}
+        for _ in range(args.steps + 2):
+            for side in sides.values():
+                side.step(image, label)
+        took = {way: statistics.median(side.seconds[2:]) for way, side in sides.items()}
+        plain = start["ordinary"]
+        cells = [name, "×".join(map(str, shape)), f"{1e3 * took['ordinary']:.1f}"]
+        for way in ways[1:]:
+            apart = float((start[way] - plain).norm() / plain.norm())
+            cells += [f"{took[way] / took['ordinary']:.2f}", f"{apart:.0e}"]
+        print("| " + " | ".join(cells) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
