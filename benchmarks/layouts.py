@@ -29,11 +29,11 @@ from medfed.models.networks.unet import unet
 
 LEVELS: dict[str, Any] = {"channels": [8, 16, 32, 64, 128], "strides": [2, 2, 2, 2]}
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "DenseNet-BC, small stem": (lambda: densenet_bc(2, 1, 2, stem="small"), (16, 1, 32, 32)),
-    "DenseNet-BC": (lambda: densenet_bc(2, 1, 2), (16, 1, 64, 64)),
-    "small CNN": (lambda: SmallCNN(2, 1, 2), (32, 1, 32, 32)),
-    "2-D U-Net": (lambda: unet(2, 4, 4, num_res_units=1, **LEVELS), (16, 4, 64, 64)),
-    "3-D U-Net": (lambda: unet(3, 4, 4, num_res_units=1, **LEVELS), (2, 4, 32, 32, 32)),
+    "densenet_bc_small_stem": (lambda: densenet_bc(2, 1, 2, stem="small"), (16, 1, 32, 32)),
+    "densenet_bc": (lambda: densenet_bc(2, 1, 2), (16, 1, 64, 64)),
+    "small_cnn": (lambda: SmallCNN(2, 1, 2), (32, 1, 32, 32)),
+    "unet_2d": (lambda: unet(2, 4, 4, num_res_units=1, **LEVELS), (16, 4, 64, 64)),
+    "unet_3d": (lambda: unet(3, 4, 4, num_res_units=1, **LEVELS), (2, 4, 32, 32, 32)),
 }
 
 
@@ -89,8 +89,8 @@ def main() -> None:
         make, shape = NETWORKS[name]
         torch.manual_seed(0)
         network, image = make().train(), torch.randn(*shape)
-        classes = 4 if "U-Net" in name else 2
-        label = torch.randint(classes, (shape[0], *(shape[2:] if "U-Net" in name else ())))
+        classes = 4 if "unet" in name else 2
+        label = torch.randint(classes, (shape[0], *(shape[2:] if "unet" in name else ())))
         sides = {way: Side(network, way) for way in ways}
         start = {way: side.gradient(image, label) for way, side in sides.items()}
         for _ in range(args.steps + 2):

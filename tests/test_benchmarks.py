@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
     [
         ("adapters.py --ranks 4 --width 48", "( 1.08%)"),
         ("round_overhead.py --rounds 1 --clients 2 --blocks 1", "medfed / peer:"),
-        ("layouts.py --steps 1 --networks 'small CNN'", "| small CNN | 32×1×32×32 |"),
+        ("layouts.py --steps 1 --networks small_cnn", "| small_cnn | 32×1×32×32 |"),
         ("network_lasso.py --largest 4", "ns/column"),
         ("loading.py --patches 64 --layers 1 --epochs 1 --per-head 2 --dims 2", "2-D nnunet"),
         ("prepare.py --scans 2 --size 64 64 32 --repeats 1 --kills 0", "620 candidates per scan"),
