@@ -32,7 +32,7 @@ NOT_THE_EXPERIMENT = (
     "tuned",  # stands where it is used
     # change no bit
     *("data.workers", "data.memory_gb", "data.cache", "data.device_gb", "local.graphs"),
-    *("cohort.memory_gb", "local.slots"),
+    *("cohort.memory_gb", "local.offload", "local.slots"),
 )
 # What whoever reads a run relies on; see `medfed.common.untrusted.misfit`.
 _SECTIONS = ("algorithm", "codec", "cohort", "data", "local", "model", "optimizer", "trainer")
