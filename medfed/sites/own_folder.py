@@ -17,6 +17,7 @@ from typing import Any
 
 from omegaconf import DictConfig, open_dict
 
+from medfed.common.errors import MedfedError
 from medfed.common.figures import save_figures
 from medfed.common.files import write_json, write_text
 from medfed.common.scores import Record, failures_count, undefined_in
@@ -93,8 +94,10 @@ class OwnFolder:
         open_folder(config, data.splits(), steps, cohort)
         self.ledger = Ledger(preprocessing(self._told()))
         self.history, self._spent = [], (0, Passes())
+        self._turn, self._of_round = (START, 0), Ledger()
         if config.resume and (folder / _LEDGER).is_file():
             self.ledger = Ledger.from_csv((folder / _LEDGER).read_text())
+        if config.resume and (folder / _VALIDATION).is_file():
             kept = read_strict_json(folder / _VALIDATION, finite=False)
             self.history = [Record(n, self.name, _numbers(m)) for n, m in kept["metrics"]]
             self._spent = kept["spent"]["steps"], Passes(*kept["spent"]["passes"])
@@ -165,7 +168,10 @@ class OwnFolder:
         summary["hospitals"] = self._hospitals  # of which this is one: a mean is of itself alone
         results.write_tables(experiment, summary, best)
         self._draw(experiment, best)
-        export_run(load([f"run={folder}", f"out={folder / 'bundle'}"], "export"))
+        try:
+            export_run(load([f"run={folder}", f"out={folder / 'bundle'}"], "export"))
+        except MedfedError as error:  # the model is there, and so are the others' results
+            site.log.warning("There is no bundle: %s", error)
 
     def _draw(self, experiment: Experiment, best: int | None) -> None:
         from medfed.run.pictures import bytes_per_client, metric_curves  # late: they draw

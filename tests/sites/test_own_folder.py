@@ -91,6 +91,30 @@ def test_a_sites_folder_equals_the_simulations_client(done, site):
     assert bundle.metadata["medfed"]["card"]["hospitals"] == 3
 
 
+def test_a_coordinator_that_is_started_again_doubles_no_entry(tmp_path):
+    """The site lives on: what it counted of a round that came to nothing is forgotten."""
+    agreed, alone, _ = Agreed.of([*EXPERIMENT, "algorithm=fedavg", "rounds=1"], SITES[:2])
+    transport = hospitals(tmp_path, agreed)
+    calls = transport.call
+
+    def stopped(site: str, request: bytes, timeout: float) -> bytes:
+        if b'"kind":"evaluate"' in request:
+            raise KeyboardInterrupt
+        return calls(site, request, timeout)
+
+    config = [*agreed.overrides, *alone, "data.path=null", f"folder={tmp_path / 'server'}"]
+    transport.call = stopped
+    with pytest.raises(KeyboardInterrupt):
+        coordinate(load(config), transport, agreed.sites, QUICK)
+    transport.call = calls
+    coordinate(load([*config, f"resume={tmp_path / 'server'}"]), transport, agreed.sites, QUICK)
+    found, whole = (
+        Ledger.from_csv((folder / "ledger.csv").read_text())
+        for folder in (folder_of(tmp_path, "Bern"), tmp_path / "server")
+    )
+    assert sorted(found.entries) == sorted(e for e in whole.entries if e.client == "Bern")
+
+
 def test_no_patient_and_no_file_has_left_a_site(done):
     root, transport = done
     assert len(transport.said) > 10_000
