@@ -177,8 +177,9 @@ def foreign(rng: random.Random, wire: Wire, site: str) -> bytes:
             {"kind": rng.choice(("load", "commit", "evaluate", "fit", "begin", "agree"))},
         ]
     )
-    known, session = Request.from_bytes(rng.choice(own)), rng.randbytes(8).hex()
-    request: bytes = dataclasses.replace(known, session=session, **changes).to_bytes()
+    changes |= {"session": rng.randbytes(8).hex()}
+    known = Request.from_bytes(rng.choice(own))
+    request: bytes = dataclasses.replace(known, **changes).to_bytes()
     return request
 
 

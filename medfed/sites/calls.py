@@ -66,6 +66,7 @@ class Caller:
         terms: How long to wait.
 
     Attributes:
+        lacking: Sites that did not answer when a run was resumed, with the reason.
         session: Drawn anew for each coordinator process, so that requests and replies of an
             earlier one are known as such.
     """
@@ -75,6 +76,7 @@ class Caller:
         self.sites = list(sites)
         self.terms = terms
         self.session = secrets.token_hex(8)
+        self.lacking: dict[str, str] = {}
 
     def request(self, kind: str, site: str, **rest: Any) -> Request:
         """Returns a request of this session."""
@@ -138,6 +140,21 @@ class Caller:
             )
         return {c: reply for c, reply in found.items() if isinstance(reply, Reply)}
 
+    def whoever(self, requests: Mapping[str, Request]) -> dict[str, Reply]:
+        """Greets sites, and goes on with those that answer.
+
+        Raises:
+            SiteError: If none does.
+        """
+        futures = {c: started(self.hello, r, self.terms.timeout) for c, r in requests.items()}
+        found = {c: future.result() for c, future in futures.items()}
+        self.lacking = {c: why for c, why in found.items() if isinstance(why, str)}
+        replies = {c: reply for c, reply in found.items() if isinstance(reply, Reply)}
+        if not replies:
+            raise SiteError(f"No site is there: {sentence(self.lacking)}.")
+        self.sites = list(replies)
+        return replies
+
     def hello(self, asked: Request, timeout: float) -> Reply | str:
         """Greets a site until it answers, which may still be reading its data."""
         end = time.monotonic() + timeout
@@ -172,15 +189,20 @@ def why_not(reply: Reply) -> str:
     return known.get(reply.status, f"it refused the request ({reply.reason})")
 
 
-def greet(caller: Caller) -> dict[str, Greeting]:
+def greet(caller: Caller, some: bool = False) -> dict[str, Greeting]:
     """Asks every site what must be the same everywhere; all must answer, and alike.
+
+    Args:
+        caller: Reaches them.
+        some: Whether a few will do, as for a run that is resumed; the caller then goes on with
+            those, and knows why the others are lacking.
 
     Raises:
         SiteError: If a site does not answer, or another configuration or kind of data is there; it
             is named, and what differs.
     """
     asked = {c: caller.request("hello", c) for c in caller.sites}
-    replies = caller.everyone(asked, caller.hello)
+    replies = caller.whoever(asked) if some else caller.everyone(asked, caller.hello)
     found = {c: Greeting(r.content["agreed"], r.content["data"]) for c, r in replies.items()}
     first, *others = caller.sites
     for site in others:

@@ -128,7 +128,7 @@ class Coordinator:
         self.standing = standing or Standing.new(federation.ids)
         self.best = best
         self.withdrawn = tuple(withdrawn)
-        self.away: dict[str, str] = dict.fromkeys(withdrawn, "it has withdrawn")
+        self.away = {**caller.lacking, **dict.fromkeys(withdrawn, "it has withdrawn")}
         self._probes: dict[str, Future[str | None]] = {}
         self._planned: Cohort = federation.cohort
         self._turn = 0
@@ -141,7 +141,7 @@ class Coordinator:
         Raises:
             SiteError: If one cannot, or has lost a round that it is needed with.
         """
-        there = [c for c in self.federation.ids if c not in self.withdrawn]
+        there = [c for c in self.federation.ids if c not in {*self.withdrawn, *self.away}]
         futures = {c: started(self._begin, c) for c in there}
         wrong = {c: why for c, future in futures.items() if (why := future.result())}
         if wrong:

@@ -35,7 +35,15 @@ from medfed.run.loggers import end_logging
 from medfed.run.printed import print_summary
 from medfed.run.results import summarise
 from medfed.sites.agreement import fingerprints
-from medfed.sites.calls import Caller, Terms, compare, compare_models, converse, greet
+from medfed.sites.calls import (
+    Caller,
+    Terms,
+    compare,
+    compare_models,
+    converse,
+    greet,
+    sentence,
+)
 from medfed.sites.coordinator import Coordinator, Standing
 from medfed.sites.module import SitesEvaluation, SitesModule
 from medfed.sites.transport import Transport
@@ -86,16 +94,21 @@ def _coordinate(
     start = read_start(config)
     gone = withdrawn_of(folder) if config.resume is not None else []
     there = [c for c in sites if c not in gone]
+    job, standing, checkpoint = before_of(config, sites)
     caller = Caller(transport, there, terms)
-    greeting = greet(caller)[there[0]]
-    compare(Greeting(agreed, greeting.data), greeting, "the coordinator", there[0])
+    greeting = next(iter(greet(caller, some=checkpoint is not None).values()))
+    compare(Greeting(agreed, greeting.data), greeting, "the coordinator", caller.sites[0])
     merging = unread_data(config).merging(greeting.data)
     if gone:
         _log.warning("Withdrawn, and so in no round: %s.", ", ".join(map(shown, gone)))
+    if caller.lacking:
+        _log.warning("Not there yet: %s.", sentence(caller.lacking))
+    if gone or caller.lacking:
         merging = replayed(kept_answers(folder))
     facts, answers, exchanged = converse(caller, merging)
-    facts |= {c: Facts.of(kept_clients(folder)[c]) for c in gone}
-    first = facts[there[0]]
+    if config.resume is not None:
+        facts = as_before(folder, facts)
+    first = facts[sites[0]]
     take_facts(config, first.data)
     task: TaskModule = build_task(config)
     if str(config.trainer.precision).startswith("64"):
@@ -104,13 +117,12 @@ def _coordinate(
     account = start.begin(config, task, names)
     begun = float_entries(task.network)
     own = Facts(1, digest(float_entries(task.network)), first.data)
-    compare_models(own, first, "the coordinator", there[0])
+    compare_models(own, first, "the coordinator", sites[0])
     everyone = [ClientInfo(c, facts[c].num_samples) for c in sites]
     federation, local = federation_of(config, task, [], everyone, first.data["shape"])
     federation.ledger = Ledger(preprocessing(exchanged))
     if config.resume is None:
         start.write(folder, begun, account)
-    job, standing, checkpoint = before_of(config, sites)
     evaluation = SitesEvaluation(*task.selection)
     coordinator = Coordinator(
         caller, federation, facts, answers, job, standing, evaluation.best_round, gone
@@ -133,6 +145,31 @@ def _coordinate(
         trainer.test(module, ckpt_path=best_checkpoint(folder), weights_only=True, verbose=False)
         evaluation.history = history
         return write(config, module, evaluation, trainer)
+
+
+def as_before(folder: Path, facts: Mapping[str, Facts]) -> dict[str, Facts]:
+    """Compares what sites say of themselves with what they said when the run began.
+
+    Args:
+        folder: The run folder.
+        facts: Of the sites that are there.
+
+    Returns:
+        Those of all sites.
+
+    Raises:
+        SiteError: If a site has other data, or builds another model.
+    """
+    kept = {c: Facts.of(said) for c, said in kept_clients(folder).items()}
+    for site, now in facts.items():
+        compare_models(kept[site], now, "when the run began", site)
+        if now.num_samples != kept[site].num_samples:
+            raise SiteError(
+                f"Site {shown(site)} has {now.num_samples} training samples, and had "
+                f"{kept[site].num_samples} when the run began; give it the same data, or start a "
+                "new run."
+            )
+    return kept
 
 
 def kept_clients(folder: Path) -> dict[str, Any]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 
 from medfed.run.finished import Run
+from medfed.sites.wire import Request
 from tests.integration.runs import CLINICAL, run
-from tests.sites.hospitals import across, direct, same
+from tests.sites.hospitals import QUICK, across, direct, same
 
 
 @pytest.mark.parametrize("method", ["fedavg", "pfednet"])
@@ -28,3 +30,40 @@ def test_equal_to_the_ordinary_run(method, tmp_path: Path):
     assert not (tmp_path / "server" / "absences.json").exists()
     splits = json.loads((tmp_path / "server" / "splits.json").read_text())
     assert splits["clients"] == {c: {} for c in names}  # no patient's name left a site
+
+
+class Killed(BaseException):
+    """The coordinator's end."""
+
+
+def test_a_run_is_resumed_although_a_site_is_not_there(tmp_path: Path):
+    """What it leaves equals a simulation that is told the absences which its folder records."""
+    overrides = (*CLINICAL, "algorithm=fedavg", "partition.num_clients=3")
+    names = [f"hospital_{n}" for n in range(3)]
+    folder, transport = tmp_path / "server", direct(tmp_path / "sites", names, *overrides)
+    call = transport.call
+
+    def kill(site: str, request: bytes, timeout: float) -> bytes:
+        if Request.from_bytes(request).round == 1:
+            raise Killed
+        return call(site, request, timeout)
+
+    transport.call = kill  # type: ignore[method-assign]
+    with pytest.raises(Killed):
+        across(folder, transport, names, *overrides)
+    again = direct(tmp_path / "sites", names, *overrides)
+    late = again.sites.pop(names[1])
+
+    def back(site: str, request: bytes, timeout: float) -> bytes:
+        if Request.from_bytes(request).kind == "commit":
+            again.sites[names[1]] = late  # before the last round
+        return type(again).call(again, site, request, timeout)
+
+    again.call = back  # type: ignore[method-assign]
+    waiting = dataclasses.replace(QUICK, probe=60.0)  # while it builds its model
+    across(folder, again, names, *overrides, f"resume={folder}", terms=waiting)
+    record = json.loads((folder / "absences.json").read_text())
+    assert record["absent"] == {"1": [names[1]]}
+    run(tmp_path / "simulation", *overrides, record["simulation"])
+    assert not same(tmp_path / "simulation", folder, ("hashes.json", "ledger.csv"))
+    assert list(Run(folder).clients) == names
