@@ -23,6 +23,7 @@ from typing import Any
 
 from nvflare.collab import collab
 
+from medfed.common.files import write_json
 from medfed.sites.flare.components import CollabTransport
 from medfed.sites.flare.console import Console
 from medfed.sites.flare.job import PREFIXES, write_job
@@ -104,12 +105,11 @@ def provisioned(folder: Path, sites: list[str], options: argparse.Namespace) -> 
 def simulated(folder: Path, sites: list[str], options: argparse.Namespace) -> None:
     out = folder / "simulated.json"
     job = echo_job(folder / "simulated", sites, out, options)
+    allowed = {"class_allow_list": [*PREFIXES, OURS]}
+    write_json(folder / "simulator" / "local" / "resources.json", allowed)
     command = ["-m", "nvflare.private.fed.app.simulator.simulator", str(job), "-w"]
-    subprocess.run(
-        [sys.executable, *command, str(folder / "sim"), "-c", ",".join(sites), "-t", "5"],
-        check=True,
-        capture_output=True,
-    )
+    more = [str(folder / "simulator"), "-c", ",".join(sites), "-t", str(len(sites))]
+    subprocess.run([sys.executable, *command, *more], check=True, capture_output=True)
     report("in FLARE's simulator", out)
 
 

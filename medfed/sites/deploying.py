@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 POLL = 1.0
 """Seconds between looks how a job is."""
 _COMPONENTS = "medfed.sites.flare.components"
+_SETTLING = 8  # looks after which a job without processes is believed to be lost
 _ENDING = 60.0  # seconds in which a finished run's job may end, too
 
 
@@ -189,7 +190,7 @@ class Follower:
                 self._pass_on(scratch / SAID)
                 if outcome(scratch)[0] in (FINISHED, STOPPED):
                     break
-                status = console.status(number)
+                status = self._settled(console, number)
                 if time.monotonic() > look and outcome(scratch)[0] == BEGUN:
                     look = time.monotonic() + self.look
                     restarted = [s for s in self.order.present if console.has_restarted(s)]
@@ -215,6 +216,14 @@ class Follower:
                 "local/resources.json of its kit; its log says what was refused."
             )
         return None if how == FINISHED else status
+
+    def _settled(self, console: Console, number: str) -> str:
+        """Returns how a job is; one that is just ending has no processes, and no end either."""
+        for _ in range(_SETTLING):
+            if (status := console.status(number)) != LOST:
+                break
+            time.sleep(POLL)
+        return status
 
     def _pass_on(self, path: Path) -> None:
         """Passes on what the server's process has said since the last time, in whole lines."""
