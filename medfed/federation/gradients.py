@@ -155,7 +155,9 @@ class Gradients:
             with self.precision(), nullcontext() if look is None else look.looking():
                 loss = forward(batch)
             # Of a scaled loss autograd adds it, so that its share is rounded as it always was.
-            closed = penalty if factor == 1 and isinstance(penalty, Closed) else None
+            closed = None
+            if penalty is not None and factor == 1 and isinstance(penalty, Closed):
+                closed = penalty
             whole = loss if penalty is None or closed else loss + penalty(trained)
             if look is not None and (term := look.penalty(batch, loss)) is not None:
                 whole = whole + term

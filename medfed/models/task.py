@@ -150,7 +150,9 @@ class TaskModule(pl.LightningModule):
         # Data are float32; a network in double precision is given double.
         image = image.to(next(network.parameters()).dtype)
         found = heads(network(image), image)
-        return found[::-1] if last_counts(getattr(network, "common", network)) else found
+        if len(found) > 1 and last_counts(getattr(network, "common", network)):
+            return found[::-1]
+        return found
 
     def loss(self, batch: Batch) -> Tensor:
         """Returns the scalar training loss of a batch, the only thing federated training calls.
