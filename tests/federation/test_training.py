@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from medfed.common.errors import ConfigError, NonFiniteError
 from medfed.common.tensors import Tensors, digest
-from medfed.federation import training
+from medfed.federation import live
 from medfed.federation.budget import LocalBudget, Passes, learning_rates, reach, remembers_elsewhere
 from medfed.federation.client import with_statistics
 from medfed.federation.local_client import LocalClient
@@ -496,8 +496,8 @@ def test_a_loss_that_is_not_finite_names_the_place() -> None:
 
 def test_entries_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
     client = toy_client()
-    look_up, calls = training.float_entries, []
-    monkeypatch.setattr(training, "float_entries", lambda net: calls.append(0) or look_up(net))
+    look_up, calls = live.float_entries, []
+    monkeypatch.setattr(live, "float_entries", lambda net: calls.append(0) or look_up(net))
     for update in ("all", "shared"):
         client.train(client.weights, update=update)
         client.gradient(client.weights, update=update)
