@@ -3,6 +3,7 @@
 Needs NVIDIA FLARE, ``pip install "medfed[sites]"``, and runs on the machine of FLARE's server. The
 kits of a new federation: ``medfed deploy provision=DIR sites=[a,b] server=NAME``. All other keys
 are those of ``medfed train``; what is each site's own, such as where its data are, its file says.
+A hospital joins a finished run: ``medfed deploy run=FOLDER onboard=SITE kit=DIR``.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from medfed.common.errors import ConfigError
 from medfed.config.compose import CONFIG_DIR, load
 
 NAME = "deploy"
+_OF_A_RUN = ("sites=", "cut=", "folder=", "resume=", "provision=")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -50,7 +52,9 @@ def split(given: Sequence[str]) -> tuple[DictConfig, list[str]]:
     rest = [a for a in given if a.partition("=")[0].partition(".")[0] not in known]
     listed = (re.sub(r"^sites=([^\[].*)", r"sites=[\1]", a) for a in given if a not in rest)
     own = load(list(listed), NAME)
-    if OmegaConf.is_missing(own, "sites") or not own.sites:
+    if own.run is not None or own.onboard is not None:
+        _check_joining(own, [*rest, *(a for a in given if a.startswith(_OF_A_RUN))])
+    elif OmegaConf.is_missing(own, "sites") or not own.sites:
         raise ConfigError("Name the hospitals by sites=[NAME,NAME], as their kits are called.")
     if own.provision is None and own.dry_run is None and own.kit is None:
         raise ConfigError(
@@ -58,6 +62,26 @@ def split(given: Sequence[str]) -> tuple[DictConfig, list[str]]:
             "and dry_run=DIR only writes the job."
         )
     return own, rest
+
+
+def _check_joining(own: DictConfig, odd: Sequence[str]) -> None:
+    """Checks the command line by which a hospital joins a finished run.
+
+    Raises:
+        ConfigError: If something is missing, or not to be chosen any more.
+    """
+    if own.run is None or own.onboard is None:
+        raise ConfigError(
+            "A hospital joins a finished run by run=FOLDER onboard=SITE: the coordinator's run "
+            "folder, and the hospital as its kit is called."
+        )
+    if odd:
+        raise ConfigError(
+            f"{odd[0]} cannot be chosen where a hospital joins a finished run, which has all of "
+            "that already; leave it out."
+        )
+    if own.onboard_steps < 1:
+        raise ConfigError(f"onboard_steps must be at least 1, not {own.onboard_steps}.")
 
 
 def deploy(own: DictConfig, rest: Sequence[str], given: Sequence[str]) -> None:
@@ -75,8 +99,8 @@ def deploy(own: DictConfig, rest: Sequence[str], given: Sequence[str]) -> None:
         make_kits(Path(own.provision), list(map(str, own.sites)), str(own.server), int(own.port))
         return
     with loading():
-        from medfed.sites.deploying import Follower, order_of, write
-    order = order_of(own, rest)
+        from medfed.sites.deploying import Follower, joining_order, order_of, write
+    order = order_of(own, rest) if own.onboard is None else joining_order(own)
     if own.dry_run is not None:
         agreed, job = Path(own.dry_run) / "agreed.json", Path(own.dry_run) / order.name
         order.write_agreed(agreed)
@@ -90,7 +114,8 @@ def deploy(own: DictConfig, rest: Sequence[str], given: Sequence[str]) -> None:
             follower.run()
     except KeyboardInterrupt as error:
         again = [o for o in given if not o.startswith(("resume=", "folder="))]
-        line = shlex.join(["medfed", NAME, *again, f"resume={order.folder}"])
+        again += [f"resume={order.folder}"] * (own.onboard is None)
+        line = shlex.join(["medfed", NAME, *again])
         error.args = (f"the job was ended at the sites, too; go on by: {line}",)
         raise
 

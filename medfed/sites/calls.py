@@ -253,8 +253,17 @@ def converse(
     return facts, answers, exchanged
 
 
-def agree_again(caller: Caller, site: str, answers: Sequence[bytes]) -> Reply | str:
-    """Takes a site that was started again to where the others are; see :func:`converse`."""
+def agree_again(
+    caller: Caller, site: str, answers: Sequence[bytes], exchanged: list[Exchanged] | None = None
+) -> Reply | str:
+    """Takes a site to where the others are, which was started again or joins; see `converse`.
+
+    Args:
+        caller: Reaches it.
+        site: Its name.
+        answers: What all were answered.
+        exchanged: Takes down what travels, if given.
+    """
     found: Reply | str = SILENT
     for number in range(len(answers) + 1):
         body = answers[number - 1] if number else b""
@@ -262,6 +271,8 @@ def agree_again(caller: Caller, site: str, answers: Sequence[bytes]) -> Reply | 
         found = caller.hello(asked, caller.terms.hello)
         if isinstance(found, str):
             return found
+        if exchanged is not None and number < len(answers):
+            exchanged += [(site, "up", len(found.body)), (site, "down", len(answers[number]))]
     return found
 
 

@@ -25,6 +25,7 @@ from medfed.run.folder import read_config
 from medfed.sites.agreement import Agreed
 from medfed.sites.calls import Terms
 from medfed.sites.flare.job import LOST, PREFIXES, write_job
+from medfed.sites.late import agreed_for
 from medfed.sites.order import BEGUN, FINISHED, SAID, STOPPED, Order, outcome, sealed
 
 if TYPE_CHECKING:
@@ -67,6 +68,28 @@ def order_of(own: DictConfig, typed: Sequence[str]) -> Order:
         alone=tuple(alone),
         resume=own.resume is not None,
         terms=dict(own.terms),
+    )
+
+
+def joining_order(own: DictConfig) -> Order:
+    """Returns the order by which a hospital joins a finished run.
+
+    Args:
+        own: The keys of ``medfed deploy``.
+
+    Raises:
+        MedfedError: If the run is none that the hospital can join.
+    """
+    Terms(**own.terms)
+    folder, site = Path(str(own.run)).expanduser(), str(own.onboard)
+    agreed = agreed_for(folder, site)
+    return Order(
+        name=str(agreed.config().name),
+        agreed=agreed.record(),
+        folder=str(folder.resolve()),
+        terms=dict(own.terms),
+        onboard=site,
+        steps=int(own.onboard_steps),
     )
 
 
@@ -129,9 +152,10 @@ class Follower:
                 return
             failed = 1 if self._last() != before else failed + 1
             if failed >= self.attempts:
+                kept = f"What was finished is kept: go on by resume={self.order.folder}."
                 raise SiteError(
-                    f"{failed} jobs in a row have come to nothing ({why}). What was finished is "
-                    f"kept: go on by resume={self.order.folder}."
+                    f"{failed} jobs in a row have come to nothing ({why}). "
+                    f"{'Try again.' if self.order.onboard else kept}"
                 )
             self.order = self.order.resumed()
             self.say(f"FLARE's job has ended ({why}); the run goes on in another one.")
@@ -177,7 +201,7 @@ class Follower:
             if time.monotonic() > end:
                 raise SiteError(
                     f"{names} did not connect to FLARE's server; start the kit there, see whether "
-                    "the name is the kit's, or take it out of sites."
+                    "the name is the kit's, or leave it out."
                 )
             waited = missing
             time.sleep(POLL)

@@ -36,6 +36,9 @@ class Order:
         resume: Whether to go on with the run that is there.
         terms: Keywords of :class:`medfed.sites.calls.Terms`.
         told: Folder for what it says, and how it has ended.
+        onboard: The last of the sites, which joins the finished run in the folder; empty: they run
+            the experiment.
+        steps: Gradient steps that it may take.
     """
 
     name: str
@@ -45,6 +48,8 @@ class Order:
     resume: bool = False
     terms: Mapping[str, float] = field(default_factory=dict)
     told: str = ""
+    onboard: str = ""
+    steps: int = 100
 
     @property
     def sites(self) -> list[str]:
@@ -53,7 +58,9 @@ class Order:
 
     @property
     def present(self) -> list[str]:
-        """Names of the sites that have not withdrawn from the run."""
+        """Names of the sites that this is to be done with: not of those that have withdrawn."""
+        if self.onboard:
+            return [self.onboard]
         from medfed.sites.withdrawal import withdrawn_of  # late: it imports PyTorch
 
         gone = withdrawn_of(Path(self.folder)) if self.resume else []
@@ -150,15 +157,20 @@ def _coordinate(order: Order, transport: Transport) -> None:
     from medfed.common.folders import Before
     from medfed.config.compose import load
     from medfed.sites.calls import Terms
+    from medfed.sites.late import AGREED, join
     from medfed.sites.run import coordinate
 
     config = load([*order.agreed["overrides"], *order.alone, f"folder={order.folder}"])
     with open_dict(config):
-        config.resume = order.folder if order.resume else None
+        config.resume = order.folder if order.resume and not order.onboard else None
         if OmegaConf.is_missing(config.data, "path"):
             config.data.path = None  # the data are the sites'
     folder = Path(order.folder)
+    if order.onboard:
+        join(config, transport, order.onboard, order.steps, Terms(**order.terms))
+        return
     coordinate(config, transport, order.sites, Terms(**order.terms), Before.of(folder))
+    order.write_agreed(folder / AGREED)  # for hospitals that join it
 
 
 def start_site(own: Path, agreed: str, name: str) -> Answers:

@@ -20,22 +20,26 @@ from omegaconf import DictConfig, open_dict
 from medfed.common.errors import MedfedError
 from medfed.common.figures import save_figures
 from medfed.common.files import write_json, write_text
+from medfed.common.names import file_names
 from medfed.common.scores import Record, failures_count, undefined_in
 from medfed.common.strict_json import read_strict_json
+from medfed.common.tensors import Tensors
 from medfed.config.compose import load
 from medfed.datamodules.base import Exchanged
 from medfed.delivery.export.export import export_run
 from medfed.federation.budget import Passes
 from medfed.federation.federation import count
 from medfed.federation.lightning.callbacks import PersonalEvaluation
+from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.wire.ledger import Direction, Ledger
 from medfed.federation.wire.packet import Packet
 from medfed.run import results
 from medfed.run.assembly import preprocessing
 from medfed.run.cohort import cohort_record
 from medfed.run.experiment import Experiment
-from medfed.run.folder import open_folder
+from medfed.run.folder import open_folder, save_tensors
 from medfed.sites.agreement import Agreed
+from medfed.sites.joining import Newcomer
 from medfed.sites.own_file import SiteFile
 from medfed.sites.site import Site
 from medfed.sites.wire import START, Reply, Request
@@ -127,6 +131,26 @@ class OwnFolder:
         elif asked.kind == "evaluate":
             self._finish(site, asked, dict(reply.content["metrics"]))
 
+    def joined(
+        self, site: Site, newcomer: Newcomer, model: Tensors, metrics: dict[str, float]
+    ) -> None:
+        """Writes the folder of a site that has joined a federation which had trained."""
+        place, folder, federation = self.workplace, site.folder, newcomer.module.federation
+        config: DictConfig = place.config.copy()
+        with open_dict(config):
+            config.folder, config.resume = str(folder), None
+        steps = {self.name: place.data.preprocessing(self.name)}
+        open_folder(config, place.data.splits(), steps, cohort_record(place.data).record())
+        file = file_names([self.name])[self.name]
+        save_tensors(folder / "models" / f"{file}.safetensors", model)
+        evaluation = PersonalEvaluation(*place.task.selection)
+        evaluation.test, evaluation.cases = {self.name: metrics}, dict(newcomer.module.cases)
+        federation.ledger = Ledger([*preprocessing(self._told()), *newcomer.ledger.entries])
+        self._hospitals = len(federation.ids) + 1
+        client = newcomer.client
+        experiment = self._experiment(config, newcomer.module, evaluation)
+        self._report(site, experiment, None, (client.steps_done, client.passes))
+
     def _told(self) -> list[Exchanged]:
         told, answers = self.workplace.exchanged
         pairs = zip(told, answers, strict=True)
@@ -153,8 +177,7 @@ class OwnFolder:
         config: DictConfig = place.config.copy()
         with open_dict(config):
             config.folder = str(folder)
-        trainer = module.trainer
-        experiment = Experiment(config, place.data, place.task, module, evaluation, trainer, folder)
+        experiment = self._experiment(config, module, evaluation)
         federation.arrived[self.name] = packet
         try:
             results.save_models(experiment)
@@ -163,8 +186,24 @@ class OwnFolder:
             del federation.arrived[self.name]
         chosen = asked.content.get("selected", asked.at)
         best = chosen if isinstance(chosen, int) and chosen != START else None
-        spent = {self.name: self._spent}  # of all rounds, not of those up to the selected one
-        summary = results.summarise(str(config.name), module, evaluation, best, spent)
+        # Steps are of all rounds, not of those up to the selected one.
+        self._report(site, experiment, best, self._spent)
+
+    def _experiment(
+        self, config: DictConfig, module: FederatedModule, evaluation: PersonalEvaluation
+    ) -> Experiment:
+        place, folder = self.workplace, Path(config.folder)
+        data, task, trainer = place.data, place.task, module.trainer
+        return Experiment(config, data, task, module, evaluation, trainer, folder)
+
+    def _report(
+        self, site: Site, experiment: Experiment, best: int | None, spent: tuple[int, Passes]
+    ) -> None:
+        """Writes tables, pictures and the bundle of the model that is there."""
+        config, folder = experiment.config, experiment.folder
+        module, evaluation = experiment.module, experiment.evaluation
+        used = {self.name: spent}
+        summary = results.summarise(str(config.name), module, evaluation, best, used)
         summary["hospitals"] = self._hospitals  # of which this is one: a mean is of itself alone
         results.write_tables(experiment, summary, best)
         self._draw(experiment, best)

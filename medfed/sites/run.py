@@ -137,7 +137,8 @@ def _coordinate(
     open_folder(config, {"clients": {c: {} for c in sites}, "files": {}}, {}, {})
     told = {c: facts[c].content() for c in sites}
     said = [answer.decode() for answer in answers]
-    write_json(folder / SITES, {"job": job, "clients": told, "answers": said})
+    known = {"job": job, "greeting": dict(greeting.data), "clients": told, "answers": said}
+    write_json(folder / SITES, known)
     with together(trainer):
         trainer.fit(module, ckpt_path=checkpoint, weights_only=True)
         write_json(folder / "hashes.json", coordinator.digests(module.next_round))

@@ -21,7 +21,7 @@ import torch
 
 from medfed.common.errors import CheckpointError, CodecError
 from medfed.common.files import write_json
-from medfed.common.tensors import map_state
+from medfed.common.tensors import Tensors, map_state
 from medfed.common.untrusted import ANY, misfit, read_checkpoint, read_json
 from medfed.federation.algorithm import ClientInfo
 from medfed.federation.budget import Passes
@@ -86,6 +86,11 @@ class Keeper(Protocol):
 
     def after(self, site: Site, asked: Request, reply: Reply) -> None:
         """Is told of a request of a round that was answered; what it raises is the answer then."""
+
+    def joined(
+        self, site: Site, newcomer: Newcomer, model: Tensors, metrics: dict[str, float]
+    ) -> None:
+        """Is told of the model by which a site has joined a federation that had trained."""
 
 
 class Site:
@@ -193,10 +198,7 @@ class Site:
     def _begin(self, asked: Request) -> Reply:
         """Starts a session: everything in memory is forgotten, the kept rounds are there."""
         job = asked.content["job"]
-        if not re.fullmatch(r"\w{1,64}", job):
-            raise Refusal("job")
-        if self.keeper is not None:
-            self.folder = self._root.with_name(f"{self._root.name}-{job[:8]}")
+        self.folder = self._folder_of(asked)
         kept = self.folder / JOB
         if kept.is_file() and read_json(kept, {"job": str})["job"] != job:
             raise Refusal("job")
@@ -278,6 +280,7 @@ class Site:
             sizes = [ClientInfo(c["id"], c["num_samples"]) for c in asked.content["clients"]]
             if self.name in {c.id for c in sizes} or asked.content["steps"] < 1:
                 raise Refusal("message")
+            self.folder = self._folder_of(asked, "-joined")
             module = self.workplace.join(sizes)
             self._newcomer = Newcomer(module, self.name, asked.content["steps"])
             self.module, self._session = module, ""  # of no other session any more
@@ -289,8 +292,24 @@ class Site:
             answer = self._newcomer.answer(packet)
             return Reply.to(asked, content={"metrics": {}}, body=answer.to_bytes())
         model, metrics = self._newcomer.learn(packet)
-        save_tensors(self._root.parent / f"{self._root.name}-joined.safetensors", model)
+        if self.keeper is None:
+            save_tensors(self._root.parent / f"{self._root.name}-joined.safetensors", model)
+        else:
+            self.keeper.joined(self, self._newcomer, model, metrics)
         return Reply.to(asked, content={"metrics": metrics})
+
+    def _folder_of(self, asked: Request, more: str = "") -> Path:
+        """Returns where a federation's is kept; of one joined elsewhere than of one trained with.
+
+        Raises:
+            Refusal: If its name could lead anywhere.
+        """
+        job = asked.content["job"]
+        if not re.fullmatch(r"\w{1,64}", job):
+            raise Refusal("job")
+        if self.keeper is None:
+            return self._root
+        return self._root.with_name(f"{self._root.name}-{job[:8]}{more}")
 
     @property
     def _module(self) -> FederatedModule:

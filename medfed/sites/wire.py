@@ -18,7 +18,7 @@ somebody else is known.
 | evaluate | metrics of the present model | split, trained, message | metrics |
 | commit | to keep the round that was trained | rounds still needed | steps and passes |
 | load | to go back to the round ``at`` | | hash of what it keeps |
-| onboard | a site that joins: a question, or the last message | steps, last, message | message |
+| onboard | to join: a question, or the end | steps, last, clients, job, message | message |
 
 Every reply has a status: ``ok``; ``busy``, as one request at a time is answered; ``unready``, as
 the site was started anew and must be greeted first; ``refused``, with a word of :data:`REASONS`;
@@ -56,7 +56,12 @@ _CONTENTS: dict[str, Any] = {
     "evaluate": {"split": str, "trained": bool},
     "commit": {"needed": [int]},
     "load": {},
-    "onboard": {"last": bool, "steps": int, "clients": [{"id": str, "num_samples": int}]},
+    "onboard": {
+        "last": bool,
+        "steps": int,
+        "job": str,
+        "clients": [{"id": str, "num_samples": int}],
+    },
 }
 _SPENT = {"steps": int, "passes": [int]}
 _REPLIES: dict[str, Any] = {

@@ -52,7 +52,7 @@ def test_a_newcomer(method, tmp_path: Path):
     run_reference(fed, 2)
     before = fed.digests()
     caller = Caller(Direct({NEW: Site(Late(method), tmp_path / NEW)}), [*NAMES, NEW], QUICK)
-    metrics, ledger = onboard(caller, fed, NEW, [], STEPS)
+    _, metrics, ledger = onboard(caller, fed, NEW, [], STEPS)
     assert fed.digests() == before
     local.budget = replace(local.budget, steps=STEPS)
     client = onboarded_client(fed, toy_data(4, batch=4)[3])

@@ -1,0 +1,155 @@
+"""``medfed deploy run=FOLDER onboard=SITE``: as in a simulation, and each side keeps its part."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from medfed.commands.deploy import main
+from medfed.delivery.bundle.bundle import read_bundle
+from medfed.federation.wire.ledger import Ledger
+from medfed.run.onboarding import onboard
+from medfed.sites.agreement import Agreed
+from medfed.sites.late import agreed_for
+from medfed.sites.order import FINISHED, STOPPED, Order, carry_out, outcome
+from medfed.sites.own_file import SiteFile
+from medfed.sites.own_folder import hospital
+from medfed.sites.transport import Direct
+from tests.integration.runs import left_in, run
+from tests.sites.tables import EXPERIMENT, SITES, write_table
+from tests.sites.test_deploy import sentence
+
+*OTHERS, NEW = SITES
+SHORT = (*EXPERIMENT, "rounds=1")
+STEPS = 3
+TERMS = {"timeout": 20, "hello": 60, "grace": 0.1, "patience": 5}
+
+
+def at(root: Path, name: str, agreed: Agreed) -> Direct:
+    """The transport to one hospital with a table of its own."""
+    (root / name).mkdir(exist_ok=True)
+    write_table(root / name / "ours.csv", (name,))
+    (root / name / "site.yaml").write_text(f"site: {name}\ndata: {{path: ours.csv}}\n")
+    return Direct({name: hospital(agreed, SiteFile.read(root / name / "site.yaml"))})
+
+
+def joined(root: Path, order: Order, transport: Direct) -> tuple[str, str]:
+    """How an order has ended at the server."""
+    told = root / "told"
+    shutil.rmtree(told, ignore_errors=True)
+    told.mkdir()
+    carry_out(Order(**{**vars(order), "told": str(told), "terms": TERMS}).text(), transport)
+    return outcome(told)
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    """A simulation that kept one hospital out, and the same across sites, with it later."""
+    root = tmp_path_factory.mktemp("late")
+    write_table(root / "all.csv", SITES)
+    keeping = (f"data.path={root / 'all.csv'}", "partition=auto", f"keep_out=[{NEW}]")
+    run(root / "simulation", *SHORT, *keeping)
+    agreed, _, _ = Agreed.of(SHORT, OTHERS)
+    sites = Direct({c: at(root, c, agreed).sites[c] for c in OTHERS})
+    order = Order("clinical", agreed.record(), str(root / "server"), ("logger=none",))
+    assert joined(root, order, sites) == (FINISHED, "")
+    before = {name: (root / "server" / name).read_bytes() for name in left_in(root / "server")}
+    agreed = agreed_for(root / "server", NEW)
+    order = Order("clinical", agreed.record(), order.folder, onboard=NEW, steps=STEPS)
+    assert order.present == [NEW]
+    for _ in range(2):  # as where FLARE ends the first job
+        assert joined(root, order, at(root, NEW, agreed)) == (FINISHED, "")
+    said = (root / "told" / "said.txt").read_text()
+    assert f"{NEW} has joined by the own rule of pfednet" in said
+    return root, before
+
+
+def own(root: Path) -> Path:
+    (found,) = (root / NEW / "medfed").glob("clinical-*-joined")
+    return found
+
+
+def test_a_hospital_gets_what_it_gets_in_a_simulation(done):
+    root, _ = done
+    rows = onboard(root / "simulation", NEW, [1000], STEPS).rows
+    expected = next(row for row in rows if row.rule == "own")
+    with (root / "server" / "onboarding.csv").open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert {n: float(row[n]) for n in expected.metrics} == expected.metrics
+    assert (row["client"], row["rule"], row["steps"]) == (NEW, "own", str(STEPS))
+    assert int(row["samples"]) == expected.samples
+    ledger = Ledger.from_csv((own(root) / "ledger.csv").read_text())
+    columns = {way: ledger.total(direction=way, phase="preprocessing") for way in ("up", "down")}
+    assert min(columns.values()) > 0  # it tells of its columns, too, which a simulation need not
+    assert int(row["up"]) == expected.up + columns["up"] == ledger.total(direction="up")
+    assert int(row["down"]) == expected.down + columns["down"] == ledger.total(direction="down")
+
+
+def test_nothing_of_the_run_changes_and_no_model_is_at_the_server(done):
+    root, before = done
+    after = {name: (root / "server" / name).read_bytes() for name in left_in(root / "server")}
+    assert {n for n in after if after[n] != before.get(n)} == {"onboarding.csv", "onboarding.json"}
+
+
+def test_the_hospital_keeps_its_model(done):
+    root, _ = done
+    folder = own(root)
+    bundle = read_bundle(folder / "bundle" / NEW)
+    assert bundle.metadata["medfed"]["card"]["hospitals"] == 3
+    assert (folder / "models" / f"{NEW}.safetensors").is_file()
+    summary = json.loads((folder / "summary.json").read_text())
+    record = json.loads((root / "server" / "onboarding.json").read_text())
+    assert summary["clients"] == {NEW: record["rows"][0]["metrics"]}
+    assert list(json.loads((folder / "splits.json").read_text())["clients"]) == [NEW]
+    with (folder / "cases.csv").open(newline="") as file:
+        assert {row["client"] for row in csv.DictReader(file)} == {NEW}
+
+
+def test_another_configuration_and_a_site_that_is_not_there_stop_it(done):
+    root, _ = done
+    agreed = agreed_for(root / "server", NEW)
+    other = Agreed(agreed.sites, (*agreed.overrides, "seed=7"))
+    order = Order("clinical", agreed.record(), str(root / "server"), onboard=NEW, steps=STEPS)
+    how, why = joined(root, order, at(root, NEW, other))
+    assert how == STOPPED
+    assert f"Site {NEW} has another configuration than the run: " in why
+    assert joined(root, order, Direct({}))[1].startswith(f"{NEW}: it did not answer")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("onboard=Chur", "kit=x"), "run=FOLDER onboard=SITE"),
+        (("run=RUN", "kit=x"), "run=FOLDER onboard=SITE"),
+        (("run=RUN", "onboard=Chur"), "kit=DIR"),
+        (("run=RUN", "onboard=Chur", "kit=x", "rounds=3"), "rounds=3 cannot be chosen"),
+        (("run=RUN", "onboard=Chur", "kit=x", "sites=[a]"), "sites=[a] cannot be chosen"),
+        (("run=RUN", "onboard=Chur", "kit=x", "onboard_steps=0"), "onboard_steps must be"),
+        (("run=nowhere", "onboard=Chur", "kit=x"), "nowhere is no run folder"),
+        (("run=RUN", "onboard=Bern", "kit=x"), "onboard=Bern was one of the sites"),
+        (("run=RUN", "onboard=St. Mary", "kit=x"), "must have a name of letters"),
+        (("run=SIMULATION", "onboard=Chur", "kit=x"), "is a simulation; onboard to it by medfed"),
+        (("run=TORN", "onboard=Chur", "kit=x"), "has not finished"),
+    ],
+)
+def test_a_mistake_is_one_sentence(arguments, told, done, capsys):
+    root, _ = done
+    (root / "torn").mkdir(exist_ok=True)
+    shutil.copy(root / "server" / "config.yaml", root / "torn")
+    named = {"RUN": root / "server", "SIMULATION": root / "simulation", "TORN": root / "torn"}
+    for name, folder in named.items():
+        arguments = [a.replace(f"run={name}", f"run={folder}") for a in arguments]
+    assert told in sentence(capsys, *arguments)
+
+
+def test_a_dry_run_writes_what_the_hospital_checks(done, tmp_path, capsys):
+    root, _ = done
+    main((f"run={root / 'server'}", f"onboard={NEW}", f"dry_run={tmp_path}"))
+    agreed = Agreed.read(tmp_path / "agreed.json")
+    assert agreed.sites == SITES
+    meta = json.loads((tmp_path / "clinical" / "meta.json").read_text())
+    assert meta["deploy_map"]["site"] == [NEW]
