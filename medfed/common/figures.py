@@ -30,11 +30,14 @@ def save_figures(
     Args:
         folder: Made where it is not there.
         figures: Name to figure; ``None`` for one that there is nothing to draw for.
-        kind: Of `FORMATS`; beside PNG, which reports show, ``pdf`` or ``svg``.
+        kind: Of `FORMATS`; beside PNG, which reports show, ``pdf`` or ``svg``. With ``none``
+            nothing is written.
 
     Returns:
         Name to PNG file.
     """
+    if kind == "none":
+        return {}
     from matplotlib import rc_context
 
     paths = {}

@@ -37,7 +37,7 @@ FOLDERS = {
     "resume": ("config.yaml", "run folder"),
     "bundle": ("configs/metadata.json", "bundle"),
 }
-PICTURES = ("png", "pdf", "svg")
+PICTURES = ("png", "pdf", "svg", "none")
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed", "64-true", "32", "bf16", "16", "64")
 
 

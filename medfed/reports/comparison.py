@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
@@ -142,6 +143,8 @@ def compare_runs(
     found = Finding(tables={"comparison": to_csv(comparison)})
     for name in FINDINGS:
         found += import_module(f"medfed.reports.{name}").find(comparison)
+    if kind == "none":
+        found = replace(found, pictures={})
     _refuse_others_files(folder, (*found.tables, *found.pictures, "comparison"))
     with writing(folder, "choose another out=FOLDER"):
         # First: by it, a comparison that was killed is known when it is repeated.

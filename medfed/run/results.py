@@ -70,8 +70,6 @@ def write(experiment: Experiment, memberships: Tensor | None = None) -> dict[str
     spent = {c: (steps[c], passes[c]) for c in federation.ids}
     summary = summarise(experiment.config.name, module, experiment.evaluation, best, spent)
     if rank() == 0:
-        from medfed.run.pictures import draw_run  # late: before the end, nothing is drawn
-
         found = None
         if memberships is not None:
             # The start stands before the rounds.
@@ -80,11 +78,18 @@ def write(experiment: Experiment, memberships: Tensor | None = None) -> dict[str
             summary["memberships"] = found.summary()
             write_text(folder / "memberships.csv", found.to_csv())
         write_tables(experiment, summary, best)
-        figures, kind = draw_run(experiment, found), experiment.config.pictures.format
-        pictures = save_figures(folder / "pictures", figures, kind)
-        end_logging(experiment.trainer.logger, pictures, summary)
+        end_logging(experiment.trainer.logger, draw(experiment, found), summary)
         print_summary(summary, folder)
     return summary
+
+
+def draw(experiment: Experiment, found: Memberships | None) -> dict[str, Path]:
+    """Draws the pictures of a run where they are wanted; returns name to file."""
+    if (kind := experiment.config.pictures.format) == "none":
+        return {}
+    from medfed.run.pictures import draw_run  # late: before the end, nothing is drawn
+
+    return save_figures(experiment.folder / "pictures", draw_run(experiment, found), kind)
 
 
 def save_models(experiment: Experiment) -> None:

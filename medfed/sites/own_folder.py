@@ -213,6 +213,8 @@ class OwnFolder:
             site.log.warning("There is no bundle: %s", error)
 
     def _draw(self, experiment: Experiment, best: int | None) -> None:
+        if (kind := experiment.config.pictures.format) == "none":
+            return
         from medfed.run.pictures import bytes_per_client, metric_curves  # late: they draw
         from medfed.run.predictions import read_predictions
 
@@ -223,7 +225,7 @@ class OwnFolder:
             figures[f"val_{metric}"] = metric_curves(evaluation.history, metric, best)
         if cases := read_predictions({"own model": experiment.folder}, [self.name]):
             figures["contours"] = experiment.task.picture(cases)
-        save_figures(experiment.folder / "pictures", figures, experiment.config.pictures.format)
+        save_figures(experiment.folder / "pictures", figures, kind)
 
 
 def listen(site: Site, path: Path) -> None:

@@ -34,7 +34,14 @@ from medfed.run.folder import save_tensors
 from medfed.run.train import train
 
 ROOT = Path(__file__).resolve().parents[2]
-SMALL = ("experiment=digits_pfednet", "rounds=1", "local.steps=2", "logger=none", "progress=false")
+SMALL = (
+    "experiment=digits_pfednet",
+    "rounds=1",
+    "local.steps=2",
+    "logger=none",
+    "progress=false",
+    "pictures.format=none",
+)
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from medfed.models.networks.canonical import Canonical
 from medfed.run.assembly import build_task
 from medfed.run.train import train
 
-QUIET = ("local.steps=2", "logger=none", "progress=false", "threads=1")
+QUIET = ("local.steps=2", "logger=none", "progress=false", "threads=1", "pictures.format=none")
 CNN = ("model.network.channels=[4,4,4]",)
 
 

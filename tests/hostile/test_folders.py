@@ -167,7 +167,7 @@ def test_interrupted_before_the_first_round_nothing_is_left(tmp_path, monkeypatc
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("medfed.run.experiment.data_and_task", interrupted)
+    monkeypatch.setattr("medfed.run.experiment.read_data", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "a" / "run", *SMALL)
     assert not list(tmp_path.iterdir())
@@ -246,7 +246,7 @@ def named(tmp_path_factory) -> Path:
         "algorithm=ditto",
     )
     folder = root / "a" / "b" / "c" / "run"
-    run(folder, *overrides, "rounds=1", "local.steps=1", "progress=true")
+    run(folder, *overrides, "rounds=1", "local.steps=1", "progress=true", "pictures.format=png")
     return folder
 
 
@@ -372,7 +372,7 @@ def test_a_disk_that_fills_while_training(when, place, tmp_path, monkeypatch):
 
     monkeypatch.setattr(when, limited)
     with pytest.raises(WriteError) as caught:
-        run(folder, *SMALL, "logger=csv")
+        run(folder, *SMALL, "logger=csv", "pictures.format=png")
     sentence = str(caught.value)
     assert re.match(rf"Cannot write .*{place} \(File too large\); make room there, or ", sentence)
     assert folder.exists() == (folder / "config.yaml").exists() == ("open_folder" not in when)

@@ -20,7 +20,7 @@ from medfed.run.evaluation import evaluate_run
 from medfed.run.folder import finished, read_history
 from tests.integration.runs import CLINICAL, left_in, resume, run
 
-ALONE = (*CLINICAL, "algorithm=local")
+ALONE = (*CLINICAL, "algorithm=local", "pictures.format=png")  # such numbers must be drawn, too
 UNDEFINED = ["balanced_accuracy", "auroc", "sensitivity", "f1"]  # where all are healthy
 
 

@@ -15,6 +15,7 @@ from medfed.run.train import train
 from tests import processes
 
 ROOT = Path(__file__).resolve().parents[2]
+UNDRAWN = ("pictures.format=none",)  # they cost as much as a small run; tests of them ask for them
 CLINICAL = (
     "experiment=clinical_pfednet",
     "rounds=3",
@@ -52,8 +53,8 @@ def imaging(root: Path, hospitals: int = 2) -> tuple[str, ...]:
 
 
 def run(folder: Path, *overrides: str) -> tuple[dict[str, Any], Experiment]:
-    """Runs an experiment in this process; what it leaves is in ``folder``."""
-    return train(load([*overrides, f"folder={folder}"]))
+    """Runs an experiment in this process, without pictures unless they are asked for."""
+    return train(load([*UNDRAWN, *overrides, f"folder={folder}"]))
 
 
 def resume(folder: Path, *overrides: str) -> tuple[dict[str, Any], Experiment]:

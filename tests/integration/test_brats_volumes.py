@@ -78,7 +78,7 @@ REAL_RUN = (
 )
 def test_six_real_patients_train_with_two_channels_and_one_missing(settings, tmp_path):
     cache = f"data.cache={tmp_path / 'cache'}"
-    summary, experiment = run(tmp_path / "run", *REAL_RUN, *settings, cache)
+    summary, experiment = run(tmp_path / "run", *REAL_RUN, *settings, cache, "pictures.format=png")
     assert experiment.data.channel_names == ("FLAIR", "T1")
     both, lacking = experiment.data.clients.values()
     assert both.channels.tolist() == [True, True]

@@ -9,13 +9,11 @@ from pathlib import Path
 import pytest
 
 from medfed.common.errors import CheckpointError
-from medfed.config.compose import load
 from medfed.reports.comparison import compare_runs
 from medfed.reports.methods import compare
 from medfed.reports.runs import find_runs
 from medfed.reports.traffic import communication, pareto_front
-from medfed.run.train import train
-from tests.integration.runs import imaging
+from tests.integration.runs import imaging, run
 
 GAMMAS = (0, 1, 100)
 ROUNDS = 3  # the first has dense first transfers
@@ -34,7 +32,7 @@ def sweep(tmp_path_factory, cohort_root) -> Path:
             strength = f"channel.up.cer.gamma={gamma}"
             folder = root / f"{name}_{gamma}"
             given = ["experiment=cer_stc_brats", f"rounds={ROUNDS}", *small, *wire, strength]
-            train(load([*given, "evaluation.every=1", "data.eval_every=1", f"folder={folder}"]))
+            run(folder, *given, "evaluation.every=1", "data.eval_every=1")
     return root
 
 

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from medfed.common.errors import CheckpointError, ConfigError
-from medfed.config.compose import load
 from medfed.run.evaluation import evaluate_run
-from medfed.run.train import train
+from tests.integration.runs import run
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ("experiment=clinical_pfednet", "rounds=2", "local.steps=2", "logger=none")
@@ -22,7 +21,7 @@ SMALL = ("experiment=clinical_pfednet", "rounds=2", "local.steps=2", "logger=non
 @pytest.fixture(scope="module")
 def finished_run(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("evaluate") / "run"
-    train(load([*SMALL, "progress=false", f"folder={folder}"]))
+    run(folder, *SMALL, "progress=false")
     return folder
 
 

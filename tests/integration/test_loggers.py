@@ -80,7 +80,7 @@ def test_wandb_offline(no_account, monkeypatch, tmp_path):
     monkeypatch.setattr(WandbLogger, "log_metrics", metrics)
     monkeypatch.setattr(WandbLogger, "log_hyperparams", hyperparams)
     folder = tmp_path / "run"
-    _, experiment = run(folder, *CLINICAL, "rounds=2", "logger=wandb")
+    _, experiment = run(folder, *CLINICAL, "rounds=2", "logger=wandb", "pictures.format=png")
     assert isinstance(experiment.trainer.logger, WandbLogger)
     assert wandb.run is None  # the run has ended
     assert config["algorithm"]["strength"] == experiment.config.algorithm.strength
@@ -118,7 +118,7 @@ def test_tensorboard(tmp_path):
     event_accumulator = pytest.importorskip(
         "tensorboard.backend.event_processing.event_accumulator"
     )
-    short = (*CLINICAL, "logger=tensorboard", "local.steps=1", "rounds=2")
+    short = (*CLINICAL, "logger=tensorboard", "local.steps=1", "rounds=2", "pictures.format=png")
     _, experiment = run(tmp_path / "run", *short)
     (tmp_path / "run" / "summary.json").unlink()
     resume(tmp_path / "run", *short)
@@ -135,7 +135,7 @@ def test_tensorboard(tmp_path):
 def test_mlflow(tmp_path, monkeypatch):
     tracking = pytest.importorskip("mlflow.tracking")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    short = (*CLINICAL, "logger=mlflow", "local.steps=1", "rounds=2")
+    short = (*CLINICAL, "logger=mlflow", "local.steps=1", "rounds=2", "pictures.format=png")
     with pytest.raises(ConfigError, match=r"logger=mlflow needs a server; set logger.tracking_uri"):
         run(tmp_path / "run", *short)
     # A folder, which stands for a server here, must be allowed.
@@ -181,7 +181,7 @@ def test_the_run_folder_is_enough_for_csv(tmp_path):
     assert table.read_text() == "step,test/iou,test/iou_worst\n1,0.5,0.4\n"
 
 
-def test_pictures_as_vectors(tmp_path):
+def test_pictures_as_vectors_or_none(tmp_path):
     for folder in ("a", "b"):
         short = ("rounds=1", "local.steps=1", "pictures.format=pdf")
         run(tmp_path / folder, *CLINICAL, *short)
@@ -190,5 +190,8 @@ def test_pictures_as_vectors(tmp_path):
     assert {p.name for p in drawn} == {f"{s}.{kind}" for s in stems for kind in ("png", "pdf")}
     for path in drawn:
         assert path.read_bytes() == (tmp_path / "b" / "pictures" / path.name).read_bytes()
+    run(tmp_path / "without", *CLINICAL, *short[:2], "pictures.format=none")
+    shown = {n for n in left_in(tmp_path / "a") if not n.startswith("pictures")}
+    assert shown == {*left_in(tmp_path / "without")}
     with pytest.raises(ConfigError, match=r"pictures\.format='pdg' is unknown .*choose one of"):
         run(tmp_path / "c", *CLINICAL, "pictures.format=pdg")

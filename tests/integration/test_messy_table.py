@@ -53,7 +53,7 @@ def trained(tmp_path_factory):
     (folder / "t.csv").write_text(messy(), encoding="utf-8")
     keys = ["data=csv", f"data.path={folder / 't.csv'}", "data.label=Tod", "data.centre=Klinik"]
     keys += ["partition=centre", "rounds=4", "local.steps=10"]
-    summary, experiment = run(folder / "run", *CLINICAL, *keys)
+    summary, experiment = run(folder / "run", *CLINICAL, *keys, "pictures.format=png")
     (bundle,) = export_run(
         load([f"run={folder / 'run'}", "client=Köln", f"out={folder / 'bundle'}"], "export")
     )

@@ -164,7 +164,7 @@ def test_buffers_of_a_densenet(policy):
 
 def test_three_dimensions_follow_the_data(tmp_path, cohort_root):
     volumes = ("data.spatial_dims=3", "data.patch_size=[16,16,8]", "rounds=1")
-    summary, experiment = run(tmp_path, *imaging(cohort_root), *volumes)
+    summary, experiment = run(tmp_path, *imaging(cohort_root), *volumes, "pictures.format=png")
     assert experiment.config.spatial_dims == 3
     assert list(experiment.config.patch_size) == [16, 16, 8]
     assert any(t.ndim == 5 for t in models(tmp_path)["hospital_0"].values())
@@ -286,7 +286,7 @@ def test_fresh_augmented_patches_resume_bit_for_bit(tmp_path, cohort_root, monke
 
 def test_what_a_run_leaves(tmp_path, cohort_root):
     folder = tmp_path / "run"
-    summary, experiment = run(folder, *imaging(cohort_root))
+    summary, experiment = run(folder, *imaging(cohort_root), "pictures.format=png")
     files = left_in(folder)
     clients = ["hospital_0", "hospital_1"]
     for name in ("config.yaml", "splits.json", "metrics.csv", "hashes.json", "summary.json"):
@@ -326,7 +326,7 @@ def test_what_a_run_leaves(tmp_path, cohort_root):
 @pytest.mark.skipif(not SIX.is_dir(), reason=f"the six BraTS 2018 patients are not in {SIX}")
 def test_six_real_patients(tmp_path):
     real = ("data=brats_folder", f"data.path={SIX}", "data.eval_every=40", "rounds=1")
-    summary, experiment = run(tmp_path, *IMAGING, *real)
+    summary, experiment = run(tmp_path, *IMAGING, *real, "pictures.format=png")
     assert experiment.data.channel_names == ("FLAIR", "T1")
     assert set(summary["clients"]) == {"hospital_0", "hospital_1"}
     for metrics in summary["clients"].values():

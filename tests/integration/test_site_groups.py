@@ -44,7 +44,9 @@ BRATS = (
 
 @pytest.mark.parametrize("options", [LUNA, BRATS], ids=["luna16", "brats"])
 def test_shrunken_runs_report_the_planted_groups(options, cohort_root, tmp_path):
-    summary, experiment = run(tmp_path, *options, *FEW, f"data.root={cohort_root}")
+    summary, experiment = run(
+        tmp_path, *options, *FEW, f"data.root={cohort_root}", "pictures.format=png"
+    )
     written = json.loads((tmp_path / "summary.json").read_text())["memberships"]
     assert written == summary["memberships"]
     assert (written["models"], written["planted_groups"]) == (2, 2)

@@ -48,7 +48,7 @@ def test_a_run(name, tmp_path):
     path = write(tmp_path / "data", 6)
     folder = tmp_path / "run"
     places = (f"data.path={path}", f"data.root={tmp_path / 'root'}")
-    summary, experiment = run(folder, *TINY, *places, *settings)
+    summary, experiment = run(folder, *TINY, *places, *settings, "pictures.format=png")
     assert experiment.task.activation == "softmax"
     for scores in summary["clients"].values():
         assert all(math.isfinite(scores[m]) for m in ("loss", "dice/liver", "dice/tumour", "hd95"))

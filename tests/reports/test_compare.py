@@ -16,20 +16,19 @@ from omegaconf import OmegaConf
 
 from medfed.common.errors import CheckpointError, ConfigError
 from medfed.common.scores import worst_value
-from medfed.config.compose import load
 from medfed.reports.comparison import compare_runs
 from medfed.reports.lambda_path import lambda_path
 from medfed.reports.methods import compare
 from medfed.reports.runs import find_runs
 from medfed.run.intervals import over_clients
-from medfed.run.train import train
+from tests.integration.runs import run
 
 SMALL = ("rounds=1", "local.steps=2", "logger=none", "progress=false")
 STRENGTHS = (0.0, 0.01, 10.0)
 
 
 def train_in(folder: Path, *overrides: str) -> Path:
-    train(load([*SMALL[2:], *overrides, f"folder={folder}"]))
+    run(folder, *SMALL[2:], *overrides)
     return folder
 
 
@@ -96,7 +95,9 @@ def test_the_tables_have_the_numbers_of_the_summaries(runs, tmp_path):
 
 
 def test_intervals_of_one_seed_and_the_constant_stand_beside(runs, tmp_path, capsys):
-    compare_runs([str(runs / "fedavg_0"), str(runs / "local_0")], tmp_path)
+    compare_runs([str(runs / "fedavg_0"), str(runs / "local_0")], tmp_path, kind="none")
+    assert not [*tmp_path.glob("*.png")]
+    assert "![" not in (tmp_path / "comparison.md").read_text()
     table = read_csv(tmp_path / "comparison.csv")
     summary = summary_of(runs / "local_0")
     low, high = summary["intervals"]["mean"]["auroc"]

@@ -9,12 +9,11 @@ import pathlib
 import numpy as np
 import pytest
 
-from medfed.config.compose import load
 from medfed.reports.comparison import compare_runs
 from medfed.reports.methods import compare, sweeps
 from medfed.reports.runs import find_runs
 from medfed.reports.sweeps import BITS, Path, Point, partners
-from medfed.run.train import train
+from tests.integration.runs import run
 
 SMALL = (
     "experiment=qupel_digits",
@@ -43,7 +42,7 @@ def runs(tmp_path_factory) -> pathlib.Path:
     """QuPeL with poor clients, with dealt bits and with named rich ones; two seeds; local."""
     root = tmp_path_factory.mktemp("bits")
     for name, options in RUNS.items():
-        train(load([*SMALL, *options, f"folder={root / name}"]))
+        run(root / name, *SMALL, *options)
     return root
 
 

@@ -8,12 +8,11 @@ import pathlib
 
 import pytest
 
-from medfed.config.compose import load
 from medfed.reports.comparison import compare_runs
 from medfed.reports.methods import compare, sweeps
 from medfed.reports.runs import find_runs
 from medfed.reports.sweeps import COUNT, Path, Point
-from medfed.run.train import train
+from tests.integration.runs import run
 
 SMALL = (
     "experiment=clinical_pfednet",
@@ -34,7 +33,7 @@ def runs(tmp_path_factory) -> pathlib.Path:
     for method, count, seed in RUNS:
         folder = root / f"{method}_{count}_{seed}"
         options = (f"algorithm={method}", f"canonical.count={count}", f"seed={seed}")
-        train(load([*SMALL, *options, f"folder={folder}"]))
+        run(folder, *SMALL, *options)
     return root
 
 

@@ -192,7 +192,9 @@ def test_candidates_have_a_froc_per_client_and_together(tmp_path, capsys):
     )
     more = ("data.generated.lookalikes=8", "evaluation.every=1", "model.network.block_config=[1]")
     luna = ("experiment=luna16_pfednet", "algorithm=local", "local.steps=2", *CLINICAL[-2:])
-    summary, experiment = run(tmp_path / "run", *luna, *small, *cohort, *more)
+    summary, experiment = run(
+        tmp_path / "run", *luna, *small, *cohort, *more, "pictures.format=png"
+    )
     rows = rows_of(tmp_path / "run")
     scans = {c: len(experiment.data.plans[c].patients["test"]) for c in summary["clients"]}
     rows["pooled"] = [r for own in rows.values() for r in own]

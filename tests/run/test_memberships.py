@@ -103,7 +103,9 @@ def test_pictures_show_channels_and_truth_where_there_are_any(clients):
 
 def test_a_run_keeps_memberships_of_all_rounds_also_when_resumed(tmp_path):
     """The state of the selected round knows none of the later ones; the file knows all."""
-    straight, experiment = run(tmp_path / "a", *DIGITS, "rounds=3", "cohort.fraction=0.5")
+    straight, experiment = run(
+        tmp_path / "a", *DIGITS, "rounds=3", "cohort.fraction=0.5", "pictures.format=png"
+    )
     lines = list(csv.DictReader((tmp_path / "a" / "memberships.csv").read_text().splitlines()))
     assert len(lines) == 4 * 8
     values = torch.tensor([[float(r[f"model_{k}"]) for k in range(4)] for r in lines])
