@@ -122,9 +122,10 @@ def features(config: DictConfig, task: TaskModule) -> list[Row]:
     rows = [
         Row("channels-last (local.channels_last)", _channels_last(str(local.channels_last), last)),
         Row("CUDA graphs (local.graphs)", on_gpu or f"{local.graphs}, under trainer=gpu"),
+        Row("clients at once (local.slots)", on_gpu or _slots(local.slots)),
         Row("data on the device (data.device_gb)", on_gpu or "active under trainer=gpu"),
         Row("bf16 (trainer.precision)", _bf16(str(config.trainer.precision))),
-        Row("torch.compile", _compile(local.get("compile"))),
+        Row("torch.compile (local.compile)", _compile(local.compile)),
         Row(
             "states on disk (cohort.memory_gb)",
             f"active where they are more than {config.cohort.memory_gb:g} GB",
@@ -151,11 +152,17 @@ def _bf16(precision: str) -> str:
     return f"not active: precision is {precision}, and this CPU has no bf16 units"
 
 
-def _compile(wanted: object) -> str:
+def _slots(count: int) -> str:
+    if count > 1:
+        return f"{count} under trainer=gpu"
+    return "not active: it is 1; more help where a small network leaves the GPU idle"
+
+
+def _compile(wanted: bool) -> str:
     able = compiler()
     if able is None:
         return "not active: it needs a C++ compiler and Python's headers (g++, python3-dev)"
-    return "active" if wanted is True else f"not active by default; {able} could serve it"
+    return "active" if wanted else f"not active: it is set to false; {able} could serve it"
 
 
 def extras() -> list[Row]:

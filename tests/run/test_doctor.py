@@ -6,6 +6,7 @@ import importlib.metadata
 import re
 
 import pytest
+import torch
 
 from medfed.commands import doctor as command
 from medfed.federation.channels_last import channels_last_pays
@@ -27,10 +28,19 @@ def test_the_report_says_what_is_active_and_measures_steps(monkeypatch, capsys, 
     rows = dict(doctor.features(config, task))
     pays = channels_last_pays(task.network)
     assert rows["channels-last (local.channels_last)"].startswith("active") == pays
-    config.local.channels_last = False
-    assert (
-        "set to false" in dict(doctor.features(config, task))["channels-last (local.channels_last)"]
+    monkeypatch.setattr(doctor, "compiler", lambda: "g++")
+    assert dict(doctor.features(config, task))["torch.compile (local.compile)"].endswith(
+        "it is set to false; g++ could serve it"
     )
+    assert "no GPU" in rows["clients at once (local.slots)"] or torch.cuda.is_available()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    config.local.merge_with({"channels_last": False, "compile": True, "slots": 4})
+    rows = dict(doctor.features(config, task))
+    assert "set to false" in rows["channels-last (local.channels_last)"]
+    assert rows["clients at once (local.slots)"] == "4 under trainer=gpu"
+    assert rows["torch.compile (local.compile)"] == "active"
+    config.local.slots = 1
+    assert "it is 1" in dict(doctor.features(config, task))["clients at once (local.slots)"]
     assert {row.what for row in doctor.extras()} == {f"medfed[{e}]" for e in doctor.EXTRAS}
 
 
