@@ -13,6 +13,7 @@ pytest.importorskip("nvflare", reason='needs NVIDIA FLARE: pip install "medfed[s
 pytest.importorskip("psutil", reason='needs NVIDIA FLARE: pip install "medfed[sites]"')
 
 from medfed.common.errors import ConfigError
+from medfed.run.onboarding import onboard
 from medfed.sites.flare.console import Console
 from medfed.sites.flare.job import PREFIXES, write_job
 from medfed.sites.flare.kits import project, provision
@@ -24,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SITES = ["hospital_0", "hospital_1", "hospital_2"]
 TWO = SITES[:2]
 ECHO = "tests.sites.echo"
-CLINICAL = ["experiment=clinical_pfednet", "partition.num_clients=2", "local.steps=2", "rounds=60"]
+CLINICAL = ["experiment=clinical_pfednet", "partition.num_clients=3", "local.steps=2", "rounds=60"]
 
 
 def python(*arguments, **rest):
@@ -99,9 +100,12 @@ def test_a_job_with_code_is_refused_by_the_sites(federation, tmp_path):
     assert "BYOC not permitted" in reason
 
 
-def test_a_worker_and_the_server_are_killed_and_nothing_is_lost(federation, tmp_path):
-    """Each time the job is handed in again; what is left equals an undisturbed simulation."""
-    train = (ROOT / "scripts/train.py", *CLINICAL, f"hydra.run.dir={tmp_path / 'simulation'}")
+@pytest.fixture(scope="module")
+def disturbed(federation, tmp_path_factory):
+    """A run of two sites, in which a worker and the server were killed; its simulation beside."""
+    tmp_path = tmp_path_factory.mktemp("disturbed")
+    kept_out = (f"keep_out=[{SITES[2]}]", f"hydra.run.dir={tmp_path / 'simulation'}")
+    train = (ROOT / "scripts/train.py", *CLINICAL, *kept_out)
     said, rounds, killed = [], 0, []
     asked = (f"sites={','.join(TWO)}", "cut=true", f"kit={federation.admin}")
     with deploying(federation, *CLINICAL, *asked, f"folder={tmp_path / 'run'}") as process:
@@ -120,10 +124,33 @@ def test_a_worker_and_the_server_are_killed_and_nothing_is_lost(federation, tmp_
     assert sum("FLARE's job has ended" in line for line in said) == 2, said
     with python(*train) as simulation:
         simulation.communicate(timeout=120)
+    return tmp_path, said
+
+
+def test_a_worker_and_the_server_are_killed_and_nothing_is_lost(disturbed):
+    """Each time the job is handed in again; what is left equals an undisturbed simulation."""
+    tmp_path, said = disturbed
     assert not same(tmp_path / "run", tmp_path / "simulation")
     assert any("Results and pictures" in line for line in said)
     log = (tmp_path / "run" / "train.log").read_text()
     assert "send_request" not in log
+
+
+def test_a_hospital_joins_the_finished_run(federation, disturbed):
+    """It has had no part in the job before; what it gets equals the simulation's onboarding."""
+    folder, new = disturbed[0], SITES[2]
+    joining = (f"run={folder / 'run'}", f"onboard={new}", "onboard_steps=4")
+    with deploying(federation, *joining, f"kit={federation.admin}") as process:
+        said = process.communicate(timeout=120)[0]
+    assert process.returncode == 0, said
+    (expected,) = (
+        r for r in onboard(folder / "simulation", new, [1000], 4).rows if r.rule == "own"
+    )
+    (found,) = json.loads((folder / "run" / "onboarding.json").read_text())["rows"]
+    assert found["metrics"] == expected.metrics
+    assert (found["up"], found["down"]) == (expected.up, expected.down)
+    (own,) = (federation.folder / new).glob("*-joined")
+    assert (own / "bundle" / new).is_dir()
 
 
 def test_a_prefix_that_is_not_allowed_is_one_sentence(federation, tmp_path):
