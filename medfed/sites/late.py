@@ -195,6 +195,7 @@ def _print(folder: Path, summary: Mapping[str, Any], joined: Joined) -> None:
         wide_console(),
         f"{shown(joined.client)} has joined by the own rule of {summary['algorithm']}: test "
         f"{label_of(metric)} {number(joined.metrics[metric])} (mean of the run's "
-        f"hospitals {mean}), up to {joined.steps} gradient steps, {size(joined.down)} down, {size(joined.up)} up.",
+        f"hospitals {mean}), up to {joined.steps} gradient steps, {size(joined.down)} down, "
+        f"{size(joined.up)} up.",
         f"Its model is at the site. Written: {folder}/onboarding.csv and {RECORD}",
     )

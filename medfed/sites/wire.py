@@ -18,7 +18,7 @@ somebody else is known.
 | evaluate | metrics of the present model | split, trained, message | metrics |
 | commit | to keep the round that was trained | rounds still needed | steps and passes |
 | load | to go back to the round ``at`` | | hash of what it keeps |
-| onboard | to join: a question, or the end | steps, last, clients, job, message | metrics, message |
+| onboard | to join: a question, or the end | steps, last, clients, job, message | metrics, answer |
 
 Every reply has a status: ``ok``; ``busy``, as one request at a time is answered; ``unready``, as
 the site was started anew and must be greeted first; ``refused``, with a word of :data:`REASONS`;
