@@ -72,9 +72,11 @@ def git_commit(folder: Path) -> str:
     """Returns the commit of a clone, marked where it has been changed; elsewhere ``unknown``."""
     if not (folder / ".git").exists():
         return "unknown"  # an installed package may lie within a repository of the user's
+    # Not describe, which writes the index: stopped by a full disk, it would leave its lock.
+    looks = ("--no-optional-locks", "status", "--porcelain=v2", "--branch", "--untracked-files=no")
     try:
         done = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+            ["git", *looks],
             cwd=folder,
             capture_output=True,
             text=True,
@@ -83,7 +85,11 @@ def git_commit(folder: Path) -> str:
         )
     except (OSError, subprocess.SubprocessError):
         return "unknown"
-    return done.stdout.strip()
+    head, *rest = done.stdout.splitlines()
+    commit, changed = head.split()[-1], any(not line.startswith("#") for line in rest)
+    if commit == "(initial)":
+        return "unknown"
+    return f"{commit}-dirty" if changed else commit
 
 
 def versions() -> dict[str, str]:

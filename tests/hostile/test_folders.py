@@ -36,7 +36,7 @@ from medfed.federation.lightning.progress import RoundProgress
 from medfed.reports.comparison import compare_runs
 from medfed.run.claim import claimed
 from medfed.run.evaluation import evaluate_run
-from medfed.run.folder import open_folder, save_tensors
+from medfed.run.folder import git_commit, open_folder, save_tensors
 from tests.integration.runs import CLINICAL, resume, run
 
 SMALL = (*CLINICAL, "rounds=1", "local.steps=1")
@@ -378,6 +378,25 @@ def test_a_disk_that_fills_while_training(when, place, tmp_path, monkeypatch):
     assert folder.exists() == (folder / "config.yaml").exists() == ("open_folder" not in when)
     left = state(tmp_path)
     assert not [n for n in left if "partial" in n or re.search(f"{place}$", n)]
+
+
+def test_a_full_disk_leaves_no_lock_in_a_clone(tmp_path):
+    def git(*words: str) -> str:
+        who = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+        done = subprocess.run(["git", *who, *words], cwd=tmp_path, capture_output=True, check=True)
+        return done.stdout.decode().strip()
+
+    git("init")
+    assert git_commit(tmp_path) == "unknown"  # there is none yet
+    (tmp_path / "code.py").write_text("a = 1")
+    git("add", ".")
+    git("commit", "-m", "first")
+    os.utime(tmp_path / "code.py", (0, 0))  # as new, for git: it looks, and would write what it saw
+    with largest_file(0):
+        assert git_commit(tmp_path) == git("rev-parse", "HEAD")
+    assert not list((tmp_path / ".git").glob("*.lock"))
+    (tmp_path / "code.py").write_text("a = 2")
+    assert git_commit(tmp_path) == git("describe", "--always", "--dirty", "--abbrev=40")
 
 
 def test_a_disk_that_fills_while_a_bundle_is_written(tmp_path):
