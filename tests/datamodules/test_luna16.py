@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import hashlib
 import json
 import logging
@@ -20,7 +21,7 @@ from torch import nn
 
 from medfed.common.errors import ConfigError, DataError
 from medfed.config.compose import load
-from medfed.datamodules.client_data import ClientData, gather
+from medfed.datamodules.client_data import gather
 from medfed.datamodules.ct_patches import PatchSpec, extract
 from medfed.datamodules.generated.luna16 import LunaCohort
 from medfed.datamodules.luna16 import Luna16DataModule
@@ -74,8 +75,7 @@ def in_memory(client):
     """The same client with its patches as tensors."""
     everything = torch.arange(client.num_samples)
     train = {**client.train, "image": gather(client.train["image"], everything)}
-    copy = {k: v for k, v in vars(client).items() if k != "train"}
-    return ClientData(train=train, **copy)
+    return dataclasses.replace(client, train=train)
 
 
 @pytest.mark.parametrize(

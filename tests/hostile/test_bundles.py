@@ -620,9 +620,12 @@ def test_formulas_of_a_table_do_not_reach_the_predictions(table, tmp_path):
     assert read_features(tmp_path / "in.csv", names)[1] == {"=id": ["@SUM(A1)", "-1"]}
 
 
-def test_memory():
+def test_memory(before):
     """Last of the module: none of the cases above took what it announced."""
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 < _BEFORE + _MEGABYTES
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 < before + _MEGABYTES
 
 
-_BEFORE = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+@pytest.fixture(scope="module", autouse=True)
+def before() -> float:
+    """Megabytes that tests of other modules have taken in this process."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

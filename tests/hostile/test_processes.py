@@ -253,9 +253,15 @@ def start(folder, *words: str) -> subprocess.Popen:
 
 
 def ranks_of(process: subprocess.Popen) -> list[int]:
-    ours = ["pgrep", "-P", str(process.pid), "-f", "train.py"]  # git is asked for the commit, too
-    done = subprocess.run(ours, capture_output=True, text=True)
-    return [int(pid) for pid in done.stdout.split()]
+    ours = ["pgrep", "-P", str(process.pid), "-f", "train.py"]
+
+    def children() -> set[int]:
+        return set(map(int, subprocess.run(ours, capture_output=True, text=True).stdout.split()))
+
+    # Git is asked for the commit, too, and has its parent's name until it begins.
+    found = children()
+    time.sleep(0.1)
+    return sorted(found & children())
 
 
 @pytest.mark.skipif(shutil.which("pgrep") is None, reason="needs pgrep")
