@@ -14,6 +14,7 @@ from medfed.common.errors import ConfigError
 from medfed.common.files import csv_text
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.partitions.label_groups import group_of
+from medfed.federation.algorithm import ClientInfo
 
 _LINKED = 300  # clients, at most, that a linkage orders
 
@@ -73,6 +74,30 @@ class Memberships:
             samples=np.array([float(c.num_samples) for c in clients]),
             groups=planted_groups([c.id for c in clients]),
             truth=None if truth is None else np.array(truth),
+            selected=selected,
+        )
+
+    @classmethod
+    def across_sites(
+        cls, clients: Sequence[ClientInfo], history: Tensor, selected: int | None = None
+    ) -> Memberships:
+        """Puts the memberships of a run beside names and numbers of samples: no more is known.
+
+        Args:
+            clients: All sites, in order.
+            history: (R + 1, N, K) memberships.
+            selected: The place in ``history`` of the selected round.
+        """
+        names = tuple(c.id for c in clients)
+        return cls(
+            history=history.detach().cpu().double().numpy(),
+            clients=names,
+            labels=np.zeros((len(names), 0)),
+            label_names=(),
+            channels=np.zeros((len(names), 0), dtype=bool),
+            channel_names=(),
+            samples=np.array([float(c.num_samples) for c in clients]),
+            groups=planted_groups(names),
             selected=selected,
         )
 

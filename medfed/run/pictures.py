@@ -128,11 +128,13 @@ def draw_run(experiment: Experiment, found: Memberships | None) -> dict[str, Fig
 def membership_figures(found: Memberships) -> dict[str, Figure]:
     """Draws the memberships of the selected round and over rounds, and what each model serves."""
     order = leaf_order(found.rows)
-    return {
+    figures = {
         "memberships": selected_heatmap(found, order),
         "memberships_over_rounds": heatmap_over_rounds(found, order),
-        "memberships_serve": bars_of_what_is_served(found, order),
     }
+    if found.label_names:  # a coordinator of sites is not told their labels
+        figures["memberships_serve"] = bars_of_what_is_served(found, order)
+    return figures
 
 
 def selected_heatmap(found: Memberships, order: Sequence[int]) -> Figure:

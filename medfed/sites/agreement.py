@@ -69,7 +69,7 @@ OWN: dict[str, Any] = {
     "hydra": None,
 }
 _SECTIONS = ("trainer", "logger", "checkpoint")  # which stand at the project's default
-_DATA = ("data.", "init.", "partition.")  # of which a coordinator has none of its own, either
+_DATA = ("data.", "partition.")  # of which a coordinator has none of its own, either
 # Proposed by the overrides; how a site's own files are written, and what its memory allows.
 READING = (
     *("data.label", "data.patient", "data.centre", "data.header", "data.positive", "data.negative"),

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 POLL = 1.0
 """Seconds between looks how a job is."""
 _COMPONENTS = "medfed.sites.flare.components"
+_WEIGHTS = "init.weights"
 _SETTLING = 8  # looks after which a job without processes is believed to be lost
 _ENDING = 60.0  # seconds in which a finished run's job may end, too
 
@@ -65,7 +66,7 @@ def order_of(own: DictConfig, typed: Sequence[str]) -> Order:
         name=str(config.name),
         agreed=agreed.record(),
         folder=str(Path(folder).resolve()),
-        alone=tuple(alone),
+        alone=tuple(map(_placed, alone)),
         resume=own.resume is not None,
         terms=dict(own.terms),
     )
@@ -108,6 +109,13 @@ def write(order: Order, folder: Path) -> Path:
     sites = order.present
     write_job(folder, sites, len(sites), main, own)
     return folder
+
+
+def _placed(override: str) -> str:
+    """The coordinator's file of weights by its whole path: the server's process runs elsewhere."""
+    key, _, value = override.partition("=")
+    whole = Path(value.strip("'\"")).expanduser()
+    return f"{key}='{whole.resolve()}'" if key == _WEIGHTS and whole.exists() else override
 
 
 def _print(line: str) -> None:

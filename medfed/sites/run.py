@@ -32,6 +32,7 @@ from medfed.run.claim import claimed
 from medfed.run.experiment import best_checkpoint, callbacks_of, read_start, trainer_of
 from medfed.run.folder import open_folder
 from medfed.run.loggers import end_logging
+from medfed.run.memberships import Memberships
 from medfed.run.printed import print_summary
 from medfed.run.results import summarise
 from medfed.sites.agreement import fingerprints
@@ -142,10 +143,16 @@ def _coordinate(
     with together(trainer):
         trainer.fit(module, ckpt_path=checkpoint, weights_only=True)
         write_json(folder / "hashes.json", coordinator.digests(module.next_round))
+        memberships = federation.memberships()  # of all rounds, as in medfed train
         history, module.selected = evaluation.history, evaluation.best_round()
         trainer.test(module, ckpt_path=best_checkpoint(folder), weights_only=True, verbose=False)
         evaluation.history = history
-        return write(config, module, evaluation, trainer)
+        found = None
+        if memberships is not None:
+            best = module.selected
+            chosen = None if best is None else best + 1  # the start stands before the rounds
+            found = Memberships.across_sites(everyone, memberships, chosen)
+        return write(config, module, evaluation, trainer, found)
 
 
 def as_before(folder: Path, facts: Mapping[str, Facts]) -> dict[str, Facts]:
@@ -266,7 +273,11 @@ def override(absent: Mapping[int, Sequence[str]]) -> str:
 
 
 def write(
-    config: DictConfig, module: SitesModule, evaluation: SitesEvaluation, trainer: pl.Trainer
+    config: DictConfig,
+    module: SitesModule,
+    evaluation: SitesEvaluation,
+    trainer: pl.Trainer,
+    memberships: Memberships | None = None,
 ) -> dict[str, Any]:
     """Writes metrics, ledger, summary and pictures of a finished run; models are at the sites.
 
@@ -275,6 +286,7 @@ def write(
         module: The run.
         evaluation: What the sites have measured.
         trainer: Whose logger gets the last word.
+        memberships: In canonical models, if there are any.
 
     Returns:
         The summary.
@@ -282,7 +294,7 @@ def write(
     Raises:
         SiteError: If no site was tested.
     """
-    from medfed.run.pictures import bytes_per_client, metric_curves  # late: they draw
+    from medfed.run.pictures import bytes_per_client, membership_figures, metric_curves  # late
 
     folder, federation = Path(config.folder), module.federation
     if not (tested := list(evaluation.test)):
@@ -300,8 +312,13 @@ def write(
     write_text(folder / "ledger.csv", federation.ledger.to_csv())
     if absent := module.coordinator.standing.absent:
         summary["left_out"] = {str(n): names for n, names in absent.items()}
+    if memberships is not None:
+        summary["memberships"] = memberships.summary()
+        write_text(folder / "memberships.csv", memberships.to_csv())
     write_json(folder / "summary.json", summary)
     figures = {"bytes": bytes_per_client(federation.ledger)} | dict(federation.pictures())
+    if memberships is not None:
+        figures |= membership_figures(memberships)
     if evaluation.history:
         metric = evaluation.metric
         figures[f"val_{metric}"] = metric_curves(evaluation.history, metric, best)

@@ -63,7 +63,7 @@ def test_what_the_coordinator_types_for_itself_is_not_agreed():
     typed = ["trainer=gpu", "logger=csv", "data.path=/data", "threads=3", "init.weights=a.pt"]
     agreed, alone, said = Agreed.of([*HEART, *typed, "trainer.precision=64-true"], SITES)
     assert agreed.overrides == (*HEART, "trainer.precision=64-true")
-    assert alone == ["trainer=gpu", "logger=csv", "threads=3"]
+    assert alone == ["trainer=gpu", "logger=csv", "threads=3", "init.weights=a.pt"]
     assert said[1] == "logger=csv counts at the coordinator alone; sites say so in their own files."
     assert said[2] == "data.path=/data is left out: data.path is each site's own, in its file."
     assert agreed.config().trainer.precision == "64-true"

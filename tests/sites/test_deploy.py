@@ -45,8 +45,11 @@ def test_a_mistake_is_one_sentence(arguments, told, capsys, tmp_path, monkeypatc
     assert not list(tmp_path.iterdir())
 
 
-def test_a_dry_run_writes_a_job_without_code_and_what_is_agreed(tmp_path, capsys):
+def test_a_dry_run_writes_a_job_without_code_and_what_is_agreed(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "w.pt").touch()
     main((*CLINICAL, f"sites=[{','.join(SITES)}]", "cut=true", "trainer.accelerator=cpu",
+          "init.weights=w.pt",
           f"dry_run={tmp_path / 'dry'}", f"folder={tmp_path / 'run'}"))  # fmt: skip
     assert "counts at the coordinator alone" in capsys.readouterr().err
     files = [p for p in (tmp_path / "dry").rglob("*") if p.is_file()]
@@ -63,7 +66,7 @@ def test_a_dry_run_writes_a_job_without_code_and_what_is_agreed(tmp_path, capsys
     main_part = json.loads(told)["components"][0]
     order = Order.of(main_part["args"]["order"])
     assert order.folder == str(tmp_path / "run")
-    assert order.alone == ("trainer.accelerator=cpu",)
+    assert order.alone == ("trainer.accelerator=cpu", f"init.weights='{tmp_path / 'w.pt'}'")
 
 
 def order(tmp_path, *more, **rest):

@@ -14,14 +14,26 @@ from tests.integration.runs import CLINICAL, run
 from tests.sites.hospitals import QUICK, across, direct, same
 
 
-@pytest.mark.parametrize("method", ["fedavg", "pfednet"])
+@pytest.mark.parametrize("method", ["fedavg", "pfednet", "ppfl"])
 def test_equal_to_the_ordinary_run(method, tmp_path: Path):
-    overrides = (*CLINICAL, f"algorithm={method}", "partition.num_clients=3")
+    overrides: tuple[str, ...] = (*CLINICAL, f"algorithm={method}", "partition.num_clients=3")
+    if method == "ppfl":
+        overrides += (
+            "canonical=outputs",
+            "canonical.count=2",
+            "model.network.spread=0.1",
+            'canonical.parts=["*"]',
+        )
     expected, experiment = run(tmp_path / "simulation", *overrides)
     names = list(experiment.data.clients)
     transport = direct(tmp_path / "sites", names, *overrides)
     summary = across(tmp_path / "server", transport, names, *overrides)
     assert not same(tmp_path / "simulation", tmp_path / "server")
+    if method == "ppfl":
+        assert not same(tmp_path / "simulation", tmp_path / "server", ("memberships.csv",))
+        assert summary["memberships"] == expected["memberships"]
+        pictures = [p.stem for p in (tmp_path / "server" / "pictures").glob("memberships*")]
+        assert sorted(pictures) == ["memberships", "memberships_over_rounds"]
     equal = ("clients", "federation", "bytes", "savings", "steps", "selected_round")
     assert {k: summary[k] for k in equal} == {k: expected[k] for k in equal}
     found = Run(tmp_path / "server")
