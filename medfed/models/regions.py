@@ -117,6 +117,20 @@ def margins(probabilities: Tensor) -> Tensor:
     return (1 + probabilities - others) / 2
 
 
+def bounding_box(mask: Tensor) -> tuple[slice, ...]:
+    """Returns the smallest box that holds a mask ``(*spatial)``, which is not empty.
+
+    Example:
+        >>> bounding_box(torch.tensor([[0, 0, 0], [0, 1, 1]]).bool())
+        (slice(1, 2, None), slice(1, 3, None))
+    """
+    box = []
+    for axis in range(mask.ndim):
+        lines = mask.movedim(axis, 0).flatten(1).any(1).nonzero()
+        box.append(slice(int(lines[0]), int(lines[-1]) + 1))
+    return tuple(box)
+
+
 def surface_metrics(
     pred: Tensor,
     truth: Tensor,
@@ -166,7 +180,8 @@ def surface_metrics(
             "ignore", message=".*always_return_as_numpy", category=FutureWarning
         )
         for r in (some_pred & some_truth).nonzero().flatten().tolist():
-            p, t = (m[r][None, None].float() for m in (pred, truth))
+            box = bounding_box(pred[r] | truth[r])  # MONAI looks at all that it gets, several times
+            p, t = (m[r][box][None, None].float() for m in (pred, truth))
             common = {"include_background": True, "spacing": mm}
             distance[r] = compute_hausdorff_distance(p, t, percentile=95, **common).item()
             within = [1.0 if tolerances is None else tolerances[r]]

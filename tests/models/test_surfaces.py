@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from monai.metrics import compute_hausdorff_distance, compute_surface_dice
 from scipy.ndimage import binary_erosion
 from scipy.spatial.distance import cdist
 
@@ -57,6 +58,27 @@ def test_hausdorff_agrees_with_all_pairs(spatial):
     d = cdist(edges(pred[0].numpy()), edges(truth[0].numpy()))
     expected = max(np.percentile(d.min(1), 95), np.percentile(d.min(0), 95))
     assert hausdorff95(pred, truth) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.*always_return_as_numpy:FutureWarning")
+@pytest.mark.parametrize("spacing", [(1.0, 2.5), (1.0, 1.5, 4.0)])
+def test_measured_in_their_box_masks_give_the_same_bits(spacing):
+    """Also where they touch the border, or are a voxel thin."""
+    size = (14, 12, 9)[: len(spacing)]
+    for seed in range(4):
+        generator = torch.Generator().manual_seed(seed)
+        masks = torch.zeros(2, *size, dtype=torch.bool)
+        low = [seed % 2 * n // 3 for n in size]
+        for mask in masks:
+            box = tuple(slice(start, start + 2 + seed) for start in low)
+            mask[box] = torch.rand(mask[box].shape, generator=generator) > 0.4
+        masks[:, *low] = True
+        p, t = (m[None, None].float() for m in masks)
+        more = {"include_background": True, "spacing": spacing}
+        expected = compute_hausdorff_distance(p, t, percentile=95, **more).item()
+        agreeing = compute_surface_dice(p, t, [1.5], use_subvoxels=True, **more).item()
+        found = surface_metrics(*masks[:, None], spacing, [1.5])
+        assert [v.item() for v in found] == [expected, agreeing]
 
 
 def test_hausdorff_of_a_region_that_one_mask_alone_has_is_the_diagonal():
