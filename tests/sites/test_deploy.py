@@ -7,9 +7,11 @@ import pytest
 
 from medfed.commands.deploy import main
 from medfed.common.errors import CodecError
+from medfed.sites.agreement import Agreed
 from medfed.sites.order import BEGUN, FINISHED, STOPPED, Broken, Order, carry_out, opened, outcome
 from medfed.sites.transport import Direct
 from medfed.sites.wire import Reply, Request
+from tests.integration.runs import run
 from tests.sites.hospitals import direct, same
 
 CLINICAL = ("experiment=clinical_pfednet", "partition.num_clients=2", "local.steps=2")
@@ -89,6 +91,21 @@ def test_an_order_is_carried_out_and_followed(tmp_path):
     again.mkdir()
     carry_out(order(again, "rounds=2").text(), direct(again, SITES, *CLINICAL, "rounds=2"))
     assert not same(tmp_path / "run", again / "run")
+
+
+def test_all_start_from_weights_that_each_has_for_itself(tmp_path):
+    short = (*CLINICAL, "rounds=1", "algorithm=fedavg")
+    run(tmp_path / "before", *short, "logger=none")
+    weights = f"init.weights={tmp_path / 'before' / 'models' / 'hospital_0.safetensors'}"
+    run(tmp_path / "simulation", *short, "logger=none", weights)
+    _, alone, _ = Agreed.of([*short, weights], SITES, cut=True)
+    assert alone == [weights]
+    carry_out(
+        order(tmp_path, *short[3:], alone=(weights, "logger=none")).text(),
+        direct(tmp_path, SITES, *short, weights),
+    )
+    assert outcome(tmp_path / "told") == (FINISHED, "")
+    assert not same(tmp_path / "run", tmp_path / "simulation")
 
 
 def test_what_stops_the_run_is_told(tmp_path):

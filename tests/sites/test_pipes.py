@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
+import signal
 from functools import partial
 from pathlib import Path
 
@@ -68,3 +71,38 @@ def test_a_killed_site_and_a_killed_coordinator(tmp_path: Path):
     assert {1, 2} <= transport.killed
     left_out = (folder / "absences.json").read_text()
     assert "it was started anew" in left_out
+
+
+class Freezing(Killing):
+    """Stops a site's process as it is to train in the second round, until the others commit it."""
+
+    def call(self, name: str, request: bytes, timeout: float) -> bytes:
+        asked = Request.from_bytes(request)
+        process = self.pipes.processes[self.victim].pid
+        assert process is not None
+        if (asked.kind, asked.round, name) == ("fit", 1, self.victim) and not self.killed:
+            self.killed.add(1)
+            os.kill(process, signal.SIGSTOP)
+        if asked.kind == "commit" and asked.round == 1:
+            os.kill(process, signal.SIGCONT)
+        return self.pipes.call(name, request, timeout)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="processes are stopped by signals")
+def test_a_frozen_site_is_left_out_and_comes_back(tmp_path: Path):
+    """As in a simulation that is told the one absence; its late answer is nobody's any more."""
+    overrides = (*CLINICAL, "algorithm=fedavg", "partition.num_clients=2", "codec.up=stc")
+    names = ["hospital_0", "hospital_1"]
+    pipes = Pipes({c: partial(site, tmp_path / "sites", c, *overrides) for c in names})
+    transport, folder = Freezing(pipes, names[1]), tmp_path / "server"
+    # It is waited for in vain for as long as a request may take: long enough on a busy machine.
+    impatient = Terms(quorum=0.5, timeout=10, hello=120, grace=0.1, probe=30, patience=60)
+    try:
+        across(folder, transport, names, *overrides, terms=impatient)
+    finally:
+        pipes.close()
+    record = json.loads((folder / "absences.json").read_text())
+    assert record["absent"] == {"1": [names[1]]}
+    assert {row["why"] for row in record["left_out"]} == {"it did not answer"}
+    run(tmp_path / "simulation", *overrides, record["simulation"])
+    assert not same(tmp_path / "simulation", folder, ("hashes.json", "ledger.csv"))
