@@ -167,10 +167,12 @@ def _compile(wanted: bool) -> str:
 
 def extras() -> list[Row]:
     """Returns which optional packages are there, and what they are for."""
+    # An installation older than the code may know fewer.
+    known = importlib.metadata.metadata("medfed").get_all("Provides-Extra") or ()
     return [
-        Row(f"medfed[{extra}]", f"{'there' if not lacking else _mend(extra)}: {use}")
+        Row(f"medfed[{extra}]", f"{'there' if there else _mend(extra)}: {use}")
         for extra, use in EXTRAS.items()
-        for lacking in [wrong_packages(extra)]
+        for there in [extra in known and not wrong_packages(extra)]
     ]
 
 
