@@ -40,8 +40,8 @@ SHOWN = 24  # clients, at most, of which a prediction is kept
 
 def write_hashes(module: FederatedModule, folder: Path) -> None:
     """Writes the hashes of all states after the last round; a collective call."""
-    own = module.federation.digests()
-    raw = {k: v.encode() for k, v in own.items() if k.removeprefix("client/") in module.owned}
+    own, owned = module.federation.digests(), set(module.owned)
+    raw = {k: v.encode() for k, v in own.items() if k.removeprefix("client/") in owned}
     hashes = {"server": own["server"]}
     gathered = gather_named(raw, module.device)
     hashes |= {f"client/{c}": gathered[f"client/{c}"].decode() for c in module.federation.ids}

@@ -112,7 +112,8 @@ class FederatedModule(pl.LightningModule):
     def _share(self, clients: Iterable[str]) -> list[str]:
         if not self.owners:
             self.owners = deal(self._work(self.federation.ids), world_size())
-        return [c for c in clients if self.owners[c] == rank()]
+        here = rank()
+        return [c for c in clients if self.owners[c] == here]
 
     def _work(self, clients: Iterable[str]) -> dict[str, float]:
         """What a round of each client costs, as far as it is known; the same on every rank."""
