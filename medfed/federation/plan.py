@@ -124,7 +124,7 @@ def forget(tensors: Iterable[Tensor]) -> None:
 
     Example:
         >>> weight = torch.ones(2, requires_grad=True)
-        >>> weight.sum().backward()
+        >>> weight.grad = torch.ones(2)
         >>> forget([weight])
         >>> weight.grad is None
         True

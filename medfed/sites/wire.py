@@ -77,19 +77,17 @@ _REPLIES: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
-class Request:
-    """What the coordinator asks of a site.
+class Head:
+    """What a request says of itself, and its reply repeats.
 
     Attributes:
         kind: One of :data:`KINDS`.
-        site: Whom it is for.
+        site: Whom the request is for.
         session: Of the coordinator's process, drawn anew whenever it starts.
         round: The round's number.
         attempt: How often the round has been begun before.
         phase: Position of the phase within the round.
         at: The last round that the site took part in, as the coordinator believes.
-        content: What else the kind has.
-        body: A packet.
     """
 
     kind: str
@@ -99,6 +97,17 @@ class Request:
     attempt: int = 0
     phase: int = 0
     at: int = START
+
+
+@dataclass(frozen=True)
+class Request(Head):
+    """What the coordinator asks of a site.
+
+    Attributes:
+        content: What else the kind has.
+        body: A packet.
+    """
+
     content: Mapping[str, Any] = field(default_factory=dict)
     body: bytes = field(default=b"", repr=False)
 
@@ -121,21 +130,16 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Reply:
-    """What a site answers; but for the last four, as in the request.
+class Reply(Head):
+    """What a site answers.
 
     Attributes:
         status: One of :data:`STATUSES`.
         reason: Of what is refused, one of :data:`REASONS`; of what failed, the error's type.
+        content: What else the kind's reply has.
+        body: A packet.
     """
 
-    kind: str
-    site: str
-    session: str = ""
-    round: int = START
-    attempt: int = 0
-    phase: int = 0
-    at: int = START
     status: str = "ok"
     reason: str = ""
     content: Mapping[str, Any] = field(default_factory=dict)
@@ -144,13 +148,12 @@ class Reply:
     @classmethod
     def to(cls, request: Request, status: str = "ok", reason: str = "", **rest: Any) -> Reply:
         """Returns a reply to a request."""
-        asked = ("kind", "site", "session", "round", "attempt", "phase", "at")
-        return cls(**{n: getattr(request, n) for n in asked}, status=status, reason=reason, **rest)
+        asked = {f.name: getattr(request, f.name) for f in fields(Head)}
+        return cls(**asked, status=status, reason=reason, **rest)
 
     def answers(self, request: Request) -> bool:
         """Returns whether it is the reply to this request, and no other."""
-        asked = ("kind", "site", "session", "round", "attempt", "phase", "at")
-        return all(getattr(self, n) == getattr(request, n) for n in asked)
+        return all(getattr(self, f.name) == getattr(request, f.name) for f in fields(Head))
 
     def to_bytes(self) -> bytes:
         """Returns the bytes that travel."""
