@@ -45,8 +45,9 @@ from medfed.sites.calls import (
     greet,
     sentence,
 )
-from medfed.sites.coordinator import Coordinator, Standing
+from medfed.sites.coordinator import Coordinator
 from medfed.sites.module import SitesEvaluation, SitesModule
+from medfed.sites.standing import Standing
 from medfed.sites.transport import Transport
 from medfed.sites.wire import Facts, Greeting
 from medfed.sites.withdrawal import kept_answers, replayed, withdrawn_of

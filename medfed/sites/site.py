@@ -26,7 +26,7 @@ from medfed.common.untrusted import ANY, misfit, read_checkpoint, read_json
 from medfed.federation.algorithm import ClientInfo
 from medfed.federation.budget import Passes
 from medfed.federation.federation import Federation
-from medfed.federation.lightning.checkpoint import digest_file, is_whole, seal
+from medfed.federation.lightning.checkpoint import digest_file, is_whole, save_sealed
 from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.local_client import LocalClient
 from medfed.federation.wire.packet import Packet
@@ -260,7 +260,7 @@ class Site:
             raise Refusal("order", "unready")
         needed = {*asked.content["needed"], asked.round}
         state = self._state(asked.round)
-        self._write(state)
+        save_sealed(state, self._file(asked.round))
         for number in set(self.rounds()) - needed:
             path = self._file(number)
             digest_file(path).unlink(missing_ok=True)
@@ -379,15 +379,6 @@ class Site:
 
     def _file(self, number: int) -> Path:
         return self.folder / f"round_{number:05d}.ckpt"
-
-    def _write(self, kept: Kept) -> None:
-        path = self._file(kept["round"])
-        partial = path.with_suffix(".partial")
-        try:
-            torch.save(kept, partial)
-            seal(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
 
     def _read(self, number: int) -> Kept:
         path = self._file(number)

@@ -20,7 +20,7 @@ from medfed.common.files import write_json
 from medfed.common.tensors import State
 from medfed.common.untrusted import ANY, read_checkpoint, read_json
 from medfed.config.compose import build
-from medfed.federation.lightning.checkpoint import BEST, rounds_in, seal
+from medfed.federation.lightning.checkpoint import BEST, rounds_in, save_sealed
 from medfed.run.folder import read_config
 
 FILE, SITES = "withdrawn.json", "sites.json"
@@ -96,12 +96,7 @@ def _forget_in(path: Path, site: str, count: int) -> list[str]:
     for way, kept in saved["memory"].items():
         if kept.pop(site, None):
             forgotten.append(f"channel {way}")
-    partial = path.with_suffix(".partial")
-    try:
-        torch.save(checkpoint, partial)
-        seal(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    save_sealed(checkpoint, path)
     return forgotten
 
 

@@ -135,6 +135,16 @@ def seal(partial: Path, path: Path, sha: str | None = None) -> None:
     write_text(digest_file(path), sha)
 
 
+def save_sealed(content: object, path: Path) -> None:
+    """Writes what ``weights_only=True`` can read as a checkpoint that is whole or not there."""
+    partial = path.with_suffix(".partial")
+    try:
+        torch.save(content, partial)
+        seal(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
 def is_whole(path: Path) -> bool:
     """Returns whether a checkpoint is there and as it was written."""
     sealed = digest_file(path)
