@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from medfed.federation.client import Batch
-from medfed.federation.lightning import module as runtime
+from medfed.federation.lightning import dealt as runtime
 from medfed.federation.lightning.callbacks import FederatedRounds
 from medfed.federation.lightning.collect import Gathering, rank
 from medfed.federation.lightning.module import FederatedModule

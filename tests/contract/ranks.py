@@ -16,7 +16,7 @@ warnings.filterwarnings("ignore", message=".*LeafSpec.*")
 
 import torch  # noqa: E402
 
-from medfed.federation.lightning import module as runtime  # noqa: E402
+from medfed.federation.lightning import dealt as runtime  # noqa: E402
 from medfed.federation.lightning.collect import rank  # noqa: E402
 from medfed.federation.lightning.module import FederatedModule  # noqa: E402
 from medfed.federation.lightning.schedule import deal  # noqa: E402

@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-import io
-import json
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
-import pytorch_lightning as pl
 import torch
 import torch.distributed as dist
-from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor, nn
 
-from medfed.common.errors import CheckpointError, CodecError, NonFiniteError
+from medfed.common.errors import CodecError, NonFiniteError
 from medfed.common.tensors import to_device
-from medfed.federation.budget import Passes
 from medfed.federation.client import Batch
 from medfed.federation.federation import Federation, Round, naming
-from medfed.federation.lightning.collect import Gathering, gather_named, rank, world_size
+from medfed.federation.lightning.collect import Gathering, world_size
+from medfed.federation.lightning.dealt import DealtClients
 from medfed.federation.lightning.schedule import (
     EvaluationTasks,
     Task,
     Tasks,
-    costs,
-    deal,
     tasks_of_round,
 )
 from medfed.federation.slots import slots_of
@@ -71,7 +65,7 @@ class Measures(Protocol):
         """Returns the meter of ``evaluate``."""
 
 
-class FederatedModule(pl.LightningModule):
+class FederatedModule(DealtClients):
     """Wraps a task module and a federation for one Lightning Trainer on one or many ranks.
 
     Args:
@@ -83,65 +77,28 @@ class FederatedModule(pl.LightningModule):
     task: TaskLike
 
     def __init__(self, task: TaskLike, federation: Federation, local: LocalTrainer) -> None:
-        super().__init__()
+        super().__init__(federation)
         self.task = task
-        self.federation = federation
         self.local = local
         self.slots = slots_of(local, local.budget.slots)  # before Lightning hangs on the task
         self.automatic_optimization = False
         self.strict_loading = False
-        self.next_round = 0
         self.open_round: Round | None = None
         self.packets: dict[str, Packet] = {}
-        self.owners: dict[str, int] = {}
-        self.seconds: dict[str, float] = {}
         self.told: list[Callable[[str, str, bool], None]] = []  # when a client begins and is done
-        self._taken: dict[str, float] = {}
-        self._warm = False
         self._gathering: Gathering | None = None
         self._group: dist.ProcessGroup | None = None
         self.evaluations: dict[str, dict[str, float]] = {}
         self.cases: dict[str, list[dict[str, float | str]]] = {}  # of the split that is tested
         self.test_split: EvalSplit = "test"
 
-    @property
-    def owned(self) -> list[str]:
-        """The clients that this rank trains and whose state it holds."""
-        return self._share(self.federation.ids)
-
-    def _share(self, clients: Iterable[str]) -> list[str]:
-        if not self.owners:
-            self.owners = deal(self._work(self.federation.ids), world_size())
-        here = rank()
-        return [c for c in clients if self.owners[c] == here]
-
-    def _work(self, clients: Iterable[str]) -> dict[str, float]:
-        """What a round of each client costs, as far as it is known; the same on every rank."""
-        own = self.federation.clients
-        expected = {c: own[c].expected_work for c in {*clients, *self.seconds}}
-        found = costs(expected, self.seconds)
-        return {c: found[c] for c in clients}
-
     def begin_round(self) -> None:
         """Opens the next round; a collective call, in which clients move to ranks with less to do.
 
         No result depends on who works where: what a client draws depends on itself alone.
         """
-        number, ranks = self.next_round, world_size()
-        cohort = self.federation.members(number)
-        if ranks > 1 and self.seconds:
-            own = self._share(cohort)
-            dealt = deal(self._work(cohort), ranks, self.owners)
-            moved = [c for c in cohort if dealt[c] != self.owners[c]]
-            if moved:
-                states = self._gather_states([c for c in own if c in moved])
-                steps, passes = self.gather_steps(), self.gather_passes()
-                for client in moved:
-                    local = self.federation.clients[client]
-                    local.load_state_dict(states[client])
-                    local.steps_done, local.passes = steps[client], passes[client]
-                self.owners |= dealt
-        self.open_round, self.packets = self.federation.open(number), {}
+        self._deal_anew(self.federation.members(self.next_round))
+        self.open_round, self.packets = self.federation.open(self.next_round), {}
 
     def tasks(self, round: int) -> list[Task]:
         """Returns this rank's tasks of a round."""
@@ -312,103 +269,3 @@ class FederatedModule(pl.LightningModule):
         if not is_open:
             self._count_time()
         return is_open
-
-    def _count_time(self) -> None:
-        """Takes the times of a round for its clients' costs; in the first one libraries warm up."""
-        if self._warm:
-            self.seconds |= self._taken
-        self._taken, self._warm = {}, True
-
-    def gather_steps(self) -> dict[str, int]:
-        """Returns the gradient steps of every client so far; a collective call."""
-        clients = self.federation.clients
-        own = {c: str(clients[c].steps_done).encode() for c in self.owned}
-        return {c: int(n) for c, n in gather_named(own, self.device).items()}
-
-    def gather_passes(self) -> dict[str, Passes]:
-        """Returns the passes through the network of every client so far; a collective call."""
-        clients = self.federation.clients
-        own = {c: json.dumps(clients[c].passes).encode() for c in self.owned}
-        return {c: Passes(*json.loads(n)) for c, n in gather_named(own, self.device).items()}
-
-    def _gather_states(self, own: Iterable[str] | None = None) -> dict[str, dict[str, Any]]:
-        """Returns what clients keep, by default all of this rank and of all; a collective call.
-
-        A rank's clients are saved together, so that what they share (the decoded shared part) is
-        one tensor in the checkpoint and after resuming, too.
-        """
-        mine = self.owned if own is None else own
-        states = {c: self.federation.clients[c].state_dict() for c in mine}
-        if world_size() == 1:
-            return states
-        buffer = io.BytesIO()
-        torch.save(states, buffer)
-        gathered = gather_named({str(rank()): buffer.getvalue()}, self.device)
-        return {c: state for data in gathered.values() for c, state in _load(data).items()}
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Saves the server, every client of every rank and the ledger; a collective call."""
-        states = self._gather_states()
-        steps, passes = self.gather_steps(), self.gather_passes()
-        # The network holds whichever client came last: scratch, and not part of the result.
-        checkpoint["state_dict"] = {}
-        checkpoint["federation"] = {
-            "algorithm": type(self.federation.algorithm).__name__,
-            "next_round": self.next_round,
-            "steps": {c: int(steps[c]) for c in self.federation.ids},
-            "passes": {c: tuple(passes[c]) for c in self.federation.ids},
-            "server": self.federation.server,
-            "memory": self.federation.memory,
-            "clients": {c: states[c] for c in self.federation.ids},
-            "ledger": self.federation.ledger.state_dict(),
-        }
-
-    def on_load_checkpoint(self, checkpoint: Mapping[str, Any]) -> None:
-        """Restores what :meth:`on_save_checkpoint` saved.
-
-        Raises:
-            CheckpointError: If the checkpoint is of another algorithm or other clients, or training
-                is to go on from one of a version that counted no passes.
-        """
-        saved = self.restore(checkpoint)
-        if self.trainer.state.fn == TrainerFn.FITTING:
-            if "passes" not in saved:
-                raise CheckpointError(
-                    "This checkpoint is of an older version, which did not count gradient passes; "
-                    "finish the run with that version, or repeat it."
-                )
-            # A test of the selected round must not forget what later rounds cost.
-            self.federation.ledger.load_state_dict(saved["ledger"])
-            self.next_round = saved["next_round"]
-            for client, local in self.federation.clients.items():
-                local.steps_done = saved["steps"][client]
-                local.passes = Passes(*saved["passes"][client])
-
-    def restore(self, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-        """Puts back the states of a checkpoint, without what training on needs; returns its record.
-
-        Raises:
-            CheckpointError: If the checkpoint is of another algorithm or other clients.
-        """
-        saved: dict[str, Any] | None = checkpoint.get("federation")
-        federation = self.federation
-        if saved is None:
-            raise CheckpointError(
-                "This checkpoint holds no federation; choose one of a medfed run."
-            )
-        name = type(federation.algorithm).__name__
-        if saved["algorithm"] != name or list(saved["clients"]) != federation.ids:
-            raise CheckpointError(
-                f"This checkpoint is of {saved['algorithm']} with the clients "
-                f"{', '.join(saved['clients'])}, the run is of {name} with "
-                f"{', '.join(federation.ids)}."
-            )
-        federation.server, federation.memory = saved["server"], saved["memory"]
-        for client, local in federation.clients.items():
-            local.load_state_dict(saved["clients"][client])
-        federation.to(self.device)
-        return saved
-
-
-def _load(data: bytes) -> Any:
-    return torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
