@@ -63,6 +63,12 @@ def build(recipe: Recipe, root: Path, workers: int | None = None, quiet: bool = 
     Raises:
         DataError: If a source is bad, or the folder cannot be written. The finished items stay.
     """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        # A worker reads its parent's script again; it would wait for its parent, and that for it.
+        raise DataError(
+            "This script starts processes, each of which reads it again: put what it does under "
+            'if __name__ == "__main__":'
+        )
     folder = root / recipe.name
     with writing(folder, ELSEWHERE):
         (folder / ITEMS).mkdir(parents=True, exist_ok=True)

@@ -89,7 +89,9 @@ def benchmark(
         for folder in (CONFIG_DIR, *(Path(f) / "configs" for f in plugins))
         for p in (folder / "algorithm").glob("*.yaml")
     )
-    by_suite = {s.name: chosen_methods(methods, s.methods, known) for s in chosen}
+    by_suite = {
+        s.name: chosen_methods(methods, s.sizes[size].methods or s.methods, known) for s in chosen
+    }
     every, notes = groups(chosen, by_suite, size, variants, paths, common, root)
     mine = list(shard_of(every, shard))
     if not mine:

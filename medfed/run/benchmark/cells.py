@@ -75,6 +75,11 @@ class Cell:
     finetuned: bool = False
 
     @property
+    def shows(self) -> bool:
+        """Whether it keeps what pictures need: the first of the splits does."""
+        return self.stage == "final" and self.split == 0
+
+    @property
     def place(self) -> str:
         """Where it lies, without its key: what it is a cell of."""
         named = f"{self.stage}_trial_{self.trial}_split_{self.split}"

@@ -42,13 +42,13 @@ class Method:
 
 
 def chosen_methods(
-    wanted: str | Sequence[str] | None, usual: Sequence[str], known: Sequence[str]
+    wanted: str | Sequence[str] | None, usual: str | Sequence[str], known: Sequence[str]
 ) -> list[Method]:
     """Returns the methods that are asked for, and those that they are measured beside.
 
     Args:
         wanted: Names, ``all``, or None for those of the suite.
-        usual: Those of the suite.
+        usual: Those of the suite, or ``all``.
         known: All that there are.
 
     Raises:
@@ -58,7 +58,8 @@ def chosen_methods(
         >>> [m.name for m in chosen_methods(["ditto"], [], ["ditto", "local"])]
         ['local', 'fedavg', 'pooled', 'pooled_finetuned', 'ditto']
     """
-    names = list(known) if wanted == "all" else usual if wanted is None else wanted
+    wanted = usual if wanted is None else wanted
+    names = list(known) if wanted == "all" else wanted
     names = [names] if isinstance(names, str) else list(names)
     for name in names:
         if name not in {*known, *ALWAYS}:

@@ -33,11 +33,13 @@ class Size:
         trials: Settings of every method that are tried on validation patients; the first is the
             default.
         overrides: What is changed in all runs.
+        methods: Those that are compared where none are named, or ``all``; None: the suite's.
     """
 
     splits: int
     trials: int
     overrides: tuple[str, ...] = ()
+    methods: str | tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -193,10 +195,7 @@ def _suite(file: Path, content: dict[str, Any]) -> Suite:
         str(name): Variant(tuple((own or {}).get("overrides", ())), (own or {}).get("dial"))
         for name, own in content.pop("variants").items()
     }
-    sizes = {
-        name: Size(int(own["splits"]), int(own["trials"]), tuple(own.get("overrides", ())))
-        for name, own in content.pop("sizes").items()
-    }
+    sizes = {name: _size(dict(own)) for name, own in content.pop("sizes").items()}
     if lacking := sorted(set(SIZES) - set(sizes)):
         raise ValueError(f"it has no size {lacking[0]}")
     for name, size in sizes.items():
@@ -209,6 +208,22 @@ def _suite(file: Path, content: dict[str, Any]) -> Suite:
         name=file.stem, file=file, lr=Range(float(low), float(high)), variants=variants,
         sizes=sizes, **tuples, **content,
     )  # fmt: skip
+
+
+def _size(content: dict[str, Any]) -> Size:
+    known = Size.__dataclass_fields__
+    if unknown := sorted(set(content) - set(known)):
+        raise ValueError(
+            f"a size has no key {unknown[0]!r}{did_you_mean(unknown[0], known)}; its keys are "
+            f"{', '.join(known)}"
+        )
+    methods = content.get("methods")
+    return Size(
+        int(content["splits"]),
+        int(content["trials"]),
+        tuple(content.get("overrides", ())),
+        tuple(methods) if isinstance(methods, list) else methods,
+    )
 
 
 def check_shard(shard: str | None) -> tuple[int, int]:

@@ -21,6 +21,7 @@ from medfed.common.errors import ConfigError, NonFiniteError
 from medfed.common.files import digest
 from medfed.federation.lightning.strategy import together
 from medfed.run.benchmark.cells import Stage
+from medfed.run.benchmark.looks import course, looks
 from medfed.run.experiment import Experiment, build_experiment, examined, test_selected
 from medfed.run.train import train
 
@@ -29,13 +30,16 @@ RESAMPLES = 400
 _NO_LOGGER = {"_target_": "medfed.run.loggers.no_logger"}
 
 
-def run_cell(config: Mapping[str, Any], stage: Stage, finetuned: bool = False) -> dict[str, Any]:
+def run_cell(
+    config: Mapping[str, Any], stage: Stage, finetuned: bool = False, shows: bool = False
+) -> dict[str, Any]:
     """Computes a cell; nothing is printed, and nothing is left on the disk.
 
     Args:
         config: A configuration.
         stage: See :class:`medfed.run.benchmark.cells.Cell`.
         finetuned: Whether every client then trains on from the model, alone.
+        shows: Whether to keep what its pictures need.
 
     Returns:
         What it has found, as JSON. A run that cannot be made says so in ``error``, and one whose
@@ -49,7 +53,7 @@ def run_cell(config: Mapping[str, Any], stage: Stage, finetuned: bool = False) -
             if finetuned:
                 _pool_first(own, Path(folder) / "pooled")
             own.folder = str(Path(folder) / "run")
-            found = _measured(own, stage)
+            found = _measured(own, stage, shows)
         except NonFiniteError as error:
             found = {"failed": str(error)}
         except ConfigError as error:
@@ -75,7 +79,7 @@ def _pool_first(config: DictConfig, folder: Path) -> None:
     config.init.weights = str(folder)
 
 
-def _measured(config: DictConfig, stage: Stage) -> dict[str, Any]:
+def _measured(config: DictConfig, stage: Stage, shows: bool) -> dict[str, Any]:
     experiment = build_experiment(config)
     module, evaluation = experiment.module, experiment.evaluation
     with together(experiment.trainer):
@@ -96,8 +100,10 @@ def _measured(config: DictConfig, stage: Stage) -> dict[str, Any]:
         return {**found, "score": score}
     module.federation.count_delivery(module.next_round)
     found["bytes"] = {way: ledger.total(direction=way) for way in ("up", "down")}
+    found["course"] = course(experiment)
     test_selected(experiment)
-    return {**found, **_tested(experiment)}
+    found |= _tested(experiment)
+    return {**found, "looks": looks(experiment)} if shows else found
 
 
 def _tested(experiment: Experiment) -> dict[str, Any]:
