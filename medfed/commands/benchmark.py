@@ -52,6 +52,7 @@ def main(config: DictConfig) -> None:
         _plain(config.methods),
         size=config.size,
         variants=_plain(config.variants),
+        arms=_plain(config.arms),
         out=Path(str(config.out)).expanduser(),
         workers=config.workers or len(os.sched_getaffinity(0)),
         shard=config.shard,

@@ -35,6 +35,8 @@ sizes:
   smoke: {splits: 2, trials: 2, overrides: [rounds=1, local.steps=2]}
   small: {splits: 2, trials: 2, overrides: [rounds=1, local.steps=2]}
   full: {splits: 2, trials: 2, overrides: [rounds=1, local.steps=2]}
+arms:
+  apart: {method: ditto, overrides: [algorithm.strength=0], splits: 1, looks: true}
 """
 SAME = "four: {dial: 4, overrides: [partition.delta=1]}"
 KILLED = """
@@ -123,6 +125,15 @@ def test_nothing_is_run_twice(done, plugins, monkeypatch):
     monkeypatch.setattr(runner, "run_cell", never)
     run(plugins, out)
     assert written(out) == before
+
+
+def test_arms_are_measured_beside_and_are_no_methods_of_the_table(done, plugins):
+    out, _ = done
+    before = written(out)
+    run(plugins, out, arms=True)
+    (path,) = (out / "cells/two/one/apart").iterdir()
+    assert path.name.startswith("final_trial_")
+    assert written(out)["table.csv"] == before["table.csv"]
 
 
 def test_killed_at_random_the_report_is_the_same(done, plugins, tmp_path):

@@ -12,6 +12,7 @@ from medfed.commands.methods import method, yamls
 from medfed.common.errors import ConfigError
 from medfed.config.plugins import with_plugins
 from medfed.federation.card import Range
+from medfed.run.benchmark.arms import Arm, chosen_arms
 from medfed.run.benchmark.methods import ALWAYS, chosen_methods, points, search_space
 from medfed.run.benchmark.plan import groups, shard_of
 from medfed.run.benchmark.sources import code_hash, read_code
@@ -109,6 +110,18 @@ def test_a_shard_that_is_none_is_refused(shard):
         (("  full: {splits: 1, trials: 1}\n", ""), r"it has no size full"),
         (("smoke: {splits: 1", "smoke: {splits: 0"), r"sizes\.smoke needs at least 1 split"),
         (("title: A test", "title: [A test"), r"cannot be read: "),
+        (("title:", "arms: {a: {metod: ditto}}\ntitle:"), r"arm a has no key 'metod' \(did"),
+        (("title:", "arms: {a: {}}\ntitle:"), r"the arm a lacks the key method"),
+        (("title:", "arms: {a/b: {}}\ntitle:"), r"the arm 'a/b' must be named by letters"),
+        (
+            ("title:", "arms: {a: {method: ditto, variant: bse}}\ntitle:"),
+            r"variant=bse, which is no",
+        ),
+        (("title:", "arms: {a: {method: ditto, splits: 0}}\ntitle:"), r"at least 1 split"),
+        (
+            ("title:", "arms: {a: {method: ditto, overrides: [algorithm=x]}}\ntitle:"),
+            r"the arm a sets algorithm; its key method",
+        ),
     ],
 )
 def test_a_suite_that_is_none_is_refused_by_name(change, message, tmp_path):
@@ -132,6 +145,56 @@ def test_a_suite_of_one_s_own_is_one_file(tmp_path):
     with pytest.raises(ConfigError, match=r"Unknown method 'dito' \(did you mean ditto"):
         chosen_methods(["dito"], [], list(yamls()))
     assert [m.name for m in chosen_methods(None, [], [])] == list(ALWAYS)
+
+
+ARMS = """
+arms:
+  apart: {method: ditto, overrides: [algorithm.strength=0], splits: 1}
+  seldom: {method: ditto, times: {rounds: 0.5, local.steps: 2}, tuned: false}
+  wrong: {method: ditto, times: {name: 2}}
+"""
+
+
+def test_an_arm_is_its_method_with_something_changed(tmp_path):
+    (tmp_path / "suites").mkdir()
+    (tmp_path / "suites" / "mine.yaml").write_text(GOOD.replace("trials: 1", "trials: 3") + ARMS)
+    (suite,) = chosen_suites("mine", [tmp_path])
+    methods = {"mine": chosen_methods(["ditto"], [], list(yamls()))[-1:]}
+    arms = chosen_arms(["apart", "seldom"], {"mine": suite.arms}, yamls())
+    (ditto, apart, seldom), _ = groups([suite], methods, "small", arms=arms)
+    assert [c.key for c in apart.tuning()] == [c.key for c in ditto.tuning()]  # tuned as it is
+    (own,) = apart.final(2)
+    assert own.place == "mine/base/apart/final_trial_2_split_0"
+    assert own.config["algorithm"]["strength"] == 0  # not what was tuned
+    assert own.config["optimizer"]["lr"] == ditto.final(2)[0].config["optimizer"]["lr"]
+    assert own.key != ditto.final(2)[0].key
+    assert not seldom.tuning()
+    (own,) = seldom.final(0)
+    base = ditto.final(0)[0].config
+    assert (own.config["rounds"], own.config["local"]["steps"]) == (15, 40)
+    assert base["rounds"] * base["local"]["steps"] == 15 * 40 == seldom.budget
+    wrong = groups([suite], methods, "small", arms={"mine": [suite.arms["wrong"]]})[0][-1]
+    with pytest.raises(ConfigError, match=r"arm wrong: times\.name names no whole number"):
+        wrong.final(0)
+
+
+def test_arms_that_there_are_not_are_refused_by_name():
+    arms = {"mine": {"apart": Arm("apart", "ditto")}}
+    assert not chosen_arms(False, arms)["mine"]
+    with pytest.raises(ConfigError, match=r"arms=apat is none of suite=mine \(did you mean apart"):
+        chosen_arms("apat", arms)
+    with pytest.raises(ConfigError, match=r"suite=mine: the arm apart has the name of a method"):
+        chosen_arms(True, arms, ["apart"])
+
+
+@pytest.mark.parametrize("name", suites())
+def test_every_arm_composes(name, tmp_path):
+    suite = suites()[name]
+    places = {name: str(tmp_path)} if suite.path else {}
+    arms = chosen_arms(True, {name: suite.arms}, yamls())
+    found, _ = groups([suite], {name: []}, "small", paths=places, arms=arms)
+    for group in found:
+        assert group.config(group.variants[0], True) != group.config(group.variants[0])
 
 
 def test_comments_do_not_change_the_hash_of_code_and_code_does(tmp_path):

@@ -18,6 +18,7 @@ from medfed.config.compose import CONFIG_DIR
 from medfed.reports.benchmark.findings import Told, findings
 from medfed.reports.benchmark.page import latex, page
 from medfed.reports.benchmark.verdicts import REFERENCES, Verdict
+from medfed.run.benchmark.arms import chosen_arms
 from medfed.run.benchmark.cells import stale_cells
 from medfed.run.benchmark.methods import chosen_methods
 from medfed.run.benchmark.plan import groups, shard_of
@@ -49,6 +50,7 @@ def benchmark(
     *,
     size: str = "small",
     variants: str | Sequence[str] | None = None,
+    arms: bool | str | Sequence[str] = False,
     out: Path = Path("outputs/benchmark"),
     workers: int = 1,
     shard: str | None = None,
@@ -66,6 +68,7 @@ def benchmark(
             ceilings are always among them.
         size: ``smoke``, ``small`` or ``full``.
         variants: Tasks beside the first of a suite, or ``all``.
+        arms: Whether to measure also the arms of the suites, or which of them.
         out: Where cells are kept; the report goes to ``report`` within it.
         workers: Processes; 0 computes in this one.
         shard: ``i/n``, the i-th of n jobs; the report is then of this job's methods only.
@@ -92,7 +95,8 @@ def benchmark(
     by_suite = {
         s.name: chosen_methods(methods, s.sizes[size].methods or s.methods, known) for s in chosen
     }
-    every, notes = groups(chosen, by_suite, size, variants, paths, common, root)
+    further = chosen_arms(arms, {s.name: s.arms for s in chosen}, known)
+    every, notes = groups(chosen, by_suite, size, variants, paths, common, root, further)
     mine = list(shard_of(every, shard))
     if not mine:
         raise ConfigError(" ".join(notes) or f"shard={shard} leaves nothing to do; use fewer.")
@@ -100,8 +104,9 @@ def benchmark(
     if not quiet:
         say(console, *notes)
     broken = {} if report_only else run_groups(mine, out, workers, quiet)
-    progress = found_groups(mine, out)
-    notes += _missing(progress, out)
+    measured = found_groups(mine, out)
+    notes += _missing(measured, out)
+    progress = [own for own in measured if own.group.arm is None]
     told = findings(progress, size, notes)
     if not any(own.final for own in progress):
         lost = next(iter(broken.values()), "") or (notes or ["nothing was computed there"])[-1]

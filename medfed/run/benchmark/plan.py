@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from medfed.common.errors import ConfigError, first_line
 from medfed.config.check import check
 from medfed.config.compose import load
 from medfed.federation.card import Card
+from medfed.run.benchmark.arms import Arm
 from medfed.run.benchmark.cells import Cell, Stage, cell_key
 from medfed.run.benchmark.methods import CEILINGS, Method, card_of, points, search_space
 from medfed.run.benchmark.suite import TUNING, Size, Suite, check_shard
@@ -34,6 +35,8 @@ class Group:
         size: How much is computed.
         common: Overrides of whoever runs it: where real data lie, plugins.
         root: Where generated cohorts are kept.
+        arm: What is changed of the method, whose tuning is its own; None: it is one of those that
+            are compared.
     """
 
     suite: Suite
@@ -42,7 +45,10 @@ class Group:
     size: Size
     common: tuple[str, ...] = ()
     root: str = "data"
-    _composed: dict[str, DictConfig] = field(default_factory=dict, compare=False, repr=False)
+    arm: Arm | None = None
+    _composed: dict[tuple[str, bool], DictConfig] = field(
+        default_factory=dict, compare=False, repr=False
+    )
 
     @property
     def name(self) -> str:
@@ -57,20 +63,28 @@ class Group:
     @cached_property
     def settings(self) -> list[dict[str, float]]:
         """The settings that are tried, the default first."""
+        if self.arm is not None and not self.arm.tuned:
+            return [{}]
         return points(search_space(self.card, self.suite.lr), self.size.trials)
 
-    def config(self, variant: str) -> DictConfig:
+    def config(self, variant: str, as_arm: bool = False) -> DictConfig:
         """Composes the task with this method, at its defaults and of no split in particular.
+
+        Args:
+            variant: The task.
+            as_arm: Whether with what the arm changes.
 
         Raises:
             ConfigError: If the suite or the method does not compose; the suite is named.
         """
-        if variant not in self._composed:
-            suite = self.suite
+        if (variant, as_arm) not in self._composed:
+            suite, arm = self.suite, self.arm if as_arm else None
+            named = f"suite={suite.name}" + (f", arm {self.arm.name}" if self.arm else "")
             overrides = [
                 f"experiment={suite.experiment}",
                 f"algorithm={self.method.algorithm}",
                 *(*suite.overrides, *self.size.overrides, *suite.variants[variant].overrides),
+                *(arm.overrides if arm else ()),
                 *("logger=none", "progress=false", "threads=1", "folder=nowhere"),
                 *self.common,
             ]
@@ -78,16 +92,18 @@ class Group:
                 config = load(overrides)
                 if "root" in config.data:
                     config.data.root = self.root
+                if arm:
+                    arm.scale(config)
                 check(config)
             except ConfigError as error:
-                raise ConfigError(f"suite={suite.name}: {error}") from error
+                raise ConfigError(f"{named}: {error}") from error
             if config.local.steps is None:
                 raise ConfigError(
                     f"suite={suite.name} has no local.steps, so that budgets could not be equal; "
                     "set it in its overrides."
                 )
-            self._composed[variant] = config
-        return self._composed[variant]
+            self._composed[variant, as_arm] = config
+        return self._composed[variant, as_arm]
 
     @property
     def budget(self) -> int:
@@ -101,7 +117,10 @@ class Group:
         Raises:
             ConfigError: If a key of the setting or of the split is unknown.
         """
-        config = self.config(variant).copy()
+        as_arm = self.arm is not None and stage == "final"
+        config = self.config(variant, as_arm).copy()
+        if self.arm is not None and as_arm:
+            setting = self.arm.setting(setting)
         # A step of two gradients is half as many steps.
         if not self.is_ceiling and self.card.passes > 1:
             config.local.steps = max(1, round(config.local.steps / self.card.passes))
@@ -121,7 +140,7 @@ class Group:
     @property
     def is_ceiling(self) -> bool:
         """Whether it has all patients in one place, so that no budget holds it."""
-        return self.method.name in CEILINGS
+        return self.method.algorithm in CEILINGS
 
     def tuning(self) -> list[Cell]:
         """Returns the cells of tuning, by trial; none where only the default is tried."""
@@ -171,6 +190,7 @@ def groups(
     paths: Mapping[str, str | None] | None = None,
     common: Sequence[str] = (),
     root: str = "data",
+    arms: Mapping[str, Sequence[Arm]] | None = None,
 ) -> tuple[list[Group], list[str]]:
     """Returns what is to be compared, and says what is left out.
 
@@ -182,6 +202,7 @@ def groups(
         paths: Of real data, by suite.
         common: Overrides of whoever runs it.
         root: Where generated cohorts are kept.
+        arms: Further measurements, by suite.
 
     Raises:
         ConfigError: If a variant is unknown, or real data are named that are not there.
@@ -206,6 +227,12 @@ def groups(
             Group(suite, method, chosen, suite.sizes[size], tuple(own), root)
             for method in methods[suite.name]
         ]
+        for arm in (arms or {}).get(suite.name, ()):
+            base, sized = Method.of(arm.method), suite.sizes[size]
+            splits = min(sized.splits, arm.splits or sized.splits)
+            named, where = replace(base, name=arm.name), (arm.variant or suite.base,)
+            own_size = replace(sized, splits=splits)
+            found.append(Group(suite, named, where, own_size, tuple(own), root, arm))
     return found, told
 
 

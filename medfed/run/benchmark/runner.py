@@ -100,9 +100,9 @@ def run_groups(
             return
         file = cell.file(out)
         if file not in by_file:
-            by_file[file] = pool.submit(
-                run_cell, cell.config, cell.stage, cell.finetuned, cell.shows
-            )
+            arm = own.group.arm
+            shows = cell.shows or (arm is not None and arm.looks and cell.stage == "final")
+            by_file[file] = pool.submit(run_cell, cell.config, cell.stage, cell.finetuned, shows)
         waiting.setdefault(by_file[file], []).append((own, cell))
 
     def take(own: Progress, cell: Cell, result: Result, pool: Executor) -> None:

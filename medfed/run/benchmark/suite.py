@@ -18,6 +18,7 @@ import yaml  # type: ignore[import-untyped]
 from medfed.common.errors import ConfigError, did_you_mean
 from medfed.config.compose import CONFIG_DIR
 from medfed.federation.card import Range
+from medfed.run.benchmark.arms import Arm, read_arms
 
 SIZES = ("smoke", "small", "full")
 TUNING = 1000
@@ -78,6 +79,7 @@ class Suite:
         passes: Gradient passes that a method may take, as a multiple of the budget.
         bytes: Bytes that a method may send, as a multiple of FedAvg's; None: as many as it wishes,
             in equal rounds.
+        arms: Further measurements, by name: see :mod:`medfed.run.benchmark.arms`.
         file: Where it is written.
     """
 
@@ -95,6 +97,7 @@ class Suite:
     path: bool = False
     passes: float = 1.05
     bytes: float | None = None
+    arms: Mapping[str, Arm] = field(default_factory=dict)
     file: Path = field(default=Path(), compare=False)
 
     @property
@@ -201,12 +204,13 @@ def _suite(file: Path, content: dict[str, Any]) -> Suite:
     for name, size in sizes.items():
         if size.splits < 1 or size.trials < 1:
             raise ValueError(f"sizes.{name} needs at least 1 split and 1 trial")
+    arms = read_arms(content.pop("arms", None) or {}, variants)
     tuples: dict[str, Any] = {
         n: tuple(content.pop(n)) for n in ("overrides", "methods") if n in content
     }
     return Suite(
         name=file.stem, file=file, lr=Range(float(low), float(high)), variants=variants,
-        sizes=sizes, **tuples, **content,
+        sizes=sizes, arms=arms, **tuples, **content,
     )  # fmt: skip
 
 
