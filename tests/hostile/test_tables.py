@@ -314,6 +314,7 @@ PATCHES = {
     "data.val_fraction=nan": MUST,
     "model=linear": "",
     "model=logistic": "",
+    "model=mlp": "",
 }
 
 

@@ -22,7 +22,7 @@ def names(group: str) -> list[str]:
 
 def compose(model: str, optimizer: str = "sgd", scheduler: str = "constant") -> DictConfig:
     """The root keys that a training configuration supplies."""
-    tabular = model in ("linear", "logistic")
+    tabular = model in ("linear", "logistic", "mlp")
     root = {
         "in_channels": 7 if tabular else 2,
         "out_channels": 1 if model == "linear" else 2,
