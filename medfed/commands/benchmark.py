@@ -57,6 +57,7 @@ def main(config: DictConfig) -> None:
         workers=config.workers or len(os.sched_getaffinity(0)),
         shard=config.shard,
         report_only=config.report_only,
+        figures=config.figures,
         data_root=str(config.data_root),
         paths=_plain(config.paths),
         plugins=folders,

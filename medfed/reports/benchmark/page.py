@@ -2,248 +2,196 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping
 from html import escape
 
-from medfed.common.console import size
-from medfed.reports.benchmark import svg
 from medfed.reports.benchmark.findings import Told
+from medfed.reports.benchmark.forests import Row, forest
+from medfed.reports.benchmark.looking import looks_of
+from medfed.reports.benchmark.pictures import Picture, pictures_of
+from medfed.reports.benchmark.plots import curves
 from medfed.reports.benchmark.scores import Task
-from medfed.reports.benchmark.verdicts import REFERENCES, Verdict, ceiling_of, floor_of
-from medfed.run.benchmark.cells import libraries
-from medfed.run.benchmark.methods import CEILINGS
+from medfed.reports.benchmark.style import SCRIPT, STYLE
+from medfed.reports.benchmark.tables import (
+    folded,
+    harmed_table,
+    hospitals_table,
+    methods_table,
+    table,
+    words,
+)
+from medfed.reports.benchmark.verdicts import Verdict
+from medfed.reports.benchmark.words import details, ends_of
 
-_STYLE = """
-:root{color-scheme:light dark;--ink:#1c1c1e;--soft:#6b6b70;--line:#d9d9de;--paper:#fff;
---dot:#0072b2;--good:#00725a;--bad:#b34700}
-@media(prefers-color-scheme:dark){:root{--ink:#ececf0;--soft:#a0a0a8;--line:#3a3a40;--paper:#161618;
---dot:#56b4e9;--good:#4cc9a6;--bad:#ff9d5c}}
-@media print{:root{color-scheme:light;--ink:#000;--soft:#444;--line:#bbb;--paper:#fff;--dot:#0072b2}
-section{break-inside:avoid}details{display:none}}
-body{margin:0 auto;padding:1rem;max-width:68rem;background:var(--paper);color:var(--ink);
-font:16px/1.5 system-ui,sans-serif}
-h1{font-size:1.5rem}h2{font-size:1.2rem;margin-top:2.5rem;border-top:1px solid var(--line);
-padding-top:1rem}h3{font-size:1rem}
-.wide{overflow-x:auto}table{border-collapse:collapse;font-size:.85rem;
-font-variant-numeric:tabular-nums}th,td{padding:.25rem .6rem;text-align:right;
-border-bottom:1px solid var(--line);white-space:nowrap}th:first-child,td:first-child{
-text-align:left;position:sticky;left:0;background:var(--paper)}th{cursor:pointer;color:var(--soft);font-weight:600}
-td.better{color:var(--good)}td.worse{color:var(--bad)}.soft,figcaption{color:var(--soft);
-font-size:.85rem}figure{margin:1rem 0;overflow-x:auto}svg{width:100%;min-width:30rem;
-max-width:44rem;height:auto;font:12px system-ui,sans-serif;fill:var(--ink)}
-svg .grid{stroke:var(--line);stroke-width:1}svg .mark{stroke:var(--soft);stroke-dasharray:3 3}
-svg .interval{stroke:var(--dot);stroke-width:2}svg .dot{fill:var(--dot)}
-svg .name{text-anchor:end}svg .tick,svg .note{text-anchor:middle;fill:var(--soft)}
-pre{overflow-x:auto;font-size:.8rem}
-"""
-# A click on a head sorts a table by that column: numbers as numbers.
-_SCRIPT = """
-for(const h of document.querySelectorAll("th"))h.onclick=()=>{const b=h.closest("table").tBodies[0],
-i=h.cellIndex,d=h.dataset.d=h.dataset.d==="1"?"-1":"1",v=r=>r.cells[i].dataset.v??
-r.cells[i].textContent;[...b.rows].sort((p,q)=>{const x=v(p),y=v(q),n=x-y;return d*(isNaN(n)?
-x.localeCompare(y):n)}).forEach(r=>b.append(r))};
-"""
+GENERATOR = '<meta name="generator" content="medfed">'
 
 
 def page(told: Told) -> str:
     """Returns the page.
 
     Args:
-        told: What a benchmark found.
+        told: What was found.
 
     Returns:
         HTML in which nothing is fetched from anywhere.
     """
-    body = [
-        "<h1>Benchmark</h1>",
-        "<ul>" + "".join(f"<li>{escape(s)}</li>" for s in told.sentences) + "</ul>",
-        *(_task(task, verdicts) for task, verdicts in told.tasks),
-        *_dials(told),
-        _ranks(told),
-        _settings(told),
-    ]
+    body = "".join(section(told) for section in SECTIONS)
     return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8">{GENERATOR}'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>Benchmark</title><style>{_STYLE}</style></head><body>{''.join(body)}"
-        f"<script>{_SCRIPT}</script></body></html>\n"
+        f"<title>{escape(told.title)}</title><style>{STYLE}</style></head>"
+        f"<body>{body}<script>{SCRIPT}</script></body></html>\n"
     )
 
 
-def _task(task: Task, verdicts: Mapping[str, Verdict]) -> str:
-    ordered = sorted(verdicts.items(), key=lambda item: -item[1].mean.mean)
-    lines = {"floor": task.raw(floor_of(task)[1]), "ceiling": task.raw(ceiling_of(task)[1])}
-    rows = []
-    for name, v in ordered:
-        low, high = sorted((task.raw(v.mean.low), task.raw(v.mean.high)))
-        rows.append((name, task.raw(v.mean.mean), low, high))
-    sent = {n: (sum(v.scores.sent), task.raw(v.mean.mean)) for n, v in ordered if n not in CEILINGS}
-    splits = len(next(iter(verdicts.values())).scores.values)
+def place(name: str) -> str:
+    """Returns the anchor of a part of the page.
+
+    Example:
+        >>> place("brats/lack_flair")
+        'brats-lack_flair'
+    """
+    return re.sub(r"[^\w.-]+", "-", name)
+
+
+def answers(told: Told) -> str:
+    """The verdict of each task in words, then what is to be noted."""
+    suites = dict.fromkeys(task.suite for task, _ in told.tasks)
+    parts = [f"<h1>{escape(told.title)}</h1>"]
+    if told.remark:
+        parts.append(f"<p><b>{escape(told.remark)}</b></p>")
+    for suite in suites:
+        own = [task for task, _ in told.tasks if task.suite == suite]
+        listed = [_answer(told, task) for task in own]
+        parts.append(f"<dl>{listed[0]}</dl>")
+        if listed[1:]:
+            names = ", ".join(task.variant for task in own[1:])
+            parts.append(folded(f"{suite} otherwise: {names}", f"<dl>{''.join(listed[1:])}</dl>"))
+    if told.notes:
+        listed = [f"<li>{escape(note)}</li>" for note in told.notes]
+        parts.append(f"<h3>To be noted</h3><ul>{''.join(listed)}</ul>")
+    return "".join(parts)
+
+
+def _answer(told: Told, task: Task) -> str:
+    sentences = escape(" ".join(told.answers[task.name]))
+    link = f'<a href="#{place(task.name)}">{escape(task.name)}</a>'
+    about = f' <span class="note">{escape(task.title)}</span>' if task.title else ""
+    return f"<dt>{link}{about}</dt><dd>{sentences}</dd>"
+
+
+def tasks(told: Told) -> str:
+    """Each task; of a suite the first is open, those at other settings are folded."""
+    parts, seen = [], set()
+    for task, verdicts in told.tasks:
+        body = _task(told, task, verdicts)
+        if task.suite in seen:
+            head = f'<details id="{place(task.name)}"><summary>{escape(task.name)}</summary>'
+            parts.append(f"{head}{body}</details>")
+        else:
+            head = f'<section id="{place(task.name)}"><h2>{escape(task.name)}</h2>'
+            parts.append(f"{head}{body}</section>")
+        seen.add(task.suite)
+    return "".join(parts)
+
+
+def _task(told: Told, task: Task, verdicts: Mapping[str, Verdict]) -> str:
     better = "smaller" if task.falls else "larger"
+    count = "1 split" if task.single else f"{task.splits} splits"
+    facts = (
+        f"{task.title}. " * bool(task.title) + f"{task.metric}, {better} is better; {count}, "
+        f"{len(task.clients)} hospitals, {task.patients} tested patients. {ends_of(task)}"
+    )
+    long = "".join(f"<li>{escape(s)}</li>" for s in (*details(task, verdicts), *task.notes))
+    drawn = "".join(p.html() for p in pictures_of(task, verdicts).values())
     return "".join(
         [
-            f"<section><h2>{escape(task.name)}</h2>",
-            f'<p class="soft">{escape(task.metric)}, {better} is better; {splits} splits, '
-            f"{len(task.clients)} hospitals, {task.patients} tested patients.</p>",
-            _figure(
-                svg.forest(rows, lines, task.metric),
-                "Mean over hospitals, and its 95 % interval over splits; floor: the best constant "
-                "predictor, ceiling: all patients in one place.",
-            ),
-            _table(task, ordered),
-            _figure(
-                svg.scatter(sent, "bytes sent, up and down, of all hospitals", task.metric),
-                "What was reached for what travelled.",
-            ),
-            _hospitals(task, verdicts),
-            "</section>",
+            f'<p class="note">{escape(facts)}</p>',
+            f"<p>{escape(' '.join(told.answers[task.name]))}</p>",
+            f'<div class="pictures">{drawn}{looks_of(task, verdicts)}</div>',
+            folded("All methods, in numbers", methods_table(task, verdicts)),
+            folded("Who is harmed, by method", harmed_table(task, verdicts)),
+            folded("Hospital by hospital", hospitals_table(task, verdicts)),
+            folded("Which methods are better, worse, not told apart", f"<ul>{long}</ul>"),
         ]
     )
 
 
-def _table(task: Task, ordered: Sequence[tuple[str, Verdict]]) -> str:
-    head = (
-        *("method", "mean", "worst hospital", "worst decile", "− local", "seen from", "− FedAvg"),
-        *("seen from", "harmed", "sent", "passes"),
-    )
-    lines = []
-    for name, v in ordered:
-        cells = [f"<td>{escape(name)}</td>"]
-        cells += [_number(task.raw(x)) for x in (v.mean.mean, v.worst, v.decile)]
-        for reference in REFERENCES:
-            a = v.against.get(reference)
-            if a is None:
-                cells += ["<td></td>"] * 2
-                continue
-            kind = a.verdict if a.verdict in ("better", "worse") else "soft"
-            d = a.difference
-            told = f"[{d.low:+.4f}, {d.high:+.4f}], p = {a.p:.3g} (Holm), {a.verdict}"
-            cells.append(
-                f'<td class="{kind}" data-v="{d.mean}" title="{escape(told)}">{d.mean:+.4f}</td>'
-            )
-            cells.append(_number(d.visible))
-        if v.harm is None:
-            cells.append("<td></td>")
-        else:
-            names = escape(", ".join(v.harm.clients) or "nobody", quote=True)
-            ends = "" if math.isnan(v.harm.low) else f" [{v.harm.low:.0%}, {v.harm.high:.0%}]"
-            cells.append(
-                f'<td data-v="{v.harm.share}" title="{names}">{v.harm.share:.0%}{ends}</td>'
-            )
-        bytes_ = sum(v.scores.sent)
-        cells.append(f'<td data-v="{bytes_}">{size(round(bytes_))}</td>')
-        cells.append(_number(v.scores.passes, 2))
-        lines.append(f"<tr>{''.join(cells)}</tr>")
-    titles = "".join(f"<th>{escape(h)}</th>" for h in head)
-    return (
-        f'<div class="wide"><table><thead><tr>{titles}</tr></thead>'
-        f"<tbody>{''.join(lines)}</tbody></table></div>"
-        '<p class="soft">Coloured: told apart. Seen from: the smallest difference that could have '
-        "been seen. Harmed: hospitals that would be better off alone. Passes: a share of the "
-        "budget.</p>"
+def dials(told: Told) -> str:
+    """The curves over the dials of suites, their crossings marked."""
+    return "".join(
+        f'<section id="{place(suite)}-dial"><h2>{escape(suite)}: the dial</h2>{picture.html()}'
+        "</section>"
+        for suite, picture in dial_pictures(told).items()
     )
 
 
-def _hospitals(task: Task, verdicts: Mapping[str, Verdict]) -> str:
-    """Each hospital's mean over splits, by method."""
-    names = [*verdicts]
-    head = "".join(f"<th>{escape(n)}</th>" for n in ("hospital", *names))
-    lines = []
-    for i, client in enumerate(task.clients):
-        cells = []
-        for name in names:
-            column = [float(v) for v in verdicts[name].scores.values[:, i]]
-            known = [v for v in column if not math.isnan(v)]
-            harm = verdicts[name].harm
-            kind = ' class="worse"' if harm is not None and client in harm.surely else ""
-            mean = sum(known) / len(known) if known else math.nan
-            cells.append(_number(task.raw(mean), kind=kind))
-        lines.append(f"<tr><td>{escape(client)}</td>{''.join(cells)}</tr>")
-    return (
-        "<details><summary>Hospital by hospital</summary>"
-        f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody>'
-        "</table></div></details>"
-    )
+def dial_pictures(told: Told) -> dict[str, Picture]:
+    """Draws the dials.
 
+    Args:
+        told: What was found.
 
-def _dials(told: Told) -> list[str]:
-    found = []
+    Returns:
+        By suite.
+    """
+    found = {}
     for suite, dial in told.dials.items():
+        metric = next(task.metric for task, _ in told.tasks if task.suite == suite)
+        lines = {n: list(zip(dial["at"], c, strict=True)) for n, c in dial["curves"].items()}
         where = "; ".join(
             f"{pair} at {', '.join(f'{x:g}' for x in at)}" for pair, at in dial["crossings"].items()
         )
-        metric = next(task.metric for task, _ in told.tasks if task.suite == suite)
-        picture = svg.curves(dial["at"], dial["curves"], dial["dial"], metric)
+        crossed = [tuple(point) for points in dial["crossed"].values() for point in points]
         caption = f"Crossings: {where}." if where else "No two curves cross."
-        found.append(
-            f"<section><h2>{escape(suite)}: the dial</h2>{_figure(picture, caption)}</section>"
-        )
+        canvas = curves(lines, dial["dial"], metric, evenly=True, crossed=crossed)
+        found[suite] = Picture(canvas, caption)
     return found
 
 
-def _ranks(told: Told) -> str:
+def ranks(told: Told) -> str:
+    """Mean ranks over blocks of suite and split."""
     if not told.ranks:
         return ""
-    ranks = sorted(told.ranks["ranks"].items(), key=lambda item: float(item[1]))
+    return f'<section id="ranks"><h2>Ranks</h2>{ranks_picture(told).html()}</section>'
+
+
+def ranks_picture(told: Told) -> Picture:
+    """Draws mean ranks, each with half of the critical difference to both sides."""
+    ordered = sorted(told.ranks["ranks"].items(), key=lambda item: float(item[1]))
     half = told.ranks["critical_difference"] / 2
-    rows = [(n, r, r - half, r + half) for n, r in ranks]
-    caption = (
+    rows = [Row(n, r, r - half, r + half) for n, r in ordered]
+    return Picture(
+        forest(rows, {}, "mean rank"),
         f"Mean ranks over {told.ranks['blocks']} blocks of suite and split; intervals that do not "
-        f"overlap differ by more than the critical difference. {told.ranks['remark']}"
+        f"overlap differ by more than the critical difference. {told.ranks['remark']}",
     )
-    return f"<section><h2>Ranks</h2>{_figure(svg.forest(rows, {}, 'mean rank'), caption)}</section>"
 
 
-def _settings(told: Told) -> str:
+def settings(told: Told) -> str:
+    """What was tuned, the hashes of the cells, libraries, and the commands that repeat it."""
     lines = [
-        f"<tr><td>{escape(task.name)}</td><td>{escape(name)}</td><td>"
-        + escape(" ".join(f"{k}={v:g}" for k, v in verdict.scores.setting.items()) or "defaults")
-        + "</td></tr>"
+        [
+            f"<td>{escape(task.name)}</td>",
+            words(name),
+            words(" ".join(f"{k}={v:g}" for k, v in verdict.scores.setting.items()) or "defaults"),
+            words(" ".join(key[:12] for key in verdict.scores.keys)),
+        ]
         for task, verdicts in told.tasks
         for name, verdict in verdicts.items()
     ]
-    versions = " ".join(f"{name} {number}" for name, number in libraries().items())
+    versions = ", ".join(f"{name} {number}" for name, number in told.libraries.items())
+    again = escape("\n".join(told.commands))
+    head = ("task", "method", "setting", "cells, by split")
     return (
-        "<section><h2>Settings</h2><div class='wide'><table><thead><tr><th>task</th><th>method</th>"
-        f"<th>tuned</th></tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
-        f'<p class="soft">{escape(versions)}</p></section>'
+        '<section id="settings"><h2>Settings</h2>'
+        + (f"<p>This repeats it:</p><pre>{again}</pre>" if again else "")
+        + f'<p class="note">{escape(versions)}</p>'
+        + folded("Settings that were used, and the hashes of cells", table(head, lines))
+        + "</section>"
     )
 
 
-def _figure(picture: str, caption: str) -> str:
-    return f"<figure>{picture}<figcaption>{escape(caption)}</figcaption></figure>"
-
-
-def _number(value: float, digits: int = 4, kind: str = "") -> str:
-    if math.isnan(value):
-        return f"<td{kind}>–</td>"
-    return f'<td{kind} data-v="{value}">{value:.{digits}f}</td>'
-
-
-def latex(told: Told) -> str:
-    r"""Returns a table for a paper, of booktabs: a line per method, best first, for each task.
-
-    Args:
-        told: What a benchmark found.
-    """
-    lines = []
-    for task, verdicts in told.tasks:
-        lines += [
-            f"% {task.name}: {task.metric}",
-            r"\begin{tabular}{lrrrrr}",
-            r"\toprule",
-            r"method & mean & worst & $-$ local & $-$ FedAvg & harmed \\",
-            r"\midrule",
-        ]
-        for name, v in sorted(verdicts.items(), key=lambda item: -item[1].mean.mean):
-            cells = [name.replace("_", r"\_"), f"{task.raw(v.mean.mean):.4f}"]
-            cells.append(f"{task.raw(v.worst):.4f}")
-            for reference in REFERENCES:
-                a = v.against.get(reference)
-                star = "" if a is None or a.verdict not in ("better", "worse") else "*"
-                cells.append("" if a is None else f"${a.difference.mean:+.4f}${star}")
-            cells.append("" if v.harm is None else f"{v.harm.share:.0%}".replace("%", r"\%"))
-            lines.append(" & ".join(cells) + r" \\")
-        lines += [r"\bottomrule", r"\end{tabular}", ""]
-    return "\n".join(lines)
+# What the page has, in order: functions from the findings to HTML, empty where there is nothing.
+SECTIONS: tuple[Callable[[Told], str], ...] = (answers, dials, tasks, ranks, settings)

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from medfed.common.console import say, size, wide_console
+from medfed.common.console import say, wide_console
 from medfed.common.errors import CheckpointError, ConfigError, MedfedError
-from medfed.common.files import csv_text, write_json, write_text, writing
+from medfed.common.files import writing
 from medfed.common.names import cell as as_cell
 from medfed.config.compose import CONFIG_DIR
+from medfed.reports.benchmark.files import shown, write
 from medfed.reports.benchmark.findings import Told, findings
-from medfed.reports.benchmark.page import latex, page
-from medfed.reports.benchmark.verdicts import REFERENCES, Verdict
 from medfed.run.benchmark.arms import chosen_arms
 from medfed.run.benchmark.cells import stale_cells
 from medfed.run.benchmark.methods import chosen_methods
@@ -25,23 +22,6 @@ from medfed.run.benchmark.plan import groups, shard_of
 from medfed.run.benchmark.runner import Progress, found_groups, run_groups
 from medfed.run.benchmark.studies import write_studies
 from medfed.run.benchmark.suite import chosen_suites
-
-COLUMNS = (
-    *("suite", "variant", "method", "metric", "splits", "mean", "low", "high"),
-    *("worst_client", "worst_decile"),
-    *(
-        f"{name}_{reference}"
-        for reference in REFERENCES
-        for name in (
-            *("difference", "low", "high", "patients_low", "patients_high"),
-            *("p_holm", "visible", "verdict"),
-        )
-    ),
-    *("harmed", "harmed_low", "harmed_high", "harmed_clients", "surely_harmed_clients"),
-    *("bytes_up", "bytes_down", "passes", "failed_splits", "setting"),
-)
-
-_LAST = ("− local", "− FedAvg", "harmed", "sent")
 
 
 def benchmark(
@@ -58,6 +38,7 @@ def benchmark(
     data_root: str = "data",
     paths: Mapping[str, str | None] | None = None,
     plugins: Sequence[str] = (),
+    figures: bool = True,
     quiet: bool = False,
 ) -> Told:
     """Runs the cells that are missing, then writes and prints the report.
@@ -76,6 +57,7 @@ def benchmark(
         data_root: Where generated cohorts are kept.
         paths: Of real data, by suite.
         plugins: Folders of suites and methods of a user's own.
+        figures: Whether to write the pictures as files of vectors, too.
         quiet: Whether to print nothing.
 
     Returns:
@@ -108,14 +90,15 @@ def benchmark(
     notes += _missing(measured, out)
     progress = [own for own in measured if own.group.arm is None]
     told = findings(progress, size, notes)
+    told.commands = [_command(suite, methods, size, variants, arms, paths)]
     if not any(own.final for own in progress):
         lost = next(iter(broken.values()), "") or (notes or ["nothing was computed there"])[-1]
         raise CheckpointError(f"There is nothing to report in {out}: {lost}")
     with writing(out, "choose another out=FOLDER"):
-        _write(out / "report", told)
+        write(out / "report", told, figures)
         write_studies(out / "tuning.journal", progress)
     if not quiet:
-        _print(told)
+        print_tables(told)
         say(console, *told.sentences, f"Report: {out / 'report' / 'report.html'}")
     if broken:
         place, why = next(iter(broken.items()))
@@ -124,6 +107,26 @@ def benchmark(
             "was finished is kept."
         )
     return told
+
+
+def _command(
+    suite: str | Sequence[str],
+    methods: str | Sequence[str] | None,
+    size: str,
+    variants: str | Sequence[str] | None,
+    arms: bool | str | Sequence[str],
+    paths: Mapping[str, str | None] | None,
+) -> str:
+    """The command line that computes all of it again, wherever data lie there."""
+    given = {"suite": suite, "methods": methods, "variants": variants, "arms": arms}
+    listed = {
+        key: str(value) if isinstance(value, bool | str) else "[" + ",".join(value) + "]"
+        for key, value in given.items()
+        if value not in (None, False)
+    }
+    keys = [f"{key}={value.replace('True', 'true')}" for key, value in listed.items()]
+    data = [f"paths.{name}=FOLDER" for name, path in (paths or {}).items() if path is not None]
+    return " ".join(["medfed benchmark", *keys, f"size={size}", *data])
 
 
 def _missing(progress: Sequence[Progress], out: Path) -> list[str]:
@@ -139,101 +142,8 @@ def _missing(progress: Sequence[Progress], out: Path) -> list[str]:
     ]
 
 
-def _row(told: Told, task: Any, name: str, v: Verdict) -> list[object]:
-    raw = task.raw
-    ends = sorted((raw(v.mean.low), raw(v.mean.high)))
-    cells: list[object] = [
-        *(task.suite, task.variant, name, task.metric, len(v.scores.values)),
-        *(raw(v.mean.mean), *ends, raw(v.worst), raw(v.decile)),
-    ]
-    for reference in REFERENCES:
-        if (a := v.against.get(reference)) is None:
-            cells += [""] * 8
-            continue
-        d = a.difference
-        cells += [d.mean, d.low, d.high, *a.patients, a.p, d.visible, a.verdict]
-    if v.harm is None:
-        cells += [""] * 5
-    else:
-        cells += [v.harm.share, v.harm.low, v.harm.high]
-        cells += [" ".join(v.harm.clients), " ".join(v.harm.surely)]
-    setting = " ".join(f"{key}={value:g}" for key, value in v.scores.setting.items())
-    return [*cells, *v.scores.sent, v.scores.passes, v.scores.failed, setting]
-
-
-def _write(folder: Path, told: Told) -> None:
-    rows = [
-        [_cell(value) for value in _row(told, task, name, v)]
-        for task, verdicts in told.tasks
-        for name, v in verdicts.items()
-    ]
-    write_text(folder / "table.csv", csv_text(COLUMNS, rows))
-    clients = [
-        [task.suite, task.variant, name, split, client, _cell(task.raw(float(value)))]
-        for task, verdicts in told.tasks
-        for name, v in verdicts.items()
-        for split, values in enumerate(v.scores.values)
-        for client, value in zip(task.clients, values, strict=True)
-    ]
-    head = ("suite", "variant", "method", "split", "client", "value")
-    write_text(folder / "clients.csv", csv_text(head, clients))
-    write_json(folder / "findings.json", told.plain())
-    write_text(folder / "report.md", markdown(told))
-    write_text(folder / "tables.tex", latex(told))
-    write_text(folder / "report.html", page(told))
-
-
-def _cell(value: object) -> object:
-    if isinstance(value, float):
-        return "" if math.isnan(value) else f"{value:.6g}"
-    return value
-
-
-def markdown(told: Told) -> str:
-    """Returns the report: verdicts in words first, then a table for each task.
-
-    Args:
-        told: What was found.
-    """
-    lines = ["# Benchmark", "", *(f"- {s}" for s in told.sentences), ""]
-    head = (
-        *("method", "mean [95 %]", "worst client", "worst decile", "against local"),
-        *("against FedAvg", "harmed", "sent"),
-    )
-    for task, verdicts in told.tasks:
-        better = "smaller" if task.falls else "larger"
-        lines += [f"## {task.name}", "", f"{task.metric}, {better} is better.", ""]
-        lines += [f"| {' | '.join(head)} |", "|---|" + "---:|" * (len(head) - 1)]
-        lines += [f"| {' | '.join(row)} |" for row in _shown(task, verdicts)] + [""]
-        lines += [f"- {note}" for note in task.notes] + [""] * bool(task.notes)
-    return "\n".join(lines).rstrip() + "\n"
-
-
-def _shown(task: Any, verdicts: Mapping[str, Verdict]) -> list[tuple[str, ...]]:
-    """The lines of a table for people, best first."""
-    rows = []
-    for name, v in sorted(verdicts.items(), key=lambda item: -item[1].mean.mean):
-        low, high = sorted((task.raw(v.mean.low), task.raw(v.mean.high)))
-        told = []
-        for reference in REFERENCES:
-            a = v.against.get(reference)
-            told.append("" if a is None else f"{a.difference.mean:+.4f} {a.verdict}")
-        harm = "" if v.harm is None else f"{v.harm.share:.0%} [{v.harm.low:.0%}, {v.harm.high:.0%}]"
-        rows.append(
-            (
-                name,
-                f"{task.raw(v.mean.mean):.4f} [{low:.4f}, {high:.4f}]",
-                f"{task.raw(v.worst):.4f}",
-                f"{task.raw(v.decile):.4f}",
-                *told,
-                harm.replace("nan%", "–"),
-                size(round(sum(v.scores.sent))),
-            )
-        )
-    return rows
-
-
-def _print(told: Told) -> None:
+def print_tables(told: Told) -> None:
+    """Prints a table for each task."""
     console = wide_console()
     for task, verdicts in told.tasks:
         table = Table(box=SIMPLE_HEAD, title=f"{task.name}: {task.metric}", title_justify="left")
@@ -248,6 +158,7 @@ def _print(told: Told) -> None:
             "sent",
         ):
             table.add_column(column, justify="left" if column == "method" else "right")
-        for row in _shown(task, verdicts):
+        for row in shown(task, verdicts):
             table.add_row(*(as_cell(text) if text else "" for text in row))
         console.print(table)
+        say(console, *task.left_out.values())

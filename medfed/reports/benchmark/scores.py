@@ -5,18 +5,36 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from medfed.common.errors import CheckpointError
+from medfed.common.names import few
 from medfed.common.scores import federation_statistics, mean_of_known, worst_value
+from medfed.run.benchmark.cells import Cell
 from medfed.run.benchmark.plan import Group
 from medfed.run.benchmark.runner import Progress
 
 Floats = NDArray[np.float64]
 Result = Mapping[str, Any]
+
+
+class Moment(NamedTuple):
+    """A round of a run that was evaluated.
+
+    Attributes:
+        round: Its number, from 1.
+        score: Mean over clients of the validation metric, turned so that larger is better.
+        bytes: What had travelled by then.
+        passes: Gradient passes that a client had taken by then.
+    """
+
+    round: int
+    score: float
+    bytes: float
+    passes: float
 
 
 @dataclass(frozen=True)
@@ -32,6 +50,9 @@ class Scores:
         passes: Gradient passes of the client that took most, as a share of the budget.
         failed: Splits in which its model has failed, which count as the worst possible.
         setting: What was changed of its defaults.
+        course: What validation gave after how many rounds, bytes and passes, mean over splits.
+        looks: What pictures of the first split need; see `medfed.run.benchmark.looks`.
+        keys: The hashes of its cells, by split.
     """
 
     method: str
@@ -41,6 +62,9 @@ class Scores:
     passes: float
     failed: int
     setting: Mapping[str, float]
+    course: tuple[Moment, ...] = ()
+    looks: Mapping[str, Any] = field(default_factory=dict)
+    keys: tuple[str, ...] = ()
 
     @property
     def means(self) -> Floats:
@@ -66,8 +90,11 @@ class Task:
         scores: By method.
         floor: By constant predictor the (S, C) scores, turned so that larger is better.
         overlap: Test patients per training patient, where splits are of the same patients.
-        notes: What is left out, and why.
+        left_out: By method why it is left out.
+        unfinished: What of it is not there yet.
         patients: Test patients of all splits and clients together.
+        title: What it is, in a line.
+        same: Whether a client's name means the same hospital in all splits.
     """
 
     suite: str
@@ -78,13 +105,31 @@ class Task:
     scores: dict[str, Scores] = field(default_factory=dict)
     floor: dict[str, Floats] = field(default_factory=dict)
     overlap: float = 0.0
-    notes: list[str] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
+    unfinished: str = ""
     patients: int = 0
+    title: str = ""
+    same: bool = True
 
     @property
     def name(self) -> str:
         """The suite and the variant."""
         return f"{self.suite}/{self.variant}"
+
+    @property
+    def notes(self) -> list[str]:
+        """All that is to be said of it."""
+        return [*self.left_out.values(), *([self.unfinished] * bool(self.unfinished))]
+
+    @property
+    def splits(self) -> int:
+        """How many splits there are."""
+        return max((len(s.values) for s in self.scores.values()), default=0)
+
+    @property
+    def single(self) -> bool:
+        """Whether there is one split, so that nothing is known of other training patients."""
+        return self.splits == 1
 
     def raw(self, value: float) -> float:
         """Returns a score as the metric has it."""
@@ -101,7 +146,8 @@ def task_of(progress: Sequence[Progress], variant: str) -> Task:
     Raises:
         CheckpointError: If cells of one split are not of the same patients; one is named.
     """
-    task = Task(progress[0].group.suite.name, variant)
+    suite = progress[0].group.suite
+    task = Task(suite.name, variant, title=suite.title, same=suite.splits != "seed")
     data: dict[int, tuple[str, str]] = {}
     missing: list[str] = []
     for own in progress:
@@ -109,7 +155,8 @@ def task_of(progress: Sequence[Progress], variant: str) -> Task:
         results = [own.final.get(c.place) for c in cells]
         found = [r for r in results if r is not None]
         if wrong := next((str(r["error"]) for r in found if "error" in r), None):
-            task.notes.append(f"{own.group.method.name} cannot be used on {task.name}: {wrong}")
+            name = own.group.method.name
+            task.left_out[name] = f"{name} cannot be used on {task.name}: {wrong}"
             continue
         if len(found) < own.group.size.splits:
             missing.append(own.group.method.name)
@@ -123,20 +170,24 @@ def task_of(progress: Sequence[Progress], variant: str) -> Task:
                     f"{cell.place} and {first[0]} are not of the same patients, so that they "
                     "cannot stand in one table; remove the one whose data are not the suite's."
                 )
-        _add(task, own, found)
-    if missing:
-        task.notes.append(
-            f"Left out of {task.name}, as not all of their splits are there: {', '.join(missing)}."
+        _add(task, own, found, cells)
+    if len(missing) == len(progress):
+        task.unfinished = f"{task.name} is not finished with any method: there is no table of it."
+    elif missing:
+        task.unfinished = (
+            f"{task.name} has {len(progress) - len(missing)} of {len(progress)} methods; of "
+            f"{few(missing, 8)} not all splits are there."
         )
     return task
 
 
-def _add(task: Task, own: Progress, results: Sequence[Result]) -> None:
+def _add(task: Task, own: Progress, results: Sequence[Result], cells: Sequence[Cell]) -> None:
     """Adds a method's scores, unless it has failed everywhere or exceeded its budget."""
     name, group = own.group.method.name, own.group
     whole = [r for r in results if "clients" in r]
     if not whole:
-        task.notes.append(f"{name} is left out of {task.name}: {results[0].get('failed', '')}")
+        failed = results[0].get("failed", "")
+        task.left_out[name] = f"{name} is left out of {task.name}: {failed}"
         return
     metric, mode = whole[0]["metric"]
     if not task.clients:
@@ -151,7 +202,7 @@ def _add(task: Task, own: Progress, results: Sequence[Result]) -> None:
     sign = -1 if task.falls else 1
     spent = max(max(r["passes"].values()) for r in whole) / group.budget
     if not group.is_ceiling and spent > group.suite.passes:
-        task.notes.append(
+        task.left_out[name] = (
             f"{name} is left out of {task.name}: it cannot keep the budget of {group.budget} "
             f"gradient passes, of which it took {spent:.2f} times as many."
         )
@@ -161,7 +212,7 @@ def _add(task: Task, own: Progress, results: Sequence[Result]) -> None:
     if not group.is_ceiling and limit is not None and fedavg and sum(fedavg.sent):
         times = (up + down) / sum(fedavg.sent)
         if times > limit:
-            task.notes.append(
+            task.left_out[name] = (
                 f"{name} is left out of {task.name}: it cannot keep the budget of {limit:g} times "
                 f"FedAvg's bytes, of which it sent {times:.2f} times as many."
             )
@@ -179,10 +230,28 @@ def _add(task: Task, own: Progress, results: Sequence[Result]) -> None:
         spent,
         len(results) - len(whole),
         group.settings[own.trial or 0],
+        _course(whole),
+        results[0].get("looks") or {},
+        tuple(cell.key for cell in cells),
     )
     for constant in whole[0].get("constant", {}) if name == "local" else ():
         values = [[_number(r["constant"][constant].get(c)) for c in task.clients] for r in whole]
         task.floor[constant] = sign * np.array(values, dtype=float)
+
+
+def _course(results: Sequence[Result]) -> tuple[Moment, ...]:
+    """The mean over splits of how a method went, at the rounds that all splits have."""
+    by_round: dict[int, list[Moment]] = {}
+    for result in results:
+        passes = max(result["passes"].values())
+        for at in result.get("course", ()):
+            own = Moment(at["round"], _number(at["score"]), at["bytes"], at["passes"] * passes)
+            by_round.setdefault(own.round, []).append(own)
+    return tuple(
+        Moment(number, *(float(v) for v in mean_of_known(np.array(found)[:, 1:], axis=0)))
+        for number, found in sorted(by_round.items())
+        if len(found) == len(results)
+    )
 
 
 def _drawn(results: Sequence[Result], clients: Sequence[str], worst: float) -> Floats:

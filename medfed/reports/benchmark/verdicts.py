@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
+from scipy.stats import norm
 
 from medfed.common.scores import mean_of_known
 from medfed.functional.bootstrap import percentiles
@@ -50,6 +51,8 @@ class Harm:
         high: The upper end.
         clients: Their names; empty where the hospitals of splits are not the same.
         surely: Those of them whose own interval is below 0.
+        gains: By client how much better it is than alone, mean over splits, and the ends of its
+            interval over patients drawn anew; empty as `clients`.
     """
 
     share: float
@@ -57,6 +60,7 @@ class Harm:
     high: float
     clients: tuple[str, ...] = ()
     surely: tuple[str, ...] = ()
+    gains: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -80,12 +84,12 @@ class Verdict:
     harm: Harm | None
 
 
-def judge(task: Task, same_hospitals: bool = True) -> dict[str, Verdict]:
+def judge(task: Task) -> dict[str, Verdict]:
     """Judges all methods of a task.
 
     Args:
-        task: The task.
-        same_hospitals: Whether a client's name means the same hospital in all splits.
+        task: The task. Where it has one split alone, intervals and p-values are those of patients
+            drawn anew, which say nothing of other training patients.
 
     Returns:
         By method, ceilings too, which are compared with nothing.
@@ -95,13 +99,13 @@ def judge(task: Task, same_hospitals: bool = True) -> dict[str, Verdict]:
     return {
         name: Verdict(
             scores,
-            difference(scores.means.tolist(), task.overlap, LEVEL),
+            _difference(scores.means, _means_drawn(scores.drawn), task.overlap),
             scores.over_clients("worst"),
             scores.over_clients("worst_decile"),
             {r: found[name] for r, found in against.items() if name in found},
             None
             if local is None or name == "local"
-            else _harm(scores, local, task.clients, same_hospitals),
+            else _harm(scores, local, task.clients, task.same),
         )
         for name, scores in task.scores.items()
     }
@@ -116,14 +120,14 @@ def _against(task: Task, reference: str) -> dict[str, Against]:
     found = {}
     for name in names:
         own = task.scores[name]
-        values = (own.means - given.means).tolist()
-        found[name] = difference(values, task.overlap, LEVEL, comparisons=len(names))
+        drawn = _means_drawn(_pairs(own, given))
+        found[name] = _difference(own.means - given.means, drawn, task.overlap, len(names))
     corrected = dict(zip(found, holm([d.p for d in found.values()]), strict=True))
     return {
         name: Against(
             reference,
             d,
-            _over_patients(task.scores[name], given),
+            percentiles(_means_drawn(_pairs(task.scores[name], given)), LEVEL),
             corrected[name],
             verdict(d, corrected[name]),
         )
@@ -151,30 +155,43 @@ def verdict(found: Difference, p: float) -> str:
     return "better" if found.mean > 0 else "worse"
 
 
-def _over_patients(own: Scores, other: Scores) -> tuple[float, float]:
-    """Interval of the mean difference, patients drawn anew within every split."""
+def _difference(values: Floats, drawn: Floats, overlap: float, comparisons: int = 1) -> Difference:
+    """Over splits; of a single one over its patients, by the bootstrap's standard error."""
+    if len(values) > 1 or not np.isfinite(drawn).any():
+        return difference(values.tolist(), overlap, LEVEL, comparisons=comparisons)
+    mean, (low, high) = float(values[0]), percentiles(drawn, LEVEL)
+    error = float(np.nanstd(drawn, ddof=1))
+    p = 2 * float(norm.sf(abs(mean) / error)) if error else float(mean == 0)
+    critical = float(norm.ppf(1 - (1 - LEVEL) / comparisons / 2) + norm.ppf(0.8))
+    return Difference(mean, low, high, p, error, critical * error)
+
+
+def _pairs(own: Scores, other: Scores) -> Floats:
+    """(S, W, C) differences, of the same patients drawn anew."""
     width = min(own.drawn.shape[1], other.drawn.shape[1])
-    if not width:
-        return math.nan, math.nan
-    both = mean_of_known(own.drawn[:, :width] - other.drawn[:, :width], axis=2)
-    return percentiles(mean_of_known(both, axis=0), LEVEL)
+    return np.asarray(own.drawn[:, :width] - other.drawn[:, :width])
+
+
+def _means_drawn(drawn: Floats) -> Floats:
+    """(W,) means over clients and splits."""
+    return mean_of_known(mean_of_known(drawn, axis=2), axis=0)
 
 
 def _harm(own: Scores, local: Scores, clients: Sequence[str], same: bool) -> Harm:
-    width = min(own.drawn.shape[1], local.drawn.shape[1])
-    differences: Floats = own.values - local.values
-    drawn: Floats = own.drawn[:, :width] - local.drawn[:, :width]
+    differences, drawn = np.asarray(own.values - local.values), _pairs(own, local)
+    width = drawn.shape[1]
     if not same:  # each client of each split is a hospital of its own
         splits, count = differences.shape
         flat = drawn.transpose(1, 0, 2).reshape(width, splits * count)
         return Harm(*harmed(differences.ravel(), flat))
     mean, over = mean_of_known(differences, axis=0), mean_of_known(drawn, axis=0)
-    ends = [percentiles(column, LEVEL)[1] for column in over.T]
+    ends = [percentiles(column, LEVEL) for column in over.T]
     worse = [i for i, value in enumerate(mean) if value < 0]
     return Harm(
         *harmed(mean, over),
         tuple(clients[i] for i in worse),
-        tuple(clients[i] for i in worse if ends[i] < 0),
+        tuple(clients[i] for i in worse if ends[i][1] < 0),
+        {c: (float(m), *e) for c, m, e in zip(clients, mean, ends, strict=True)},
     )
 
 
@@ -228,30 +245,6 @@ def ranks_of(tasks: Sequence[Task]) -> dict[str, Any]:
         "groups": [[names[i] for i in group] for group in cliques(found.ranks, found.critical)],
         "remark": "A description: splits of one task are no independent blocks.",
     }
-
-
-def crossings(
-    dial: Sequence[float], first: Sequence[float], second: Sequence[float]
-) -> list[float]:
-    """Returns where two curves cross, between measured points along straight lines.
-
-    Args:
-        dial: Where they were measured, in growing order.
-        first: One curve.
-        second: The other.
-
-    Example:
-        >>> crossings([0, 1, 2], [0.9, 0.7, 0.5], [0.6, 0.6, 0.6])
-        [1.5]
-    """
-    gaps = [a - b for a, b in zip(first, second, strict=True)]
-    found = []
-    for (x, a), (y, b) in zip(
-        zip(dial, gaps, strict=True), list(zip(dial, gaps, strict=True))[1:], strict=False
-    ):
-        if a * b < 0:
-            found.append(round(x + (y - x) * a / (a - b), 6))
-    return found
 
 
 def plain(verdict: Verdict) -> dict[str, Any]:
