@@ -1,10 +1,10 @@
 """Whether what ``medfed advise`` says holds on the patients whom it has not looked at.
 
-For several splits of the patients: a pilot on those that are not tested, then the method that it
-speaks for and training alone, both trained as a user would, on the test patients::
+For several seeds, each of which splits the patients anew: a pilot on those whom a run would not
+test, then the method that it speaks for and training alone, trained as a user would, on the test
+patients::
 
-    python benchmarks/advice.py heart HEART_FOLDER
-    python benchmarks/advice.py retina RETINA_FOLDER --repeats 1 --methods fedavg finetune ditto
+    python benchmarks/advice.py experiment=heart_pfednet data.path=HEART_FOLDER
 
 What was computed is in ``--out`` and not computed again.
 """
@@ -18,28 +18,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from medfed.common.scores import smaller_is_better
 from medfed.functional.bootstrap import percentiles
 from medfed.functional.paired import difference
 from medfed.reports.advice.advice import advise
 from medfed.reports.advice.choice import ALONE, Advice
+from medfed.reports.advice.gains import Gain
 from medfed.run.benchmark.cells import Cell, cell_key, read_cell, write_cell
-from medfed.run.benchmark.suite import suites
 from medfed.run.benchmark.work import run_cell
 from medfed.run.pilot import composed
 
 METHODS = ("fedavg", "finetune", "ditto", "fedrep", "pfednet")  # as in configs/advise.yaml
-OUTER = 5  # parts of the patients, of which a split tests one
-
-
-def asked(name: str, path: str | None, split: int) -> list[str]:
-    """What a user would train with: a suite's experiment, one part of the patients to be tested."""
-    suite = suites()[name]
-    again, part = divmod(split, OUTER)
-    where = [] if path is None else [f"data.path={Path(path).resolve()}"]
-    own = suite.variants[suite.base].overrides
-    dealt = [f"seed={split}", f"data.seed={again}", f"data.fold=[{part},{OUTER}]"]
-    return [f"experiment={suite.experiment}", *suite.overrides, *own, *where, *dealt]
 
 
 def tested(overrides: Sequence[str], method: str, out: Path, split: int) -> dict[str, Any]:
@@ -53,8 +44,8 @@ def tested(overrides: Sequence[str], method: str, out: Path, split: int) -> dict
     return found
 
 
-def held(says: str, low: float, high: float) -> str:
-    """Whether a verdict and an interval of the test patients are of one mind."""
+def _held(says: str, low: float, high: float) -> str:
+    """Whether an interval of the test patients agrees; open where it lies on both sides of 0."""
     if says == "cannot tell" or math.isnan(low):
         return "–"
     wrong = high < 0 if says == "better" else low > 0
@@ -62,95 +53,83 @@ def held(says: str, low: float, high: float) -> str:
     return "no" if wrong else "yes" if sure else "open"
 
 
-def compare(found: Advice, own: dict[str, Any], alone: dict[str, Any]) -> dict[str, Any]:
+def compare(
+    found: Advice, own: dict[str, Any], alone: dict[str, Any]
+) -> dict[str, tuple[float, float, float]]:
     """Test gains of every hospital with intervals of patients drawn anew."""
-    metric = alone["metric"][0]
+    metric, drawn = alone["metric"][0], (own.get("resampled", {}), alone.get("resampled", {}))
     sign = -1 if smaller_is_better(metric) else 1
     gains = {}
-    for client, metrics in own["clients"].items():
-        value, other = metrics.get(metric), alone["clients"][client].get(metric)
-        if value is None or other is None or math.isnan(value - other):
-            gains[client] = (math.nan, math.nan, math.nan)
-            continue
-        drawn = [
-            sign * (a - b)
-            for a, b in zip(
-                own.get("resampled", {}).get(client, []),
-                alone.get("resampled", {}).get(client, []),
-                strict=True,
-            )
-            if a is not None and b is not None
-        ]
-        import numpy as np
-
-        gains[client] = (sign * (value - other), *percentiles(np.array(drawn, dtype=float)))
+    for client in found.task.clients:
+        value, other = (_number(r["clients"][client].get(metric)) for r in (own, alone))
+        pairs = zip(*(d.get(client, []) for d in drawn), strict=True)
+        again = np.array([sign * (_number(a) - _number(b)) for a, b in pairs], dtype=float)
+        gains[client] = (sign * (value - other), *percentiles(again))
     return gains
 
 
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
 def main() -> None:
-    """Prints what was advised and what came of it, per split and hospital."""
+    """Prints what was advised and what came of it, per seed and hospital."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("suite", help="whose experiment: heart, retina, breast_cancer, …")
-    parser.add_argument("path", nargs="?", help="its data, where they are real")
+    parser.add_argument("overrides", nargs="+", help="as medfed train takes them")
     parser.add_argument("--methods", nargs="+", default=list(METHODS))
-    parser.add_argument("--splits", type=int, default=OUTER)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--folds", type=int, default=5)
     parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--override", nargs="*", default=[])
-    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("outputs/advice"))
     given = parser.parse_args()
-    print(
-        "| split | advice | hospital | pilot | says | test | held |\n|---|---|---|---:|---|---:|---|"
-    )
+    columns = ("seed", "advice", "hospital", "pilot", "says", "test", "held")
+    print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     means: list[float] = []
     verdicts: Counter[tuple[str, str]] = Counter()
-    inside, known = 0, 0
-    for split in range(given.splits):
-        overrides = [*asked(given.suite, given.path, split), *given.override]
+    inside, share = [], 0.0
+    for seed in given.seeds:
+        overrides = [*given.overrides, f"seed={seed}"]
         found, _ = advise(
-            overrides, given.methods, folds=given.folds, repeats=given.repeats, out=given.out,
-            workers=given.workers, quiet=True,
-        )  # fmt: skip
-        results = [tested(overrides, m, given.out, split) for m in (found.shown, ALONE)]
-        gains = compare(found, *results)
-        test = [g[0] for g in gains.values() if not math.isnan(g[0])]
-        mean = sum(test) / len(test)
-        means.append(mean)
+            overrides,
+            given.methods,
+            folds=given.folds,
+            repeats=given.repeats,
+            out=given.out,
+            workers=given.workers,
+            quiet=True,
+        )
+        own, alone = (tested(overrides, m, given.out, seed) for m in (found.shown, ALONE))
+        gains = compare(found, own, alone)
+        means.append(float(np.nanmean([value for value, *_ in gains.values()])))
+        share = found.asked.kept_out / sum(map(len, found.asked.patients.values()))
         overall = found.methods[found.shown].gain
         assert overall is not None
-        what = found.use or f"cannot tell (best {found.best})"
-        right = (
-            "–"
-            if overall.says == "cannot tell"
-            else "yes"
-            if (mean > 0) == (overall.says == "better")
-            else "no"
-        )
-        verdicts[f"all: {overall.says}", right] += 1
-        print(row(split, what, "all", overall, f"{mean:+.4f}", right), flush=True)
+        what = found.use or f"cannot tell; best {found.best}"
+        right = _held(overall.says, means[-1], means[-1])
+        verdicts[f"all hospitals: {overall.says}", right] += 1
+        print(_row(seed, what, "all", overall, f"{means[-1]:+.4f}", right), flush=True)
         for client, gain in found.methods[found.shown].hospitals.items():
             value, low, high = gains[client]
-            right = held(gain.says, low, high)
-            verdicts[gain.says, right] += 1
-            if not math.isnan(value) and not math.isnan(gain.low):
-                known, inside = known + 1, inside + (gain.low <= value <= gain.high)
-            shown = f"{value:+.4f} [{low:+.4f}, {high:+.4f}]"
-            print(row(split, "", client, gain, shown, right), flush=True)
-    d = difference(means, 1 / (OUTER - 1))
+            right = _held(gain.says, low, high)
+            verdicts[f"a hospital: {gain.says}", right] += 1
+            if not math.isnan(value - gain.low):
+                inside.append(gain.low <= value <= gain.high)
+            test = f"{value:+.4f} [{low:+.4f}, {high:+.4f}]"
+            print(_row(seed, "", client, gain, test, right), flush=True)
+    d = difference(means, share)
     print(
         f"\nThe method shown against alone on the test patients, mean over hospitals and "
-        f"{len(means)} splits: {d.mean:+.4f} [{d.low:+.4f}, {d.high:+.4f}]."
+        f"{len(means)} seeds: {d.mean:+.4f} [{d.low:+.4f}, {d.high:+.4f}]."
     )
     for (says, right), count in sorted(verdicts.items()):
-        print(f"{says}; held: {right}; {count} times")
-    print(f"Test gain of a hospital within the pilot's interval: {inside} of {known}.")
+        print(f"{says}, {count} times; held: {right}")
+    print(f"Test gain of a hospital within the pilot's interval: {sum(inside)} of {len(inside)}.")
 
 
-def row(split: int, what: str, client: str, gain: Any, test: str, right: str) -> str:
-    """A line of the table."""
+def _row(seed: int, what: str, client: str, gain: Gain, test: str, right: str) -> str:
     pilot = f"{gain.mean:+.4f} [{gain.low:+.4f}, {gain.high:+.4f}]"
-    return f"| {split} | {what} | {client} | {pilot} | {gain.says} | {test} | {right} |"
+    return f"| {seed} | {what} | {client} | {pilot} | {gain.says} | {test} | {right} |"
 
 
 if __name__ == "__main__":

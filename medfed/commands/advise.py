@@ -1,7 +1,7 @@
-"""Says which method to use, from a pilot on your own patients: ``medfed advise data=csv data.path=…``.
+"""Says which method to use, by a pilot on your own patients: ``medfed advise data=csv …``.
 
-It takes the keys of ``medfed train``, except for a method, and never looks at the patients that such
-a run would test. What was finished of a pilot is not run again.
+It takes the keys of ``medfed train`` but for a method, and never looks at the patients that such a
+run would test. What was finished of a pilot is not run again.
 """
 
 from __future__ import annotations
@@ -29,9 +29,7 @@ def check(configs: Sequence[DictConfig], sweep: bool) -> None:
         ConfigError: If a value is out of range, or a method is chosen or unknown.
     """
     if sweep:
-        raise ConfigError(
-            "-m sweeps, and advice is on one question; name methods by methods=[A,B]."
-        )
+        raise ConfigError("-m sweeps; advice is on one question, with methods=[A,B] to compare.")
     for key in (a.partition("=")[0].lstrip("+~") for a in sys.argv[1:]):
         if key == "algorithm" or key.startswith("algorithm."):
             raise ConfigError(

@@ -17,7 +17,7 @@ COMMANDS = {
     "train": "train one federation, or a sweep of them, and write a run folder",
     "evaluate": "measure a finished run again, on subsets of its channels, or onboard hospitals",
     "benchmark": "many methods, tuned alike, on a suite of tasks: table, intervals, verdicts",
-    "advise": "which method for your hospitals, by a pilot on your own patients; who would be harmed",
+    "advise": "which method for your hospitals, by a pilot on your own patients",
     "compare": "finished runs side by side: table, pictures, findings",
     "prepare": "read data ahead of training; show=true shows what each client would get",
     "export": "write each client's model of a run as a MONAI Bundle, quantised on request",

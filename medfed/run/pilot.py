@@ -73,13 +73,22 @@ class Pilot(Group):
     out: Path = Path()
     rounds: int | None = None
 
-    def config(self, variant: str) -> DictConfig:
+    @property
+    def settings(self) -> list[dict[str, float]]:  # type: ignore[override]
+        """What the user has set, untuned."""
+        return [{}]
+
+    def config(self, variant: str, as_arm: bool = False) -> DictConfig:
         """Composes what the user would train with, by this method.
+
+        Args:
+            variant: The task, of which there is one.
+            as_arm: Without a meaning here.
 
         Raises:
             ConfigError: If it does not compose.
         """
-        if variant not in self._composed:
+        if (variant, as_arm) not in self._composed:
             config = composed(self.overrides, self.method.name)
             config.rounds = min(self.rounds or config.rounds, config.rounds)
             config.evaluation.every = min(config.evaluation.every, config.rounds)
@@ -87,8 +96,8 @@ class Pilot(Group):
             whole = resolved(config.data)
             with open_dict(config):
                 config.data = whole
-            self._composed[variant] = config
-        return self._composed[variant]
+            self._composed[variant, as_arm] = config
+        return self._composed[variant, as_arm]
 
     @property
     def budget(self) -> int:
@@ -134,8 +143,8 @@ def composed(overrides: Sequence[str], method: str) -> DictConfig:
     check(config)
     if several(config.trainer):
         raise ConfigError(
-            f"trainer.devices={config.trainer.devices}: each run of a pilot is on one device; leave "
-            "it out, and workers=N computes N of them at once."
+            f"trainer.devices={config.trainer.devices}: each run of a pilot is on one device; "
+            "leave it out, and workers=N computes N of them at once."
         )
     return config
 

@@ -1,4 +1,4 @@
-"""Advice from small pilots: whom it looks at, what it says, and when it says that it cannot tell."""
+"""Advice from small pilots: whom it looks at, what it says, and when it cannot tell."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import csv
 import json
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -163,7 +162,7 @@ def test_what_is_said_is_what_the_cells_hold(done, folder):
 
 
 def test_nothing_is_run_twice_and_nothing_is_overwritten(done, folder, monkeypatch):
-    found, where = done
+    _, where = done
     before = {p.name: p.read_bytes() for p in where.iterdir()}
     count = []
     run_cell = runner.run_cell
@@ -194,7 +193,7 @@ def test_nothing_is_run_twice_and_nothing_is_overwritten(done, folder, monkeypat
         ({"fedavg": 0.0, "ditto": 0.002, "apfl": -0.3}, "", "ditto", ["fedavg"]),
     ],
 )
-def test_planted_gains_are_found(shifts, use, shown, rivals, done, monkeypatch):
+def test_planted_gains_are_found(shifts, use, shown, rivals, done, folder, monkeypatch):
     """Scores of four hospitals in ten repetitions, shifted by what a method is to gain."""
     found, _ = done
     rng = np.random.default_rng(0)
@@ -205,7 +204,7 @@ def test_planted_gains_are_found(shifts, use, shown, rivals, done, monkeypatch):
     planted = {n: Scores(n, v, none, (1.0, 1.0), 1.0, 0, {}) for n, v in values.items()}
     task = replace(found.task, scores=planted, clients=tuple("abcd"), overlap=0.25)
     monkeypatch.setattr(choice, "task_of", lambda *_: task)
-    group = pilots(found.asked, ["local"], Path(), None)[0]
+    group = pilots(found.asked, ["local"], folder / "planted", None)[0]
     result = {"cpu_seconds": 7.2}
     progress = [Progress(replace(group, method=Method.of(n)), final={"one": result}) for n in names]
     asked = replace(found.asked, patients={c: ["x"] * 50 for c in "abcd"})

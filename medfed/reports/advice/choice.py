@@ -253,4 +253,5 @@ def _drawn(own: Scores, other: Scores) -> Any:
 
 def _cost(own: Progress, scores: Scores, times: float) -> Cost:
     seconds = [float(r["cpu_seconds"]) for r in own.final.values()]
-    return Cost(*(times * b for b in scores.sent), float(np.median(seconds)) * times / 3600)
+    up, down = scores.sent
+    return Cost(times * up, times * down, float(np.median(seconds)) * times / 3600)

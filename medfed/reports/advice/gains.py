@@ -177,5 +177,5 @@ def _words(found: Difference, patients: int, times: float, repeats: int, count: 
 
 def _round(value: float) -> int:
     """Two digits, as no more are known."""
-    digits = 10 ** max(0, len(str(int(value))) - 2)
-    return math.ceil(value / digits) * digits
+    digits = 10.0 ** max(0, len(str(int(value))) - 2)
+    return int(math.ceil(value / digits) * digits)

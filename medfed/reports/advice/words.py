@@ -61,9 +61,7 @@ def _answer(found: Advice) -> str:
             f"{found.best}, by {_interval(gain)}."
         )
     if found.use:
-        return (
-            f"Use {found.use}: in {metric} it is better than training alone by {_interval(gain)}."
-        )
+        return f"Use {found.use}: in {metric} it is better than alone by {_interval(gain)}."
     return (
         f"Cannot tell whether any of these methods is better than training alone. The best of the "
         f"pilot, {found.best}, differs in {metric} by {_interval(gain)}: {gain.why}. Until then, "
@@ -101,11 +99,8 @@ def _hospitals(found: Advice) -> Iterator[str]:
 
 def _rests_on(found: Advice) -> str:
     asked = found.asked
-    times = (
-        "once"
-        if (again := found.repetitions // asked.folds) == 1
-        else {2: "twice"}.get(again, f"{again} times")
-    )
+    again = found.repetitions // asked.folds
+    times = {1: "once", 2: "twice"}.get(again, f"{again} times")
     return (
         f"It rests on {found.repetitions} repetitions, in which each of the "
         f"{sum(map(len, asked.patients.values())):,} training and validation patients was tested "
@@ -127,7 +122,7 @@ def method_rows(found: Advice) -> list[tuple[str, ...]]:
     Args:
         found: The advice.
     """
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for judged in sorted(found.methods.values(), key=lambda j: -_sortable(j.mean)):
         gain, cost = judged.gain, judged.cost
         rows.append(
