@@ -37,6 +37,11 @@ EARLY = {
     "benchmark suite=digitz": "Unknown suite 'digitz' (did you mean digits",
     "benchmark suite=digits size=medium": "size='medium' is unknown; choose one of smoke, small",
     "benchmark suite=digits shard=5/4": "shard=5/4 must be i/n, the i-th of n jobs",
+    "advise methods=dito": "Unknown method 'dito' (did you mean ditto",
+    "advise algorithm=ditto": "algorithm chooses among methods, which is what advice is asked for",
+    "advise folds=1": "folds must be a whole number from 2 to 1000, not 1",
+    "advise -m seed=0,1": "-m sweeps; advice is on one question",
+    "advise data=csv data.path=/no/such": "/no/such does not exist; set data.path to",
     "export run=/no/such": "run=/no/such is no run folder",
     "predict bundle=/no/such input=x output=y": "bundle=/no/such",
     "methods fedavgg": "Unknown method 'fedavgg' (did you mean fedavg",
@@ -106,6 +111,7 @@ def test_help_of_a_command_shows_its_own_keys_first(name, capsys):
         "prepare": "data",
         "compare": "runs",
         "benchmark": "suite",
+        "advise": "methods",
         "predict": "bundle",
     }
     assert own.get(name, "run") in text
