@@ -148,8 +148,9 @@ def needed(found: Difference, count: int, overlap: float, level: float) -> tuple
         more than `MOST`.
 
     Example:
-        >>> needed(difference([0.1, -0.1, 0.2, 0.1]), 4, 0.0, 0.95)
-        (4.8..., 14)
+        >>> times, repeats = needed(difference([0.1, -0.1, 0.2, 0.1]), 4, 0.0, 0.95)
+        >>> round(times, 1), repeats
+        (12.7, 25)
     """
     alpha = 1 - level
     spread = found.error / math.sqrt(1 / count + overlap)
