@@ -88,7 +88,7 @@ class Pilot(Group):
         Raises:
             ConfigError: If it does not compose.
         """
-        if (variant, as_arm) not in self._composed:
+        if (variant, "") not in self._composed:
             config = composed(self.overrides, self.method.name)
             config.rounds = min(self.rounds or config.rounds, config.rounds)
             config.evaluation.every = min(config.evaluation.every, config.rounds)
@@ -96,8 +96,8 @@ class Pilot(Group):
             whole = resolved(config.data)
             with open_dict(config):
                 config.data = whole
-            self._composed[variant, as_arm] = config
-        return self._composed[variant, as_arm]
+            self._composed[variant, ""] = config
+        return self._composed[variant, ""]
 
     @property
     def budget(self) -> int:

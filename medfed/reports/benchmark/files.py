@@ -10,6 +10,7 @@ from typing import Any
 from medfed.common.console import size
 from medfed.common.files import csv_text, replacing, write_json, write_text
 from medfed.reports.benchmark.canvas import Canvas
+from medfed.reports.benchmark.claims import markdown as claims_lines
 from medfed.reports.benchmark.findings import Told
 from medfed.reports.benchmark.page import dial_pictures, page, place, ranks_picture
 from medfed.reports.benchmark.pictures import by_mean, pictures_of
@@ -133,6 +134,7 @@ def markdown(told: Told) -> str:
         lines += [f"| {' | '.join(head)} |", "|---|" + "---:|" * (len(head) - 1)]
         lines += [f"| {' | '.join(row)} |" for row in shown(task, verdicts)] + [""]
         lines += [f"- {s}" for s in (*details(task, verdicts), *task.notes)] + [""]
+    lines += claims_lines(told.claims)
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from medfed.reports.benchmark.claims import JudgedClaim, sentence
 from medfed.reports.benchmark.dials import Judged, dials_of, sentences_of
 from medfed.reports.benchmark.scores import Task, tasks_of
 from medfed.reports.benchmark.verdicts import (
@@ -33,6 +34,7 @@ class Told:
         notes: What else is to be said: what is left out, what crosses.
         dials: By suite the curves over its dial, and where they cross.
         ranks: See :func:`medfed.reports.benchmark.verdicts.ranks_of`.
+        claims: Those of which something was measured.
         commands: What repeats it.
         libraries: Versions, by name.
         title: What the page is of.
@@ -45,6 +47,7 @@ class Told:
     notes: list[str] = field(default_factory=list)
     dials: dict[str, Any] = field(default_factory=dict)
     ranks: dict[str, Any] = field(default_factory=dict)
+    claims: list[JudgedClaim] = field(default_factory=list)
     commands: list[str] = field(default_factory=list)
     libraries: Mapping[str, str] = field(default_factory=libraries)
     title: str = "Benchmark"
@@ -54,6 +57,7 @@ class Told:
     def sentences(self) -> list[str]:
         """What to read first, and what is to be noted."""
         told = [f"{name}: {' '.join(found)}" for name, found in self.answers.items()]
+        told += [sentence(one) for one in self.claims]
         return [*([self.remark] * bool(self.remark)), *told, *self.notes]
 
     def plain(self) -> dict[str, Any]:
@@ -83,6 +87,7 @@ class Told:
             },
             "dials": self.dials,
             "ranks": self.ranks,
+            "claims": {one.claim.name: one.plain() for one in self.claims},
             "remark": "Means, intervals and differences are turned so that larger is better.",
         }
 

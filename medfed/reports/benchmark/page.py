@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from html import escape
 
+from medfed.reports.benchmark.claims import section as claims_section
 from medfed.reports.benchmark.findings import Told
 from medfed.reports.benchmark.forests import Row, forest
 from medfed.reports.benchmark.looking import looks_of
@@ -150,6 +151,11 @@ def dial_pictures(told: Told) -> dict[str, Picture]:
     return found
 
 
+def claims(told: Told) -> str:
+    """What papers claim, and what was found."""
+    return claims_section(told.claims)
+
+
 def ranks(told: Told) -> str:
     """Mean ranks over blocks of suite and split."""
     if not told.ranks:
@@ -194,4 +200,4 @@ def settings(told: Told) -> str:
 
 
 # What the page has, in order: functions from the findings to HTML, empty where there is nothing.
-SECTIONS: tuple[Callable[[Told], str], ...] = (answers, dials, tasks, ranks, settings)
+SECTIONS: tuple[Callable[[Told], str], ...] = (*(answers, dials, claims, tasks, ranks, settings),)

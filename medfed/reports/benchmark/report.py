@@ -13,6 +13,7 @@ from medfed.common.errors import CheckpointError, ConfigError, MedfedError
 from medfed.common.files import writing
 from medfed.common.names import cell as as_cell
 from medfed.config.compose import CONFIG_DIR
+from medfed.reports.benchmark.claims import judge_claims
 from medfed.reports.benchmark.files import shown, write
 from medfed.reports.benchmark.findings import Told, findings
 from medfed.run.benchmark.arms import chosen_arms
@@ -90,6 +91,7 @@ def benchmark(
     notes += _missing(measured, out)
     progress = [own for own in measured if own.group.arm is None]
     told = findings(progress, size, notes)
+    told.claims = judge_claims(measured, plugins) if arms else []
     told.commands = [_command(suite, methods, size, variants, arms, paths)]
     if not any(own.final for own in progress):
         lost = next(iter(broken.values()), "") or (notes or ["nothing was computed there"])[-1]

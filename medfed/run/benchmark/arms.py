@@ -47,6 +47,18 @@ class Arm:
         """The keys that it sets."""
         return {o.partition("=")[0].lstrip("+~") for o in self.overrides}
 
+    def after(self, given: Sequence[str]) -> list[str]:
+        """Returns its overrides after those of the suite, but for sections that it replaces.
+
+        Example:
+            >>> arm = Arm("groups", "ppfl", ("partition=site_groups",))
+            >>> arm.after(["partition.delta=4", "rounds=9"])
+            ['rounds=9', 'partition=site_groups']
+        """
+        replaced = {key for key in self.own if "." not in key}
+        kept = [o for o in given if o.partition("=")[0].partition(".")[0] not in replaced]
+        return [*kept, *self.overrides]
+
     def setting(self, tuned: Mapping[str, float]) -> dict[str, float]:
         """Returns what was tuned, but for what the arm sets itself.
 

@@ -46,7 +46,7 @@ class Group:
     common: tuple[str, ...] = ()
     root: str = "data"
     arm: Arm | None = None
-    _composed: dict[tuple[str, bool], DictConfig] = field(
+    _composed: dict[tuple[str, str], DictConfig] = field(
         default_factory=dict, compare=False, repr=False
     )
 
@@ -77,14 +77,15 @@ class Group:
         Raises:
             ConfigError: If the suite or the method does not compose; the suite is named.
         """
-        if (variant, as_arm) not in self._composed:
-            suite, arm = self.suite, self.arm if as_arm else None
+        arm, suite = self.arm if as_arm else None, self.suite
+        key = variant, arm.name if arm else ""
+        if key not in self._composed:
+            given = (*suite.overrides, *self.size.overrides, *suite.variants[variant].overrides)
             named = f"suite={suite.name}" + (f", arm {self.arm.name}" if self.arm else "")
             overrides = [
                 f"experiment={suite.experiment}",
                 f"algorithm={self.method.algorithm}",
-                *(*suite.overrides, *self.size.overrides, *suite.variants[variant].overrides),
-                *(arm.overrides if arm else ()),
+                *(arm.after(given) if arm else given),
                 *("logger=none", "progress=false", "threads=1", "folder=nowhere"),
                 *self.common,
             ]
@@ -102,8 +103,8 @@ class Group:
                     f"suite={suite.name} has no local.steps, so that budgets could not be equal; "
                     "set it in its overrides."
                 )
-            self._composed[variant, as_arm] = config
-        return self._composed[variant, as_arm]
+            self._composed[key] = config
+        return self._composed[key]
 
     @property
     def budget(self) -> int:
@@ -223,16 +224,18 @@ def groups(
                 raise ConfigError(f"paths.{suite.name}={path} does not exist.")
             own.append(f'data.path="{Path(path).expanduser().resolve()}"')
         chosen = tuple(suite.chosen(variants))
-        found += [
-            Group(suite, method, chosen, suite.sizes[size], tuple(own), root)
-            for method in methods[suite.name]
-        ]
+        composed: dict[str, dict[tuple[str, str], DictConfig]] = {}
+        for method in methods[suite.name]:
+            shared = composed.setdefault(method.name, {})
+            sized = suite.sizes[size]
+            found.append(Group(suite, method, chosen, sized, tuple(own), root, None, shared))
         for arm in (arms or {}).get(suite.name, ()):
             base, sized = Method.of(arm.method), suite.sizes[size]
             splits = min(sized.splits, arm.splits or sized.splits)
             named, where = replace(base, name=arm.name), (arm.variant or suite.base,)
             own_size = replace(sized, splits=splits)
-            found.append(Group(suite, named, where, own_size, tuple(own), root, arm))
+            shared = composed.setdefault(arm.method, {})
+            found.append(Group(suite, named, where, own_size, tuple(own), root, arm, shared))
     return found, told
 
 
