@@ -89,4 +89,5 @@ def _begins(asked: Question, groups: Sequence[Pilot]) -> str:
 
 
 def _command(asked: Question, found: Advice) -> str:
-    return shlex.join(["medfed", "train", *asked.overrides, f"algorithm={found.shown}"])
+    method = found.use or ALONE
+    return shlex.join(["medfed", "train", *asked.overrides, f"algorithm={method}"])

@@ -65,7 +65,7 @@ def _answer(found: Advice) -> str:
     return (
         f"Cannot tell whether any of these methods is better than training alone. The best of the "
         f"pilot, {found.best}, differs in {metric} by {_interval(gain)}: {gain.why}. Until then, "
-        "training alone sends nothing and harms nobody."
+        "training alone harms nobody."
     )
 
 
@@ -84,6 +84,8 @@ def _hospitals(found: Advice) -> Iterator[str]:
             f"With {found.shown} {few([shown(c) for c in found.alone])} would be worse off than "
             "alone; they may take part, as they did in the pilot, and keep a model of their own."
         )
+    elif found.use not in ("", ALONE):
+        yield "No hospital is surely worse off than alone."
     hospitals = found.methods[found.shown].hospitals
     if found.open:
         below = [c for c in found.open if hospitals[c].mean < 0]
@@ -176,13 +178,16 @@ def markdown(found: Advice, command: str) -> str:
 
     Args:
         found: The advice.
-        command: That trains with the method that is shown.
+        command: That trains as advised; alone, where nothing can be told.
     """
     first, *rest = sentences(found)
+    title = f"use {found.use}" if found.use else "cannot tell"
     better = "smaller" if found.task.falls else "larger"
     return "\n".join(
         [
-            f"# {first}",
+            f"# Advice: {title}",
+            "",
+            first,
             "",
             *(f"- {s}" for s in rest),
             "",
@@ -200,8 +205,24 @@ def markdown(found: Advice, command: str) -> str:
             "",
             *_lines(HOSPITALS, hospital_rows(found)),
             "",
+            "Of all methods, how much better than alone; * where the interval has no 0 in it:",
+            "",
+            *_every(found),
+            "",
         ]
     )
+
+
+def _every(found: Advice) -> list[str]:
+    """A line per hospital, a column per method."""
+    names = [name for name in found.methods if name != ALONE]
+    rows = []
+    for client in found.task.clients:
+        gains = [found.methods[name].hospitals[client] for name in names]
+        told = ["–" if math.isnan(g.mean) else f"{g.mean:+.4f}" for g in gains]
+        sure = ["" if g.says == "cannot tell" else " *" for g in gains]
+        rows.append([client, *(a + b for a, b in zip(told, sure, strict=True))])
+    return _lines(["hospital", *names], rows)
 
 
 def _lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -228,7 +249,7 @@ def print_advice(found: Advice, command: str) -> None:
 
     Args:
         found: The advice.
-        command: That trains with the method that is shown.
+        command: That trains as advised; alone, where nothing can be told.
     """
     console = wide_console()
     first, *rest = sentences(found)
@@ -246,4 +267,4 @@ def print_advice(found: Advice, command: str) -> None:
         for row in rows:
             table.add_row(cell(row[0]), *(text.replace("[", r"\[") for text in row[1:]))
         console.print(table)
-    say(console, *rest, _of_costs(found), f"To train with {found.shown}: {command}")
+    say(console, *rest, _of_costs(found), f"To train so: {command}")
