@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shlex
 import subprocess
@@ -112,3 +113,64 @@ def test_the_site_builds_strictly_and_needs_no_network(tmp_path):
     for sheet in tmp_path.rglob("*.css"):
         assert not re.search(r"url\(['\"]?(?:https?:)?//|@import", sheet.read_text())
     assert (tmp_path / "search" / "search_index.js").is_file()  # what a page from disk can load
+
+
+def tables():
+    """The script that writes the tables of the pages."""
+    spec = importlib.util.spec_from_file_location("tables", DOCS / "tables.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_what_stands_in_tables_is_what_the_benchmark_found():
+    """After a benchmark: ``python docs/tables.py REPORT`` writes them anew."""
+    script = tables()
+    findings = script.found(DOCS / "benchmark")
+    marked = [page for page in sorted(DOCS.rglob("*.md")) if "<!-- table: " in page.read_text()]
+    assert len(marked) >= 4
+    for page in marked:
+        text = page.read_text()
+        assert text.count("<!-- table: ") == text.count("<!-- end -->"), page.name
+        assert script.filled(text, findings) == text, f"{page.name}: python docs/tables.py"
+        for asked in re.findall(r"<!-- table: (\w+) ?([^ ]*) -->", text):
+            known = {"claim": CONFIG_DIR / "claims", "task": CONFIG_DIR / "suites"}
+            folder = known.get(asked[0].replace("dial", "task"))
+            assert folder is None or (folder / f"{asked[1]}.yaml").is_file(), asked
+
+
+def test_tables_hold_the_numbers_of_the_findings():
+    script = tables()
+    mean = {"mean": -3.5, "low": -4.0, "high": -3.0}
+    other = {**mean, "mean": -3.0}
+    against = {"local": {"mean": 0.5, "verdict": "better"}}
+    base = {"harmed": None, "bytes": {"up": 1200, "down": 300}, "setting": {}}
+    methods = {
+        "local": {"mean": mean, "against": {}, **base},
+        "fedavg": {"mean": other, "against": against, **base, "setting": {"optimizer.lr": 0.3}},
+    }
+    task = {
+        "metric": "rmse", "smaller_is_better": True, "methods": methods, "left_out": [],
+        "floor": {"value": 5.0}, "ceiling": {"value": None},
+    }  # fmt: skip
+    claim = {
+        "claim": "So.", "source": "A", "verdict": "refuted", "reasons": [], "parts": [
+            {"asks": "a | b", "where": "x/y", "answer": "no", "mean": -0.5, "low": None,
+             "high": None, "bound": -0.02, "note": ""}
+        ],
+    }  # fmt: skip
+    found = {"tasks": {"x/y": task, "x/z": task}, "claims": {"c": claim}, "dials": {}, "size": "s"}
+
+    def lines(kind):
+        return script.filled(f"<!-- table: {kind} -->\nold\n<!-- end -->", found).splitlines()
+
+    assert "| `fedavg` | 3.0000 | 3.0000 to 4.0000 | +0.5000\\* |  |  | 1.5 kB |" in lines("task x")
+    assert "| `local` | 3.5000 | 3.5000 |" in lines("dial x")
+    assert "| `x/z` | rmse | 5.0000 | – | 3.5000 | 3.0000 | 3.0000 | `fedavg` |" in "\n".join(
+        lines("suites")
+    )
+    assert "| `fedavg` | 0 of 1 | lr 0.3 |" in lines("tuned")
+    told = "| it rests on | `x/y` | a \\| b | **no** | −0.5000 |  | −0.02 |"
+    assert told in lines("claim c")
+    with pytest.raises(SystemExit, match="no table is of kind 'tsak'"):
+        lines("tsak x")

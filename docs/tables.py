@@ -1,0 +1,262 @@
+"""Writes the tables of these pages from a benchmark's findings, so that no number is typed.
+
+    python docs/tables.py outputs/benchmark/report    # takes its files to docs/benchmark, first
+    python docs/tables.py                             # from docs/benchmark as it is
+
+Whatever stands in a page between ``<!-- table: KIND NAME -->`` and ``<!-- end -->`` is replaced:
+
+=================  ===============================================================
+``task SUITE``     the methods of a suite's first task (or of ``SUITE/VARIANT``)
+``dial SUITE``     what methods reach on all of a suite's tasks
+``claim NAME``     a claim, its verdict, what it rests on, and what was asked why
+``tuned``          what tuning chose, by method and suite
+``suites``         floor, ceiling and what could be told apart, by suite
+=================  ===============================================================
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).parent
+KEPT = ("findings.json", "table.csv", "report.html")
+LARGEST = 5_000_000  # bytes of all that is kept
+_MARK = re.compile(r"<!-- table: (?P<asked>[^>]+?) -->\n.*?<!-- end -->", re.DOTALL)
+
+Findings = Mapping[str, Any]
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Takes the files of a report, where one is named, and writes all pages anew."""
+    kept = DOCS / "benchmark"
+    if arguments:
+        source = Path(arguments[0])
+        if lacking := [name for name in KEPT if not (source / name).is_file()]:
+            sys.exit(f"error: {source} has no {lacking[0]}; name the report folder of a benchmark.")
+        size = sum((source / name).stat().st_size for name in KEPT)
+        if size > LARGEST:
+            sys.exit(f"error: the files of {source} are of {size} bytes, more than {LARGEST}.")
+        kept.mkdir(exist_ok=True)
+        for name in KEPT:
+            shutil.copyfile(source / name, kept / name)
+    findings = found(kept)
+    for page in sorted(DOCS.rglob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        if (new := filled(text, findings)) != text:
+            page.write_text(new, encoding="utf-8")
+            print(f"written: {page.relative_to(DOCS)}")
+
+
+def found(folder: Path) -> Findings:
+    """Reads what a benchmark found; nothing where none is kept."""
+    path = folder / "findings.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def filled(text: str, findings: Findings) -> str:
+    """Returns a page with its tables written anew.
+
+    Args:
+        text: The page.
+        findings: Of a benchmark; empty: none was kept.
+    """
+
+    def table(match: re.Match[str]) -> str:
+        kind, _, name = match["asked"].partition(" ")
+        if kind not in KINDS:
+            sys.exit(f"error: no table is of kind {kind!r}; they are {', '.join(KINDS)}.")
+        lines = KINDS[kind](findings, name) if findings else []
+        body = lines or ["*Not measured yet: `medfed benchmark` measures it.*"]
+        return "\n".join([f"<!-- table: {match['asked']} -->", "", *body, "", "<!-- end -->"])
+
+    return _MARK.sub(table, text)
+
+
+def _tasks(findings: Findings, name: str) -> dict[str, Any]:
+    """The tasks of a suite, the first of which it is tuned on; or the one that is named."""
+    tasks = findings["tasks"]
+    return {k: v for k, v in tasks.items() if name in (k, k.partition("/")[0])}
+
+
+def _rows(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
+    """A table in Markdown; empty without rows."""
+    if not rows:
+        return []
+    line = "|" + "---|" * left + "---:|" * (len(head) - left)
+    body = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+    return ["| " + " | ".join(head) + " |", line, *body]
+
+
+def _number(value: Any, sign: str = "", digits: int = 4) -> str:
+    known = isinstance(value, int | float) and math.isfinite(value)
+    return f"{value:{sign}.{digits}f}".replace("-", "−") if known else "–"
+
+
+def _told(task: Any, key: str, method: Any) -> Any:
+    value = method["mean"][key]
+    return -value if task["smaller_is_better"] and value is not None else value
+
+
+def of_task(findings: Findings, name: str) -> list[str]:
+    """Methods, best first."""
+    for where, task in _tasks(findings, name).items():
+        ordered = sorted(task["methods"].items(), key=lambda item: -item[1]["mean"]["mean"])
+        rows = []
+        for method, own in ordered:
+            ends = sorted(e for k in ("low", "high") if (e := _told(task, k, own)) is not None)
+            against = []
+            for reference in ("local", "fedavg"):
+                one = own["against"].get(reference)
+                star = "" if one is None or one["verdict"] == "not told apart" else "\\*"
+                against.append("" if one is None else _number(one["mean"], "+") + star)
+            harmed = own["harmed"]
+            rows.append(
+                (
+                    f"`{method}`",
+                    _number(_told(task, "mean", own)),
+                    " to ".join(_number(e) for e in ends),
+                    *against,
+                    "" if harmed is None or harmed["share"] is None else f"{harmed['share']:.0%}",
+                    _bytes(own["bytes"]["up"] + own["bytes"]["down"]),
+                )
+            )
+        better = "smaller" if task["smaller_is_better"] else "larger"
+        head = ("method", task["metric"], "95 %", "− local", "− FedAvg", "harmed", "sent")
+        ends = f"{_number(task['floor']['value'])} and {_number(task['ceiling']['value'])}"
+        told = (
+            f"`{where}`, size `{findings['size']}`: {task['metric']}, {better} is better, between "
+            f"a floor and a ceiling of {ends}. Differences are turned so that larger is better; "
+            "\\*: told apart."
+        )
+        return [told, "", *_rows(head, rows), *(f"- {note}" for note in task["left_out"])]
+    return []
+
+
+def _bytes(value: float) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if value >= size:
+            return f"{value / size:.1f} {unit}"
+    return f"{value:.0f} B"
+
+
+def of_dial(findings: Findings, name: str) -> list[str]:
+    """Means of the methods that are on all tasks of a suite."""
+    tasks = _tasks(findings, name)
+    if len(tasks) < 2:
+        return []
+    first = next(iter(tasks.values()))["methods"]
+    names = [n for n in first if all(n in t["methods"] for t in tasks.values())]
+    rows = [
+        (f"`{n}`", *(_number(_told(t, "mean", t["methods"][n])) for t in tasks.values()))
+        for n in names
+    ]
+    crossed = findings["dials"].get(name, {}).get("crossings", {})
+    places = [f"{pair} at {', '.join(f'{x:g}' for x in at)}" for pair, at in crossed.items()]
+    told = ["", f"Crossings on the dial: {'; '.join(places)}."] if places else []
+    return [*_rows(("method", *(k.partition("/")[2] for k in tasks)), rows), *told]
+
+
+def of_claim(findings: Findings, name: str) -> list[str]:
+    """A claim with all that was asked."""
+    one = findings.get("claims", {}).get(name)
+    if one is None:
+        return []
+    rows = []
+    for kind, key in (("it rests on", "parts"), ("why", "reasons")):
+        for asked in one[key]:
+            note = f" ({asked['note']})" if asked["note"] else ""
+            ends = f"{_number(asked['low'], '+')} to {_number(asked['high'], '+')}"
+            rows.append(
+                (
+                    kind,
+                    f"`{asked['where']}`",
+                    asked["asks"] + note,
+                    f"**{asked['answer']}**",
+                    _number(asked["mean"], "+"),
+                    ends if asked["low"] is not None else "",
+                    f"{asked['bound']:g}".replace("-", "−"),
+                )
+            )
+    head = ("", "where", "statement", "answer", "mean", "95 %", "bound")
+    told = f"**{one['claim']}** ({one['source']}): **{one['verdict']}**."
+    return [told, "", *_rows(head, rows, left=4)]
+
+
+def of_tuned(findings: Findings, name: str) -> list[str]:
+    """What tuning chose; a dash: the defaults."""
+    bases: dict[str, Any] = {}
+    for where, task in findings["tasks"].items():
+        bases.setdefault(where.partition("/")[0], task)
+    methods = dict.fromkeys(n for task in bases.values() for n in task["methods"])
+
+    def setting(task: Any, method: str) -> str:
+        own = task["methods"].get(method)
+        if own is None:
+            return ""
+        parts = [f"{k.rpartition('.')[2]} {v:g}" for k, v in own["setting"].items()]
+        return ", ".join(parts) or "–"
+
+    rows = []
+    for method in methods:
+        cells = [setting(task, method) for task in bases.values()]
+        kept, of = cells.count("–"), sum(cell != "" for cell in cells)
+        rows.append((f"`{method}`", f"{kept} of {of}", *cells))
+    head = ("method", "defaults were best", *(f"`{suite}`" for suite in bases))
+    return _rows(head, rows, left=len(head))
+
+
+def of_suites(findings: Findings, name: str) -> list[str]:
+    """Each task: floor, ceiling, best method, and how many are told from local and FedAvg."""
+    rows = []
+    for where, task in findings["tasks"].items():
+        own = {n: m for n, m in task["methods"].items() if not n.startswith("pooled")}
+        best = max(own, key=lambda n: own[n]["mean"]["mean"])
+        told = [
+            sum(m["against"].get(r, {}).get("verdict") == "better" for m in own.values())
+            for r in ("local", "fedavg")
+        ]
+        cells = [task["floor"]["value"], task["ceiling"]["value"]]
+        cells += [
+            _told(task, "mean", own[n]) if n in own else None for n in ("local", "fedavg", best)
+        ]
+        rows.append(
+            (
+                f"`{where}`",
+                task["metric"],
+                *map(_number, cells),
+                f"`{best}`",
+                *(f"{n} of {len(own)}" for n in told),
+            )
+        )
+    head = (
+        "task",
+        "metric",
+        "floor",
+        "ceiling",
+        "local",
+        "FedAvg",
+        "best",
+        "of",
+        "better than local",
+        "than FedAvg",
+    )
+    return _rows(head, rows, left=2)
+
+
+KINDS: dict[str, Callable[[Findings, str], list[str]]] = {
+    "task": of_task,
+    "dial": of_dial,
+    "claim": of_claim,
+    "tuned": of_tuned,
+    "suites": of_suites,
+}
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
