@@ -118,9 +118,10 @@ def main() -> None:
             test = f"{value:+.4f} [{low:+.4f}, {high:+.4f}]"
             print(_row(seed, "", client, gain, test, right), flush=True)
     d = difference(means, share)
+    interval = "" if math.isnan(d.low) else f" [{d.low:+.4f}, {d.high:+.4f}]"
     print(
         f"\nThe method shown against alone on the test patients, mean over hospitals and "
-        f"{len(means)} seeds: {d.mean:+.4f} [{d.low:+.4f}, {d.high:+.4f}]."
+        f"{len(means)} seeds: {d.mean:+.4f}{interval}."
     )
     for (says, right), count in sorted(verdicts.items()):
         print(f"{says}, {count} times; held: {right}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import runpy
 from dataclasses import replace
 
 import numpy as np
@@ -25,6 +26,7 @@ from medfed.run.benchmark import runner
 from medfed.run.benchmark.methods import Method
 from medfed.run.benchmark.runner import Progress
 from medfed.run.pilot import pilots, question
+from tests.pages import ROOT
 
 HOSPITALS = {"north": 90, "south": 90, "odd": 90, "tiny": 8}
 SHORT = (
@@ -185,6 +187,27 @@ def test_nothing_is_run_twice_and_nothing_is_overwritten(done, folder, monkeypat
     measured = short.task.scores["fedavg"].sent[0]
     assert short.methods["fedavg"].cost.up == pytest.approx(2 * measured)
     assert "had 1 rounds and not 2" in (other / "advice.md").read_text()
+
+
+def test_afterwards_it_is_compared_with_the_test_patients(done, folder, monkeypatch, capsys):
+    found, _ = done
+    given = (*asks(folder), "--methods", *METHODS, "--folds", "3", "--repeats", "1", "--seeds", "0")
+    monkeypatch.setattr("sys.argv", ["advice.py", *given, "--out", str(folder / "out")])
+    runpy.run_path(str(ROOT / "benchmarks" / "advice.py"), run_name="__main__")
+    text = capsys.readouterr().out
+    measured = {}
+    for name in ("fedavg", "local"):
+        (path,) = (folder / "out/cells/test/clinical" / name).iterdir()
+        result = json.loads(path.read_text())["result"]
+        assert {c: n["test"] for c, n in result["patients"].items()} == {
+            c: len(parts["test"]) for c, parts in SPLITS.items()
+        }
+        measured[name] = result["clients"]["odd"]["auroc"]
+    gain = found.methods["fedavg"].hospitals["odd"]
+    pilot = f"{gain.mean:+.4f} [{gain.low:+.4f}, {gain.high:+.4f}]"
+    test = f"{measured['fedavg'] - measured['local']:+.4f}"
+    assert f"| 0 |  | odd | {pilot} | worse | {test} [" in text
+    assert "a hospital: worse, 1 times; held: yes" in text
 
 
 @pytest.mark.parametrize(
