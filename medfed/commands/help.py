@@ -18,6 +18,7 @@ COMMANDS = {
     "evaluate": "measure a finished run again, on subsets of its channels, or onboard hospitals",
     "benchmark": "many methods, tuned alike, on a suite of tasks: table, intervals, verdicts",
     "advise": "which method for your hospitals, by a pilot on your own patients",
+    "report": "finished runs on one page: which method, how surely, and who would be harmed",
     "compare": "finished runs side by side: table, pictures, findings",
     "prepare": "read data ahead of training; show=true shows what each client would get",
     "export": "write each client's model of a run as a MONAI Bundle, quantised on request",

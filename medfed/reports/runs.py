@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -69,13 +69,19 @@ def grouped(items: Iterable[T], same: Callable[[T, T], bool]) -> list[list[T]]:
     return groups
 
 
-def check_same_patients(runs: Sequence[Run]) -> None:
+def check_same_patients(
+    runs: Sequence[Run], place: Callable[[Run], Hashable] = lambda run: run.seed
+) -> None:
     """Checks that runs of one seed have the same patients in every split of every client.
+
+    Args:
+        runs: The runs.
+        place: What must be equal of runs that must have the same patients.
 
     Raises:
         CheckpointError: If not, or if the clients themselves or the selection metric differ.
     """
-    by_seed: dict[int, Run] = {}
+    by_place: dict[Hashable, Run] = {}
     for run in runs:
         one = runs[0]
         if list(run.patients) != list(one.patients):
@@ -88,7 +94,7 @@ def check_same_patients(runs: Sequence[Run]) -> None:
                 f"{run.folder} selects its round by {run.summary['selection'][0]}, {one.folder} by "
                 f"{one.summary['selection'][0]}; only equal selections can be compared."
             )
-        twin = by_seed.setdefault(run.seed, run)
+        twin = by_place.setdefault(place(run), run)
         for client, parts in run.patients.items():
             if parts != twin.patients[client]:
                 raise CheckpointError(

@@ -222,7 +222,7 @@ def test_the_page_is_one_file_and_says_what_the_table_says(done, plugins):
     task, verdicts = told.tasks[0]
     for name, verdict in verdicts.items():
         assert f"<td>{name}</td><td" in text
-        assert f">{verdict.mean.mean:.4f}</td>" in text
+        assert f">{verdict.mean.mean:.4f} <small>[" in text
     for sentence in (*(s for found in told.answers.values() for s in found), *told.notes):
         assert escape(sentence) in text
     for client in task.clients:

@@ -159,7 +159,8 @@ def gains(
     """
     step = 7 * len(series) + 8
     rows = [Row("", *found) for values in series.values() for found in values]
-    axis = Axis.over([0.0, *reach(rows, [0.0])], LEFT, WIDTH - RIGHT)
+    known = [0.0, *(row.value for row in rows if math.isfinite(row.value))]
+    axis = Axis.over([*known, *reach(rows, known)], LEFT, WIDTH - RIGHT)
     top = 12.0 + 14 * len(series)
     bottom = top + step * len(names) + 4
     canvas = Canvas(label, bottom + 36)

@@ -75,7 +75,8 @@ def _contours(task: Task, verdicts: Mapping[str, Verdict]) -> str:
 
     cases: dict[str, Any] = {}
     for name, slices in kept.items():
-        for client, case in unpacked(slices["clients"], name).items():
+        own = slices["cases"] if "cases" in slices else unpacked(slices["clients"], name)
+        for client, case in own.items():
             known = cases.setdefault(client, case)
             known.probabilities[name] = case.probabilities[name]  # type: ignore[index]
     cases = {c: cases[c] for c in evenly([*cases], _CLIENTS)}

@@ -24,6 +24,7 @@ from medfed.reports.benchmark.tables import (
 )
 from medfed.reports.benchmark.verdicts import Verdict
 from medfed.reports.benchmark.words import details, ends_of
+from medfed.reports.scores import label_of
 
 GENERATOR = '<meta name="generator" content="medfed">'
 
@@ -101,7 +102,9 @@ def _task(told: Told, task: Task, verdicts: Mapping[str, Verdict]) -> str:
     better = "smaller" if task.falls else "larger"
     count = "1 split" if task.single else f"{task.splits} splits"
     facts = (
-        f"{task.title}. " * bool(task.title) + f"{task.metric}, {better} is better; {count}, "
+        f"{task.title}. "
+        * bool(task.title)
+        + f"{label_of(task.metric)}, {better} is better; {count}, "
         f"{len(task.clients)} hospitals, {task.patients} tested patients. {ends_of(task)}"
     )
     long = "".join(f"<li>{escape(s)}</li>" for s in (*details(task, verdicts), *task.notes))
@@ -111,9 +114,12 @@ def _task(told: Told, task: Task, verdicts: Mapping[str, Verdict]) -> str:
             f'<p class="note">{escape(facts)}</p>',
             f"<p>{escape(' '.join(told.answers[task.name]))}</p>",
             f'<div class="pictures">{drawn}{looks_of(task, verdicts)}</div>',
-            folded("All methods, in numbers", methods_table(task, verdicts)),
-            folded("Who is harmed, by method", harmed_table(task, verdicts)),
-            folded("Hospital by hospital", hospitals_table(task, verdicts)),
+            methods_table(task, verdicts),
+            folded("Who would be better off alone, by method", harmed_table(task, verdicts)),
+            folded(
+                "Hospital by hospital: what each gains with each method",
+                hospitals_table(task, verdicts),
+            ),
             folded("Which methods are better, worse, not told apart", f"<ul>{long}</ul>"),
         ]
     )
@@ -146,7 +152,7 @@ def dial_pictures(told: Told) -> dict[str, Picture]:
         )
         crossed = [tuple(point) for points in dial["crossed"].values() for point in points]
         caption = f"Crossings: {where}." if where else "No two curves cross."
-        canvas = curves(lines, dial["dial"], metric, evenly=True, crossed=crossed)
+        canvas = curves(lines, dial["dial"], label_of(metric), evenly=True, crossed=crossed)
         found[suite] = Picture(canvas, caption)
     return found
 
@@ -182,7 +188,7 @@ def settings(told: Told) -> str:
             f"<td>{escape(task.name)}</td>",
             words(name),
             words(" ".join(f"{k}={v:g}" for k, v in verdict.scores.setting.items()) or "defaults"),
-            words(" ".join(key[:12] for key in verdict.scores.keys)),
+            words(" ".join(k[:12] if len(k) == 64 else k for k in verdict.scores.keys)),
         ]
         for task, verdicts in told.tasks
         for name, verdict in verdicts.items()

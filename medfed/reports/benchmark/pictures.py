@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from html import escape
 from typing import NamedTuple
 
-from medfed.reports.benchmark.canvas import Canvas
+from medfed.reports.benchmark.canvas import SERIES, Canvas
 from medfed.reports.benchmark.forests import Row, forest, gains
 from medfed.reports.benchmark.plots import Point, curves, scatter
 from medfed.reports.benchmark.scores import Task
 from medfed.reports.benchmark.verdicts import REFERENCES, Verdict, ceiling_of, floor_of
 from medfed.reports.benchmark.words import best_of
+from medfed.reports.scores import label_of
 from medfed.run.benchmark.methods import CEILINGS
 
 _LINES = 7  # curves that can be told apart
@@ -79,7 +80,7 @@ def _forest(task: Task, verdicts: Mapping[str, Verdict]) -> Picture:
     lines = {"floor": task.raw(floor_of(task)[1]), "ceiling": task.raw(ceiling_of(task)[1])}
     over = "patients drawn anew" if task.single else "splits"
     return Picture(
-        forest(rows, lines, task.metric),
+        forest(rows, lines, label_of(task.metric)),
         f"Mean over hospitals with its 95 % interval over {over}. Green: better than local "
         "training or FedAvg, and worse than neither; orange: worse than one of "
         "them; blue: not told apart. "
@@ -97,7 +98,7 @@ def _bytes(task: Task, verdicts: Mapping[str, Verdict], best: str) -> Picture:
     named = {r: "ink" for r in REFERENCES if r in points} | {best: colour_of(best, verdicts[best])}
     named |= {n: colour_of(n, verdicts[n]) for n in front}
     return Picture(
-        scatter(points, named, front, task.metric),
+        scatter(points, named, front, label_of(task.metric)),
         "What was reached on test patients for what travelled in the whole run. The line joins "
         "those that no other method beats with fewer bytes.",
     )
@@ -126,7 +127,7 @@ def _gains(task: Task, verdicts: Mapping[str, Verdict], best: str) -> Picture | 
     order = sorted(task.clients, key=lambda c: -first[c][0] if first[c][0] == first[c][0] else 0.0)
     series = {n: [h.gains[c] for c in order] for n, h in harms.items()}
     return Picture(
-        gains(order, series, f"gain of {task.metric} over training alone"),
+        gains(order, series, f"gain of {label_of(task.metric)} over training alone"),
         "What each hospital gains over training alone, with its 95 % interval over patients drawn "
         "anew; left of the line it would be better off alone.",
     )
@@ -140,7 +141,8 @@ def _courses(task: Task, verdicts: Mapping[str, Verdict], best: str) -> dict[str
     courses = {n: course for n, course in courses.items() if len(course) > 1}
     if not courses:
         return {}
-    label = f"validation {task.metric}"
+    label = f"validation {label_of(task.metric)}"
+    colours = dict(zip(courses, SERIES, strict=False))
     found = {}
     for name, what, index in (
         ("rounds", "rounds", 0),
@@ -158,5 +160,6 @@ def _courses(task: Task, verdicts: Mapping[str, Verdict], best: str) -> dict[str
             caption = f"Mean over hospitals and splits on validation patients, against {what}."
             if log and len(lines) < len(courses):
                 caption += " What sends nothing is left out."
-            found[name] = Picture(curves(lines, what, label, log=log), caption)
+            drawn = curves(lines, what, label, log=log, colours=colours)
+            found[name] = Picture(drawn, caption)
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 
 from medfed.common.console import size
 from medfed.reports.benchmark.canvas import SERIES, WIDTH, Canvas, width_of
@@ -21,7 +22,7 @@ def curves(
     log: bool = False,
     evenly: bool = False,
     crossed: Sequence[Point] = (),
-    count: bool = False,
+    colours: Mapping[str, str] | None = None,
 ) -> Canvas:
     """Draws a line for each method.
 
@@ -32,7 +33,7 @@ def curves(
         log: Whether the first number is on a logarithmic axis; what is not above 0 is left out.
         evenly: Whether its values stand evenly apart.
         crossed: Points to be marked.
-        count: Whether the first number is one of bytes.
+        colours: By method; None: one after the other.
     """
     places = sorted({x for points in lines.values() for x, _ in points if not log or x > 0})
 
@@ -53,14 +54,14 @@ def curves(
     elif log:
         told = [(x_axis.at(math.log10(t)), size(round(t))) for t in _decades(x_axis)]
     else:
-        told = [(x_axis.at(t), size(round(t)) if count else f"{t:g}") for t in x_axis.ticks(4)]
+        told = [(x_axis.at(t), f"{t:g}") for t in x_axis.ticks(4)]
     for x, words in told:
         canvas.text(x, 234, words, "soft", "middle")
     canvas.text((50 + WIDTH - _NAMES) / 2, 256, x_label, "soft", "middle")
     canvas.text(4, 10, y_label, "soft", size=10)
     ends = {}
     for k, (name, points) in enumerate(lines.items()):
-        colour = SERIES[k % len(SERIES)]
+        colour = (colours or {}).get(name, SERIES[k % len(SERIES)])
         seen = [(x_axis.at(spread(x)), y_axis.at(y)) for x, y in points if _seen(x, y, log)]
         if not seen:
             continue
@@ -116,6 +117,9 @@ def scatter(
         radius = 4.5 if name in named else 3.2
         canvas.dot(*at[name], named.get(name, "soft"), told, radius)
     taken = [(x - 4, y - 4, x + 4, y + 4) for x, y in at.values()]
+    lines = [m.points for m in canvas.marks if m.dashed]
+    for (x, y), (right, bottom) in (ends for points in lines for ends in pairwise(points)):
+        taken.append((x, min(y, bottom) - 1, right, max(y, bottom) + 1))
     for name, colour in named.items():
         if name in at and (place := _free(short(name), at[name], taken)):
             taken.append(place)

@@ -113,8 +113,8 @@ class Task:
 
     @property
     def name(self) -> str:
-        """The suite and the variant."""
-        return f"{self.suite}/{self.variant}"
+        """The suite and the variant, if it has any."""
+        return f"{self.suite}/{self.variant}".rstrip("/")
 
     @property
     def notes(self) -> list[str]:

@@ -15,7 +15,7 @@ p,li{max-width:48rem}.note,figcaption{color:var(--soft);font-size:.85rem}
 .pictures{columns:23rem 2;column-gap:2rem}
 figure{margin:0 0 1.5rem;break-inside:avoid;display:inline-block;width:100%}
 figure svg{display:block;width:100%;max-width:31rem;height:auto}
-figure img{display:block;max-width:100%;height:auto;background:#fff}
+figure img{display:block;width:100%;max-width:31rem;height:auto;background:#fff}
 figcaption{max-width:31rem}
 .wide{overflow-x:auto;max-height:85vh}table{border-collapse:separate;border-spacing:0;
 font-size:.85rem;font-variant-numeric:tabular-nums}
@@ -24,7 +24,8 @@ thead th{position:sticky;top:0;background:var(--paper);z-index:1;cursor:pointer;
 color:var(--soft);font-weight:600;vertical-align:bottom}
 th:first-child,td:first-child{text-align:left;position:sticky;left:0;background:var(--paper);
 max-width:11rem;overflow:hidden;text-overflow:ellipsis}
-thead th:first-child{z-index:2}td.words{text-align:left;white-space:normal;min-width:14rem}
+thead th:first-child{z-index:2}td.words{text-align:left;white-space:normal;min-width:7rem}
+.list th,.list td{text-align:left}td small{color:var(--soft)}
 .better{color:var(--good)}.worse{color:var(--bad)}b.better,b.worse{font-weight:600}
 .cells td{padding:.15rem .35rem;font-size:.78rem}
 summary{cursor:pointer;margin:.6rem 0;color:var(--c0)}

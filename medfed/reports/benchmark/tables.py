@@ -56,26 +56,26 @@ def methods_table(task: Task, verdicts: Mapping[str, Verdict]) -> str:
         task: The task.
         verdicts: By method.
     """
-    head = ["method", "mean", "95 % interval", "worst hospital", "worst decile"]
+    head = ["method", "mean [95 %]", "worst hospital", "worst decile"]
     shown = [r for r in REFERENCES if any(r in v.against for v in verdicts.values())]
     for reference in shown:
         label = "local" if reference == "local" else "FedAvg"
-        head += [f"− {label}", "95 % interval", "p (Holm)", "seen from"]
+        head += [f"− {label} [95 %]", "p (Holm)", "seen from"]
     head += ["harmed", "sent", "passes"]
     lines = []
     for name in by_mean(verdicts):
         v = verdicts[name]
-        cells = [f"<td>{escape(name)}</td>", number(task.raw(v.mean.mean))]
-        cells.append(_ends(*sorted((task.raw(v.mean.low), task.raw(v.mean.high)))))
+        low, high = sorted((task.raw(v.mean.low), task.raw(v.mean.high)))
+        cells = [f"<td>{escape(name)}</td>", _between(task.raw(v.mean.mean), low, high)]
         cells += [number(task.raw(x)) for x in (v.worst, v.decile)]
         for reference in shown:
             if (a := v.against.get(reference)) is None:
-                cells += ["<td></td>"] * 4
+                cells += ["<td></td>"] * 3
                 continue
             d = a.difference
             kind = a.verdict if a.verdict in ("better", "worse") else ""
-            cells.append(number(d.mean, kind=kind, sign="+"))
-            cells += [_ends(d.low, d.high), number(a.p, 3), number(d.visible)]
+            cells.append(_between(d.mean, d.low, d.high, kind, "+"))
+            cells += [number(a.p, 3), number(d.visible)]
         cells.append(_share(v))
         sent = sum(v.scores.sent)
         cells.append(f'<td data-v="{sent:.6g}">{size(round(sent))}</td>')
@@ -89,10 +89,12 @@ def methods_table(task: Task, verdicts: Mapping[str, Verdict]) -> str:
     )
 
 
-def _ends(low: float, high: float) -> str:
-    return (
-        "<td>–</td>" if math.isnan(low) else f'<td data-v="{low:.6g}">[{low:.3f}, {high:.3f}]</td>'
-    )
+def _between(value: float, low: float, high: float, kind: str = "", sign: str = "") -> str:
+    """A cell with a number and its interval."""
+    if math.isnan(low):
+        return number(value, kind=kind, sign=sign)
+    ends = f" <small>[{low:{sign}.3f}, {high:{sign}.3f}]</small></td>"
+    return number(value, kind=kind, sign=sign).replace("</td>", ends)
 
 
 def _share(v: Verdict) -> str:
@@ -103,7 +105,7 @@ def _share(v: Verdict) -> str:
 
 
 def harmed_table(task: Task, verdicts: Mapping[str, Verdict]) -> str:
-    """Returns who would be better off alone, by method; most harmful last.
+    """Returns who would be better off alone, by method; the most harmful first.
 
     Args:
         task: The task.
@@ -116,23 +118,19 @@ def harmed_table(task: Task, verdicts: Mapping[str, Verdict]) -> str:
         return (
             '<p class="note">Hospitals are others in every split, so that they have no names.</p>'
         )
-    order = sorted(harms, key=lambda n: (len(harms[n].surely), harms[n].share))
+    order = sorted(harms, key=lambda n: (-len(harms[n].surely), -harms[n].share))
     lines = []
     for name in order:
         harm = harms[name]
         perhaps = [c for c in harm.clients if c not in harm.surely]
-        lines.append(
-            [
-                f"<td>{escape(name)}</td>",
-                _share(verdicts[name]),
-                words(", ".join(harm.surely) or "nobody"),
-                words(", ".join(perhaps) or "nobody"),
-            ]
-        )
-    return (
-        table(("method", "harmed", "surely", "perhaps"), lines)
-        + '<p class="note">Surely: the whole interval of the hospital, over patients drawn anew, '
-        "lies below 0; perhaps: its mean does.</p>"
+        if harm.clients:
+            cells = [f"<td>{escape(name)}</td>", _share(verdicts[name])]
+            lines.append([*cells, words(", ".join(harm.surely)), words(", ".join(perhaps))])
+    nobody = [name for name in order if not harms[name].clients]
+    told = f"Nobody would be with {', '.join(nobody)}. " if nobody else ""
+    return (table(("method", "harmed", "surely", "perhaps"), lines, "list") if lines else "") + (
+        f'<p class="note">{escape(told)}Surely: the whole interval of the hospital, over patients '
+        "drawn anew, lies below 0; perhaps: its mean does.</p>"
     )
 
 

@@ -175,8 +175,8 @@ def ends_of(task: Task) -> str:
     """
     floor, low = floor_of(task)
     ceiling, high = ceiling_of(task)
-    parts = [f"{task.raw(low):.4f} is reached by a constant prediction ({floor})"] * bool(floor)
-    parts += [f"{task.raw(high):.4f} with all patients in one place ({ceiling})"] * bool(ceiling)
+    parts = [f"A constant prediction ({floor}) reaches {task.raw(low):.4f}"] * bool(floor)
+    parts += [f"all patients in one place {task.raw(high):.4f} ({ceiling})"] * bool(ceiling)
     return f"{', '.join(parts)}." if parts else ""
 
 
@@ -193,7 +193,7 @@ def details(task: Task, verdicts: Verdicts) -> list[str]:
         for word in ("better", "worse", NOT_TOLD_APART):
             if who := [n for n, a in against.items() if a.verdict == word]:
                 link = "from" if word == NOT_TOLD_APART else "than"
-                told.append(f"{word} {link} {LABELS[reference]}: {', '.join(who)}.".capitalize())
+                told.append(f"{word.capitalize()} {link} {LABELS[reference]}: {', '.join(who)}.")
         seen = sorted(a.difference.visible for a in against.values())
         if seen := [v for v in seen if math.isfinite(v)]:
             told.append(
