@@ -131,7 +131,7 @@ def test_words_say_where_it_holds_and_where_not(tmp_path):
     assert sentence(found) == (
         "It is so. Qualified. Holds: mine/one, better is better than plain. Does not hold: "
         "mine/one, worse is better than plain. Cannot tell: mine/one, alike is better than plain. "
-        "Not measured: mine, absent is better than plain."
+        "Not measured: on mine."
     )
     assert found.parts[3].answer == "not measured"
     assert found.parts[3].note == "lacks absent on mine/one"

@@ -202,10 +202,12 @@ def sentence(found: JudgedClaim) -> str:
     """Returns the verdict in words: what holds, what does not, and what cannot be told."""
     told = [f"{found.claim.claim.rstrip('.')}. {found.verdict.capitalize()}"]
     heads = ((YES, "Holds"), (NO, "Does not hold"), (UNKNOWN, "Cannot tell"))
-    for word, head in (*heads, (MISSING, "Not measured")):
+    for word, head in heads:
         places = [f"{a.where}, {a.asks}" for a in found.parts if a.answer == word]
-        if places and (found.verdict == "qualified" or word == MISSING):
+        if places and found.verdict == "qualified":
             told.append(f"{head}: {'; '.join(places)}")
+    if lacking := dict.fromkeys(a.where for a in found.parts if a.answer == MISSING):
+        told.append(f"Not measured: on {', '.join(lacking)}")
     return ". ".join(told) + "."
 
 
