@@ -125,10 +125,12 @@ def harmed_table(task: Task, verdicts: Mapping[str, Verdict]) -> str:
         perhaps = [c for c in harm.clients if c not in harm.surely]
         if harm.clients:
             cells = [f"<td>{escape(name)}</td>", _share(verdicts[name])]
-            lines.append([*cells, words(", ".join(harm.surely)), words(", ".join(perhaps))])
+            who = [f"surely {', '.join(harm.surely)}"] * bool(harm.surely)
+            who += [f"perhaps {', '.join(perhaps)}"] * bool(perhaps)
+            lines.append([*cells, words("; ".join(who))])
     nobody = [name for name in order if not harms[name].clients]
     told = f"Nobody would be with {', '.join(nobody)}. " if nobody else ""
-    return (table(("method", "harmed", "surely", "perhaps"), lines, "list") if lines else "") + (
+    return (table(("method", "harmed", "who"), lines, "list") if lines else "") + (
         f'<p class="note">{escape(told)}Surely: the whole interval of the hospital, over patients '
         "drawn anew, lies below 0; perhaps: its mean does.</p>"
     )
