@@ -7,6 +7,7 @@ A server imports them once per session and forks. What a command costs before it
 from __future__ import annotations
 
 import atexit
+import functools
 import multiprocessing
 import os
 import runpy
@@ -15,13 +16,20 @@ import subprocess
 import sys
 import tempfile
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["tests.preloaded"])
-_FOLDER = tempfile.TemporaryDirectory(prefix="medfed-tests-")
-atexit.register(_FOLDER.cleanup)
+
+
+@functools.cache
+def _folder() -> str:
+    """Where processes write; made by who starts one, as those end without tidying up."""
+    folder = tempfile.TemporaryDirectory(prefix="medfed-tests-", ignore_cleanup_errors=True)
+    atexit.register(folder.cleanup)
+    return folder.name
 
 
 class Started:
@@ -34,6 +42,7 @@ class Started:
         arguments: Its command line.
         cwd: Where it works.
         together: Whether errors go with the output.
+        env: Further variables of its environment.
     """
 
     def __init__(
@@ -42,13 +51,15 @@ class Started:
         *arguments: str,
         cwd: Path = ROOT,
         together: bool = False,
+        env: Mapping[str, str] | None = None,
     ) -> None:
         self.args = [str(script), *arguments]
-        folder = Path(tempfile.mkdtemp(dir=_FOLDER.name))
+        folder = Path(tempfile.mkdtemp(dir=_folder()))
         self._out, self._err = folder / "out", folder / "err"
         self._out.touch()
         self._err.touch()
-        environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+        # What a process that was killed leaves of its temporary files goes with the session's.
+        environ = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(folder), **(env or {})}
         files = (self._out, self._out if together else self._err)
         self._process = _CONTEXT.Process(target=_run, args=(self.args, str(cwd), environ, files))
         self._process.start()
@@ -103,6 +114,7 @@ def _run(command: list[str], cwd: str, environ: dict[str, str], files: tuple[Pat
     sys.stderr = os.fdopen(2, "w", encoding="utf-8", closefd=False, buffering=1)
     os.environ.clear()
     os.environ.update(environ)
+    tempfile.tempdir = None  # as the environment says
     os.chdir(cwd)
     sys.argv = command
     sys.path[0:0] = [str(Path(command[0]).resolve().parent)]

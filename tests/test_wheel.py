@@ -2,6 +2,7 @@
 
 Only medfed itself is installed there; the libraries are those of this environment, which a line in
 a .pth file leads to (its own .pth files, such as that of an editable medfed, are not followed).
+The installed script runs in forks of one process of that environment, which loads them once.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import subprocess
 import sys
 import sysconfig
 import venv
+from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +28,34 @@ from tests.pages import DOCS, ROOT, write_clinics, write_files
 SHORT = ("experiment=digits_pfednet", "rounds=2", "local.steps=2", "data.root=data")
 
 pytest.importorskip("hatchling")
+
+# A line of JSON for a command line in, a line for its status out; what it prints goes to files.
+FORKS = """
+import json, os, runpy, sys
+import monai
+import medfed.run.train
+for line in sys.stdin:
+    script, *arguments = json.loads(line)
+    pid = os.fork()
+    if pid == 0:
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        for number, name in ((1, "out"), (2, "err")):
+            os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+        sys.argv = [script, *arguments]
+        status = 0
+        try:
+            runpy.run_path(script, run_name="__main__")
+        except SystemExit as end:
+            status = end.code or 0
+        except BaseException:
+            import traceback
+            traceback.print_exc()
+            status = 1
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+"""
 
 
 class Installed:
@@ -45,23 +76,42 @@ class Installed:
         install = ["install", "--no-deps", "--ignore-installed", str(self.wheel)]
         self._run([*pip, "--python", str(self.python), *install])
 
-    def _run(self, command: list[str], fails: bool = False) -> str:
+    def _environ(self) -> dict[str, str]:
         hidden = ("PYTHONPATH", "PYTEST_CURRENT_TEST")
         environ = {k: v for k, v in os.environ.items() if k not in hidden}
-        environ |= {"OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+        return environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+
+    def _run(self, command: list[str]) -> str:
         done = subprocess.run(
-            command, cwd=self.place, env=environ, capture_output=True, text=True, timeout=240
+            command, cwd=self.place, env=self._environ(), capture_output=True, text=True, timeout=240
         )
-        assert done.returncode == int(fails), done.stdout + done.stderr
-        return done.stderr if fails else done.stdout
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    @cached_property
+    def server(self) -> subprocess.Popen[str]:
+        """Runs the script in forks of itself."""
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        command = [str(self.python), "-c", FORKS]
+        return subprocess.Popen(command, cwd=self.place, env=self._environ(), **pipes)
 
     def medfed(self, *arguments: str, fails: bool = False) -> str:
-        return self._run([str(self.environment / "bin" / "medfed"), *arguments], fails)
+        script = str(self.environment / "bin" / "medfed")
+        self.server.stdin.write(json.dumps([script, *arguments]) + "\n")
+        self.server.stdin.flush()
+        status = self.server.stdout.readline().strip()
+        out, err = ((self.place / name).read_text("utf-8") for name in ("out", "err"))
+        for name in ("out", "err"):
+            (self.place / name).unlink()
+        assert status == str(int(fails)), out + err
+        return err if fails else out
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory) -> Installed:
-    return Installed(tmp_path_factory.mktemp("wheel"))
+def installed(tmp_path_factory) -> Iterator[Installed]:
+    found = Installed(tmp_path_factory.mktemp("wheel"))
+    yield found
+    found.server.communicate(timeout=60)
 
 
 def test_it_is_the_wheel_that_runs(installed):
@@ -72,10 +122,11 @@ def test_it_is_the_wheel_that_runs(installed):
 
 
 def test_help_fits_a_screen(installed):
-    lines = installed.medfed("--help").splitlines()
+    script = str(installed.environment / "bin" / "medfed")
+    lines = installed._run([script, "--help"]).splitlines()
     assert len(lines) <= 24
     assert max(map(len, lines)) <= 100
-    assert "digits_pfednet" in installed.medfed("train", "--help")
+    assert "digits_pfednet" in installed._run([script, "train", "--help"])
 
 
 def test_from_training_to_prediction(installed):

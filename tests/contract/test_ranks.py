@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from medfed.federation.reference import run_reference
 from tests.contract.harness import NAMES, federation, half, lightning, lossy
 from tests.contract.ranks import outcome
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.processes import ROOT, Started
 
 
 def free_port() -> int:
@@ -30,25 +25,13 @@ def two_ranks(request, tmp_path_factory) -> list[dict]:
     here = [item for item in request.session.items if item.path == request.path]
     names = sorted({item.callspec.params["name"] for item in here})
     out = tmp_path_factory.mktemp("ranks")
-    port = str(free_port())
-    started = []
-    for rank in range(2):
-        env = {
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": port,
-            "LOCAL_RANK": str(rank),
-            "NODE_RANK": "0",
-            "OMP_NUM_THREADS": "1",
-        }
-        command = [sys.executable, "-m", "tests.contract.ranks", str(out), "2", *names]
-        started.append(
-            subprocess.Popen(
-                command, env=env, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-            )
-        )
-    logs = [p.communicate(timeout=280)[0].decode() for p in started]
+    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "NODE_RANK": "0"}
+    script = ROOT / "tests" / "contract" / "ranks.py"
+    started = [
+        Started(script, str(out), "2", *names, together=True, env={**group, "LOCAL_RANK": rank})
+        for rank in ("0", "1")
+    ]
+    logs = [p.communicate(timeout=280)[0] for p in started]
     assert [p.returncode for p in started] == [0, 0], "\n".join(logs)
     return [json.loads((out / f"rank{r}.json").read_text()) for r in range(2)]
 
