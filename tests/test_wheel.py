@@ -83,7 +83,12 @@ class Installed:
 
     def _run(self, command: list[str]) -> str:
         done = subprocess.run(
-            command, cwd=self.place, env=self._environ(), capture_output=True, text=True, timeout=240
+            command,
+            cwd=self.place,
+            env=self._environ(),
+            capture_output=True,
+            text=True,
+            timeout=240,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
