@@ -6,7 +6,9 @@ training, FedAvg, and training on all patients in one place. What was finished i
 
 from __future__ import annotations
 
+import functools
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from medfed.commands.door import command, loading
+from medfed.common.errors import ConfigError
 
 
 def _plain(value: Any) -> Any:
@@ -21,18 +24,37 @@ def _plain(value: Any) -> Any:
 
 
 def check(configs: Sequence[DictConfig], sweep: bool) -> None:
-    """Looks for the suites and the size before anything large is loaded.
+    """Looks for all that is named before anything large is loaded.
 
     Raises:
-        ConfigError: If there is none of that name.
+        ConfigError: If there is none of that name, or no such folder.
     """
     from medfed.common.checks import check_known
-    from medfed.run.benchmark.suite import SIZES, check_shard, chosen_suites
+    from medfed.run.benchmark.arms import chosen_arms
+    from medfed.run.benchmark.methods import chosen_methods, known_methods
+    from medfed.run.benchmark.suite import SIZES, check_paths, check_shard, chosen_suites, suites
 
     for config in configs:
         check_known("size", config.size, SIZES)
-        check_shard(config.shard)
-        chosen_suites(_plain(config.suite), _folders(config))
+        check_shard(_shard(config))
+        if not isinstance(config.report_only, bool):
+            raise ConfigError(f"report_only must be true or false, not {config.report_only}.")
+        folders = _folders(config)
+        chosen, known = chosen_suites(_plain(config.suite), folders), known_methods(folders)
+        paths = _plain(config.paths)
+        if not isinstance(paths, dict):
+            raise ConfigError(f"paths={paths} names no suite; write paths.SUITE={paths}.")
+        check_paths(paths, suites(folders).values())
+        for suite in chosen:
+            if not suite.path or paths.get(suite.name) is not None:
+                suite.chosen(_plain(config.variants))
+            usual = suite.sizes[config.size].methods or suite.methods
+            chosen_methods(_plain(config.methods), usual, known)
+        chosen_arms(_plain(config.arms), {s.name: s.arms for s in chosen}, known)
+
+
+def _shard(config: DictConfig) -> str | None:
+    return None if config.shard is None else str(config.shard)
 
 
 def _folders(config: DictConfig) -> list[str]:
@@ -41,7 +63,7 @@ def _folders(config: DictConfig) -> list[str]:
 
 
 @command("benchmark", check)
-def main(config: DictConfig) -> None:
+def _main(config: DictConfig) -> None:
     """Runs the cells that are missing, and writes and prints the report."""
     with loading():
         from medfed.reports.benchmark.report import benchmark
@@ -55,13 +77,20 @@ def main(config: DictConfig) -> None:
         arms=_plain(config.arms),
         out=Path(str(config.out)).expanduser(),
         workers=config.workers or len(os.sched_getaffinity(0)),
-        shard=config.shard,
+        shard=_shard(config),
         report_only=config.report_only,
         figures=config.figures,
         data_root=str(config.data_root),
         paths=_plain(config.paths),
         plugins=folders,
     )
+
+
+@functools.wraps(_main)
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the command; ``paths.NAME`` may be of a suite of a user's own, which no yaml here has."""
+    given = sys.argv[1:] if arguments is None else arguments
+    _main([f"++{a}" if a.startswith("paths.") else a for a in given])
 
 
 if __name__ == "__main__":

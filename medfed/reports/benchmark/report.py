@@ -12,13 +12,12 @@ from medfed.common.console import say, wide_console
 from medfed.common.errors import CheckpointError, ConfigError, MedfedError
 from medfed.common.files import writing
 from medfed.common.names import cell as as_cell
-from medfed.config.compose import CONFIG_DIR
 from medfed.reports.benchmark.claims import judge_claims
 from medfed.reports.benchmark.files import shown, write
 from medfed.reports.benchmark.findings import Told, findings
 from medfed.run.benchmark.arms import chosen_arms
 from medfed.run.benchmark.cells import stale_cells
-from medfed.run.benchmark.methods import chosen_methods
+from medfed.run.benchmark.methods import chosen_methods, known_methods
 from medfed.run.benchmark.plan import groups, shard_of
 from medfed.run.benchmark.runner import Progress, found_groups, run_groups
 from medfed.run.benchmark.studies import write_studies
@@ -70,11 +69,7 @@ def benchmark(
     chosen = chosen_suites(suite, plugins)
     common = ["plugins=[" + ",".join(f'"{p}"' for p in plugins) + "]"] if plugins else []
     root = str(Path(data_root).expanduser().resolve())
-    known = sorted(
-        p.stem
-        for folder in (CONFIG_DIR, *(Path(f) / "configs" for f in plugins))
-        for p in (folder / "algorithm").glob("*.yaml")
-    )
+    known = known_methods(plugins)
     by_suite = {
         s.name: chosen_methods(methods, s.sizes[size].methods or s.methods, known) for s in chosen
     }

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from hydra.utils import get_class
 from omegaconf import DictConfig
-from scipy.stats import qmc
 
 from medfed.common.errors import ConfigError, did_you_mean
+from medfed.config.compose import CONFIG_DIR
 from medfed.federation.card import Card, Range
 
 LR = "optimizer.lr"
@@ -39,6 +40,20 @@ class Method:
         if name == "pooled_finetuned":
             return cls(name, "pooled", True)
         return cls(name, name)
+
+
+def known_methods(folders: Sequence[str | Path] = ()) -> list[str]:
+    """Returns the names of all methods.
+
+    Args:
+        folders: Further folders that hold ``configs/algorithm``.
+
+    Example:
+        >>> known_methods()[:3]
+        ['adiana', 'apfl', 'binaryrelax']
+    """
+    places = (CONFIG_DIR, *(Path(folder) / "configs" for folder in folders))
+    return sorted({p.stem for place in places for p in (place / "algorithm").glob("*.yaml")})
 
 
 def chosen_methods(
@@ -109,6 +124,8 @@ def points(space: dict[str, Range], trials: int) -> list[dict[str, float]]:
         >>> one, [p["lr"] for p in one[1:]] == [p["lr"] for p in two[1:]]
         ([{}, {'lr': 0.03162}, {'lr': 0.3162}], True)
     """
+    from scipy.stats import qmc  # names are checked before anything large is loaded
+
     shares = qmc.Halton(len(space), scramble=False).fast_forward(2).random(trials - 1)
     return [{}] + [
         {key: over.at(float(u)) for (key, over), u in zip(space.items(), row, strict=True)}

@@ -19,7 +19,7 @@ from medfed.federation.card import Card
 from medfed.run.benchmark.arms import Arm
 from medfed.run.benchmark.cells import Cell, Stage, cell_key
 from medfed.run.benchmark.methods import CEILINGS, Method, card_of, points, search_space
-from medfed.run.benchmark.suite import TUNING, Size, Suite, check_shard
+from medfed.run.benchmark.suite import TUNING, Size, Suite, check_paths, check_shard
 
 Setting = Mapping[str, float]
 
@@ -220,8 +220,7 @@ def groups(
                     f"paths.{suite.name}=FOLDER names them."
                 )
                 continue
-            if not Path(path).expanduser().exists():
-                raise ConfigError(f"paths.{suite.name}={path} does not exist.")
+            check_paths({suite.name: path}, suites)
             own.append(f'data.path="{Path(path).expanduser().resolve()}"')
         chosen = tuple(suite.chosen(variants))
         composed: dict[str, dict[tuple[str, str], DictConfig]] = {}

@@ -8,7 +8,7 @@ split, and sizes. ``configs/suites`` has those that are shipped; ``plugins=FOLDE
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -247,6 +247,27 @@ def check_shard(shard: str | None) -> tuple[int, int]:
     if not (i.isdecimal() and n.isdecimal() and 1 <= int(i) <= int(n)):
         raise ConfigError(f"shard={shard} must be i/n, the i-th of n jobs, such as 1/4.")
     return int(i), int(n)
+
+
+def check_paths(paths: Mapping[str, str | None], known: Iterable[Suite]) -> None:
+    """Looks for the real data that are named.
+
+    Args:
+        paths: By suite; None: not at hand.
+        known: All suites.
+
+    Raises:
+        ConfigError: If there is no such suite of real data, or nothing lies there.
+    """
+    real = [suite.name for suite in known if suite.path]
+    for name, place in paths.items():
+        if name not in real:
+            raise ConfigError(
+                f"paths.{name} is of no suite that needs data{did_you_mean(name, real)}; those are "
+                f"{', '.join(real)}."
+            )
+        if place is not None and not Path(place).expanduser().exists():
+            raise ConfigError(f"paths.{name}={place} does not exist.")
 
 
 def chosen_suites(wanted: str | Sequence[str], folders: Sequence[str | Path] = ()) -> list[Suite]:
