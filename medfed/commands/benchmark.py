@@ -88,7 +88,7 @@ def _main(config: DictConfig) -> None:
 
 @functools.wraps(_main)
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the command; ``paths.NAME`` may be of a suite of a user's own, which no yaml here has."""
+    """Runs the command; ``paths.NAME`` may be of a suite that no yaml here has."""
     given = sys.argv[1:] if arguments is None else arguments
     _main([f"++{a}" if a.startswith("paths.") else a for a in given])
 

@@ -325,3 +325,22 @@ def test_mapped_rows_gather_convert_and_pickle_small(source, cache):
     assert torch.equal(pickle.loads(copied).take(index), rows.take(index))
     rows.take(index).zero_()  # a copy: the cache cannot be changed by it
     store.verify()
+
+
+def test_a_script_without_a_main_guard_ends_with_a_sentence(source, tmp_path):
+    """Its workers read it again; they used to wait for it, and it for them."""
+    script = tmp_path / "unguarded.py"
+    script.write_text(
+        "from pathlib import Path\n"
+        "from medfed.datamodules.cache.building import build\n"
+        "from tests.datamodules.cache_items import recipe\n"
+        f"folder = Path({str(source)!r})\n"
+        "build(recipe(folder), folder / 'cache', workers=2, quiet=True)\n"
+    )
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, str(script)], env=environ, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 1
+    assert 'put what it does under if __name__ == "__main__":' in done.stderr
+    assert not list((source / "cache").rglob(MANIFEST))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import re
+from contextlib import redirect_stderr, suppress
 from dataclasses import replace
 
 import pytest
 import yaml
 
+from medfed.commands.benchmark import main
 from medfed.commands.methods import method, yamls
 from medfed.common.errors import ConfigError
 from medfed.config.plugins import with_plugins
@@ -106,10 +109,22 @@ def test_a_shard_that_is_none_is_refused(shard):
         (("lr: [0.01, 0.1]\n", ""), r"it lacks the key lr"),
         (("lr: [0.01, 0.1]", "lr: [0.1, 0.01]"), r"lr=\[0\.1, 0\.01\] must be two positive"),
         (("splits: folds", "splits: random"), r"splits=random is unknown; choose sample, seed or"),
-        (("variants: {base: {}}", "variants: {}"), r"it has no variant"),
+        (("variants: {base: {}}", "variants: {}"), r"it lacks the key variants"),
         (("  full: {splits: 1, trials: 1}\n", ""), r"it has no size full"),
         (("smoke: {splits: 1", "smoke: {splits: 0"), r"sizes\.smoke needs at least 1 split"),
         (("title: A test", "title: [A test"), r"cannot be read: "),
+        (("lr: [0.01, 0.1]", "lr: [0.1]"), r"lr=\[0\.1\] must be two positive numbers"),
+        (("lr: [0.01, 0.1]", "lr: much"), r"lr=much must be two positive numbers"),
+        (
+            ("splits: 1, trials: 1", "splits: two, trials: 1"),
+            r"sizes\.smoke needs .* whole numbers",
+        ),
+        (("trials: 1}", "trails: 1}"), r"sizes\.smoke has no key 'trails' \(did you mean trials"),
+        (
+            ("base: {}", "base: {overide: [rounds=1]}"),
+            r"variants\.base has no key 'overide' \(did ",
+        ),
+        (("base: {}", "base: [rounds=1]"), r"variants\.base must have keys, and is \['rounds=1'\]"),
         (("title:", "arms: {a: {metod: ditto}}\ntitle:"), r"arm a has no key 'metod' \(did"),
         (("title:", "arms: {a: {}}\ntitle:"), r"the arm a lacks the key method"),
         (("title:", "arms: {a/b: {}}\ntitle:"), r"the arm 'a/b' must be named by letters"),
@@ -131,6 +146,73 @@ def test_a_suite_that_is_none_is_refused_by_name(change, message, tmp_path):
     with pytest.raises(ConfigError, match=message) as caught:
         read_suite(file)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            ("splits: folds", "splits: folds\noverrides: [rounds=1]"),
+            r"mine has no local\.steps, so",
+        ),
+        (
+            ("clinical_pfednet", "clinical_pfedn"),
+            r"suite=mine: Unknown experiment 'clinical_pfedn'",
+        ),
+        (("base: {}", "base: {overrides: [roundz=1]}"), r"suite=mine: Unknown key 'roundz' \(did"),
+    ],
+)
+def test_a_suite_that_does_not_compose_is_refused_by_name(change, message, tmp_path):
+    (tmp_path / "suites").mkdir()
+    (tmp_path / "suites" / "mine.yaml").write_text(GOOD.replace(*change))
+    (suite,) = chosen_suites("mine", [tmp_path])
+    methods = {"mine": chosen_methods([], [], [])[:1]}
+    (group,), _ = groups([suite], methods, "smoke")
+    with pytest.raises(ConfigError, match=message) as caught:
+        group.config("base")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("suite=digitz", r"Unknown suite 'digitz' \(did you mean digits"),
+        ("suite=[digits,mine] plugins=OWN", ""),
+        ("suite=digits size=medium", r"size='medium' is unknown; choose one of smoke, small"),
+        ("suite=digits methods=[dito]", r"Unknown method 'dito' \(did you mean ditto"),
+        ("suite=digits methods=all", ""),
+        ("suite=digits variants=[names_1,names_3]", r"variants=names_3 is none of suite=digits"),
+        ("suite=digits arms=apart", r"arms=apart is none of suite=digits"),
+        ("suite=digits shard=4", r"shard=4 must be i/n"),
+        ("suite=digits report_only=maybe", r"report_only must be true or false, not maybe"),
+        ("suite=heart paths.hart=OWN", r"paths\.hart is of no suite that needs .* mean heart\?\)"),
+        (
+            "suite=heart paths.digits=OWN",
+            r"paths\.digits is of no suite that needs data; those are",
+        ),
+        ("suite=heart paths.heart=/no/such", r"paths\.heart=/no/such does not exist"),
+        ("suite=real plugins=OWN paths.real=OWN", ""),
+        ("suite=real plugins=OWN paths.real=/no", r"paths\.real=/no does not exist"),
+    ],
+)
+def test_what_is_named_is_looked_up_before_anything_is_run(words, sentence, tmp_path, monkeypatch):
+    (tmp_path / "suites").mkdir()
+    (tmp_path / "suites" / "mine.yaml").write_text(GOOD)
+    (tmp_path / "suites" / "real.yaml").write_text(GOOD + "path: true\n")
+    begun, told = [], io.StringIO()
+    monkeypatch.setattr(
+        "medfed.reports.benchmark.report.benchmark", lambda *a, **k: begun.append(k)
+    )
+    monkeypatch.chdir(tmp_path)
+    with redirect_stderr(told), suppress(SystemExit):
+        main(words.replace("OWN", str(tmp_path)).split())
+    if sentence:
+        assert not begun
+        assert re.fullmatch(rf"error: .*{sentence}.*\n", told.getvalue())
+    else:
+        assert len(begun) == 1, told.getvalue()
+        if "paths.real" in words:
+            assert begun[0]["paths"]["real"] == str(tmp_path)
 
 
 def test_a_suite_of_one_s_own_is_one_file(tmp_path):

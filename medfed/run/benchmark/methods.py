@@ -74,8 +74,8 @@ def chosen_methods(
         ['local', 'fedavg', 'pooled', 'pooled_finetuned', 'ditto']
     """
     wanted = usual if wanted is None else wanted
-    names = list(known) if wanted == "all" else wanted
-    names = [names] if isinstance(names, str) else list(names)
+    names = [wanted] if isinstance(wanted, str) else list(wanted)
+    names = list(known) if names == ["all"] else names
     for name in names:
         if name not in {*known, *ALWAYS}:
             raise ConfigError(

@@ -8,7 +8,7 @@ split, and sizes. ``configs/suites`` has those that are shipped; ``plugins=FOLDE
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -178,56 +178,56 @@ def read_suite(file: Path) -> Suite:
 
 
 def _suite(file: Path, content: dict[str, Any]) -> Suite:
-    known = set(Suite.__dataclass_fields__) - {"name", "file"}
-    if unknown := sorted(set(content) - known):
-        raise ValueError(
-            f"it has no key {unknown[0]!r}{did_you_mean(unknown[0], known)}; its keys are "
-            f"{', '.join(sorted(known))}"
-        )
-    required = {"title", "experiment", "lr", "splits", "variants", "sizes"}
-    if lacking := sorted(required - set(content)):
+    _check_keys("it", content, set(Suite.__dataclass_fields__) - {"name", "file"})
+    required = ("title", "experiment", "lr", "splits", "variants", "sizes")
+    if lacking := [key for key in required if not content.get(key)]:
         raise ValueError(f"it lacks the key {lacking[0]}")
     if content["splits"] not in ("sample", "seed", "folds"):
         raise ValueError(f"splits={content['splits']} is unknown; choose sample, seed or folds")
-    low, high = content.pop("lr")
-    if not 0 < low <= high:
-        raise ValueError(f"lr=[{low}, {high}] must be two positive numbers in order")
-    if not content["variants"]:
-        raise ValueError("it has no variant")
-    variants = {
-        str(name): Variant(tuple((own or {}).get("overrides", ())), (own or {}).get("dial"))
-        for name, own in content.pop("variants").items()
-    }
-    sizes = {name: _size(dict(own)) for name, own in content.pop("sizes").items()}
-    if lacking := sorted(set(SIZES) - set(sizes)):
+    variants = {}
+    for name, own in content.pop("variants").items():
+        _check_keys(f"variants.{name}", own or {}, ("overrides", "dial"))
+        variants[str(name)] = Variant(_words(own or {}), (own or {}).get("dial"))
+    sizes = {name: _size(f"sizes.{name}", own) for name, own in content.pop("sizes").items()}
+    if lacking := [name for name in SIZES if name not in sizes]:
         raise ValueError(f"it has no size {lacking[0]}")
-    for name, size in sizes.items():
-        if size.splits < 1 or size.trials < 1:
-            raise ValueError(f"sizes.{name} needs at least 1 split and 1 trial")
-    arms = read_arms(content.pop("arms", None) or {}, variants)
-    tuples: dict[str, Any] = {
-        n: tuple(content.pop(n)) for n in ("overrides", "methods") if n in content
-    }
+    lr, arms = _lr(content.pop("lr")), read_arms(content.pop("arms", None) or {}, variants)
+    own = {n: _words(content, n) for n in ("overrides", "methods") if n in content}
     return Suite(
-        name=file.stem, file=file, lr=Range(float(low), float(high)), variants=variants,
-        sizes=sizes, arms=arms, **tuples, **content,
-    )  # fmt: skip
-
-
-def _size(content: dict[str, Any]) -> Size:
-    known = Size.__dataclass_fields__
-    if unknown := sorted(set(content) - set(known)):
-        raise ValueError(
-            f"a size has no key {unknown[0]!r}{did_you_mean(unknown[0], known)}; its keys are "
-            f"{', '.join(known)}"
-        )
-    methods = content.get("methods")
-    return Size(
-        int(content["splits"]),
-        int(content["trials"]),
-        tuple(content.get("overrides", ())),
-        tuple(methods) if isinstance(methods, list) else methods,
+        file.stem, lr=lr, variants=variants, sizes=sizes, arms=arms, file=file, **{**content, **own}
     )
+
+
+def _check_keys(what: str, content: object, known: Collection[str]) -> None:
+    if not isinstance(content, dict):
+        raise ValueError(f"{what} must have keys, and is {content!r}")
+    if unknown := sorted(str(key) for key in content if key not in known):
+        raise ValueError(
+            f"{what} has no key {unknown[0]!r}{did_you_mean(unknown[0], known)}; its keys are "
+            f"{', '.join(sorted(known))}"
+        )
+
+
+def _words(content: Mapping[str, Any], key: str = "overrides") -> tuple[str, ...]:
+    """A list, or one word alone."""
+    found = content.get(key) or ()
+    return (found,) if isinstance(found, str) else tuple(map(str, found))
+
+
+def _lr(value: object) -> Range:
+    numbers = isinstance(value, list) and all(type(v) in (int, float) for v in value)
+    if not numbers or len(value) != 2 or not 0 < value[0] <= value[1]:  # type: ignore[arg-type]
+        raise ValueError(f"lr={value} must be two positive numbers in order")
+    return Range(*map(float, value))  # type: ignore[call-overload]
+
+
+def _size(what: str, content: Any) -> Size:
+    _check_keys(what, content, Size.__dataclass_fields__)
+    counts = [content.get(key) for key in ("splits", "trials")]
+    if not all(type(n) is int and n >= 1 for n in counts):
+        raise ValueError(f"{what} needs at least 1 split and 1 trial, as whole numbers")
+    methods = _words(content, "methods") or None
+    return Size(*counts, _words(content), "all" if methods == ("all",) else methods)
 
 
 def check_shard(shard: str | None) -> tuple[int, int]:
