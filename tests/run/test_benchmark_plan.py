@@ -152,7 +152,7 @@ def test_a_suite_that_is_none_is_refused_by_name(change, message, tmp_path):
     ("change", "message"),
     [
         (
-            ("splits: folds", "splits: folds\noverrides: [rounds=1]"),
+            ("splits: folds", "splits: folds\noverrides: [local.steps=null]"),
             r"mine has no local\.steps, so",
         ),
         (
