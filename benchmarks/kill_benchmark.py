@@ -28,10 +28,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-if __package__:
-    from benchmarks.kill import outlived
-else:
-    from kill import outlived
+from kill import outlived  # type: ignore[import-not-found]  # beside this file
 
 ROOT = Path(__file__).resolve().parents[1]
 SUITE = """

@@ -214,20 +214,20 @@ def _words(content: Mapping[str, Any], key: str = "overrides") -> tuple[str, ...
     return (found,) if isinstance(found, str) else tuple(map(str, found))
 
 
-def _lr(value: object) -> Range:
+def _lr(value: Any) -> Range:
     numbers = isinstance(value, list) and all(type(v) in (int, float) for v in value)
-    if not numbers or len(value) != 2 or not 0 < value[0] <= value[1]:  # type: ignore[arg-type]
+    if not numbers or len(value) != 2 or not 0 < value[0] <= value[1]:
         raise ValueError(f"lr={value} must be two positive numbers in order")
-    return Range(*map(float, value))  # type: ignore[call-overload]
+    return Range(float(value[0]), float(value[1]))
 
 
 def _size(what: str, content: Any) -> Size:
     _check_keys(what, content, Size.__dataclass_fields__)
-    counts = [content.get(key) for key in ("splits", "trials")]
-    if not all(type(n) is int and n >= 1 for n in counts):
+    splits, trials = (content.get(key) for key in ("splits", "trials"))
+    if not all(type(n) is int and n >= 1 for n in (splits, trials)):
         raise ValueError(f"{what} needs at least 1 split and 1 trial, as whole numbers")
     methods = _words(content, "methods") or None
-    return Size(*counts, _words(content), "all" if methods == ("all",) else methods)
+    return Size(splits, trials, _words(content), "all" if methods == ("all",) else methods)
 
 
 def check_shard(shard: str | None) -> tuple[int, int]:
