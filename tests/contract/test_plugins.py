@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
 from types import SimpleNamespace
 
 import pytest
-import pytest.__main__
 
-from tests import processes
 from tests.conftest import pytest_configure
-from tests.pages import DOCS, write_files
+from tests.pages import DOCS, ROOT, write_files
 
 NAMES = {"algorithm": "kindred", "codec": "int8", "reader": "clinics", "partition": "by_pattern"}
 FILES = (
@@ -27,8 +27,8 @@ def test_plugins_meet_the_contracts(tmp_path):
         write_files(DOCS / f"extending/{page}.md", tmp_path)
     report = tmp_path / "report.xml"
     options = ["-n0", "-p", "no:cacheprovider", f"--junitxml={report}", "--plugins", str(tmp_path)]
-    chosen = ["-k", " or ".join(NAMES.values())]
-    done = processes.run(pytest.__main__.__file__, *FILES, *options, *chosen)
+    command = [sys.executable, "-m", "pytest", *FILES, *options, "-k", " or ".join(NAMES.values())]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
     cases = [case.get("name", "") for case in ET.parse(report).iter("testcase")]
     found = {n: [case for case in cases if n in case] for n in NAMES.values()}
