@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import re
-from contextlib import redirect_stderr, suppress
+from concurrent.futures import Executor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import nullcontext, redirect_stderr, suppress
 from dataclasses import replace
 
 import pytest
@@ -12,14 +14,16 @@ import yaml
 
 from medfed.commands.benchmark import main
 from medfed.commands.methods import method, yamls
-from medfed.common.errors import ConfigError
+from medfed.common.errors import ConfigError, RankError
 from medfed.config.plugins import with_plugins
 from medfed.federation.card import Range
+from medfed.run.benchmark import runner
 from medfed.run.benchmark.arms import Arm, chosen_arms
-from medfed.run.benchmark.methods import ALWAYS, chosen_methods, points, search_space
-from medfed.run.benchmark.plan import groups, shard_of
+from medfed.run.benchmark.methods import ALWAYS, Method, chosen_methods, points, search_space
+from medfed.run.benchmark.plan import Group, groups, shard_of
+from medfed.run.benchmark.runner import run_groups
 from medfed.run.benchmark.sources import code_hash, read_code
-from medfed.run.benchmark.suite import Variant, chosen_suites, read_suite, suites
+from medfed.run.benchmark.suite import Size, Variant, chosen_suites, read_suite, suites
 from tests.pages import DOCS
 
 GOOD = """
@@ -311,3 +315,14 @@ def test_the_suite_of_the_documents_is_one(tmp_path):
     (group,), _ = groups([suite], methods, "smoke", "all", {"mine": str(tmp_path)})
     assert group.config("other").data.scaling == "client"
     assert group.budget == 2 * 20
+
+
+def test_a_process_that_has_died_before_a_cell_was_sent(tmp_path, monkeypatch):
+    class Dead(Executor):
+        def submit(self, fn, /, *args, **kwargs):
+            raise BrokenProcessPool("A process in the process pool was terminated abruptly")
+
+    monkeypatch.setattr(runner, "_pool", lambda workers: nullcontext(Dead()))
+    group = Group(suites()["diabetes"], Method.of("local"), ("power_1",), Size(1, 1))
+    with pytest.raises(RankError, match=r"ended while it ran diabetes/power_1/local/final.*kept"):
+        run_groups([group], tmp_path, 1, quiet=True)

@@ -102,7 +102,12 @@ def run_groups(
         if file not in by_file:
             arm = own.group.arm
             shows = cell.shows or (arm is not None and arm.looks and cell.stage == "final")
-            by_file[file] = pool.submit(run_cell, cell.config, cell.stage, cell.finetuned, shows)
+            try:
+                by_file[file] = pool.submit(
+                    run_cell, cell.config, cell.stage, cell.finetuned, shows
+                )
+            except BrokenProcessPool as error:
+                raise _ended(cell) from error
         waiting.setdefault(by_file[file], []).append((own, cell))
 
     def take(own: Progress, cell: Cell, result: Result, pool: Executor) -> None:
@@ -125,11 +130,7 @@ def run_groups(
             try:
                 result = future.result()
             except BrokenProcessPool as error:
-                raise RankError(
-                    f"A process ended while it ran {cell.place} or another cell (killed, or memory "
-                    "short?); what was finished is kept: run it again, if need be with fewer "
-                    "workers."
-                ) from error
+                raise _ended(cell) from error
             except Exception as error:
                 broken[cell.place] = f"{type(error).__name__}: {first_line(error)}"
                 continue
@@ -150,6 +151,13 @@ def run_groups(
         while waiting:
             gather(pool, refresh, None)
     return broken
+
+
+def _ended(cell: Cell) -> RankError:
+    return RankError(
+        f"A process ended while it ran {cell.place} or another cell (killed, or memory short?); "
+        "what was finished is kept: run it again, if need be with fewer workers."
+    )
 
 
 def found_groups(groups: Sequence[Group], out: Path) -> list[Progress]:
