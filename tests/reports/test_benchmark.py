@@ -128,9 +128,9 @@ def test_nothing_is_run_twice(done, plugins, monkeypatch):
     assert written(out) == before
 
 
-def test_arms_are_measured_beside_and_are_no_methods_of_the_table(done, plugins):
-    out, _ = done
-    before = written(out)
+def test_arms_are_measured_beside_and_are_no_methods_of_the_table(done, plugins, tmp_path):
+    before, out = written(done[0]), tmp_path / "out"
+    shutil.copytree(done[0], out)
     run(plugins, out, arms=True)
     (path,) = (out / "cells/two/one/apart").iterdir()
     assert path.name.startswith("final_trial_")
