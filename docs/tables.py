@@ -135,7 +135,8 @@ def of_task(findings: Findings, name: str) -> list[str]:
             f"a floor and a ceiling of {ends}. Differences are turned so that larger is better; "
             "\\*: told apart."
         )
-        return [told, "", *_rows(head, rows), *(f"- {note}" for note in task["left_out"])]
+        notes = [f"- {note}" for note in task["left_out"]]
+        return [told, "", *_rows(head, rows), *([""] if notes else []), *notes]
     return []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -104,6 +105,7 @@ def _canvases(told: Told) -> Iterator[tuple[str, Canvas]]:
 def _save(path: Path, canvas: Canvas) -> None:
     from matplotlib import rc_context
 
+    logging.getLogger("fontTools").setLevel(logging.WARNING)  # it tells of every glyph of a PDF
     figure = canvas.figure()
     style = {"svg.hashsalt": path.name, "svg.fonttype": "none", "pdf.fonttype": 42}
     for ending, kept in (("svg", {"Date": None}), ("pdf", {"CreationDate": None})):
