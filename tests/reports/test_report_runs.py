@@ -115,6 +115,22 @@ def test_what_is_missing_is_said(sweep, tmp_path):
     assert f"Not finished, and left out: {lost}" in text
 
 
+def test_what_was_typed_is_told(sweep, tmp_path):
+    copied = tmp_path / "runs"
+    shutil.copytree(sweep, copied)
+    runs = sorted(path.parent for path in copied.rglob("config.yaml"))
+    for folder in runs:  # as the command writes it
+        (folder / "overrides.yaml").write_text("- algorithm=ditto\n- data.path=/a b\n")
+    report(copied, tmp_path / "out")
+    assert (
+        "medfed train algorithm=ditto 'data.path=/a b'"
+        in json.loads((tmp_path / "out" / "findings.json").read_text())["commands"]
+    )
+    (runs[0] / "overrides.yaml").write_text("algorithm: ditto\n")
+    with pytest.raises(CheckpointError, match=r"overrides\.yaml.*no list of overrides"):
+        report(copied, tmp_path / "again")
+
+
 def changed(folder, name, change):
     path = folder / name
     content = json.loads(path.read_text())

@@ -8,17 +8,19 @@ about patients.
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import yaml  # type: ignore[import-untyped]
 from omegaconf import OmegaConf
 
 from medfed.common.errors import CheckpointError, ConfigError, did_you_mean
 from medfed.common.files import digest
 from medfed.common.names import few
 from medfed.common.scores import mean_of_known, smaller_is_better
-from medfed.common.untrusted import read_json, read_yaml
+from medfed.common.untrusted import read_json, reading
 from medfed.reports.benchmark.drawn import drawn_of, slices_of
 from medfed.reports.benchmark.findings import Told, judged
 from medfed.reports.benchmark.scores import Floats, Moment, Scores, Task
@@ -287,5 +289,8 @@ def _command(run: Run) -> str:
     path = run.folder / "overrides.yaml"
     if not path.is_file():
         return ""
-    typed = read_yaml(path, [str])
-    return " ".join(["medfed train", *typed])
+    with reading(path):
+        typed = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if not isinstance(typed, list) or not all(isinstance(word, str) for word in typed):
+            raise ValueError("it is no list of overrides")
+    return shlex.join(["medfed", "train", *typed])

@@ -206,4 +206,5 @@ def settings(told: Told) -> str:
 
 
 # What the page has, in order: functions from the findings to HTML, empty where there is nothing.
-SECTIONS: tuple[Callable[[Told], str], ...] = (*(answers, dials, claims, tasks, ranks, settings),)
+Section = Callable[[Told], str]
+SECTIONS: tuple[Section, ...] = (answers, dials, claims, tasks, ranks, settings)

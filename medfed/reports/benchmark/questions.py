@@ -25,7 +25,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from medfed.common.errors import ConfigError, did_you_mean
-from medfed.config.compose import CONFIG_DIR
+from medfed.run.benchmark.suite import yamls_of
 
 KINDS = {
     "better": {"than", "by"},
@@ -83,11 +83,8 @@ def read_claims(folders: Sequence[str | Path] = ()) -> list[Claim]:
     Raises:
         ConfigError: If one cannot be read; the file and what is wrong are named.
     """
-    places = [CONFIG_DIR / "claims"]
-    for folder in folders:
-        places += [Path(folder) / "configs" / "claims", Path(folder) / "claims"]
     found = []
-    for file in (f for place in places for f in sorted(place.glob("*.yaml"))):
+    for file in yamls_of("claims", folders):
         try:
             content = yaml.safe_load(file.read_text(encoding="utf-8"))
             asked = {n: tuple(map(_question, content.get(n) or ())) for n in ("parts", "reasons")}

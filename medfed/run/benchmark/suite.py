@@ -154,11 +154,15 @@ def suites(folders: Sequence[str | Path] = ()) -> dict[str, Suite]:
     Raises:
         ConfigError: If one cannot be read; the file and what is wrong are named.
     """
-    places = [CONFIG_DIR / "suites"]
+    return {file.stem: read_suite(file) for file in yamls_of("suites", folders)}
+
+
+def yamls_of(kind: str, folders: Sequence[str | Path] = ()) -> list[Path]:
+    """Returns the files of ``suites`` or ``claims``, ours first; ``folders`` as in `suites`."""
+    places = [CONFIG_DIR / kind]
     for folder in folders:
-        places += [Path(folder) / "configs" / "suites", Path(folder) / "suites"]
-    files = [file for place in places for file in sorted(place.glob("*.yaml"))]
-    return {file.stem: read_suite(file) for file in files}
+        places += [Path(folder) / "configs" / kind, Path(folder) / kind]
+    return [file for place in places for file in sorted(place.glob("*.yaml"))]
 
 
 def read_suite(file: Path) -> Suite:
