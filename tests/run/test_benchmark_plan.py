@@ -100,6 +100,21 @@ def test_jobs_share_the_work_and_nothing_is_done_twice():
     assert list(shard_of(work, None)) == work
 
 
+def test_further_variants_have_few_methods_unless_they_are_somebody_s_choice():
+    suite = suites()["digits"]
+    every = {"digits": chosen_methods(None, suite.sizes["small"].methods, list(yamls()))}
+    assert len(every["digits"]) > 40
+    for named in (False, True):
+        found, _ = groups([suite], every, "small", "all", named=named)
+        where = {group.method.name: group.variants for group in found}
+        assert list(where) == [m.name for m in every["digits"]]
+        everywhere = {name for name, variants in where.items() if len(variants) > 1}
+        assert everywhere == ({*where} if named else {*ALWAYS, *suite.methods})
+        assert all(variants[0] == suite.base for variants in where.values())
+    found, _ = groups([suite], every, "small", ["names_1"], named=False)
+    assert {group.method.name for group in found} == {*ALWAYS, *suite.methods}
+
+
 @pytest.mark.parametrize("shard", ["0/3", "4/3", "1", "a/b", "1/3/5"])
 def test_a_shard_that_is_none_is_refused(shard):
     with pytest.raises(ConfigError, match=f"shard={shard} must be i/n"):

@@ -45,8 +45,8 @@ def benchmark(
 
     Args:
         suite: A suite, several, or ``all``.
-        methods: Methods, or ``all``; None for those of each suite. Local training, FedAvg and the
-            ceilings are always among them.
+        methods: Methods, or ``all``; None for those of each suite, of which only a few are measured
+            on further variants. Local training, FedAvg and the ceilings are always among them.
         size: ``smoke``, ``small`` or ``full``.
         variants: Tasks beside the first of a suite, or ``all``.
         arms: Whether to measure also the arms of the suites, or which of them.
@@ -74,7 +74,8 @@ def benchmark(
         s.name: chosen_methods(methods, s.sizes[size].methods or s.methods, known) for s in chosen
     }
     further = chosen_arms(arms, {s.name: s.arms for s in chosen}, known)
-    every, notes = groups(chosen, by_suite, size, variants, paths, common, root, further)
+    named = methods is not None
+    every, notes = groups(chosen, by_suite, size, variants, paths, common, root, further, named)
     mine = list(shard_of(every, shard))
     if not mine:
         raise ConfigError(" ".join(notes) or f"shard={shard} leaves nothing to do; use fewer.")

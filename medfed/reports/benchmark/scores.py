@@ -282,9 +282,9 @@ def tasks_of(progress: Sequence[Progress]) -> list[Task]:
     for own in progress:
         by_suite.setdefault(own.group.suite.name, []).append(own)
     return [
-        task_of(members, variant)
+        task_of([own for own in members if variant in own.group.variants], variant)
         for members in by_suite.values()
-        for variant in members[0].group.variants
+        for variant in max((own.group.variants for own in members), key=len)
     ]
 
 

@@ -18,7 +18,7 @@ from medfed.config.compose import load
 from medfed.federation.card import Card
 from medfed.run.benchmark.arms import Arm
 from medfed.run.benchmark.cells import Cell, Stage, cell_key
-from medfed.run.benchmark.methods import CEILINGS, Method, card_of, points, search_space
+from medfed.run.benchmark.methods import ALWAYS, CEILINGS, Method, card_of, points, search_space
 from medfed.run.benchmark.suite import TUNING, Size, Suite, check_paths, check_shard
 
 Setting = Mapping[str, float]
@@ -192,6 +192,7 @@ def groups(
     common: Sequence[str] = (),
     root: str = "data",
     arms: Mapping[str, Sequence[Arm]] | None = None,
+    named: bool = True,
 ) -> tuple[list[Group], list[str]]:
     """Returns what is to be compared, and says what is left out.
 
@@ -204,6 +205,8 @@ def groups(
         common: Overrides of whoever runs it.
         root: Where generated cohorts are kept.
         arms: Further measurements, by suite.
+        named: Whether the methods are somebody's choice, so that all are measured on all variants;
+            else variants beside a suite's first have only the few methods that the suite names.
 
     Raises:
         ConfigError: If a variant is unknown, or real data are named that are not there.
@@ -226,8 +229,11 @@ def groups(
         composed: dict[str, dict[tuple[str, str], DictConfig]] = {}
         for method in methods[suite.name]:
             shared = composed.setdefault(method.name, {})
-            sized = suite.sizes[size]
-            found.append(Group(suite, method, chosen, sized, tuple(own), root, None, shared))
+            everywhere = named or method.name in {*ALWAYS, *suite.methods}
+            where = chosen if everywhere else tuple(v for v in chosen if v == suite.base)
+            if where:
+                sized = suite.sizes[size]
+                found.append(Group(suite, method, where, sized, tuple(own), root, None, shared))
         for arm in (arms or {}).get(suite.name, ()):
             base, sized = Method.of(arm.method), suite.sizes[size]
             splits = min(sized.splits, arm.splits or sized.splits)
