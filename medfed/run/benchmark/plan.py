@@ -237,10 +237,10 @@ def groups(
         for arm in (arms or {}).get(suite.name, ()):
             base, sized = Method.of(arm.method), suite.sizes[size]
             splits = min(sized.splits, arm.splits or sized.splits)
-            named, where = replace(base, name=arm.name), (arm.variant or suite.base,)
+            method, where = replace(base, name=arm.name), (arm.variant or suite.base,)
             own_size = replace(sized, splits=splits)
             shared = composed.setdefault(arm.method, {})
-            found.append(Group(suite, named, where, own_size, tuple(own), root, arm, shared))
+            found.append(Group(suite, method, where, own_size, tuple(own), root, arm, shared))
     return found, told
 
 

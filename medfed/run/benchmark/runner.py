@@ -6,7 +6,7 @@ import multiprocessing
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +19,7 @@ from rich.table import Table
 
 from medfed.common.errors import RankError, first_line
 from medfed.common.names import cell as as_cell
+from medfed.common.pools import WatchedPool
 from medfed.common.progress import Steps
 from medfed.datamodules.cache.building import start_worker
 from medfed.run.benchmark.cells import Cell, read_cell, write_cell
@@ -209,7 +210,7 @@ def _pool(workers: int) -> Iterator[Executor]:
     else:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["medfed.run.benchmark.work"])
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin)
+    pool = WatchedPool(workers, mp_context=context, initializer=_begin)
     try:
         yield pool
     except BaseException:
