@@ -10,6 +10,7 @@ Whatever stands in a page between ``<!-- table: KIND NAME -->`` and ``<!-- end -
 ``dial SUITE``     what methods reach on all of a suite's tasks
 ``claim NAME``     a claim, its verdict, what it rests on, and what was asked why
 ``tuned``          what tuning chose, by method and suite
+``defaults``       points of the search that do better than a method's defaults over suites
 ``suites``         floor, ceiling and what could be told apart, by suite
 =================  ===============================================================
 """
@@ -23,6 +24,7 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 DOCS = Path(__file__).parent
@@ -213,6 +215,50 @@ def of_tuned(findings: Findings, name: str) -> list[str]:
     return _rows(head, rows, left=len(head))
 
 
+def of_defaults(findings: Findings, name: str) -> list[str]:
+    """By method the point of the search that gains most over its defaults, over suites.
+
+    All methods try the same learning rates. What a point gains on validation patients, less the
+    median gain of all methods at that point, is the method's own: a share of floor to ceiling.
+    """
+    gains: dict[tuple[str, int], list[float]] = {}
+    points: dict[tuple[str, int], str] = {}
+    for task in findings["tasks"].values():
+        spans = [task[n]["value"] for n in ("floor", "ceiling")]
+        if None in spans or spans[0] == spans[1]:
+            continue
+        all_own = task["methods"].items()
+        own = {n: [(t["setting"], t["score"]) for t in m.get("trials", ())] for n, m in all_own}
+        count = max(map(len, own.values()), default=0)
+        for point in range(1, count):
+            found = {
+                n: (t[point][1] - t[0][1]) / abs(spans[1] - spans[0])
+                for n, t in own.items()
+                if len(t) > point and None not in (t[0][1], t[point][1])
+            }
+            usual = median(found.values()) if found else 0.0
+            for method, gain in found.items():
+                changed = own[method][point][0].items()
+                told = [f"{k[10:]} {v:g}" for k, v in changed if k.startswith("algorithm.")]
+                if told:
+                    gains.setdefault((method, point), []).append(gain - usual)
+                    points[method, point] = ", ".join(told)
+    most = max(map(len, gains.values()), default=0)
+    best: dict[str, int] = {}
+    for (method, point), found in gains.items():  # only what was tried on most suites
+        if 2 * len(found) > most and (
+            method not in best or median(found) > median(gains[method, best[method]])
+        ):
+            best[method] = point
+    rows = []
+    for key in sorted(best.items(), key=lambda b: -median(gains[b])):
+        ahead = f"{sum(g > 0 for g in gains[key])} of {len(gains[key])}"
+        least = [_number(pick(gains[key]), "+", 3) for pick in (median, min)]
+        rows.append((f"`{key[0]}`", points[key], ahead, *least))
+    head = ("method", "instead of its defaults", "better on", "median gain", "least")
+    return _rows(head, rows, left=2)
+
+
 def of_suites(findings: Findings, name: str) -> list[str]:
     """Each task: floor, ceiling, best method, and how many are told from local and FedAvg."""
     rows = []
@@ -236,18 +282,8 @@ def of_suites(findings: Findings, name: str) -> list[str]:
                 *(f"{n} of {len(own)}" for n in told),
             )
         )
-    head = (
-        "task",
-        "metric",
-        "floor",
-        "ceiling",
-        "local",
-        "FedAvg",
-        "best",
-        "of",
-        "better than local",
-        "than FedAvg",
-    )
+    values = ("floor", "ceiling", "local", "FedAvg", "best")
+    head = ("task", "metric", *values, "of", "better than local", "than FedAvg")
     return _rows(head, rows, left=2)
 
 
@@ -256,6 +292,7 @@ KINDS: dict[str, Callable[[Findings, str], list[str]]] = {
     "dial": of_dial,
     "claim": of_claim,
     "tuned": of_tuned,
+    "defaults": of_defaults,
     "suites": of_suites,
 }
 

@@ -139,6 +139,24 @@ def test_what_stands_in_tables_is_what_the_benchmark_found():
             assert folder is None or (folder / f"{asked[1]}.yaml").is_file(), asked
 
 
+def test_a_default_is_measured_against_the_search_less_what_the_rate_alone_gains():
+    def trials(*scores, key="algorithm.strength"):
+        settings = ({}, {"optimizer.lr": 0.1, key: 2.0}, {"optimizer.lr": 0.3, key: 3.0})
+        return {
+            "trials": [{"setting": s, "score": v} for s, v in zip(settings, scores, strict=True)]
+        }
+
+    plain = {n: trials(0.5, 0.6, 0.4, key="optimizer.momentum") for n in ("local", "fedavg")}
+    methods = {**plain, "ditto": trials(0.5, 0.8, 0.3), "apfl": trials(None, 0.8, 0.3)}
+    ends = {"floor": {"value": 0.5}, "ceiling": {"value": 1.0}}
+    other = {**plain, "ditto": trials(0.5, 0.59, 0.45)}
+    tasks = {"x/y": {**ends, "methods": methods}, "y/z": {**ends, "methods": other}}
+    found = {"tasks": {**tasks, "x/other": {**ends, "methods": {"ditto": {}}}}}
+    # Of x/y 0.3 less 0.1 and -0.2 less -0.1, of y/z 0.09 less 0.1 and -0.05 less -0.1, over 0.5.
+    row = "| `ditto` | strength 2 | 1 of 2 | +0.190 | −0.020 |"
+    assert tables().of_defaults(found, "")[2:] == [row]
+
+
 def test_tables_hold_the_numbers_of_the_findings():
     script = tables()
     mean = {"mean": -3.5, "low": -4.0, "high": -3.0}

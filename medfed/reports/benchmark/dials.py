@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from medfed.reports.benchmark.scores import Task, group_of
+from medfed.reports.benchmark.scores import Task
 from medfed.reports.benchmark.verdicts import REFERENCES, Verdict
 from medfed.run.benchmark.runner import Progress
 
@@ -42,7 +42,7 @@ def dials_of(progress: Sequence[Progress], tasks: Sequence[Judged]) -> dict[str,
     """By suite the means of methods over its dial, and where they cross the references."""
     found: dict[str, Any] = {}
     for suite in dict.fromkeys(task.suite for task, _ in tasks):
-        settings = group_of(progress, suite).suite
+        settings = next(p.group.suite for p in progress if p.group.suite.name == suite)
         places = [
             (dial, task)
             for task, _ in tasks

@@ -14,7 +14,6 @@ from medfed.common.errors import CheckpointError
 from medfed.common.names import few
 from medfed.common.scores import federation_statistics, mean_of_known, worst_value
 from medfed.run.benchmark.cells import Cell
-from medfed.run.benchmark.plan import Group
 from medfed.run.benchmark.runner import Progress
 
 Floats = NDArray[np.float64]
@@ -53,6 +52,8 @@ class Scores:
         course: What validation gave after how many rounds, bytes and passes, mean over splits.
         looks: What pictures of the first split need; see `medfed.run.benchmark.looks`.
         keys: The hashes of its cells, by split.
+        trials: Of the task that it was tuned on, what was changed in every trial, and its score on
+            validation patients, turned so that larger is better; the defaults' first.
     """
 
     method: str
@@ -65,6 +66,7 @@ class Scores:
     course: tuple[Moment, ...] = ()
     looks: Mapping[str, Any] = field(default_factory=dict)
     keys: tuple[str, ...] = ()
+    trials: tuple[tuple[Mapping[str, float], float | None], ...] = ()
 
     @property
     def means(self) -> Floats:
@@ -233,10 +235,17 @@ def _add(task: Task, own: Progress, results: Sequence[Result], cells: Sequence[C
         _course(whole),
         results[0].get("looks") or {},
         tuple(cell.key for cell in cells),
+        _trials(own) if task.variant == group.suite.base else (),
     )
     for constant in whole[0].get("constant", {}) if name == "local" else ():
         values = [[_number(r["constant"][constant].get(c)) for c in task.clients] for r in whole]
         task.floor[constant] = sign * np.array(values, dtype=float)
+
+
+def _trials(own: Progress) -> tuple[tuple[Mapping[str, float], float | None], ...]:
+    found = ((own.group.settings[n], own.tuning[n].get("score")) for n in sorted(own.tuning))
+    known = ((s, v if v is not None and math.isfinite(v) else None) for s, v in found)
+    return tuple(known)
 
 
 def _course(results: Sequence[Result]) -> tuple[Moment, ...]:
@@ -286,8 +295,3 @@ def tasks_of(progress: Sequence[Progress]) -> list[Task]:
         for members in by_suite.values()
         for variant in max((own.group.variants for own in members), key=len)
     ]
-
-
-def group_of(progress: Sequence[Progress], suite: str) -> Group:
-    """Returns a group of a suite, for what they have in common."""
-    return next(own.group for own in progress if own.group.suite.name == suite)

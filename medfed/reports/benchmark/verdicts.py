@@ -267,4 +267,5 @@ def plain(verdict: Verdict) -> dict[str, Any]:
         "passes": verdict.scores.passes,
         "failed_splits": verdict.scores.failed,
         "setting": dict(verdict.scores.setting),
+        "trials": [{"setting": dict(s), "score": v} for s, v in verdict.scores.trials],
     }
