@@ -191,30 +191,48 @@ def cliques(ranks: Sequence[float], critical: float) -> list[tuple[int, ...]]:
     return found
 
 
-def harmed(differences: Floats, drawn: Floats, level: float = 0.95) -> tuple[float, float, float]:
-    """Returns the share of clients that are worse off, and its interval.
+def harmed(gains: Sequence[Difference], level: float = 0.95) -> tuple[float, float, float]:
+    """Returns the share of clients that are worse off than alone, and its interval.
+
+    At least those are worse off that Holm's procedure among the clients finds so, and at most all
+    but those that it finds better off. As the chance that it is wrong with any of them is at most
+    ``1 - level``, the interval has the true share at least as often as it says. The share of
+    resampled clients below 0 would not do: what resampling adds draws every share towards a half.
 
     Args:
-        differences: (C,) how much better each client is with a method than alone; NaN where that is
-            unknown, which counts for nothing.
-        drawn: (W, C) the same of patients drawn anew.
+        gains: How much better each client is than alone; NaN where that is unknown, which counts
+            for nothing.
         level: Of the interval.
 
     Returns:
         The share, and the ends of its interval; NaN where nothing is known.
 
     Example:
-        >>> [round(v, 2) for v in harmed(np.array([0.1, -0.1]), np.array([[1, -1], [-1, -1.0]]))]
-        [0.5, 0.51, 0.99]
+        >>> gains = [difference([-0.1, -0.11, -0.12]), difference([0.1, -0.1, 0.2])]
+        >>> harmed(gains)
+        (0.5, 0.5, 1.0)
     """
-    known = ~np.isnan(differences)
-    if not known.any():
+    known = [g for g in gains if not math.isnan(g.mean)]
+    if not known:
         return math.nan, math.nan, math.nan
-    share = float((differences[known] < 0).mean())
-    some = ~np.isnan(drawn)
-    count = some.sum(1)
-    shares = np.where(some, drawn < 0, False).sum(1)[count > 0] / count[count > 0]
-    if not len(shares):
+    share = sum(g.mean < 0 for g in known) / len(known)
+    if all(math.isnan(g.p) for g in known):
         return share, math.nan, math.nan
-    low, high = np.quantile(shares, [(1 - level) / 2, (1 + level) / 2])
-    return share, float(low), float(high)
+    worse, better = (surely(known, sign, level).count(True) for sign in (-1, 1))
+    return share, worse / len(known), 1 - better / len(known)
+
+
+def surely(gains: Sequence[Difference], sign: int, level: float = 0.95) -> list[bool]:
+    """Returns which gains are of that sign, by Holm's procedure among all of them.
+
+    Args:
+        gains: One for each client.
+        sign: 1 or -1.
+        level: Of all of them together.
+
+    Example:
+        >>> surely([difference([-0.1, -0.11, -0.12]), difference([0.1, -0.1, 0.2])], -1)
+        [True, False]
+    """
+    corrected = holm([g.p for g in gains])
+    return [p < 1 - level and g.mean * sign > 0 for g, p in zip(gains, corrected, strict=True)]

@@ -128,8 +128,8 @@ def _gains(task: Task, verdicts: Mapping[str, Verdict], best: str) -> Picture | 
     series = {n: [h.gains[c] for c in order] for n, h in harms.items()}
     return Picture(
         gains(order, series, f"gain of {label_of(task.metric)} over training alone"),
-        "What each hospital gains over training alone, with its 95 % interval over patients drawn "
-        "anew; left of the line it would be better off alone.",
+        "What each hospital gains over training alone, with its 95 % interval; left of the line it "
+        "would be better off alone.",
     )
 
 

@@ -131,8 +131,9 @@ def harmed_table(task: Task, verdicts: Mapping[str, Verdict]) -> str:
     nobody = [name for name in order if not harms[name].clients]
     told = f"Nobody would be with {', '.join(nobody)}. " if nobody else ""
     return (table(("method", "harmed", "who"), lines, "list") if lines else "") + (
-        f'<p class="note">{escape(told)}Surely: the whole interval of the hospital, over patients '
-        "drawn anew, lies below 0; perhaps: its mean does.</p>"
+        f'<p class="note">{escape(told)}Surely: it is worse off after Holm\'s correction for the '
+        "number of hospitals, too; perhaps: its mean is. The share's interval is from those that "
+        "are surely worse off to all but those that are surely better off.</p>"
     )
 
 
@@ -161,8 +162,7 @@ def hospitals_table(task: Task, verdicts: Mapping[str, Verdict]) -> str:
     return (
         table(("method", *task.clients), lines, "cells")
         + f'<p class="note">First line: {escape(task.metric)} of local training, over splits. '
-        "Others: the gain over it. Coloured: its interval over patients drawn anew lies on one "
-        "side of 0.</p>"
+        "Others: the gain over it. Coloured: its interval lies on one side of 0.</p>"
     )
 
 

@@ -12,7 +12,15 @@ from scipy.stats import norm
 
 from medfed.common.scores import mean_of_known
 from medfed.functional.bootstrap import percentiles
-from medfed.functional.paired import Difference, cliques, difference, harmed, holm, mean_ranks
+from medfed.functional.paired import (
+    Difference,
+    cliques,
+    difference,
+    harmed,
+    holm,
+    mean_ranks,
+    surely,
+)
 from medfed.reports.benchmark.scores import Floats, Scores, Task
 from medfed.run.benchmark.methods import CEILINGS
 
@@ -47,12 +55,13 @@ class Harm:
 
     Attributes:
         share: Of the clients.
-        low: The lower end of its interval.
+        low: The lower end of its interval, see `medfed.functional.paired.harmed`; where the
+            hospitals of splits are not the same, of the mean of the splits' shares.
         high: The upper end.
         clients: Their names; empty where the hospitals of splits are not the same.
-        surely: Those of them whose own interval is below 0.
+        surely: Those of them that Holm's procedure among the hospitals finds worse off.
         gains: By client how much better it is than alone, mean over splits, and the ends of its
-            interval over patients drawn anew; empty as `clients`.
+            interval; empty as `clients`.
     """
 
     share: float
@@ -103,9 +112,7 @@ def judge(task: Task) -> dict[str, Verdict]:
             scores.over_clients("worst"),
             scores.over_clients("worst_decile"),
             {r: found[name] for r, found in against.items() if name in found},
-            None
-            if local is None or name == "local"
-            else _harm(scores, local, task.clients, task.same),
+            None if local is None or name == "local" else _harm(scores, local, task),
         )
         for name, scores in task.scores.items()
     }
@@ -177,21 +184,24 @@ def _means_drawn(drawn: Floats) -> Floats:
     return mean_of_known(mean_of_known(drawn, axis=2), axis=0)
 
 
-def _harm(own: Scores, local: Scores, clients: Sequence[str], same: bool) -> Harm:
+def _harm(own: Scores, local: Scores, task: Task) -> Harm:
     differences, drawn = np.asarray(own.values - local.values), _pairs(own, local)
-    width = drawn.shape[1]
-    if not same:  # each client of each split is a hospital of its own
-        splits, count = differences.shape
-        flat = drawn.transpose(1, 0, 2).reshape(width, splits * count)
-        return Harm(*harmed(differences.ravel(), flat))
-    mean, over = mean_of_known(differences, axis=0), mean_of_known(drawn, axis=0)
-    ends = [percentiles(column, LEVEL) for column in over.T]
-    worse = [i for i, value in enumerate(mean) if value < 0]
+    if not task.same:  # each split has hospitals of its own
+        worse = np.where(np.isnan(differences), np.nan, differences < 0)
+        found = difference(mean_of_known(worse, axis=1).tolist(), task.overlap, LEVEL)
+        low, high = (float(np.clip(end, 0, 1)) for end in (found.low, found.high))
+        return Harm(found.mean, low, high)
+    every = [
+        _difference(differences[:, i], mean_of_known(drawn[:, :, i], axis=0), task.overlap)
+        for i in range(len(task.clients))
+    ]
+    sure = surely(every, -1, LEVEL)
+    named = list(zip(task.clients, every, sure, strict=True))
     return Harm(
-        *harmed(mean, over),
-        tuple(clients[i] for i in worse),
-        tuple(clients[i] for i in worse if ends[i][1] < 0),
-        {c: (float(m), *e) for c, m, e in zip(clients, mean, ends, strict=True)},
+        *harmed(every, LEVEL),
+        tuple(c for c, gain, _ in named if gain.mean < 0),
+        tuple(c for c, _, worse in named if worse),
+        {c: (gain.mean, gain.low, gain.high) for c, gain, _ in named},
     )
 
 
