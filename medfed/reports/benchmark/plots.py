@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
+from textwrap import wrap
 
 from medfed.common.console import size
 from medfed.reports.benchmark.canvas import SERIES, WIDTH, Canvas, width_of
 from medfed.reports.benchmark.forests import LEFT, RIGHT, Axis, Row, reach, short
 
-_NAMES = 96  # beside curves, for their names
+_NAMES = 108  # beside curves, for their names
 Point = tuple[float, float]
 
 
@@ -45,7 +46,8 @@ def curves(
             return before + ((x - places[before]) / gap if gap else 0.0)
         return math.log10(x) if log else x
 
-    canvas = Canvas(f"{y_label} over {x_label}", 268)
+    words_below = wrap(x_label, 48)
+    canvas = Canvas(f"{y_label} over {x_label}", 254 + 14 * len(words_below))
     x_axis = Axis.over([spread(x) for x in places], 50, WIDTH - _NAMES)
     y_axis = Axis.over([y for p in lines.values() for _, y in p], 216, 14)
     _frame(canvas, y_axis, 50, WIDTH - _NAMES)
@@ -57,7 +59,8 @@ def curves(
         told = [(x_axis.at(t), f"{t:g}") for t in x_axis.ticks(4)]
     for x, words in told:
         canvas.text(x, 234, words, "soft", "middle")
-    canvas.text((50 + WIDTH - _NAMES) / 2, 256, x_label, "soft", "middle")
+    for n, line in enumerate(words_below):
+        canvas.text((50 + WIDTH - _NAMES) / 2, 256 + 14 * n, line, "soft", "middle")
     canvas.text(4, 10, y_label, "soft", size=10)
     ends = {}
     for k, (name, points) in enumerate(lines.items()):
@@ -73,7 +76,7 @@ def curves(
         canvas.dot(x_axis.at(spread(x)), y_axis.at(y), "ink", f"crossing at {x:g}", 3.5)
         canvas.dot(x_axis.at(spread(x)), y_axis.at(y), "paper", f"crossing at {x:g}", 2)
     for name, y in _apart({n: y for n, (y, _) in ends.items()}, 13, 250).items():
-        canvas.text(WIDTH - _NAMES + 6, y + 4, short(name, 15), ends[name][1])
+        canvas.text(WIDTH - _NAMES + 6, y + 4, short(name, 16), ends[name][1])
     return canvas
 
 

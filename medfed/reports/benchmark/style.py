@@ -24,7 +24,8 @@ thead th{position:sticky;top:0;background:var(--paper);z-index:1;cursor:pointer;
 color:var(--soft);font-weight:600;vertical-align:bottom}
 th:first-child,td:first-child{text-align:left;position:sticky;left:0;background:var(--paper);
 max-width:11rem;overflow:hidden;text-overflow:ellipsis}
-thead th:first-child{z-index:2}td.words{text-align:left;white-space:normal;min-width:7rem}
+thead th:first-child{z-index:2}th.words{text-align:left}
+td.words{text-align:left;white-space:normal;min-width:7rem}
 .list th,.list td{text-align:left;white-space:normal}td small{color:var(--soft)}
 .better{color:var(--good)}.worse{color:var(--bad)}b.better,b.worse{font-weight:600}
 .cells td{padding:.15rem .35rem;font-size:.78rem}

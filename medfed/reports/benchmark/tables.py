@@ -22,8 +22,10 @@ def table(head: Sequence[str], lines: Iterable[Iterable[str]], kind: str = "") -
         lines: Of each line its cells, as HTML.
         kind: A class of the table.
     """
-    titles = "".join(f"<th>{escape(h)}</th>" for h in head)
-    rows = "".join(f"<tr>{''.join(cells)}</tr>" for cells in lines)
+    body = [[*cells] for cells in lines]
+    kinds = [' class="words"' * c.startswith('<td class="words"') for c in (body or [[*head]])[0]]
+    titles = "".join(f"<th{k}>{escape(h)}</th>" for k, h in zip(kinds, head, strict=True))
+    rows = "".join(f"<tr>{''.join(cells)}</tr>" for cells in body)
     named = f' class="{kind}"' if kind else ""
     return (
         f'<div class="wide"><table{named}><thead><tr>{titles}</tr></thead><tbody>{rows}</tbody>'
