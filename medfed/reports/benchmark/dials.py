@@ -77,7 +77,7 @@ def sentences_of(dials: Mapping[str, Any]) -> list[str]:
     for suite, dial in dials.items():
         if at := dial["crossings"].get("fedavg × local"):
             told.append(
-                f"{suite}: FedAvg and local training cross at {', '.join(f'{x:g}' for x in at)} of "
+                f"{suite}: FedAvg and local training cross at {', '.join(f'{x:.3g}' for x in at)} of "
                 f"the dial ({dial['dial']})."
             )
     return told
