@@ -76,8 +76,8 @@ def sentences_of(dials: Mapping[str, Any]) -> list[str]:
     told = []
     for suite, dial in dials.items():
         if at := dial["crossings"].get("fedavg × local"):
+            where = ", ".join(f"{x:.3g}" for x in at)
             told.append(
-                f"{suite}: FedAvg and local training cross at {', '.join(f'{x:.3g}' for x in at)} of "
-                f"the dial ({dial['dial']})."
+                f"{suite}: FedAvg and local training cross at {where} of the dial ({dial['dial']})."
             )
     return told

@@ -105,7 +105,8 @@ def _task(told: Told, task: Task, verdicts: Mapping[str, Verdict]) -> str:
         f"{task.title}. "
         * bool(task.title)
         + f"{label_of(task.metric)}, {better} is better; {count}, "
-        f"{len(task.clients)} hospitals, {task.patients} patients tested over all splits. {ends_of(task)}"
+        f"{len(task.clients)} hospitals, {task.patients} patients tested over all splits. "
+        f"{ends_of(task)}"
     )
     long = "".join(f"<li>{escape(s)}</li>" for s in (*details(task, verdicts), *task.notes))
     drawn = "".join(p.html() for p in pictures_of(task, verdicts).values())
@@ -148,7 +149,8 @@ def dial_pictures(told: Told) -> dict[str, Picture]:
         metric = next(task.metric for task, _ in told.tasks if task.suite == suite)
         lines = {n: list(zip(dial["at"], c, strict=True)) for n, c in dial["curves"].items()}
         where = "; ".join(
-            f"{pair} at {', '.join(f'{x:.3g}' for x in at)}" for pair, at in dial["crossings"].items()
+            f"{pair} at {', '.join(f'{x:.3g}' for x in at)}"
+            for pair, at in dial["crossings"].items()
         )
         crossed = [tuple(point) for points in dial["crossed"].values() for point in points]
         caption = f"Crossings: {where}." if where else "No two curves cross."

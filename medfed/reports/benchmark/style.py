@@ -35,7 +35,7 @@ pre{white-space:pre-wrap;font-size:.8rem}code{font-size:.85em;overflow-wrap:anyw
 @media print{body{max-width:none;padding:0;font-size:11px}.wide{overflow:visible;max-height:none}
 thead th,td:first-child,th:first-child{position:static}table{font-size:8px}
 .cells td{font-size:6px;padding:.05rem .12rem}th,td{padding:.1rem .25rem}figure{width:100%}
-h2{break-after:avoid}tr{break-inside:avoid}a{color:inherit;text-decoration:none}}
+h2,h3{break-after:avoid}tr{break-inside:avoid}a{color:inherit;text-decoration:none}}
 """
 STYLE = style() + _RULES.replace("\n", "")
 # A click on a head sorts a table by that column, numbers as numbers; print shows what is folded.
