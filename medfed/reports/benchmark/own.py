@@ -64,7 +64,7 @@ def own_findings(folders: Sequence[Path], metric: str | None = None) -> Told:
     told.notes.append(
         "Settings are those of the runs; nothing here says that all methods were tuned alike."
     )
-    told.commands = [c for own in methods.values() if (c := _command(own[0]))]
+    told.commands = [c for own in methods.values() for run in own if (c := _command(run))]
     versions = read_json(runs[0].folder / "versions.json", {})
     told.libraries = {n: str(v) for n, v in versions.items() if n not in ("commit", "plugins")}
     return told
