@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 from concurrent.futures import Executor
 from concurrent.futures.process import BrokenProcessPool
@@ -15,6 +16,7 @@ import yaml
 from medfed.commands.benchmark import main
 from medfed.commands.methods import method, yamls
 from medfed.common.errors import ConfigError, RankError
+from medfed.common.files import locked
 from medfed.config.plugins import with_plugins
 from medfed.federation.card import Range
 from medfed.run.benchmark import runner
@@ -341,3 +343,21 @@ def test_a_process_that_has_died_before_a_cell_was_sent(tmp_path, monkeypatch):
     group = Group(suites()["diabetes"], Method.of("local"), ("power_1",), Size(1, 1))
     with pytest.raises(RankError, match=r"ended while it ran diabetes/power_1/local/final.*kept"):
         run_groups([group], tmp_path, 1, quiet=True)
+
+
+def test_what_a_killed_benchmark_left_is_removed_and_nobody_else_s(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner.tempfile, "tempdir", str(tmp_path))
+    named = {name: tmp_path / f"{runner.SCRATCH}{name}" for name in ("left", "works", "new", "his")}
+    for name, folder in named.items():
+        (folder / "medfed-cell-1").mkdir(parents=True)
+        if name != "his":
+            (folder / "lock").touch()
+        if name != "new":
+            os.utime(folder, (0, 0))
+    with locked(named["works"]):
+        os.utime(named["works"], (0, 0))
+        with runner.scratch() as own:
+            there = {path.name for path in tmp_path.iterdir()}
+    kept = {named[name].name for name in ("works", "new", "his")}
+    assert there == {*kept, own.rpartition("/")[2]}
+    assert {path.name for path in tmp_path.iterdir()} == kept

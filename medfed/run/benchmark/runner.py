@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import multiprocessing
+import shutil
 import signal
 import sys
+import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +20,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from medfed.common.errors import RankError, first_line
+from medfed.common.errors import ConfigError, RankError, first_line
+from medfed.common.files import locked
 from medfed.common.names import cell as as_cell
 from medfed.common.pools import WatchedPool
 from medfed.common.progress import Steps
@@ -27,6 +31,7 @@ from medfed.run.benchmark.plan import Group, best_trial
 from medfed.run.benchmark.work import run_cell
 
 Result = dict[str, Any]
+SCRATCH = "medfed-benchmark-"
 
 
 @dataclass
@@ -210,20 +215,37 @@ def _pool(workers: int) -> Iterator[Executor]:
     else:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["medfed.run.benchmark.work"])
-    pool = WatchedPool(workers, mp_context=context, initializer=_begin)
-    try:
-        yield pool
-    except BaseException:
-        for process in list((pool._processes or {}).values()):
-            process.terminate()  # what they compute would be lost either way
-        pool.shutdown(wait=False, cancel_futures=True)
-        raise
-    pool.shutdown()
+    with scratch() as folder:
+        pool = WatchedPool(workers, mp_context=context, initializer=_begin, initargs=(folder,))
+        try:
+            yield pool
+        except BaseException:
+            for process in list((pool._processes or {}).values()):
+                process.terminate()  # what they compute would be lost either way
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+        pool.shutdown()
 
 
-def _begin() -> None:
+@contextmanager
+def scratch() -> Iterator[str]:
+    """Gives a folder for what cells write; what a killed benchmark has left of its own goes."""
+    for left in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"):
+        with suppress(ConfigError, OSError):  # it is at work, or somebody else's
+            if (left / "lock").is_file() and time.time() - left.stat().st_mtime > 60:
+                with locked(left, wait=False):
+                    shutil.rmtree(left, ignore_errors=True)
+    with (
+        tempfile.TemporaryDirectory(prefix=SCRATCH, ignore_cleanup_errors=True) as folder,
+        locked(Path(folder)),
+    ):
+        yield folder
+
+
+def _begin(folder: str) -> None:
     """A process ends with the one that has started it, and computes on one thread."""
     start_worker()
+    tempfile.tempdir = folder
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     import torch
 
