@@ -56,7 +56,7 @@ def _held(says: str, low: float, high: float) -> str:
 def compare(
     found: Advice, own: dict[str, Any], alone: dict[str, Any]
 ) -> dict[str, tuple[float, float, float]]:
-    """Test gains of every hospital with intervals of patients drawn anew."""
+    """Test gains of every hospital with intervals of patients drawn anew, if there are several."""
     metric, drawn = alone["metric"][0], (own.get("resampled", {}), alone.get("resampled", {}))
     sign = -1 if smaller_is_better(metric) else 1
     gains = {}
@@ -64,7 +64,9 @@ def compare(
         value, other = (_number(r["clients"][client].get(metric)) for r in (own, alone))
         pairs = zip(*(d.get(client, []) for d in drawn), strict=True)
         again = np.array([sign * (_number(a) - _number(b)) for a, b in pairs], dtype=float)
-        gains[client] = (sign * (value - other), *percentiles(again))
+        several = own["patients"][client]["test"] > 1
+        ends = percentiles(again) if several else (math.nan, math.nan)
+        gains[client] = (sign * (value - other), *ends)
     return gains
 
 
@@ -115,7 +117,7 @@ def main() -> None:
             verdicts[f"a hospital: {gain.says}", right] += 1
             if not math.isnan(value - gain.low):
                 inside.append(gain.low <= value <= gain.high)
-            test = f"{value:+.4f} [{low:+.4f}, {high:+.4f}]"
+            test = f"{value:+.4f}" + ("" if math.isnan(low) else f" [{low:+.4f}, {high:+.4f}]")
             print(_row(seed, "", client, gain, test, right), flush=True)
     d = difference(means, share)
     interval = "" if math.isnan(d.low) else f" [{d.low:+.4f}, {d.high:+.4f}]"
