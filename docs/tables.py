@@ -238,8 +238,8 @@ def of_defaults(findings: Findings, name: str) -> list[str]:
             }
             usual = median(found.values()) if found else 0.0
             for method, gain in found.items():
-                changed = own[method][point][0].items()
-                told = [f"{k[10:]} {v:g}" for k, v in changed if k.startswith("algorithm.")]
+                changed = ((*k.partition("."), v) for k, v in own[method][point][0].items())
+                told = [f"{name} {v:g}" for part, _, name, v in changed if part == "algorithm"]
                 if told:
                     gains.setdefault((method, point), []).append(gain - usual)
                     points[method, point] = ", ".join(told)
