@@ -48,7 +48,7 @@ def check(configs: Sequence[DictConfig], sweep: bool) -> None:
         for suite in chosen:
             if not suite.path or paths.get(suite.name) is not None:
                 suite.chosen(_plain(config.variants))
-            usual = suite.sizes[config.size].methods or suite.methods
+            usual = suite.sized(config.size).methods or suite.methods
             chosen_methods(_plain(config.methods), usual, known)
         chosen_arms(_plain(config.arms), {s.name: s.arms for s in chosen}, known)
 

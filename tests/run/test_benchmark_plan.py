@@ -131,7 +131,7 @@ def test_a_shard_that_is_none_is_refused(shard):
         (("lr: [0.01, 0.1]", "lr: [0.1, 0.01]"), r"lr=\[0\.1, 0\.01\] must be two positive"),
         (("splits: folds", "splits: random"), r"splits=random is unknown; choose sample, seed or"),
         (("variants: {base: {}}", "variants: {}"), r"it lacks the key variants"),
-        (("  full: {splits: 1, trials: 1}\n", ""), r"it has no size full"),
+        (("  full: {splits", "  ful: {splits"), r"the size ful is unknown; choose smoke, small, f"),
         (("smoke: {splits: 1", "smoke: {splits: 0"), r"sizes\.smoke needs at least 1 split"),
         (("title: A test", "title: [A test"), r"cannot be read: "),
         (("lr: [0.01, 0.1]", "lr: [0.1]"), r"lr=\[0\.1\] must be two positive numbers"),
@@ -167,6 +167,14 @@ def test_a_suite_that_is_none_is_refused_by_name(change, message, tmp_path):
     with pytest.raises(ConfigError, match=message) as caught:
         read_suite(file)
     assert "\n" not in str(caught.value)
+
+
+def test_a_suite_may_have_one_size_alone(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text(GOOD.replace("  full: {splits: 1, trials: 1}\n", ""))
+    assert read_suite(file).sized("smoke").splits == 1
+    with pytest.raises(ConfigError, match=r"suite=mine has no size=full; it has smoke, small\."):
+        read_suite(file).sized("full")
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def benchmark(
     root = str(Path(data_root).expanduser().resolve())
     known = known_methods(plugins)
     by_suite = {
-        s.name: chosen_methods(methods, s.sizes[size].methods or s.methods, known) for s in chosen
+        s.name: chosen_methods(methods, s.sized(size).methods or s.methods, known) for s in chosen
     }
     further = chosen_arms(arms, {s.name: s.arms for s in chosen}, known)
     named = methods is not None

@@ -232,10 +232,10 @@ def groups(
             everywhere = named or method.name in {*ALWAYS, *suite.methods}
             where = chosen if everywhere else tuple(v for v in chosen if v == suite.base)
             if where:
-                sized = suite.sizes[size]
+                sized = suite.sized(size)
                 found.append(Group(suite, method, where, sized, tuple(own), root, None, shared))
         for arm in (arms or {}).get(suite.name, ()):
-            base, sized = Method.of(arm.method), suite.sizes[size]
+            base, sized = Method.of(arm.method), suite.sized(size)
             splits = min(sized.splits, arm.splits or sized.splits)
             method, where = replace(base, name=arm.name), (arm.variant or suite.base,)
             own_size = replace(sized, splits=splits)

@@ -127,6 +127,21 @@ class Suite:
                 )
         return names
 
+    def sized(self, size: str) -> Size:
+        """Returns how much is computed.
+
+        Args:
+            size: The name of a size.
+
+        Raises:
+            ConfigError: If the suite has none of that name.
+        """
+        if size not in self.sizes:
+            raise ConfigError(
+                f"suite={self.name} has no size={size}; it has {', '.join(self.sizes)}."
+            )
+        return self.sizes[size]
+
     def seeds(self, split: int) -> dict[str, Any]:
         """Returns the keys by which a split differs from others.
 
@@ -193,8 +208,8 @@ def _suite(file: Path, content: dict[str, Any]) -> Suite:
         _check_keys(f"variants.{name}", own or {}, ("overrides", "dial"))
         variants[str(name)] = Variant(_words(own or {}), (own or {}).get("dial"))
     sizes = {name: _size(f"sizes.{name}", own) for name, own in content.pop("sizes").items()}
-    if lacking := [name for name in SIZES if name not in sizes]:
-        raise ValueError(f"it has no size {lacking[0]}")
+    if unknown := [name for name in sizes if name not in SIZES]:
+        raise ValueError(f"the size {unknown[0]} is unknown; choose {', '.join(SIZES)}")
     lr, arms = _lr(content.pop("lr")), read_arms(content.pop("arms", None) or {}, variants)
     own = {n: _words(content, n) for n in ("overrides", "methods") if n in content}
     return Suite(
