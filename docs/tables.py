@@ -12,6 +12,7 @@ Whatever stands in a page between ``<!-- table: KIND NAME -->`` and ``<!-- end -
 ``tuned``          what tuning chose, by method and suite
 ``defaults``       points of the search that do better than a method's defaults over suites
 ``suites``         floor, ceiling and what could be told apart, by suite
+``kept NAME``      a table of ``docs/benchmark/memberships.json``: benchmarks/memberships.py
 =================  ===============================================================
 """
 
@@ -58,8 +59,11 @@ def main(arguments: Sequence[str]) -> None:
 
 def found(folder: Path) -> Findings:
     """Reads what a benchmark found; nothing where none is kept."""
-    path = folder / "findings.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    path, beside = folder / "findings.json", folder / "memberships.json"
+    findings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if findings and beside.is_file():
+        findings["kept"] = json.loads(beside.read_text(encoding="utf-8"))
+    return findings
 
 
 def filled(text: str, findings: Findings) -> str:
@@ -287,6 +291,14 @@ def of_suites(findings: Findings, name: str) -> list[str]:
     return _rows(head, rows, left=2)
 
 
+def of_kept(findings: Findings, name: str) -> list[str]:
+    """A table as another script has left it."""
+    if name not in findings.get("kept", {}):
+        return []
+    table = findings["kept"][name]
+    return _rows(table["head"], [[str(cell) for cell in row] for row in table["rows"]], left=0)
+
+
 KINDS: dict[str, Callable[[Findings, str], list[str]]] = {
     "task": of_task,
     "dial": of_dial,
@@ -294,6 +306,7 @@ KINDS: dict[str, Callable[[Findings, str], list[str]]] = {
     "tuned": of_tuned,
     "defaults": of_defaults,
     "suites": of_suites,
+    "kept": of_kept,
 }
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
         ("qupel_overhead.py --rounds 1 --steps 1 --batch-size 4 --networks unet", "ratio"),
         ("codecs.py --elements 1000 --repeats 1", "runlength_codebook"),
         ("mixture_floor.py --clients 2 --samples 20 --seeds 1", "seed 0: half L1"),
+        ("memberships.py FOLDER/new --only linear clinical --rounds 1", "| 20 | fine-tuning |"),
         ("fused_lasso.py --largest 3", "ns/element"),
         ("bundle_sizes.py --networks unet --bits 2", "seconds of k-means"),
         ("onnx_latency.py --networks unet --blocks 2 --runs 1", "ratio of packed to fp32"),
@@ -52,11 +53,11 @@ ROOT = Path(__file__).resolve().parents[1]
     ],
 )
 def test_runs(command, expected, tmp_path):
-    if "FOLDER" in command:
+    if "FOLDER " in command:
         for row in cohort(tmp_path, patients=1):
             mask = tmp_path / row["mask"]
             shutil.copy(mask, mask.with_stem(mask.stem + "_second_reader"))
-        command = command.replace("FOLDER", str(tmp_path))
+    command = command.replace("FOLDER", str(tmp_path))
     script, *options = command.split()
     done = processes.run(f"benchmarks/{script}", *options)
     assert done.returncode == 0, done.stderr

@@ -178,6 +178,7 @@ def test_tables_hold_the_numbers_of_the_findings():
         ],
     }  # fmt: skip
     found = {"tasks": {"x/y": task, "x/z": task}, "claims": {"c": claim}, "dials": {}, "size": "s"}
+    found["kept"] = {"k": {"head": ["seed", "rmse"], "rows": [[0, "1.0"]]}}
 
     def lines(kind):
         return script.filled(f"<!-- table: {kind} -->\nold\n<!-- end -->", found).splitlines()
@@ -190,5 +191,6 @@ def test_tables_hold_the_numbers_of_the_findings():
     assert "| `fedavg` | 0 of 1 | lr 0.3 |" in lines("tuned")
     told = "| it rests on | `x/y` | a \\| b | **no** | −0.5000 |  | −0.02 |"
     assert told in lines("claim c")
+    assert "| 0 | 1.0 |" in lines("kept k")
     with pytest.raises(SystemExit, match="no table is of kind 'tsak'"):
         lines("tsak x")
