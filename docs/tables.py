@@ -24,9 +24,12 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+import yaml
 
 DOCS = Path(__file__).parent
 KEPT = ("findings.json", "table.csv", "report.html")
@@ -242,8 +245,13 @@ def of_defaults(findings: Findings, name: str) -> list[str]:
             }
             usual = median(found.values()) if found else 0.0
             for method, gain in found.items():
+                usually = _defaults(method)
                 changed = ((*k.partition("."), v) for k, v in own[method][point][0].items())
-                told = [f"{name} {v:g}" for part, _, name, v in changed if part == "algorithm"]
+                told = [
+                    f"{name} {v:g}"
+                    for part, _, name, v in changed
+                    if part == "algorithm" and v != usually.get(name)
+                ]
                 if told:
                     gains.setdefault((method, point), []).append(gain - usual)
                     points[method, point] = ", ".join(told)
@@ -261,6 +269,13 @@ def of_defaults(findings: Findings, name: str) -> list[str]:
         rows.append((f"`{key[0]}`", points[key], ahead, *least))
     head = ("method", "instead of its defaults", "better on", "median gain", "least")
     return _rows(head, rows, left=2)
+
+
+@cache
+def _defaults(method: str) -> Mapping[str, Any]:
+    """The keys of a method as they are shipped, none where it is not."""
+    file = DOCS.parent / "configs" / "algorithm" / f"{method}.yaml"
+    return yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
 
 def of_suites(findings: Findings, name: str) -> list[str]:

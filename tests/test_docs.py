@@ -148,6 +148,10 @@ def test_a_default_is_measured_against_the_search_less_what_the_rate_alone_gains
 
     plain = {n: trials(0.5, 0.6, 0.4, key="optimizer.momentum") for n in ("local", "fedavg")}
     methods = {**plain, "ditto": trials(0.5, 0.8, 0.3), "apfl": trials(None, 0.8, 0.3)}
+    default = yaml.safe_load((DOCS.parent / "configs/algorithm/fedprox.yaml").read_text())["mu"]
+    methods["fedprox"] = trials(0.5, 0.6, 0.4, key="algorithm.mu")
+    for trial in methods["fedprox"]["trials"][1:]:  # drawn, and yet the default
+        trial["setting"]["algorithm.mu"] = default
     ends = {"floor": {"value": 0.5}, "ceiling": {"value": 1.0}}
     other = {**plain, "ditto": trials(0.5, 0.59, 0.45)}
     tasks = {"x/y": {**ends, "methods": methods}, "y/z": {**ends, "methods": other}}
