@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -28,6 +31,20 @@ class WatchedPool(ProcessPoolExecutor):
             self._watch = threading.Thread(target=_watch, args=(self,), daemon=True)
             self._watch.start()
         return future
+
+
+def start_worker() -> None:
+    """Prepares a worker process: one thread, no say in Ctrl-C, and an end when its parent ends."""
+    os.environ.update(OMP_NUM_THREADS="1", ITK_GLOBAL_DEFAULT_NUMBER_OF_THREADS="1")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # where signals cannot be held back
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)  # a killed parent would otherwise leave its workers waiting for ever
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _watch(pool: WatchedPool) -> None:

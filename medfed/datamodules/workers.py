@@ -6,7 +6,7 @@ import multiprocessing
 import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from itertools import islice
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from medfed.common.errors import DataError
-from medfed.datamodules.cache.building import start_worker
+from medfed.common.pools import WatchedPool, start_worker
 from medfed.datamodules.client_data import Batch, ClientData
 
 AHEAD = 2  # batches per process that are made before they are asked for
@@ -39,10 +39,10 @@ class BatchWorkers:
     def __init__(self, clients: Mapping[str, ClientData], workers: int) -> None:
         self.clients = {name: replace(client, evaluation={}) for name, client in clients.items()}
         self.workers = workers
-        self._pool: ProcessPoolExecutor | None = None
+        self._pool: WatchedPool | None = None
 
     @property
-    def pool(self) -> ProcessPoolExecutor:
+    def pool(self) -> WatchedPool:
         """The processes; they are started when they are first needed."""
         if self._pool is None:
             # Forked where that is known: it takes a tenth of a second, not eight, and the data are
@@ -50,7 +50,7 @@ class BatchWorkers:
             # missed, and never touches a GPU.
             forks = "fork" in multiprocessing.get_all_start_methods()
             context = multiprocessing.get_context("fork" if forks else "spawn")
-            self._pool = ProcessPoolExecutor(self.workers, context, _start, (self.clients,))
+            self._pool = WatchedPool(self.workers, context, _start, (self.clients,))
             weakref.finalize(self, self._pool.shutdown, wait=False, cancel_futures=True)
         return self._pool
 

@@ -13,7 +13,13 @@ from rich.table import Table
 
 from medfed.common.console import say, size, wide_console
 from medfed.common.names import cell, few, shown
-from medfed.common.scores import failure_sentences, number, span, undefined_sentences
+from medfed.common.scores import (
+    failure_sentences,
+    number,
+    smaller_is_better,
+    span,
+    undefined_sentences,
+)
 from medfed.run.intervals import notes
 from medfed.run.memberships import membership_line
 
@@ -37,6 +43,7 @@ def print_summary(summary: dict[str, Any], folder: Path, console: Console | None
         *undefined_sentences(*of),
         *failure_sentences(*of),
         *absent_sentences(summary.get("absent", {}), of[1]),
+        *constant_sentences(summary),
         *summary.get("remarks", ()),
         *passes_line(summary),
         sent_line(summary),
@@ -167,6 +174,37 @@ def absent_sentences(absent: Mapping[str, Sequence[str]], split: str) -> list[st
         f"The {split} data of {few(who)} have no sample of {', '.join(map(shown, names))}: "
         "no part of their means over classes."
         for names, who in groups.items()
+    ]
+
+
+def constant_sentences(summary: Mapping[str, Any]) -> list[str]:
+    """Says that models are worse, on average, than what predicts the same for every case.
+
+    Example:
+        >>> over = lambda mean: {"federation": {"rmse": {"mean": mean}}}
+        >>> run = {"selection": ["rmse", "min"], "constant": {"mean": over(77.0)}, **over(156.0)}
+        >>> constant_sentences(run)[0].split(":")[0]
+        'The mean rmse (156.0000) is worse than that of a constant prediction (77.0000)'
+        >>> constant_sentences({**run, **over(60.0)})
+        []
+    """
+    metric = summary["selection"][0]
+    mean = summary["federation"].get(metric, {}).get("mean", math.nan)
+    sign = -1 if smaller_is_better(metric) else 1
+    constants = [
+        told["federation"].get(metric, {}).get("mean", math.nan)
+        for told in summary.get("constant", {}).values()
+    ]
+    best = max(
+        (c for c in constants if not math.isnan(c)), key=lambda c: sign * c, default=math.nan
+    )
+    if not sign * mean < sign * best:  # nor where one of them is undefined
+        return []
+    unit = ", or an outcome in units nearer 1," * (metric in ("rmse", "mae"))
+    return [
+        f"The mean {metric} ({number(mean)}) is worse than that of a constant prediction "
+        f"({number(best)}): the models are of no use yet. Another learning rate or more "
+        f"rounds{unit} may help."
     ]
 
 

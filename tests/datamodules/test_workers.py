@@ -64,10 +64,12 @@ def test_a_started_process_is_not_needed_to_pickle_a_client(make):
 
 def test_a_killed_process_is_one_sentence(make):
     client = prepared(make(workers=1)).clients["hospital_0"]
-    list(client.train_batches(0))  # to the end: none is killed while it sends
-    for process in client.source.pool._processes:
+    batches = client.train_batches(0)
+    next(batches)
+    for process in client.source.pool._processes:  # at work on what comes next, or sending it
         os.kill(process, signal.SIGKILL)
     with pytest.raises(DataError, match=r"One of data\.workers=1 processes was killed"):
+        list(batches)
         list(client.train_batches(1))
 
 

@@ -11,9 +11,8 @@ import multiprocessing
 import os
 import shutil
 import signal
-import threading
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from dataclasses import asdict
@@ -26,6 +25,7 @@ import numpy as np
 from medfed.common.errors import DataError, MedfedError
 from medfed.common.files import atomic, locked, remove_partial, sha256, write_json, writing
 from medfed.common.interrupts import held
+from medfed.common.pools import WatchedPool, start_worker
 from medfed.common.progress import Steps
 from medfed.datamodules.cache.arrays import Arrays, checksum, map_array
 from medfed.datamodules.cache.store import (
@@ -119,7 +119,7 @@ def _in_processes(tasks: Sequence[tuple[Any, ...]], workers: int) -> Generator[E
     """Makes items in worker processes, in any order; the first error stops the others."""
     # Spawned, because forking a process in which PyTorch's threads run may hang.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, context, initializer=start_worker) as pool:
+    with WatchedPool(workers, context, initializer=start_worker) as pool:
         with held(signal.SIGINT):  # also while a worker is still starting
             futures: list[Future[Entry]] = [pool.submit(make_item, *task) for task in tasks]
         try:
@@ -132,20 +132,6 @@ def _in_processes(tasks: Sequence[tuple[Any, ...]], workers: int) -> Generator[E
             ) from error
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
-
-
-def start_worker() -> None:
-    """Prepares a worker process: one thread, no say in Ctrl-C, and an end when its parent ends."""
-    os.environ.update(OMP_NUM_THREADS="1", ITK_GLOBAL_DEFAULT_NUMBER_OF_THREADS="1")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # where signals cannot be held back
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def watch() -> None:
-        parent.join()
-        os._exit(1)  # a killed parent would otherwise leave its workers waiting for ever
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 def make_item(

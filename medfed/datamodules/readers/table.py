@@ -262,13 +262,13 @@ def _classes(
         raise DataError(
             f"{sheet.path}: the label column has {len(names)} distinct value(s); 2 to 50 classes "
             "are possible. Name the column in data.label, or the values of class 1 in "
-            "data.positive."
+            "data.positive; a measurement needs data.outcome=continuous model=linear."
         )
     if len(values) >= 10 and len(names) > 2 and 2 * len(names) > len(values):
         raise DataError(
             f"{sheet.path}: the label column has {len(names)} distinct values in {len(values)} "
             "rows, so it is probably an id or a measurement; name another one in data.label, or "
-            "set data.outcome=continuous."
+            "set data.outcome=continuous model=linear."
         )
     if lone := [name for name, count in Counter(values).items() if count == 1 and len(names) > 2]:
         log.warning("%s: the class %s has a single row.", sheet.path, lone[0][:60])

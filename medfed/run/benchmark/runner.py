@@ -23,9 +23,8 @@ from rich.table import Table
 from medfed.common.errors import ConfigError, RankError, first_line
 from medfed.common.files import locked
 from medfed.common.names import cell as as_cell
-from medfed.common.pools import WatchedPool
+from medfed.common.pools import WatchedPool, start_worker
 from medfed.common.progress import Steps
-from medfed.datamodules.cache.building import start_worker
 from medfed.run.benchmark.cells import Cell, read_cell, write_cell
 from medfed.run.benchmark.plan import Group, best_trial
 from medfed.run.benchmark.work import run_cell
