@@ -4,6 +4,7 @@ import os
 import pickle
 import signal
 from functools import partial
+from itertools import chain
 
 import pytest
 import torch
@@ -69,8 +70,7 @@ def test_a_killed_process_is_one_sentence(make):
     for process in client.source.pool._processes:  # at work on what comes next, or sending it
         os.kill(process, signal.SIGKILL)
     with pytest.raises(DataError, match=r"One of data\.workers=1 processes was killed"):
-        list(batches)
-        list(client.train_batches(1))
+        list(chain(batches, client.train_batches(1)))
 
 
 def test_a_workers_error_is_the_one_it_raised(make):
