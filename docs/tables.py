@@ -12,6 +12,7 @@ Whatever stands in a page between ``<!-- table: KIND NAME -->`` and ``<!-- end -
 ``tuned``          what tuning chose, by method and suite
 ``defaults``       points of the search that do better than a method's defaults over suites
 ``suites``         floor, ceiling and what could be told apart, by suite
+``answers``        what can be said of each task, in words
 ``kept NAME``      a table of ``docs/benchmark/memberships.json``: benchmarks/memberships.py
 =================  ===============================================================
 """
@@ -306,6 +307,15 @@ def of_suites(findings: Findings, name: str) -> list[str]:
     return _rows(head, rows, left=2)
 
 
+def of_answers(findings: Findings, name: str) -> list[str]:
+    """The report's sentence on each task, without those who are harmed."""
+    told: dict[str, str] = {}
+    for sentence in findings.get("sentences", ()):
+        where, _, answer = sentence.partition(": ")
+        told.setdefault(where, answer.partition(" With ")[0].replace("-", "−"))
+    return [f"- `{where}`: {told[where]}" for where in findings["tasks"] if where in told]
+
+
 def of_kept(findings: Findings, name: str) -> list[str]:
     """A table as another script has left it."""
     if name not in findings.get("kept", {}):
@@ -321,6 +331,7 @@ KINDS: dict[str, Callable[[Findings, str], list[str]]] = {
     "tuned": of_tuned,
     "defaults": of_defaults,
     "suites": of_suites,
+    "answers": of_answers,
     "kept": of_kept,
 }
 
