@@ -22,7 +22,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -47,12 +46,14 @@ def main(arguments: Sequence[str]) -> None:
         source = Path(arguments[0])
         if lacking := [name for name in KEPT if not (source / name).is_file()]:
             sys.exit(f"error: {source} has no {lacking[0]}; name the report folder of a benchmark.")
-        size = sum((source / name).stat().st_size for name in KEPT)
-        if size > LARGEST:
+        files = {name: (source / name).read_bytes() for name in KEPT}
+        compact = json.dumps(json.loads(files["findings.json"]), separators=(",", ":"))
+        files["findings.json"] = compact.encode()
+        if (size := sum(map(len, files.values()))) > LARGEST:
             sys.exit(f"error: the files of {source} are of {size} bytes, more than {LARGEST}.")
         kept.mkdir(exist_ok=True)
-        for name in KEPT:
-            shutil.copyfile(source / name, kept / name)
+        for name, content in files.items():
+            (kept / name).write_bytes(content)
     findings = found(kept)
     for page in sorted(DOCS.rglob("*.md")):
         text = page.read_text(encoding="utf-8")
