@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from typing import Literal, get_args, get_origin, get_type_hints
 
 from medfed.common.errors import ConfigError, did_you_mean
@@ -134,3 +135,25 @@ def check_count(key: str, value: int | None, optional: bool = False) -> None:
         return
     if value is None or value < 1:
         raise ConfigError(f"{key} must be 1 or more,{' or null,' * optional} not {value}.")
+
+
+def checked_scale(scale: Sequence[float], key: str) -> tuple[float, float]:
+    """Returns mean and deviation of an outcome.
+
+    Args:
+        scale: What somebody says they are.
+        key: Who says so.
+
+    Raises:
+        ConfigError: If they are not a finite mean and a deviation above 0.
+
+    Example:
+        >>> checked_scale([450, 60], "data.outcome_scale")
+        (450.0, 60.0)
+    """
+    numbers = [x for x in scale if isinstance(x, int | float) and math.isfinite(x)]
+    if len(numbers) != 2 or len(scale) != 2 or numbers[1] <= 0:
+        raise ConfigError(
+            f"{key}={scale} must be a mean and a deviation above 0 ([0, 1]: the outcome as it is)."
+        )
+    return float(numbers[0]), float(numbers[1])

@@ -1,12 +1,14 @@
 """What clients with tables agree on before training, and the messages by which they do.
 
 Whatever is needed of all of them travels as JSON, by the server, and is counted: which columns have
-missing cells, the names of categories, and with pooled scaling counts and sums. No row leaves a
-client. Training continues from what the bytes say. Each client's half and the server's are
-generators, so that the same messages pass within one process and between hospitals.
+missing cells, the names of categories, sums of a continuous outcome, and with pooled scaling counts
+and sums. No row leaves a client. Training continues from what the bytes say. Each client's half and
+the server's are generators, so that the same messages pass within one process and between
+hospitals.
 
 - Indicators: of the columns in which any client misses a training cell.
 - Categories: the sorted union of those in training rows.
+- A continuous outcome: its mean and deviation in all training rows (`outcome_scale`).
 - Pooled standardisation: each client sends, per column, its number of values and that number times
   its own median and limits; the sums give the means that all clients take. Then each sends sums and
   sums of squares of its values within these limits, which give the mean and standard deviation of
@@ -17,15 +19,15 @@ generators, so that the same messages pass within one process and between hospit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
 import numpy as np
 
-from medfed.common.errors import DataError
-from medfed.datamodules.agreement_messages import packed, unpacked
+from medfed.datamodules.agreement_messages import Merging, converse, packed, unpacked
 from medfed.datamodules.base import Exchanged
+from medfed.datamodules.outcome_scale import SCALE, SUMS, scale_of, sums_of
 from medfed.datamodules.readers.column_kinds import Categories, in_order
 from medfed.datamodules.table_columns import Array, Columns
 from medfed.datamodules.table_scaling import (
@@ -48,10 +50,12 @@ class Agreement:
     Attributes:
         columns: What the inputs are.
         scaling: That of all clients, or None where each has its own.
+        outcome: Mean and deviation of a continuous outcome; None of classes.
     """
 
     columns: Columns
     scaling: Scaling | None
+    outcome: list[float] | None = None
 
 
 class How(TypedDict):
@@ -63,7 +67,6 @@ class How(TypedDict):
 
 
 Told = Generator[bytes, bytes, Agreement]
-Merging = Generator[bytes, Sequence[bytes], None]
 
 
 def agree(
@@ -73,6 +76,7 @@ def agree(
     indicator: Indicator,
     normalization: Normalization,
     pooled: bool,
+    outcomes: Mapping[str, Array] | None = None,
 ) -> tuple[Agreement, list[Exchanged]]:
     """Lets clients agree that are all in this process.
 
@@ -84,6 +88,7 @@ def agree(
             client misses a training cell.
         normalization: How numbers are scaled.
         pooled: Whether all clients scale alike.
+        outcomes: (N,) continuous outcomes of every client's rows; None of classes.
 
     Returns:
         What they agree on, and what travelled for it: nothing where nothing is needed.
@@ -95,7 +100,10 @@ def agree(
         (('age',), ('b', 'up', 19))
     """
     telling = {
-        client: tell(rows, names, categories, indicator, normalization, pooled)
+        client: tell(
+            *(rows, names, categories, indicator, normalization, pooled),
+            None if outcomes is None else outcomes[client],
+        )
         for client, rows in train.items()
     }
     agreed: list[Agreement] = []
@@ -107,43 +115,9 @@ def agree(
             agreed.append(stop.value)
             return None
 
-    server = merge(names, list(categories), indicator, normalization, pooled)
+    server = merge(names, list(categories), indicator, normalization, pooled, outcomes is not None)
     _, exchanged = converse(server, list(train), step)
     return agreed[0], exchanged
-
-
-def converse(
-    server: Merging, clients: Sequence[str], step: Callable[[str, bytes | None], bytes | None]
-) -> tuple[list[bytes], list[Exchanged]]:
-    """Passes messages between clients and the server's half until both have ended.
-
-    Args:
-        server: Its half.
-        clients: In the order of the federation, in which sums are taken.
-        step: Hands an answer to a client, at first None, and returns what it tells, at last None.
-
-    Returns:
-        The answers, which are all that somebody who comes later needs, and what travelled.
-    """
-    answers: list[bytes] = []
-    exchanged: list[Exchanged] = []
-    told = [step(client, None) for client in clients]
-    next(server, None)
-    while all(content is not None for content in told):
-        contents = [content for content in told if content is not None]
-        exchanged += [(c, "up", len(t)) for c, t in zip(clients, contents, strict=True)]
-        try:
-            answers.append(server.send(contents))
-        except StopIteration:
-            break
-        exchanged += [(c, "down", len(answers[-1])) for c in clients]
-        told = [step(client, answers[-1]) for client in clients]
-    if any(content is not None for content in told):
-        odd = clients[next(at for at, content in enumerate(told) if content is not None)]
-        raise DataError(
-            f"{odd} has more to agree on about its data than the others; read them alike."
-        )
-    return answers, exchanged
 
 
 def tell(
@@ -153,6 +127,7 @@ def tell(
     indicator: Indicator,
     normalization: Normalization,
     pooled: bool,
+    outcomes: Array | None = None,
 ) -> Told:
     """A client's half: yields what it tells, is sent what the server answers.
 
@@ -163,6 +138,7 @@ def tell(
         indicator: See `agree`.
         normalization: See `agree`.
         pooled: See `agree`.
+        outcomes: (N,) those of the rows, if they are continuous.
 
     Returns:
         What all have agreed on.
@@ -174,20 +150,24 @@ def tell(
     first = _about(rows, names, categories, indicator)
     if pooled:
         first |= _extent(numbers, normalization)
+    if outcomes is not None:
+        first["outcome"] = sums_of(outcomes)
     if not first:
         return Agreement(Columns(tuple(names), {}, tuple(names) if indicator else ()), None)
     width = numbers.shape[1]
     answered: dict[str, Any] = {"indicators": names, "categories": dict.fromkeys(categories)}
     ends = ("minimum", "maximum") if normalization == "minmax" else ("low", "median", "high")
     answered |= dict.fromkeys(ends, width) if pooled else {}
+    answered |= {"outcome": SCALE} if outcomes is not None else {}
     answer = unpacked((yield packed(first)), answered)
     shared = {name: tuple(answer["categories"][name]) for name in categories}
     there = set(answer["indicators"])
     columns = Columns(tuple(names), shared, tuple(n for n in names if n in there))
+    scale = answer.get("outcome")
     if not pooled:
-        return Agreement(columns, None)
+        return Agreement(columns, None, scale)
     if normalization == "minmax":
-        return Agreement(columns, MinMax(*(np.array(answer[end]) for end in ends)))
+        return Agreement(columns, MinMax(*(np.array(answer[end]) for end in ends)), scale)
     low, median, high = (np.array(answer[end]) for end in ends)
     apart = np.clip(numbers, low, high) - median
     sums = {
@@ -197,7 +177,7 @@ def tell(
     }
     last = unpacked((yield packed(sums)), dict.fromkeys(("mean", "sd"), width))
     mean, sd = np.array(last["mean"]), np.array(last["sd"])
-    return Agreement(columns, Standard(low, high, median, mean, sd))
+    return Agreement(columns, Standard(low, high, median, mean, sd), scale)
 
 
 def merge(
@@ -206,6 +186,7 @@ def merge(
     indicator: Indicator,
     normalization: Normalization,
     pooled: bool,
+    continuous: bool = False,
 ) -> Merging:
     """The server's half: is sent what all clients tell, in their order, and yields its answer.
 
@@ -215,11 +196,12 @@ def merge(
         indicator: See `agree`.
         normalization: See `agree`.
         pooled: See `agree`.
+        continuous: Whether they tell of a continuous outcome.
 
     Raises:
         DataError: If what a client tells is not what is asked for.
     """
-    if not (indicator == "auto" or categorical or pooled):
+    if not (indicator == "auto" or categorical or pooled or continuous):
         return
     asked: dict[str, Any] = {} if indicator != "auto" else {"missing": list(names)}
     asked |= {"categories": dict.fromkeys(categorical)} if categorical else {}
@@ -227,8 +209,11 @@ def merge(
     if pooled:
         ends = ("minimum", "maximum") if normalization == "minmax" else ("low", "median", "high")
         asked |= dict.fromkeys(("count", *ends), width)
+    asked |= {"outcome": SUMS} if continuous else {}
     told = [unpacked(content, asked) for content in (yield b"")]
     answer = _merged(told, names, categorical, indicator, pooled)
+    if continuous:
+        answer["outcome"] = scale_of([one["outcome"] for one in told])
     contents = yield packed(answer)
     if pooled and normalization == "standard":
         sums = dict.fromkeys(("count", "sum", "squares"), width)

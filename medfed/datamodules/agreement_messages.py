@@ -3,13 +3,49 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, TypeGuard
 
 from medfed.common.errors import DataError
 from medfed.common.strict_json import parse_strict_json
+from medfed.datamodules.base import Exchanged
 
+Merging = Generator[bytes, Sequence[bytes], None]
 _HUGE = 1e300  # beyond what cells of a table add up to, as they are below 1e30
+
+
+def converse(
+    server: Merging, clients: Sequence[str], step: Callable[[str, bytes | None], bytes | None]
+) -> tuple[list[bytes], list[Exchanged]]:
+    """Passes messages between clients and the server's half until both have ended.
+
+    Args:
+        server: Its half.
+        clients: In the order of the federation, in which sums are taken.
+        step: Hands an answer to a client, at first None, and returns what it tells, at last None.
+
+    Returns:
+        The answers, which are all that somebody who comes later needs, and what travelled.
+    """
+    answers: list[bytes] = []
+    exchanged: list[Exchanged] = []
+    told = [step(client, None) for client in clients]
+    next(server, None)
+    while all(content is not None for content in told):
+        contents = [content for content in told if content is not None]
+        exchanged += [(c, "up", len(t)) for c, t in zip(clients, contents, strict=True)]
+        try:
+            answers.append(server.send(contents))
+        except StopIteration:
+            break
+        exchanged += [(c, "down", len(answers[-1])) for c in clients]
+        told = [step(client, answers[-1]) for client in clients]
+    if any(content is not None for content in told):
+        odd = clients[next(at for at, content in enumerate(told) if content is not None)]
+        raise DataError(
+            f"{odd} has more to agree on about its data than the others; read them alike."
+        )
+    return answers, exchanged
 
 
 def packed(content: Mapping[str, Any]) -> bytes:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from medfed.common.checks import check_known
+from medfed.common.checks import check_known, checked_scale
 from medfed.common.errors import ConfigError, DataError
 from medfed.common.files import ExistingPath
 from medfed.common.seeding import derive_seed
@@ -56,7 +56,8 @@ class TabularDataModule(FederatedDataModule):
 
     What the C inputs are the clients agree on: see `table_columns.Columns` and `agreement`.
 
-    An outcome is float32, in its own unit: nothing is done to it.
+    An outcome is float32, in its own unit: it is the model that answers in standard units, by the
+    mean and deviation that the clients have agreed on.
 
     Attributes:
         path: A CSV file (or what `reader` reads); None takes the table `embedded`.
@@ -80,6 +81,9 @@ class TabularDataModule(FederatedDataModule):
             others.
         outcome: What the label column of a CSV file holds: ``"classes"``, or ``"continuous"``
             numbers.
+        outcome_scale: Mean and deviation of continuous outcomes, in which a model answers; None:
+            those of all clients' training rows, of which each tells the others three sums. ``(0,
+            1)`` leaves outcomes as they are.
         embedded: A table that comes with scikit-learn: ``"breast_cancer"`` or ``"diabetes"``.
         eval_batch_size: Rows per evaluation batch.
 
@@ -102,6 +106,7 @@ class TabularDataModule(FederatedDataModule):
     reader: Callable[[Path], Table] | None = None
     negative: Sequence[str | int | float] | None = None
     outcome: Outcome = "classes"
+    outcome_scale: Sequence[float] | None = None
     embedded: str = "breast_cancer"
     eval_batch_size: int = 1024
 
@@ -118,9 +123,12 @@ class TabularDataModule(FederatedDataModule):
                 "data.positive and data.negative name classes; leave them out with "
                 "data.outcome=continuous."
             )
+        if self.outcome_scale is not None:
+            self.outcome_scale = checked_scale(self.outcome_scale, "data.outcome_scale")
         self.agreement: Agreement | None = None
         self.scalings: dict[str, Scaling] = {}
         self.train_rows: dict[str, Array] = {}
+        self.train_outcomes: dict[str, Array] = {}
 
     @cached_property
     def table(self) -> Table:
@@ -148,6 +156,13 @@ class TabularDataModule(FederatedDataModule):
         return self.agreement.columns
 
     @property
+    def agreed_outcome_scale(self) -> list[float] | None:
+        """Mean and deviation of continuous outcomes, None of classes; call `setup` first."""
+        assert self.agreement is not None
+        scale = self.outcome_scale or self.agreement.outcome
+        return None if scale is None else list(scale)
+
+    @property
     def plan_names(self) -> tuple[str, ...]:
         """See the base class."""
         return self.table.names
@@ -158,7 +173,7 @@ class TabularDataModule(FederatedDataModule):
         Args:
             other: The federation's data, set up.
         """
-        self.agreement = other.agreement
+        self.agreement, self.outcome_scale = other.agreement, other.outcome_scale
         self.categorical = tuple(other.columns.categories)
         if self.path is not None and self.reader is None:
             self.features = other.columns.names
@@ -173,6 +188,8 @@ class TabularDataModule(FederatedDataModule):
         """Reads the table, so that names and sizes are known."""
         count, names = len(self.table.features), self.table.names
         empty = np.isnan(self.table.features).all(axis=0)
+        if self.outcome_scale is not None and not self.samples.continuous:
+            raise ConfigError("data.outcome_scale is for continuous outcomes; leave it at null.")
         if empty.all():
             raise DataError(f"{expanded(self.path)} has only missing cells; fill them in.")
         if empty.any():
@@ -216,7 +233,10 @@ class TabularDataModule(FederatedDataModule):
         table, chosen = self.table, self._chosen(plans)
         if self.agreement is None:
             told = {c: rows for c, rows in self.train_rows.items() if c not in self.keep_out}
-            self.agreement, self.exchanged = agree(told, *self._columns, **self._how)
+            outcomes = self.train_outcomes if self._asks_scale else None
+            self.agreement, self.exchanged = agree(
+                told, *self._columns, **self._how, outcomes=outcomes
+            )
         columns = self.columns
         rows = recode(table.features, table.names, table.categories, columns.categories)
         self.channel_names = tuple(name for name, _ in columns.inputs())
@@ -235,24 +255,34 @@ class TabularDataModule(FederatedDataModule):
     def _chosen(self, plans: Mapping[str, ClientPlan]) -> dict[str, dict[Split, Rows]]:
         """The rows of every client and split; those to train on are kept."""
         found = {client: self._select(client, plan) for client, plan in plans.items()}
-        features = self.table.features
-        self.train_rows = {client: features[rows["train"][0]] for client, rows in found.items()}
+        features, labels = self.table.features, self.samples.labels
+        chosen = {client: rows["train"][0] for client, rows in found.items()}
+        self.train_rows = {client: features[index] for client, index in chosen.items()}
+        self.train_outcomes = {client: labels[index] for client, index in chosen.items()}
         return found
 
     def agreeing(self) -> Generator[bytes, bytes, None]:
-        """See the base class: what is missing, categories, and pooled scaling."""
+        """See the base class: what is missing, categories, sums of outcomes, pooled scaling."""
         self._chosen(self.plans)
-        (rows,) = self.train_rows.values()
+        ((client, rows),) = self.train_rows.items()
         if self.agreement is None:
-            self.agreement = yield from tell(rows, *self._columns, **self._how)
+            outcomes = self.train_outcomes[client] if self._asks_scale else None
+            self.agreement = yield from tell(rows, *self._columns, **self._how, outcomes=outcomes)
 
     def merging(self, facts: Mapping[str, Any]) -> Generator[bytes, Sequence[bytes], None]:
         """See the base class."""
-        yield from merge(facts["channels"], facts["categories"], **self._how)
+        asked = facts.get("continuous", False) and self.outcome_scale is None
+        yield from merge(facts["channels"], facts["categories"], **self._how, continuous=asked)
 
     def facts(self) -> dict[str, Any]:
-        """See the base class; also which columns hold categories."""
-        return {**super().facts(), "categories": sorted(self.table.categories)}
+        """See the base class; also which columns hold categories, and what the label is."""
+        continuous = self.samples.continuous
+        categories = sorted(self.table.categories)
+        return {**super().facts(), "categories": categories, "continuous": continuous}
+
+    @property
+    def _asks_scale(self) -> bool:
+        return self.samples.continuous and self.outcome_scale is None
 
     @property
     def _columns(self) -> tuple[Sequence[str], Categories]:

@@ -74,7 +74,16 @@ def of_training(config: Any) -> dict[str, Any]:
         "model._target_": model.get("_target_"),
         "model.network": _of_these_data(network, dims="spatial_dims" in prepared),
         **{f"data.{key}": prepared[key] for key in _PREPARED if key in prepared},
+        **_units(config, model),
     }
+
+
+def _units(config: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, Any]:
+    """In which units a regression answers; before they were agreed on, in the outcome's own."""
+    if str(model.get("_target_")).rpartition(".")[2] != "RegressionTask":
+        return {}
+    _check_values(config.get("outcome_scale"))
+    return {"data.outcome_scale": config.get("outcome_scale") or [0, 1]}
 
 
 def _check_values(node: Any) -> None:

@@ -1,8 +1,14 @@
-"""Regression of one continuous outcome."""
+"""Regression of one continuous outcome.
+
+The network answers in standard units: its output times a deviation, plus a mean, is the prediction
+in the outcome's unit. So the same learning rate does for days and for millilitres, and a method
+whose steps have a fixed length reaches the mean.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -10,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from medfed.common.checks import checked_scale
 from medfed.functional.weighted_scores import OUTCOME_SCORES, Floats, outcome_scores
 from medfed.models.meters import Batch, Columns, WholeSplit
 from medfed.models.networks.canonical import Activation
@@ -18,40 +25,59 @@ from medfed.models.task import TaskModule
 
 
 class RegressionTask(TaskModule):
-    """Mean squared error, in the square of the outcome's unit, or a loss of the user's own.
+    """Mean squared error, in squared deviations of the outcome, or a loss of the user's own.
 
-    Batches: ``image (B, F)`` features, ``label (B,)`` float outcomes. Metrics: ``loss rmse mae``
-    (of the outcome's unit, the loss of its square) and ``r2``. Canonical models mix their outputs
-    as they are, so for a linear model mixing outputs and mixing parameters are the same.
+    Batches: ``image (B, F)`` features, ``label (B,)`` float outcomes in their unit. Metrics: ``rmse
+    mae`` in that unit, ``r2``, and ``loss``. Canonical models mix their outputs as they are, so for
+    a linear model mixing outputs and mixing parameters are the same.
 
-    The network gives ``(B, 1)``.
+    The network gives ``(B, 1)``, in standard units.
 
     Args:
         common: As :class:`medfed.models.task.TaskModule` takes them.
-        loss: A callable that is given predictions and outcomes, both ``(B,)`` floats; None for the
-            squared error.
+        loss: A callable that is given predictions and outcomes, both ``(B,)`` floats in the
+            outcome's unit; None for the squared error.
+        scale: Mean and deviation of the outcome; None: the network answers in its unit.
         more: As ``common``.
+
+    Raises:
+        ConfigError: If the scale is not a finite mean and a deviation above 0.
+
+    Example:
+        >>> import torch
+        >>> task = RegressionTask(torch.nn.Linear(1, 1), torch.optim.SGD, scale=(450, 60))
+        >>> days = task.probabilities(torch.tensor([[0.0], [1.0]]))
+        >>> days.tolist(), task.criterion(torch.ones(1, 1), torch.tensor([450.0])).item()
+        ([[450.0], [510.0]], 1.0)
     """
 
     activation: Activation = "identity"
     default_selection: ClassVar[tuple[str, str]] = ("rmse", "min")
 
-    def __init__(self, *common: Any, loss: OwnLoss | None = None, **more: Any) -> None:
+    def __init__(
+        self,
+        *common: Any,
+        loss: OwnLoss | None = None,
+        scale: Sequence[float] | None = None,
+        **more: Any,
+    ) -> None:
+        self.mean, self.deviation = checked_scale(scale or (0.0, 1.0), "model.scale")
         super().__init__(*common, **more)
         self.own_loss = loss
 
     def criterion(self, logits: Tensor, label: Tensor) -> Tensor:
-        """Returns the loss of predictions ``(B, 1)`` and outcomes ``(B,)``.
+        """Returns the loss of outputs ``(B, 1)`` and outcomes ``(B,)``.
 
         Raises:
             ValueError: If the labels are classes, or not one per prediction.
         """
         if not label.is_floating_point() or logits.shape != (*label.shape, 1):
             raise ValueError("a regression needs one continuous outcome per sample")
-        prediction, outcome = logits.squeeze(1), label.to(logits)
+        found = logits.squeeze(1)
         if self.own_loss is not None:
-            return value_of(self.own_loss, prediction, outcome)
-        return F.mse_loss(prediction, outcome)
+            return value_of(self.own_loss, self.probabilities(found), label.to(logits))
+        # In the label's precision: its mean may be far larger than its deviation.
+        return F.mse_loss(found, ((label - self.mean) / self.deviation).to(logits))
 
     def check_parts(self, batch: Batch) -> None:
         """See the base class."""
@@ -64,7 +90,7 @@ class RegressionTask(TaskModule):
 
     def told(self, logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """See the base class: predictions and outcomes, both ``(N,)``."""
-        return logits.squeeze(1), batch["label"].to(logits)
+        return self.probabilities(logits.squeeze(1)), batch["label"].to(logits)
 
     def measurable(self, batch: Batch) -> Tried:
         """See the base class."""
@@ -72,16 +98,16 @@ class RegressionTask(TaskModule):
         return Tried(outcome.clone(), (outcome.flip(0) + 1,), outcome, "predictions")
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """Returns the predictions as they are."""
-        return logits
+        """Returns the predictions in the outcome's unit."""
+        return logits * self.deviation + self.mean
 
     def meter(self, *, test: bool = False) -> WholeSplit:
         """Returns an empty meter."""
         return WholeSplit(
             self.criterion,
             OUTCOME_SCORES,
-            lambda z, y: regression_metrics(z.squeeze(1), y),
-            lambda z: {"prediction": z.squeeze(1)},
+            lambda z, y: regression_metrics(self.probabilities(z.squeeze(1)), y),
+            lambda z: {"prediction": self.probabilities(z.squeeze(1))},
         )
 
     def scores(self, cases: Columns, weights: Floats) -> dict[str, Floats]:

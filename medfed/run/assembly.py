@@ -34,6 +34,7 @@ from medfed.federation.wire.channel import Channel
 from medfed.federation.wire.ledger import Entry, Ledger
 from medfed.federation.wire.link import Link
 from medfed.models.networks.canonical import Canonical, Mix
+from medfed.models.regression import RegressionTask
 from medfed.models.segmentation import chosen_activation
 from medfed.models.task import TaskModule
 from medfed.run.fitting import settle_personal, try_model
@@ -102,6 +103,7 @@ def task_for(config: DictConfig, data: FederatedDataModule) -> TaskModule:
         "regions": list(data.class_names),
         "exclusive": getattr(data, "exclusive", None),
         "millimetres": getattr(data, "millimetres", False),
+        "outcome_scale": getattr(data, "agreed_outcome_scale", None),
         "spatial_dims": spatial_dims,
         "patch_size": getattr(data, "window", None),
     }
@@ -110,6 +112,12 @@ def task_for(config: DictConfig, data: FederatedDataModule) -> TaskModule:
             _settle(config, key, list(value) if isinstance(value, tuple) else value)
         _settle(config, "out_channels", data.num_classes + has_background(config))
     task = plain_task(config)
+    if isinstance(task, RegressionTask) and task.deviation != 1 and rank() == 0:
+        _log.info(
+            "The outcome %s is learnt in standard units: its mean in training is %.4g, its "
+            "deviation %.4g. Predictions and metrics are in its own unit.",
+            *(data.class_names[0], task.mean, task.deviation),
+        )
     try_model(task, data)
     settle_personal(config, task, data)
     if mixes_models(config):

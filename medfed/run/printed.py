@@ -200,11 +200,10 @@ def constant_sentences(summary: Mapping[str, Any]) -> list[str]:
     )
     if not sign * mean < sign * best:  # nor where one of them is undefined
         return []
-    unit = ", or an outcome in units nearer 1," * (metric in ("rmse", "mae"))
     return [
         f"The mean {metric} ({number(mean)}) is worse than that of a constant prediction "
-        f"({number(best)}): the models are of no use yet. Another learning rate or more "
-        f"rounds{unit} may help."
+        f"({number(best)}): the models are of no use yet. Another learning rate or more rounds may "
+        "help."
     ]
 
 

@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 
 from medfed.common.console import say, wide_console
 from medfed.config.check import check
-from medfed.datamodules.agreement import converse
+from medfed.datamodules.agreement_messages import converse
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.one_site import OwnData, setup_alone
 from medfed.run.assembly import task_for, unread_data

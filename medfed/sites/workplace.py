@@ -25,7 +25,7 @@ from medfed.sites.wire import Facts, Greeting
 
 FACTS = (
     *("in_channels", "out_channels", "spatial_dims", "regions", "exclusive", "millimetres"),
-    "patch_size",
+    *("patch_size", "outcome_scale"),
 )
 """Keys of the configuration that the data decide, and that the coordinator takes from the sites."""
 

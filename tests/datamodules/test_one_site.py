@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from medfed.common.errors import ConfigError, DataError
-from medfed.datamodules.agreement import converse, merge, tell
+from medfed.datamodules.agreement import merge, tell
+from medfed.datamodules.agreement_messages import converse
 from medfed.datamodules.images import ImageDataModule
 from medfed.datamodules.one_site import OwnData, setup_alone
 from medfed.datamodules.partitions.auto import Auto
@@ -97,6 +98,11 @@ def same(one, other):
         {"scaling": "pooled", "normalization": "minmax", "missing_indicator": True},
         {"scaling": "client"},
         {"scaling": "client", "missing_indicator": False, "features": ["age", "crp"]},
+        {"outcome": "continuous", "label": "crp"},
+        {"outcome": "continuous", "label": "crp", "scaling": "pooled", "normalization": "minmax"},
+        {"outcome": "continuous", "label": "crp", "scaling": "pooled"},
+        {"outcome": "continuous", "label": "crp", "missing_indicator": False, "features": ["age"]},
+        {"outcome": "continuous", "label": "crp", "outcome_scale": [3, 2]},
     ],
 )
 def test_a_table_of_ones_own(files, settings):
@@ -113,6 +119,13 @@ def test_a_table_of_ones_own(files, settings):
         assert list(data.clients) == [site]
         assert data.channel_names == whole.channel_names
         assert data.preprocessing(site) == whole.preprocessing(site)
+        assert data.agreed_outcome_scale == whole.agreed_outcome_scale
+    if whole.samples.continuous and "outcome_scale" not in settings:
+        outcomes = np.concatenate([c.train["label"] for c in whole.clients.values()])
+        scale = outcomes.mean(dtype=float), outcomes.std(dtype=float)
+        assert whole.agreed_outcome_scale == pytest.approx(scale, rel=1e-6)
+    else:
+        assert whole.agreed_outcome_scale == settings.get("outcome_scale")
     # Who comes later is told what the others have agreed on, and tells nothing.
     late = table(files / "Bern.csv", OwnData(Auto(), "Bern", SITES), **settings)
     half = setup_alone(late, "Bern")

@@ -379,8 +379,8 @@ DAMAGES = {
     "is no bundle": lambda f: (f / METADATA).unlink(),
     "cannot be read": lambda f: (f / METADATA).write_text("{"),
     "bundle of another origin": lambda f: (f / METADATA).write_text("{}"),
-    "has version 5, but this program reads version 4 and earlier": lambda f: change(
-        f, format_version=5
+    "has version 6, but this program reads version 5 and earlier": lambda f: change(
+        f, format_version=6
     ),
     "lacks network": lambda f: change(f, network=None),
     "has no hash of models/model.pt": lambda f: change_hashes(f),

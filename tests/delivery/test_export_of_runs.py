@@ -13,6 +13,7 @@ import pytest
 import safetensors.torch
 import torch
 from omegaconf import OmegaConf
+from sklearn.datasets import load_diabetes
 
 from medfed.config.compose import load
 from medfed.delivery.bundle.bundle import read_bundle
@@ -103,7 +104,14 @@ def test_a_continuous_outcome_is_predicted_in_its_unit(tmp_path, monkeypatch):
         names, *found = csv.reader(file)
     assert names == ["row", "patient", "warning", "prediction"]
     scaled = torch.from_numpy(2 * (rows - low) / (high - low) - 1).float()
-    expected = network(scaled).squeeze(1)
+    # The network answers in standard units: of all training rows, and of no others.
+    (mean, deviation), rows_of = facts["outcome_scale"], load_diabetes()
+    splits = json.loads((folder / "splits.json").read_text())["clients"].values()
+    trained = [int(name.rpartition("_")[2]) for own in splits for name in own["train"]]
+    assert len(trained) < len(rows_of.target)
+    assert mean == pytest.approx(rows_of.target[trained].mean(), rel=1e-12)
+    assert deviation == pytest.approx(rows_of.target[trained].std(), rel=1e-12)
+    expected = network(scaled).squeeze(1) * deviation + mean
     assert expected.std() > 1e-3
     predictions = torch.tensor([float(row[-1]) for row in found])
     torch.testing.assert_close(predictions, expected, rtol=1e-6, atol=1e-5)

@@ -321,6 +321,11 @@ ENTRIES: dict[str, tuple[Damage, str]] = {
     "window_batch": (changed(window_batch=0), "window_batch must be a whole number above 0"),
     "threshold": (changed(threshold=1.5), "threshold must be a number in [0, 1) or null"),
     "a true threshold": (changed(threshold=True), "threshold must be a number in [0, 1)"),
+    "an outcome's scale": (
+        changed(outcome_scale=[1, 0]),
+        "outcome_scale must be a mean and a deviation above 0, or null",
+    ),
+    "a scale of classes": (changed(outcome_scale=[0, 1]), "a model of risk has no outcome_scale"),
     "bits": (changed(bits={"w": 9}), "bits must be whole numbers from 1 to 8 by name"),
     "sizes": (changed(sizes=[1]), "sizes must be bytes by name"),
     "test_metrics": (changed(test_metrics={"auroc": "good"}), "test_metrics must be numbers"),

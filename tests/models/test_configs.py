@@ -31,6 +31,7 @@ def compose(model: str, optimizer: str = "sgd", scheduler: str = "constant") -> 
         "exclusive": False,
         "millimetres": True,
         "patch_size": [32, 32],
+        "outcome_scale": [450.0, 60.0],
         "rounds": 5,
     }
     groups = {"model": model, "optimizer": optimizer, "scheduler": scheduler}

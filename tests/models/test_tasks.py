@@ -12,6 +12,8 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from sklearn import linear_model
+from sklearn.metrics import r2_score, root_mean_squared_error
+from sklearn.preprocessing import StandardScaler
 from torch.utils.data import DataLoader
 
 from medfed.common.errors import ConfigError
@@ -252,6 +254,54 @@ def test_regression_reaches_ridge_regression():
     reference = linear_model.Ridge(alpha=80 * 0.1 / 2, tol=1e-12).fit(x, y)
     assert np.allclose(task.network.linear.weight.detach(), reference.coef_, atol=1e-8)
     assert np.allclose(task.network.linear.bias.detach(), reference.intercept_, atol=1e-8)
+
+
+def test_an_outcome_in_standard_units_is_learnt_as_one_that_was_standardised_before():
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(60, 3, generator=g, dtype=torch.float64)
+    days = 450 + 60 * (x @ torch.tensor([1.0, -2.0, 0.5]).double() + torch.randn(60, generator=g))
+    scaler = StandardScaler().fit(days[:, None])
+    plain, scaled = (LinearRegression(3, spread=0.5).double() for _ in range(2))
+    scaled.load_state_dict(plain.state_dict())
+    scale = [scaler.mean_.item(), scaler.scale_.item()]
+    tasks = RegressionTask(plain, SGD), RegressionTask(scaled, SGD, scale=scale)
+    labels = torch.from_numpy(scaler.transform(days[:, None])).squeeze(1), days
+    for task, label in zip(tasks, labels, strict=True):
+        optimizer = torch.optim.SGD(task.network.parameters(), lr=0.1)
+        for _ in range(30):
+            optimizer.zero_grad()
+            task.loss({"image": x, "label": label}).backward()
+            optimizer.step()
+    for one, other in zip(plain.parameters(), scaled.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+    # Predictions and metrics are in days; the loss is in deviations.
+    found = tasks[1].predict({"image": x})
+    back = scaler.inverse_transform(tasks[0].predict({"image": x}).numpy())
+    np.testing.assert_allclose(found, back, rtol=1e-5)
+    measured = tasks[1].evaluate([{"image": x, "label": days}])
+    assert measured["rmse"] == pytest.approx(root_mean_squared_error(days, back), rel=1e-5)
+    assert measured["r2"] == pytest.approx(r2_score(days, back), rel=1e-5)
+    assert measured["loss"] == pytest.approx((measured["rmse"] / scale[1]) ** 2, rel=1e-5)
+    (cases,) = {len(tasks[1].measured([{"image": x, "label": days}]).cases())}
+    assert cases == 60
+
+
+def test_a_loss_of_ones_own_is_given_the_outcome_in_its_unit():
+    seen = []
+
+    def loss(prediction, outcome):
+        seen.append((prediction.detach(), outcome))
+        return (prediction - outcome).square().mean()
+
+    task = RegressionTask(LinearRegression(2), SGD, loss=loss, scale=[450, 60])
+    task.loss({"image": torch.zeros(3, 2), "label": torch.tensor([400.0, 450.0, 500.0])})
+    assert [t.tolist() for t in seen[-1]] == [[450.0] * 3, [400.0, 450.0, 500.0]]
+
+
+@pytest.mark.parametrize("scale", [[450, 0], [450, -1], [450], [math.nan, 1], [1, 2, 3], ["a", 1]])
+def test_a_scale_that_is_none_is_refused(scale):
+    with pytest.raises(ConfigError, match="must be a mean and a deviation above 0"):
+        RegressionTask(LinearRegression(2), SGD, scale=scale)
 
 
 def test_a_regression_refuses_classes_and_images():

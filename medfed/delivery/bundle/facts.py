@@ -94,6 +94,10 @@ def _contradictions(facts: Mapping[str, Any], kind: Any) -> list[tuple[bool, str
         (segments != masked, f"a model of {facts['task']} does not take {kind}"),
         (segments and facts.get("threshold") is None, "threshold is not given"),
         (exclusive and not segments, f"a model of {facts['task']} has no activation"),
+        (
+            bool(facts.get("outcome_scale")) and facts["task"] != "regression",
+            f"a model of {facts['task']} has no outcome_scale",
+        ),
         (outputs != wanted, f"{outputs} outputs have {len(facts['labels'])} labels"),
         (inputs != seen, f"{inputs} inputs have {seen} channels"),
         (columns != len(channels), f"{columns} columns have {len(channels)} channels"),
@@ -230,6 +234,10 @@ _FACTS: dict[str, tuple[Check, str]] = {
     "activation": (
         lambda v: v in (None, "sigmoid", "softmax"),
         "sigmoid, softmax or null",
+    ),
+    "outcome_scale": (
+        _optional(lambda v: _list(_number, 2)(v) and v[1] > 0),
+        "a mean and a deviation above 0, or null",
     ),
     "card": (_optional(lambda v: isinstance(v, dict)), "an object or null"),
     "largest_part": (_optional(_names), "a list of different names, or null"),

@@ -280,7 +280,9 @@ def _inferer(patch: Sequence[int] | None, slices: bool, overlap: float, batch: i
 def _samples(facts: Mapping[str, Any]) -> Plain:
     arguments = "@dataloader, @network, @present"
     if facts["task"] == "regression":
-        return {"run": [f"$regress({arguments}, @output_dir + '/predictions.csv')"]}
+        file = "@output_dir + '/predictions.csv'"
+        scale = list(facts.get("outcome_scale") or (0.0, 1.0))
+        return {"outcome_scale": scale, "run": [f"$regress({arguments}, @outcome_scale, {file})"]}
     file = "@output_dir + '/probabilities.csv'"
     return {
         "labels": list(facts["labels"]),

@@ -6,7 +6,7 @@ of these, too (:mod:`medfed.delivery.bundle.readme`, :mod:`medfed.delivery.bundl
 ================  ==================================================================================
 ``medfed`` entry
 ================  ==================================================================================
-format_version    4
+format_version    5
 task              ``segmentation``, ``classification``, ``risk`` or ``regression``
 client, method    the hospital, and the algorithm that made its model
 network           ``_target_`` and arguments, plain data; see
@@ -28,6 +28,8 @@ overlap, window_batch, threshold
                   of the segmentation, else ``null``
 activation        ``sigmoid``: regions may overlap, an output for each; ``softmax``: they are
                   exclusive, the first output is the background; ``null`` or missing: ``sigmoid``
+outcome_scale     of a regression: the network's output times the second number plus the first is
+                  the outcome; ``null``: it is the outcome
 largest_part      regions of which only the largest connected part is kept, or ``null``
 bits              bits per weight of the quantised tensors, by name
 sizes             bytes: ``fp32`` (a plain file of the same weights), ``packed`` (models/model.pt),
@@ -44,7 +46,7 @@ commit, versions  of the code and its packages at training
 The hashes of all files, these among them, are in ``configs/manifest.json``; version 1 had those of
 the other files here, under ``hashes``. Before version 3 volumes were z-scored, but not resampled or
 cropped, and regions might overlap. Before version 4 the project's own networks were the only ones,
-and masks were kept whole.
+and masks were kept whole. Before version 5 a regression's network answered the outcome itself.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ import torch
 
 Plain = dict[str, Any]
 METADATA = "configs/metadata.json"
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 _SCHEMA = (
     "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/"
     "meta_schema_20240725.json"

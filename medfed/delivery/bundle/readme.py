@@ -127,6 +127,11 @@ def _notes(facts: Mapping[str, Any]) -> list[str]:
             "The training data went through a simulated scanner (`site` in the metadata); plain "
             "scans differ from them."
         )
+    if scale := facts.get("outcome_scale"):
+        notes.append(
+            f"The network itself answers in standard units: {facts['labels'][0]} is its output "
+            f"times {scale[1]:g} plus {scale[0]:g}, which `predictions.csv` already is."
+        )
     if parts := facts.get("largest_part"):
         notes.append(
             f"Of {', '.join(parts)} only the largest connected part is kept; the metrics below are "

@@ -164,6 +164,7 @@ class RunRecord:
             "site": self.splits.get("partition", {}).get(client, {}).get("site"),
             **{key: model[key] if segments else None for key in inference},
             "activation": activation_of(model) if segments else None,
+            "outcome_scale": model.get("scale") if task == "regression" else None,
             "data_hash": data_hash(self.splits, client),
             "test_metrics": metrics,
             "run_test_metrics": metrics,

@@ -185,7 +185,7 @@ def make_predictor(bundle: Bundle, options: PredictOptions) -> Predictor:
             window_batch=options.batch_size,
         )
     elif facts["task"] == "regression":
-        task = RegressionTask(network, torch.optim.SGD)
+        task = RegressionTask(network, torch.optim.SGD, scale=facts.get("outcome_scale"))
     else:
         task = ClassificationTask(network, torch.optim.SGD, num_classes=len(facts["labels"]))
     return Predictor(task, facts, options, str(bundle.folder))

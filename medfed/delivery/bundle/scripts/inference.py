@@ -77,9 +77,18 @@ def classify(
 
 
 @torch.no_grad()
-def regress(loader: Iterable[Batch], network: nn.Module, present: Sequence[int], path: str) -> None:
+def regress(
+    loader: Iterable[Batch],
+    network: nn.Module,
+    present: Sequence[int],
+    scale: Sequence[float],
+    path: str,
+) -> None:
     """Writes the predicted outcome in its unit, one row per input, as CSV."""
-    _write_table(loader, network, network, present, ["prediction"], path)
+    mean, deviation = scale
+    _write_table(
+        loader, lambda x: network(x) * deviation + mean, network, present, ["prediction"], path
+    )
 
 
 def _write_table(
