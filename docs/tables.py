@@ -13,7 +13,7 @@ Whatever stands in a page between ``<!-- table: KIND NAME -->`` and ``<!-- end -
 ``defaults``       points of the search that do better than a method's defaults over suites
 ``suites``         floor, ceiling and what could be told apart, by suite
 ``answers``        what can be said of each task, in words
-``kept NAME``      a table of ``docs/benchmark/memberships.json``: benchmarks/memberships.py
+``kept NAME``      a table that benchmarks/memberships.py or outcome_units.py has left
 =================  ===============================================================
 """
 
@@ -33,6 +33,7 @@ import yaml
 
 DOCS = Path(__file__).parent
 KEPT = ("findings.json", "table.csv", "report.html")
+BESIDE = ("memberships.json", "outcome_units.json")
 LARGEST = 5_000_000  # bytes of all that is kept
 _MARK = re.compile(r"<!-- table: (?P<asked>[^>]+?) -->\n.*?<!-- end -->", re.DOTALL)
 
@@ -64,10 +65,12 @@ def main(arguments: Sequence[str]) -> None:
 
 def found(folder: Path) -> Findings:
     """Reads what a benchmark found; nothing where none is kept."""
-    path, beside = folder / "findings.json", folder / "memberships.json"
+    path = folder / "findings.json"
     findings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    if findings and beside.is_file():
-        findings["kept"] = json.loads(beside.read_text(encoding="utf-8"))
+    for name in BESIDE:
+        if findings and (folder / name).is_file():
+            kept = json.loads((folder / name).read_text(encoding="utf-8"))
+            findings["kept"] = findings.get("kept", {}) | kept
     return findings
 
 

@@ -1,12 +1,9 @@
-"""Tables, for clinical risk or a continuous outcome: any CSV, or one that scikit-learn has."""
+"""Tables, for clinical risk or a continuous outcome: what clients make of their rows."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -14,29 +11,17 @@ import torch
 from torch import Tensor
 
 from medfed.common.checks import check_known, checked_scale
-from medfed.common.errors import ConfigError, DataError
-from medfed.common.files import ExistingPath
+from medfed.common.errors import ConfigError
 from medfed.common.seeding import derive_seed
 from medfed.datamodules.agreement import Agreement, How, Indicator, agree, merge, tell
-from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.client_data import Batch, ClientData
-from medfed.datamodules.duplicates import Sample, rows_mean_something
 from medfed.datamodules.plans import ClientPlan
-from medfed.datamodules.readers.base import Patient, expanded
 from medfed.datamodules.readers.column_kinds import Categories, recode
-from medfed.datamodules.readers.csv_rows import csv_rows
-from medfed.datamodules.readers.samples import Index, Samples
-from medfed.datamodules.readers.scikit_learn import embedded as read_embedded
-from medfed.datamodules.readers.table import (
-    Outcome,
-    Table,
-    check_outcome,
-    read_csv,
-    with_categories,
-)
+from medfed.datamodules.readers.samples import Index
 from medfed.datamodules.splits import SPLITS, Split
 from medfed.datamodules.table_columns import Array, Columns
-from medfed.datamodules.table_notes import role_remarks, say, say_unknown
+from medfed.datamodules.table_notes import say, say_unknown
+from medfed.datamodules.table_rows import TableRows
 from medfed.datamodules.table_scaling import (
     NORMALIZATIONS,
     Normalization,
@@ -46,12 +31,11 @@ from medfed.datamodules.table_scaling import (
     value_range,
 )
 
-log = logging.getLogger(__name__)
 Rows = tuple[Index, Index]
 
 
 @dataclass(eq=False, repr=False)
-class TabularDataModule(FederatedDataModule):
+class TabularDataModule(TableRows):
     """Rows of a table; ``image`` is (B, C), ``label`` (B,) int64 or an outcome.
 
     What the C inputs are the clients agree on: see `table_columns.Columns` and `agreement`.
@@ -60,15 +44,6 @@ class TabularDataModule(FederatedDataModule):
     mean and deviation that the clients have agreed on.
 
     Attributes:
-        path: A CSV file (or what `reader` reads); None takes the table `embedded`.
-        label: Name of the label column.
-        features: Feature columns; None takes all that have no other role.
-        centre: Column with the hospital, for the natural partition.
-        patient: Column with the patient; None makes every row a patient.
-        positive: Label values that count as class 1; None makes every distinct value a class.
-        header: Column names of a file without a header line.
-        categorical: Columns that hold categories, also numbered ones; None takes the columns of a
-            CSV file that hold texts, as `readers.column_kinds.find_kinds` says.
         normalization: ``"standard"``: mean 0 and standard deviation 1, missing cells the median;
             ``"minmax"``: from -1 to 1, missing cells 0; see `table_scaling`.
         scaling: Whose training rows the numbers for it come from. ``"client"``: the client's own,
@@ -76,39 +51,19 @@ class TabularDataModule(FederatedDataModule):
             the same everywhere, at the price of sums that are exchanged before the first round.
         missing_indicator: Which columns have an input that is 1 where the cell is missing: all
             (True), none, or with ``"auto"`` those in which any client misses a training cell.
-        reader: Reads `path` where it is no CSV file; the columns are then the reader's affair.
-        negative: Label values that count as class 0, where `positive` is given; None takes all
-            others.
-        outcome: What the label column of a CSV file holds: ``"classes"``, or ``"continuous"``
-            numbers.
         outcome_scale: Mean and deviation of continuous outcomes, in which a model answers; None:
             those of all clients' training rows, of which each tells the others three sums. ``(0,
             1)`` leaves outcomes as they are.
-        embedded: A table that comes with scikit-learn: ``"breast_cancer"`` or ``"diabetes"``.
-        eval_batch_size: Rows per evaluation batch.
 
     Raises:
-        ConfigError: If a choice is unknown, or classes are named of a continuous outcome.
+        ConfigError: If a choice is unknown, or a scale is given that is none.
     """
 
     _: KW_ONLY
-    path: ExistingPath | None = None
-    label: str = "label"
-    features: Sequence[str] | None = None
-    centre: str | None = None
-    patient: str | None = None
-    positive: Sequence[str | int | float] | None = None
-    header: Sequence[str] | None = None
-    categorical: Sequence[str] | None = None
     normalization: Normalization = "standard"
     scaling: Literal["client", "pooled"] = "client"
     missing_indicator: Indicator = "auto"
-    reader: Callable[[Path], Table] | None = None
-    negative: Sequence[str | int | float] | None = None
-    outcome: Outcome = "classes"
     outcome_scale: Sequence[float] | None = None
-    embedded: str = "breast_cancer"
-    eval_batch_size: int = 1024
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -117,37 +72,12 @@ class TabularDataModule(FederatedDataModule):
         check_known(
             "data.missing_indicator", str(self.missing_indicator).lower(), ("auto", "true", "false")
         )
-        check_outcome(self.outcome)
-        if self.outcome == "continuous" and not (self.positive is None and self.negative is None):
-            raise ConfigError(
-                "data.positive and data.negative name classes; leave them out with "
-                "data.outcome=continuous."
-            )
         if self.outcome_scale is not None:
             self.outcome_scale = checked_scale(self.outcome_scale, "data.outcome_scale")
         self.agreement: Agreement | None = None
         self.scalings: dict[str, Scaling] = {}
         self.train_rows: dict[str, Array] = {}
         self.train_outcomes: dict[str, Array] = {}
-
-    @cached_property
-    def table(self) -> Table:
-        """All rows."""
-        if (path := expanded(self.path)) is not None and self.reader is None:
-            return read_csv(
-                path,
-                self.label,
-                self.features,
-                self.centre,
-                self.patient,
-                self.positive,
-                self.header,
-                self.negative,
-                self.outcome,
-                "auto" if self.categorical is None else self.categorical,
-            )
-        whole = read_embedded(self.embedded) if path is None else self.reader(path)  # type: ignore[misc]
-        return with_categories(whole, self.categorical or ())
 
     @property
     def columns(self) -> Columns:
@@ -162,11 +92,6 @@ class TabularDataModule(FederatedDataModule):
         scale = self.outcome_scale or self.agreement.outcome
         return None if scale is None else list(scale)
 
-    @property
-    def plan_names(self) -> tuple[str, ...]:
-        """See the base class."""
-        return self.table.names
-
     def join(self, other: TabularDataModule) -> None:
         """Takes over what a federation has agreed on, for a hospital that joins it later.
 
@@ -178,55 +103,15 @@ class TabularDataModule(FederatedDataModule):
         if self.path is not None and self.reader is None:
             self.features = other.columns.names
 
-    @cached_property
-    def samples(self) -> Samples:
-        """What is known of the rows beside their features."""
-        t = self.table
-        return Samples(t.labels, len(t.classes), t.patients, t.centres, files=t.files)
-
     def prepare_data(self) -> None:
-        """Reads the table, so that names and sizes are known."""
-        count, names = len(self.table.features), self.table.names
-        empty = np.isnan(self.table.features).all(axis=0)
+        """See the base class.
+
+        Raises:
+            ConfigError: If classes are given the scale of an outcome.
+        """
+        super().prepare_data()
         if self.outcome_scale is not None and not self.samples.continuous:
             raise ConfigError("data.outcome_scale is for continuous outcomes; leave it at null.")
-        if empty.all():
-            raise DataError(f"{expanded(self.path)} has only missing cells; fill them in.")
-        if empty.any():
-            first = names[int(empty.argmax())]
-            log.warning("%d columns have no value and count as 0, such as %s.", empty.sum(), first)
-        self.description = f"Data: {expanded(self.path)}, {count} rows."
-        if self.path is None:
-            self.description = (
-                f"Data: scikit-learn's {self.embedded.replace('_', ' ')}, {count} patients "
-                "(your own: data=csv data.path=/path/to/table.csv data.label=COLUMN)."
-            )
-        self.channel_names = names  # until the clients have agreed
-        self.class_names = self.table.classes
-
-    def data_remarks(self) -> list[str]:
-        """See the base class: columns that may have another role than that of a feature."""
-        path = expanded(self.path)
-        if path is None or self.reader is not None or self.features is not None:
-            return []
-        with csv_rows(path) as rows:
-            columns = [c.strip() for c in self.header or next(rows)]
-        free = [c for c in columns if c.lower() != self.label.lower()]
-        return role_remarks(free, self.centre, self.patient)
-
-    def contents(self) -> tuple[str, Iterator[Sample]]:
-        """See the base class: rows, where equal ones are hardly chance."""
-        table, classes = self.table, not self.samples.continuous
-        rows = table.features if rows_mean_something(table.features) else table.features[:0]
-        return "rows", (
-            # A label may be an outcome, and then differs without being wrong.
-            Sample(patient, patient, row.tobytes(), int(label) if classes else None)
-            for row, patient, label in zip(rows, table.patients, table.labels, strict=False)
-        )
-
-    def list_patients(self) -> list[Patient]:
-        """One patient per distinct id, with its centre, and its label where all its rows agree."""
-        return self.samples.list_patients()
 
     def build_clients(self, plans: Mapping[str, ClientPlan]) -> dict[str, ClientData]:
         """Lets the clients agree and scales by training statistics; see the base class."""
