@@ -28,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
         ("codecs.py --elements 1000 --repeats 1", "runlength_codebook"),
         ("mixture_floor.py --clients 2 --samples 20 --seeds 1", "seed 0: half L1"),
         ("memberships.py FOLDER/new --only linear clinical --rounds 1", "| 20 | fine-tuning |"),
+        ("outcome_units.py FOLDER/new --methods fedadam --rounds 1", "| a constant | 79.21 "),
         ("fused_lasso.py --largest 3", "ns/element"),
         ("bundle_sizes.py --networks unet --bits 2", "seconds of k-means"),
         ("onnx_latency.py --networks unet --blocks 2 --runs 1", "ratio of packed to fp32"),
