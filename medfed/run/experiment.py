@@ -40,10 +40,11 @@ from medfed.federation.lightning.strategy import ClientSharding, environment
 from medfed.federation.split import float_entries
 from medfed.models.task import TaskModule
 from medfed.run.adapting import adapt, base_entries
-from medfed.run.assembly import federate, read_data, task_for
+from medfed.run.assembly import read_data, task_for
 from medfed.run.claim import SameEverywhere
 from medfed.run.cohort import cohort_record
 from medfed.run.cohort_overview import print_cohort
+from medfed.run.federating import federate
 from medfed.run.folder import open_folder, read_config, read_splits
 from medfed.run.intervals import Examined
 from medfed.run.loggers import remember

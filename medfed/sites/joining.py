@@ -27,7 +27,7 @@ from medfed.federation.wire.channel import Memory, Place
 from medfed.federation.wire.ledger import Direction, Ledger
 from medfed.federation.wire.message import Message
 from medfed.federation.wire.packet import Packet
-from medfed.run.assembly import preprocessing
+from medfed.run.federating import preprocessing
 from medfed.sites.calls import Caller, agree_again, compare_models
 from medfed.sites.wire import Facts
 

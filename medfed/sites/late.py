@@ -25,8 +25,9 @@ from medfed.federation.algorithm import ClientInfo
 from medfed.federation.federation import Federation
 from medfed.federation.lightning.module import FederatedModule
 from medfed.reports.scores import label_of
-from medfed.run.assembly import build_task, federation_of
+from medfed.run.assembly import build_task
 from medfed.run.experiment import best_checkpoint, read_start
+from medfed.run.federating import federation_of
 from medfed.run.folder import finished, read_config
 from medfed.sites.agreement import Agreed, fingerprints
 from medfed.sites.calls import Caller, Terms, compare

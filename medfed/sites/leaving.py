@@ -24,7 +24,7 @@ from medfed.federation.cohort import Cohort
 from medfed.federation.federation import Federation
 from medfed.federation.wire.ledger import Direction, Ledger
 from medfed.models.task import TaskModule
-from medfed.run.assembly import federate
+from medfed.run.federating import federate
 
 WORDS = {
     "shared": "what is averaged of the model: weights, or how far they moved",

@@ -34,9 +34,9 @@ from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.wire.ledger import Direction, Ledger
 from medfed.federation.wire.packet import Packet
 from medfed.run import results
-from medfed.run.assembly import preprocessing
 from medfed.run.cohort import cohort_record
 from medfed.run.experiment import Experiment
+from medfed.run.federating import preprocessing
 from medfed.run.folder import open_folder, save_tensors
 from medfed.sites.agreement import Agreed
 from medfed.sites.joining import Newcomer

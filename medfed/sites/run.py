@@ -27,9 +27,10 @@ from medfed.federation.split import float_entries
 from medfed.federation.wire.ledger import Ledger
 from medfed.models.task import TaskModule
 from medfed.run.adapting import has_adapters
-from medfed.run.assembly import build_task, federation_of, preprocessing, unread_data
+from medfed.run.assembly import build_task, unread_data
 from medfed.run.claim import claimed
 from medfed.run.experiment import best_checkpoint, callbacks_of, read_start, trainer_of
+from medfed.run.federating import federation_of, preprocessing
 from medfed.run.folder import open_folder
 from medfed.run.loggers import end_logging
 from medfed.run.memberships import Memberships

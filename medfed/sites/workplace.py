@@ -16,8 +16,9 @@ from medfed.federation.algorithm import ClientInfo
 from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.split import float_entries
 from medfed.models.task import TaskModule
-from medfed.run.assembly import federate, say_data, unread_data
+from medfed.run.assembly import say_data, unread_data
 from medfed.run.experiment import read_start, task_from, trainer_of
+from medfed.run.federating import federate
 from medfed.run.start import Start
 from medfed.sites.agreement import Agreed, fingerprints
 from medfed.sites.own_file import SiteFile

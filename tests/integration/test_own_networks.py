@@ -19,7 +19,8 @@ from medfed.delivery.bundle.bundle import read_bundle
 from medfed.delivery.export.export import export_run
 from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.reference import run_reference
-from medfed.run.assembly import federate, read_data, task_for
+from medfed.run.assembly import read_data, task_for
+from medfed.run.federating import federate
 from medfed.run.finished import Run
 from medfed.run.train import train
 from tests.integration.runs import IMAGING

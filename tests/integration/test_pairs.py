@@ -19,7 +19,8 @@ from medfed.datamodules.readers.heart import FEATURES, PUBLISHED
 from medfed.models.classification import ClassificationTask, RiskTask
 from medfed.models.regression import RegressionTask
 from medfed.models.segmentation import SegmentationTask
-from medfed.run.assembly import federate, read_data, task_for
+from medfed.run.assembly import read_data, task_for
+from medfed.run.federating import federate
 from tests.contract.names import experiment_yamls, load, model_yamls
 from tests.datamodules.picture_files import picture, write_index
 

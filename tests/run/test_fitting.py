@@ -21,7 +21,8 @@ from medfed.models.classification import ClassificationTask
 from medfed.models.networks.outputs import heads
 from medfed.models.segmentation import SegmentationTask, dice_bce_loss
 from medfed.models.task import TaskModule
-from medfed.run.assembly import federate, read_data, task_for
+from medfed.run.assembly import read_data, task_for
+from medfed.run.federating import federate
 from tests.federation.test_tied_weights import dynunet
 from tests.integration.runs import IMAGING
 
