@@ -137,7 +137,7 @@ def check_count(key: str, value: int | None, optional: bool = False) -> None:
         raise ConfigError(f"{key} must be 1 or more,{' or null,' * optional} not {value}.")
 
 
-def checked_scale(scale: Sequence[float], key: str) -> tuple[float, float]:
+def checked_scale(scale: object, key: str) -> tuple[float, float]:
     """Returns mean and deviation of an outcome.
 
     Args:
@@ -151,8 +151,9 @@ def checked_scale(scale: Sequence[float], key: str) -> tuple[float, float]:
         >>> checked_scale([450, 60], "data.outcome_scale")
         (450.0, 60.0)
     """
-    numbers = [x for x in scale if isinstance(x, int | float) and math.isfinite(x)]
-    if len(numbers) != 2 or len(scale) != 2 or numbers[1] <= 0:
+    given = [*scale] if isinstance(scale, Sequence) else [scale]
+    numbers = [x for x in given if isinstance(x, int | float) and math.isfinite(x)]
+    if len(numbers) != 2 or len(given) != 2 or numbers[1] <= 0:
         raise ConfigError(
             f"{key}={scale} must be a mean and a deviation above 0 ([0, 1]: the outcome as it is)."
         )

@@ -212,6 +212,7 @@ GONE = "would leave out a whole section; choose an option by"
 MUST = "must be non-negative and leave a share for training."
 NOT_FIT = "does not fit 569 patients"
 LEARNS = "The model cannot take the batches of these data (image (32, 30)"
+DIABETES = "data=diabetes partition=quantity_skew model=linear"
 SETTINGS = {
     "data.val_fraction=nan": f"data.val_fraction=nan and data.test_fraction=0.2 {MUST}",
     "data.test_fraction=nan": f"data.test_fraction=nan {MUST}",
@@ -250,6 +251,12 @@ SETTINGS = {
     "out_channels=0": "out_channels is 0, but the data say 2; leave it at null.",
     "data=diabetes": "partition=label_imbalance needs one label, 0 or 1, per patient",
     "data=digits": "has label",
+    f"{DIABETES} data.outcome_scale=[1,0]": "data.outcome_scale=[1, 0] must be a mean and a",
+    f"{DIABETES} data.outcome_scale=[1,nan]": "must be a mean and a deviation above 0",
+    f"{DIABETES} data.outcome_scale=[1]": "must be a mean and a deviation above 0",
+    f"{DIABETES} data.outcome_scale=3": "data.outcome_scale=3 must be a mean and",
+    f"{DIABETES} outcome_scale=[0,1]": "outcome_scale is [0, 1], but the data say [154.35",
+    f"{DIABETES} data.outcome_scale=[0,1] outcome_scale=[0,2]": "but the data say [0.0, 1.0]",
     "data.batch_size=-1": "data.batch_size=-1 and data.eval_batch_size=1024 must be at least 1",
     "data.batch_size=1000000000000000000000": "must be at least 1, and below 2^31.",
     "data.batch_size=nan": "data.batch_size must be a whole number, not nan.",
@@ -282,6 +289,14 @@ def test_settings_are_checked_before_the_first_round(overrides, message, tmp_pat
     assert message in str(caught.value)
     assert one(str(caught.value))
     assert not folder.exists()
+
+
+def test_classes_have_no_scale(tmp_path):
+    (tmp_path / "t.csv").write_text(rows(ROWS))
+    own = ["data=csv", f"data.path={tmp_path / 't.csv'}", "data.label=ill", "data.centre=place"]
+    with pytest.raises(MedfedError, match=r"data\.outcome_scale is for continuous outcomes; leave"):
+        run(tmp_path / "run", *CLINICAL, *own, "data.outcome_scale=[0,1]")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_client_without_test_patients_is_said_and_the_others_measured(tmp_path, caplog):
