@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from medfed.reports.benchmark.canvas import SERIES
 from medfed.reports.benchmark.scores import Task
 from medfed.reports.benchmark.verdicts import REFERENCES, Verdict
 from medfed.run.benchmark.runner import Progress
@@ -68,6 +69,26 @@ def dials_of(progress: Sequence[Progress], tasks: Sequence[Judged]) -> dict[str,
                 if where and (curve := curves[pair.rpartition(" × ")[2]])
             },
         }
+    return found
+
+
+def colours_of(dials: Mapping[str, Any]) -> dict[str, str]:
+    """Returns a colour for every method, the same on all dials, and unlike all others of a dial.
+
+    Args:
+        dials: By suite, with ``curves`` by method.
+
+    Example:
+        >>> found = colours_of({"x": {"curves": {"a": [], "b": []}}, "y": {"curves": {"c": []}}})
+        >>> found["a"] != found["b"], found["a"] == found["c"]
+        (True, True)
+    """
+    found: dict[str, str] = {}
+    for name in dict.fromkeys(n for dial in dials.values() for n in dial["curves"]):
+        drawn = [dial["curves"] for dial in dials.values() if name in dial["curves"]]
+        beside = {found[other] for curves in drawn for other in curves if other in found}
+        free = [colour for colour in SERIES if colour not in beside]
+        found[name] = free[0] if free else SERIES[len(found) % len(SERIES)]
     return found
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from html import escape
 
 from medfed.reports.benchmark.claims import section as claims_section
+from medfed.reports.benchmark.dials import colours_of
 from medfed.reports.benchmark.findings import Told
 from medfed.reports.benchmark.forests import Row, forest
 from medfed.reports.benchmark.looking import looks_of
@@ -144,7 +145,7 @@ def dial_pictures(told: Told) -> dict[str, Picture]:
     Returns:
         By suite.
     """
-    found = {}
+    found, colours = {}, colours_of(told.dials)
     for suite, dial in told.dials.items():
         metric = next(task.metric for task, _ in told.tasks if task.suite == suite)
         lines = {n: list(zip(dial["at"], c, strict=True)) for n, c in dial["curves"].items()}
@@ -153,8 +154,14 @@ def dial_pictures(told: Told) -> dict[str, Picture]:
             for pair, at in dial["crossings"].items()
         )
         crossed = [tuple(point) for points in dial["crossed"].values() for point in points]
-        caption = f"Crossings: {where}." if where else "No two curves cross."
-        canvas = curves(lines, dial["dial"], label_of(metric), evenly=True, crossed=crossed)
+        caption = (
+            f"Crossings: {where}."
+            if where
+            else "No curve crosses that of local training or of FedAvg."
+        )
+        canvas = curves(
+            lines, dial["dial"], label_of(metric), evenly=True, crossed=crossed, colours=colours
+        )
         found[suite] = Picture(canvas, caption)
     return found
 
