@@ -11,6 +11,7 @@ from scipy.stats import ttest_1samp
 from medfed.common.errors import ConfigError
 from medfed.reports.benchmark.claims import judge_claims, markdown, section, sentence
 from medfed.reports.benchmark.questions import read_claims
+from medfed.run.benchmark.methods import ALWAYS
 from medfed.run.benchmark.suite import suites
 
 RNG = np.random.default_rng(0)
@@ -176,7 +177,7 @@ def test_every_claim_asks_for_what_its_suites_measure():
                     plain, _, variant = name.partition("@")
                     assert not variant or variant in suite.variants
                     small = suite.sizes["small"].methods
-                    compared = ("local", "fedavg", *suite.methods)
+                    compared = (*ALWAYS, *suite.methods)
                     assert plain in suite.arms or small == "all" or plain in {*small, *compared}, (
                         f"{claim.name}: {question.suite} has no {plain}"
                     )
