@@ -99,7 +99,9 @@ def scatter(
     y_axis = Axis.over(reach(best), 246, 16)
     _frame(canvas, y_axis, 50, WIDTH - 8)
     for tick in _decades(x_axis):
-        canvas.text(x_axis.at(math.log10(tick)), 264, size(round(tick)), "soft", "middle")
+        words = size(round(tick))
+        inside = min(x_axis.at(math.log10(tick)), WIDTH - width_of(words) / 2)
+        canvas.text(inside, 264, words, "soft", "middle")
     if any(x <= 0 for x, _ in points.values()):
         canvas.text(58, 264, "0", "soft", "middle")
     canvas.text(WIDTH / 2, 287, "bytes sent by all, up and down", "soft", "middle")
