@@ -42,8 +42,8 @@ class ClassificationTask(TaskModule):
         more: As ``common``.
 
     Raises:
-        ConfigError: If the loss is unknown or the number of weights is not K, or the smoothing is
-            of another loss.
+        ConfigError: If there are fewer than 2 classes, the loss is unknown or the number of weights
+            is not K, or the smoothing is of another loss.
     """
 
     activation: Activation = "softmax"
@@ -65,6 +65,11 @@ class ClassificationTask(TaskModule):
         if label_smoothing and loss != "cross_entropy":
             raise ConfigError(
                 "model.label_smoothing is of cross_entropy; give it to the loss itself."
+            )
+        if num_classes < 2:
+            raise ConfigError(
+                f"A classification needs at least 2 classes, not {num_classes} (a continuous "
+                "outcome needs model=linear or model=mlp_regression)."
             )
         self.balanced = class_weights == "balanced"
         if isinstance(class_weights, str):

@@ -25,6 +25,7 @@ CASES = {
     "small_cnn, no norm": ((1, 10), ["model=small_cnn", "model.network.norm=none"]),
     "logistic": ((7, 3), ["model=logistic"]),
     "mlp": ((7, 3), ["model=mlp"]),
+    "mlp_regression": ((7, 1), ["model=mlp_regression"]),
 }
 
 
@@ -37,7 +38,9 @@ def test_the_plain_network_is_that_of_the_run(case):
     plain = json.loads(json.dumps(describe(dict(config.model.network))))
     again = build_network(plain).eval()
     again.load_state_dict(network.state_dict())
-    image = torch.randn(2, channels, *([] if case in ("logistic", "mlp") else [32, 32]))
+    image = torch.randn(
+        2, channels, *([] if case in ("logistic", "mlp", "mlp_regression") else [32, 32])
+    )
     with torch.no_grad():
         torch.testing.assert_close(again(image), network(image), rtol=0, atol=1e-6)
 

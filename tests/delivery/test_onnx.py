@@ -31,6 +31,7 @@ onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
 SEGMENTS = ("in_channels=3", "out_channels=2", "regions=[whole,core]")
 CLASSES = ("in_channels=3", "out_channels=2")
+TABULAR = ("logistic", "mlp", "mlp_regression")
 NETWORKS = {
     "basic_unet": (*SEGMENTS, "model.network.features=[4,4,8,8,8,4]"),
     "unet": (*SEGMENTS, "model.network.channels=[4,8,8]", "model.network.strides=[2,2]"),
@@ -38,12 +39,13 @@ NETWORKS = {
     "small_cnn": (*CLASSES, "model.network.channels=[4,4,4]"),
     "logistic": CLASSES,
     "mlp": CLASSES,
+    "mlp_regression": ("in_channels=3", "out_channels=1"),
 }
 
 
 def network_of(name: str, *overrides: str, dims: int = 2) -> torch.nn.Module:
     """A network in evaluation mode with other biases, norms and buffers than at the start."""
-    sizes = [] if name in ("logistic", "mlp") else [f"spatial_dims={dims}"]
+    sizes = [] if name in TABULAR else [f"spatial_dims={dims}"]
     network = build_task(load([f"model={name}", *sizes, *overrides])).network.eval()
     generator = torch.Generator().manual_seed(3)
     for tensor in network.state_dict().values():
@@ -79,10 +81,10 @@ def coded(network: torch.nn.Module) -> dict[str, Codebook]:
 def test_pytorch_and_onnx_runtime_agree(tmp_path, name, bits):
     network = network_of(name, *NETWORKS[name])
     books = quantised(network, bits, **{"*": bits})
-    size = () if name in ("logistic", "mlp") else (32, 32)
+    size = () if name in TABULAR else (32, 32)
     save_onnx(tmp_path / "model.onnx", network, books, (3, *size))
     session = OnnxNetwork(tmp_path / "model.onnx")
-    other = () if name in ("logistic", "mlp") else (48, 16)
+    other = () if name in TABULAR else (48, 16)
     for batch, shape in ((1, size), (2, size), (3, size), (1, other)):
         image = torch.randn(batch, 3, *shape, generator=torch.Generator().manual_seed(batch))
         with torch.no_grad():

@@ -10,6 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from medfed.config.compose import load
+from medfed.delivery.export.export import export_run
+from medfed.delivery.predict.prediction import predict
 from medfed.run.finished import Run
 from tests.integration.runs import run
 from tests.sites.hospitals import across, direct, same
@@ -48,6 +51,32 @@ def test_defaults_reach_what_is_to_be_learnt(method, tmp_path, caplog):
     told = [size for _, way, size in experiment.data.exchanged if way == "up"]
     assert len(told) == 3
     assert max(told) < 150
+
+
+def test_a_network_learns_what_no_line_can(tmp_path):
+    keys = list(table(tmp_path / "t.csv"))
+    with (tmp_path / "t.csv").open() as file:
+        rows = list(csv.reader(file))
+    with (tmp_path / "t.csv").open("w", newline="") as file:
+        out = csv.writer(file)
+        out.writerow(rows[0])
+        out.writerows([*r[:4], 450 + 3 * abs(float(r[2]) - 55)] for r in rows[1:])  # a valley
+    options = ("algorithm=pfednet", "rounds=20", "local.steps=10", "optimizer=adam")
+    found = {}
+    for model in ("linear", "mlp_regression"):
+        folder = tmp_path / model
+        summary, _ = run(folder, *keys, *options, f"model={model}", "optimizer.lr=0.03")
+        found[model] = summary["federation"]["rmse"]["mean"]
+    assert found["mlp_regression"] < 0.5 * found["linear"]
+    (bundle,) = export_run(load([f"run={tmp_path / 'mlp_regression'}", "client=Bern"], "export"))
+    output = tmp_path / "out.csv"
+    predict(
+        load([f"bundle={bundle}", f"input={tmp_path / 't.csv'}", f"output={output}"], "predict")
+    )
+    with output.open() as file:
+        told = [(float(r["prediction"]), float(r["days"])) for r in csv.DictReader(file)]
+    error = np.sqrt(np.mean([(a - b) ** 2 for a, b in told]))
+    assert error < 2 * found["mlp_regression"]
 
 
 def test_sites_agree_as_in_a_simulation(tmp_path):

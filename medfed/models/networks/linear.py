@@ -80,7 +80,7 @@ class LogisticRegression(nn.Module):
         if out_channels < 2:
             raise ConfigError(
                 f"Logistic regression needs out_channels >= 2, not {out_channels} (a continuous "
-                "outcome needs model=linear)."
+                "outcome needs model=linear or model=mlp_regression)."
             )
         self.linear = _spread_linear(in_channels, out_channels - 1, spread)
 
