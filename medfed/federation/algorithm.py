@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from medfed.common.checks import check_choices
 from medfed.common.errors import ConfigError
 from medfed.common.tensors import State, Tensors, select, weighted_mean
-from medfed.federation.blocks import nothing_personal
+from medfed.federation.blocks import nothing_personal, nothing_to_train
 from medfed.federation.card import Card
 from medfed.federation.channels import lacks, mean_where_present, presence
 from medfed.federation.client import Client
@@ -64,6 +64,7 @@ class Algorithm(ABC):
         pools: Whether clients train on the training data of all, as no federation does.
         masks: Whether ``mask_aware`` has a meaning: what is kept of weights that only some clients
             train, such as control variates, would not be defined.
+        trains_shared: Whether it takes steps on the shared part alone, which must not be empty.
 
     Raises:
         ConfigError: If a value is unknown, or nothing is averaged that could be mask-aware.
@@ -78,6 +79,7 @@ class Algorithm(ABC):
     fresh_optimizer: ClassVar[bool] = False
     pools: ClassVar[bool] = False
     masks: ClassVar[bool] = True
+    trains_shared: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_choices("algorithm", self)
@@ -129,6 +131,8 @@ class Algorithm(ABC):
                 "model of several layers, or name the head by model.personal."
             )
         split = ParameterSplit.of(network, patterns, buffers)
+        if self.trains_shared and not split.parameters("shared"):
+            raise nothing_to_train("shared")
         if self.personal != "none" and not split.parameters("personal"):
             raise nothing_personal(network, type(self).__name__)
         head = [n for n in split.parameters("all") if any(fnmatchcase(n, p) for p in task_patterns)]

@@ -118,3 +118,15 @@ def nothing_personal(network: nn.Module, method: str) -> ConfigError:
         f"{type(network).__name__}: set for example {proposal(network)}; its blocks and their "
         f"parameters are {listed(network)}."
     )
+
+
+def nothing_to_train(part: str) -> ConfigError:
+    """Returns the error of a method that takes steps on a part of the model which is empty.
+
+    Args:
+        part: ``shared``, ``personal`` or ``all``.
+    """
+    return ConfigError(
+        f"The model has no {part} part, which the algorithm trains; choose a model of several "
+        "layers, or another algorithm.personal."
+    )

@@ -15,6 +15,7 @@ from torch.nn.utils import clip_grad_norm_
 from medfed.common.errors import ConfigError, NonFiniteError
 from medfed.common.seeding import derive_seed, seeded
 from medfed.common.tensors import Tensors, gradient_of, select, to_device
+from medfed.federation.blocks import nothing_to_train
 from medfed.federation.budget import (
     LocalBudget,
     OptimizerFactory,
@@ -100,10 +101,7 @@ class LocalTrainer(LiveNetwork):
         """
         update = how.get("update", "all")
         if not self.split.parameters(update):
-            raise ConfigError(
-                f"The model has no {update} part, which the algorithm trains; choose a model of "
-                "several layers, or another algorithm.personal."
-            )
+            raise nothing_to_train(update)
         with self.lane.working():
             plan, mean = self._train(data, start, key, rate, steps, memory, how)
         if not math.isfinite(mean):

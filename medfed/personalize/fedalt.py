@@ -44,6 +44,7 @@ class FedAlt(FedAvg):
     personal: str | tuple[str, ...] = "task"
     personal_share: float = 0.5
     personal_rate: float = 1.0
+    trains_shared: ClassVar[bool] = True
     card: ClassVar[Card] = Card(
         "Pillutla et al. 2022",
         "personal part",

@@ -34,6 +34,7 @@ class FedBABU(FineTune):
     """
 
     personal: str | tuple[str, ...] = "task"
+    trains_shared: ClassVar[bool] = True
     card: ClassVar[Card] = Card(
         "Oh et al. 2022",
         "personal part",

@@ -31,6 +31,7 @@ class FedRep(FedAvg):
 
     personal: str | tuple[str, ...] = "task"
     head_share: float = 0.5
+    trains_shared: ClassVar[bool] = True
     card: ClassVar[Card] = Card(
         "Collins et al. 2021",
         "personal part",

@@ -223,8 +223,10 @@ def draw_export(rows: Sequence[ExportRow]) -> Figure:
 
 def _draw_sizes(axes: Axes, rows: Sequence[ExportRow]) -> None:
     heights = np.arange(len(rows))
+    largest = max(r.facts["sizes"][key] for r in rows for _, key, _ in _BARS)
+    unit, name = (1e6, "megabytes") if largest >= 1e5 else (1e3, "kilobytes")
     for i, (label, key, colour) in enumerate(_BARS):
-        values = [r.facts["sizes"][key] / 1e6 for r in rows]
+        values = [r.facts["sizes"][key] / unit for r in rows]
         bars = axes.barh(heights + 0.27 * (i - 1), values, 0.25, label=label, color=colour)
         axes.bar_label(bars, fmt="%.3g", padding=2, fontsize=7)
     widths = [bits_text(r.facts["bits"].values()) for r in rows]
@@ -234,7 +236,7 @@ def _draw_sizes(axes: Axes, rows: Sequence[ExportRow]) -> None:
     axes.set_yticks(heights, names)
     axes.invert_yaxis()
     axes.margins(x=0.15)
-    axes.set_xlabel("megabytes")
+    axes.set_xlabel(name)
     axes.legend(fontsize=8, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)
 
 
