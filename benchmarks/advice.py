@@ -20,15 +20,13 @@ from typing import Any
 
 import numpy as np
 
+from medfed.benchmark.advice import ALONE, Advice, Gain
+from medfed.benchmark.main import advise
+from medfed.benchmark.pilot import composed
+from medfed.benchmark.work import run_cell
 from medfed.common.scores import smaller_is_better
-from medfed.functional.bootstrap import percentiles
-from medfed.functional.paired import difference
-from medfed.reports.advice.advice import advise
-from medfed.reports.advice.choice import ALONE, Advice
-from medfed.reports.advice.gains import Gain
-from medfed.run.benchmark.cells import Cell, cell_key, read_cell, write_cell
-from medfed.run.benchmark.work import run_cell
-from medfed.run.pilot import composed
+from medfed.functional.statistics import difference, percentiles
+from medfed.records.cells import Cell, cell_key, read_cell, write_cell
 
 METHODS = ("fedavg", "finetune", "ditto", "fedrep", "pfednet")  # as in configs/advise.yaml
 

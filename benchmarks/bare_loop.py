@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from medfed.config.compose import load
 from medfed.datamodules.base import FederatedDataModule
-from medfed.models.networks.small_cnn import SmallCNN
+from medfed.models.networks.small import SmallCNN
 from medfed.run.train import train
 
 LR, MOMENTUM = 0.05, 0.9

@@ -20,7 +20,7 @@ import torch
 
 from medfed.config.compose import load
 from medfed.delivery.bundle.weights import entropy_bound, load_weights, save_weights
-from medfed.delivery.export.quantization import choose_bits, quantise
+from medfed.delivery.export.client_model import choose_bits, quantise
 from medfed.federation.split import float_entries
 from medfed.run.assembly import build_task
 

@@ -20,8 +20,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from medfed.config.compose import load
+from medfed.delivery.export.client_model import choose_bits
 from medfed.delivery.export.finetuning import open_data, quantise_and_tune
-from medfed.delivery.export.quantization import choose_bits
 from medfed.delivery.export.run_record import RunRecord
 from medfed.run.train import train
 

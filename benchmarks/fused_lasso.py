@@ -22,13 +22,8 @@ import torch
 from scipy.linalg import lapack
 from torch import Tensor
 
-from medfed.functional.fused_lasso import (
-    _in_memory,
-    _magnitude,
-    fused_lasso,
-    fused_lasso_blocks,
-)
-from medfed.functional.network_lasso_admm import check_limits
+from medfed.functional.fused_lasso import _in_memory, _magnitude, fused_lasso, fused_lasso_blocks
+from medfed.functional.network_lasso import check_limits
 from medfed.functional.prox import check_strength
 
 Array = np.ndarray[Any, Any]

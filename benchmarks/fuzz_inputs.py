@@ -24,10 +24,9 @@ from medfed.config.compose import CONFIG_DIR, build, load
 from medfed.federation.wire.channel import Channel
 from medfed.federation.wire.codecs.base import HEADER_BYTES, Codec
 from medfed.federation.wire.ledger import Entry, Ledger
-from medfed.federation.wire.link import Link
+from medfed.federation.wire.link import Link, compress, decompress
 from medfed.federation.wire.message import KINDS, Message
 from medfed.federation.wire.packet import EncodedPart, Packet
-from medfed.federation.wire.zstd import compress, decompress
 from medfed.sites.wire import Reply, Request, framed
 
 Read = Iterable[Tensor | np.ndarray[Any, Any]]
@@ -218,8 +217,7 @@ _SHORT = (
 
 def _bundles(folder: Path) -> Iterable[Family]:
     from medfed.common.untrusted import read_tensors
-    from medfed.delivery.bundle.bundle import read_bundle
-    from medfed.delivery.bundle.manifest import MANIFEST, write_manifest
+    from medfed.delivery.bundle.bundle import MANIFEST, read_bundle, write_manifest
     from medfed.delivery.bundle.metadata import METADATA
     from medfed.delivery.bundle.weights import MODEL, load_weights
     from medfed.delivery.export.export import export_run
@@ -297,7 +295,7 @@ def _images(folder: Path) -> Iterable[Family]:
 
 
 def _tables(folder: Path) -> Iterable[Family]:
-    from medfed.datamodules.cache.arrays import map_array
+    from medfed.datamodules.cache.store import map_array
     from medfed.datamodules.partitions.saved import read_partition
     from medfed.datamodules.readers.medmnist import read_medmnist
     from medfed.datamodules.readers.table import read_csv

@@ -35,14 +35,13 @@ from torch import Tensor, nn
 
 from medfed.common.errors import MedfedError
 from medfed.common.tensors import digest
-from medfed.federation.algorithm import ClientInfo
+from medfed.federation.algorithm import ClientInfo, Cohort
 from medfed.federation.budget import LocalBudget
 from medfed.federation.client import Batch
-from medfed.federation.cohort import Cohort
+from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.federation import Federation
 from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.reference import ArrayClient, assemble, run_reference
-from medfed.federation.training import LocalTrainer
 from medfed.federation.wire.channel import Channel
 from medfed.federation.wire.codecs.sparse import TopK
 from medfed.federation.wire.codecs.stc import STC
@@ -52,8 +51,7 @@ from medfed.personalize.fedrep import FedRep
 from medfed.sites.calls import Caller, Terms, converse, greet
 from medfed.sites.coordinator import Coordinator
 from medfed.sites.site import Site
-from medfed.sites.transport import Direct
-from medfed.sites.wire import HEAD_LIMIT, Facts, Greeting, Reply, Request, framed
+from medfed.sites.wire import HEAD_LIMIT, Direct, Facts, Greeting, Reply, Request, framed
 
 SITES = ("north", "south", "west")
 TERMS = Terms(timeout=60, hello=60, grace=0.01, probe=1.0, patience=1e4, faults=10**9)
@@ -143,7 +141,7 @@ class Wire(Direct):
         self.forge: Callable[[Request, bytes], bytes] = lambda _, reply: reply
 
     def call(self, site: str, request: bytes, timeout: float) -> bytes:
-        """See :class:`medfed.sites.transport.Transport`."""
+        """See :class:`medfed.sites.wire.Transport`."""
         asked, reply = Request.from_bytes(request), super().call(site, request, timeout)
         self.requests[site].append(request)
         self.replies.append((asked, reply))

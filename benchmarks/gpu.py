@@ -46,11 +46,11 @@ from medfed.common.tensors import digest
 from medfed.common.untrusted import read_checkpoint
 from medfed.datamodules.client_data import ClientData
 from medfed.federation.budget import LocalBudget
+from medfed.federation.engine.loop import LocalTrainer
+from medfed.federation.engine.plan import Feed
+from medfed.federation.engine.slots import slots_of
 from medfed.federation.federation import Round
-from medfed.federation.feed import Feed
 from medfed.federation.reference import assemble
-from medfed.federation.slots import slots_of
-from medfed.federation.training import LocalTrainer
 from medfed.federation.wire.packet import Packet
 from medfed.models.classification import ClassificationTask
 from medfed.models.networks.densenet import densenet_bc

@@ -32,7 +32,7 @@ FAILING = {
 # Runs a script up to the first backward pass, where a federation begins to train.
 FIRST_STEP = """
 import os, resource, runpy, sys
-from medfed.federation.training import LocalTrainer
+from medfed.federation.engine.loop import LocalTrainer
 def stop(*_, **__):
     used = resource.getrusage(resource.RUSAGE_SELF)
     print("CPU", used.ru_utime + used.ru_stime, flush=True)

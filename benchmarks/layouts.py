@@ -22,9 +22,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from medfed.federation.channels_last import lay_out
+from medfed.federation.budget import lay_out
 from medfed.models.networks.densenet import densenet_bc
-from medfed.models.networks.small_cnn import SmallCNN
+from medfed.models.networks.small import SmallCNN
 from medfed.models.networks.unet import unet
 
 LEVELS: dict[str, Any] = {"channels": [8, 16, 32, 64, 128], "strides": [2, 2, 2, 2]}

@@ -36,16 +36,15 @@ from torch.nn.functional import cross_entropy
 
 from medfed.commands.methods import yamls
 from medfed.config.compose import build, load
-from medfed.federation.algorithm import Algorithm
+from medfed.federation.algorithm import Algorithm, elements
 from medfed.federation.budget import LocalBudget
-from medfed.federation.card import elements
 from medfed.federation.federation import Federation
 from medfed.federation.local_client import LocalClient
 from medfed.federation.reference import ArrayClient, assemble
 from medfed.models.networks.canonical import Canonical
 from medfed.models.networks.densenet import densenet_bc
-from medfed.models.networks.personal import default_personal
-from medfed.models.networks.small_cnn import SmallCNN
+from medfed.models.networks.personal_part import default_personal
+from medfed.models.networks.small import SmallCNN
 
 HEADER = 12  # bytes of a dense part
 OPTIMIZER = partial(torch.optim.SGD, lr=0.01, momentum=0.9)

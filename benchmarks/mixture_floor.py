@@ -16,8 +16,8 @@ from scipy.optimize import minimize
 from scipy.special import expit
 from torch import Tensor
 
-from medfed.datamodules.mixture import MixtureDataModule
-from medfed.datamodules.partitions.centre import ByCentre
+from medfed.datamodules.partitions.by_centre import ByCentre
+from medfed.datamodules.tables.mixture import MixtureDataModule
 from medfed.run.memberships import half_l1
 
 Floats = NDArray[np.float64]

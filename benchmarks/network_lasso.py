@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from medfed.functional.graph import complete_edges
-from medfed.functional.network_lasso import solve_network_lasso
-from medfed.functional.network_lasso_admm import FusedSteps
+from medfed.functional.network_lasso import FusedSteps, solve_network_lasso
 
 NODES = 5
 NORMS = (1.0, 2.0, math.inf)

@@ -22,10 +22,9 @@ import torch
 from torch import Tensor
 
 from medfed.config.compose import load
-from medfed.delivery.bundle.onnx_file import save_onnx
-from medfed.delivery.bundle.onnx_runtime import OnnxNetwork
+from medfed.delivery.bundle.onnx_file import OnnxNetwork, save_onnx
 from medfed.delivery.bundle.weights import entropy_bound
-from medfed.delivery.export.quantization import choose_bits, quantise
+from medfed.delivery.export.client_model import choose_bits, quantise
 from medfed.federation.split import float_entries
 from medfed.run.assembly import build_task
 

@@ -22,14 +22,14 @@ from torch.nn.functional import cross_entropy
 from medfed.federation.algorithm import Algorithm, ClientInfo
 from medfed.federation.budget import LocalBudget
 from medfed.federation.client import Batch
+from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.federation import Federation
 from medfed.federation.local_client import LocalClient
 from medfed.federation.reference import run_reference
-from medfed.federation.training import LocalTrainer
 from medfed.models.networks.canonical import Canonical, Mix
 from medfed.models.networks.densenet import densenet_bc
-from medfed.models.networks.personal import default_personal
-from medfed.models.networks.small_cnn import SmallCNN
+from medfed.models.networks.personal_part import default_personal
+from medfed.models.networks.small import SmallCNN
 from medfed.personalize.fedavg import FedAvg
 from medfed.personalize.ppfl import PPFL
 

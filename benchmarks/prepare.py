@@ -4,7 +4,7 @@ A handful of scans of full size, 512 x 512 x 300 voxels of int16 noise, 157 MB e
 format, with as many candidates as a scan of LUNA16 has on average: 17 where ten non-nodules are
 kept per nodule, 620 where all are.
 
-1. *Throughput.* One side makes the cache (`medfed.datamodules.cache.building`): headers, slabs,
+1. *Throughput.* One side makes the cache (`medfed.datamodules.cache.store`): headers, slabs,
    patches, checksums, shards, the joined arrays, the manifest. The other side opens the same
    files, seeks and reads the same slabs into memory, and does nothing with them. Both work in this
    process; they alternate, and before each the kernel is told to forget the scans
@@ -39,12 +39,11 @@ from pathlib import Path
 
 import numpy as np
 
-from medfed.datamodules.cache.building import build
-from medfed.datamodules.cache.store import ITEMS, Item, Recipe
-from medfed.datamodules.ct_patches import PatchSpec, plan_slabs, read_patches
+from medfed.datamodules.cache.store import ITEMS, Item, Recipe, build
 from medfed.datamodules.generated.luna16 import write_scan
-from medfed.datamodules.readers.candidates import Candidates, centre_voxels
+from medfed.datamodules.luna16 import PatchSpec, plan_slabs, read_patches
 from medfed.datamodules.readers.ct_scan import open_scan
+from medfed.datamodules.readers.luna16 import Candidates, centre_voxels
 
 Process = subprocess.Popen[str]
 SEALS = f"*/{ITEMS}/*.json"

@@ -19,8 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from medfed.functional.kmeans import initial_centers
-from medfed.functional.quantize import prox_quantize, prox_weights, quantize
-from medfed.functional.quantize_centers import center_gradient, prox_centers, step_centers
+from medfed.functional.quantize import (
+    center_gradient,
+    prox_centers,
+    prox_quantize,
+    prox_weights,
+    quantize,
+    step_centers,
+)
 from medfed.models.networks.densenet import densenet_bc
 from medfed.models.networks.unet import basic_unet, unet
 

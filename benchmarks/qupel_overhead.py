@@ -19,15 +19,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
-from medfed.federation import training
 from medfed.federation.algorithm import Algorithm, ClientInfo
 from medfed.federation.budget import LocalBudget
 from medfed.federation.client import Batch
+from medfed.federation.engine import loop as training
+from medfed.federation.engine.gradients import StepGradient
+from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.federation import Federation
 from medfed.federation.local_client import LocalClient
 from medfed.federation.reference import run_reference
-from medfed.federation.step import StepGradient
-from medfed.federation.training import LocalTrainer
 from medfed.models.networks.densenet import densenet_bc
 from medfed.models.networks.unet import unet
 from medfed.personalize.local import Local

@@ -26,14 +26,12 @@ import torch
 from monai.data import PersistentDataset
 from monai.transforms import Compose, Transform
 
-from medfed.datamodules.cache.building import build
-from medfed.datamodules.cache.store import Item, Recipe
+from medfed.datamodules.cache.store import Item, Recipe, build
 from medfed.datamodules.cache.volumes import cached_volume, read_volume
-from medfed.datamodules.fresh import PatchRows, volume_of_cache
 from medfed.datamodules.generated.brats import BratsCohort
 from medfed.datamodules.generated.organs import OrgansCohort
-from medfed.datamodules.normalization import rules_of
-from medfed.datamodules.preparation import Preparation, prepared_case
+from medfed.datamodules.patches import PatchRows, volume_of_cache
+from medfed.datamodules.preparation import Preparation, prepared_case, rules_of
 from medfed.datamodules.readers.datalist import DatalistReader
 
 SIZE = 64

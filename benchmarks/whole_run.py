@@ -29,7 +29,7 @@ PARTS = {
     "configuration": ("medfed.config.compose:load", f"{RUN}experiment:check"),
     "data": (f"{RUN}assembly:read_data", f"{RUN}experiment:cohort_record"),
     "model and first try": (f"{RUN}assembly:task_for", f"{RUN}experiment:federate"),
-    "gradient steps": ("medfed.federation.training:LocalTrainer.run",),
+    "gradient steps": ("medfed.federation.engine.loop:LocalTrainer.run",),
     "messages and server": (
         "medfed.federation.federation:Round.fit",
         "medfed.federation.federation:Round.exchange",
@@ -106,7 +106,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     timed(builtins, "__import__", "imports")
     timed(importlib, "import_module", "imports")
-    from medfed.commands.door import loading
+    from medfed.commands.command_line import loading
 
     with loading():
         from medfed.config import compose

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from medfed.api import train
     from medfed.federation.reference import ArrayClient, Federated, federate
-    from medfed.run.finished import Run
+    from medfed.records.folder import Run
 
 __version__ = "0.2.0"
 __all__ = ["ArrayClient", "Federated", "Run", "federate", "train"]
@@ -20,7 +20,7 @@ __all__ = ["ArrayClient", "Federated", "Run", "federate", "train"]
 _HOMES = {
     "ArrayClient": "medfed.federation.reference",
     "Federated": "medfed.federation.reference",
-    "Run": "medfed.run.finished",
+    "Run": "medfed.records.folder",
     "federate": "medfed.federation.reference",
     "train": "medfed.api",
 }

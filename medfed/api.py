@@ -15,7 +15,7 @@ from medfed.common.console import without_remarks
 from medfed.common.errors import ConfigError
 from medfed.config.check import check, several
 from medfed.config.compose import load
-from medfed.run.finished import Run
+from medfed.records.folder import Run
 from medfed.run.train import train as trained
 
 

@@ -23,11 +23,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from medfed.common.errors import MedfedError
-from medfed.common.interrupts import ended_by_signals
-from medfed.sites.agreement import Agreed
+from medfed.common.processes import ended_by_signals
 from medfed.sites.deploying import Follower
 from medfed.sites.local import SERVER, LocalFederation
 from medfed.sites.order import Order
+from medfed.sites.terms import Agreed
 
 ROOT = Path(__file__).resolve().parents[1]
 HEART = ("cleveland", "hungarian", "switzerland", "va")

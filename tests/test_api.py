@@ -12,7 +12,7 @@ import torch
 
 import medfed
 from medfed.common.errors import CheckpointError, ConfigError, DataError, MedfedError
-from medfed.federation.cohort import Cohort
+from medfed.federation.algorithm import Cohort
 from medfed.federation.wire.channel import Channel
 from medfed.federation.wire.link import Link
 from medfed.personalize.ditto import Ditto

@@ -6,8 +6,8 @@ from omegaconf import OmegaConf
 from medfed.common.errors import ConfigError
 from medfed.config.check import check_values
 from medfed.config.compose import CONFIG_DIR, build, changed_keys, check_overrides, load
+from medfed.federation.algorithm import Cohort
 from medfed.federation.budget import LocalBudget
-from medfed.federation.cohort import Cohort
 
 EXPERIMENTS = sorted(p.stem for p in (CONFIG_DIR / "experiment").glob("*.yaml"))
 
@@ -70,7 +70,7 @@ def test_an_optimizer_or_schedule_may_be_written_out():
         check_overrides(["optimizer=own"])
 
 
-COHORT = {"_target_": "medfed.federation.cohort.Cohort"}
+COHORT = {"_target_": "medfed.federation.algorithm.Cohort"}
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,11 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 
-from medfed.federation.algorithm import Algorithm, ClientInfo
+from medfed.federation.algorithm import Algorithm, ClientInfo, Cohort
 from medfed.federation.budget import LocalBudget
-from medfed.federation.cohort import Cohort
+from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.federation import Federation
 from medfed.federation.local_client import LocalClient
-from medfed.federation.training import LocalTrainer
 from medfed.federation.wire.channel import Channel
 from medfed.federation.wire.codecs.dense import Dense
 from medfed.models.networks.canonical import Canonical

@@ -14,7 +14,7 @@ from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from medfed.commands.door import command, loading
+from medfed.commands.command_line import command, loading
 from medfed.common.errors import ConfigError, did_you_mean
 from medfed.config.compose import CONFIG_DIR
 
@@ -97,7 +97,7 @@ def main(config: DictConfig) -> None:
     from hydra.core.hydra_config import HydraConfig
 
     with loading():
-        from medfed.reports.advice.advice import advise
+        from medfed.benchmark.main import advise
 
     given = list(HydraConfig.get().overrides.task)
     advise(

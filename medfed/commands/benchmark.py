@@ -15,7 +15,7 @@ from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from medfed.commands.door import command, loading
+from medfed.commands.command_line import command, loading
 from medfed.common.errors import ConfigError
 
 
@@ -29,10 +29,17 @@ def check(configs: Sequence[DictConfig], sweep: bool) -> None:
     Raises:
         ConfigError: If there is none of that name, or no such folder.
     """
+    from medfed.benchmark.suite import (
+        SIZES,
+        check_paths,
+        check_shard,
+        chosen_arms,
+        chosen_methods,
+        chosen_suites,
+        known_methods,
+        suites,
+    )
     from medfed.common.checks import check_known
-    from medfed.run.benchmark.arms import chosen_arms
-    from medfed.run.benchmark.methods import chosen_methods, known_methods
-    from medfed.run.benchmark.suite import SIZES, check_paths, check_shard, chosen_suites, suites
 
     for config in configs:
         check_known("size", config.size, SIZES)
@@ -66,7 +73,7 @@ def _folders(config: DictConfig) -> list[str]:
 def _main(config: DictConfig) -> None:
     """Runs the cells that are missing, and writes and prints the report."""
     with loading():
-        from medfed.reports.benchmark.report import benchmark
+        from medfed.benchmark.main import benchmark
 
     folders = [str(Path(f).expanduser().resolve()) for f in _folders(config)]
     benchmark(

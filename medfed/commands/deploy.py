@@ -16,7 +16,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from medfed.commands.door import loading, one_sentence
+from medfed.commands.command_line import loading, one_sentence
 from medfed.commands.help import print_help
 from medfed.common.errors import ConfigError
 from medfed.config.compose import CONFIG_DIR, load
@@ -93,7 +93,7 @@ def deploy(own: DictConfig, rest: Sequence[str], given: Sequence[str]) -> None:
         given: The whole command line, to be shown again.
     """
     # Imported late, so that --help and mistakes in the command line answer at once.
-    from medfed.sites.provisioning import make_kits, needs_flare
+    from medfed.sites.deploying import make_kits, needs_flare
 
     if own.provision is not None:
         make_kits(Path(own.provision), list(map(str, own.sites)), str(own.server), int(own.port))

@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from medfed.commands.door import loading, one_sentence
+from medfed.commands.command_line import loading, one_sentence
 from medfed.commands.help import print_usage
 from medfed.common.console import wide_console
 from medfed.common.errors import ConfigError

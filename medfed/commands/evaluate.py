@@ -10,7 +10,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, ListConfig
 
-from medfed.commands.door import command
+from medfed.commands.command_line import command
 from medfed.common.errors import ConfigError
 
 

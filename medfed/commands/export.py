@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from omegaconf import DictConfig
 
-from medfed.commands.door import command
+from medfed.commands.command_line import command
 
 
 @command("export")

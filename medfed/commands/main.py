@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from medfed import __version__
 from medfed.commands.help import COMMANDS, PLAIN, print_overview
 from medfed.common.errors import did_you_mean
-from medfed.common.interrupts import ended_by_signals
+from medfed.common.processes import ended_by_signals
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -15,14 +15,14 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from medfed.commands.door import loading, one_sentence
+from medfed.commands.command_line import loading, one_sentence
 from medfed.commands.help import keys, print_usage
 from medfed.common.errors import ConfigError, did_you_mean
+from medfed.config.allowed import with_plugins
 from medfed.config.compose import CONFIG_DIR
-from medfed.config.plugins import with_plugins
 
 if TYPE_CHECKING:
-    from medfed.federation.card import Card
+    from medfed.federation.algorithm import Card
 
 USAGE = "medfed methods [NAME] [plugins=FOLDER] [--markdown]"
 COLUMNS = (
@@ -47,7 +47,7 @@ class Method(NamedTuple):
     @property
     def row(self) -> tuple[str, ...]:
         """The cells of a table."""
-        from medfed.federation.card import in_words
+        from medfed.federation.algorithm import in_words
 
         card: Card = self.kind.card
         passes = f"{card.passes:g}" + (f", and {card.besides}" if card.besides else "")
@@ -118,7 +118,7 @@ def method(name: str, yaml: Path) -> Method:
     from hydra.utils import get_class
     from omegaconf import OmegaConf
 
-    from medfed.config.targets import check_targets
+    from medfed.config.allowed import check_targets
 
     target = str(OmegaConf.load(yaml)._target_)
     check_targets({"_target_": target}, f"algorithm={name}", found=True)
@@ -129,7 +129,7 @@ def by_family(methods: Iterator[Method]) -> list[Method]:
     """Returns methods in the order of families, then of names."""
     from typing import get_args
 
-    from medfed.federation.card import Family
+    from medfed.federation.algorithm import Family
 
     families = get_args(Family)
     return sorted(methods, key=lambda m: (families.index(m.kind.card.family), m.name))

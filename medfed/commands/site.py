@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from medfed.commands.door import loading, one_sentence
+from medfed.commands.command_line import loading, one_sentence
 from medfed.commands.help import print_usage
 from medfed.common.errors import ConfigError, did_you_mean
 
@@ -83,8 +83,7 @@ def _withdraw(own: dict[str, str]) -> None:
 
 def _check(own: dict[str, str]) -> None:
     # Imported late: mistakes on the command line are answered at once.
-    from medfed.sites.agreement import Agreed
-    from medfed.sites.own_file import SiteFile
+    from medfed.sites.terms import Agreed, SiteFile
 
     agreed, local = (Path(own[key]).expanduser() for key in ("agreed", "local"))
     terms, site = Agreed.read(agreed), SiteFile.read(local)

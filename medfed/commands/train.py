@@ -13,12 +13,12 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from medfed.commands.door import command, loading
+from medfed.commands.command_line import command, loading
 from medfed.common.errors import ConfigError
-from medfed.common.launched import go_by_rank, launched
+from medfed.common.processes import go_by_rank, launched
+from medfed.config.allowed import check_targets
 from medfed.config.check import several
 from medfed.config.compose import build
-from medfed.config.targets import check_targets
 
 
 def check(configs: Sequence[DictConfig], sweep: bool) -> None:
@@ -73,7 +73,7 @@ def main(config: DictConfig) -> float | None:
     """Runs the composed configuration and returns the selection metric's mean on validation."""
     # Imported late, so that --help and mistakes in the configuration answer at once.
     with loading():
-        from medfed.commands.folders import Watch
+        from medfed.commands.command_line import Watch
         from medfed.run.train import train
 
     with says_how_to_go_on(Path(config.folder)):

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from medfed.common.console import caption
 from medfed.common.files import replacing
-from medfed.common.names import caption
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from medfed.common.console import few
 from medfed.common.files import csv_text
-from medfed.common.names import few
 
 _TOLD = 10  # clients that have a sentence each
 # Metrics of a user's own: whether smaller is better, and the worst value.

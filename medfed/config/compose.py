@@ -1,26 +1,72 @@
-"""Configuration: composed by Hydra, checked before anything runs, explained in one sentence."""
+"""Configuration: composed by Hydra, checked before anything runs, explained in one sentence.
+
+Losses and metrics of a user's own, as a configuration writes them and as they are built.
+"""
 
 from __future__ import annotations
 
+import copy
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
 from hydra import compose, initialize_config_dir
+from hydra._internal.utils import _locate
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, InstantiationException, MissingConfigException
 from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from medfed.common.errors import ConfigError, MedfedError, did_you_mean, first_line
-from medfed.config.check import check
+from medfed.config.allowed import CONFIG_DIR as CONFIG_DIR
+from medfed.config.allowed import check_targets
+from medfed.config.check import check, check_types
 from medfed.config.old_names import relocate
-from medfed.config.own_parts import with_own_parts
-from medfed.config.signatures import check_types
 from medfed.config.spelling import GROUPS, spelled
-from medfed.config.targets import CONFIG_DIR as CONFIG_DIR
-from medfed.config.targets import check_targets
+
+OWN_METRIC = "medfed.models.meters.OwnMetric"
+
+
+def with_own_parts(node: DictConfig) -> DictConfig:
+    """Returns a model's section as it is built.
+
+    A metric is written ``name: {_target_: ..., direction: max}``, and the direction is no argument
+    of its class. A function is handed over rather than called.
+
+    Args:
+        node: A section; without ``loss`` and ``metrics`` it comes back as it is.
+
+    Example:
+        >>> metric = {"_target_": "monai.metrics.MeanIoU", "direction": "max"}
+        >>> built = with_own_parts(DictConfig({"metrics": {"mine": metric}}))
+        >>> built.metrics.mine.direction, dict(built.metrics.mine.metric)
+        ('max', {'_target_': 'monai.metrics.MeanIoU'})
+    """
+    loss, metrics = (node.get(key) for key in ("loss", "metrics"))
+    if not isinstance(loss, DictConfig) and not isinstance(metrics, DictConfig):
+        return node
+    node = copy.deepcopy(node)
+    with open_dict(node):
+        if isinstance(loss, DictConfig):
+            _hand_over(node.loss)
+        for name, written in (metrics or {}).items():
+            if not isinstance(written, DictConfig) or "_target_" not in written:
+                continue
+            inner = node.metrics[name]
+            said = {key: inner.pop(key, None) for key in ("direction", "worst")}
+            _hand_over(inner)
+            node.metrics[name] = {"_target_": OWN_METRIC, "metric": inner, **said}
+    return node
+
+
+def _hand_over(part: DictConfig) -> None:
+    if "_target_" in part and "_partial_" not in part:
+        part._partial_ = inspect.isfunction(_locate(part._target_))
+        if not part._partial_:
+            del part["_partial_"]
+
 
 # Sections that a value must not replace; a group's options are chosen by group=OPTION.
 SECTIONS = (
@@ -135,10 +181,10 @@ def build(node: Any, **kwargs: Any) -> Any:
 
     Raises:
         ConfigError: If something else is named than a configuration may build (see
-            :mod:`medfed.config.targets`), or the constructor does not accept the arguments.
+            :mod:`medfed.config.allowed`), or the constructor does not accept the arguments.
 
     Example:
-        >>> node = {"_target_": "medfed.federation.cohort.Cohort", "fraction": "half"}
+        >>> node = {"_target_": "medfed.federation.algorithm.Cohort", "fraction": "half"}
         >>> build(OmegaConf.create({"cohort": node}).cohort)
         Traceback (most recent call last):
         ...

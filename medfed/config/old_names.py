@@ -10,7 +10,7 @@ import yaml  # type: ignore[import-untyped]
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
 _RANDOM: dict[str, Any] = {
-    "_target_": "medfed.delivery.pretrained.Pretrained",
+    "_target_": "medfed.delivery.start.pretrained.Pretrained",
     "_convert_": "all",
     "weights": None,
     "part": "all",
@@ -20,7 +20,7 @@ _RANDOM: dict[str, Any] = {
     "adopt": [],
     "spread": 0.1,
 }
-_TABLES = "medfed.datamodules.tabular.TabularDataModule"
+_TABLES = "medfed.datamodules.tables.datamodule.TabularDataModule"
 
 
 @cache

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from medfed.common.errors import ConfigError
-from medfed.config.plugins import with_plugins
-from medfed.config.targets import CONFIG_DIR
+from medfed.config.allowed import CONFIG_DIR, with_plugins
 
 # Sections whose options are those of a group of another name.
 GROUPS = {"codec.up": "codec", "codec.down": "codec"}

@@ -1,22 +1,37 @@
-"""The federated data module: a reader's patients, a partition's clients, one split for each."""
+"""The federated data module: a reader's patients, a partition's clients, one split for each.
+
+Samples with one label each, a class or an outcome, as one client holds them.
+
+Worker processes that make training batches ahead of the training.
+"""
 
 from __future__ import annotations
 
 import logging
+import multiprocessing
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import KW_ONLY, dataclass, field, replace
+from itertools import islice
 from typing import Any, Literal
 
+import numpy as np
 import pytorch_lightning as pl
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader
 
-from medfed.common.errors import ConfigError
+from medfed.common.console import shown
+from medfed.common.errors import ConfigError, DataError
 from medfed.common.files import sha256
+from medfed.common.processes import WatchedPool, start_worker
 from medfed.common.seeding import one_thread
-from medfed.datamodules.augmentation import Augment, Augmentation
-from medfed.datamodules.channel_dropout import ChannelDropout
+from medfed.datamodules.augmentation import Augment, Augmentation, ChannelDropout
 from medfed.datamodules.client_data import (
     Batch,
     Block,
@@ -26,18 +41,142 @@ from medfed.datamodules.client_data import (
     check_batch_sizes,
 )
 from medfed.datamodules.duplicates import Sample
-from medfed.datamodules.labelled import labelled
 from medfed.datamodules.partitions.base import Partition
-from medfed.datamodules.plans import (
-    ClientPlan,
-    by_id,
-    check_keep_out,
-    plan_clients,
-    remarks,
-)
+from medfed.datamodules.plans import ClientPlan, by_id, check_keep_out, plan_clients, remarks
 from medfed.datamodules.readers.base import Patient
 from medfed.datamodules.splits import SPLITS, Split, check_fold, check_fractions
-from medfed.datamodules.workers import BatchWorkers
+
+
+
+def labelled(
+    name: str,
+    plan: ClientPlan,
+    blocks: Mapping[Split, Block],
+    class_names: Sequence[str],
+    balanced: bool = False,
+) -> dict[str, Any]:
+    """Puts the labels of one client under its own numbers, and counts those of training.
+
+    A client with a label order of its own gets the classes under its own numbers, in all splits.
+    One that trains on a single class is warned of.
+
+    Args:
+        name: The client's name.
+        plan: What was decided about it.
+        blocks: Its samples of every split; ``label`` is (N,), int64 or float32.
+        class_names: Names of K classes.
+        balanced: Whether classes are weighed by their training samples.
+
+    Returns:
+        ``train``, ``evaluation`` and ``label_counts`` of its `ClientData`. Outcomes are no classes:
+        their counts are the number of training samples.
+
+    Raises:
+        ConfigError: If the partition gives outcomes an order or proportions of classes.
+    """
+    labels = {split: torch.as_tensor(block["label"]) for split, block in blocks.items()}
+    if labels["train"].is_floating_point():
+        if plan.label_order is not None or plan.shares is not None:
+            raise ConfigError(
+                f"The partition changes the classes of client {name}, but its outcome is a "
+                "number; choose partition=round_robin, quantity_skew or centre."
+            )
+        counts = torch.tensor([float(len(labels["train"]))])
+    else:
+        if plan.label_order is not None:
+            order = torch.tensor(plan.label_order)
+            labels = {split: order[values] for split, values in labels.items()}
+        counts = torch.bincount(labels["train"], minlength=len(class_names)).float()
+        if int((counts > 0).sum()) < 2:
+            log.warning("Client %s trains on a single class.", name)
+        absent = [class_names[k] for k in (counts == 0).nonzero().flatten().tolist()]
+        if balanced and absent:
+            log.warning(
+                "Client %s has no training sample of %s; balanced weights give 0 to it.",
+                name, ", ".join(map(shown, absent)),
+            )  # fmt: skip
+    named = {s: {**blocks[s], "label": labels[s]} for s in SPLITS}
+    evaluation = {s: [named[s]] if len(labels[s]) else [] for s in SPLITS[1:]}
+    return {"train": named["train"], "evaluation": evaluation, "label_counts": counts}
+
+
+AHEAD = 2  # batches per process that are made before they are asked for
+_clients: dict[str, ClientData] = {}  # in a worker: the data of all clients
+
+
+class BatchWorkers:
+    """Processes that serve all clients of this one, from their first batch on.
+
+    A batch is made of the epoch's seed, its number and its samples alone, so it is the same in
+    whichever process.
+
+    Args:
+        clients: All clients, by id.
+        workers: Number of processes.
+    """
+
+    def __init__(self, clients: Mapping[str, ClientData], workers: int) -> None:
+        self.clients = {name: replace(client, evaluation={}) for name, client in clients.items()}
+        self.workers = workers
+        self._pool: WatchedPool | None = None
+
+    @property
+    def pool(self) -> WatchedPool:
+        """The processes; they are started when they are first needed."""
+        if self._pool is None:
+            # Forked where that is known: it takes a tenth of a second, not eight, and the data are
+            # shared. A worker runs PyTorch on one thread, so that no thread of its parent is
+            # missed, and never touches a GPU.
+            forks = "fork" in multiprocessing.get_all_start_methods()
+            context = multiprocessing.get_context("fork" if forks else "spawn")
+            self._pool = WatchedPool(self.workers, context, _start, (self.clients,))
+            weakref.finalize(self, self._pool.shutdown, wait=False, cancel_futures=True)
+        return self._pool
+
+    def batches(self, client: str, seed: int, order: Sequence[Tensor]) -> Iterator[Batch]:
+        """One epoch of a client; see `ClientData.train_batches`.
+
+        Args:
+            client: Its id.
+            seed: The epoch's.
+            order: The samples of every batch.
+
+        Raises:
+            DataError: If a process was killed.
+        """
+        tasks = ((client, seed, number, index.numpy()) for number, index in enumerate(order))
+        waiting: deque[Future[dict[str, NDArray[Any]]]] = deque()
+        try:
+            for task in islice(tasks, AHEAD * self.workers):
+                waiting.append(self.pool.submit(_make, *task))
+            while waiting:
+                made = waiting.popleft().result()
+                for task in islice(tasks, 1):
+                    waiting.append(self.pool.submit(_make, *task))
+                yield {name: torch.from_numpy(values) for name, values in made.items()}
+        except BrokenProcessPool as error:
+            raise DataError(
+                f"One of data.workers={self.workers} processes was killed (out of memory?); run it "
+                "with fewer, or data.workers=0."
+            ) from error
+        finally:
+            for future in waiting:
+                future.cancel()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_pool": None}
+
+
+def _start(clients: dict[str, ClientData]) -> None:
+    start_worker()
+    torch.set_num_threads(1)
+    _clients.update(clients)
+
+
+def _make(client: str, seed: int, number: int, index: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+    batch = _clients[client].train_batch(seed, number, torch.from_numpy(index))
+    return {name: values.numpy() for name, values in batch.items()}
+
 
 Blocks = Mapping[Split, Block]
 Exchanged = tuple[str, Literal["up", "down"], int]

@@ -1,25 +1,103 @@
-"""What one hospital holds: its samples, in memory or mapped from disk, and batches of them."""
+"""What one hospital holds: its samples, in memory or mapped from disk, and batches of them.
+
+Samples of a client, wherever they lie: in memory, on disk, or drawn when they are asked for.
+
+Samples and blocks that are read, or become numbers, only when they are asked for.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, overload
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
 from medfed.common.errors import ConfigError, DataError
-from medfed.common.seeding import derive_seed, torch_rng
+from medfed.common.seeding import derive_seed, one_thread, torch_rng
 from medfed.common.tensors import onto
-from medfed.datamodules.augmentation import Augment, Chain, augmented
-from medfed.datamodules.blocks import Batch as Batch
-from medfed.datamodules.blocks import BatchSource, Draws, consecutive
-from medfed.datamodules.blocks import Block as Block
-from medfed.datamodules.blocks import Rows as Rows
-from medfed.datamodules.blocks import gather as gather
-from medfed.datamodules.channel_dropout import ChannelDropout
+from medfed.datamodules.augmentation import Augment, Chain, ChannelDropout, augmented
+from medfed.datamodules.cache.store import map_array
 from medfed.datamodules.splits import Split
+
+Batch = dict[str, Tensor]
+
+
+class Rows(Protocol):
+    """Samples that need not lie in memory, such as those of a cache on disk."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(N, ...), as of a tensor."""
+        ...
+
+    def take(self, index: Tensor) -> Tensor:
+        """Returns the samples (B, ...) with the given numbers (B,) int64, as a CPU tensor."""
+        ...
+
+    def some(self, index: Tensor) -> Rows:
+        """Returns those with the given numbers (n,) int64 alone, still not in memory."""
+        ...
+
+
+class BatchSource(Protocol):
+    """Makes the batches of an epoch elsewhere, the same ones as `ClientData.train_batch`."""
+
+    def batches(self, client: str, seed: int, order: Sequence[Tensor]) -> Iterator[Batch]:
+        """Yields the batches of the samples (B,) that `order` has for each."""
+        ...
+
+
+Block = Mapping[str, Tensor | Rows]
+
+
+class Draws(Protocol):
+    """Training samples that are drawn anew for every epoch."""
+
+    def block(self, seed: int) -> Block:
+        """Returns an epoch's samples, as many as `ClientData.train` has."""
+        ...
+
+    def some(self, cases: Sequence[int]) -> Draws:
+        """Returns those of some patients alone."""
+        ...
+
+
+def gather(values: Tensor | Rows, index: Tensor) -> Tensor:
+    """Picks samples; on the CPU on one thread, by NumPy where PyTorch has more.
+
+    A batch is about a megabyte: starting PyTorch's threads for it costs more than copying it, and
+    on a busy machine thirty times as much.
+
+    Args:
+        values: (N, ...), a tensor or `Rows`.
+        index: (B,) int64, best on the same device.
+
+    Returns:
+        (B, ...), a copy.
+
+    Example:
+        >>> gather(torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([2, 0])).tolist()
+        [[3.0], [1.0]]
+    """
+    if not isinstance(values, Tensor):
+        return values.take(index.cpu())
+    if values.device.type != "cpu" or torch.get_num_threads() == 1:
+        return values.index_select(0, index.to(values.device))
+    return torch.from_numpy(values.numpy().take(index.cpu().numpy(), axis=0))
+
+
+def consecutive(values: Tensor | Rows, index: Tensor) -> Tensor:
+    """Picks samples that stand in a row: a view where they are a tensor."""
+    if isinstance(values, Tensor):
+        return values[int(index[0]) : int(index[-1]) + 1]
+    return values.take(index)
+
 
 _BESIDE = ("case", "scan", "spacing", "grid")  # what an evaluation batch says of its images
 
@@ -287,3 +365,91 @@ class EvaluationBatches(IterableDataset[Batch]):
             for batch in client.eval_batches(self.split):
                 yield {**batch, "case": batch["case"] + offset}
             offset += len(client.patients[self.split])
+
+
+class ArrayRows:
+    """Rows of an array as `medfed.datamodules.client_data.Rows`: those of one client.
+
+    A file is mapped when the first row is taken, in every process anew; pickled, the object is then
+    a path and row numbers.
+
+    Args:
+        source: The array (N, ...), or the ``.npy`` file that holds it.
+        index: (n,) the numbers of its rows that count, in order.
+        convert: Turns gathered rows into what a batch holds, such as int16 HU into [-1, 1].
+
+    Example:
+        >>> rows = ArrayRows(np.array([[7], [8], [9]], np.uint8), np.array([2, 0]), np.float32)
+        >>> rows.shape, rows.take(torch.tensor([1, 1, 0])).ravel().tolist()
+        ((2, 1), [7.0, 7.0, 9.0])
+    """
+
+    def __init__(
+        self,
+        source: NDArray[Any] | Path,
+        index: NDArray[np.int64],
+        convert: Callable[[NDArray[Any]], NDArray[Any]],
+    ) -> None:
+        self.source = source
+        self.index = index
+        self.convert = convert
+        self._mapped: NDArray[Any] | None = None
+
+    @property
+    def array(self) -> NDArray[Any]:
+        """The whole array, (N, ...)."""
+        if not isinstance(self.source, Path):
+            return self.source
+        if self._mapped is None:
+            self._mapped = map_array(self.source)
+        return self._mapped
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(n, ...), as of a tensor."""
+        return (len(self.index), *self.array.shape[1:])
+
+    def take(self, index: Tensor) -> Tensor:
+        """See `Rows.take`; gathers by NumPy on one thread, and copies."""
+        return torch.from_numpy(self.convert(self.array.take(self.index[index.numpy()], axis=0)))
+
+    def some(self, index: Tensor) -> ArrayRows:
+        """See `Rows.some`."""
+        return ArrayRows(self.source, self.index[index.numpy()], self.convert)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_mapped": None}
+
+
+class BlocksOnDemand(Sequence[Block]):
+    """A block per patient that is read anew whenever it is asked for, and not kept.
+
+    Args:
+        patients: Their ids.
+        read: Reads the block of a patient; called with its id and its place among `patients`.
+
+    Example:
+        >>> blocks = BlocksOnDemand(["a", "b"], lambda name, n: {"case": torch.tensor([n])})
+        >>> [block["case"].item() for block in blocks]
+        [0, 1]
+    """
+
+    def __init__(self, patients: Sequence[str], read: Callable[[str, int], Block]) -> None:
+        self.patients = patients
+        self.read = read
+
+    def __len__(self) -> int:
+        return len(self.patients)
+
+    @overload
+    def __getitem__(self, index: int) -> Block: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Block]: ...
+
+    def __getitem__(self, index: int | slice) -> Block | Sequence[Block]:
+        if isinstance(index, slice):
+            return [self[n] for n in range(len(self))[index]]
+        case = range(len(self))[index]
+        with one_thread():
+            return self.read(self.patients[case], case)

@@ -15,10 +15,9 @@ from torch import Tensor
 
 from medfed.common.checks import check_known
 from medfed.common.seeding import derive_seed
-from medfed.datamodules.base_on_disk import OnDiskDataModule
-from medfed.datamodules.client_data import Block, ClientData, Rows
+from medfed.datamodules.cache.volumes import OnDiskDataModule
+from medfed.datamodules.client_data import ArrayRows, Block, ClientData, Rows
 from medfed.datamodules.duplicates import Sample, content, one_patient_each
-from medfed.datamodules.on_demand import ArrayRows
 from medfed.datamodules.plans import ClientPlan
 from medfed.datamodules.readers.base import Patient
 from medfed.datamodules.readers.samples import ImageSet, Index, unit_range

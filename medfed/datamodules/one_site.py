@@ -70,7 +70,7 @@ class OwnData(Wrapped):
             ConfigError: If there are several centres, and none has the site's name.
 
         Example:
-            >>> from medfed.datamodules.partitions.centre import ByCentre
+            >>> from medfed.datamodules.partitions.by_centre import ByCentre
             >>> own = OwnData(ByCentre(), "x", ["x", "y"])
             >>> own.assign([Patient("a", centre="x"), Patient("b", centre="y")], seed=0)
             {'x': ['a']}

@@ -2,11 +2,18 @@
 
 A 2-D patch (h, w) is a 3-D patch (h, w, 1) of an RAS volume, whose last axis runs from foot to
 head: so both dimensions take the same path.
+
+Patches that are drawn anew for every epoch, from volumes in memory or mapped from the cache.
+
+Where a patch lies depends on the epoch's seed and its number alone. Patches on regions are shared
+out among the regions that a patient has, so that a small one is seen as often as a large one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +22,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from medfed.common.errors import ConfigError
+from medfed.common.seeding import numpy_rng
+from medfed.datamodules.cache.store import Arrays
+from medfed.datamodules.client_data import Block
 
 
 def patch_size_3d(patch_size: Sequence[int], spatial_dims: int) -> tuple[int, int, int]:
@@ -231,3 +241,253 @@ def bounding_box(mask: NDArray[np.bool_]) -> tuple[slice, ...]:
     axes = range(mask.ndim)
     found = [np.flatnonzero(mask.any(axis=tuple({*axes} - {axis}))).tolist() for axis in axes]
     return tuple(slice(at[0], at[-1] + 1) if at else slice(0, 1) for at in found)
+
+
+Places = NDArray[np.int32]
+LARGEST = 10_000  # voxels of a region that patches are centred on: as many as nnU-Net keeps
+
+
+@dataclass(frozen=True)
+class Volume:
+    """A volume, of which the box is kept outside of which all is 0.
+
+    Attributes:
+        image: (C, h, w, d) float32, or uint16 codes into `values`.
+        values: (C, K) float32, what the codes mean; None where there are none.
+        label: (R, h, w, d) uint8.
+        origin: (3,) the box's first voxel.
+        shape: (3,) of the whole volume.
+        places: Where patches may be centred: (n, 3) voxels off all regions, then of every region.
+        present: (C,) bool, the channels that the client has; the others are 0. None has all.
+    """
+
+    image: NDArray[Any]
+    values: NDArray[np.float32] | None
+    label: NDArray[np.uint8]
+    origin: tuple[int, ...]
+    shape: tuple[int, ...]
+    places: tuple[Places, ...]
+    present: NDArray[np.bool_] | None = None
+
+    def cut(self, out: NDArray[Any], start: Sequence[int], labels: bool = False) -> None:
+        """Copies a patch into `out`.
+
+        Args:
+            out: (C, h, w, d) or (R, h, w, d), zeros.
+            start: (3,) its first voxel; what is outside the volume stays 0.
+            labels: Whether it is of the label.
+        """
+        source = self.label if labels else self.image
+        low = [int(s) - o for s, o in zip(start, self.origin, strict=True)]
+        inner = [max(a, 0) for a in low]
+        ends = [min(a + n, m) for a, n, m in zip(low, out.shape[1:], source.shape[1:], strict=True)]
+        if any(b <= a for a, b in zip(inner, ends, strict=True)):
+            return
+        box = tuple(slice(a, b) for a, b in zip(inner, ends, strict=True))
+        into = tuple(slice(a - b, e - b) for a, e, b in zip(inner, ends, low, strict=True))
+        found = source[:, *box]
+        if labels or self.values is None:
+            out[:, *into] = found
+        else:
+            for channel, values, codes in zip(out, self.values, found, strict=True):
+                channel[into] = values.take(codes)
+        if not labels and self.present is not None:
+            out[~self.present] = 0
+
+
+def volume_of(image: Tensor, label: Tensor, inside: Tensor, rng: np.random.Generator) -> Volume:
+    """Keeps a volume in memory, slice by slice, as axial patches are read.
+
+    Args:
+        image: (C, H, W, D) float32.
+        label: (R, H, W, D) uint8.
+        inside: (H, W, D) bool, where patches may be centred beside the regions.
+        rng: Chooses the voxels that patches are centred on where there are many.
+    """
+    marked = (image != 0).any(dim=0) | (label != 0).any(dim=0)
+    box = bounding_box(marked.numpy())
+    origin, shape = tuple(s.start for s in box), tuple(image.shape[1:])
+    places = places_of(label.numpy(), inside.numpy(), rng)
+    return Volume(_by_slice(image, box), None, _by_slice(label, box), origin, shape, places)
+
+
+def volume_of_cache(
+    arrays: Arrays, label: Tensor, inside: Tensor, present: Tensor, rng: np.random.Generator
+) -> Volume:
+    """Maps a volume from the cache; its label is kept in memory.
+
+    Args:
+        arrays: See `cache.volumes.encode`.
+        label: (R, H, W, D) uint8, on the image's grid.
+        inside: See `volume_of`.
+        present: (C,) bool, see `Volume`.
+        rng: See `volume_of`.
+    """
+    starts, ends, shape = np.asarray(arrays["box"]).tolist()
+    box = tuple(map(slice, starts, ends))
+    image = arrays["codes"] if "codes" in arrays else arrays["image"]
+    values = np.array(arrays["values"]) if "values" in arrays else None
+    places = places_of(label.numpy(), inside.numpy(), rng)
+    kept = _by_slice(label, box)
+    return Volume(image, values, kept, tuple(starts), tuple(shape), places, present.numpy())
+
+
+def _by_slice(volume: Tensor, box: Sequence[slice]) -> NDArray[Any]:
+    """(C, h, w, d) of a box, whose slices lie in memory one after the other."""
+    cropped = volume.numpy()[:, *box]
+    return np.ascontiguousarray(cropped.transpose(3, 0, 1, 2)).transpose(1, 2, 3, 0)
+
+
+def places_of(
+    label: NDArray[np.uint8], inside: NDArray[np.bool_], rng: np.random.Generator
+) -> tuple[Places, ...]:
+    """Finds where patches may be centred.
+
+    Args:
+        label: (R, H, W, D).
+        inside: (H, W, D).
+        rng: Chooses `LARGEST` voxels where there are more.
+
+    Returns:
+        (n, 3) voxels inside but in no region, then those of every region.
+
+    Example:
+        >>> label = np.zeros((1, 2, 2, 1), np.uint8)
+        >>> label[0, 1, 0] = 1
+        >>> off, on = places_of(label, np.ones((2, 2, 1), bool), np.random.default_rng(0))
+        >>> off.tolist(), on.tolist()
+        ([[0, 0, 0], [0, 1, 0], [1, 1, 0]], [[1, 0, 0]])
+    """
+    found = []
+    for mask in (inside & ~label.any(axis=0), *label.astype(bool)):
+        flat = np.flatnonzero(mask)
+        if len(flat) > LARGEST:
+            flat = flat[np.sort(rng.choice(len(flat), LARGEST, replace=False))]
+        found.append(np.stack(np.unravel_index(flat, mask.shape), axis=1).astype(np.int32))
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class PatchRows:
+    """Patches of a client's volumes, cut when they are asked for.
+
+    Attributes:
+        volumes: The client's.
+        at: (N, 4) the number of the volume and the first voxel of every patch.
+        size: (h, w, d) of a patch.
+        labels: Whether these are labels (N, R, ...) uint8, or else images (N, C, ...) float32.
+        slices: None for volumes; else d is 1, and an image has so many adjacent slices as channels:
+            of the first channel the slices below, itself, those above; then of the second.
+    """
+
+    volumes: Sequence[Volume]
+    at: NDArray[np.int64]
+    size: tuple[int, int, int]
+    labels: bool = False
+    slices: int | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(N, C, h, w[, d])."""
+        first = self.volumes[0]
+        if self.labels:
+            return (len(self.at), len(first.label), *self.size[: 3 if self.slices is None else 2])
+        if self.slices is None:
+            return (len(self.at), len(first.image), *self.size)
+        return (len(self.at), len(first.image) * self.slices, *self.size[:2])
+
+    def take(self, index: Tensor) -> Tensor:
+        """See `Rows.take`."""
+        at = self.at[index.numpy()]
+        first = self.volumes[0]
+        depth = self.size[2] if self.slices is None or self.labels else self.slices
+        channels = len(first.label if self.labels else first.image)
+        kind = np.uint8 if self.labels else np.float32
+        out = np.zeros((len(at), channels, *self.size[:2], depth), dtype=kind)
+        below = (depth - self.size[2]) // 2
+        for patch, (number, x, y, z) in zip(out, at.tolist(), strict=True):
+            self.volumes[number].cut(patch, (x, y, z - below), self.labels)
+        if self.slices is not None:
+            out = out.transpose(0, 1, 4, 2, 3)
+        return torch.from_numpy(np.ascontiguousarray(out).reshape(len(at), *self.shape[1:]))
+
+    def some(self, index: Tensor) -> PatchRows:
+        """See `Rows.some`."""
+        return replace(self, at=self.at[index.numpy()])
+
+
+@dataclass(frozen=True)
+class FreshPatches:
+    """Draws a client's patches.
+
+    Attributes:
+        patients: The volumes of every training patient.
+        count: Patches per patient and epoch.
+        background_share: Share of them that is centred off all regions, rounded to whole patches; a
+            patient without regions has no others. The rest is dealt to the patient's regions in
+            turn, whatever their sizes.
+        size: (h, w, d); patches move inwards so that they lie inside the volume.
+        slices: See `PatchRows`.
+    """
+
+    patients: Sequence[Sequence[Volume]]
+    count: int
+    background_share: float
+    size: tuple[int, int, int]
+    slices: int | None = None
+
+    def block(self, seed: int) -> Block:
+        """Draws the patches of one epoch.
+
+        Args:
+            seed: The epoch's.
+
+        Returns:
+            ``image``, ``label`` and ``case``, patient by patient.
+        """
+        rng = numpy_rng(seed, "patches")
+        volumes = [volume for patient in self.patients for volume in patient]
+        firsts = np.cumsum([0, *map(len, self.patients)])
+        at = [
+            self._draw(patient, rng) + np.array([first, 0, 0, 0])
+            for patient, first in zip(self.patients, firsts, strict=False)
+        ]
+        images = PatchRows(volumes, np.concatenate(at), self.size, slices=self.slices)
+        case = torch.arange(len(self.patients)).repeat_interleave(self.count)
+        return {"image": images, "label": replace(images, labels=True), "case": case}
+
+    def some(self, cases: Sequence[int]) -> FreshPatches:
+        """Draws from some of the patients alone."""
+        return replace(self, patients=[self.patients[case] for case in cases])
+
+    def _draw(self, volumes: Sequence[Volume], rng: np.random.Generator) -> NDArray[np.int64]:
+        """(count, 4) volumes and first voxels of one patient's patches."""
+        kinds = [[v.places[n] for v in volumes] for n in range(len(volumes[0].places))]
+        off, *regions = [places for places in kinds if sum(map(len, places))]
+        if not sum(map(len, kinds[0])):  # nothing but regions
+            off, regions = [], [off, *regions]
+        aside = round(self.count * self.background_share) if regions else self.count
+        aside = aside if off else 0
+        # Who is first changes, so that of many regions each has its turn.
+        turn = int(rng.integers(max(len(regions), 1)))
+        chances = rng.random(self.count)
+        at = np.empty((self.count, 4), dtype=np.int64)
+        dealt = np.arange(self.count - aside)
+        for n, region in enumerate(regions):
+            mine = dealt[(dealt + turn) % len(regions) == n]
+            at[mine] = self._starts(volumes, region, chances[mine])
+        if aside:
+            at[-aside:] = self._starts(volumes, off, chances[-aside:])
+        return at
+
+    def _starts(
+        self, volumes: Sequence[Volume], places: Sequence[Places], chances: NDArray[np.float64]
+    ) -> NDArray[np.int64]:
+        """(n, 4) volumes and first voxels of patches around places, one per chance in [0, 1)."""
+        ends = np.cumsum([len(p) for p in places])
+        chosen = (chances * ends[-1]).astype(np.int64)
+        number = np.searchsorted(ends, chosen, side="right")
+        centres = np.concatenate(places)[chosen]
+        room = np.array([v.shape for v in volumes])[number] - self.size
+        starts = np.clip(centres - np.array(self.size) // 2, 0, np.maximum(room, 0))
+        return np.column_stack([number, starts])

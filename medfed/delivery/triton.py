@@ -15,13 +15,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from medfed.common.console import file_names
 from medfed.common.errors import ConfigError
-from medfed.common.files import writing
-from medfed.common.names import file_names
-from medfed.common.replacing import replacing_folder
+from medfed.common.files import replacing_folder, writing
 from medfed.delivery.bundle.bundle import read_bundle
-from medfed.delivery.bundle.onnx_file import ONNX
-from medfed.delivery.bundle.onnx_runtime import import_extra
+from medfed.delivery.bundle.onnx_file import ONNX, import_extra
 
 _TYPES = {"FLOAT": "FP32", "FLOAT16": "FP16", "DOUBLE": "FP64", "UINT8": "UINT8", "INT64": "INT64"}
 

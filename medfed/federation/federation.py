@@ -15,16 +15,15 @@ from medfed.common.tensors import State, Tensors, digest, map_state
 from medfed.federation.algorithm import (
     Algorithm,
     ClientInfo,
+    Cohort,
     HasCenters,
     HasMemberships,
     HasPictures,
     Outbox,
     ServerRound,
 )
-from medfed.federation.cohort import Cohort
-from medfed.federation.local_client import LocalClient
-from medfed.federation.shelf import kept_bytes
-from medfed.federation.training import LocalTrainer
+from medfed.federation.engine.loop import LocalTrainer
+from medfed.federation.local_client import LocalClient, kept_bytes
 from medfed.federation.wire.channel import Channel, Memory, Place
 from medfed.federation.wire.codecs.base import MAX_UNCHECKED
 from medfed.federation.wire.ledger import Direction, Entry, Ledger

@@ -1,21 +1,91 @@
-"""The client whose data and training are in this process: one network serves all of them."""
+"""The client whose data and training are in this process: one network serves all of them.
+
+What absent clients keep, in files that are mapped into memory: ten thousand take no more of it.
+
+A file has no name from the moment it is mapped, so that the system frees it with the last tensor or
+with the process, however that ends. The numbers are the same to the bit, and loaded when they are
+read.
+
+The training data of all clients in one place: what federated learning is there to avoid.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
+from math import ceil
 from pathlib import Path
 from typing import Any, Literal, Self, Unpack
 
 import torch
 from torch import Tensor
 
+from medfed.common.errors import CheckpointError
+from medfed.common.seeding import derive_seed, torch_rng
 from medfed.common.tensors import State, Tensors, map_state
 from medfed.federation.budget import Passes, reach
-from medfed.federation.client import ClientData, How, share_of
-from medfed.federation.shelf import on_disk
+from medfed.federation.client import Batch, ClientData, How, share_of
+from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.split import ParameterSplit, Update
-from medfed.federation.training import LocalTrainer
+
+Groups = dict[str, State]
+
+
+def on_disk(groups: Mapping[str, State], folder: Path) -> Groups:
+    """Returns states whose tensors lie in a file without a name.
+
+    Args:
+        groups: States by name.
+        folder: Where there is room; made where it is not there.
+
+    Returns:
+        The same, mapped; or as it was where a tensor is on another device, or there is none.
+
+    Raises:
+        CheckpointError: If the file cannot be written.
+
+    Example:
+        >>> kept = {"state": {"personal": {"w": torch.arange(3.0)}}}
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     found = on_disk(kept, Path(folder))
+        ...     found["state"]["personal"]["w"], list(Path(folder).iterdir())
+        (tensor([0., 1., 2.]), [])
+    """
+    tensors = [t for state in groups.values() for named in state.values() for t in named.values()]
+    if not tensors or any(t.device.type != "cpu" for t in tensors):
+        return dict(groups)
+    copies = {group: map_state(state, _alone) for group, state in groups.items()}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".states-") as file:
+            torch.save(copies, file)
+            file.flush()
+            found: Groups = torch.load(file.name, mmap=True, weights_only=True, map_location="cpu")
+    except (OSError, RuntimeError) as error:
+        raise CheckpointError(
+            f"What a client keeps cannot be written to {folder} ({error}); make room there, or "
+            "raise cohort.memory_gb to keep it in memory."
+        ) from error
+    return found
+
+
+def kept_bytes(tensors: Any) -> int:
+    """Returns the bytes of tensors.
+
+    Example:
+        >>> kept_bytes([torch.zeros(3), torch.zeros(2, dtype=torch.float64)])
+        28
+    """
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def _alone(tensor: Tensor) -> Tensor:
+    """A view into something larger would take that with it."""
+    tensor = tensor.detach()
+    whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+    return tensor if whole else tensor.clone()
 
 
 class LocalClient:
@@ -170,7 +240,7 @@ class LocalClient:
         """Has what the client keeps lie on disk until somebody reads it.
 
         Args:
-            folder: See :func:`medfed.federation.shelf.on_disk`.
+            folder: See :func:`medfed.federation.local_client.on_disk`.
         """
         kept = on_disk(self.state_dict(), folder)
         self.state, self._optimizers, self.memory = kept.values()
@@ -202,3 +272,47 @@ class LocalClient:
             map_state(saved[group], lambda t: t.to(device))
             for group in ("state", "optimizers", "memory")
         )
+
+
+class Pool:
+    """A client's data, whose training batches are drawn from those of all clients.
+
+    An epoch has every training sample of every client once. Batches of as many clients' batches as
+    there are clients, in a random order, are joined, shuffled and cut again: so each is a mixture,
+    whatever a client's batches are made of. All else is the client's own.
+
+    Args:
+        own: The client's data.
+        everyone: The data of all clients, this one among them.
+    """
+
+    device_bytes = None  # its batches are of many clients' samples, which it does not hold
+
+    def __init__(self, own: ClientData, everyone: Sequence[ClientData]) -> None:
+        self._own = own
+        self._everyone = list(everyone)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # of a copy that is not made yet
+            raise AttributeError(name)
+        return getattr(self._own, name)
+
+    @property
+    def num_samples(self) -> int:
+        """Training samples per client, so that budgets by epochs come to those of all clients."""
+        return ceil(sum(c.num_samples for c in self._everyone) / len(self._everyone))
+
+    def train_batches(self, seed: int) -> Iterator[Batch]:
+        """Yields one epoch over the samples of all clients, shuffled by nothing but the seed."""
+        streams = [c.train_batches(derive_seed(seed, c.id)) for c in self._everyone]
+        counts = [ceil(c.num_samples / c.batch_size) for c in self._everyone]
+        turns = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+        random = torch_rng(seed, "pool")
+        turns = turns[torch.randperm(len(turns), generator=random)]
+        waiting = iter(turns.tolist())
+        while group := list(islice(waiting, len(counts))):
+            batches = [next(streams[n]) for n in group]
+            joined = {k: torch.cat([b[k] for b in batches]) for k in batches[0]}
+            order = torch.randperm(len(next(iter(joined.values()))), generator=random)
+            for index in order.split(self._own.batch_size):
+                yield {k: v[index.to(v.device)] for k, v in joined.items()}

@@ -9,6 +9,8 @@ Neither configurations nor Lightning are needed:
 >>> done = federate(Ditto(strength=0.1), nn.Linear(3, 1), loss, clients, rounds=2)
 >>> done.model("a")(torch.zeros(1, 3)).shape, done.ledger.total(direction="up")
 (torch.Size([1, 1]), 112)
+
+A client that a trained federation onboards: what the two exchange, and its bytes.
 """
 
 from __future__ import annotations
@@ -25,17 +27,18 @@ from torch import Tensor, nn
 from medfed.common.errors import ConfigError
 from medfed.common.seeding import torch_rng
 from medfed.common.tensors import Tensors
-from medfed.federation.algorithm import Algorithm, ClientInfo
+from medfed.federation.algorithm import Algorithm, ClientInfo, Cohort
 from medfed.federation.budget import LocalBudget, OptimizerFactory, SchedulerFactory
-from medfed.federation.channels import entries_reading
 from medfed.federation.client import Batch, ClientData
-from medfed.federation.cohort import Cohort
-from medfed.federation.federation import Federation
+from medfed.federation.engine.loop import LocalTrainer
+from medfed.federation.federation import Federation, check_reply, count
 from medfed.federation.local_client import LocalClient
+from medfed.federation.missing_channels import entries_reading
+from medfed.federation.onboarding import rules_of
 from medfed.federation.split import BufferPolicy
-from medfed.federation.training import LocalTrainer
-from medfed.federation.wire.channel import Channel
-from medfed.federation.wire.ledger import Ledger
+from medfed.federation.wire.channel import Channel, Memory, Place
+from medfed.federation.wire.ledger import Direction, Ledger
+from medfed.federation.wire.message import Message
 
 Loss = Callable[[nn.Module, Batch], Tensor]
 
@@ -276,3 +279,63 @@ def run_reference(
         if after_round:
             after_round(number)
     return federation
+
+
+OUTSIDE = -1  # the number of no round
+
+
+def onboarded_client(federation: Federation, data: ClientData) -> LocalClient:
+    """Returns a client in the state that all clients began with; the federation does not know it.
+
+    Args:
+        federation: Of at least one client in this process.
+        data: The onboarded client's data.
+    """
+    like = next(iter(federation.clients.values()))
+    return LocalClient(data, like.trainer, like.weights, federation.client_start)
+
+
+def exchange(federation: Federation, client: LocalClient) -> tuple[Message, Ledger]:
+    """Takes both halves of a method through its onboarding.
+
+    Every message goes through the channel of the run, as bytes and back. Neither the server's state
+    nor what its end of the channel remembers changes.
+
+    Args:
+        federation: The trained federation.
+        client: The onboarded client, from :func:`onboarded_client`; it remembers what it was sent.
+
+    Returns:
+        The message that the onboarded client starts from, and what travelled.
+    """
+    algorithm, channel, ledger = federation.algorithm, federation.channel, Ledger()
+    server: dict[Direction, Memory] = {"up": {}, "down": {}}  # its end of the client's channel
+    phase = 0
+
+    def passed_on(message: Message, direction: Direction) -> Message:
+        """Sends a message and returns it as the other end decodes it."""
+        ends = (server, client.memory)
+        sender, receiver = ends if direction == "down" else ends[::-1]
+        place = Place(client.id, OUTSIDE, phase)
+        packet, sent = channel.encode(message, direction, place, sender[direction])
+        decoded, receiver[direction] = channel.decode(packet, direction, receiver[direction])
+        sender[direction] = sent
+        count(ledger, packet, OUTSIDE, packet.phase, client.id, direction)
+        return decoded
+
+    info = ClientInfo(client.id, client.num_samples)
+    generator = rules_of(algorithm).onboarding(federation.server, info)
+    try:
+        question = next(generator)
+        while True:
+            received = passed_on(question, "down")
+            client.begin(0, received.phase, phase)
+            reply = algorithm.fit(client, received)
+            check_reply(algorithm, reply)
+            answer = passed_on(reply, "up")
+            phase += 1
+            question = generator.send(answer)
+    except StopIteration as stop:
+        last = passed_on(stop.value, "down")
+    client.begin(0, "join", phase)  # a name that is in the seeds of measured results
+    return last, ledger

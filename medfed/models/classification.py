@@ -13,7 +13,7 @@ from torch import Tensor
 
 from medfed.common.checks import check_known
 from medfed.common.errors import ConfigError
-from medfed.functional.weighted_scores import CLASS_SCORES, Floats, class_scores
+from medfed.functional.scores import CLASS_SCORES, Floats, class_scores
 from medfed.models.meters import Batch, Columns, WholeSplit
 from medfed.models.networks.canonical import Activation
 from medfed.models.own_losses import OwnLoss, Tried, check_loss, value_of
@@ -24,7 +24,7 @@ class ClassificationTask(TaskModule):
     """Cross-entropy, focal loss or one of the user's own, all optionally class-weighted.
 
     Batches: ``image (B, C, *spatial)`` or ``(B, F)``, ``label (B,)`` class indices.
-    Metrics: ``loss`` and those of :func:`medfed.functional.weighted_scores.class_scores`.
+    Metrics: ``loss`` and those of :func:`medfed.functional.scores.class_scores`.
 
     Args:
         common: As :class:`medfed.models.task.TaskModule` takes them; the network gives logits
@@ -256,7 +256,7 @@ def weighted_cross_entropy(
 
 
 def classification_metrics(probs: Tensor, label: Tensor, n_bins: int = 15) -> dict[str, float]:
-    """Returns :func:`medfed.functional.weighted_scores.class_scores` of one split.
+    """Returns :func:`medfed.functional.scores.class_scores` of one split.
 
     Args:
         probs: ``(N, K)`` class probabilities.

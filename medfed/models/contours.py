@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from torch import Tensor
 
-from medfed.common.names import caption
-from medfed.models.regions import iou_and_dice, margins, overlap_counts
+from medfed.common.console import caption
+from medfed.models.segmentation_meter import iou_and_dice, margins, overlap_counts
 
 
 class Case(NamedTuple):

@@ -1,16 +1,26 @@
-"""Meters: they gather the batches of one split and give its metrics."""
+"""Meters: they gather the batches of one split and give its metrics.
+
+Metrics of a user's own beside those of a task: of MONAI, of TorchMetrics, or a function.
+"""
 
 from __future__ import annotations
 
 import math
+import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from medfed.common.scores import worst_value
+from medfed.common.checks import check_known
+from medfed.common.errors import ConfigError, first_line
+from medfed.common.scores import declare, worst_value
+from medfed.models.own_losses import Tried, name_of
 
 Batch = Mapping[str, Tensor]
 """``image`` and ``label``, and where they apply ``channels``, ``case`` and ``spacing``."""
@@ -145,3 +155,237 @@ def _failure(column: str) -> float:
     if column.split("/")[0] in ("probability", "prediction"):
         return math.nan
     return worst_value(column)
+
+
+# What TorchMetrics and MONAI say where the labels leave a metric undefined, and give some number.
+_UNDEFINED = re.compile(r"meaningless|ill-defined|undefined|must not be all|No (positive|negative)")
+
+
+_IN_MM = ("HausdorffDistanceMetric", "SurfaceDistanceMetric", "SurfaceDiceMetric")
+
+
+@dataclass
+class OwnMetric:
+    """A metric, and which way it is better.
+
+    Attributes:
+        metric: Something of MONAI or TorchMetrics, or a function of predictions and labels.
+        direction: ``max`` or ``min``.
+        worst: What a model that has failed is given, and a case that its prediction leaves without
+            a value, such as the distance of an empty mask; None for infinity.
+        name: What it is called.
+    """
+
+    metric: Any
+    direction: Literal["max", "min"]
+    worst: float | None = None
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if self.direction is None:
+            raise ConfigError(
+                f"model.metrics has {name_of(self.metric)} without a direction; add direction: max "
+                "or min."
+            )
+        check_known("direction of model.metrics", self.direction, ("max", "min"))
+        if not callable(self.metric):
+            raise ConfigError(f"model.metrics has {self.metric}, which is no metric.")
+        self.values: list[float] = []
+        self.empty = True
+
+    def reset(self) -> None:
+        """Forgets what was measured."""
+        self.values, self.empty = [], True
+        if hasattr(self.metric, "reset"):
+            self.metric.reset()
+
+    def add(
+        self, prediction: Tensor, target: Tensor, spacing: Sequence[float] | None = None
+    ) -> None:
+        """Adds cases ``(B, ...)``; ``spacing`` in mm where the metric asks for it."""
+        self.empty = False
+        if self._gathers:
+            self.metric.update(prediction, target)
+            return
+        value, parts = self._measure(prediction, target, spacing)
+        if not bool(parts.isfinite().all()):
+            classes = prediction.ndim == 2 and target.ndim == 1
+            ideal = F.one_hot(target, prediction.shape[1]) if classes else target
+            _, best = self._measure(ideal.to(prediction), target, spacing)
+            # Where even the labels themselves have no value, it is for want of data.
+            if bool((~parts.isfinite() & best.isfinite()).any()):
+                value = worst_value(self.name)
+        self.values.append(value)
+
+    def value(self) -> float:
+        """Returns the metric of what was added: NaN where that leaves it undefined."""
+        if self._gathers:
+            return math.nan if self.empty else _one(self.metric.compute())
+        known = [v for v in self.values if not math.isnan(v)]
+        return sum(known) / len(known) if known else math.nan
+
+    @property
+    def _gathers(self) -> bool:
+        """Whether it is of TorchMetrics, or like one."""
+        return hasattr(self.metric, "update") and hasattr(self.metric, "compute")
+
+    def _measure(
+        self, prediction: Tensor, target: Tensor, spacing: Sequence[float] | None
+    ) -> tuple[float, Tensor]:
+        """The value of one case, and the values of which it is a mean."""
+        if not hasattr(self.metric, "aggregate"):
+            value = _one(self.metric(prediction, target))
+            return value, torch.tensor(value)
+        if prediction.ndim == 2 and target.ndim == 1:  # of classes MONAI wants one-hot labels
+            target = F.one_hot(target, prediction.shape[1])
+        mm = spacing is not None and type(self.metric).__name__ in _IN_MM
+        more = {"spacing": list(spacing or ())} if mm else {}
+        self.metric.reset()
+        parts = self.metric(y_pred=prediction.float(), y=target.float(), **more)
+        value = _one(self.metric.aggregate())
+        parts = parts if isinstance(parts, Tensor) else torch.tensor(value)
+        return (math.nan if bool(parts.isnan().all()) else value), parts  # MONAI's mean is then 0
+
+
+Told = Callable[[Tensor, Batch], tuple[Tensor, Tensor]]
+"""From logits and a batch to the predictions ``(B, ...)`` and labels that metrics are given."""
+
+
+class OwnMetrics:
+    """Measures a split by all metrics of one's own.
+
+    Args:
+        metrics: By name.
+        told: What they are given.
+        cases: Whether they are given one case after the other, whose slices make a volume; else the
+            whole split at once.
+    """
+
+    def __init__(self, metrics: Mapping[str, OwnMetric], told: Told, cases: bool) -> None:
+        self.metrics, self.told, self.cases = metrics, told, cases
+        self.waiting: list[tuple[Tensor, Tensor]] = []
+        self.case: tuple[Any, ...] | None = None
+        for metric in metrics.values():
+            metric.reset()
+
+    def update(self, logits: Tensor, batch: Batch) -> None:
+        """Adds one batch."""
+        if not self.metrics:
+            return
+        prediction, target = (t.detach().cpu() for t in self.told(logits, batch))
+        if not self.cases:
+            self.waiting.append((prediction, target))
+            return
+        spacing = batch.get("spacing")
+        mm = [None] * len(target) if spacing is None else spacing.tolist()
+        keys = zip(*(batch[n].tolist() for n in ("case", "scan") if n in batch), strict=True)
+        ids: list[tuple[int, ...] | None] = [*keys] or [None] * len(target)
+        for key, one, p, t in zip(ids, mm, prediction, target, strict=True):
+            case = (key, None if one is None else tuple(one))
+            if key is None or case != self.case:
+                self._close()
+            self.case = case
+            self.waiting.append((p, t))
+
+    def _close(self) -> None:
+        """Hands over what waits: the whole split, or one case."""
+        if not self.waiting:
+            return
+        parts, spacing = list(zip(*self.waiting, strict=True)), None
+        if not self.cases:
+            prediction, target = (torch.cat(p) for p in parts)
+        else:
+            single = len(self.waiting) == 1
+            prediction, target = ((p[0] if single else torch.stack(p, -1))[None] for p in parts)
+            mm = self.case[1] if self.case else None
+            spacing = None if mm is None else mm[: prediction.ndim - 2]
+        self.waiting = []
+        for name, metric in self.metrics.items():
+            _guarded(name, lambda m=metric: m.add(prediction, target, spacing))  # type: ignore[misc]
+
+    def compute(self) -> dict[str, float]:
+        """Returns the metrics by name: NaN where the data leave one undefined."""
+        self._close()
+        return {name: _guarded(name, metric.value) for name, metric in self.metrics.items()}
+
+
+def check_metrics(metrics: Mapping[str, OwnMetric], known: Sequence[str]) -> None:
+    """Checks the names of metrics, and makes their directions known.
+
+    Args:
+        metrics: By name.
+        known: The task's own names.
+
+    Raises:
+        ConfigError: If a name is the task's own, or holds what separates names.
+    """
+    for name, metric in metrics.items():
+        if not isinstance(metric, OwnMetric):
+            raise ConfigError(
+                f"model.metrics.{name} must be a section with _target_ and direction, max or min."
+            )
+        if name in known or not re.fullmatch(r"\w[\w-]*", name):
+            raise ConfigError(
+                f"model.metrics.{name} cannot be called so: {', '.join(known)} are the task's own, "
+                "and names are letters, digits, - and _."
+            )
+        metric.name = name
+        declare(name, metric.direction, metric.worst)
+
+
+def try_metrics(metrics: Mapping[str, OwnMetric], tried: Tried) -> None:
+    """Measures predictions whose worth is known, before anything is trained.
+
+    Args:
+        metrics: By name.
+        tried: What to measure.
+
+    Raises:
+        ConfigError: If a metric cannot take it, gives no single number, or is better where
+            predictions are worse.
+    """
+    for name, metric in metrics.items():
+        if getattr(metric.metric, "include_background", True) is False:
+            raise ConfigError(
+                f"model.metrics.{name} would leave out the first region, as it is given no "
+                "background; add include_background: true."
+            )
+        values = []
+        for prediction in (tried.right, tried.wrong[0]):
+            metric.reset()
+            _guarded(name, lambda m=metric, p=prediction: m.add(p, tried.target))  # type: ignore[misc]
+            values.append(_guarded(name, metric.value))
+        right, wrong = values
+        if (wrong > right) if metric.direction == "max" else (wrong < right):
+            raise ConfigError(
+                f"model.metrics.{name} is {right:.4g} where predictions are right and {wrong:.4g} "
+                f"where they are wrong, so its direction is not {metric.direction}."
+            )
+        metric.reset()
+
+
+def _guarded(name: str, call: Callable[[], Any]) -> Any:
+    """The result of a user's code; NaN where it warns that its number has no meaning."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            found = call()
+        except Exception as error:
+            raise ConfigError(
+                f"model.metrics.{name} cannot measure what it is given: {first_line(error)}."
+            ) from error
+    undefined = any(_UNDEFINED.search(str(w.message)) for w in caught)
+    return math.nan if undefined and isinstance(found, float) else found
+
+
+def _one(found: Any) -> float:
+    """The single number that a metric gives."""
+    while isinstance(found, list | tuple) and len(found) == 1:
+        found = found[0]
+    try:
+        number = torch.as_tensor(found)
+    except (TypeError, ValueError, RuntimeError):
+        raise ConfigError(f"it gives {type(found).__name__}, no number") from None
+    if number.numel() != 1:
+        raise ConfigError(f"it gives {number.numel()} numbers, and must give one (a mean)")
+    return float(number)

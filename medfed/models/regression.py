@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from medfed.common.checks import checked_scale
-from medfed.functional.weighted_scores import OUTCOME_SCORES, Floats, outcome_scores
+from medfed.functional.scores import OUTCOME_SCORES, Floats, outcome_scores
 from medfed.models.meters import Batch, Columns, WholeSplit
 from medfed.models.networks.canonical import Activation
 from medfed.models.own_losses import OwnLoss, Tried, check_loss, value_of

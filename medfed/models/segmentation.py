@@ -16,12 +16,16 @@ from torch import Tensor
 from medfed.common.checks import check_known
 from medfed.common.errors import ConfigError, did_you_mean
 from medfed.functional.grids import on_grid
-from medfed.functional.weighted_scores import Floats
+from medfed.functional.scores import Floats
 from medfed.models.meters import Batch, Columns
 from medfed.models.networks.canonical import Activation
 from medfed.models.own_losses import OwnLoss, Tried, check_loss, value_of
-from medfed.models.regions import exclusive_masks, margins
-from medfed.models.segmentation_meter import SegmentationMeter, overlap_scores
+from medfed.models.segmentation_meter import (
+    SegmentationMeter,
+    exclusive_masks,
+    margins,
+    overlap_scores,
+)
 from medfed.models.task import TaskModule
 
 if TYPE_CHECKING:
@@ -50,7 +54,7 @@ class SegmentationTask(TaskModule):
 
     Metrics: ``loss iou dice dice_case``, the last three also per region (``iou/whole``); with
     ``test=True`` also ``hd95`` in mm and ``nsd``, the normalised surface Dice. For a region that is
-    nowhere they follow BraTS, see :mod:`medfed.models.regions`.
+    nowhere they follow BraTS, see :mod:`medfed.models.segmentation_meter`.
 
     Args:
         common: As :class:`medfed.models.task.TaskModule` takes them; the network gives logits

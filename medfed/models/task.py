@@ -19,14 +19,22 @@ from torch.optim import Optimizer
 
 from medfed.common.checks import check_known
 from medfed.common.errors import ConfigError
-from medfed.functional.weighted_scores import Floats
-from medfed.models.meters import Batch, Columns, FiniteOnly, Meter, WholeSplit
+from medfed.functional.scores import Floats
+from medfed.models.meters import (
+    Batch,
+    Columns,
+    FiniteOnly,
+    Meter,
+    OwnMetric,
+    OwnMetrics,
+    WholeSplit,
+    check_metrics,
+    try_metrics,
+)
 from medfed.models.networks.canonical import Activation
-from medfed.models.networks.known import last_counts
 from medfed.models.networks.outputs import heads, resized, shares
-from medfed.models.networks.personal import default_personal
+from medfed.models.networks.personal_part import default_personal, last_counts
 from medfed.models.own_losses import Tried
-from medfed.models.own_metrics import OwnMetric, OwnMetrics, check_metrics, try_metrics
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -45,7 +53,7 @@ class TaskModule(pl.LightningModule):
         optimizer: Called with the parameters, returns the optimizer (a Hydra partial).
         scheduler: Called with the optimizer, returns a schedule stepped once per epoch, or None.
         personal: Patterns of the names that stay with each client; by default those of
-            :func:`medfed.models.networks.personal.default_personal`.
+            :func:`medfed.models.networks.personal_part.default_personal`.
         selection: Metric and mode (``"max"`` or ``"min"``) that choose a model on validation data;
             by default the class's own.
         metrics: Metrics of one's own by name, beside the task's.

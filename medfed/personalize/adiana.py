@@ -52,17 +52,11 @@ from medfed.common.tensors import (
     select,
     subtract,
 )
-from medfed.federation.algorithm import ClientInfo, Replies, ServerRound, Start
-from medfed.federation.card import Card, Range
+from medfed.federation.algorithm import Card, ClientInfo, Range, Replies, ServerRound, Start
 from medfed.federation.client import Client
 from medfed.federation.split import ParameterSplit
 from medfed.federation.wire.message import Message
-from medfed.functional.random_entries import (
-    acceleration,
-    number_kept,
-    only,
-    random_entries,
-)
+from medfed.functional.sketches import acceleration, number_kept, only, random_entries
 from medfed.personalize.gradient_base import GradientMethod
 
 

@@ -29,15 +29,12 @@ from torch import Tensor
 
 from medfed.common.errors import ConfigError
 from medfed.common.tensors import Tensors, select
-from medfed.federation.algorithm import ClientInfo, Start
-from medfed.federation.card import Card, Range
+from medfed.federation.algorithm import Card, ClientInfo, Range, Start
 from medfed.federation.client import Client, GradientAt
 from medfed.federation.split import ParameterSplit
 from medfed.federation.wire.message import Message
-from medfed.functional.quantize import assign, quantize
-from medfed.functional.quantize_centers import center_gradient
-from medfed.personalize.quantized_base import TUNE, QuantizedMethod, scaled_centers
-from medfed.personalize.quantized_steps import finite
+from medfed.functional.quantize import assign, center_gradient, quantize
+from medfed.personalize.quantized_base import TUNE, QuantizedMethod, finite, scaled_centers
 
 
 @dataclass(frozen=True)

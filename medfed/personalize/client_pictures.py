@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from medfed.common.names import caption
+from medfed.common.console import caption
 from medfed.common.tensors import Tensors
 from medfed.functional.graph import edge_similarity
 

@@ -37,13 +37,12 @@ from torch import Tensor
 
 from medfed.common.checks import check_not_negative
 from medfed.common.tensors import State, Tensors, add, flatten, select, subtract, weighted_mean
-from medfed.federation.algorithm import ClientInfo, ServerRound, Start, sent_by_each
-from medfed.federation.card import Card, Range
+from medfed.federation.algorithm import Card, ClientInfo, Range, ServerRound, Start, sent_by_each
 from medfed.federation.client import Client
 from medfed.federation.onboarding import Exchange
 from medfed.federation.split import ParameterSplit
 from medfed.federation.wire.message import Message
-from medfed.functional.membership import laplacian_steps
+from medfed.functional.mixing import laplacian_steps
 from medfed.functional.prox import Proximity
 from medfed.personalize.anchored_base import KnownModels, mean_of, models_of
 from medfed.personalize.client_pictures import draw_graph

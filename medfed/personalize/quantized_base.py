@@ -5,37 +5,328 @@ initial weights. The first and the last layer, biases and normalisation stay in 
 After the main phase the weights are put on their centres once, and the rest of the rounds trains
 the unquantised parameters and the centres; each weight keeps its centre. What is evaluated and
 exported is always the quantised model.
+
+Which parameters of a network are quantised, and with how many bits at which client.
+
+What the quantising methods do after each gradient step of a client.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from fnmatch import fnmatchcase
+from typing import ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 from medfed.common.checks import check_share
-from medfed.common.tensors import State, Tensors
+from medfed.common.errors import ConfigError, NonFiniteError, did_you_mean
+from medfed.common.tensors import State, Tensors, gradient_of, select
 from medfed.federation.algorithm import Algorithm, ClientInfo, ServerRound, Start
-from medfed.federation.client import Client
-from medfed.federation.lightning.collect import rank
+from medfed.federation.client import Client, GradientAt
+from medfed.federation.lightning.ranks import rank
 from medfed.federation.onboarding import OnboardingRules
-from medfed.federation.split import ParameterSplit
+from medfed.federation.split import ParameterSplit, aliases
 from medfed.federation.wire.message import Message
 from medfed.functional.kmeans import initial_centers
-from medfed.functional.quantize import quantize
-from medfed.personalize.quantized_layers import (
-    FULL,
-    check_bits,
-    deal_bits,
-    matching,
-    quantized_names,
+from medfed.functional.quantize import (
+    assign,
+    prox_centers,
+    prox_quantize,
+    quantize,
+    soft_quantize,
+    step_centers,
 )
-from medfed.personalize.quantized_steps import FixedAssignment, coded, on_centers
+
+FULL = 32
+LARGEST = 8
+_V = TypeVar("_V")
+
+
+def layer_weights(network: nn.Module) -> tuple[str, ...]:
+    """Names the weights of convolutions and linear layers, in the order in which they were added.
+
+    Layers are found by their type; biases and normalisation are not among them. Where a layer has
+    an adapter in place of a weight that trains, it is the adapter's two matrices.
+
+    Example:
+        >>> layer_weights(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Linear(2, 1)))
+        ('0.weight', '2.weight')
+    """
+    return tuple(name for layer in _layers(network) for name in layer)
+
+
+def _layers(network: nn.Module) -> list[tuple[str, ...]]:
+    frozen = getattr(network, "frozen_entries", ())
+    trained = [n for n, _ in network.named_parameters() if n not in frozen]
+    layers = []
+    for name, module in network.named_modules():
+        if isinstance(module, _ConvNd | nn.Linear):
+            prefix = f"{name}." if name else ""
+            own = (f"{prefix}weight", f"{prefix}parametrizations.weight.")
+            if names := tuple(n for n in trained if n == own[0] or n.startswith(own[1])):
+                layers.append(names)
+    return layers
+
+
+def quantized_names(network: nn.Module, full_precision: Sequence[str] | None) -> tuple[str, ...]:
+    """Names the parameters that are quantised.
+
+    Args:
+        network: Any module.
+        full_precision: Patterns of weights that stay as they are; ``None``: those of the first
+            and the last layer. Biases and normalisation always stay.
+
+    Raises:
+        ConfigError: If a pattern matches no parameter.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 1))
+        >>> quantized_names(net, None), quantized_names(net, ["2.*"])
+        (('1.weight',), ('0.weight', '1.weight'))
+    """
+    if full_precision is None:
+        return tuple(name for layer in _layers(network)[1:-1] for name in layer)
+    weights = layer_weights(network)
+    trained = {n for n, _ in network.named_parameters()}
+    known = {n: entry for n, entry in aliases(network).items() if entry in trained}
+    kept = {
+        known[n] for n in matching(dict.fromkeys(full_precision, True), known, "full_precision")
+    }
+    return tuple(n for n in weights if n not in kept)
+
+
+def matching(patterns: Mapping[str, _V], names: Iterable[str], key: str) -> dict[str, _V]:
+    """Gives every matched name the value of the first pattern that matches it.
+
+    Args:
+        patterns: Globs such as ``features.*`` and their values.
+        names: Names of parameters.
+        key: The option that the patterns come from, for the error.
+
+    Raises:
+        ConfigError: If a pattern matches nothing.
+
+    Example:
+        >>> matching({"a.*": 2, "*": 3}, ["a.weight", "b.weight"], "layer_bits")
+        {'a.weight': 2, 'b.weight': 3}
+    """
+    known, found = list(names), {}
+    for pattern, value in patterns.items():
+        hits = [n for n in known if fnmatchcase(n, pattern)]
+        if not hits:
+            hint = did_you_mean(pattern, known) or f"; there are {', '.join(known[:6]) or 'none'}"
+            kind = "quantised weight" if key == "layer_bits" else "parameter"
+            raise ConfigError(
+                f"The pattern {pattern!r} of algorithm.{key} matches no {kind}{hint}."
+            )
+        found.update({n: value for n in hits if n not in found})
+    return found
+
+
+def check_bits(value: object, key: str, fractional: bool = False) -> None:
+    """Checks a number of bits: 1 to 8, or 32 for full precision.
+
+    Args:
+        value: What was configured.
+        key: Where, for the error.
+        fractional: Whether a mean such as 2.75 is allowed.
+
+    Raises:
+        ConfigError: If it is another value.
+
+    Example:
+        >>> check_bits(9, "bits")
+        Traceback (most recent call last):
+        ...
+        medfed.common.errors.ConfigError: algorithm.bits must be a whole number from 1 to 8 or \
+32, not 9.
+    """
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        allowed = 1 <= value <= LARGEST or value == FULL
+        if allowed and (fractional or value == int(value)):
+            return
+    kind = "a number" if fractional else "a whole number"
+    raise ConfigError(
+        f"algorithm.{key} must be {kind} from 1 to {LARGEST} or {FULL}, not {value!r}."
+    )
+
+
+def deal_bits(
+    bits: float, clients: Sequence[str], given: Mapping[str, int] | None = None
+) -> dict[str, int]:
+    """Deals whole numbers of bits whose mean is ``bits``, or as near as so many clients allow.
+
+    Clients get the whole number below or the one above, in even turns over their order, so that
+    neighbours in that order (which may be alike) share both kinds.
+
+    Args:
+        bits: The mean over the clients that are dealt to.
+        clients: Their ids, in order.
+        given: Bits of named clients, which are not dealt to.
+
+    Raises:
+        ConfigError: If a named client is unknown.
+
+    Example:
+        >>> deal_bits(2.75, ["a", "b", "c", "d"])
+        {'a': 3, 'b': 3, 'c': 2, 'd': 3}
+        >>> deal_bits(2.5, ["a", "b", "c"], {"a": 8})
+        {'a': 8, 'b': 3, 'c': 2}
+    """
+    given = given or {}
+    for client in given:
+        if client not in clients:
+            hint = did_you_mean(client, clients) or f"; the clients are {', '.join(clients)}"
+            raise ConfigError(f"algorithm.client_bits names no client {client!r}{hint}.")
+    low, dealt = math.floor(bits), dict(given)
+    for i, client in enumerate(c for c in clients if c not in given):
+        above = math.floor((i + 1) * (bits - low) + 0.5) - math.floor(i * (bits - low) + 0.5)
+        dealt[client] = low + above
+    return {c: dealt[c] for c in clients}
+
+
+@contextmanager
+def finite(weights: Mapping[str, Tensor], centers: Mapping[str, Tensor]) -> Iterator[None]:
+    """Says that training diverged where that is why its body fails."""
+    try:
+        yield
+    except ValueError as error:
+        values = [*weights.values(), *centers.values()]
+        if isinstance(error, ConfigError) and all(bool(t.isfinite().all()) for t in values):
+            raise
+        raise NonFiniteError(
+            "the weights or their centres became NaN or infinite; lower optimizer.lr or "
+            "algorithm.center_lr, or set local.clip"
+        ) from error
+
+
+class ProximalStep:
+    """x <- prox_x(x), c <- prox_c(c - eta_2 h), h at the quantised new x on the same batch.
+
+    Args:
+        start: The model before the first step.
+        centers: The centres of each quantised parameter; replaced by step after step.
+        strength: lambda.
+        lr: eta_1, the optimizer's step size.
+        center_lr: eta_2.
+        sharpness: P of the soft quantiser; ``None``: hard.
+    """
+
+    def __init__(
+        self,
+        start: Mapping[str, Tensor],
+        centers: Tensors,
+        strength: float,
+        lr: float,
+        center_lr: float = 0.0,
+        sharpness: float | None = None,
+    ) -> None:
+        self.centers = dict(centers)
+        self._strength, self._lr, self._center_lr = strength, lr, center_lr
+        self._sharpness = sharpness
+        self._before: Tensors = {}
+        if centers and sharpness is not None:
+            self._before = {n: t.clone() for n, t in start.items()}
+
+    def __call__(self, weights: Mapping[str, Tensor], grad_at: GradientAt) -> None:
+        """Takes the part of a local step that follows the optimizer's."""
+        if not self.centers:
+            return
+        with finite(weights, self.centers):
+            if self._before:
+                self._soft_loss(weights, grad_at)
+            tau, nearest = self._strength * self._lr / 2, {}
+            for name, centers in self.centers.items():
+                live = weights[name].detach()
+                _, nearest[name] = prox_quantize(live, centers, tau, out=live)
+            if self._center_lr > 0:
+                self._move_centers(weights, nearest, grad_at)
+        if self._before:
+            self._before = {n: t.clone() for n, t in weights.items()}
+
+    def _softly(self, weights: Mapping[str, Tensor]) -> Tensors:
+        """The quantised parameters as the soft quantiser gives them."""
+        assert self._sharpness is not None
+        live, sharpness = select(weights, self.centers), self._sharpness
+        return {n: soft_quantize(x.detach(), self.centers[n], sharpness) for n, x in live.items()}
+
+    def _soft_loss(self, weights: Mapping[str, Tensor], grad_at: GradientAt) -> None:
+        """Subtracts eta_1 times the gradient of f(Q(x)) at the x before the optimizer's step."""
+        before = {n: self._before[n] for n in weights}
+        gradients = grad_at({**before, **self._softly(before)})
+        for name, tensor in weights.items():
+            gradient = gradients[name]
+            if name in self.centers:
+                gradient, _ = self._pulled_back(before[name], self.centers[name], gradient)
+            tensor.sub_(gradient, alpha=self._lr)
+
+    def _pulled_back(self, x: Tensor, centers: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        """The gradient at soft Q(x) as one with respect to x and to the centres."""
+        assert self._sharpness is not None
+        with torch.enable_grad():
+            x, c = x.detach().requires_grad_(), centers.detach().requires_grad_()
+            value = soft_quantize(x, c, self._sharpness)
+            by_x, by_c = torch.autograd.grad(value, (x, c), gradient)
+        return by_x, by_c
+
+    def _move_centers(
+        self, weights: Mapping[str, Tensor], nearest: Tensors, grad_at: GradientAt
+    ) -> None:
+        """A gradient step of the centres, then towards the medians of their weights."""
+        soft, lr = self._sharpness is not None, self._center_lr
+        gradients = grad_at({**weights, **(self._softly(weights) if soft else nearest)})
+        tau = self._strength * lr / 2
+        for name, centers in self.centers.items():
+            x = weights[name].detach()
+            if not soft:
+                self.centers[name] = step_centers(centers, gradients[name], x, lr, tau)
+                continue
+            _, h = self._pulled_back(x, centers, gradients[name])
+            self.centers[name] = prox_centers(centers - lr * h, x, centers, tau).sort().values
+
+
+class FixedAssignment:
+    """Fine-tuning: centres follow the gradients of their weights, whose assignment is fixed.
+
+    Args:
+        centers: The centres of each quantised parameter; they need not stay in order.
+        codes: The index of each weight's centre.
+        lr: Step size of the centres.
+    """
+
+    def __init__(self, centers: Tensors, codes: Tensors, lr: float) -> None:
+        self.centers = dict(centers)
+        self._codes = {n: t.long() for n, t in codes.items()}
+        self._lr = lr
+
+    def __call__(self, weights: Mapping[str, Tensor], grad_at: GradientAt) -> None:
+        """Puts every quantised weight on its centre, moved by the step's own gradient."""
+        for name, codes in self._codes.items():
+            centers = self.centers[name]
+            h = torch.zeros(len(centers), dtype=torch.float64, device=centers.device)
+            h.index_add_(0, codes.flatten(), gradient_of(weights[name]).flatten().double())
+            self.centers[name] = (centers.double() - self._lr * h).to(centers.dtype)
+            weights[name].copy_(self.centers[name][codes])
+
+
+def coded(model: Mapping[str, Tensor], centers: Tensors) -> Tensors:
+    """Returns the index of each quantised weight's centre as one byte, by parameter."""
+    with finite(model, centers):
+        return {n: assign(model[n], c).to(torch.uint8) for n, c in centers.items()}
+
+
+def on_centers(centers: Tensors, codes: Tensors) -> Tensors:
+    """Returns the weights that the codes stand for."""
+    return {n: centers[n][codes[n].long()] for n in codes}
+
 
 FIT, TUNE = "fit", "tune"
 _log = logging.getLogger(__name__)

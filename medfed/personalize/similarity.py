@@ -30,7 +30,7 @@ from medfed.functional.graph import (
     ring_edges,
     star_edges,
 )
-from medfed.functional.membership import cosine_affinity, laplacian, spread_rows
+from medfed.functional.mixing import cosine_affinity, laplacian, spread_rows
 from medfed.functional.sketches import data_sketch, label_sketch, sketch_vector
 
 

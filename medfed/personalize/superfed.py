@@ -39,13 +39,12 @@ from medfed.common.checks import check_count, check_not_negative, check_share
 from medfed.common.errors import ConfigError
 from medfed.common.seeding import torch_rng
 from medfed.common.tensors import State, Tensors, add, select, subtract
-from medfed.federation.algorithm import ClientInfo, ServerRound, Start
-from medfed.federation.card import Card, Range
+from medfed.federation.algorithm import Card, ClientInfo, Range, ServerRound, Start
 from medfed.federation.client import Client, GradientAt
 from medfed.federation.onboarding import OnboardingRules
 from medfed.federation.split import ParameterSplit
 from medfed.federation.wire.message import Message
-from medfed.functional.model_pairs import cosine_slopes, mixed, shuffled
+from medfed.functional.mixing import cosine_slopes, mixed, shuffled
 from medfed.personalize.fedavg import FedAvg
 
 

@@ -11,11 +11,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from medfed.common.console import say, wide_console
+from medfed.common.console import cell, say, shown, wide_console
 from medfed.common.errors import ConfigError
 from medfed.common.figures import FORMATS, save_figures
 from medfed.common.files import write_text, writing
-from medfed.common.names import cell, shown
 from medfed.reports.methods import Comparison, Finding, compare
 from medfed.reports.rows import STATISTICS, Row, no_better, shown_rows, texts, to_csv, winner
 from medfed.reports.runs import common_folder, find_runs

@@ -24,9 +24,9 @@ from medfed.common.errors import CheckpointError
 from medfed.common.files import csv_text
 from medfed.common.untrusted import read_checkpoint, reading
 from medfed.config.compose import build
+from medfed.records.folder import Run
 from medfed.reports.methods import Comparison, Finding, sweeps
 from medfed.reports.scores import label_of
-from medfed.run.finished import Run
 
 Floats = NDArray[np.float64]
 _STRENGTH = "algorithm.strength"

@@ -17,14 +17,8 @@ from matplotlib.figure import Figure
 from omegaconf import DictConfig, OmegaConf
 
 from medfed.common.errors import CheckpointError, ConfigError, did_you_mean
-from medfed.reports.notes import notes_on
-from medfed.reports.runs import (
-    check_same_patients,
-    differences,
-    grouped,
-    without_repeats,
-)
-from medfed.run.finished import Run
+from medfed.records.folder import Run
+from medfed.reports.runs import check_same_patients, differences, grouped, notes_on, without_repeats
 
 
 class Cell(NamedTuple):

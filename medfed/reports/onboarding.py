@@ -12,10 +12,9 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from medfed.common.console import say, size, wide_console
+from medfed.common.console import cell, say, shown, size, wide_console
 from medfed.common.figures import save_figures
 from medfed.common.files import csv_text, write_json, write_text
-from medfed.common.names import cell, shown
 from medfed.common.scores import federation_statistics, mean_of_known, number, smaller_is_better
 from medfed.reports.scores import label_of, method_style
 

@@ -12,9 +12,8 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 from omegaconf import DictConfig
 
-from medfed.common.console import size
+from medfed.common.console import caption, size
 from medfed.common.figures import colours, legend_right
-from medfed.common.names import caption
 from medfed.common.scores import mean_of_known, smaller_is_better
 from medfed.models.contours import Case, contour_grid
 from medfed.models.segmentation import chosen_activation

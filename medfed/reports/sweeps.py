@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from medfed.common.files import csv_text
 from medfed.common.scores import smaller_is_better
-from medfed.personalize.quantized_layers import deal_bits
+from medfed.personalize.quantized_base import deal_bits
 from medfed.reports.methods import Cell, Comparison, Finding, Method, sweeps
 from medfed.reports.scores import number_curves
 

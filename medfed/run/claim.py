@@ -16,12 +16,22 @@ import pytorch_lightning as pl
 from omegaconf import DictConfig
 
 from medfed.common.errors import ConfigError, DataError, MedfedError
-from medfed.common.files import FULL, PARTIAL, cannot_write, locked, writing
-from medfed.common.folders import FIRST_FILES, LOCK, LOG, Before, refuse_full
-from medfed.common.launched import is_first_process
+from medfed.common.files import (
+    FIRST_FILES,
+    FULL,
+    LOCK,
+    LOG,
+    PARTIAL,
+    Before,
+    cannot_write,
+    locked,
+    refuse_full,
+    writing,
+)
+from medfed.common.processes import is_first_process
 from medfed.config.check import check_folders
 from medfed.datamodules.base import FederatedDataModule
-from medfed.federation.lightning.collect import gather_named, rank
+from medfed.federation.lightning.ranks import gather_named, rank
 
 _MINE = (LOCK, f"{LOCK}.pid")
 _ELSEWHERE = "choose another run folder"

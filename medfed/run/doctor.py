@@ -22,7 +22,7 @@ from packaging.requirements import Requirement
 from medfed.common.console import size
 from medfed.config.compose import build, load
 from medfed.federation.algorithm import Algorithm
-from medfed.federation.channels_last import channels_last_pays
+from medfed.federation.budget import channels_last_pays
 from medfed.federation.reference import ArrayClient, assemble
 from medfed.models.task import TaskModule
 from medfed.run.assembly import plain_task

@@ -10,8 +10,8 @@ from medfed.common.files import write_json
 from medfed.common.scores import failed
 from medfed.federation.lightning.module import EvalSplit
 from medfed.federation.lightning.strategy import together
+from medfed.records.folder import finished
 from medfed.run.experiment import examined, reopen, test_selected
-from medfed.run.folder import finished
 from medfed.run.intervals import findings, over_clients
 from medfed.run.results import undefined
 

@@ -18,11 +18,11 @@ from medfed.datamodules.base import Exchanged, FederatedDataModule
 from medfed.federation.algorithm import Algorithm, ClientInfo
 from medfed.federation.budget import learning_rates, remembers_elsewhere
 from medfed.federation.client import Batch, ClientData
+from medfed.federation.engine.loop import LocalTrainer
+from medfed.federation.engine.plan import Feed
 from medfed.federation.federation import Federation
-from medfed.federation.feed import Feed
-from medfed.federation.pool import Pool
+from medfed.federation.local_client import Pool
 from medfed.federation.reference import assemble
-from medfed.federation.training import LocalTrainer
 from medfed.federation.wire.channel import Channel
 from medfed.federation.wire.ledger import Entry, Ledger
 from medfed.federation.wire.link import Link

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from medfed.common.console import few, shown
 from medfed.common.files import csv_text
-from medfed.common.names import few, shown
 from medfed.common.scores import federation_statistics, smaller_is_better
 from medfed.common.seeding import derive_seed
 from medfed.datamodules.splits import Split
-from medfed.functional.bootstrap import draws, percentiles
-from medfed.functional.froc import CPM, froc_scores
-from medfed.functional.weighted_scores import Floats
+from medfed.functional.scores import CPM, Floats, froc_scores
+from medfed.functional.statistics import draws, percentiles
 from medfed.models.meters import Columns
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from torch import Tensor
 from medfed.common.errors import ConfigError
 from medfed.common.files import csv_text
 from medfed.datamodules.base import FederatedDataModule
-from medfed.datamodules.partitions.label_groups import group_of
+from medfed.datamodules.partitions.by_group import group_of
 from medfed.federation.algorithm import ClientInfo
 
 _LINKED = 300  # clients, at most, that a linkage orders

@@ -15,15 +15,15 @@ from medfed.common.tensors import to_device
 from medfed.config.compose import build
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.client_data import ClientData
-from medfed.datamodules.onboarding import first_patients
 from medfed.datamodules.partitions.round_robin import RoundRobin
-from medfed.datamodules.tabular import TabularDataModule
+from medfed.datamodules.plans import first_patients
+from medfed.datamodules.tables.datamodule import TabularDataModule
 from medfed.federation.lightning.module import FederatedModule
-from medfed.federation.onboarded import exchange, onboarded_client
 from medfed.federation.onboarding import rules_of
+from medfed.federation.reference import exchange, onboarded_client
 from medfed.federation.wire.ledger import Ledger
+from medfed.records.folder import finished
 from medfed.run.experiment import Experiment, reopen_selected
-from medfed.run.folder import finished
 
 Rule = Literal["own", "fine_tuning", "local"]
 RULES: tuple[Rule, ...] = ("own", "fine_tuning", "local")

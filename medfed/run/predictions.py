@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from medfed.common.console import file_names
 from medfed.common.files import atomic
-from medfed.common.names import file_names
 from medfed.common.untrusted import reading
 
 if TYPE_CHECKING:

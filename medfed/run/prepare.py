@@ -1,4 +1,7 @@
-"""What ``medfed prepare`` does, ahead of training: the cache, and a look at the clients."""
+"""What ``medfed prepare`` does, ahead of training: the cache, and a look at the clients.
+
+What of a network is shared and what personal, as a tree in the terminal.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +13,27 @@ from pathlib import Path
 
 import numpy as np
 from omegaconf import DictConfig
+from rich.markup import escape
+from rich.tree import Tree
+from torch import nn
 
 from medfed.common.console import size, wide_console
 from medfed.common.figures import save_figures
-from medfed.common.files import write_json, write_text, writing
-from medfed.common.folders import refuse_full
+from medfed.common.files import refuse_full, write_json, write_text, writing
 from medfed.config.check import check_values
 from medfed.config.compose import CONFIG_DIR, build
 from medfed.datamodules.base import FederatedDataModule
-from medfed.datamodules.base_on_disk import CachedDataModule
 from medfed.datamodules.cache.store import Store
-from medfed.run.cohort import FILE as COHORT
-from medfed.run.cohort import cohort_record
-from medfed.run.cohort_overview import print_cohort
-from medfed.run.cohort_table import print_clients, summarise_clients, to_csv
+from medfed.datamodules.cache.volumes import CachedDataModule
+from medfed.federation.split import Block, ParameterSplit, blocks
+from medfed.run.overview.table import FILE as COHORT
+from medfed.run.overview.table import (
+    cohort_record,
+    print_clients,
+    print_cohort,
+    summarise_clients,
+    to_csv,
+)
 
 _log = logging.getLogger(__name__)
 NOT_FOR_TRAINING = ("workers", "show", "folder")
@@ -88,7 +98,6 @@ def show_split(config: DictConfig, data: FederatedDataModule) -> None:
         ConfigError: If the model fits neither data nor method.
     """
     from medfed.run.assembly import task_for  # late: the other questions need no network
-    from medfed.run.split_tree import split_tree
 
     task, algorithm = task_for(config, data), build(config.algorithm)
     split = algorithm.split(task.network, task.personal, config.buffers)
@@ -116,8 +125,13 @@ def show(data: FederatedDataModule, folder: Path, kind: str = "png") -> Path:
         DataError: If the folder cannot be written.
     """
     # Late: they draw, and import, for a while.
-    from medfed.run.cohort_pictures import client_bars, feature_means, intensities
-    from medfed.run.contact_sheet import augmentation_sheet, contact_sheet
+    from medfed.run.overview.pictures import (
+        augmentation_sheet,
+        client_bars,
+        contact_sheet,
+        feature_means,
+        intensities,
+    )
 
     clients, cohort = summarise_clients(data), cohort_record(data)
     print_cohort(cohort)
@@ -196,3 +210,47 @@ partition.file=a/splits.json'
 
 def _key(override: str) -> str:
     return override.lstrip("+~").split("=")[0]
+
+
+def split_tree(network: nn.Module, split: ParameterSplit, method: str) -> Tree:
+    """Draws the blocks of a network, opened where they are part shared, part personal.
+
+    Args:
+        network: The model.
+        split: What of it is shared.
+        method: What divides it so, such as ``PFedNet``.
+
+    Example:
+        >>> from rich import print
+        >>> net = nn.Sequential(nn.Linear(9, 9), nn.Linear(9, 1))
+        >>> print(split_tree(net, ParameterSplit.of(net, ["1.*"]), "FedPer"))
+        Sequential under FedPer: 100 parameters, 90 shared, 10 personal (10 %)
+        ├── 0: 90 (90 %), shared
+        └── 1: 10 (10 %), personal
+    """
+    found = blocks(network, frozenset(split.personal))
+    whole, own = sum(b.parameters for b in found), sum(b.personal for b in found)
+    tree = Tree(
+        f"{type(network).__name__} under {method}: {whole:,} parameters, {whole - own:,} shared, "
+        f"{own:,} personal {_percent(own, whole)}"
+    )
+    _grow(tree, network, found, frozenset(split.personal), whole)
+    return tree
+
+
+def _grow(
+    tree: Tree, network: nn.Module, found: list[Block], personal: frozenset[str], whole: int
+) -> None:
+    for block in found:
+        mixed = 0 < block.personal < block.parameters
+        kind = "personal" if block.personal else "shared"
+        kind = f"{block.personal:,} of them personal" if mixed else kind
+        share = _percent(block.parameters, whole)
+        branch = tree.add(f"{escape(block.name)}: {block.parameters:,} {share}, {kind}")
+        if mixed or len(found) == 1:
+            inner = blocks(network, personal, block.name)
+            _grow(branch, network, inner, personal, whole)
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"({100 * part / max(1, whole):.2g} %)"

@@ -11,8 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from medfed.common.console import say, size, wide_console
-from medfed.common.names import cell, few, shown
+from medfed.common.console import cell, few, say, shown, size, wide_console
 from medfed.common.scores import (
     failure_sentences,
     number,

@@ -10,24 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from medfed.common.console import evenly, file_names
 from medfed.common.figures import save_figures
 from medfed.common.files import csv_text, write_json, write_text
-from medfed.common.names import evenly, file_names
-from medfed.common.scores import (
-    Record,
-    failed,
-    metrics_csv,
-    undefined_in,
-)
+from medfed.common.scores import Record, failed, metrics_csv, undefined_in
 from medfed.federation.budget import Passes
 from medfed.federation.lightning.callbacks import PersonalEvaluation
-from medfed.federation.lightning.collect import gather_named, rank
 from medfed.federation.lightning.module import FederatedModule
+from medfed.federation.lightning.ranks import gather_named, rank
 from medfed.functional.grids import on_grid
 from medfed.models.networks.adapters import merged
-from medfed.models.regions import slice_with_most
+from medfed.models.segmentation_meter import slice_with_most
+from medfed.records.folder import save_tensors
 from medfed.run.experiment import Experiment, examined
-from medfed.run.folder import save_tensors
 from medfed.run.intervals import findings, over_clients, to_csv
 from medfed.run.loggers import end_logging
 from medfed.run.memberships import Memberships

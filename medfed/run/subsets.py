@@ -15,13 +15,13 @@ from torch import Tensor
 from medfed.common.checks import check_known
 from medfed.common.errors import ConfigError
 from medfed.common.tensors import to_device
-from medfed.datamodules.channel_dropout import ChannelDropout
+from medfed.datamodules.augmentation import ChannelDropout
 from medfed.datamodules.client_data import ClientData
 from medfed.datamodules.readers.base import check_names
 from medfed.federation.client import Batch
 from medfed.federation.lightning.module import EvalSplit
+from medfed.records.folder import finished
 from medfed.run.experiment import reopen_selected
-from medfed.run.folder import finished
 
 MOST = 6
 """Channels of which all subsets are measured: 63."""

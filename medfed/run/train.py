@@ -6,7 +6,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from medfed.common.folders import Before
+from medfed.common.files import Before
 from medfed.federation.lightning.checkpoint import last_whole
 from medfed.federation.lightning.strategy import together
 from medfed.run import results

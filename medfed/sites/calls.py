@@ -11,11 +11,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from medfed.common.console import shown
 from medfed.common.errors import CodecError, ConfigError, SiteError
-from medfed.common.names import shown
 from medfed.datamodules.base import Exchanged
-from medfed.sites.transport import Silent, Transport
-from medfed.sites.wire import Facts, Greeting, Reply, Request
+from medfed.sites.wire import Facts, Greeting, Reply, Request, Silent, Transport
 
 Found = TypeVar("Found")
 Merging = Generator[bytes, Sequence[bytes], None]

@@ -4,6 +4,8 @@ One dead worker fails a whole job of FLARE's, a killed server's job is not taken
 hospital whose machine was restarted has no part in a job that still runs. So a job is no more than
 a vehicle: the run is in medfed's own checkpoints, at the server and at the sites, and goes on from
 there in the next job.
+
+The kits of a new federation, and what to do with them.
 """
 
 from __future__ import annotations
@@ -11,22 +13,23 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
-from medfed.common.errors import SiteError
-from medfed.common.folders import refuse_full
-from medfed.common.names import shown
-from medfed.run.folder import read_config
-from medfed.sites.agreement import Agreed
+from medfed.common.console import shown
+from medfed.common.errors import ConfigError, SiteError
+from medfed.common.files import refuse_full, write_text
+from medfed.records.folder import read_config
 from medfed.sites.calls import Terms
 from medfed.sites.flare.job import LOST, PREFIXES, write_job
-from medfed.sites.late import agreed_for
+from medfed.sites.newcomers import agreed_for
 from medfed.sites.order import BEGUN, FINISHED, SAID, STOPPED, Order, outcome, sealed
+from medfed.sites.terms import Agreed
 
 if TYPE_CHECKING:
     from medfed.sites.flare.console import Console
@@ -265,3 +268,56 @@ class Follower:
             self._told += len(whole + mark)
             for line in whole.splitlines():
                 self.say(line)
+
+
+ADMIN = "coordinator@medfed.local"
+"""Who submits; FLARE asks for the form of an address, and writes to nobody."""
+PROJECT = "medfed"
+
+
+@contextmanager
+def needs_flare() -> Iterator[None]:
+    """Says in one sentence how to get NVIDIA FLARE where it is absent.
+
+    Raises:
+        ConfigError: If it is.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("nvflare", "psutil"):
+            raise
+        raise ConfigError(
+            'Runs across hospitals need NVIDIA FLARE; install it by pip install "medfed[sites]".'
+        ) from error
+
+
+def make_kits(folder: Path, sites: Sequence[str], server: str, port: int) -> Path:
+    """Makes a kit for FLARE's server, each site and the coordinator, and says what is next.
+
+    Args:
+        folder: Where; those of an earlier call stay, and a site that is added has the same root.
+        sites: Names of the sites.
+        server: What they call the server by.
+        port: The one port that they call.
+
+    Returns:
+        The folder that holds the kits.
+
+    Raises:
+        ConfigError: If FLARE is absent, or refuses a name.
+    """
+    with needs_flare():
+        from medfed.sites.flare.console import project, provision
+
+    content = project(PROJECT, sites, server, port, ADMIN)
+    kits = provision(content, folder)
+    write_text(folder / "project.yml", OmegaConf.to_yaml(content))
+    print(
+        f"The kits are in {kits}; each holds a key, so that it goes to its owner alone.\n"
+        f"  {server}: unpack on the server's machine, open port {port}, startup/start.sh\n"
+        f"  {', '.join(sites)}: one for each hospital, which checks it there by\n"
+        "    nvflare preflight-check -p KIT, writes local/medfed.yaml, and runs startup/start.sh\n"
+        f"  {ADMIN}: medfed deploy kit={kits / ADMIN} sites=[{','.join(sites)}] experiment=..."
+    )
+    return kits

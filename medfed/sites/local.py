@@ -21,10 +21,10 @@ import psutil
 from omegaconf import OmegaConf
 
 from medfed.common.files import write_json, write_text
+from medfed.sites.deploying import ADMIN
 from medfed.sites.flare.components import OWN_FILE
+from medfed.sites.flare.console import allow, project, provision
 from medfed.sites.flare.job import PREFIXES
-from medfed.sites.flare.kits import allow, project, provision
-from medfed.sites.provisioning import ADMIN
 
 SERVER = "localhost"
 

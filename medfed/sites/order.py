@@ -16,7 +16,7 @@ from medfed.common.files import write_json
 from medfed.common.untrusted import read_json
 
 if TYPE_CHECKING:
-    from medfed.sites.transport import Answers, Transport
+    from medfed.sites.wire import Answers, Transport
 
 _log = logging.getLogger(__name__)
 OUTCOME, SAID = "outcome.json", "said.txt"
@@ -29,7 +29,7 @@ class Order:
 
     Attributes:
         name: The experiment's.
-        agreed: What all sites have agreed on, as :meth:`medfed.sites.agreement.Agreed.record` has
+        agreed: What all sites have agreed on, as :meth:`medfed.sites.terms.Agreed.record` has
             it.
         alone: Overrides that count at the coordinator alone.
         folder: The run folder, on the server's machine.
@@ -154,10 +154,10 @@ def carry_out(text: str, transport: Transport) -> None:
 def _coordinate(order: Order, transport: Transport) -> None:
     from omegaconf import OmegaConf, open_dict
 
-    from medfed.common.folders import Before
+    from medfed.common.files import Before
     from medfed.config.compose import load
     from medfed.sites.calls import Terms
-    from medfed.sites.late import AGREED, join
+    from medfed.sites.newcomers import AGREED, join
     from medfed.sites.run import coordinate
 
     config = load([*order.agreed["overrides"], *order.alone, f"folder={order.folder}"])
@@ -193,9 +193,8 @@ def start_site(own: Path, agreed: str, name: str) -> Answers:
 
 def _site(own: Path, agreed: str, name: str) -> Answers:
     from medfed.common.errors import ConfigError
-    from medfed.sites.agreement import Agreed
-    from medfed.sites.own_file import SiteFile
     from medfed.sites.own_folder import hospital
+    from medfed.sites.terms import Agreed, SiteFile
 
     known = opened(agreed)
     found = Agreed(tuple(known["sites"]), tuple(known["overrides"]), known["cut"], known["medfed"])

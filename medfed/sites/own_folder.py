@@ -17,10 +17,10 @@ from typing import Any
 
 from omegaconf import DictConfig, open_dict
 
+from medfed.common.console import file_names
 from medfed.common.errors import MedfedError
 from medfed.common.figures import save_figures
 from medfed.common.files import write_json, write_text
-from medfed.common.names import file_names
 from medfed.common.scores import Record, failures_count, undefined_in
 from medfed.common.strict_json import read_strict_json
 from medfed.common.tensors import Tensors
@@ -33,17 +33,15 @@ from medfed.federation.lightning.callbacks import PersonalEvaluation
 from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.wire.ledger import Direction, Ledger
 from medfed.federation.wire.packet import Packet
+from medfed.records.folder import open_folder, save_tensors
 from medfed.run import results
-from medfed.run.cohort import cohort_record
 from medfed.run.experiment import Experiment
 from medfed.run.federating import preprocessing
-from medfed.run.folder import open_folder, save_tensors
-from medfed.sites.agreement import Agreed
-from medfed.sites.joining import Newcomer
-from medfed.sites.own_file import SiteFile
-from medfed.sites.site import Site
+from medfed.run.overview.table import cohort_record
+from medfed.sites.newcomers import Newcomer
+from medfed.sites.site import ConfiguredSite, Site
+from medfed.sites.terms import Agreed, SiteFile
 from medfed.sites.wire import START, Reply, Request
-from medfed.sites.workplace import ConfiguredSite
 
 LOG = "log.txt"  # in the folder of all federations
 _LEDGER, _VALIDATION = "ledger.csv", "validation.json"

@@ -21,7 +21,7 @@ from medfed.common.tensors import State
 from medfed.common.untrusted import ANY, read_checkpoint, read_json
 from medfed.config.compose import build
 from medfed.federation.lightning.checkpoint import BEST, rounds_in, save_sealed
-from medfed.run.folder import read_config
+from medfed.records.folder import read_config
 
 FILE, SITES = "withdrawn.json", "sites.json"
 _SHAPE = {"sites": {ANY: {"after": int, "forgotten": [str]}}}

@@ -15,8 +15,7 @@ import torch
 from torch import nn
 
 from medfed.config.compose import build
-from medfed.federation.algorithm import Algorithm
-from medfed.federation.cohort import Cohort
+from medfed.federation.algorithm import Algorithm, Cohort
 from medfed.federation.federation import Federation
 from medfed.federation.lightning.callbacks import (
     CommunicationLogger,
@@ -25,11 +24,10 @@ from medfed.federation.lightning.callbacks import (
 )
 from medfed.federation.lightning.checkpoint import RoundCheckpoint
 from medfed.federation.lightning.module import FederatedModule
-from medfed.federation.wire.cer import CER
 from medfed.federation.wire.channel import Channel
 from medfed.federation.wire.codecs.qsgd import QSGD
 from medfed.federation.wire.codecs.stc import STC
-from medfed.federation.wire.link import Link
+from medfed.federation.wire.link import CER, Link
 from medfed.federation.wire.packet import Packet
 from medfed.models.networks.canonical import Canonical
 from tests.contract.names import algorithm_yamls, load_algorithm

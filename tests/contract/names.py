@@ -17,8 +17,8 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from medfed.config import compose
+from medfed.config.allowed import with_plugins
 from medfed.config.old_names import relocate
-from medfed.config.plugins import with_plugins
 
 PLUGINS = "MEDFED_TEST_PLUGINS"
 

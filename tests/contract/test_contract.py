@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from medfed.common.tensors import digest
-from medfed.federation.cohort import Cohort
+from medfed.federation.algorithm import Cohort
 from medfed.federation.reference import run_reference
 from medfed.federation.wire.channel import Channel
 from medfed.federation.wire.ledger import Ledger

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from medfed.common.tensors import digest
-from medfed.federation.onboarded import exchange, onboarded_client
 from medfed.federation.onboarding import rules_of
-from medfed.federation.reference import run_reference
+from medfed.federation.reference import exchange, onboarded_client, run_reference
 from medfed.federation.wire.channel import Channel
 from tests.contract.harness import BUFFERS, LOSSY, NAMES, Serialising, federation, lossy
 from tests.toys import ToyData

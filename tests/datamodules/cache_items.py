@@ -15,8 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from medfed.common.errors import DataError, MedfedError
-from medfed.datamodules.cache.building import build
-from medfed.datamodules.cache.store import Item, Recipe, Store
+from medfed.datamodules.cache.store import Item, Recipe, Store, build
 
 COUNT = 8
 

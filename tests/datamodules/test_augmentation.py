@@ -10,8 +10,8 @@ from scipy.ndimage import affine_transform, center_of_mass
 
 from medfed.common.errors import ConfigError
 from medfed.common.seeding import torch_rng
+from medfed.config.allowed import CONFIG_DIR
 from medfed.config.compose import build
-from medfed.config.targets import CONFIG_DIR
 from medfed.datamodules.augmentation import Augmentation, augmented
 from medfed.datamodules.client_data import ClientData
 from tests.contract.names import data_yamls, load

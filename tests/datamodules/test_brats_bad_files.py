@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from medfed.common.errors import DataError
-from medfed.datamodules.readers.brats_challenge import BratsChallengeReader
-from medfed.datamodules.readers.msd import MSDReader
+from medfed.datamodules.readers.case_folders import BratsChallengeReader, MSDReader
 from tests.datamodules.brats_layouts import make_head, save, write_challenge, write_msd
 
 CASE = "Brats18_CBICA_ABO_1"

@@ -10,11 +10,11 @@ import torch
 
 from medfed.common.errors import DataError
 from medfed.datamodules.cache.volumes import decode, encode
-from medfed.datamodules.on_demand import BlocksOnDemand
-from medfed.datamodules.partitions.centre import ByCentre
-from medfed.datamodules.partitions.channel_missing import ChannelMissing
+from medfed.datamodules.client_data import BlocksOnDemand
+from medfed.datamodules.partitions.by_centre import ByCentre
+from medfed.datamodules.partitions.effects import ChannelMissing
 from medfed.datamodules.patches import bounding_box
-from medfed.datamodules.readers.brats_challenge import BratsChallengeReader
+from medfed.datamodules.readers.case_folders import BratsChallengeReader
 from tests.datamodules.brats_layouts import make_head, write_challenge
 
 LACKING = ChannelMissing(ByCentre(), "rotate")

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from medfed.common.errors import DataError
-from medfed.datamodules.readers.brats_challenge import BratsChallengeReader
+from medfed.datamodules.readers.case_folders import BratsChallengeReader
 from tests.datamodules.brats_layouts import make_head, write_challenge
 
 HEADS = {name: make_head(seed) for seed, name in enumerate(["a", "b", "c"])}

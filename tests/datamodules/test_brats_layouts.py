@@ -12,10 +12,8 @@ import torch
 from medfed.common.errors import ConfigError
 from medfed.common.seeding import torch_rng
 from medfed.datamodules import patches
-from medfed.datamodules.normalization import zscore
-from medfed.datamodules.readers.brats_challenge import BratsChallengeReader
-from medfed.datamodules.readers.case_folders import FolderReader
-from medfed.datamodules.readers.msd import MSDReader
+from medfed.datamodules.preparation import zscore
+from medfed.datamodules.readers.case_folders import BratsChallengeReader, FolderReader, MSDReader
 from medfed.datamodules.readers.volumes import read_volume
 from tests.datamodules.brats_layouts import (
     ENHANCING,

@@ -18,10 +18,9 @@ import pytest
 import torch
 
 from medfed.common.errors import DataError
-from medfed.datamodules.cache import building
-from medfed.datamodules.cache.building import build
-from medfed.datamodules.cache.store import ITEMS, MANIFEST, Item, Manifest, Recipe, find
-from medfed.datamodules.on_demand import ArrayRows
+from medfed.datamodules.cache import store as building
+from medfed.datamodules.cache.store import ITEMS, MANIFEST, Item, Manifest, Recipe, build, find
+from medfed.datamodules.client_data import ArrayRows
 from tests.datamodules import cache_items
 from tests.datamodules.cache_items import COUNT, contents, recipe, were_read, write_sources
 
@@ -332,7 +331,7 @@ def test_a_script_without_a_main_guard_ends_with_a_sentence(source, tmp_path):
     script = tmp_path / "unguarded.py"
     script.write_text(
         "from pathlib import Path\n"
-        "from medfed.datamodules.cache.building import build\n"
+        "from medfed.datamodules.cache.store import build\n"
         "from tests.datamodules.cache_items import recipe\n"
         f"folder = Path({str(source)!r})\n"
         "build(recipe(folder), folder / 'cache', workers=2, quiet=True)\n"

@@ -3,7 +3,7 @@
 import pytest
 
 from medfed.common.errors import ConfigError
-from medfed.datamodules.partitions.centre_split import CentreSplit
+from medfed.datamodules.partitions.by_centre import CentreSplit
 from medfed.datamodules.readers.base import Patient
 
 PATIENTS = [Patient(f"{c}{n}", centre=c) for c, count in (("x", 7), ("y", 4)) for n in range(count)]

@@ -9,8 +9,7 @@ import torch
 
 from medfed.common.errors import ConfigError
 from medfed.config.compose import build, load
-from medfed.datamodules.augmentation import Augmentation
-from medfed.datamodules.channel_dropout import ChannelDropout
+from medfed.datamodules.augmentation import Augmentation, ChannelDropout
 from medfed.datamodules.client_data import ClientData
 
 PRESENT = torch.tensor([True, False, True, True])

@@ -6,10 +6,10 @@ import pytest
 import SimpleITK as sitk
 
 from medfed.common.errors import ConfigError, DataError
-from medfed.datamodules import ct_patches
-from medfed.datamodules.ct_patches import PatchSpec, extract, plan_slabs, to_unit
-from medfed.datamodules.readers.candidates import Candidates, centre_voxels
+from medfed.datamodules import luna16 as ct_patches
+from medfed.datamodules.luna16 import PatchSpec, extract, plan_slabs, to_unit
 from medfed.datamodules.readers.ct_scan import open_scan
+from medfed.datamodules.readers.luna16 import Candidates, centre_voxels
 
 from .luna_files import FLIPS, by_hand, image_of, noise, stored
 

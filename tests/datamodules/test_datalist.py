@@ -22,7 +22,7 @@ from monai.transforms import (
 
 from medfed.common.errors import ConfigError, DataError
 from medfed.config.compose import build, load
-from medfed.datamodules.normalization import CT_WINDOW
+from medfed.datamodules.preparation import CT_WINDOW
 from medfed.datamodules.readers.datalist import DatalistReader, NnunetReader
 from medfed.functional.grids import on_grid
 from tests.datamodules.organ_layouts import organs, write_datalist, write_nnunet

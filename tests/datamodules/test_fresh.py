@@ -8,11 +8,10 @@ import torch
 
 from medfed.common.errors import ConfigError
 from medfed.datamodules.cache.volumes import encode
-from medfed.datamodules.fresh import LARGEST, FreshPatches, PatchRows, volume_of, volume_of_cache
-from medfed.datamodules.onboarding import first_patients
-from medfed.datamodules.partitions.centre import ByCentre
-from medfed.datamodules.partitions.channel_missing import ChannelMissing
-from medfed.datamodules.partitions.site_effect import SiteEffect
+from medfed.datamodules.partitions.by_centre import ByCentre
+from medfed.datamodules.partitions.effects import ChannelMissing, SiteEffect
+from medfed.datamodules.patches import LARGEST, FreshPatches, PatchRows, volume_of, volume_of_cache
+from medfed.datamodules.plans import first_patients
 
 SHAPE = (20, 16, 6)
 

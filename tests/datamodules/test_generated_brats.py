@@ -10,8 +10,8 @@ from medfed.common.seeding import numpy_rng
 from medfed.datamodules.generated.brats import BratsCohort
 from medfed.datamodules.generated.head import make_head
 from medfed.datamodules.generated.hospitals import MriHospital
-from medfed.datamodules.partitions.centre import ByCentre
-from medfed.datamodules.readers.msd import MSDReader
+from medfed.datamodules.partitions.by_centre import ByCentre
+from medfed.datamodules.readers.case_folders import MSDReader
 from medfed.datamodules.segmentation import SegmentationDataModule
 from medfed.datamodules.splits import split_patients
 

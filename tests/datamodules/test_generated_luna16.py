@@ -13,9 +13,8 @@ from medfed.datamodules.generated.canvas import Canvas
 from medfed.datamodules.generated.chest import add_lookalikes, add_nodules, make_chest
 from medfed.datamodules.generated.hospitals import CtHospital
 from medfed.datamodules.generated.luna16 import FLIPPED, LunaCohort, write_scan
-from medfed.datamodules.readers.candidates import read_points
 from medfed.datamodules.readers.ct_scan import open_scan
-from medfed.datamodules.readers.luna16 import Luna16Reader
+from medfed.datamodules.readers.luna16 import Luna16Reader, read_points
 
 TINY = LunaCohort(hospitals=3, patients=4, shape=(48, 44, 24), lookalikes=10, seed=1)
 BARE = {"hospitals": 1, "patients": 2, "shape": (24, 24, 16), "lookalikes": 4}

@@ -11,9 +11,9 @@ import torch
 from medfed.common.errors import ConfigError, DataError
 from medfed.common.seeding import numpy_rng
 from medfed.config.compose import load
-from medfed.datamodules.partitions.centre import ByCentre
+from medfed.datamodules.partitions.by_centre import ByCentre
 from medfed.datamodules.readers.heart import FEATURES, PUBLISHED, TARGET, read_heart
-from medfed.datamodules.tabular import TabularDataModule
+from medfed.datamodules.tables.datamodule import TabularDataModule
 from medfed.run.train import train
 
 SHARED = Path(os.environ.get("MEDFED_SHARED", Path(__file__).parents[3] / "shared"))

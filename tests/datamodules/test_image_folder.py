@@ -12,8 +12,8 @@ from medfed.common.errors import ConfigError, DataError
 from medfed.common.seeding import numpy_rng
 from medfed.config.compose import load
 from medfed.datamodules.images import ImageDataModule
-from medfed.datamodules.partitions.centre import ByCentre
-from medfed.datamodules.partitions.label_imbalance import LabelImbalance
+from medfed.datamodules.partitions.by_centre import ByCentre
+from medfed.datamodules.partitions.by_label import LabelImbalance
 from medfed.datamodules.partitions.round_robin import RoundRobin
 from medfed.datamodules.readers.image_folder import read_image_folder
 from medfed.datamodules.splits import SPLITS

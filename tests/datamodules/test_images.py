@@ -10,14 +10,13 @@ from sklearn.datasets import load_digits
 from medfed.common.errors import ConfigError, DataError
 from medfed.common.seeding import numpy_rng
 from medfed.config.compose import load
+from medfed.datamodules.client_data import ArrayRows
 from medfed.datamodules.generated.medmnist import CLASSES, BloodCells
 from medfed.datamodules.images import ImageDataModule
-from medfed.datamodules.on_demand import ArrayRows
-from medfed.datamodules.partitions.centre import ByCentre
-from medfed.datamodules.partitions.channel_missing import ChannelMissing
-from medfed.datamodules.partitions.label_groups import LabelGroups
+from medfed.datamodules.partitions.by_centre import ByCentre
+from medfed.datamodules.partitions.by_group import LabelGroups
+from medfed.datamodules.partitions.effects import ChannelMissing, SiteEffect
 from medfed.datamodules.partitions.round_robin import RoundRobin
-from medfed.datamodules.partitions.site_effect import SiteEffect
 from medfed.datamodules.readers.medmnist import read_medmnist
 from medfed.datamodules.readers.scikit_learn import read_digits
 from medfed.datamodules.splits import SPLITS

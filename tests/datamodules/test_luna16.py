@@ -22,12 +22,11 @@ from torch import nn
 from medfed.common.errors import ConfigError, DataError
 from medfed.config.compose import load
 from medfed.datamodules.client_data import gather
-from medfed.datamodules.ct_patches import PatchSpec, extract
 from medfed.datamodules.generated.luna16 import LunaCohort
-from medfed.datamodules.luna16 import Luna16DataModule
-from medfed.datamodules.partitions.centre import ByCentre
-from medfed.datamodules.partitions.channel_missing import ChannelMissing
-from medfed.datamodules.partitions.label_imbalance import LabelImbalance
+from medfed.datamodules.luna16 import Luna16DataModule, PatchSpec, extract
+from medfed.datamodules.partitions.by_centre import ByCentre
+from medfed.datamodules.partitions.by_label import LabelImbalance
+from medfed.datamodules.partitions.effects import ChannelMissing
 from medfed.datamodules.readers.luna16 import Luna16Reader
 
 COHORT = LunaCohort(hospitals=2, patients=5, shape=(48, 48, 24), lookalikes=8, seed=1)

@@ -6,8 +6,8 @@ import torch
 from scipy.special import expit
 
 from medfed.common.errors import ConfigError
-from medfed.datamodules.mixture import MixtureDataModule
-from medfed.datamodules.partitions.centre import ByCentre
+from medfed.datamodules.partitions.by_centre import ByCentre
+from medfed.datamodules.tables.mixture import MixtureDataModule
 
 
 def test_labels_follow_the_true_mixtures():

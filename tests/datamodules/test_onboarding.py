@@ -10,7 +10,7 @@ from medfed.common.errors import ConfigError
 from medfed.config.check import check_values
 from medfed.config.compose import build, load
 from medfed.datamodules.client_data import ClientData
-from medfed.datamodules.onboarding import first_patients
+from medfed.datamodules.plans import first_patients
 
 
 class Disk:

@@ -8,20 +8,16 @@ import pytest
 import torch
 
 from medfed.common.errors import ConfigError, DataError
-from medfed.datamodules.agreement import merge, tell
-from medfed.datamodules.agreement_messages import converse
 from medfed.datamodules.images import ImageDataModule
 from medfed.datamodules.one_site import OwnData, setup_alone
-from medfed.datamodules.partitions.auto import Auto
-from medfed.datamodules.partitions.centre import ByCentre
-from medfed.datamodules.partitions.channel_missing import ChannelMissing
-from medfed.datamodules.partitions.dirichlet import Dirichlet
-from medfed.datamodules.partitions.label_imbalance import LabelImbalance
-from medfed.datamodules.partitions.site_effect import SiteEffect
+from medfed.datamodules.partitions.by_centre import Auto, ByCentre
+from medfed.datamodules.partitions.by_label import Dirichlet, LabelImbalance
+from medfed.datamodules.partitions.effects import ChannelMissing, SiteEffect
 from medfed.datamodules.readers.base import Patient
 from medfed.datamodules.readers.scikit_learn import read_digits
 from medfed.datamodules.splits import SPLITS
-from medfed.datamodules.tabular import TabularDataModule
+from medfed.datamodules.tables.agreement import converse, merge, tell
+from medfed.datamodules.tables.datamodule import TabularDataModule
 
 SITES = ["Basel", "Bern", "Chur"]
 ONE_EACH = [Patient(site, centre=site) for site in SITES]

@@ -6,15 +6,13 @@ import torch
 from sklearn.datasets import load_diabetes
 
 from medfed.common.errors import ConfigError, DataError
-from medfed.datamodules.mixture import MixtureDataModule
-from medfed.datamodules.partitions.centre import ByCentre
-from medfed.datamodules.partitions.dirichlet import Dirichlet
-from medfed.datamodules.partitions.label_imbalance import LabelImbalance
-from medfed.datamodules.partitions.quantity_skew import QuantitySkew
+from medfed.datamodules.partitions.by_centre import ByCentre
+from medfed.datamodules.partitions.by_label import Dirichlet, LabelImbalance, QuantitySkew
 from medfed.datamodules.partitions.round_robin import RoundRobin
 from medfed.datamodules.readers.table import read_csv
-from medfed.datamodules.tabular import TabularDataModule
-from medfed.run.cohort_table import summarise_clients
+from medfed.datamodules.tables.datamodule import TabularDataModule
+from medfed.datamodules.tables.mixture import MixtureDataModule
+from medfed.run.overview.table import summarise_clients
 
 CSV = """id,site,age,score
 p1,Bern,50,1.5

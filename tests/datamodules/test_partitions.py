@@ -1,9 +1,9 @@
 import pytest
 
 from medfed.common.errors import ConfigError
-from medfed.datamodules.partitions.centre import ByCentre
-from medfed.datamodules.partitions.channel_missing import ChannelMissing
-from medfed.datamodules.partitions.label_imbalance import LabelImbalance
+from medfed.datamodules.partitions.by_centre import ByCentre
+from medfed.datamodules.partitions.by_label import LabelImbalance
+from medfed.datamodules.partitions.effects import ChannelMissing
 from medfed.datamodules.partitions.round_robin import RoundRobin
 from medfed.datamodules.readers.base import Patient
 

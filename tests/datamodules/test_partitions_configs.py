@@ -13,7 +13,7 @@ from medfed.common.errors import ConfigError
 from medfed.config.compose import build, check_overrides
 from medfed.datamodules import partitions
 from medfed.datamodules.partitions.base import Partition, Wrapped
-from medfed.datamodules.partitions.shards import Shards
+from medfed.datamodules.partitions.by_label import Shards
 from tests.contract.names import load, partition_yamls
 
 NAMES = [path.stem for path in partition_yamls()]

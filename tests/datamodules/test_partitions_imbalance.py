@@ -5,8 +5,7 @@ import pytest
 from scipy.optimize import linprog
 
 from medfed.common.errors import ConfigError
-from medfed.datamodules.partitions.label_imbalance import LabelImbalance
-from medfed.datamodules.partitions.proportions import deal_whole, largest_fit, thin
+from medfed.datamodules.partitions.by_label import LabelImbalance, deal_whole, largest_fit, thin
 from medfed.datamodules.readers.base import Patient
 
 

@@ -10,17 +10,13 @@ from omegaconf import OmegaConf
 from medfed.common.errors import ConfigError
 from medfed.config.compose import build
 from medfed.datamodules.partitions.base import Dealt, Wrapped
-from medfed.datamodules.partitions.centre import ByCentre
-from medfed.datamodules.partitions.channel_missing import ChannelMissing
-from medfed.datamodules.partitions.dirichlet import Dirichlet
-from medfed.datamodules.partitions.label_groups import LabelGroups, group_of
-from medfed.datamodules.partitions.label_imbalance import LabelImbalance
-from medfed.datamodules.partitions.quantity_skew import QuantitySkew
+from medfed.datamodules.partitions.by_centre import ByCentre
+from medfed.datamodules.partitions.by_group import LabelGroups, SiteGroups, group_of
+from medfed.datamodules.partitions.by_label import Dirichlet, LabelImbalance, QuantitySkew, Shards
+from medfed.datamodules.partitions.effects import ChannelMissing
 from medfed.datamodules.partitions.round_robin import RoundRobin
-from medfed.datamodules.partitions.shards import Shards
-from medfed.datamodules.partitions.site_groups import SiteGroups
 from medfed.datamodules.readers.base import Patient
-from medfed.datamodules.tabular import TabularDataModule
+from medfed.datamodules.tables.datamodule import TabularDataModule
 from tests.contract.names import load, partition_yamls
 
 GROUPS = [[0], [1]]

@@ -6,12 +6,11 @@ import pytest
 import torch
 
 from medfed.common.errors import ConfigError, DataError
-from medfed.datamodules.partitions.centre import ByCentre
-from medfed.datamodules.partitions.channel_missing import ChannelMissing
-from medfed.datamodules.partitions.label_imbalance import LabelImbalance
+from medfed.datamodules.partitions.by_centre import ByCentre
+from medfed.datamodules.partitions.by_label import LabelImbalance
+from medfed.datamodules.partitions.effects import ChannelMissing, SiteEffect
 from medfed.datamodules.partitions.round_robin import RoundRobin
 from medfed.datamodules.partitions.saved import Saved
-from medfed.datamodules.partitions.site_effect import SiteEffect
 from medfed.datamodules.readers.base import Patient
 
 PATIENTS = [Patient(name) for name in ("p1", "p2", "p3", "p4")]

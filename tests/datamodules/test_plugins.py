@@ -12,8 +12,8 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from medfed.config.allowed import register
 from medfed.config.compose import build, load
-from medfed.config.targets import register
 from medfed.datamodules.partitions.base import Dealt, Partition, Traits
 from medfed.datamodules.readers.base import Patient, VolumeReader
 from medfed.datamodules.readers.samples import ImageSet, Samples

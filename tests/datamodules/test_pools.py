@@ -12,8 +12,8 @@ from concurrent.futures.process import BrokenProcessPool
 
 import pytest
 
-from medfed.common import pools
-from medfed.common.pools import WatchedPool
+from medfed.common import processes as pools
+from medfed.common.processes import WatchedPool
 
 
 def _half_an_answer():

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from medfed.common.errors import ConfigError
-from medfed.datamodules.partitions.proportions import apportion, largest_fit, thin
+from medfed.datamodules.partitions.by_label import apportion, largest_fit, thin
 
 POSITIVE = [Fraction(n, d) for d in (2, 3, 5, 8) for n in range(d + 1)]
 

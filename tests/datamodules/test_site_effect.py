@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from medfed.common.errors import ConfigError
-from medfed.datamodules.partitions.centre import ByCentre
-from medfed.datamodules.partitions.channel_missing import ChannelMissing
-from medfed.datamodules.partitions.site_effect import SiteEffect
+from medfed.datamodules.partitions.by_centre import ByCentre
+from medfed.datamodules.partitions.effects import ChannelMissing, SiteEffect
 from medfed.datamodules.scanner import UNCHANGED, Scanner
 
 CLIENTS = ("a", "b", "c", "d", "e")

@@ -9,16 +9,14 @@ import torch
 
 from medfed.common.errors import ConfigError, DataError
 from medfed.config.compose import load
-from medfed.datamodules.ct_patches import PatchSpec
 from medfed.datamodules.generated.luna16 import LunaCohort
-from medfed.datamodules.luna16 import Luna16DataModule
-from medfed.datamodules.partitions.channel_missing import ChannelMissing
-from medfed.datamodules.partitions.label_groups import group_of
+from medfed.datamodules.luna16 import Luna16DataModule, PatchSpec
+from medfed.datamodules.partitions.by_group import SiteGroups, group_of
+from medfed.datamodules.partitions.effects import ChannelMissing
 from medfed.datamodules.partitions.saved import Saved
-from medfed.datamodules.partitions.site_groups import SiteGroups
 from medfed.datamodules.readers.base import Patient
+from medfed.datamodules.readers.case_folders import MSDReader
 from medfed.datamodules.readers.luna16 import Luna16Reader
-from medfed.datamodules.readers.msd import MSDReader
 from medfed.datamodules.scanner import UNCHANGED
 from medfed.run.assembly import data_and_task
 from medfed.run.memberships import planted_groups

@@ -11,14 +11,13 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from medfed.common.errors import ConfigError, DataError
-from medfed.datamodules.agreement import agree
-from medfed.datamodules.partitions.centre import ByCentre
-from medfed.datamodules.partitions.channel_missing import ChannelMissing
+from medfed.datamodules.partitions.by_centre import ByCentre
+from medfed.datamodules.partitions.effects import ChannelMissing
 from medfed.datamodules.partitions.round_robin import RoundRobin
 from medfed.datamodules.readers.table import read_csv
-from medfed.datamodules.table_columns import Columns
-from medfed.datamodules.table_scaling import fit_standard, limits
-from medfed.datamodules.tabular import TabularDataModule
+from medfed.datamodules.tables.agreement import agree
+from medfed.datamodules.tables.columns import Columns, fit_standard, limits
+from medfed.datamodules.tables.datamodule import TabularDataModule
 
 HEADER = "hospital,age,sex,grade,crp,outcome"
 

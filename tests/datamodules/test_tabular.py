@@ -3,12 +3,12 @@ import pytest
 import torch
 
 from medfed.common.errors import ConfigError, DataError
-from medfed.datamodules.partitions.centre import ByCentre
-from medfed.datamodules.partitions.label_imbalance import LabelImbalance
+from medfed.datamodules.partitions.by_centre import ByCentre
+from medfed.datamodules.partitions.by_label import LabelImbalance
+from medfed.datamodules.partitions.effects import SiteEffect
 from medfed.datamodules.partitions.round_robin import RoundRobin
-from medfed.datamodules.partitions.site_effect import SiteEffect
 from medfed.datamodules.readers.table import read_csv
-from medfed.datamodules.tabular import TabularDataModule
+from medfed.datamodules.tables.datamodule import TabularDataModule
 
 CSV = """id,site,age,sugar,label
 p1,Bern,50,1.0,0

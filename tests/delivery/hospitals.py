@@ -18,8 +18,7 @@ from omegaconf import DictConfig
 from medfed.config.compose import load
 from medfed.datamodules.base import FederatedDataModule
 from medfed.delivery.bundle.bundle import write_bundle
-from medfed.delivery.bundle.foreign_networks import code_of
-from medfed.delivery.bundle.network_descriptions import describe
+from medfed.delivery.bundle.networks import code_of, describe
 from medfed.delivery.export.run_record import RunRecord
 from medfed.delivery.predict.prediction import predict
 from medfed.federation.split import float_entries

@@ -23,12 +23,11 @@ from PIL import Image
 from medfed.common.errors import CheckpointError, DataError
 from medfed.config.compose import load
 from medfed.delivery.bundle import scripts as bundle_scripts
-from medfed.delivery.bundle.bundle import read_bundle, write_bundle
-from medfed.delivery.bundle.manifest import MANIFEST, write_manifest
+from medfed.delivery.bundle.bundle import MANIFEST, read_bundle, write_bundle, write_manifest
 from medfed.delivery.bundle.metadata import METADATA
-from medfed.delivery.bundle.network_descriptions import TARGETS, describe
+from medfed.delivery.bundle.networks import TARGETS, describe
 from medfed.delivery.bundle.weights import MODEL, fit, save_weights
-from medfed.delivery.export.quantization import choose_bits, quantise
+from medfed.delivery.export.client_model import choose_bits, quantise
 from medfed.federation.split import float_entries
 from medfed.run.assembly import build_task
 

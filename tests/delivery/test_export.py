@@ -22,15 +22,14 @@ from medfed.common.files import sha256
 from medfed.config.compose import load
 from medfed.delivery.bundle.bundle import read_bundle
 from medfed.delivery.bundle.weights import with_codebooks
-from medfed.delivery.export.client_model import collapse
+from medfed.delivery.export.client_model import choose_bits, collapse, quantise
 from medfed.delivery.export.export import export_run
 from medfed.delivery.export.finetuning import STAGES
-from medfed.delivery.export.quantization import choose_bits, quantise
 from medfed.delivery.export.run_record import RunRecord
 from medfed.models.networks.canonical import Canonical
-from medfed.models.networks.linear import LogisticRegression
+from medfed.models.networks.small import LogisticRegression
 from medfed.models.networks.unet import basic_unet
-from medfed.run.folder import save_tensors
+from medfed.records.folder import save_tensors
 from medfed.run.train import train
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,14 +13,13 @@ from monai.networks.nets import UNet
 
 from medfed.common.errors import CheckpointError, ConfigError, MedfedError
 from medfed.config.compose import load
-from medfed.delivery.adopting import of_training
 from medfed.delivery.bundle.bundle import read_bundle, write_bundle
 from medfed.delivery.bundle.weights import fit as quantised
 from medfed.delivery.export.export import export_run
-from medfed.delivery.pretrained import Pretrained
+from medfed.delivery.start.pretrained import Pretrained, of_training
 from medfed.federation.split import float_entries
-from medfed.run.finished import Run
-from medfed.run.matching import fit
+from medfed.records.folder import Run
+from medfed.run.start import fit
 from tests.integration.runs import imaging, outcome, resume, run
 
 FIRST = (

@@ -14,13 +14,17 @@ import torch
 from medfed.common.errors import CheckpointError
 from medfed.config.compose import build, load
 from medfed.delivery.bundle.bundle import read_bundle, write_bundle
-from medfed.delivery.bundle.network_descriptions import build_network, describe
-from medfed.delivery.bundle.onnx_file import save_onnx
-from medfed.delivery.bundle.onnx_runtime import OnnxNetwork
-from medfed.delivery.export.client_model import NEGLIGIBLE, checked, used_instances
-from medfed.delivery.export.quantization import choose_bits, quantise
+from medfed.delivery.bundle.networks import build_network, describe
+from medfed.delivery.bundle.onnx_file import OnnxNetwork, save_onnx
+from medfed.delivery.export.client_model import (
+    NEGLIGIBLE,
+    checked,
+    choose_bits,
+    quantise,
+    used_instances,
+)
 from medfed.federation.split import float_entries
-from medfed.models.networks.personal import part_roots
+from medfed.models.networks.personal_part import part_roots
 from medfed.run.assembly import build_task
 
 CNN = ("model=small_cnn", "model.network.channels=[4,4,4]", "in_channels=3", "out_channels=4")

@@ -9,7 +9,7 @@ import torch
 
 from medfed.common.errors import CheckpointError, ConfigError
 from medfed.config.compose import load
-from medfed.delivery.bundle.network_descriptions import build_network, describe
+from medfed.delivery.bundle.networks import build_network, describe
 from medfed.run.assembly import build_task
 
 CASES = {

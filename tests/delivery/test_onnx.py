@@ -14,14 +14,12 @@ import torch
 
 from medfed.common.errors import CheckpointError, ConfigError
 from medfed.config.compose import load
-from medfed.delivery.bundle.bundle import read_bundle, write_bundle
-from medfed.delivery.bundle.manifest import write_manifest
+from medfed.delivery.bundle.bundle import read_bundle, write_bundle, write_manifest
 from medfed.delivery.bundle.metadata import METADATA
-from medfed.delivery.bundle.network_descriptions import build_network, describe_mixture
-from medfed.delivery.bundle.onnx_file import ONNX, save_onnx
-from medfed.delivery.bundle.onnx_runtime import INPUT, OnnxNetwork
+from medfed.delivery.bundle.networks import build_network, describe_mixture
+from medfed.delivery.bundle.onnx_file import INPUT, ONNX, OnnxNetwork, save_onnx
 from medfed.delivery.bundle.weights import Codebook
-from medfed.delivery.export.quantization import choose_bits, quantise
+from medfed.delivery.export.client_model import choose_bits, quantise
 from medfed.delivery.predict.options import PredictOptions
 from medfed.delivery.predict.predictor import make_predictor
 from medfed.federation.split import float_entries

@@ -14,17 +14,20 @@ import pytest
 import torch
 
 from medfed.common.errors import CheckpointError, ConfigError
-from medfed.config.plugins import with_plugins
-from medfed.delivery.bundle.bundle import Bundle, read_bundle, write_bundle
-from medfed.delivery.bundle.foreign_networks import bounded, build_foreign, describe_foreign
-from medfed.delivery.bundle.manifest import write_manifest
+from medfed.config.allowed import with_plugins
+from medfed.delivery.bundle.bundle import Bundle, read_bundle, write_bundle, write_manifest
 from medfed.delivery.bundle.metadata import METADATA
-from medfed.delivery.bundle.network_descriptions import build_network, describe
-from medfed.delivery.bundle.onnx_file import ONNX, save_onnx
-from medfed.delivery.bundle.onnx_runtime import NotTraceableError, OnnxNetwork
+from medfed.delivery.bundle.networks import (
+    bounded,
+    build_foreign,
+    build_network,
+    describe,
+    describe_foreign,
+)
+from medfed.delivery.bundle.onnx_file import ONNX, NotTraceableError, OnnxNetwork, save_onnx
 from medfed.delivery.bundle.scripts.decode import only_logits
 from medfed.delivery.bundle.source_code import PLUGINS, describe_code
-from medfed.delivery.export.quantization import choose_bits, quantise
+from medfed.delivery.export.client_model import choose_bits, quantise
 from medfed.federation.split import float_entries
 from tests.delivery.hospitals import Hospital, make_hospital, run_by_monai
 

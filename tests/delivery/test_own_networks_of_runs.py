@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from medfed.config.allowed import with_plugins
 from medfed.config.compose import load
-from medfed.config.plugins import with_plugins
 from medfed.delivery.bundle.bundle import read_bundle
-from medfed.delivery.bundle.onnx_file import ONNX
-from medfed.delivery.bundle.onnx_runtime import OnnxNetwork
+from medfed.delivery.bundle.onnx_file import ONNX, OnnxNetwork
 from medfed.delivery.export.export import export_run
 from medfed.delivery.export.run_record import RunRecord
 from medfed.delivery.predict.prediction import predict

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from medfed.common.errors import CheckpointError, ConfigError, DataError, MedfedError
-from medfed.delivery.bundle.manifest import write_manifest
+from medfed.delivery.bundle.bundle import write_manifest
 from medfed.delivery.bundle.metadata import FORMAT_VERSION, METADATA
 from medfed.delivery.bundle.weights import MODEL
 

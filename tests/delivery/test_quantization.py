@@ -12,8 +12,8 @@ from torch import nn
 from medfed.common.errors import ConfigError
 from medfed.delivery.bundle.scripts.decode import fill
 from medfed.delivery.bundle.weights import fit
-from medfed.delivery.export.distillation import distil, measured_statistics
-from medfed.delivery.export.quantization import choose_bits, quantise
+from medfed.delivery.export.client_model import choose_bits, quantise
+from medfed.delivery.export.finetuning import distil, measured_statistics
 from medfed.federation.split import float_entries
 
 NET = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 5), nn.Linear(5, 4), nn.Linear(4, 1))

@@ -11,8 +11,7 @@ from torch import nn
 from medfed.common.errors import ConfigError
 from medfed.config.compose import load
 from medfed.federation.algorithm import Algorithm
-from medfed.federation.blocks import blocks, listed, main_blocks, proposal
-from medfed.federation.split import ParameterSplit
+from medfed.federation.split import ParameterSplit, blocks, listed, main_blocks, proposal
 from medfed.personalize.ditto import Ditto
 from medfed.personalize.fedavg import FedAvg
 from medfed.personalize.fedper import FedPer

@@ -12,10 +12,10 @@ from torch import nn
 
 from medfed.common.errors import CodecError, ConfigError
 from medfed.common.tensors import weighted_mean
-from medfed.federation.channels import entries_reading, lacks, mean_where_present, presence
+from medfed.federation.missing_channels import entries_reading, lacks, mean_where_present, presence
 from medfed.models.networks.canonical import Canonical
 from medfed.models.networks.densenet import densenet_bc
-from medfed.models.networks.small_cnn import SmallCNN
+from medfed.models.networks.small import SmallCNN
 
 SMALL = {"channels": (4, 8, 8), "strides": (2, 2)}
 UNETR = {"feature_size": 4, "hidden_size": 12, "mlp_dim": 16, "num_heads": 2}

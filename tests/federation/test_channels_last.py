@@ -9,8 +9,7 @@ from torch import nn
 
 from medfed.common.errors import ConfigError
 from medfed.common.tensors import digest
-from medfed.federation.budget import LocalBudget
-from medfed.federation.channels_last import channels_last_pays
+from medfed.federation.budget import LocalBudget, channels_last_pays
 from medfed.federation.reference import ArrayClient, assemble, run_reference
 from medfed.models.networks.densenet import densenet_bc
 from medfed.personalize.scaffold import Scaffold

@@ -1,7 +1,7 @@
 import pytest
 
 from medfed.common.errors import ConfigError
-from medfed.federation.cohort import Cohort
+from medfed.federation.algorithm import Cohort
 
 KNOWN = [f"c{i}" for i in range(10)]
 

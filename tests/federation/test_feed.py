@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from medfed.datamodules.augmentation import Augmentation
-from medfed.datamodules.channel_dropout import ChannelDropout
+from medfed.datamodules.augmentation import Augmentation, ChannelDropout
 from medfed.datamodules.client_data import ClientData
-from medfed.federation.feed import SHARE, Feed
-from medfed.federation.pool import Pool
+from medfed.federation.engine.plan import SHARE, Feed
+from medfed.federation.local_client import Pool
 from tests.toys import toy_data
 
 CPU = torch.device("cpu")

@@ -10,9 +10,8 @@ import torch
 
 from medfed.datamodules.augmentation import Augmentation
 from medfed.federation.budget import LocalBudget
-from medfed.federation.capture import CudaGraphs
-from medfed.federation.feed import Feed
-from medfed.federation.graphs import Graphs
+from medfed.federation.engine.graphs import CudaGraphs, Graphs
+from medfed.federation.engine.plan import Feed
 from medfed.federation.reference import run_reference
 from tests.federation.test_feed import client
 from tests.federation.test_graphs import ADAM, METHODS, MOMENTUM, NEVER, dropping

@@ -12,8 +12,7 @@ from torch import nn
 
 from medfed.common.tensors import digest
 from medfed.federation.budget import LocalBudget
-from medfed.federation.capture import Tape, UncapturableError, Watch
-from medfed.federation.graphs import Graphs, anatomy
+from medfed.federation.engine.graphs import Graphs, Tape, UncapturableError, Watch, anatomy
 from medfed.federation.local_client import LocalClient
 from medfed.federation.reference import run_reference
 from medfed.functional.prox import Linear, Proximity

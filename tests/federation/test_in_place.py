@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from medfed.common.tensors import digest
-from medfed.federation.training import LocalTrainer
+from medfed.federation.engine.loop import LocalTrainer
 from medfed.personalize.fedavg import FedAvg
 from tests.toys import toy_data, toy_federation
 

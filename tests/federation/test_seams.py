@@ -12,9 +12,8 @@ from torch import nn
 from medfed.common.errors import ConfigError
 from medfed.common.tensors import digest
 from medfed.federation.budget import LocalBudget
-from medfed.federation.gradients import Gradients
+from medfed.federation.engine.gradients import Gradients, Look
 from medfed.federation.local_client import LocalClient
-from medfed.federation.step import Look
 from medfed.personalize.ditto import Ditto
 from medfed.personalize.fedper import FedPer
 from medfed.personalize.fedrep import FedRep

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from medfed.common.errors import CheckpointError, ConfigError
-from medfed.federation.cohort import Cohort
+from medfed.federation.algorithm import Cohort
+from medfed.federation.local_client import on_disk
 from medfed.federation.reference import run_reference
-from medfed.federation.shelf import on_disk
 from tests.contract.harness import federation, lossy
 
 posix = pytest.mark.skipif(os.name != "posix", reason="a mapped file cannot lose its name there")

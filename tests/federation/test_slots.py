@@ -15,9 +15,9 @@ from torch import nn
 from medfed.common.errors import ConfigError
 from medfed.common.seeding import seeded
 from medfed.federation.budget import LocalBudget
+from medfed.federation.engine.loop import LocalTrainer
+from medfed.federation.engine.slots import Alone, Backend, Slots, slots_of, twin
 from medfed.federation.reference import run_reference
-from medfed.federation.slots import Alone, Backend, Slots, slots_of, twin
-from medfed.federation.training import LocalTrainer
 from tests.contract import harness
 from tests.toys import ToyTask
 

@@ -3,12 +3,7 @@ import torch
 from torch import nn
 
 from medfed.common.errors import ConfigError
-from medfed.federation.split import (
-    ParameterSplit,
-    float_entries,
-    match,
-    normalization_patterns,
-)
+from medfed.federation.split import ParameterSplit, float_entries, match, normalization_patterns
 from medfed.personalize.fedper import FedPer
 from tests.toys import ToyTask
 

@@ -7,8 +7,8 @@ import pytest
 from scipy import stats
 from sklearn.metrics import roc_auc_score
 
-from medfed.functional.bootstrap import draws, percentiles
-from medfed.functional.weighted_scores import area
+from medfed.functional.scores import area
+from medfed.functional.statistics import draws, percentiles
 
 
 def test_intervals_are_those_of_scipy():

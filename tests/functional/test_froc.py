@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from monai.metrics import compute_froc_curve_data, compute_froc_score
 
-from medfed.functional.froc import ALARMS, froc_scores, sensitivities
+from medfed.functional.scores import ALARMS, froc_scores, sensitivities
 
 
 def by_hand(scores: np.ndarray, positive: np.ndarray, scans: int) -> list[float]:

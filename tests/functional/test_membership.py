@@ -9,12 +9,7 @@ from scipy.optimize import minimize
 from scipy.sparse.csgraph import laplacian as scipy_laplacian
 from scipy.spatial.distance import cdist
 
-from medfed.functional.membership import (
-    cosine_affinity,
-    coupling,
-    exponentiated_gradient,
-    laplacian,
-)
+from medfed.functional.mixing import cosine_affinity, coupling, exponentiated_gradient, laplacian
 
 
 def symmetric(n: int, seed: int = 0) -> torch.Tensor:

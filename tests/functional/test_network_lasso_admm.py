@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from medfed.functional.graph import complete_edges, ring_edges
-from medfed.functional.network_lasso_admm import FusedSteps, TorchSteps, block_width
+from medfed.functional.network_lasso import FusedSteps, TorchSteps, block_width
 from medfed.functional.network_lasso_kernels import clip_levels
 from medfed.functional.prox import dual_norm, prox_norm
 

@@ -17,8 +17,7 @@ from medfed.federation.wire.codecs.sparse import TopK
 from medfed.federation.wire.codecs.stc import STC
 from medfed.federation.wire.codecs.support import largest
 from medfed.functional.fused_lasso import fused_lasso
-from medfed.functional.network_lasso import solve_network_lasso
-from medfed.functional.network_lasso_admm import FusedSteps, TorchSteps
+from medfed.functional.network_lasso import FusedSteps, TorchSteps, solve_network_lasso
 from medfed.functional.prox import prox_norm, prox_rows
 from medfed.functional.quantize import quantize
 

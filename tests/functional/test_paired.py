@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import rankdata, t, ttest_1samp
 
-from medfed.functional.paired import (
+from medfed.functional.statistics import (
     cliques,
     difference,
     harmed,

@@ -6,9 +6,14 @@ import torch
 from scipy.optimize import minimize_scalar
 
 from medfed.common.errors import ConfigError
-from medfed.functional import quantize_centers
-from medfed.functional.quantize import assign, check_levels
-from medfed.functional.quantize_centers import center_gradient, prox_centers, step_centers
+from medfed.functional import quantize as quantize_centers
+from medfed.functional.quantize import (
+    assign,
+    center_gradient,
+    check_levels,
+    prox_centers,
+    step_centers,
+)
 
 GENERATOR = np.random.default_rng(0)
 CENTERS = np.array([-1.5, -0.25, 0.125, 2.0])

@@ -5,12 +5,7 @@ import torch
 
 from medfed.common.errors import ConfigError
 from medfed.functional.graph import knn_edges
-from medfed.functional.sketches import (
-    data_sketch,
-    frequent_directions,
-    label_sketch,
-    sketch_vector,
-)
+from medfed.functional.sketches import data_sketch, frequent_directions, label_sketch, sketch_vector
 
 
 def rows(n, d, seed=0):

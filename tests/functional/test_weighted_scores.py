@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn import metrics as sk
 
-from medfed.functional.weighted_scores import area, class_scores, outcome_scores, sums
+from medfed.functional.scores import area, class_scores, outcome_scores, sums
 
 
 def drawn(k: int, n: int = 60, rows: int = 7) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -22,10 +22,9 @@ from medfed.common.errors import CheckpointError, MedfedError
 from medfed.common.files import csv_text, original, write_text
 from medfed.common.scores import Record, metrics_csv
 from medfed.config.compose import load
-from medfed.datamodules.readers.csv_rows import csv_rows
+from medfed.datamodules.readers.csv_files import csv_rows
 from medfed.datamodules.readers.table import read_features
-from medfed.delivery.bundle.bundle import read_bundle, write_bundle
-from medfed.delivery.bundle.manifest import MANIFEST, write_manifest
+from medfed.delivery.bundle.bundle import MANIFEST, read_bundle, write_bundle, write_manifest
 from medfed.delivery.bundle.metadata import METADATA
 from medfed.delivery.bundle.onnx_file import ONNX
 from medfed.delivery.bundle.scripts import inference
@@ -33,8 +32,8 @@ from medfed.delivery.bundle.weights import MODEL
 from medfed.delivery.export.run_record import RunRecord
 from medfed.delivery.predict.prediction import predict
 from medfed.federation.wire.ledger import Entry, Ledger
-from medfed.run import folder
-from medfed.run.folder import read_history
+from medfed.records import folder
+from medfed.records.folder import read_history
 from tests.delivery.hospitals import Hospital, make_hospital
 
 Damage = Callable[[Path], object]

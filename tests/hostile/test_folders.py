@@ -24,19 +24,19 @@ from rich.console import Console
 from rich.table import Table
 
 import medfed
-from medfed.commands.folders import Watch
+from medfed.commands.command_line import Watch
 from medfed.commands.main import main
 from medfed.common import files
+from medfed.common.console import cell, file_names, shown
 from medfed.common.errors import ConfigError, DataError, MedfedError, WriteError
-from medfed.common.folders import FIRST_FILES, Before
-from medfed.common.names import cell, file_names, shown
+from medfed.common.files import FIRST_FILES, Before
 from medfed.config.compose import load
 from medfed.delivery.export.export import export_run
-from medfed.federation.lightning.progress import RoundProgress
+from medfed.federation.lightning.callbacks import RoundProgress
+from medfed.records.folder import git_commit, open_folder, save_tensors
 from medfed.reports.comparison import compare_runs
 from medfed.run.claim import claimed
 from medfed.run.evaluation import evaluate_run
-from medfed.run.folder import git_commit, open_folder, save_tensors
 from tests.integration.runs import CLINICAL, resume, run
 
 SMALL = (*CLINICAL, "rounds=1", "local.steps=1")
@@ -415,7 +415,7 @@ def test_a_folder_opens_whole_or_not_at_all(tmp_path, monkeypatch):
     def full(path: Path, *_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("medfed.run.folder.write_text", full)
+    monkeypatch.setattr("medfed.records.folder.write_text", full)
     with pytest.raises(OSError, match="No space left"):
         open_folder(config, {}, {}, {})
     written = [p.name for p in (tmp_path / "run").iterdir()]
@@ -443,9 +443,9 @@ def test_a_run_killed_before_it_was_opened_begins_anew(writes, tmp_path):
                 os.kill(os.getpid(), signal.SIGKILL)
             path.write_text("{}")
 
-        import medfed.run.folder
+        import medfed.records.folder
 
-        medfed.run.folder.write_json = medfed.run.folder.write_text = killed
+        medfed.records.folder.write_json = medfed.records.folder.write_text = killed
         with claimed(config):
             if writes is not None:
                 open_folder(config, {}, {}, {})
@@ -464,7 +464,7 @@ def test_a_run_killed_before_it_was_opened_begins_anew(writes, tmp_path):
 
 
 def test_mistakes_stay_on_one_line(capsys):
-    from medfed.commands.door import one_sentence
+    from medfed.commands.command_line import one_sentence
 
     with pytest.raises(SystemExit), one_sentence():
         raise DataError("Patient a\nb\x1b[31m has no centre.")

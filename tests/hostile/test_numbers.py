@@ -14,10 +14,10 @@ from medfed.common.errors import CheckpointError
 from medfed.common.scores import worst_value
 from medfed.federation.federation import Federation
 from medfed.federation.lightning.checkpoint import seal
-from medfed.functional.weighted_scores import CLASS_SCORES
+from medfed.functional.scores import CLASS_SCORES
+from medfed.records.folder import finished, read_history
 from medfed.reports.comparison import compare_runs
 from medfed.run.evaluation import evaluate_run
-from medfed.run.folder import finished, read_history
 from tests.integration.runs import CLINICAL, left_in, resume, run
 
 ALONE = (*CLINICAL, "algorithm=local", "pictures.format=png")  # such numbers must be drawn, too

@@ -17,10 +17,10 @@ from pytorch_lightning.plugins.environments import LightningEnvironment
 import medfed
 from medfed.common.errors import ConfigError
 from medfed.common.files import PARTIAL, write_text
-from medfed.common.interrupts import Terminated, ended_by_signals, held
+from medfed.common.processes import Terminated, ended_by_signals, held
 from medfed.config.check import check
 from medfed.config.compose import load
-from medfed.federation.cohort import Cohort
+from medfed.federation.algorithm import Cohort
 from medfed.federation.lightning.checkpoint import RoundCheckpoint, rounds_in
 from medfed.federation.lightning.strategy import Launcher
 from medfed.run import results
@@ -171,7 +171,7 @@ def test_a_run_stopped_before_it_began_leaves_no_folder(tmp_path, capsys, monkey
 
 SCANS = ("hospitals=2", "patients=4", "shape=[48,48,24]", "lookalikes=8")
 STOPPED = {
-    "prepare": "medfed.datamodules.cache.building.write_json",
+    "prepare": "medfed.datamodules.cache.store.write_json",
     "export": "medfed.delivery.bundle.bundle.monai_metadata",
     "compare": "medfed.reports.comparison.to_markdown",
 }
@@ -294,7 +294,7 @@ def test_sigterm_ends_the_other_ranks_at_once():
 
 
 def test_a_rank_does_not_outlive_the_first():
-    code = "import time; from medfed.common.interrupts import end_with_parent as e; e(); "
+    code = "import time; from medfed.common.processes import end_with_parent as e; e(); "
     gone = {**os.environ, "MEDFED_PARENT": "1" if os.getpid() != 1 else "2"}
     command = [sys.executable, "-c", code + "time.sleep(60)"]
     assert subprocess.run(command, env=gone, cwd=ROOT, timeout=30).returncode == 1

@@ -15,9 +15,8 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from medfed.common.errors import CheckpointError, MedfedError
-from medfed.delivery.pretrained import Pretrained
-from medfed.run.matching import fit
-from medfed.run.start import adopt
+from medfed.delivery.start.pretrained import Pretrained
+from medfed.run.start import adopt, fit
 
 RAN = Path("/tmp") / f"medfed_start_ran_{os.getpid()}"
 

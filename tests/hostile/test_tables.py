@@ -9,7 +9,7 @@ import pytest
 
 from medfed.common.errors import MedfedError
 from medfed.datamodules.readers.table import read_csv
-from medfed.datamodules.tabular import TabularDataModule
+from medfed.datamodules.tables.datamodule import TabularDataModule
 from tests.integration.runs import CLINICAL, imaging, run
 
 HEADER = "who,place,age,ill"

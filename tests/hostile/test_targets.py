@@ -14,9 +14,9 @@ from medfed.commands.evaluate import main as evaluate
 from medfed.commands.export import main as export
 from medfed.commands.train import main as train
 from medfed.common.errors import CheckpointError, ConfigError
+from medfed.config.allowed import check_targets, shipped
 from medfed.config.compose import build, load
-from medfed.config.targets import check_targets, shipped
-from medfed.delivery.bundle.network_descriptions import build_network
+from medfed.delivery.bundle.networks import build_network
 from tests.integration.runs import CLINICAL, left_in, run
 
 NOT_ON_THE_LIST = "is nothing that a configuration may build"
@@ -39,11 +39,11 @@ REFUSED = (
     # The package's own that run, write or read, or lead elsewhere.
     *("medfed.api.train", "medfed.run.train.train", "medfed.run.prepare.prepare"),
     *(
-        "medfed.run.folder.torch.load",
+        "medfed.records.folder.torch.load",
         "medfed.common.files.write_text",
         "medfed.config.compose.build",
     ),
-    *("medfed.personalize.fedavg.FedAvg.init", "medfed.federation.cohort.Cohort.__init__"),
+    *("medfed.personalize.fedavg.FedAvg.init", "medfed.federation.algorithm.Cohort.__init__"),
     # Libraries: through an allowed module, or what is no optimizer, layer, loss or transform.
     *("torch.optim.sgd.torch.load", "torch.nn.modules.module.torch.load", "torch.hub.load"),
     *(
@@ -126,7 +126,7 @@ PLACES = {
 def test_wherever_it_stands_nothing_is_built(node, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     whole = {"name": "os.system", "elsewhere": EVIL}
-    part = {"_target_": "medfed.federation.cohort.Cohort", "clients": node}
+    part = {"_target_": "medfed.federation.algorithm.Cohort", "clients": node}
     with pytest.raises(ConfigError) as caught:
         build(OmegaConf.create({**whole, "part": part}).part)
     assert "part" in str(caught.value)
@@ -202,7 +202,7 @@ COMMAND_LINE = {
     "+tuned.x={_target_:os.system,command:id}": NOT_ON_THE_LIST,
     "+cohort.x=[{_target_:torch.load}]": "cohort.x[0]._target_=torch.load",
     "optimizer._target_=torch.optim.sgd.torch.load": NOT_ON_THE_LIST,
-    "cohort._target_=medfed.federation.cohort.Cohrt": "mean medfed.federation.cohort.Cohort",
+    "cohort._target_=medfed.federation.algorithm.Cohrt": "mean medfed.federation.algorithm.Cohort",
     "hydra.launcher._target_=os.system": "hydra.launcher._target_ is for Hydra's own use",
     "hydra/launcher=joblib": "hydra/launcher is for Hydra's own use",
     "+hydra/launcher=joblib": "hydra/launcher is for Hydra's own use",
@@ -231,7 +231,7 @@ def test_the_command_line(argument, sentence, tmp_path, capsys, monkeypatch):
 
 def test_a_plugin_folder_gives_what_it_defines_and_nothing_else(tmp_path, monkeypatch):
     (tmp_path / "weekly_cohort.py").write_text(
-        "import torch\nfrom os import system\nfrom medfed.federation.cohort import Cohort\n"
+        "import torch\nfrom os import system\nfrom medfed.federation.algorithm import Cohort\n"
         "class Weekly(Cohort):\n    pass\n"
     )
     monkeypatch.setattr(sys, "path", [*sys.path])

@@ -16,9 +16,9 @@ from medfed.delivery.bundle.bundle import read_bundle
 from medfed.delivery.export.export import export_run
 from medfed.federation.split import float_entries
 from medfed.models.networks.adapters import Adapters, attach
-from medfed.run.adapting import base_entries
+from medfed.records.folder import Run
 from medfed.run.evaluation import evaluate_run
-from medfed.run.finished import Run
+from medfed.run.experiment import base_entries
 from tests.integration.runs import outcome, resume, run
 from tests.toys import ToyTask
 
@@ -35,7 +35,7 @@ def folder(tmp_path_factory) -> Path:
     run(root / "first", *DIGITS, "algorithm=fedavg", "local.steps=20")
     said: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("medfed.run.adapting.say", lambda _, *lines: said.extend(lines))
+        patch.setattr("medfed.run.experiment.say", lambda _, *lines: said.extend(lines))
         run(root / "run", *overrides(root))
     (root / "said").write_text("\n".join(said))
     return root / "run"

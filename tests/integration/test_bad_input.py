@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from medfed.commands.door import one_sentence
+from medfed.commands.command_line import one_sentence
 from medfed.common.errors import (
     CheckpointError,
     ConfigError,

@@ -11,7 +11,7 @@ import torch
 
 from medfed.common.errors import DataError
 from medfed.config.compose import load
-from medfed.datamodules.on_demand import BlocksOnDemand
+from medfed.datamodules.client_data import BlocksOnDemand
 from medfed.run.prepare import prepare
 from tests.integration.runs import IMAGING, ROOT, imaging, outcome, run
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from medfed.common.errors import CheckpointError
+from medfed.reports.communication import communication, pareto_front
 from medfed.reports.comparison import compare_runs
 from medfed.reports.methods import compare
 from medfed.reports.runs import find_runs
-from medfed.reports.traffic import communication, pareto_front
 from tests.integration.runs import imaging, run
 
 GAMMAS = (0, 1, 100)

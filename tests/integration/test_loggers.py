@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from pytorch_lightning.loggers import CSVLogger, WandbLogger
 
 from medfed.common.errors import ConfigError
-from medfed.run.folder import finished
+from medfed.records.folder import finished
 from medfed.run.loggers import end_logging
 from tests.integration.runs import CLINICAL, left_in, resume, run
 

@@ -13,7 +13,7 @@ from pytorch_lightning.plugins.environments import LightningEnvironment
 
 from medfed.commands.train import check as check_train
 from medfed.common.errors import ConfigError, DataError
-from medfed.common.launched import launched, number
+from medfed.common.processes import launched, number
 from medfed.config.check import check
 from medfed.config.compose import load
 from medfed.federation.lightning.strategy import ClientSharding, environment

@@ -16,8 +16,8 @@ from sklearn.metrics import roc_auc_score
 
 from medfed.common.errors import DataError
 from medfed.config.compose import load
-from medfed.datamodules.partitions.centre import ByCentre
-from medfed.datamodules.tabular import TabularDataModule
+from medfed.datamodules.partitions.by_centre import ByCentre
+from medfed.datamodules.tables.datamodule import TabularDataModule
 from medfed.delivery.export.export import export_run
 from medfed.delivery.predict.prediction import predict
 from medfed.functional.graph import edge_similarity

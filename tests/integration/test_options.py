@@ -15,10 +15,10 @@ import safetensors.torch
 import torch
 
 from medfed.common.strict_json import json_text
+from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.lightning.checkpoint import last_whole
 from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.reference import run_reference
-from medfed.federation.training import LocalTrainer
 from medfed.models.classification import ClassificationTask
 from medfed.models.networks.densenet import densenet_bc
 from medfed.personalize.fedavg import FedAvg

@@ -13,7 +13,7 @@ import pytest
 from medfed.config.compose import load
 from medfed.delivery.export.export import export_run
 from medfed.delivery.predict.prediction import predict
-from medfed.run.finished import Run
+from medfed.records.folder import Run
 from tests.integration.runs import run
 from tests.sites.hospitals import across, direct, same
 

@@ -17,8 +17,7 @@ from medfed.config.compose import CONFIG_DIR, build, load
 from medfed.datamodules.generated.brats import BratsCohort
 from medfed.datamodules.splits import SPLITS
 from medfed.run.assembly import data_and_task
-from medfed.run.cohort import cohort_record
-from medfed.run.cohort_overview import print_cohort
+from medfed.run.overview.table import cohort_record, print_cohort
 from tests.integration.runs import CLINICAL, IMAGING, imaging, run
 
 EXPERIMENTS = sorted((CONFIG_DIR / "experiment").glob("*.yaml"))

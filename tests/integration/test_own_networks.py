@@ -12,16 +12,16 @@ import torch
 from omegaconf import DictConfig, open_dict
 from torch import Tensor, nn
 
+from medfed.config.allowed import register
 from medfed.config.compose import load
-from medfed.config.targets import register
 from medfed.datamodules.base import FederatedDataModule
 from medfed.delivery.bundle.bundle import read_bundle
 from medfed.delivery.export.export import export_run
 from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.reference import run_reference
+from medfed.records.folder import Run
 from medfed.run.assembly import read_data, task_for
 from medfed.run.federating import federate
-from medfed.run.finished import Run
 from medfed.run.train import train
 from tests.integration.runs import IMAGING
 

@@ -22,9 +22,15 @@ from sklearn.datasets import load_breast_cancer
 from medfed.common.errors import ConfigError, DataError
 from medfed.config.compose import build, load
 from medfed.datamodules.splits import SPLITS
-from medfed.run.cohort_pictures import client_bars, feature_means, intensities
-from medfed.run.cohort_table import print_clients, summarise_clients
-from medfed.run.contact_sheet import augmentation_sheet, class_colours, contact_sheet
+from medfed.run.overview.pictures import (
+    augmentation_sheet,
+    class_colours,
+    client_bars,
+    contact_sheet,
+    feature_means,
+    intensities,
+)
+from medfed.run.overview.table import print_clients, summarise_clients
 from medfed.run.prepare import prepare, train_command
 from tests.integration.runs import left_in
 

@@ -10,7 +10,7 @@ from medfed.common.errors import ConfigError
 from medfed.federation.split import ParameterSplit, float_entries
 from medfed.models.networks.canonical import Canonical
 from medfed.models.networks.outputs import heads
-from medfed.models.networks.personal import default_personal, part_roots
+from medfed.models.networks.personal_part import default_personal, part_roots
 from tests.federation.test_tied_weights import Tied, dynunet
 
 MEMBERSHIP = torch.tensor([0.7, 0.3])

@@ -9,7 +9,7 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from medfed.federation.capture import Watch
+from medfed.federation.engine.graphs import Watch
 from medfed.models.task import TaskModule
 
 CONFIGS = Path(__file__).parents[2] / "configs"

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from medfed.models.contours import Case, contour_grid
-from medfed.models.regions import slice_with_most
+from medfed.models.segmentation_meter import slice_with_most
 from tests.models.tiny import make_task
 
 

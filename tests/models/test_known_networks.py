@@ -11,9 +11,7 @@ from torch import nn
 
 from medfed.config.compose import build, load
 from medfed.federation.split import ParameterSplit, float_entries
-from medfed.models.networks.known import PERSONAL, known_personal
-from medfed.models.networks.nearest import nearest
-from medfed.models.networks.personal import default_personal
+from medfed.models.networks.personal_part import PERSONAL, default_personal, known_personal, nearest
 
 CONVS = {"kernel_size": [3, 3, 3], "strides": [1, 2, 2], "upsample_kernel_size": [2, 2]}
 TRANSFORMER = {"hidden_size": 48, "mlp_dim": 96, "num_heads": 4, "spatial_dims": 2}

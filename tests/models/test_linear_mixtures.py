@@ -8,7 +8,7 @@ import torch
 
 from medfed.common.errors import ConfigError
 from medfed.models.networks.canonical import Canonical
-from medfed.models.networks.linear import LinearRegression, LogisticRegression
+from medfed.models.networks.small import LinearRegression, LogisticRegression
 from medfed.models.regression import RegressionTask
 from tests.models.tiny import SGD
 

@@ -12,11 +12,11 @@ import torch
 from monai.metrics import DiceMetric
 from sklearn import metrics as sk
 
-from medfed.functional.weighted_scores import CLASS_SCORES
+from medfed.functional.scores import CLASS_SCORES
 from medfed.models.classification import classification_metrics
-from medfed.models.regions import margins
 from medfed.models.regression import regression_metrics
 from medfed.models.segmentation import SegmentationMeter, dice_bce_loss
+from medfed.models.segmentation_meter import margins
 from tests.models.tiny import make_batch, make_task
 
 

@@ -10,8 +10,8 @@ from monai.networks import nets
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from medfed.models.networks.nearest import last_activation, nearest
 from medfed.models.networks.outputs import heads
+from medfed.models.networks.personal_part import last_activation, nearest
 from tests.federation.test_tied_weights import dynunet
 
 IMAGE = torch.randn(2, 1, 16, 16, generator=torch.Generator().manual_seed(0))

@@ -10,9 +10,8 @@ from torch import nn
 
 from medfed.common.errors import ConfigError
 from medfed.models.networks.densenet import densenet121, densenet_bc
-from medfed.models.networks.linear import LinearRegression, LogisticRegression
-from medfed.models.networks.personal import default_personal
-from medfed.models.networks.small_cnn import SmallCNN
+from medfed.models.networks.personal_part import default_personal
+from medfed.models.networks.small import LinearRegression, LogisticRegression, SmallCNN
 from medfed.models.networks.unet import basic_unet, unet
 
 COUNTS = [

@@ -12,8 +12,8 @@ from scipy.ndimage import binary_erosion
 from scipy.spatial.distance import cdist
 
 from medfed.common.errors import ConfigError
-from medfed.models.regions import surface_metrics
 from medfed.models.segmentation import SegmentationMeter, dice_bce_loss
+from medfed.models.segmentation_meter import surface_metrics
 from tests.models.tiny import make_task
 
 

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from medfed.common.errors import ConfigError
 from medfed.common.scores import worst_value
 from medfed.models.classification import RiskTask
-from medfed.models.networks.linear import LinearRegression, LogisticRegression
+from medfed.models.networks.small import LinearRegression, LogisticRegression
 from medfed.models.regression import RegressionTask
 from medfed.models.segmentation import SegmentationTask
 from tests.models.tiny import SGD, make_batch, make_samples, make_task

@@ -8,7 +8,7 @@ import torch
 
 from medfed.models.classification import ClassificationTask, RiskTask
 from medfed.models.networks.densenet import densenet_bc
-from medfed.models.networks.linear import LinearRegression, LogisticRegression
+from medfed.models.networks.small import LinearRegression, LogisticRegression
 from medfed.models.networks.unet import unet
 from medfed.models.regression import RegressionTask
 from medfed.models.segmentation import SegmentationTask

@@ -8,7 +8,7 @@ import torch
 
 from medfed.common.errors import ConfigError
 from medfed.common.tensors import digest
-from medfed.federation.cohort import Cohort
+from medfed.federation.algorithm import Cohort
 from medfed.federation.reference import run_reference
 from medfed.personalize.fedavg import FedAvg
 from medfed.personalize.finetune import FineTune

@@ -8,7 +8,7 @@ import torch
 from sklearn.metrics import adjusted_rand_score
 
 from medfed.common.errors import ConfigError, NonFiniteError
-from medfed.federation.cohort import Cohort
+from medfed.federation.algorithm import Cohort
 from medfed.federation.reference import run_reference
 from medfed.personalize.fedavg import FedAvg
 from medfed.personalize.ifca import IFCA

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from medfed.common.errors import ConfigError
-from medfed.federation.cohort import Cohort
-from medfed.federation.pool import Pool
+from medfed.federation.algorithm import Cohort
+from medfed.federation.local_client import Pool
 from medfed.federation.reference import run_reference
 from medfed.personalize.pooled import Pooled
 from tests.toys import ToyTask, toy_data, toy_federation

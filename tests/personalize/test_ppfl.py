@@ -11,7 +11,7 @@ from sklearn.metrics import adjusted_rand_score
 
 from medfed.common.errors import ConfigError, NonFiniteError
 from medfed.common.tensors import digest
-from medfed.federation.cohort import Cohort
+from medfed.federation.algorithm import Cohort
 from medfed.federation.reference import run_reference
 from medfed.personalize.canonical_base import MEMBERSHIP
 from medfed.personalize.fedavg import FedAvg

@@ -17,11 +17,11 @@ from medfed.federation.reference import run_reference
 from medfed.federation.split import ParameterSplit
 from medfed.functional.quantize import soft_quantize
 from medfed.models.networks.densenet import densenet_bc
-from medfed.models.networks.small_cnn import SmallCNN
+from medfed.models.networks.small import SmallCNN
 from medfed.models.networks.unet import unet
 from medfed.personalize.proxquant import ProxQuant
 from medfed.personalize.quantized import Quantized
-from medfed.personalize.quantized_layers import deal_bits, layer_weights
+from medfed.personalize.quantized_base import deal_bits, layer_weights
 from medfed.personalize.qupel import QuPeL
 from tests.references.test_quantized import QUANTIZED, deep_task
 from tests.references.test_quantized import build as deep_federation

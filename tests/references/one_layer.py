@@ -14,8 +14,7 @@ import torch
 from torch import nn
 
 from medfed.common.tensors import Tensors
-from medfed.federation.algorithm import Algorithm
-from medfed.federation.cohort import Cohort
+from medfed.federation.algorithm import Algorithm, Cohort
 from medfed.federation.federation import Federation
 from medfed.federation.reference import run_reference
 from tests.toys import ToyData, ToyTask, toy_federation

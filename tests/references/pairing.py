@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from medfed.federation.algorithm import Algorithm
-from medfed.federation.cohort import Cohort
+from medfed.federation.algorithm import Algorithm, Cohort
 from medfed.federation.federation import Federation
 from medfed.federation.reference import run_reference
 from medfed.federation.wire.channel import Channel

@@ -9,9 +9,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from medfed.federation.algorithm import Algorithm
+from medfed.federation.algorithm import Algorithm, Cohort
 from medfed.federation.budget import LocalBudget
-from medfed.federation.cohort import Cohort
 from medfed.federation.federation import Federation
 from medfed.federation.reference import ArrayClient, assemble, run_reference
 from medfed.federation.wire.channel import Channel

@@ -8,7 +8,7 @@ import torch
 
 from medfed.common.errors import ConfigError
 from medfed.common.seeding import coin, derive_seed, torch_rng
-from medfed.functional.random_entries import acceleration, random_entries
+from medfed.functional.sketches import acceleration, random_entries
 from medfed.personalize.adiana import ADIANA
 from tests.references.quadratics import CLIENTS, FEATURES, Quadratics, global_model
 

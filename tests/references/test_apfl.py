@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.federation.onboarded import exchange, onboarded_client
+from medfed.federation.reference import exchange, onboarded_client
 from medfed.personalize.apfl import APFL
 from tests.references.linear_net import ALL, Model, gradient, loss
 from tests.references.pairing import Drawn, Minibatches, assert_same, run_on_minibatches

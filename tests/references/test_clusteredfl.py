@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from medfed.common.errors import ConfigError
-from medfed.federation.cohort import Cohort
-from medfed.federation.onboarded import exchange, onboarded_client
-from medfed.functional.clusters import bipartition, cosines, direction
+from medfed.federation.algorithm import Cohort
+from medfed.federation.reference import exchange, onboarded_client
+from medfed.functional.graph import bipartition, cosines, direction
 from medfed.personalize.clusteredfl import ClusteredFL
 from medfed.personalize.fedavg import FedAvg
 from tests.personalize.whole_runs import assert_one_sentence, gap, run

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from medfed.common.errors import ConfigError
-from medfed.federation.cohort import Cohort
-from medfed.federation.onboarded import exchange, onboarded_client
-from medfed.federation.reference import run_reference
+from medfed.federation.algorithm import Cohort
+from medfed.federation.reference import exchange, onboarded_client, run_reference
 from medfed.personalize.fedamp import FedAMP, attention
 from medfed.personalize.local import Local
 from tests.personalize.whole_runs import assert_one_sentence, gap, run

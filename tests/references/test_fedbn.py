@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.federation.cohort import Cohort
+from medfed.federation.algorithm import Cohort
 from medfed.federation.reference import run_reference
 from medfed.personalize.fedavg import FedAvg
 from medfed.personalize.fedbn import FedBN

@@ -12,9 +12,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from medfed.common.errors import ConfigError
-from medfed.federation.cohort import Cohort
-from medfed.federation.onboarded import exchange, onboarded_client
-from medfed.federation.reference import run_reference
+from medfed.federation.algorithm import Cohort
+from medfed.federation.reference import exchange, onboarded_client, run_reference
 from medfed.models.networks.canonical import Canonical
 from medfed.personalize.fedavg import FedAvg
 from medfed.personalize.fedem import FedEM

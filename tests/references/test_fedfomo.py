@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from medfed.common.errors import ConfigError
-from medfed.functional.affinity import epsilon_greedy
+from medfed.functional.graph import epsilon_greedy
 from medfed.personalize.fedfomo import FedFomo
 from medfed.personalize.local import Local
 from tests.references.linear_net import ALL, Model, loss

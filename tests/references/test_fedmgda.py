@@ -11,7 +11,7 @@ import torch
 
 from medfed.common.errors import ConfigError
 from medfed.federation.reference import run_reference
-from medfed.functional.minimum_norm import minimum_norm
+from medfed.functional.mixing import minimum_norm
 from medfed.personalize.fedavg import FedAvg
 from medfed.personalize.fedmgda import FedMGDA
 from tests.references.linear_net import ALL, Model

@@ -9,7 +9,7 @@ import pytest
 
 from medfed.common.errors import ConfigError
 from medfed.federation.budget import LocalBudget
-from medfed.federation.onboarded import exchange, onboarded_client
+from medfed.federation.reference import exchange, onboarded_client
 from medfed.personalize.fedu import FedU
 from medfed.personalize.local import Local
 from medfed.personalize.similarity import SimilarityGraph

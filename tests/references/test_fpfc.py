@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from medfed.common.errors import ConfigError
-from medfed.federation.onboarded import exchange, onboarded_client
+from medfed.federation.reference import exchange, onboarded_client
 from medfed.personalize.fpfc import FPFC
 from medfed.personalize.local import Local
 from tests.personalize.whole_runs import assert_one_sentence, gap, run

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.federation.cohort import Cohort
+from medfed.federation.algorithm import Cohort
 from medfed.federation.reference import run_reference
 from medfed.models.networks.canonical import Canonical
 from medfed.personalize.ifca import IFCA

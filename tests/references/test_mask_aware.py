@@ -11,8 +11,8 @@ import pytorch_lightning as pl
 import torch
 
 from medfed.common.errors import ConfigError
+from medfed.federation.algorithm import Cohort
 from medfed.federation.budget import LocalBudget
-from medfed.federation.cohort import Cohort
 from medfed.federation.federation import Federation
 from medfed.federation.lightning.callbacks import FederatedRounds
 from medfed.federation.lightning.checkpoint import RoundCheckpoint

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.federation.onboarded import exchange, onboarded_client
-from medfed.federation.reference import run_reference
+from medfed.federation.reference import exchange, onboarded_client, run_reference
 from medfed.functional.sketches import data_sketch
 from medfed.personalize.ditto import Ditto
 from medfed.personalize.pfednet import PFedNet

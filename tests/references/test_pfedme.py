@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from medfed.common.errors import ConfigError
-from medfed.federation.onboarded import exchange, onboarded_client
-from medfed.federation.reference import run_reference
+from medfed.federation.reference import exchange, onboarded_client, run_reference
 from medfed.personalize.fedavg import FedAvg
 from medfed.personalize.pfedmac import PFedMac
 from medfed.personalize.pfedme import PFedMe

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.federation.cohort import Cohort
+from medfed.federation.algorithm import Cohort
 from medfed.federation.reference import run_reference
 from medfed.personalize.ppfl import PPFL
 from medfed.personalize.similarity import Affinity

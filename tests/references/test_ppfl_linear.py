@@ -8,7 +8,7 @@ import torch
 
 from medfed.federation.reference import run_reference
 from medfed.models.networks.canonical import Canonical
-from medfed.models.networks.linear import LinearRegression
+from medfed.models.networks.small import LinearRegression
 from medfed.models.regression import RegressionTask
 from medfed.personalize.ppfl import PPFL
 from tests.references.pairing import to_numpy

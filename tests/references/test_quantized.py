@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from medfed.federation.cohort import Cohort
+from medfed.federation.algorithm import Cohort
 from medfed.federation.reference import run_reference
 from medfed.federation.wire.channel import Channel
 from medfed.federation.wire.codecs.dense import Dense

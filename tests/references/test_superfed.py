@@ -10,7 +10,7 @@ import pytest
 from medfed.common.errors import ConfigError
 from medfed.common.seeding import torch_rng
 from medfed.common.tensors import digest
-from medfed.functional.model_pairs import shuffled
+from medfed.functional.mixing import shuffled
 from medfed.personalize import superfed
 from medfed.personalize.fedavg import FedAvg
 from medfed.personalize.superfed import SuPerFed

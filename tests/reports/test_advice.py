@@ -13,19 +13,19 @@ import pytest
 from scipy.stats import ttest_1samp
 from sklearn.datasets import load_breast_cancer
 
+from medfed.benchmark import advice as choice
+from medfed.benchmark import main as written
+from medfed.benchmark import runner
+from medfed.benchmark.advice import FEW, MOST, gain_of, needed
+from medfed.benchmark.advice_words import markdown, sentences
+from medfed.benchmark.main import advise
+from medfed.benchmark.pilot import pilots, question
+from medfed.benchmark.report.scores import Scores
+from medfed.benchmark.runner import Progress
+from medfed.benchmark.suite import Method
 from medfed.commands import advise as door
 from medfed.common.errors import DataError
-from medfed.functional.paired import difference
-from medfed.reports.advice import advice as written
-from medfed.reports.advice import choice
-from medfed.reports.advice.advice import advise
-from medfed.reports.advice.gains import FEW, MOST, gain_of, needed
-from medfed.reports.advice.words import markdown, sentences
-from medfed.reports.benchmark.scores import Scores
-from medfed.run.benchmark import runner
-from medfed.run.benchmark.methods import Method
-from medfed.run.benchmark.runner import Progress
-from medfed.run.pilot import pilots, question
+from medfed.functional.statistics import difference
 from tests.pages import ROOT
 
 HOSPITALS = {"north": 90, "south": 90, "odd": 90, "tiny": 8}

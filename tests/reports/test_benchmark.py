@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_rel
 
+from medfed.benchmark import runner
+from medfed.benchmark.main import benchmark
 from medfed.common.errors import CheckpointError
 from medfed.common.files import digest
-from medfed.reports.benchmark.report import benchmark
-from medfed.run.benchmark import cells, runner
+from medfed.records import cells
 from tests import processes
 
 SUITE = """
@@ -41,7 +42,7 @@ arms:
 SAME = "four: {dial: 4, overrides: [partition.delta=1]}"
 KILLED = """
 from pathlib import Path
-from medfed.reports.benchmark.report import benchmark
+from medfed.benchmark.main import benchmark
 benchmark("two", ["ditto"], size="smoke", workers=0, out=Path({out!r}), plugins=[{plugins!r}])
 """
 REPORT = ("table.csv", "clients.csv", "findings.json", "report.md")

@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_1samp
 
+from medfed.benchmark.report.claims import judge_claims, markdown, read_claims, section, sentence
+from medfed.benchmark.suite import ALWAYS, suites
 from medfed.common.errors import ConfigError
-from medfed.reports.benchmark.claims import judge_claims, markdown, section, sentence
-from medfed.reports.benchmark.questions import read_claims
-from medfed.run.benchmark.methods import ALWAYS
-from medfed.run.benchmark.suite import suites
 
 RNG = np.random.default_rng(0)
 CLIENTS = {"a": 0.1, "b": -0.1}

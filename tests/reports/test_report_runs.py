@@ -12,13 +12,13 @@ import pytest
 from scipy.stats import t as student
 from sklearn.metrics import roc_auc_score
 
+from medfed.benchmark.report.own_runs import report_runs
+from medfed.benchmark.report.pictures import drawn_of
 from medfed.common.errors import CheckpointError, ConfigError
 from medfed.common.seeding import derive_seed
 from medfed.common.untrusted import read_rows
-from medfed.functional.bootstrap import draws
-from medfed.reports.benchmark.drawn import drawn_of
-from medfed.reports.benchmark.runs import report_runs
-from medfed.run.finished import Run
+from medfed.functional.statistics import draws
+from medfed.records.folder import Run
 from tests.integration.runs import CLINICAL, run
 
 SMALL = (*CLINICAL[:1], "rounds=2", *CLINICAL[2:], "partition.num_clients=2")

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from medfed.benchmark.work import SIDE, _packed, course, looks, unpacked
 from medfed.models.contours import Case
-from medfed.run.benchmark.looks import SIDE, _packed, course, looks, unpacked
 from medfed.run.predictions import read_predictions
 from tests.integration.runs import imaging, run
 

@@ -13,19 +13,30 @@ from dataclasses import replace
 import pytest
 import yaml
 
+from medfed.benchmark import runner
+from medfed.benchmark.plan import Group, groups, shard_of
+from medfed.benchmark.runner import run_groups
+from medfed.benchmark.suite import (
+    ALWAYS,
+    Arm,
+    Method,
+    Size,
+    Variant,
+    chosen_arms,
+    chosen_methods,
+    chosen_suites,
+    points,
+    read_suite,
+    search_space,
+    suites,
+)
 from medfed.commands.benchmark import main
 from medfed.commands.methods import method, yamls
 from medfed.common.errors import ConfigError, RankError
 from medfed.common.files import locked
-from medfed.config.plugins import with_plugins
-from medfed.federation.card import Range
-from medfed.run.benchmark import runner
-from medfed.run.benchmark.arms import Arm, chosen_arms
-from medfed.run.benchmark.methods import ALWAYS, Method, chosen_methods, points, search_space
-from medfed.run.benchmark.plan import Group, groups, shard_of
-from medfed.run.benchmark.runner import run_groups
-from medfed.run.benchmark.sources import code_hash, read_code
-from medfed.run.benchmark.suite import Size, Variant, chosen_suites, read_suite, suites
+from medfed.config.allowed import with_plugins
+from medfed.federation.algorithm import Range
+from medfed.records.cells import code_hash, read_code
 from tests.pages import DOCS
 
 GOOD = """
@@ -229,9 +240,7 @@ def test_what_is_named_is_looked_up_before_anything_is_run(words, sentence, tmp_
     (tmp_path / "suites" / "mine.yaml").write_text(GOOD)
     (tmp_path / "suites" / "real.yaml").write_text(GOOD + "path: true\n")
     begun, told = [], io.StringIO()
-    monkeypatch.setattr(
-        "medfed.reports.benchmark.report.benchmark", lambda *a, **k: begun.append(k)
-    )
+    monkeypatch.setattr("medfed.benchmark.main.benchmark", lambda *a, **k: begun.append(k))
     monkeypatch.chdir(tmp_path)
     with redirect_stderr(told), suppress(SystemExit):
         main(words.replace("OWN", str(tmp_path)).split())

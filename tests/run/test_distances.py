@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from medfed.datamodules.readers.volumes import read_geometry
-from medfed.models.regions import surface_metrics
+from medfed.models.segmentation_meter import surface_metrics
+from medfed.records import folder
+from medfed.records.folder import read_history
 from medfed.reports.comparison import compare_runs
-from medfed.run import folder
-from medfed.run.folder import read_history
 from tests.datamodules.picture_files import cohort
 from tests.integration.runs import IMAGING, imaging, run
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from medfed.commands import doctor as command
-from medfed.federation.channels_last import channels_last_pays
+from medfed.federation.budget import channels_last_pays
 from medfed.run import doctor
 
 

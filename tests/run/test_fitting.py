@@ -15,8 +15,8 @@ from omegaconf import open_dict
 from torch import Tensor, nn
 
 from medfed.common.errors import ConfigError, MedfedError
+from medfed.config.allowed import register
 from medfed.config.compose import load
-from medfed.config.targets import register
 from medfed.models.classification import ClassificationTask
 from medfed.models.networks.outputs import heads
 from medfed.models.segmentation import SegmentationTask, dice_bce_loss

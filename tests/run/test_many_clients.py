@@ -9,7 +9,7 @@ import torch
 
 from medfed.common.scores import Record, failure_sentences, undefined_sentences
 from medfed.federation.wire.ledger import Entry, Ledger
-from medfed.functional.membership import (
+from medfed.functional.mixing import (
     cosine_affinity,
     coupling,
     laplacian,

@@ -9,8 +9,8 @@ import pytest
 import torch.nn.functional as F
 from torch import Tensor
 
+from medfed.config.allowed import register
 from medfed.config.compose import load
-from medfed.config.targets import register
 from medfed.models.networks.canonical import Activation
 from medfed.models.task import TaskModule, WholeSplit
 from medfed.reports.comparison import compare_runs
@@ -21,7 +21,7 @@ YAML = """
 _target_: tests.run.test_own_task.MarginTask
 _convert_: all
 network:
-  _target_: medfed.models.networks.small_cnn.SmallCNN
+  _target_: medfed.models.networks.small.SmallCNN
   spatial_dims: ${spatial_dims}
   in_channels: ${in_channels}
   out_channels: ${out_channels}

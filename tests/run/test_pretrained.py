@@ -15,11 +15,10 @@ from torch import nn
 from medfed.common.errors import CheckpointError, ConfigError
 from medfed.common.files import sha256
 from medfed.common.tensors import digest
-from medfed.delivery.pretrained import Pretrained
+from medfed.delivery.start.pretrained import Pretrained
 from medfed.federation.split import float_entries
 from medfed.models.networks.canonical import Canonical
-from medfed.run.matching import fit
-from medfed.run.sources import Weights
+from medfed.run.start import Weights, fit
 from tests.integration.runs import CLINICAL, outcome, resume, run
 
 FEDAVG = (*CLINICAL, "algorithm=fedavg", "rounds=2")

@@ -8,7 +8,7 @@ from nvflare.collab import collab
 
 from medfed.common.files import write_json
 from medfed.sites.flare.components import CollabTransport
-from medfed.sites.transport import Silent
+from medfed.sites.wire import Silent
 
 
 class Server:

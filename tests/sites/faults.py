@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from medfed.sites.transport import Direct, Silent
-from medfed.sites.wire import Request
+from medfed.sites.wire import Direct, Request, Silent
 
 Event = Callable[[Request], bool]
 

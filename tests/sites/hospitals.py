@@ -7,9 +7,8 @@ from pathlib import Path
 from medfed.config.compose import load
 from medfed.sites.calls import Terms
 from medfed.sites.run import coordinate
-from medfed.sites.site import Site
-from medfed.sites.transport import Direct, Transport
-from medfed.sites.workplace import ConfiguredSite
+from medfed.sites.site import ConfiguredSite, Site
+from medfed.sites.wire import Direct, Transport
 
 EQUAL = ("hashes.json", "metrics.csv", "ledger.csv")
 QUICK = Terms(timeout=20, hello=60, grace=0.1, probe=0.1, patience=5)

@@ -7,10 +7,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from medfed.common.errors import CheckpointError, ConfigError, DataError
+from medfed.config.check import accepted
 from medfed.config.compose import load
-from medfed.config.signatures import accepted
-from medfed.sites.agreement import OWN, READING, Agreed, agreed_values, fingerprints
-from medfed.sites.own_file import SiteFile
+from medfed.sites.terms import OWN, READING, Agreed, SiteFile, agreed_values, fingerprints
 from tests.integration.runs import ROOT
 
 SITES = ("cleveland", "va")

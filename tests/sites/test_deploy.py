@@ -7,10 +7,9 @@ import pytest
 
 from medfed.commands.deploy import main
 from medfed.common.errors import CodecError
-from medfed.sites.agreement import Agreed
 from medfed.sites.order import BEGUN, FINISHED, STOPPED, Broken, Order, carry_out, opened, outcome
-from medfed.sites.transport import Direct
-from medfed.sites.wire import Reply, Request
+from medfed.sites.terms import Agreed
+from medfed.sites.wire import Direct, Reply, Request
 from tests.integration.runs import run
 from tests.sites.hospitals import direct, same
 

@@ -12,9 +12,9 @@ import pytest
 
 from medfed.common.errors import NonFiniteError, SiteError
 from medfed.common.untrusted import read_checkpoint
-from medfed.federation.cohort import Cohort
+from medfed.federation.algorithm import Cohort
+from medfed.sites.coordinator import Standing
 from medfed.sites.site import Site
-from medfed.sites.standing import Standing
 from medfed.sites.wire import Reply, Request
 from tests.contract.harness import lightning
 from tests.sites.faults import Faulty, is_at, once

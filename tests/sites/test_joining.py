@@ -12,14 +12,12 @@ from medfed.common.tensors import digest
 from medfed.common.untrusted import read_tensors
 from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.local_client import LocalClient
-from medfed.federation.onboarded import exchange, onboarded_client
 from medfed.federation.onboarding import rules_of
-from medfed.federation.reference import run_reference
+from medfed.federation.reference import exchange, onboarded_client, run_reference
 from medfed.sites.calls import Caller
-from medfed.sites.joining import onboard
+from medfed.sites.newcomers import onboard
 from medfed.sites.site import Site
-from medfed.sites.transport import Direct
-from medfed.sites.wire import Facts
+from medfed.sites.wire import Direct, Facts
 from tests.contract.harness import federation
 from tests.sites.toy_sites import NAMES, QUICK, Toy, lossy
 from tests.toys import toy_data

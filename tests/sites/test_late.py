@@ -13,12 +13,11 @@ from medfed.commands.deploy import main
 from medfed.delivery.bundle.bundle import read_bundle
 from medfed.federation.wire.ledger import Ledger
 from medfed.run.onboarding import onboard
-from medfed.sites.agreement import Agreed
-from medfed.sites.late import agreed_for
+from medfed.sites.newcomers import agreed_for
 from medfed.sites.order import FINISHED, STOPPED, Order, carry_out, outcome
-from medfed.sites.own_file import SiteFile
 from medfed.sites.own_folder import hospital
-from medfed.sites.transport import Direct
+from medfed.sites.terms import Agreed, SiteFile
+from medfed.sites.wire import Direct
 from tests.integration.runs import left_in, run
 from tests.sites.tables import EXPERIMENT, SITES, write_table
 from tests.sites.test_deploy import sentence

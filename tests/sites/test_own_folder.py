@@ -9,12 +9,10 @@ import pytest
 from medfed.config.compose import load
 from medfed.delivery.bundle.bundle import read_bundle
 from medfed.federation.wire.ledger import Ledger
-from medfed.sites.agreement import Agreed
-from medfed.sites.own_file import SiteFile
 from medfed.sites.own_folder import hospital
 from medfed.sites.run import coordinate
-from medfed.sites.transport import Direct
-from medfed.sites.wire import Reply, Request
+from medfed.sites.terms import Agreed, SiteFile
+from medfed.sites.wire import Direct, Reply, Request
 from tests.integration.runs import run
 from tests.sites.hospitals import EQUAL, QUICK, same
 from tests.sites.tables import EXPERIMENT, SITES, write_table

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from medfed.sites.calls import Terms
-from medfed.sites.transport import Pipes, Silent
-from medfed.sites.wire import Request
+from medfed.sites.wire import Pipes, Request, Silent
 from tests.integration.runs import CLINICAL, run
 from tests.sites.hospitals import across, same, site
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from medfed.run.finished import Run
+from medfed.records.folder import Run
 from medfed.sites.wire import Request
 from tests.integration.runs import CLINICAL, run
 from tests.sites.hospitals import QUICK, across, direct, same

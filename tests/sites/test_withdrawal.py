@@ -10,13 +10,12 @@ from medfed.commands.main import main
 from medfed.common.untrusted import read_checkpoint
 from medfed.config.compose import load
 from medfed.federation.lightning.checkpoint import rounds_in
-from medfed.sites.agreement import Agreed
 from medfed.sites.calls import Terms
 from medfed.sites.order import Order
-from medfed.sites.own_file import SiteFile
 from medfed.sites.own_folder import hospital
 from medfed.sites.run import coordinate
-from medfed.sites.transport import Direct
+from medfed.sites.terms import Agreed, SiteFile
+from medfed.sites.wire import Direct
 from medfed.sites.withdrawal import forgotten_state
 from tests.integration.runs import run
 from tests.sites.tables import EXPERIMENT, SITES, write_table

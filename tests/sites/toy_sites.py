@@ -19,12 +19,10 @@ from medfed.federation.wire.codecs.sparse import TopK
 from medfed.federation.wire.codecs.stc import STC
 from medfed.federation.wire.link import Link
 from medfed.sites.calls import Caller, Terms, converse, greet
-from medfed.sites.coordinator import Coordinator
-from medfed.sites.module import SitesEvaluation, SitesModule
+from medfed.sites.coordinator import Coordinator, Standing
+from medfed.sites.run import SitesEvaluation, SitesModule
 from medfed.sites.site import Site
-from medfed.sites.standing import Standing
-from medfed.sites.transport import Direct, Transport
-from medfed.sites.wire import Facts, Greeting
+from medfed.sites.wire import Direct, Facts, Greeting, Transport
 from tests.contract.harness import federation
 
 NAMES = ["c0", "c1", "c2"]

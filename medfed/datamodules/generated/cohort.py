@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from medfed.common.errors import ConfigError
-from medfed.common.files import digest, writing
-from medfed.common.replacing import made_once
+from medfed.common.files import digest, made_once, writing
 from medfed.common.seeding import derive_seed
 from medfed.datamodules.generated.hospitals import Hospital, Range
 

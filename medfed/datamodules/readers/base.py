@@ -18,8 +18,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from medfed.common.console import few as few
 from medfed.common.errors import ConfigError, did_you_mean
-from medfed.common.names import few as few
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from medfed.common.errors import DataError
 from medfed.datamodules.readers.base import check_names
-from medfed.datamodules.readers.csv_rows import csv_rows
-from medfed.datamodules.readers.sheet import as_number
+from medfed.datamodules.readers.csv_files import as_number, csv_rows
 from medfed.datamodules.readers.table import Table, join_tables, read_csv
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from medfed.common.errors import ConfigError, DataError
-from medfed.datamodules.partitions.proportions import thin
+from medfed.datamodules.partitions.by_label import thin
 from medfed.datamodules.readers.base import Patient
 
 if TYPE_CHECKING:

@@ -14,18 +14,24 @@ It holds::
 
 MONAI evaluates the expressions of ``inference.json``. The reader here executes nothing: it builds
 the network from the plain data of ``metadata.json``, and only what
-:func:`medfed.delivery.bundle.network_descriptions.build_network` allows; source in the bundle only
+:func:`medfed.delivery.bundle.networks.build_network` allows; source in the bundle only
 once the user has accepted its hash.
+
+``configs/manifest.json`` of a bundle: the SHA-256 of every other file, and what differs from it.
+
+Bundles of the first version had the hashes in their metadata, which therefore were not covered.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import os
+import re
 import reprlib
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -34,34 +40,136 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from medfed.common.console import shown
 from medfed.common.errors import CheckpointError, DataError
-from medfed.common.files import writing
-from medfed.common.names import shown
-from medfed.common.replacing import replacing_folder, restore_folder
+from medfed.common.files import replacing_folder, restore_folder, sha256, write_json, writing
 from medfed.common.strict_json import read_strict_json
-from medfed.delivery.bundle import manifest, scripts, weights
-from medfed.delivery.bundle.facts import check_facts
-from medfed.delivery.bundle.foreign_networks import bounded
+from medfed.delivery.bundle import scripts, weights
+from medfed.delivery.bundle.documents import CARD, model_card, readme
 from medfed.delivery.bundle.inference_config import inference_config
 from medfed.delivery.bundle.metadata import (
     FORMAT_VERSION,
     METADATA,
+    check_facts,
     input_size,
     monai_metadata,
 )
-from medfed.delivery.bundle.model_card import CARD, model_card
-from medfed.delivery.bundle.network_descriptions import (
+from medfed.delivery.bundle.networks import (
+    bounded,
     build_network,
     check_state,
     is_foreign,
     ordinary,
 )
-from medfed.delivery.bundle.onnx_file import ONNX, save_onnx, trace_shape
-from medfed.delivery.bundle.onnx_runtime import NotTraceableError
-from medfed.delivery.bundle.readme import readme
+from medfed.delivery.bundle.onnx_file import ONNX, NotTraceableError, save_onnx, trace_shape
 from medfed.delivery.bundle.scripts.decode import fill, only_logits
 from medfed.delivery.bundle.source_code import INIT, PLUGINS
 from medfed.delivery.bundle.weights import MODEL, Codebook
+
+MANIFEST = "configs/manifest.json"
+FOLDERS = ("configs", "models", "scripts", "docs")
+_OWN = re.compile(
+    r"configs/(metadata|inference|manifest)\.json|models/model\.(pt|onnx)|scripts/(plugins/(\w+/)*)?\w+\.py"
+    r"|docs/(README|model_card)\.md"
+)
+# What MONAI's own runs, Python and file managers leave in a folder.
+_LEFT_BY_OTHERS = ("__pycache__", ".DS_Store", "Thumbs.db", "desktop.ini")
+_OUTPUTS = ("eval", "input")
+
+
+def write_manifest(folder: Path) -> dict[str, str]:
+    """Writes down the hashes of all files that a bundle consists of.
+
+    Args:
+        folder: The bundle, whole but for this file.
+
+    Returns:
+        SHA-256 by name, sorted.
+    """
+    (folder / MANIFEST).unlink(missing_ok=True)
+    hashes = {name: sha256(folder / name) for name in sorted(_files(folder))}
+    write_json(folder / MANIFEST, {"sha256": hashes})
+    return hashes
+
+
+def read_hashes(path: Path) -> dict[str, str]:
+    """Reads a manifest.
+
+    Raises:
+        CheckpointError: If it is missing or holds something else.
+    """
+    try:
+        content = read_strict_json(path)
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is missing; copy the bundle again.") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read ({error}); copy the bundle again.") from error
+    return checked_hashes(content.get("sha256") if isinstance(content, dict) else None, path)
+
+
+def checked_hashes(hashes: Any, path: Path) -> dict[str, str]:
+    """Returns hashes by name, if they are such.
+
+    Raises:
+        CheckpointError: If they are something else; names the file that they are from.
+    """
+    if isinstance(hashes, dict) and all(isinstance(h, str) for h in hashes.values()):
+        return hashes
+    raise CheckpointError(f"{path} holds no hashes of files; export the bundle anew.")
+
+
+def check_files(folder: Path, hashes: Mapping[str, str], source: str) -> None:
+    """Compares a bundle's files with their hashes.
+
+    Only names that the folder itself lists are opened, so none leads out of it.
+
+    Args:
+        folder: The bundle.
+        hashes: SHA-256 by name.
+        source: The file that holds them.
+
+    Raises:
+        CheckpointError: Naming the first file that is missing, added, changed or a link.
+    """
+    found = set(_files(folder)) - {source}
+    if missing := sorted(hashes.keys() - found):
+        raise CheckpointError(f"{folder / missing[0]} is missing; copy the bundle again.")
+    if added := sorted(found - hashes.keys()):
+        raise CheckpointError(
+            f"{folder / added[0]} was not exported with the bundle; move it elsewhere."
+        )
+    for name in sorted(found):
+        if sha256(folder / name) != hashes[name]:
+            raise CheckpointError(
+                f"{folder / name} is not the file that was exported (its hash differs from "
+                f"{source}); copy the bundle again."
+            )
+
+
+def foreign(folder: Path) -> list[str]:
+    """Lists what lies in a bundle's folder that exporting it anew would lose, such as masks."""
+    return sorted(name for name, _ in _walk(folder, ()) if not _OWN.fullmatch(name))
+
+
+def _files(folder: Path) -> Iterator[str]:
+    """Names of all files below a folder, but for outputs and what programs leave behind."""
+    for name, path in _walk(folder, _OUTPUTS):
+        if path.is_symlink() or not path.is_file():
+            raise CheckpointError(f"{path} is a link or no plain file; put the file itself there.")
+        yield name
+
+
+def _walk(folder: Path, outputs: Sequence[str]) -> Iterator[tuple[str, Path]]:
+    """Name and path of everything that is no folder; links are not followed."""
+    for place, inside, names in os.walk(folder):
+        skipped = (*_LEFT_BY_OTHERS, *(outputs if Path(place) == folder else ()))
+        links = [name for name in inside if (Path(place) / name).is_symlink()]
+        for name in (*links, *names):
+            if name not in skipped:
+                path = Path(place) / name
+                yield path.relative_to(folder).as_posix(), path
+        inside[:] = [name for name in inside if name not in skipped]
+
 
 _log = logging.getLogger(__name__)
 _BEFORE_MANIFESTS = 1  # the version whose hashes are in the metadata
@@ -139,13 +247,13 @@ def read_bundle(folder: Path) -> Bundle:
     metadata = _read_metadata(folder)
     facts = metadata["medfed"]
     if facts["format_version"] == _BEFORE_MANIFESTS:
-        source, hashes = METADATA, manifest.checked_hashes(facts.get("hashes"), folder / METADATA)
+        source, hashes = METADATA, checked_hashes(facts.get("hashes"), folder / METADATA)
     else:
-        source, hashes = manifest.MANIFEST, manifest.read_hashes(folder / manifest.MANIFEST)
+        source, hashes = MANIFEST, read_hashes(folder / MANIFEST)
     for name in (MODEL, METADATA):
         if name not in hashes and name != source:
             raise CheckpointError(f"{folder / source} has no hash of {name}; export it anew.")
-    manifest.check_files(folder, hashes, source)
+    check_files(folder, hashes, source)
     check_facts(facts, folder / METADATA)
     if source == METADATA:
         _log.warning(
@@ -185,7 +293,7 @@ def write_bundle(
     _check_place(folder)
     state = weights.with_codebooks(dense, books)
     with writing(folder, "choose another out=FOLDER"), replacing_folder(folder) as made:
-        for name in manifest.FOLDERS:
+        for name in FOLDERS:
             (made / name).mkdir()
         weights.save_weights(made / MODEL, dense, books)
         sizes = {
@@ -208,7 +316,7 @@ def write_bundle(
         (made / "docs" / "README.md").write_text(readme(whole), encoding="utf-8")
         (made / CARD).write_text(model_card(whole), encoding="utf-8")
         _write_json(made / METADATA, monai_metadata(whole))
-        manifest.write_manifest(made)
+        write_manifest(made)
     return whole
 
 
@@ -237,7 +345,7 @@ def _read_metadata(folder: Path) -> dict[str, Any]:
 def _check_place(folder: Path) -> None:
     """Refuses to replace what is no bundle, or a bundle with something of the user's in it."""
     if folder.is_dir() and (folder / METADATA).is_file():
-        if lost := manifest.foreign(folder):
+        if lost := foreign(folder):
             raise DataError(f"{folder / lost[0]} would be lost by the export; move it elsewhere.")
     elif folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise DataError(f"{folder} holds something else than a bundle; choose another out=FOLDER.")

@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from medfed.datamodules.normalization import Rule
-from medfed.datamodules.preparation import Preparation
-from medfed.datamodules.table_columns import Columns
+from medfed.datamodules.preparation import Preparation, Rule
+from medfed.datamodules.tables.columns import Columns
 from medfed.delivery.bundle.metadata import map_codes
 from medfed.delivery.bundle.weights import MODEL
 

@@ -10,16 +10,16 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from medfed.common.console import file_names
 from medfed.common.errors import ConfigError, did_you_mean
 from medfed.common.figures import save_figures
-from medfed.common.names import file_names
 from medfed.config.compose import build
 from medfed.datamodules.base import FederatedDataModule
 from medfed.delivery.bundle.bundle import read_bundle, write_bundle
-from medfed.delivery.bundle.foreign_networks import code_of
-from medfed.delivery.bundle.onnx_runtime import import_extra
+from medfed.delivery.bundle.networks import code_of
+from medfed.delivery.bundle.onnx_file import import_extra
+from medfed.delivery.export.client_model import FULL, choose_bits
 from medfed.delivery.export.finetuning import STAGES, Quantised, open_data, quantise_and_tune
-from medfed.delivery.export.quantization import FULL, choose_bits
 from medfed.delivery.export.report import ExportRow, draw_export, print_export, save_table
 from medfed.delivery.export.run_record import RunRecord, finite
 

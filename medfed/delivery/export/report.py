@@ -16,9 +16,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from medfed.common.console import say, size, wide_console
+from medfed.common.console import caption, cell, say, shown, size, wide_console
 from medfed.common.files import csv_text, write_text
-from medfed.common.names import caption, cell, shown
 from medfed.common.scores import mean_of_known
 from medfed.delivery.bundle.weights import Codebook
 from medfed.delivery.export.finetuning import STAGES, falls

@@ -11,24 +11,22 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
+from medfed.common.console import file_names
 from medfed.common.errors import ConfigError, did_you_mean
 from medfed.common.files import digest, sha256
-from medfed.common.names import file_names
 from medfed.common.untrusted import ANY, read_json, read_tensors, reading
+from medfed.config.allowed import check_plugins, check_targets
 from medfed.config.compose import build
-from medfed.config.plugins import check_plugins
-from medfed.config.targets import check_targets
-from medfed.delivery.bundle.foreign_networks import code_of, packages_of
 from medfed.delivery.bundle.metadata import FORMAT_VERSION
-from medfed.delivery.bundle.network_descriptions import describe, ordinary
+from medfed.delivery.bundle.networks import code_of, describe, ordinary, packages_of
 from medfed.delivery.bundle.weights import Codebook, from_centers
 from medfed.delivery.export.client_model import ClientModel, checked, from_canonical
 from medfed.models.networks.canonical import Canonical
-from medfed.models.networks.personal import part_roots
+from medfed.models.networks.personal_part import part_roots
 from medfed.models.segmentation import chosen_activation
 from medfed.models.task import TaskModule
+from medfed.records.folder import finished, read_config, read_splits
 from medfed.run.assembly import build_task, mixes_models
-from medfed.run.folder import finished, read_config, read_splits
 from medfed.run.start import ACCOUNT
 
 _TASKS = {
@@ -136,7 +134,7 @@ class RunRecord:
 
         Args:
             client: The client.
-            network: See :func:`medfed.delivery.bundle.network_descriptions.describe`.
+            network: See :func:`medfed.delivery.bundle.networks.describe`.
 
         Returns:
             The part ``medfed`` of the metadata, see :mod:`medfed.delivery.bundle.metadata`, without

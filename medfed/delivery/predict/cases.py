@@ -1,25 +1,237 @@
-"""Cases that become files: one into the file that is named, many into a folder with a summary."""
+"""Cases that become files: one into the file that is named, many into a folder with a summary.
+
+An output folder: what it was made with, a row per case, and where an interrupted one goes on.
+
+It holds, beside the results::
+
+    prediction.json   bundles with their hashes, settings, versions
+    summary.csv       a row per case: its files, volumes, what went wrong
+
+A case's row is added as soon as its files are whole. The same command goes on where an earlier one
+was interrupted, or adds the cases that are new; what is predicted already, and whose scan has not
+changed, stays. A case that was interrupted is named in ``.unfinished.json``, so that what it left
+may be replaced; nothing else is, unless ``overwrite=true`` says so.
+"""
 
 from __future__ import annotations
 
+import csv
+import datetime
+import io
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from medfed.common.console import say
-from medfed.common.errors import ConfigError, MedfedError
-from medfed.common.names import cell
+from medfed.common.console import cell, say
+from medfed.common.errors import ConfigError, DataError, MedfedError
+from medfed.common.files import csv_text, digest, locked, original, write_json, write_text, writing
+from medfed.common.strict_json import read_strict_json
 from medfed.delivery.bundle.bundle import Bundle
 from medfed.delivery.predict import outputs
-from medfed.delivery.predict.committee import Committee
-from medfed.delivery.predict.options import attempt
-from medfed.delivery.predict.record import SUMMARY, OutputFolder
+from medfed.delivery.predict.options import PredictOptions, attempt
+from medfed.delivery.predict.predictor import Committee
+from medfed.delivery.predict.scans import RECORD
+
+SUMMARY, _UNFINISHED, _LOCK = "summary.csv", ".unfinished.json", ".lock"
+_OTHERWISE = "choose another output"
+_BEFORE = ("case", "input", "output", "bytes", "modified")
+_AFTER = ("error",)
+
+
+class OutputFolder:
+    """The folder of a prediction; a context manager, which makes the folder.
+
+    Args:
+        options: What is wanted; ``output`` is the folder.
+        bundles: Which answer.
+        columns: What is measured of every case.
+
+    Raises:
+        ConfigError: If another process writes there, or results of other bundles or settings are
+            there.
+        DataError: If it cannot be read or written.
+    """
+
+    def __init__(
+        self, options: PredictOptions, bundles: Sequence[Bundle], columns: Sequence[str]
+    ) -> None:
+        self.folder = Path(options.output)
+        self.overwrite = options.overwrite
+        self.header = [*_BEFORE, *columns, *_AFTER]
+        self._said = said_of(options, bundles)
+        self._rows: dict[str, dict[str, str]] = {}
+        self._mine: set[Path] = set()
+
+    @contextmanager
+    def open(self) -> Iterator[OutputFolder]:
+        """Holds the folder, and leaves its summary sorted."""
+        with ExitStack() as stack:
+            with writing(self.folder, _OTHERWISE):
+                self.folder.mkdir(parents=True, exist_ok=True)
+                stack.callback(self._unlock)
+                stack.enter_context(locked(self.folder, _LOCK, wait=False))
+            self._begin()
+            try:
+                yield self
+            finally:
+                self._write()
+
+    def is_done(self, case: str, inputs: Iterable[Path], targets: Iterable[Path]) -> bool:
+        """Whether a case was predicted from the files as they are now, and the results are here."""
+        row = self._rows.get(case)
+        if row is None or row["error"] or self.overwrite:
+            return False
+        size, changed = _state(inputs)
+        return (row["bytes"], row["modified"]) == (size, changed) and all(
+            t.is_file() for t in targets
+        )
+
+    def replaceable(self, targets: Iterable[Path]) -> bool:
+        """Whether files that are there may be replaced: an interrupted case has left them."""
+        there = {t.resolve() for t in targets if t.exists()}
+        return there <= self._mine
+
+    @contextmanager
+    def case(
+        self, name: str, source: Path, inputs: Sequence[Path], targets: Sequence[Path]
+    ) -> Iterator[dict[str, object]]:
+        """Predicts a case: its row is added when its files are whole.
+
+        Args:
+            name: The case.
+            source: Its scan.
+            inputs: The files of the scan.
+            targets: The files that are written, none of which is there before or must be kept.
+
+        Yields:
+            What was measured, to be filled in by column.
+        """
+        size, changed = _state(inputs)
+        inside = [str(t.relative_to(self.folder)) for t in targets]
+        unfinished = self.folder / _UNFINISHED
+        write_json(unfinished, {"case": name, "files": inside})
+        measured: dict[str, object] = {}
+        yield measured
+        row = dict(zip(_BEFORE, (name, source.resolve(), inside[0], size, changed), strict=True))
+        self._add(name, {**row, **{k: _text(v) for k, v in measured.items()}})
+        unfinished.unlink(missing_ok=True)
+
+    def failed(self, name: str, source: Path, sentence: str) -> None:
+        """Adds the row of a case that could not be predicted."""
+        self._add(name, {"case": name, "input": str(source.resolve()), "error": sentence})
+
+    def _begin(self) -> None:
+        record, summary = self.folder / RECORD, self.folder / SUMMARY
+        before = _read_json(record) if record.exists() else None
+        if before is None and summary.exists() and not self.overwrite:
+            raise ConfigError(
+                f"{summary} is there already, and no prediction's; choose another output, or set "
+                "overwrite=true to replace it."
+            )
+        same = before is not None and before.get("said") == digest(self._said)
+        if before is not None and not same and not self.overwrite:
+            raise ConfigError(
+                f"{self.folder} holds predictions of other bundles or settings ({RECORD}); choose "
+                "another output, or set overwrite=true to replace them."
+            )
+        if same:
+            self._rows = self._read()
+            left = self.folder / _UNFINISHED
+            names = _read_json(left).get("files", []) if left.exists() else []
+            self._mine = {(self.folder / str(name)).resolve() for name in names}
+        else:
+            if before is not None:
+                _log.warning(
+                    "%s holds predictions of other bundles or settings; what is not replaced now "
+                    "stays, without a row in %s.",
+                    self.folder,
+                    SUMMARY,
+                )
+            now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+            made = {"begun": now, "medfed": version("medfed")}
+            with writing(record, _OTHERWISE):
+                write_json(record, {**self._said, **made, "said": digest(self._said)})
+        self._write()
+
+    def _read(self) -> dict[str, dict[str, str]]:
+        path = self.folder / SUMMARY
+        if not path.exists():
+            return {}
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError(f"{path} cannot be read ({error}); choose another output.") from error
+        whole = text[: text.rfind("\n") + 1]  # the last row of a process that was killed
+        rows = csv.DictReader(io.StringIO(whole, newline=""))
+        if [original(name) for name in rows.fieldnames or ()] != self.header:
+            raise ConfigError(
+                f"{path} has other columns than this prediction; choose another output, or set "
+                "overwrite=true to replace it."
+            )
+        found = (
+            {c: original(v or "") for c, v in zip(self.header, r.values(), strict=False)}
+            for r in rows
+        )
+        return {row["case"]: row for row in found}
+
+    def _unlock(self) -> None:
+        for name in (_LOCK, f"{_LOCK}.pid"):
+            with suppress(OSError):
+                (self.folder / name).unlink()
+
+    def _write(self) -> None:
+        rows = ([row.get(c, "") for c in self.header] for _, row in sorted(self._rows.items()))
+        with writing(self.folder / SUMMARY, _OTHERWISE):
+            write_text(self.folder / SUMMARY, csv_text(self.header, rows))
+
+    def _add(self, name: str, row: Mapping[str, Any]) -> None:
+        self._rows[name] = {c: str(row.get(c, "")) for c in self.header}
+        line = csv_text([self._rows[name][c] for c in self.header], [])
+        path = self.folder / SUMMARY
+        with writing(path, _OTHERWISE), path.open("a", encoding="utf-8", newline="") as file:
+            file.write(line)
+
+
+def said_of(options: PredictOptions, bundles: Sequence[Bundle]) -> dict[str, Any]:
+    """Returns what results depend on: bundles by the hashes of their files, and settings."""
+    keys = ("format", "probabilities", "uncertainty", "picture", "threshold", "spacing_tolerance")
+    files = [{"client": b.facts["client"], "files": digest(dict(b.hashes))} for b in bundles]
+    weights = None if options.weights is None else list(options.weights)
+    return {"bundles": files, **{k: getattr(options, k) for k in keys}, "weights": weights}
+
+
+def _state(files: Iterable[Path]) -> tuple[str, str]:
+    """The size of files, and when the latest one was changed."""
+    found = [file.stat() for file in files]
+    latest = max((s.st_mtime for s in found), default=0.0)
+    changed = datetime.datetime.fromtimestamp(latest, datetime.UTC)
+    return str(sum(s.st_size for s in found)), changed.isoformat()
+
+
+def _text(value: object) -> object:
+    return f"{value:.8g}" if isinstance(value, float) else value
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        found = read_strict_json(path)
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"{path} cannot be read ({error}), so it is unknown what made this folder; choose "
+            "another output."
+        ) from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path} is no record of a prediction; choose another output.")
+    return found
+
 
 _log = logging.getLogger(__name__)
 _SHOWN = 40  # rows on the terminal

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from medfed.common.checks import check_known
+from medfed.common.console import Steps
 from medfed.common.errors import ConfigError, DataError, MedfedError, WriteError, first_line
-from medfed.common.progress import Steps
 
 Item = TypeVar("Item")
 BACKENDS = ("auto", "onnx", "torch")

@@ -19,11 +19,10 @@ from medfed.datamodules.readers import pictures
 from medfed.delivery.bundle.bundle import Bundle
 from medfed.delivery.bundle.metadata import map_codes
 from medfed.delivery.predict.cases import Case, segment_cases
-from medfed.delivery.predict.committee import Committee
-from medfed.delivery.predict.inputs import say_left_out, stem_below, walk
 from medfed.delivery.predict.masks import label_map
 from medfed.delivery.predict.options import PredictOptions
-from medfed.delivery.predict.predictor import Predictor
+from medfed.delivery.predict.predictor import Committee, Predictor
+from medfed.delivery.predict.scans import say_left_out, stem_below, walk
 from medfed.delivery.predict.verdict import judged
 from medfed.models.segmentation import SegmentationTask
 

@@ -2,28 +2,144 @@
 
 The network runs inside the task module that evaluated it after training, so that windows, slices
 and activations are those of the evaluation.
+
+What computes a bundle's network: PyTorch, or ONNX Runtime.
+
+Several bundles that answer together, or one: probabilities are averaged, differences measured.
+
+Every bundle prepares a scan in its own way, as its hospital did in training; what is averaged are
+the probabilities of the same classes on the scan's own voxels, or of the same row or image.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from medfed.common.errors import CheckpointError, ConfigError, DataError, first_line
 from medfed.datamodules import patches
 from medfed.delivery.bundle.bundle import Bundle
+from medfed.delivery.bundle.metadata import map_codes
+from medfed.delivery.bundle.onnx_file import ONNX, OnnxNetwork
 from medfed.delivery.bundle.scripts.volumes import largest_part
-from medfed.delivery.predict.backends import network_of
 from medfed.delivery.predict.options import PredictOptions
 from medfed.functional.grids import plane_of
+from medfed.functional.mixing import entropies, mean_and_spread
 from medfed.models.classification import ClassificationTask
 from medfed.models.regression import RegressionTask
 from medfed.models.segmentation import SegmentationTask
 from medfed.models.task import TaskModule
+
+_log = logging.getLogger(__name__)
+_ALIKE = 1e-4  # of the largest logit
+
+
+def network_of(bundle: Bundle, options: PredictOptions) -> nn.Module:
+    """Builds what computes the logits of a bundle.
+
+    Args:
+        bundle: Checked by `read_bundle`.
+        options: ``backend`` and ``device``. ``auto`` is ONNX Runtime on a CPU, where the bundle has
+            an ONNX file and the package is installed, and otherwise PyTorch.
+
+    Returns:
+        From images ``(B, C, *spatial)`` or features ``(B, F)`` to logits.
+
+    Raises:
+        ConfigError: If the device or ONNX Runtime cannot be used.
+        CheckpointError: If network and weights do not fit together.
+    """
+    if options.backend == "onnx":
+        return _onnx(bundle, options.device)
+    cpu = options.device == "cpu" or (options.device is None and not torch.cuda.is_available())
+    if options.backend == "torch" or ONNX not in bundle.hashes or not cpu:
+        return _torch(bundle, options)
+    try:
+        return Compared(_torch(bundle, options), _onnx(bundle, None), str(bundle.folder))
+    except ConfigError as error:
+        _log.warning(
+            "%s is computed by PyTorch, although it holds %s: %s", bundle.folder, ONNX, error
+        )
+        return _torch(bundle, options)
+
+
+class Compared(nn.Module):
+    """ONNX Runtime, as long as it agrees with PyTorch on the first batch of every size.
+
+    An ONNX file is a trace: a network that decides by the size of its input may compute something
+    else on sizes that it was not traced with.
+
+    Args:
+        network: PyTorch's, on the CPU.
+        traced: ONNX Runtime's.
+        name: The bundle, for the sentence.
+    """
+
+    def __init__(self, network: nn.Module, traced: nn.Module, name: str) -> None:
+        super().__init__()
+        self.network, self.traced, self.name = network, traced, name
+        self._sizes: set[tuple[int, ...]] = set()
+        self._trusted = True
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Computes the logits."""
+        size = tuple(image.shape[1:])
+        if self._trusted and size in self._sizes:
+            found: Tensor = self.traced(image)
+            return found
+        own: Tensor = self.network(image)
+        if self._trusted:
+            self._compare(own, image)
+            self._sizes.add(size)
+        return own
+
+    def _compare(self, own: Tensor, image: Tensor) -> None:
+        if not own.isfinite().all():
+            return  # which is refused later
+        try:
+            found = self.traced(image)
+            apart = float((found - own).abs().max() / own.abs().max().clamp(min=1))
+            if apart <= _ALIKE:
+                return
+            why = f"differs from PyTorch by {apart:.1g} of the largest logit"
+        except (RuntimeError, ValueError) as error:
+            why = f"cannot compute it ({error})"
+        self._trusted = False
+        _log.warning(
+            "%s: ONNX Runtime %s on inputs of %s; PyTorch goes on alone.",
+            self.name,
+            why,
+            " x ".join(map(str, image.shape[2:] or image.shape[1:])),
+        )
+
+
+def _onnx(bundle: Bundle, device: str | None) -> nn.Module:
+    """The bundle's ONNX file, with as many threads as PyTorch has."""
+    if device not in (None, "cpu"):
+        raise ConfigError(f"backend=onnx runs on the CPU, not on device={device}; leave one out.")
+    if ONNX not in bundle.hashes:
+        raise ConfigError(
+            f"{bundle.folder} holds no {ONNX}; export it with onnx=true, or choose backend=torch."
+        )
+    return OnnxNetwork(bundle.folder / ONNX, torch.get_num_threads())
+
+
+def _torch(bundle: Bundle, options: PredictOptions) -> nn.Module:
+    name = options.device
+    usual = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name or usual)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(
+            f"device={name} cannot be used on this machine; leave it out, or choose cpu."
+        ) from error
+    return bundle.network(options.accepted).to(device)
 
 
 @dataclass(frozen=True)
@@ -189,3 +305,159 @@ def make_predictor(bundle: Bundle, options: PredictOptions) -> Predictor:
     else:
         task = ClassificationTask(network, torch.optim.SGD, num_classes=len(facts["labels"]))
     return Predictor(task, facts, options, str(bundle.folder))
+
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True)
+class Committee:
+    """The models of one or several bundles, whose classes are the same.
+
+    Attributes:
+        members: The first one's order of classes and label values are those of all results.
+        weights: As many, which sum to 1.
+    """
+
+    members: tuple[Predictor, ...]
+    weights: tuple[float, ...]
+
+    @property
+    def first(self) -> Predictor:
+        """The first member, which says what the results are called."""
+        return self.members[0]
+
+    @property
+    def options(self) -> PredictOptions:
+        """What is wanted."""
+        return self.first.options
+
+    @property
+    def several(self) -> bool:
+        """Whether there is anything to differ."""
+        return len(self.members) > 1
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of the columns that a table of results gains."""
+        if not self.several:
+            return self.first.columns
+        if self.first.facts["task"] == "regression":
+            return [*self.first.columns, "standard_deviation"]
+        return [*self.first.columns, "largest_difference", "entropy_bits", "disagreement_bits"]
+
+    def ask(self, question: Callable[[Predictor], Answer]) -> list[Answer]:
+        """Asks every member.
+
+        Raises:
+            DataError: If one of them cannot answer; of several the bundle is named.
+        """
+        found = []
+        for member in self.members:
+            try:
+                found.append(question(member))
+            except DataError as error:
+                if not self.several:
+                    raise
+                raise DataError(f"{str(error).rstrip('.')} (bundle {member.name}).") from error
+        return found
+
+    def in_order(self, member: Predictor, values: Tensor, dim: int) -> Tensor:
+        """Puts a member's classes into the order of the first one's."""
+        place = [member.labels.index(name) for name in self.first.labels]
+        return values.index_select(dim, torch.tensor(place))
+
+    def classify(self, images: Callable[[Predictor], Tensor], source: object) -> Tensor:
+        """Classifies samples, or predicts their outcome.
+
+        Args:
+            images: What a member sees, ``(N, C, *spatial)`` or ``(N, F)``.
+            source: Where they are from, for error sentences.
+
+        Returns:
+            ``(N, columns)``: the mean probabilities or outcome. Of several members also the largest
+            difference of two members' probabilities of any class, the entropy of the mean and its
+            part that comes from their differing; of an outcome the standard deviation.
+
+        Raises:
+            DataError: If a member cannot take them.
+        """
+        found = self.ask(lambda member: member.classify(images(member), source))
+        if not self.several:
+            return found[0]
+        if self.first.facts["task"] == "regression":
+            return torch.cat(mean_and_spread(found, self.weights), 1)
+        parts = [self.in_order(m, p, 1) for m, p in zip(self.members, found, strict=True)]
+        apart = torch.stack(parts)
+        most = (apart.amax(0) - apart.amin(0)).amax(1)
+        mean = mean_and_spread(parts, self.weights)[0]
+        return torch.cat([mean, torch.stack([most, *entropies(parts, self.weights)], 1)], 1)
+
+
+def make_committee(bundles: Sequence[Bundle], options: PredictOptions) -> Committee:
+    """Builds the models of bundles that are to answer together.
+
+    Args:
+        bundles: Checked by `read_bundle`.
+        options: What is wanted.
+
+    Raises:
+        ConfigError: If their classes, tasks or kinds of input differ, or the device cannot be used.
+        CheckpointError: If network and weights of one do not fit together.
+    """
+    for bundle in bundles[1:]:
+        _check_alike(bundles[0], bundle, options)
+    given = options.weights or [1.0] * len(bundles)
+    weights = tuple(float(w) / sum(given) for w in given)
+    return Committee(tuple(make_predictor(bundle, options) for bundle in bundles), weights)
+
+
+def _check_alike(first: Bundle, other: Bundle, options: PredictOptions) -> None:
+    """Refuses bundles whose answers do not mean the same."""
+    what = ((_what(first.facts), _what(other.facts)), (_kind(first.facts), _kind(other.facts)))
+    for own, theirs in what:
+        if own != theirs:
+            raise ConfigError(
+                f"{other.folder} is {theirs}, but {first.folder} is {own}; only bundles of one "
+                "task and kind of input can be averaged."
+            )
+    names, others = (list(map(str, b.facts["labels"])) for b in (first, other))
+    if set(names) != set(others):
+        raise ConfigError(
+            f"{other.folder} answers {', '.join(others)}, but {first.folder} {', '.join(names)}; "
+            "only bundles of the same classes can be averaged."
+        )
+    if first.facts["task"] != "segmentation":
+        return
+    kinds = [b.facts.get("activation") or "sigmoid" for b in (first, other)]
+    if kinds[0] != kinds[1]:
+        raise ConfigError(
+            f"The regions of {first.folder} are {_WORDS[kinds[0]]}, those of {other.folder} "
+            f"{_WORDS[kinds[1]]}; their probabilities cannot be averaged."
+        )
+    levels = [b.facts["threshold"] for b in (first, other)]
+    if kinds[0] == "sigmoid" and options.threshold is None and levels[0] != levels[1]:
+        raise ConfigError(
+            f"{first.folder} decides at a probability of {levels[0]:g}, {other.folder} at "
+            f"{levels[1]:g}; set threshold for all."
+        )
+    if first.facts.get("largest_part") != other.facts.get("largest_part"):
+        _log.warning("Largest parts of masks are kept as %s says alone.", first.folder)
+    if map_codes(first.facts) != map_codes(other.facts):
+        _log.warning(
+            "%s writes other label values than %s; the masks have those of the latter.",
+            other.folder,
+            first.folder,
+        )
+
+
+_WORDS = {"sigmoid": "decided one by one", "softmax": "exclusive"}
+
+
+def _what(facts: Mapping[str, Any]) -> str:
+    task = facts["task"]
+    return f"a model of {task if task in ('segmentation', 'regression') else 'classification'}"
+
+
+def _kind(facts: Mapping[str, Any]) -> str:
+    return f"a model of {facts['input']['kind'].replace('_', ' ')}"

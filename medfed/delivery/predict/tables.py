@@ -1,4 +1,7 @@
-"""Probabilities of candidates of CT scans and of rows of tables: a table of them in a CSV file."""
+"""Probabilities of candidates of CT scans and of rows of tables: a table of them in a CSV file.
+
+What of a row training has not seen the like of, cell by cell.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +16,73 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from medfed.common.errors import CheckpointError, ConfigError, DataError
-from medfed.datamodules.ct_patches import PatchSpec, extract, to_unit
-from medfed.datamodules.readers.candidates import Candidates, Points, read_points
+from medfed.datamodules.luna16 import PatchSpec, extract, to_unit
 from medfed.datamodules.readers.ct_scan import open_scan
-from medfed.datamodules.readers.luna16 import find_scans
+from medfed.datamodules.readers.luna16 import Candidates, Points, find_scans, read_points
 from medfed.datamodules.readers.table import read_features
-from medfed.datamodules.table_columns import Columns
-from medfed.datamodules.table_scaling import from_facts
-from medfed.delivery.predict.committee import Committee
+from medfed.datamodules.tables.columns import Columns, from_facts
 from medfed.delivery.predict.options import attempt
 from medfed.delivery.predict.outputs import table_path, write_csv
-from medfed.delivery.predict.predictor import Predictor
+from medfed.delivery.predict.predictor import Committee, Predictor
 from medfed.delivery.predict.scans import check_spacing
-from medfed.delivery.predict.unusual import unusual_cells
+
+
+def unusual_cells(
+    rows: NDArray[np.float64],
+    columns: Columns,
+    facts: Mapping[str, Any],
+    texts: Mapping[str, Sequence[str | None]],
+) -> dict[int, list[str]]:
+    """Names the cells of which a model has learnt nothing.
+
+    Args:
+        rows: (N, F), see `column_kinds.read_cells`.
+        columns: What the columns are.
+        facts: Of the bundle; those of earlier versions know the range alone, or not even that.
+        texts: (N) cells of the columns with categories.
+
+    Returns:
+        Sentences without a stop by row, counted from 1; rows without any are left out.
+
+    Example:
+        >>> columns = Columns(("age", "sex"), {"sex": ("f", "m")}, ("sex",))
+        >>> facts = {"input": {"indicators": ["sex"], "lowest": [40], "highest": [60]}}
+        >>> rows = np.array([[50.0, 0.0], [130.0, -1.0], [np.nan, np.nan]])
+        >>> found = unusual_cells(rows, columns, facts, {"sex": ["f", "x", None]})
+        >>> for row, cells in found.items():
+        ...     print(row, cells)
+        2 ['age is 130, outside of 40 to 60 in training', "sex is 'x', unknown in training"]
+        3 ['age is missing, which it never was in training']
+    """
+    source, found = facts["input"], dict[int, list[str]]()
+    lowest, highest = source.get("lowest"), source.get("highest")
+    if lowest is None and (scaling := facts.get("normalization")) is not None:
+        lowest, highest = scaling.get("minimum"), scaling.get("maximum")
+    place = {at: number for number, at in enumerate(columns.numeric)}
+    recorded = source.get("indicators") is not None
+    for at, name in enumerate(columns.names):
+        for row, value in enumerate(rows[:, at].tolist()):
+            said = None
+            if np.isnan(value):
+                if recorded and name not in columns.indicators:
+                    said = "is missing, which it never was in training"
+            elif name in columns.categories:
+                if value < 0:
+                    said = f"is {texts[name][row]!r:.60}, unknown in training"
+            elif lowest is not None and highest is not None:
+                said = _outside(value, lowest[place[at]], highest[place[at]])
+            if said:
+                found.setdefault(row + 1, []).append(f"{name} {said}")
+    return dict(sorted(found.items()))
+
+
+def _outside(value: float, low: float | None, high: float | None) -> str | None:
+    if low is None or high is None:
+        return f"is {value:g}, but training had no value of it"
+    if low <= value <= high:
+        return None
+    return f"is {value:g}, outside of {low:g} to {high:g} in training"
+
 
 _log = logging.getLogger(__name__)
 _MOST_WARNED = 10  # rows that are named

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from medfed.delivery.predict.committee import Committee
-from medfed.functional.ensembles import mean_and_spread, mean_dice
+from medfed.delivery.predict.predictor import Committee
+from medfed.functional.mixing import mean_and_spread, mean_dice
 
 
 @dataclass(frozen=True)

@@ -1,29 +1,126 @@
-"""Carries out the rounds, evaluates and selects them, stops in time, and logs what travelled."""
+"""Carries out the rounds, evaluates and selects them, stops in time, and logs what travelled.
+
+The validation metrics of all clients over rounds, by round, so that no round looks at all.
+
+Shows the round, the phase, the client, its loss and the time left.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
 import math
+import sys
+import time
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import pytorch_lightning as pl
-from pytorch_lightning.callbacks import EarlyStopping
+from pytorch_lightning.callbacks import EarlyStopping, ProgressBar
+from rich.console import Console
+from rich.progress import Progress, TaskID, TextColumn
 
+from medfed.common.console import bar, cell
 from medfed.common.scores import (
     Record,
+    failed,
     failure_sentences,
     failures_count,
     federation_statistics,
     smaller_is_better,
+    undefined_in,
     undefined_sentences,
+    worst_value,
 )
-from medfed.federation.lightning.collect import gather_named, rank
-from medfed.federation.lightning.history import History
 from medfed.federation.lightning.module import FederatedModule
-from medfed.federation.lightning.schedule import Task
+from medfed.federation.lightning.ranks import Task, gather_named, rank, world_size
 from medfed.federation.wire.ledger import DIRECTIONS
+
+
+class History(list[Record]):
+    """Records in the order of rounds and clients; what is known of each round is kept.
+
+    Args:
+        records: What there is already.
+
+    Example:
+        >>> history = History([Record(0, "a", {"iou": 0.5}), Record(0, "b", {"iou": 1.0})])
+        >>> history.mean(0, "iou"), history.rounds
+        (0.75, [0])
+    """
+
+    def __init__(self, records: Iterable[Record] = ()) -> None:
+        super().__init__()
+        self.by_round: dict[int, list[Record]] = {}
+        self.failures: dict[str, list[int]] = {}  # of clients whose models have failed
+        self.measured = False  # whether any loss is known: without a validation patient none is
+        self._means: dict[int, dict[tuple[str, str], float]] = {}
+        self._undefined: dict[str, list[str]] = {}
+        self.extend(records)
+
+    def extend(self, records: Iterable[Record]) -> None:
+        """Appends the records of a round."""
+        for record in records:
+            self.append(record)
+
+    def __iadd__(self, records: Iterable[Record]) -> History:  # type: ignore[override,misc]
+        """The same."""
+        self.extend(records)
+        return self
+
+    def append(self, record: Record) -> None:
+        """Appends one record."""
+        super().append(record)
+        self.by_round.setdefault(record.round, []).append(record)
+        if failed({record.client: record.metrics}):
+            self.failures.setdefault(record.client, []).append(record.round)
+        self.measured |= not math.isnan(record.metrics.get("loss", math.nan))
+        self._means.pop(record.round, None)
+        if record.client not in self._undefined:
+            self._undefined[record.client] = undefined_in(record.metrics)
+
+    @property
+    def rounds(self) -> list[int]:
+        """The rounds that were evaluated, in order."""
+        return sorted(self.by_round)
+
+    def undefined(self) -> dict[str, list[str]]:
+        """Returns for each client the metrics that its validation data leave undefined.
+
+        They are known after its first evaluation.
+        """
+        return dict(self._undefined)
+
+    def mean(self, number: int, metric: str, mode: str = "max") -> float:
+        """Returns the mean of a metric over the clients that have it, larger is better.
+
+        Args:
+            number: The round.
+            metric: The metric.
+            mode: Of ``min`` the mean is turned round.
+        """
+        known = self._means.setdefault(number, {})
+        if (metric, mode) not in known:
+            known[metric, mode] = self._mean(number, metric, mode)
+        return known[metric, mode]
+
+    def _mean(self, number: int, metric: str, mode: str) -> float:
+        undefined, sign = self._undefined, 1 if mode == "max" else -1
+        values = [
+            sign * (v if math.isfinite(v) else worst_value(metric))
+            for v, client in (
+                (r.metrics.get(metric, math.nan), r.client) for r in self.by_round.get(number, ())
+            )
+            if metric not in undefined.get(client, ())
+        ]
+        # Of a metric that is unknown here the direction of selection says what is worst.
+        values = [v if math.isfinite(v) else -math.inf for v in values]
+        return sum(values) / len(values) if values else math.nan
+
+    def state_dict(self) -> list[tuple[Any, ...]]:
+        """Returns the rows, loadable with ``weights_only=True``."""
+        return [(r.round, r.client, dict(r.metrics)) for r in self]
+
 
 _log = logging.getLogger(__name__)
 FALLBACK = ("loss", "min")  # selects where the data leave the wanted metric undefined everywhere
@@ -254,3 +351,112 @@ def _gather(module: FederatedModule, found: dict[str, Found]) -> dict[str, Found
     gathered = gather_named(own, module.device)
     found.clear()
     return {c: json.loads(gathered[c]) for c in module.federation.ids if c in gathered}
+
+
+class RoundProgress(ProgressBar):
+    """A rich bar on a terminal; one line per evaluated round elsewhere.
+
+    Args:
+        evaluation: Gives the validation score that is shown.
+        console: Where to write; standard error by default.
+    """
+
+    def __init__(self, evaluation: PersonalEvaluation, console: Console | None = None) -> None:
+        super().__init__()
+        self.evaluation = evaluation
+        self.console = console or Console(file=sys.stderr)
+        self._bar: Progress | None = None
+        self._task = TaskID(0)
+        self._began, self._first = time.monotonic(), 0
+
+    def disable(self) -> None:
+        """Shows nothing: called by Lightning on all ranks but the first."""
+        self.console.quiet = True
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Starts the bar at the round at which the run begins or resumes."""
+        assert isinstance(pl_module, FederatedModule)
+        self._began, self._first = time.monotonic(), pl_module.next_round
+        if not self.console.is_terminal or self.console.quiet:
+            return
+        self._bar = bar(
+            self.console,
+            "round {task.fields[round]}/{task.fields[rounds]}",
+            24,
+            TextColumn("{task.fields[phase]:<9} {task.fields[client]:<14} {task.fields[loss]:<13}"),
+            TextColumn("{task.fields[score]}"),
+        )
+        pl_module.told.append(lambda *found: self._told(pl_module, *found))
+        rounds = trainer.max_epochs or 0
+        self._task = self._bar.add_task(
+            "",
+            total=_visits(pl_module, self._first) * (rounds - self._first),
+            round=self._first + 1,
+            rounds=rounds,
+            phase="",
+            client="",
+            loss="",
+            score="",
+        )
+        self._bar.start()
+
+    def _told(self, module: FederatedModule, phase: str, client: str, done: bool) -> None:
+        """Names the client that starts to work, and shows the loss of one that has finished."""
+        if not self._bar:
+            return
+        if not done:
+            number = module.next_round + 1
+            self._bar.update(self._task, round=number, phase=phase, client=cell(client))
+            return
+        loss = module.federation.clients[client].loss
+        # The other ranks have probably come as far.
+        text = "" if loss is None else f"loss {loss:.4f}"
+        self._bar.update(self._task, advance=world_size(), loss=text)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Says how much is done on all ranks."""
+        assert isinstance(pl_module, FederatedModule)
+        if self._bar:
+            done = pl_module.next_round - self._first
+            self._bar.update(self._task, completed=_visits(pl_module, self._first) * done)
+
+    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Shows the validation score, or writes the round's line."""
+        assert isinstance(pl_module, FederatedModule)
+        value = trainer.callback_metrics.get(f"val/{self.evaluation.metric}")
+        score = "" if value is None else f"val {self.evaluation.metric} {float(value):.4f}"
+        if self._bar:
+            self._bar.update(self._task, score=score)
+        elif self.console.quiet is False:
+            done, rounds = pl_module.next_round, trainer.max_epochs or 0
+            spent = time.monotonic() - self._began
+            left = spent / max(1, done - self._first) * (rounds - done)
+            found = [pl_module.federation.clients[c].loss for c in pl_module.owned]
+            losses = [loss for loss in found if loss is not None]
+            # Across sites the losses stay there.
+            loss = f"loss {sum(losses) / len(losses):.4f}  " if losses else ""
+            self.console.print(
+                f"round {done}/{rounds}  {loss}{score}  {spent:.0f} s, about {left:.0f} s left",
+                highlight=False,
+            )
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Ends the bar."""
+        self._stop()
+
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        """Ends the bar, so that the error is readable."""
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._bar:
+            self._bar.stop()
+            self._bar = None
+
+
+def _visits(module: FederatedModule, round: int) -> int:
+    """How often a client works in a round."""
+    federation = module.federation
+    return len(federation.algorithm.phases(round)) * len(federation.members(round))

@@ -17,17 +17,18 @@ from torch import Tensor, nn
 from medfed.common.errors import CodecError, NonFiniteError
 from medfed.common.tensors import to_device
 from medfed.federation.client import Batch
+from medfed.federation.engine.loop import LocalTrainer
+from medfed.federation.engine.slots import slots_of
 from medfed.federation.federation import Federation, Round, naming
-from medfed.federation.lightning.collect import Gathering, world_size
-from medfed.federation.lightning.dealt import DealtClients
-from medfed.federation.lightning.schedule import (
+from medfed.federation.lightning.ranks import (
+    DealtClients,
     EvaluationTasks,
+    Gathering,
     Task,
     Tasks,
     tasks_of_round,
+    world_size,
 )
-from medfed.federation.slots import slots_of
-from medfed.federation.training import LocalTrainer
 from medfed.federation.wire.packet import Packet
 
 EvalSplit = Literal["train", "val", "test"]

@@ -29,9 +29,8 @@ from pytorch_lightning.strategies.launchers import _SubprocessScriptLauncher
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from medfed.common.errors import ConfigError, MedfedError, RankError, first_line
-from medfed.common.interrupts import PARENT, Terminated, held
-from medfed.common.launched import launched
-from medfed.federation.lightning.collect import rank
+from medfed.common.processes import PARENT, Terminated, held, launched
+from medfed.federation.lightning.ranks import rank
 
 _GRACE = 5.0  # seconds in which a rank may still say itself why it ends
 

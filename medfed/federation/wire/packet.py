@@ -20,9 +20,8 @@ from medfed.common.errors import CodecError, first_line
 from medfed.common.tensors import Layout, Tensors, cut, flatten, layout_of, numel, select
 from medfed.federation.wire.codecs.base import HEADER_BYTES, MAX_UNCHECKED, Payload, all_finite
 from medfed.federation.wire.codecs.dense import Dense
-from medfed.federation.wire.link import Link, Received
+from medfed.federation.wire.link import Link, Received, compress, decompress
 from medfed.federation.wire.message import KINDS, Kind
-from medfed.federation.wire.zstd import compress, decompress
 
 _DENSE = Dense()
 _Described = tuple[str, Kind, Layout, int]

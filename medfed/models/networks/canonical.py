@@ -33,7 +33,7 @@ from torch.nn.functional import logsigmoid
 from medfed.common.checks import check_known
 from medfed.common.errors import ConfigError
 from medfed.models.networks.outputs import heads
-from medfed.models.networks.personal import part_roots, place, positions, remainder, take
+from medfed.models.networks.personal_part import part_roots, place, positions, remainder, take
 
 Mix = Literal["outputs", "parameters"]
 Activation = Literal["identity", "softmax", "sigmoid"]

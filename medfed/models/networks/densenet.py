@@ -9,7 +9,7 @@ from monai.networks.nets import DenseNet
 from torch import nn
 
 from medfed.common.checks import check_known
-from medfed.models.networks.convolutions import check_spatial_dims
+from medfed.models.networks.small import check_spatial_dims
 
 
 def densenet_bc(

@@ -9,7 +9,7 @@ from monai.networks.nets.basic_unet import UpCat
 from torch import nn
 
 from medfed.common.errors import ConfigError
-from medfed.models.networks.convolutions import check_spatial_dims, norm_layer
+from medfed.models.networks.small import check_spatial_dims, norm_layer
 
 
 def unet(

@@ -11,7 +11,7 @@ from typing import Any
 from nvflare.collab import CollabCallError, collab
 from nvflare.collab.api.exceptions import RunAborted
 
-from medfed.sites.transport import Answers, Silent
+from medfed.sites.wire import Answers, Silent
 
 OWN_FILE = "medfed.yaml"
 """A site's own file, in the ``local`` folder of its kit."""

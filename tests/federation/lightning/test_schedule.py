@@ -2,7 +2,7 @@ import itertools
 
 import pytest
 
-from medfed.federation.lightning.schedule import EvaluationTasks, deal, tasks_of_round
+from medfed.federation.lightning.ranks import EvaluationTasks, deal, tasks_of_round
 
 CLIENTS = [f"c{i}" for i in range(5)]
 

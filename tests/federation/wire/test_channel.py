@@ -8,16 +8,14 @@ import torch
 
 from medfed.common.errors import CodecError, NonFiniteError
 from medfed.federation.reference import run_reference
-from medfed.federation.wire.cer import CER
 from medfed.federation.wire.channel import Channel, Place
 from medfed.federation.wire.codecs.dense import Dense
 from medfed.federation.wire.codecs.qsgd import QSGD
 from medfed.federation.wire.codecs.stc import STC
 from medfed.federation.wire.ledger import Direction, Entry
-from medfed.federation.wire.link import Link
+from medfed.federation.wire.link import CER, Link, compress
 from medfed.federation.wire.message import Message
 from medfed.federation.wire.packet import EncodedPart, Packet
-from medfed.federation.wire.zstd import compress
 from medfed.personalize.fedavg import FedAvg
 from tests.toys import toy_federation
 

@@ -13,10 +13,10 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from medfed.federation.algorithm import ClientInfo
 from medfed.federation.budget import LocalBudget
+from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.federation import Federation
 from medfed.federation.local_client import LocalClient
 from medfed.federation.reference import run_reference
-from medfed.federation.training import LocalTrainer
 from medfed.federation.wire.channel import Channel
 from medfed.federation.wire.codecs.dense import Dense
 from medfed.federation.wire.codecs.qsgd import QSGD

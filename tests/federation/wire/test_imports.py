@@ -7,7 +7,7 @@ CODE = """
 import pkgutil, sys, torch
 from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.wire import codecs
-from medfed.federation.wire.cer import CER
+from medfed.federation.wire.link import CER
 from medfed.federation.wire.channel import Channel
 from medfed.federation.wire.link import Link
 from medfed.federation.wire.message import Message

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from medfed.common.errors import CodecError, ConfigError
-from medfed.federation.wire.zstd import compress, decompress
+from medfed.federation.wire.link import compress, decompress
 
 zstandard = pytest.importorskip("zstandard")
 DATA = b"".join(i.to_bytes(4, "little") for i in range(5000))

@@ -22,8 +22,13 @@ import numpy as np
 
 from medfed.common.errors import CodecError, ConfigError
 from medfed.federation.wire.codecs.base import Array, Buffer, Codec, Payload
-from medfed.federation.wire.codecs.integers import IntegerCode, round_randomly
-from medfed.federation.wire.codecs.support import pack_support, spread, unpack_support
+from medfed.federation.wire.codecs.support import (
+    IntegerCode,
+    pack_support,
+    round_randomly,
+    spread,
+    unpack_support,
+)
 
 _ELIAS = ("gamma", "delta", "omega")
 _HEAD = struct.Struct("<IQ")

@@ -10,8 +10,7 @@ import torch
 
 from medfed.common.errors import CodecError, ConfigError
 from medfed.federation.wire.codecs.base import Array, Buffer, Codec, Payload
-from medfed.federation.wire.codecs.integers import IntegerCode, best_rice
-from medfed.federation.wire.codecs.support import unpack_bits
+from medfed.federation.wire.codecs.support import IntegerCode, best_rice, unpack_bits
 from medfed.functional.kmeans import kmeans
 from medfed.functional.quantize import assign
 

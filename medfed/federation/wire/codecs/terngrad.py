@@ -16,8 +16,12 @@ from collections.abc import Iterable
 import numpy as np
 
 from medfed.federation.wire.codecs.base import Array, Buffer, Codec, Payload
-from medfed.federation.wire.codecs.integers import round_randomly
-from medfed.federation.wire.codecs.support import pack_support, spread, unpack_support
+from medfed.federation.wire.codecs.support import (
+    pack_support,
+    round_randomly,
+    spread,
+    unpack_support,
+)
 
 
 class TernGrad(Codec):

@@ -7,7 +7,7 @@ import pytest
 
 from medfed.common.errors import CodecError
 from medfed.federation.wire.codecs.base import Payload
-from medfed.federation.wire.codecs.integers import IntegerCode, best_rice, golomb_code
+from medfed.federation.wire.codecs.support import IntegerCode, best_rice, golomb_code
 
 CODES = [IntegerCode("rice", b) for b in (0, 1, 6, 30)]
 CODES += [IntegerCode(kind) for kind in ("gamma", "delta", "omega")]

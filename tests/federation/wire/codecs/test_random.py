@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from medfed.federation.wire.codecs.base import HEADER_BYTES
-from medfed.federation.wire.codecs.integers import round_randomly
 from medfed.federation.wire.codecs.qsgd import QSGD
 from medfed.federation.wire.codecs.sparse import RandomK, random_positions
+from medfed.federation.wire.codecs.support import round_randomly
 from medfed.federation.wire.codecs.terngrad import TernGrad
 from tests.federation.wire.codecs.test_codecs import cycle, gaussian, rng
 

@@ -1,0 +1,268 @@
+"""Advice in words and tables: on a terminal, and as Markdown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from medfed.benchmark.advice import ALONE, FEW, Advice, Gain
+from medfed.common.console import cell, few, say, shown, size, wide_console
+
+METHODS = ("method", "mean", "better than alone by", "", "sent in a run", "CPU time of a run")
+HOSPITALS = ("hospital", "patients", "better than alone by", "")
+VERDICT = {"better": "gains", "worse": "stays alone", "cannot tell": "cannot tell"}
+
+
+def sentences(found: Advice) -> Iterator[str]:
+    """Yields what the pilot says, the answer first.
+
+    Args:
+        found: The advice.
+    """
+    yield _answer(found)
+    if found.use and found.use != ALONE and found.rivals:
+        yield f"Not told apart from {found.use}: {_rivals(found)}."
+    yield from _hospitals(found)
+    name, floor = found.floor
+    reached = found.methods[found.shown].mean
+    if name and not math.isnan(floor) and reached <= floor:
+        yield (
+            f"Even {found.shown} is no better than the {name} predictor, which looks at no input "
+            f"({found.task.raw(floor):.4f}): first look for a model that learns something."
+        )
+    yield _rests_on(found)
+    if found.rounds < found.asked.rounds:
+        yield (
+            f"Runs of the pilot had {found.rounds} rounds and not {found.asked.rounds}: methods "
+            "that learn late look worse in it than they are, and bytes and hours are multiplied "
+            f"by {found.asked.rounds / found.rounds:.3g}."
+        )
+    for judged in found.methods.values():
+        if judged.failed:
+            yield (
+                f"{judged.name} has failed in {judged.failed} of {found.repetitions} repetitions "
+                "(values that are not finite), which counts as the worst possible."
+            )
+    yield from found.notes
+
+
+def _answer(found: Advice) -> str:
+    metric = found.task.metric
+    gain = found.methods[found.shown].gain
+    assert gain is not None
+    if found.use == ALONE:
+        return (
+            f"Train alone: every method of the pilot is worse in {metric}, the best of them, "
+            f"{found.best}, by {_interval(gain)}."
+        )
+    if found.use:
+        return f"Use {found.use}: in {metric} it is better than alone by {_interval(gain)}."
+    return (
+        f"Cannot tell whether any of these methods is better than training alone. The best of the "
+        f"pilot, {found.best}, differs in {metric} by {_interval(gain)}: {gain.why}. Until then, "
+        "training alone harms nobody."
+    )
+
+
+def _rivals(found: Advice) -> str:
+    told = []
+    sent = sum((found.methods[found.use].cost.up, found.methods[found.use].cost.down))
+    for name in found.rivals:
+        own = found.methods[name].cost
+        told.append(f"{name} ({(own.up + own.down) / sent:.2g} times its bytes)" if sent else name)
+    return ", ".join(told)
+
+
+def _hospitals(found: Advice) -> Iterator[str]:
+    if found.alone:
+        yield (
+            f"With {found.shown} {few([shown(c) for c in found.alone])} would be worse off than "
+            "alone; they may take part, as they did in the pilot, and keep a model of their own."
+        )
+    elif found.use not in ("", ALONE):
+        yield "No hospital is surely worse off than alone."
+    hospitals = found.methods[found.shown].hospitals
+    if found.open:
+        below = [c for c in found.open if hospitals[c].mean < 0]
+        least = f"; measured below alone: {few([shown(c) for c in below])}" if below else ""
+        yield f"Cannot tell of {few([shown(c) for c in found.open])} whether they gain{least}."
+    tiny = [c for c, gain in hospitals.items() if gain.patients < FEW]
+    if tiny:
+        yield (
+            f"Of {few([shown(c) for c in tiny])} nothing can be said with fewer than {FEW} "
+            "patients."
+        )
+
+
+def _rests_on(found: Advice) -> str:
+    asked = found.asked
+    again = found.repetitions // asked.folds
+    times = {1: "once", 2: "twice"}.get(again, f"{again} times")
+    return (
+        f"It rests on {found.repetitions} repetitions, in which each of the "
+        f"{sum(map(len, asked.patients.values())):,} training and validation patients was tested "
+        f"{times} by models that had not seen them; the {asked.kept_out:,} test patients were left "
+        "out. All methods ran with the settings given, untuned. Intervals (95 %) hold for all "
+        "methods, or all hospitals of a method, at once."
+    )
+
+
+def _interval(gain: Gain) -> str:
+    if math.isnan(gain.low):
+        return f"{gain.mean:+.4f}"
+    return f"{gain.mean:+.4f} [{gain.low:+.4f}, {gain.high:+.4f}]"
+
+
+def method_rows(found: Advice) -> list[tuple[str, ...]]:
+    """Returns a line per method, best first.
+
+    Args:
+        found: The advice.
+    """
+    rows: list[tuple[str, ...]] = []
+    for judged in sorted(found.methods.values(), key=lambda j: -_sortable(j.mean)):
+        gain, cost = judged.gain, judged.cost
+        rows.append(
+            (
+                judged.name,
+                f"{found.task.raw(judged.mean):.4f}",
+                "" if gain is None else _interval(gain),
+                "" if gain is None else gain.says,
+                size(round(cost.up + cost.down)),
+                duration(cost.hours),
+            )
+        )
+    return rows
+
+
+def duration(hours: float) -> str:
+    """Returns a time as people write it.
+
+    Example:
+        >>> duration(0.0003), duration(0.5), duration(30)
+        ('1.1 s', '30 min', '30 h')
+    """
+    if hours * 60 < 2:
+        return f"{3600 * hours:.2g} s"
+    return f"{60 * hours:.0f} min" if hours < 2 else f"{hours:.0f} h"
+
+
+def _sortable(value: float) -> float:
+    return -math.inf if math.isnan(value) else value
+
+
+def hospital_rows(found: Advice) -> list[tuple[str, ...]]:
+    """Returns a line per hospital, with the method that is shown.
+
+    Args:
+        found: The advice.
+    """
+    return [
+        (
+            client,
+            str(gain.patients),
+            "–" if math.isnan(gain.mean) else _interval(gain),
+            VERDICT[gain.says] + (f": {gain.why}" if gain.why else ""),
+        )
+        for client, gain in found.methods[found.shown].hospitals.items()
+    ]
+
+
+def markdown(found: Advice, command: str) -> str:
+    """Returns the advice as a page.
+
+    Args:
+        found: The advice.
+        command: That trains as advised; alone, where nothing can be told.
+    """
+    first, *rest = sentences(found)
+    title = f"use {found.use}" if found.use else "cannot tell"
+    better = "smaller" if found.task.falls else "larger"
+    return "\n".join(
+        [
+            f"# Advice: {title}",
+            "",
+            first,
+            "",
+            *(f"- {s}" for s in rest),
+            "",
+            "```",
+            command,
+            "```",
+            "",
+            f"## Methods, {found.task.metric} ({better} is better)",
+            "",
+            *_lines(METHODS, method_rows(found)),
+            "",
+            _of_costs(found),
+            "",
+            f"## Hospitals, with {found.shown}",
+            "",
+            *_lines(HOSPITALS, hospital_rows(found)),
+            "",
+            "Of all methods, how much better than alone; * where the interval has no 0 in it:",
+            "",
+            *_every(found),
+            "",
+        ]
+    )
+
+
+def _every(found: Advice) -> list[str]:
+    """A line per hospital, a column per method."""
+    names = [name for name in found.methods if name != ALONE]
+    rows = []
+    for client in found.task.clients:
+        gains = [found.methods[name].hospitals[client] for name in names]
+        told = ["–" if math.isnan(g.mean) else f"{g.mean:+.4f}" for g in gains]
+        sure = ["" if g.says == "cannot tell" else " *" for g in gains]
+        rows.append([client, *(a + b for a, b in zip(told, sure, strict=True))])
+    return _lines(["hospital", *names], rows)
+
+
+def _lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    safe = ([text.replace("|", "\\|") for text in row] for row in rows)
+    return [
+        f"| {' | '.join(head)} |",
+        f"|{'---|' * len(head)}",
+        *(f"| {' | '.join(row)} |" for row in safe),
+    ]
+
+
+def _of_costs(found: Advice) -> str:
+    times = found.asked.rounds / found.rounds
+    how = "as measured" if times == 1 else f"measured, times {times:.3g} for all rounds"
+    return (
+        f"What is sent, and CPU time, are those of all hospitals together in one run of "
+        f"{found.asked.rounds} rounds, {how}; CPU time is of one core of this machine, reading and "
+        "testing among it, and of another machine or a GPU it says little."
+    )
+
+
+def print_advice(found: Advice, command: str) -> None:
+    """Prints the advice.
+
+    Args:
+        found: The advice.
+        command: That trains as advised; alone, where nothing can be told.
+    """
+    console = wide_console()
+    first, *rest = sentences(found)
+    console.print()
+    console.print(first, style="bold", highlight=False, markup=False)
+    tables = (
+        (f"Methods: {found.task.metric}", METHODS, method_rows(found)),
+        (f"Hospitals, with {found.shown}", HOSPITALS, hospital_rows(found)),
+    )
+    for title, head, rows in tables:
+        table = Table(box=SIMPLE_HEAD, title=title, title_justify="left")
+        for number, column in enumerate(head):
+            numeric = number in (1, 2) or column.endswith("run")
+            table.add_column(column, justify="right" if numeric else "left")
+        for row in rows:
+            table.add_row(cell(row[0]), *(text.replace("[", r"\[") for text in row[1:]))
+        console.print(table)
+    say(console, *rest, _of_costs(found), f"To train so: {command}")

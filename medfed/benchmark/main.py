@@ -1,0 +1,243 @@
+"""Runs what is missing of a benchmark and reports it: a table, verdicts in words, files.
+
+Runs a pilot, and says what it speaks for: on the terminal, as Markdown and as JSON.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from medfed.benchmark.advice import ALONE, Advice, choose
+from medfed.benchmark.advice_words import markdown, print_advice
+from medfed.benchmark.pilot import Pilot, Question, pilots, question
+from medfed.benchmark.plan import groups, shard_of
+from medfed.benchmark.report.claims import judge_claims
+from medfed.benchmark.report.files import shown, write
+from medfed.benchmark.report.findings import Told, findings
+from medfed.benchmark.runner import Progress, found_groups, run_groups, write_studies
+from medfed.benchmark.suite import chosen_arms, chosen_methods, chosen_suites, known_methods
+from medfed.common.console import cell as as_cell
+from medfed.common.console import file_names, say, wide_console
+from medfed.common.errors import CheckpointError, ConfigError, MedfedError
+from medfed.common.files import digest, write_json, write_text, writing
+from medfed.records.cells import stale_cells
+
+
+def benchmark(
+    suite: str | Sequence[str],
+    methods: str | Sequence[str] | None = None,
+    *,
+    size: str = "small",
+    variants: str | Sequence[str] | None = None,
+    arms: bool | str | Sequence[str] = False,
+    out: Path = Path("outputs/benchmark"),
+    workers: int = 1,
+    shard: str | None = None,
+    report_only: bool = False,
+    data_root: str = "data",
+    paths: Mapping[str, str | None] | None = None,
+    plugins: Sequence[str] = (),
+    figures: bool = True,
+    quiet: bool = False,
+) -> Told:
+    """Runs the cells that are missing, then writes and prints the report.
+
+    Args:
+        suite: A suite, several, or ``all``.
+        methods: Methods, or ``all``; None for those of each suite, of which only a few are measured
+            on further variants. Local training, FedAvg and the ceilings are always among them.
+        size: ``smoke``, ``small`` or ``full``.
+        variants: Tasks beside the first of a suite, or ``all``.
+        arms: Whether to measure also the arms of the suites, or which of them.
+        out: Where cells are kept; the report goes to ``report`` within it.
+        workers: Processes; 0 computes in this one.
+        shard: ``i/n``, the i-th of n jobs; the report is then of this job's methods only.
+        report_only: Whether to run nothing.
+        data_root: Where generated cohorts are kept.
+        paths: Of real data, by suite.
+        plugins: Folders of suites and methods of a user's own.
+        figures: Whether to write the pictures as files of vectors, too.
+        quiet: Whether to print nothing.
+
+    Returns:
+        What was found.
+
+    Raises:
+        MedfedError: If something is unknown, does not fit, or a cell's file cannot be trusted.
+    """
+    chosen = chosen_suites(suite, plugins)
+    common = ["plugins=[" + ",".join(f'"{p}"' for p in plugins) + "]"] if plugins else []
+    root = str(Path(data_root).expanduser().resolve())
+    known = known_methods(plugins)
+    by_suite = {
+        s.name: chosen_methods(methods, s.sized(size).methods or s.methods, known) for s in chosen
+    }
+    further = chosen_arms(arms, {s.name: s.arms for s in chosen}, known)
+    named = methods is not None
+    every, notes = groups(chosen, by_suite, size, variants, paths, common, root, further, named)
+    mine = list(shard_of(every, shard))
+    if not mine:
+        raise ConfigError(" ".join(notes) or f"shard={shard} leaves nothing to do; use fewer.")
+    console = wide_console()
+    if not quiet:
+        say(console, *notes)
+    broken = {} if report_only else run_groups(mine, out, workers, quiet)
+    measured = found_groups(mine, out)
+    notes += _missing(measured, out)
+    progress = [own for own in measured if own.group.arm is None]
+    told = findings(progress, size, notes)
+    told.claims = judge_claims(measured, plugins) if arms else []
+    told.commands = [_command(suite, methods, size, variants, arms, paths)]
+    if not any(own.final for own in progress):
+        lost = next(iter(broken.values()), "") or (notes or ["nothing was computed there"])[-1]
+        raise CheckpointError(f"There is nothing to report in {out}: {lost}")
+    with writing(out, "choose another out=FOLDER"):
+        write(out / "report", told, figures)
+        write_studies(out / "tuning.journal", progress)
+    if not quiet:
+        print_tables(told)
+        say(console, *told.sentences, f"Report: {out / 'report' / 'report.html'}")
+    if broken:
+        place, why = next(iter(broken.items()))
+        raise MedfedError(
+            f"{len(broken)} cells could not be computed, the first of them {place} ({why}); what "
+            "was finished is kept."
+        )
+    return told
+
+
+def _command(
+    suite: str | Sequence[str],
+    methods: str | Sequence[str] | None,
+    size: str,
+    variants: str | Sequence[str] | None,
+    arms: bool | str | Sequence[str],
+    paths: Mapping[str, str | None] | None,
+) -> str:
+    """The command line that computes all of it again, wherever data lie there."""
+    given = {"suite": suite, "methods": methods, "variants": variants, "arms": arms}
+    listed = {
+        key: str(value) if isinstance(value, bool | str) else "[" + ",".join(value) + "]"
+        for key, value in given.items()
+        if value not in (None, False)
+    }
+    keys = [f"{key}={value.replace('True', 'true')}" for key, value in listed.items()]
+    data = [f"paths.{name}=FOLDER" for name, path in (paths or {}).items() if path is not None]
+    return " ".join(["medfed benchmark", *keys, f"size={size}", *data])
+
+
+def _missing(progress: Sequence[Progress], out: Path) -> list[str]:
+    """Names stale cells, of which the report has nothing."""
+    cells = [cell for own in progress for cell in own.wanted]
+    stale = list(stale_cells(out, cells))
+    if not stale:
+        return []
+    more = f" and {len(stale) - 3} more" * (len(stale) > 3)
+    return [
+        f"Stale, and not in this report, as their settings, data, code or libraries have changed "
+        f"since: {', '.join(stale[:3])}{more}; run the benchmark to compute them anew."
+    ]
+
+
+def print_tables(told: Told) -> None:
+    """Prints a table for each task."""
+    console = wide_console()
+    for task, verdicts in told.tasks:
+        table = Table(box=SIMPLE_HEAD, title=f"{task.name}: {task.metric}", title_justify="left")
+        for column in (
+            "method",
+            "mean",
+            "worst",
+            "decile",
+            "− local",
+            "− FedAvg",
+            "harmed",
+            "sent",
+        ):
+            table.add_column(column, justify="left" if column == "method" else "right")
+        for row in shown(task, verdicts):
+            table.add_row(*(as_cell(text) if text else "" for text in row))
+        console.print(table)
+        say(console, *task.left_out.values())
+
+
+def advise(
+    overrides: Sequence[str],
+    methods: Sequence[str],
+    *,
+    folds: int = 5,
+    repeats: int = 2,
+    rounds: int | None = None,
+    out: Path = Path("outputs/advice"),
+    workers: int = 1,
+    quiet: bool = False,
+) -> tuple[Advice, Path]:
+    """Runs the pilot's cells that are missing, then writes and prints the advice.
+
+    Args:
+        overrides: What the user would train with, without a method.
+        methods: Those that are compared; training alone is always among them.
+        folds: Parts of the patients that are tested in turn.
+        repeats: How often the patients are dealt anew.
+        rounds: Rounds of a run of the pilot; None: as many as the user's.
+        out: Where cells are kept; advice goes to a folder within it, which is that of the question.
+        workers: Processes; 0 computes in this one.
+        quiet: Whether to print nothing.
+
+    Returns:
+        The advice, and its folder.
+
+    Raises:
+        MedfedError: If something is unknown or does not fit, or a cell cannot be trusted.
+    """
+    asked = question(overrides, folds, repeats)
+    out = out.expanduser()
+    with writing(out, "choose another out=FOLDER"):
+        groups = pilots(asked, [ALONE, *(m for m in methods if m != ALONE)], out, rounds)
+        folder = out / _name(asked, groups)
+        console = wide_console()
+        if not quiet:
+            say(console, _begins(asked, groups))
+        broken = run_groups(groups, out, workers, quiet)
+    if broken:
+        place, why = next(iter(broken.items()))
+        raise MedfedError(
+            f"{len(broken)} runs of the pilot could not be computed, the first of them {place} "
+            f"({why}); what was finished is kept."
+        )
+    found = choose(asked, found_groups(groups, out))
+    with writing(folder, "choose another out=FOLDER"):
+        write_json(folder / "advice.json", found.plain())
+        write_text(folder / "advice.md", markdown(found, _advice_command(asked, found)))
+    if not quiet:
+        print_advice(found, _advice_command(asked, found))
+        say(console, f"Advice: {folder / 'advice.md'}")
+    return found, folder
+
+
+def _name(asked: Question, groups: Sequence[Pilot]) -> str:
+    """Of all that the cells depend on, so that no advice is written over another one."""
+    keys = [
+        cell.key for own in groups for cell in own.final(0)
+    ]  # the content of the divisions among them
+    return f"{file_names([asked.name])[asked.name]}-{digest(keys)[:8]}"
+
+
+def _begins(asked: Question, groups: Sequence[Pilot]) -> str:
+    rounds = groups[0].config(groups[0].variants[0]).rounds
+    count, splits = len(groups), len(asked.divisions)
+    return (
+        f"A pilot of {count} methods and {splits} repetitions, {count * splits} runs of {rounds} "
+        f"rounds, on the {sum(map(len, asked.patients.values())):,} training and validation "
+        f"patients of {len(asked.patients)} hospitals; {asked.kept_out:,} test patients stay out."
+    )
+
+
+def _advice_command(asked: Question, found: Advice) -> str:
+    method = found.use or ALONE
+    return shlex.join(["medfed", "train", *asked.overrides, f"algorithm={method}"])

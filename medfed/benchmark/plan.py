@@ -1,0 +1,276 @@
+"""From suites and methods to cells: with equal data, initial weights, rounds and passes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from medfed.benchmark.suite import (
+    ALWAYS,
+    CEILINGS,
+    TUNING,
+    Arm,
+    Method,
+    Size,
+    Suite,
+    card_of,
+    check_paths,
+    check_shard,
+    points,
+    search_space,
+)
+from medfed.common.errors import ConfigError, first_line
+from medfed.config.check import check
+from medfed.config.compose import load
+from medfed.federation.algorithm import Card
+from medfed.records.cells import Cell, Stage, cell_key
+
+Setting = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Group:
+    """A method on a suite: the settings that are tried, then the fresh splits.
+
+    Attributes:
+        suite: The suite.
+        method: The method.
+        variants: The tasks that are reported.
+        size: How much is computed.
+        common: Overrides of whoever runs it: where real data lie, plugins.
+        root: Where generated cohorts are kept.
+        arm: What is changed of the method, whose tuning is its own; None: it is one of those that
+            are compared.
+    """
+
+    suite: Suite
+    method: Method
+    variants: tuple[str, ...]
+    size: Size
+    common: tuple[str, ...] = ()
+    root: str = "data"
+    arm: Arm | None = None
+    _composed: dict[tuple[str, str], DictConfig] = field(
+        default_factory=dict, compare=False, repr=False
+    )
+
+    @property
+    def name(self) -> str:
+        """The suite and the method."""
+        return f"{self.suite.name}/{self.method.name}"
+
+    @cached_property
+    def card(self) -> Card:
+        """What the method tells of itself."""
+        return card_of(self.config(self.suite.base))
+
+    @cached_property
+    def settings(self) -> list[dict[str, float]]:
+        """The settings that are tried, the default first."""
+        if self.arm is not None and not self.arm.tuned:
+            return [{}]
+        return points(search_space(self.card, self.suite.lr), self.size.trials)
+
+    def config(self, variant: str, as_arm: bool = False) -> DictConfig:
+        """Composes the task with this method, at its defaults and of no split in particular.
+
+        Args:
+            variant: The task.
+            as_arm: Whether with what the arm changes.
+
+        Raises:
+            ConfigError: If the suite or the method does not compose; the suite is named.
+        """
+        arm, suite = self.arm if as_arm else None, self.suite
+        key = variant, arm.name if arm else ""
+        if key not in self._composed:
+            given = (*suite.overrides, *self.size.overrides, *suite.variants[variant].overrides)
+            named = f"suite={suite.name}" + (f", arm {self.arm.name}" if self.arm else "")
+            overrides = [
+                f"experiment={suite.experiment}",
+                f"algorithm={self.method.algorithm}",
+                *(arm.after(given) if arm else given),
+                *("logger=none", "progress=false", "threads=1", "folder=nowhere"),
+                *self.common,
+            ]
+            try:
+                config = load(overrides)
+                if "root" in config.data:
+                    config.data.root = self.root
+                if arm:
+                    arm.scale(config)
+                check(config)
+            except ConfigError as error:
+                raise ConfigError(f"{named}: {error}") from error
+            if config.local.steps is None:
+                raise ConfigError(
+                    f"suite={suite.name} has no local.steps, so that budgets could not be equal; "
+                    "set it in its overrides."
+                )
+            self._composed[key] = config
+        return self._composed[key]
+
+    @property
+    def budget(self) -> int:
+        """Gradient passes of a client in a run, the same for all methods."""
+        config = self.config(self.suite.base)
+        return int(config.rounds * config.local.steps)
+
+    def cell(self, variant: str, stage: Stage, trial: int, split: int, setting: Setting) -> Cell:
+        """Returns a cell.
+
+        Raises:
+            ConfigError: If a key of the setting or of the split is unknown.
+        """
+        as_arm = self.arm is not None and stage == "final"
+        config = self.config(variant, as_arm).copy()
+        if self.arm is not None and as_arm:
+            setting = self.arm.setting(setting)
+        # A step of two gradients is half as many steps.
+        if not self.is_ceiling and self.card.passes > 1:
+            config.local.steps = max(1, round(config.local.steps / self.card.passes))
+        try:
+            for key, value in {**self.suite.seeds(split), **setting}.items():
+                if OmegaConf.select(config, key.rpartition(".")[0] or key) is None:
+                    raise ConfigError(f"suite={self.suite.name} has no section of {key}.")
+                OmegaConf.update(config, key, value)
+        except OmegaConfBaseException as error:
+            raise ConfigError(f"suite={self.suite.name}: {first_line(error)}.") from error
+        # What is trained on from is tuned; its cells are those of its own.
+        finetuned = self.method.finetuned and stage == "final"
+        method = self.method.name if stage == "final" else self.method.algorithm
+        key, plain = cell_key(config, stage, finetuned)
+        return Cell(self.suite.name, variant, method, stage, trial, split, plain, key, finetuned)
+
+    @property
+    def is_ceiling(self) -> bool:
+        """Whether it has all patients in one place, so that no budget holds it."""
+        return self.method.algorithm in CEILINGS
+
+    def tuning(self) -> list[Cell]:
+        """Returns the cells of tuning, by trial; none where only the default is tried."""
+        if len(self.settings) == 1:
+            return []
+        base = self.suite.base
+        return [self.cell(base, "tune", n, TUNING, s) for n, s in enumerate(self.settings)]
+
+    def final(self, trial: int) -> list[Cell]:
+        """Returns the cells that are reported.
+
+        Args:
+            trial: The setting that was best.
+        """
+        setting = self.settings[trial]
+        return [
+            self.cell(variant, "final", trial, split, setting)
+            for variant in self.variants
+            for split in range(self.size.splits)
+        ]
+
+
+def best_trial(results: Sequence[Mapping[str, Any]]) -> int:
+    """Returns the trial with the best validation score; of equal ones the first.
+
+    A run that failed, or has no score, is worse than any other.
+
+    Args:
+        results: Of the trials, the default's first.
+
+    Example:
+        >>> best_trial([{"score": 0.5}, {"failed": "…"}, {"score": 0.7}, {"score": None}])
+        2
+        >>> best_trial([{"failed": "…"}, {"failed": "…"}])
+        0
+    """
+    scores = [r.get("score") for r in results]
+    known = [-math.inf if s is None or math.isnan(s) else float(s) for s in scores]
+    return known.index(max(known))
+
+
+def groups(
+    suites: Sequence[Suite],
+    methods: Mapping[str, Sequence[Method]],
+    size: str,
+    variants: str | Sequence[str] | None = None,
+    paths: Mapping[str, str | None] | None = None,
+    common: Sequence[str] = (),
+    root: str = "data",
+    arms: Mapping[str, Sequence[Arm]] | None = None,
+    named: bool = True,
+) -> tuple[list[Group], list[str]]:
+    """Returns what is to be compared, and says what is left out.
+
+    Args:
+        suites: The suites.
+        methods: The methods of each.
+        size: The name of a size.
+        variants: See :meth:`medfed.benchmark.suite.Suite.chosen`.
+        paths: Of real data, by suite.
+        common: Overrides of whoever runs it.
+        root: Where generated cohorts are kept.
+        arms: Further measurements, by suite.
+        named: Whether the methods are somebody's choice, so that all are measured on all variants;
+            else variants beside a suite's first have only the few methods that the suite names.
+
+    Raises:
+        ConfigError: If a variant is unknown, or real data are named that are not there.
+    """
+    found: list[Group] = []
+    told: list[str] = []
+    for suite in suites:
+        own = list(common)
+        path = (paths or {}).get(suite.name)
+        if suite.path:
+            if path is None:
+                told.append(
+                    f"suite={suite.name} is left out: its data are not at hand; "
+                    f"paths.{suite.name}=FOLDER names them."
+                )
+                continue
+            check_paths({suite.name: path}, suites)
+            own.append(f'data.path="{Path(path).expanduser().resolve()}"')
+        chosen = tuple(suite.chosen(variants))
+        composed: dict[str, dict[tuple[str, str], DictConfig]] = {}
+        for method in methods[suite.name]:
+            shared = composed.setdefault(method.name, {})
+            everywhere = named or method.name in {*ALWAYS, *suite.methods}
+            where = chosen if everywhere else tuple(v for v in chosen if v == suite.base)
+            if where:
+                sized = suite.sized(size)
+                found.append(Group(suite, method, where, sized, tuple(own), root, None, shared))
+        for arm in (arms or {}).get(suite.name, ()):
+            base, sized = Method.of(arm.method), suite.sized(size)
+            splits = min(sized.splits, arm.splits or sized.splits)
+            method, where = replace(base, name=arm.name), (arm.variant or suite.base,)
+            own_size = replace(sized, splits=splits)
+            shared = composed.setdefault(arm.method, {})
+            found.append(Group(suite, method, where, own_size, tuple(own), root, arm, shared))
+    return found, told
+
+
+def shard_of(all_groups: Sequence[Group], shard: str | None) -> Iterator[Group]:
+    """Yields the groups of one job of several.
+
+    Args:
+        all_groups: Those of all jobs.
+        shard: ``i/n``, the i-th of n jobs, from 1; None: all.
+
+    Raises:
+        ConfigError: If it is not of that form.
+
+    Example:
+        >>> list(shard_of(["a", "b", "c"], "2/2"))
+        ['b']
+    """
+    if shard is None:
+        yield from all_groups
+        return
+    i, n = check_shard(shard)
+    yield from list(all_groups)[i - 1 :: n]

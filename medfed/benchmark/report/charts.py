@@ -1,0 +1,598 @@
+"""Pictures of a report as lines, dots, boxes and words: SVG for a page, vector files for papers.
+
+Charts of a report whose lines have a name each: methods or hospitals, with intervals.
+
+Charts of a report on two axes: curves, and what was reached for what was sent; and shares.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from itertools import pairwise
+from textwrap import wrap
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from medfed.common.console import size
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+WIDTH = 400  # as wide as a phone, so that words stay readable there
+_SIZE = 11.5  # of words
+_LETTER = 0.56  # width of a letter, as a share of its size
+# Colours in the light and in the dark; those of lines are Okabe and Ito's, apart from each other
+# for colour-blind readers too.
+COLOURS = {
+    "ink": ("#1c1c1e", "#ececf0"),
+    "soft": ("#66666c", "#a6a6ae"),
+    "line": ("#dcdce1", "#3a3a40"),
+    "paper": ("#ffffff", "#161618"),
+    "good": ("#00725a", "#4cc9a6"),
+    "bad": ("#b34700", "#ff9d5c"),
+    "c0": ("#0072b2", "#56b4e9"),
+    "c1": ("#d55e00", "#ff8c42"),
+    "c2": ("#009e73", "#2fd0a2"),
+    "c3": ("#b5569b", "#e08fc6"),
+    "c4": ("#b07d00", "#f0b429"),
+    "c5": ("#4a4a52", "#c9c9d2"),
+    "c6": ("#8c6d31", "#cfa96a"),
+    "c7": ("#5a54c4", "#a7a2ff"),
+}
+SERIES = tuple(name for name in COLOURS if name[0] == "c" and name[1:].isdigit())
+Anchor = Literal["start", "middle", "end"]
+_ALIGN = {"start": "left", "middle": "center", "end": "right"}
+
+
+class Mark(NamedTuple):
+    """One thing that is drawn.
+
+    Attributes:
+        shape: ``line``, ``dot``, ``box`` or ``text``.
+        points: Its places; of a box two opposite corners.
+        colour: One of `COLOURS`.
+        text: What stands there; of other shapes, what a pointer at it shows.
+        width: Of a line, radius of a dot, size of words.
+        dashed: Whether a line is.
+        anchor: Of words.
+        alpha: How much of a box is seen.
+    """
+
+    shape: str
+    points: tuple[tuple[float, float], ...]
+    colour: str
+    text: str = ""
+    width: float = 1.0
+    dashed: bool = False
+    anchor: Anchor = "start"
+    alpha: float = 1.0
+
+
+@dataclass
+class Canvas:
+    """A picture, to be drawn upon.
+
+    Attributes:
+        label: What it shows, for those who do not see it.
+        height: Its height; it is `WIDTH` wide.
+        marks: What is drawn, the first one below.
+    """
+
+    label: str
+    height: float = 0.0
+    marks: list[Mark] = field(default_factory=list)
+
+    def line(
+        self, *points: tuple[float, float], colour: str = "line", width: float = 1,
+        dashed: bool = False, told: str = "",
+    ) -> None:  # fmt: skip
+        """Draws a line through points."""
+        self.marks.append(Mark("line", points, colour, told, width, dashed))
+
+    def dot(self, x: float, y: float, colour: str, told: str, radius: float = 4) -> None:
+        """Draws a dot."""
+        self.marks.append(Mark("dot", ((x, y),), colour, told, radius))
+
+    def box(
+        self, x: float, y: float, right: float, bottom: float, colour: str, told: str = "",
+        alpha: float = 1.0,
+    ) -> None:  # fmt: skip
+        """Draws a filled box."""
+        self.marks.append(Mark("box", ((x, y), (right, bottom)), colour, told, alpha=alpha))
+
+    def text(
+        self, x: float, y: float, text: str, colour: str = "ink", anchor: Anchor = "start",
+        size: float = _SIZE,
+    ) -> None:  # fmt: skip
+        """Writes words whose base line is at ``y``."""
+        self.marks.append(Mark("text", ((x, y),), colour, text, size, anchor=anchor))
+
+    def svg(self) -> str:
+        """Returns it for a page that has :func:`style`."""
+        drawn = "".join(map(_svg, self.marks))
+        label = escape(self.label, quote=True)
+        box = f"0 0 {WIDTH} {self.height:g}"
+        return f'<svg viewBox="{box}" role="img" aria-label="{label}">{drawn}</svg>'
+
+    def figure(self) -> Figure:
+        """Returns it for a file, in the colours of paper."""
+        from matplotlib.figure import Figure
+        from matplotlib.patches import Rectangle
+
+        scale = 100  # points of the picture in an inch
+        figure = Figure(figsize=(WIDTH / scale, self.height / scale))
+        axes = figure.add_axes((0, 0, 1, 1))
+        axes.set(xlim=(0, WIDTH), ylim=(self.height, 0))
+        axes.axis("off")
+        unit = 72 / scale
+        for mark in self.marks:
+            colour, (x, y) = COLOURS[mark.colour][0], mark.points[0]
+            if mark.shape == "line":
+                dashes = (0, (3, 3)) if mark.dashed else "-"
+                width = mark.width * unit
+                axes.plot(*zip(*mark.points, strict=True), color=colour, lw=width, ls=dashes)
+            elif mark.shape == "dot":
+                axes.plot(x, y, "o", color=colour, ms=2 * mark.width * unit, mew=0)
+            elif mark.shape == "box":
+                right, bottom = mark.points[1]
+                box = Rectangle((x, y), right - x, bottom - y, color=colour, alpha=mark.alpha, lw=0)
+                axes.add_patch(box)
+            else:
+                words = mark.text.replace("$", r"\$")
+                look: dict[str, Any] = {"color": colour, "fontsize": mark.width * unit * 0.93}
+                axes.text(x, y, words, ha=_ALIGN[mark.anchor], va="baseline", **look)
+        return figure
+
+
+def _svg(mark: Mark) -> str:
+    told = f"<title>{escape(mark.text)}</title>" if mark.text else ""
+    x, y = mark.points[0]
+    if mark.shape == "line":
+        path = "M" + "L".join(f"{a:.1f} {b:.1f}" for a, b in mark.points)
+        dash = ' stroke-dasharray="3 3"' if mark.dashed else ""
+        width = "" if mark.width == 1 else f' stroke-width="{mark.width:g}"'
+        return f'<path class="l {mark.colour}" d="{path}"{width}{dash}>{told}</path>'
+    if mark.shape == "dot":
+        place = f'cx="{x:.1f}" cy="{y:.1f}" r="{mark.width:g}"'
+        return f'<circle class="f {mark.colour}" {place}>{told}</circle>'
+    if mark.shape == "box":
+        right, bottom = mark.points[1]
+        place = f'x="{x:.1f}" y="{y:.1f}" width="{right - x:.1f}" height="{bottom - y:.1f}"'
+        alpha = "" if mark.alpha == 1 else f' opacity="{mark.alpha:.2f}"'
+        return f'<rect class="f {mark.colour}" {place}{alpha}>{told}</rect>'
+    size = "" if mark.width == _SIZE else f' font-size="{mark.width:g}"'
+    anchor = "" if mark.anchor == "start" else f' text-anchor="{mark.anchor}"'
+    words = escape(mark.text)
+    return f'<text class="{mark.colour}" x="{x:.1f}" y="{y:.1f}"{size}{anchor}>{words}</text>'
+
+
+def width_of(text: str, size: float = _SIZE) -> float:
+    """Returns about how wide words are.
+
+    Example:
+        >>> round(width_of("fedavg"))
+        39
+    """
+    return _LETTER * size * len(text)
+
+
+def style() -> str:
+    """Returns the colours of a page and of its pictures: light, dark, and in print."""
+    light, dark = (
+        "".join(f"--{name}:{both[n]};" for name, both in COLOURS.items()) for n in (0, 1)
+    )
+    kinds = "".join(f"svg .{name}{{--c:var(--{name})}}" for name in COLOURS)
+    return (
+        f":root{{color-scheme:light dark;{light}}}"
+        f"@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}"
+        "@media print{:root{color-scheme:light}}"
+        f"{kinds}svg .l{{stroke:var(--c);fill:none}}svg .f{{fill:var(--c)}}"
+        f"svg{{font:{_SIZE}px system-ui,sans-serif}}svg text{{fill:var(--c)}}"
+    )
+
+
+LEFT, RIGHT, STEP = 118, 16, 17
+
+
+class Axis(NamedTuple):
+    """A linear axis.
+
+    Attributes:
+        low: The value at its start.
+        high: The value at its end.
+        start: Where it starts on the picture.
+        end: Where it ends.
+    """
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    @classmethod
+    def over(cls, values: Sequence[float], start: float, end: float) -> Axis:
+        """Returns an axis on which all values lie; what is not finite is left out.
+
+        Example:
+            >>> Axis.over([1.0, 3.0], 0, 100).at(2.0)
+            50.0
+        """
+        known = [v for v in values if math.isfinite(v)] or [0.0, 1.0]
+        low, high = min(known), max(known)
+        room = 0.04 * (high - low) or abs(high) or 1.0
+        return cls(low - room, high + room, start, end)
+
+    def at(self, value: float) -> float:
+        """Returns the place of a value; one beyond the axis is at its end."""
+        share = (value - self.low) / (self.high - self.low)
+        return round(self.start + min(1.0, max(0.0, share)) * (self.end - self.start), 1)
+
+    def ticks(self, count: int = 5) -> list[float]:
+        """Returns round values on the axis.
+
+        Example:
+            >>> Axis(0.0, 1.0, 0, 100).ticks()
+            [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
+        """
+        raw = (self.high - self.low) / count
+        size = 10 ** math.floor(math.log10(raw))
+        step = next(s * size for s in (1, 2, 5, 10) if s * size >= raw * 0.999)
+        first = math.ceil(self.low / step - 1e-9)
+        last = math.floor(self.high / step + 1e-9)
+        return [float(f"{n * step:.10g}") for n in range(first, last + 1)]
+
+
+class Row(NamedTuple):
+    """A line of a forest.
+
+    Attributes:
+        name: What it is.
+        value: Its value.
+        low: The lower end of its interval.
+        high: The upper end.
+        colour: One of :data:`medfed.benchmark.report.charts.COLOURS`.
+    """
+
+    name: str
+    value: float
+    low: float
+    high: float
+    colour: str = "c0"
+
+
+def reach(rows: Sequence[Row], always: Sequence[float] = ()) -> list[float]:
+    """Returns what an axis of a forest must show.
+
+    An interval of few splits may be far wider than all that was measured, and one method far worse
+    than all others: neither may press the rest together.
+
+    Args:
+        rows: Its rows.
+        always: What else must be seen.
+
+    Example:
+        >>> reach([Row("a", 0.9, -9.0, 9.0), Row("b", 0.8, 0.7, 0.9)])[:2]
+        [0.8, 0.9]
+    """
+    values = sorted(row.value for row in rows if math.isfinite(row.value))
+    if not values:
+        return [*always]
+    quarter = len(values) // 4
+    low, high = values[quarter], values[-1 - quarter]
+    far = 5 * (high - low) if high > low else math.inf
+    values = [v for v in values if low - far <= v <= high + far]
+    shown = [*values, *(v for v in always if math.isfinite(v))]
+    room = max(shown) - min(shown)
+    ends = (end for row in rows for end in (row.low, row.high) if math.isfinite(end))
+    return [*shown, *(min(max(end, min(shown) - room), max(shown) + room) for end in ends)]
+
+
+def forest(rows: Sequence[Row], lines: Mapping[str, float], label: str) -> Canvas:
+    """Draws methods with their intervals, below each other, and lines across all of them.
+
+    Args:
+        rows: The methods.
+        lines: Values by name, such as the floor and the ceiling; one far from all rows stands at
+            the edge, with an arrow.
+        label: What the axis is.
+    """
+    known = {name: value for name, value in lines.items() if math.isfinite(value)}
+    shown = reach(rows)
+    span = (max(shown) - min(shown)) if shown else 0.0
+    near = [v for v in known.values() if not shown or min(shown) - span <= v <= max(shown) + span]
+    axis = Axis.over([*shown, *near], LEFT, WIDTH - RIGHT)
+    heads = sorted(known.items(), key=lambda item: item[1])
+    top = 16 + 13 * max(0, len(heads) - 1)
+    bottom = top + STEP * len(rows) + 6
+    canvas = Canvas(label, bottom + 36)
+    scale(canvas, axis, top, bottom, label)
+    for n, (name, value) in enumerate(heads):
+        x, y = axis.at(value), 11 + 13 * n
+        told = f"{name} {value:.4g}"
+        if value < axis.low:
+            told = f"◂ {told}"
+        elif value > axis.high:
+            told = f"{told} ▸"
+        else:
+            canvas.line((x, y + 3), (x, bottom), colour="soft", dashed=True)
+        half = width_of(told) / 2
+        canvas.text(min(max(x, LEFT + half), WIDTH - half), y, told, "soft", "middle")
+    for n, row in enumerate(rows):
+        y = top + 12 + STEP * n
+        canvas.text(LEFT - 8, y + 4, short(row.name), anchor="end")
+        if math.isfinite(row.low) and math.isfinite(row.high):
+            _interval(canvas, axis, y, row.low, row.high, row.colour)
+        if math.isfinite(row.value):
+            told = f"{row.name}: {row.value:.4f}"
+            if math.isfinite(row.low):
+                told += f" [{row.low:.4f}, {row.high:.4f}]"
+            canvas.dot(axis.at(row.value), y, row.colour, told)
+    return canvas
+
+
+def gains(
+    names: Sequence[str], series: Mapping[str, Sequence[tuple[float, float, float]]], label: str
+) -> Canvas:
+    """Draws how much better hospitals are than alone, with intervals, under some methods.
+
+    Args:
+        names: The hospitals.
+        series: By method, for each hospital the gain and the ends of its interval.
+        label: What the axis is.
+    """
+    step = 7 * len(series) + 8
+    rows = [Row("", *found) for values in series.values() for found in values]
+    known = [0.0, *(row.value for row in rows if math.isfinite(row.value))]
+    axis = Axis.over([*known, *reach(rows, known)], LEFT, WIDTH - RIGHT)
+    top = 12.0 + 14 * len(series)
+    bottom = top + step * len(names) + 4
+    canvas = Canvas(label, bottom + 36)
+    scale(canvas, axis, top, bottom, label)
+    canvas.line((axis.at(0), top), (axis.at(0), bottom), colour="ink")
+    for k, (method, values) in enumerate(series.items()):
+        canvas.dot(LEFT + 4, 11 + 14 * k, SERIES[k], method)
+        canvas.text(LEFT + 14, 15 + 14 * k, method, SERIES[k])
+        for n, (value, low, high) in enumerate(values):
+            if not math.isfinite(value):
+                continue
+            y = top + 4 + step * n + 7 * k + 4
+            told = f"{names[n]}, {method}: {value:+.4f}"
+            if math.isfinite(low):
+                told += f" [{low:+.4f}, {high:+.4f}]"
+                _interval(canvas, axis, y, low, high, SERIES[k])
+            canvas.dot(axis.at(value), y, SERIES[k], told, 3.2)
+    for n, name in enumerate(names):
+        y = top + 4 + step * n + 3.5 * len(series) + 4
+        canvas.text(LEFT - 8, y, short(name), anchor="end")
+    return canvas
+
+
+def _interval(canvas: Canvas, axis: Axis, y: float, low: float, high: float, colour: str) -> None:
+    """Draws an interval, with an arrow where it goes on beyond the axis."""
+    left, right = axis.at(low), axis.at(high)
+    canvas.line((left, y), (right, y), colour=colour, width=1.6)
+    if low < axis.low:
+        canvas.line((left + 4, y - 3), (left, y), (left + 4, y + 3), colour=colour)
+    if high > axis.high:
+        canvas.line((right - 4, y - 3), (right, y), (right - 4, y + 3), colour=colour)
+
+
+def short(name: str, most: int = 18) -> str:
+    """Returns a name that fits beside a chart.
+
+    Example:
+        >>> short("fedavg"), short("a_name_that_does_not_end")
+        ('fedavg', 'a_name_th…_not_end')
+    """
+    return name if len(name) <= most else f"{name[: most // 2]}…{name[-(most - most // 2 - 1) :]}"
+
+
+def scale(canvas: Canvas, axis: Axis, top: float, bottom: float, label: str) -> None:
+    """Draws the axis below a chart, and its lines across it."""
+    for tick in axis.ticks():
+        x = axis.at(tick)
+        canvas.line((x, top), (x, bottom))
+        canvas.text(x, bottom + 13, f"{tick:g}", "soft", "middle")
+    canvas.text((axis.start + axis.end) / 2, bottom + 30, label, "soft", "middle")
+
+
+_NAMES = 108  # beside curves, for their names
+Point = tuple[float, float]
+
+
+def curves(
+    lines: Mapping[str, Sequence[Point]],
+    x_label: str,
+    y_label: str,
+    *,
+    log: bool = False,
+    evenly: bool = False,
+    crossed: Sequence[Point] = (),
+    colours: Mapping[str, str] | None = None,
+) -> Canvas:
+    """Draws a line for each method.
+
+    Args:
+        lines: Points by method, in the order of the first number.
+        x_label: What the first number is.
+        y_label: What the second number is.
+        log: Whether the first number is on a logarithmic axis; what is not above 0 is left out.
+        evenly: Whether its values stand evenly apart.
+        crossed: Points to be marked.
+        colours: By method; None: one after the other.
+    """
+    places = sorted({x for points in lines.values() for x, _ in points if not log or x > 0})
+
+    def spread(x: float) -> float:
+        if evenly:
+            before = max((i for i, p in enumerate(places) if p <= x), default=0)
+            after = min(before + 1, len(places) - 1)
+            gap = places[after] - places[before]
+            return before + ((x - places[before]) / gap if gap else 0.0)
+        return math.log10(x) if log else x
+
+    words_below = wrap(x_label, 48)
+    canvas = Canvas(f"{y_label} over {x_label}", 254 + 14 * len(words_below))
+    x_axis = Axis.over([spread(x) for x in places], 50, WIDTH - _NAMES)
+    y_axis = Axis.over([y for p in lines.values() for _, y in p], 216, 14)
+    _frame(canvas, y_axis, 50, WIDTH - _NAMES)
+    if evenly:
+        told = [(x_axis.at(n), f"{v:g}") for n, v in enumerate(places)]
+    elif log:
+        told = [(x_axis.at(math.log10(t)), size(round(t))) for t in _decades(x_axis)]
+    else:
+        told = [(x_axis.at(t), f"{t:g}") for t in x_axis.ticks(4)]
+    for x, words in told:
+        canvas.text(x, 234, words, "soft", "middle")
+    for n, line in enumerate(words_below):
+        canvas.text((50 + WIDTH - _NAMES) / 2, 256 + 14 * n, line, "soft", "middle")
+    canvas.text(4, 10, y_label, "soft", size=10)
+    ends = {}
+    for k, (name, points) in enumerate(lines.items()):
+        colour = (colours or {}).get(name, SERIES[k % len(SERIES)])
+        seen = [(x_axis.at(spread(x)), y_axis.at(y)) for x, y in points if _seen(x, y, log)]
+        if not seen:
+            continue
+        canvas.line(*seen, colour=colour, width=2, dashed=k >= len(SERIES), told=name)
+        for (x, y), (_, value) in zip(seen, [p for p in points if _seen(*p, log)], strict=True):
+            canvas.dot(x, y, colour, f"{name}: {value:.4f}", 2.4)
+        ends[name] = (seen[-1][1], colour)
+    for x, y in crossed:
+        canvas.dot(x_axis.at(spread(x)), y_axis.at(y), "ink", f"crossing at {x:.3g}", 3.5)
+        canvas.dot(x_axis.at(spread(x)), y_axis.at(y), "paper", f"crossing at {x:.3g}", 2)
+    for name, y in _apart({n: y for n, (y, _) in ends.items()}, 13, 250).items():
+        canvas.text(WIDTH - _NAMES + 6, y + 4, short(name, 16), ends[name][1])
+    return canvas
+
+
+def scatter(
+    points: Mapping[str, Point], named: Mapping[str, str], front: Sequence[str], y_label: str
+) -> Canvas:
+    """Draws methods by what they send, on a logarithmic axis, and what they reach.
+
+    Args:
+        points: By method, bytes first; what sends none stands at the left end.
+        named: The methods whose names are written, with their colours; the others have a dot each,
+            which tells its name where it is pointed at.
+        front: Methods in the order in which a line joins them.
+        y_label: What the second number is.
+    """
+    canvas = Canvas(f"{y_label} over bytes sent", 300)
+    logs = [math.log10(x) for x, _ in points.values() if x > 0]
+    x_axis = Axis.over(logs, 74, WIDTH - 14)
+    best = [Row(n, y, math.nan, math.nan) for n, (_, y) in points.items()]
+    y_axis = Axis.over(reach(best), 246, 16)
+    _frame(canvas, y_axis, 50, WIDTH - 8)
+    for tick in _decades(x_axis):
+        words = size(round(tick))
+        inside = min(x_axis.at(math.log10(tick)), WIDTH - width_of(words) / 2)
+        canvas.text(inside, 264, words, "soft", "middle")
+    if any(x <= 0 for x, _ in points.values()):
+        canvas.text(58, 264, "0", "soft", "middle")
+    canvas.text(WIDTH / 2, 287, "bytes sent by all, up and down", "soft", "middle")
+    canvas.text(4, 10, y_label, "soft", size=10)
+    at = {
+        n: (x_axis.at(math.log10(x)) if x > 0 else 58.0, y_axis.at(y))
+        for n, (x, y) in points.items()
+        if math.isfinite(y)
+    }
+    if joined := [at[n] for n in front if n in at]:
+        steps = [joined[0]]
+        for x, y in joined[1:]:
+            steps += [(x, steps[-1][1]), (x, y)]
+        canvas.line(*steps, colour="soft", dashed=True)
+    for name in sorted(at, key=lambda n: n in named):
+        x, y = points[name]
+        told = f"{name}: {size(round(x))}, {y:.4f}"
+        radius = 4.5 if name in named else 3.2
+        canvas.dot(*at[name], named.get(name, "soft"), told, radius)
+    taken = [(x - 4, y - 4, x + 4, y + 4) for x, y in at.values()]
+    lines = [m.points for m in canvas.marks if m.dashed]
+    for (x, y), (right, bottom) in (ends for points in lines for ends in pairwise(points)):
+        taken.append((x, min(y, bottom) - 1, right, max(y, bottom) + 1))
+    for name, colour in named.items():
+        if name in at and (place := _free(short(name), at[name], taken)):
+            taken.append(place)
+            canvas.text(place[0] + 1, place[3] - 3, short(name), colour)
+    return canvas
+
+
+def shares(
+    names: Sequence[str], blocks: Mapping[str, Sequence[Sequence[float]]], label: str
+) -> Canvas:
+    """Draws rows of shares between 0 and 1 as boxes, in blocks beside each other.
+
+    Args:
+        names: Of the rows.
+        blocks: By title the rows.
+        label: What it shows.
+    """
+    columns = sum(len(rows[0]) for rows in blocks.values())
+    wide = (WIDTH - LEFT - RIGHT - 14 * (len(blocks) - 1)) / max(1, columns)
+    canvas = Canvas(label, 26 + 14 * len(names))
+    left = float(LEFT)
+    for title, rows in blocks.items():
+        canvas.text(left, 12, title, "soft")
+        for n, row in enumerate(rows):
+            for k, value in enumerate(row):
+                x, y = left + k * wide, 19 + 14 * n
+                told = f"{names[n]}, {title} {k}: {value:.2f}"
+                shade = 0.06 + 0.94 * min(1.0, max(0.0, value))
+                canvas.box(x + 0.5, y, x + wide - 0.5, y + 13, "c0", told, shade)
+        left += len(rows[0]) * wide + 14
+    for n, name in enumerate(names):
+        canvas.text(LEFT - 8, 30 + 14 * n, short(name), anchor="end")
+    return canvas
+
+
+def _seen(x: float, y: float, log: bool) -> bool:
+    return math.isfinite(y) and (not log or x > 0)
+
+
+def _decades(axis: Axis) -> Iterator[float]:
+    steps = (
+        (1, 2, 5) if axis.high - axis.low < 1.2 else (1, 3) if axis.high - axis.low < 2 else (1,)
+    )
+    for n in range(math.floor(axis.low), math.ceil(axis.high)):
+        for step in steps:
+            if axis.low <= math.log10(step * 10.0**n) <= axis.high:
+                yield step * 10.0**n
+
+
+def _frame(canvas: Canvas, axis: Axis, left: float, right: float) -> None:
+    for tick in axis.ticks():
+        canvas.line((left, axis.at(tick)), (right, axis.at(tick)))
+        canvas.text(left - 6, axis.at(tick) + 4, f"{tick:g}", "soft", "end")
+
+
+def _apart(places: Mapping[str, float], gap: float, bottom: float) -> dict[str, float]:
+    """Moves names down, and up again at the bottom, so that none lies on another."""
+    order = sorted(places, key=lambda name: places[name])
+    found: dict[str, float] = {}
+    last = -math.inf
+    for name in order:
+        last = found[name] = max(places[name], last + gap)
+    limit = bottom
+    for name in reversed(order):
+        found[name] = min(found[name], limit)
+        limit = found[name] - gap
+    return found
+
+
+def _free(
+    text: str, at: Point, taken: Sequence[tuple[float, float, float, float]]
+) -> tuple[float, float, float, float] | None:
+    """Returns a place for a name around its dot that nothing else covers; None: there is none."""
+    wide, (x, y) = width_of(text) + 2, at
+    for down in (0, -12, 12, -24, 24, -36, 36):
+        for left in (x + 6, x - 6 - wide):
+            place = (left, y - 7 + down, left + wide, y + 7 + down)
+            inside = place[0] >= 50 and place[2] <= WIDTH and place[1] >= 0 and place[3] <= 252
+            if inside and not any(
+                place[0] < b[2] and b[0] < place[2] and place[1] < b[3] and b[1] < place[3]
+                for b in taken
+            ):
+                return place
+    return None

@@ -1,0 +1,511 @@
+"""Claims judged by what a benchmark has measured: each in words, with intervals.
+
+Claims as they are written: a yaml each in ``configs/claims``.
+
+A claim rests on ``parts``, and ``reasons`` are experiments that ask why. Each is a question: a
+number per split, held against a bound.
+
+========================================  =========================================================
+``better: A, than: B, by: b``             A - B is above b (0 unless told)
+``as_good: A, as: B, within: m``          A - B is above -m
+``saves: A, of: B, share: s, way: up``    A sends at least the share s fewer bytes than B
+``widens: [A, B], over: [C, D]``          A - B is above C - D
+``recovers: A, what: KEY, at_least: v``   what was planted is found (or ``at_most: v``)
+``peak: [A, B], above: [C, D]``           some of the first are better than each of the last
+========================================  =========================================================
+
+A, B, … are methods and arms of the suite; ``A@variant`` is on another variant.
+
+What cells say of methods and arms, by name: scores, bytes, and what was recovered.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml  # type: ignore[import-untyped]
+from numpy.typing import NDArray
+
+from medfed.benchmark.report.pictures import table, words
+from medfed.benchmark.runner import Progress
+from medfed.benchmark.suite import yamls_of
+from medfed.common.errors import ConfigError, did_you_mean
+from medfed.common.scores import mean_of_known, smaller_is_better, worst_value
+from medfed.functional.statistics import difference, holm
+
+KINDS = {
+    "better": {"than", "by"},
+    "as_good": {"as", "within"},
+    "saves": {"of", "share", "way"},
+    "widens": {"over"},
+    "recovers": {"what", "at_least", "at_most"},
+    "peak": {"above"},
+}
+_COMMON = {"suite", "variant", "metric", "asks"}
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked.
+
+    Attributes:
+        kind: One of the table above.
+        suite: The suite.
+        asks: The statement that is true if the answer is yes.
+        given: What its yaml says.
+    """
+
+    kind: str
+    suite: str
+    asks: str
+    given: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A statement, what it rests on, and experiments that ask why.
+
+    Attributes:
+        name: The name of its file.
+        claim: The statement.
+        source: Who makes it, and where.
+        parts: What it rests on.
+        reasons: What asks why.
+    """
+
+    name: str
+    claim: str
+    source: str
+    parts: tuple[Question, ...]
+    reasons: tuple[Question, ...] = ()
+
+
+def read_claims(folders: Sequence[str | Path] = ()) -> list[Claim]:
+    """Reads all claims.
+
+    Args:
+        folders: Further folders that hold ``configs/claims``, or ``claims``.
+
+    Raises:
+        ConfigError: If one cannot be read; the file and what is wrong are named.
+    """
+    found = []
+    for file in yamls_of("claims", folders):
+        try:
+            content = yaml.safe_load(file.read_text(encoding="utf-8"))
+            asked = {n: tuple(map(_question, content.get(n) or ())) for n in ("parts", "reasons")}
+            if unknown := sorted(set(content) - {"claim", "source", "parts", "reasons"}):
+                raise ValueError(f"it has no key {unknown[0]!r}")
+            if not asked["parts"]:
+                raise ValueError("it has no parts")
+            found.append(Claim(file.stem, content["claim"], content.get("source", ""), **asked))
+        except (OSError, KeyError, AttributeError, TypeError, ValueError, yaml.YAMLError) as error:
+            told = " ".join(str(error).split()).rstrip(".")
+            if isinstance(error, KeyError):
+                told = f"it lacks the key {told}"
+            raise ConfigError(f"The claim {file} cannot be read: {told}.") from error
+    return found
+
+
+def _question(given: Mapping[str, Any]) -> Question:
+    kinds = [kind for kind in KINDS if kind in given]
+    if len(kinds) != 1:
+        raise ValueError(f"a question has one of {', '.join(KINDS)}: {dict(given)}")
+    (kind,) = kinds
+    known = _COMMON | KINDS[kind] | {kind}
+    if unknown := sorted(set(given) - known):
+        raise ValueError(
+            f"a question of {kind} has no key {unknown[0]!r}{did_you_mean(unknown[0], known)}"
+        )
+    needed = {"than", "as", "of", "over", "above", "what"} & KINDS[kind]
+    if lacking := sorted((needed | {"suite"}) - set(given)):
+        raise ValueError(f"a question of {kind} lacks the key {lacking[0]!r}")
+    if kind == "recovers" and ("at_least" in given) == ("at_most" in given):
+        raise ValueError("a question of recovers has one of at_least and at_most")
+    return Question(kind, given["suite"], given.get("asks") or _words(kind, given), given)
+
+
+def _words(kind: str, q: Mapping[str, Any]) -> str:
+    metric = f" ({q['metric']})" if "metric" in q else ""
+    if kind == "better":
+        by = f" by more than {q['by']:g}" if q.get("by") else ""
+        return f"{q['better']} is better than {q['than']}{by}{metric}"
+    if kind == "as_good":
+        return f"{q['as_good']} is at most {q.get('within', 0):g} worse than {q['as']}{metric}"
+    if kind == "saves":
+        way = {"up": " up", "down": " down"}.get(q.get("way", "both"), "")
+        share = f"at least {q.get('share', 0):.0%} fewer"
+        return f"{q['saves']} sends {share} bytes{way} than {q['of']}"
+    if kind == "widens":
+        (a, b), (c, d) = q["widens"], q["over"]
+        return f"{a} − {b} is above {c} − {d}{metric}"
+    if kind == "peak":
+        return f"one of {', '.join(q['peak'])} is better than {' and '.join(q['above'])}{metric}"
+    side = "at least" if "at_least" in q else "at most"
+    return f"{q['recovers']}: {q['what']} is {side} {q.get('at_least', q.get('at_most')):g}"
+
+
+Floats = NDArray[np.float64]
+Result = Mapping[str, Any]
+
+
+class Measured:
+    """What there is of methods and arms, by suite, variant and name."""
+
+    def __init__(self, progress: Sequence[Progress]) -> None:
+        """Reads final cells; of a method or arm that lacks some, nothing."""
+        self.found: dict[tuple[str, str, str], list[Result]] = {}
+        self.overlaps: dict[str, bool] = {}
+        self.base: dict[str, str] = {}
+        for own in progress:
+            suite, name = own.group.suite, own.group.method.name
+            self.base[suite.name] = suite.base
+            self.overlaps[suite.name] = suite.splits == "folds"
+            for variant in own.group.variants:
+                cells = [c for c in own.wanted if c.variant == variant and c.stage == "final"]
+                results = [own.final.get(c.place) for c in cells]
+                known: list[Result] = [r for r in results if r is not None and "error" not in r]
+                if known and len(known) == own.group.size.splits:
+                    self.found[suite.name, variant, name] = known
+
+    def key(self, question: Question, name: str) -> tuple[str, str, str]:
+        """Returns suite, variant and name of what a question calls by `name`.
+
+        Raises:
+            KeyError: If it is not there.
+        """
+        suite = question.suite
+        method, _, variant = name.partition("@")
+        variant = variant or question.given.get("variant") or self.base.get(suite, "")
+        if (suite, variant, method) in self.found:
+            return suite, variant, method
+        others = [k for k in self.found if k[0] == suite and k[2] == method]
+        if "@" in name or "variant" in question.given or len(others) != 1:
+            raise KeyError(f"{method} on {suite}/{variant}".rstrip("/"))
+        return others[0]  # an arm is of one variant
+
+    def place(self, question: Question, name: str) -> str:
+        """Returns suite and variant."""
+        return "/".join(self.key(question, name)[:2])
+
+    def of(self, question: Question, name: str) -> list[Result]:
+        """Returns the results of a method or arm, by split."""
+        return self.found[self.key(question, name)]
+
+    def scores(self, question: Question, name: str) -> Floats:
+        """Returns (S,) means over clients, larger is better."""
+        results = self.of(question, name)
+        whole = next((r for r in results if "clients" in r), None)
+        if whole is None:
+            raise KeyError(f"a run of {name} that has not failed")
+        metric = question.given.get("metric") or whole["metric"][0]
+        clients = list(whole["clients"])
+        rows = [
+            [_number(r["clients"][c].get(metric)) if "clients" in r else worst_value(metric)
+             for c in clients]
+            for r in results
+        ]  # fmt: skip
+        sign = -1 if smaller_is_better(metric) else 1
+        return sign * mean_of_known(np.array(rows, dtype=float), axis=1)
+
+    def gap(self, question: Question, first: str, second: str) -> Floats:
+        """Returns (S,) paired differences.
+
+        Raises:
+            ConfigError: If the two are not of the same patients.
+        """
+        pairs = zip(self.of(question, first), self.of(question, second), strict=False)
+        whole = [(a, b) for a, b in pairs if "clients" in a and "clients" in b]
+        if any(a["data"] != b["data"] for a, b in whole):
+            raise ConfigError(
+                f"A claim compares {first} with {second} on {question.suite}, which are not of the "
+                "same patients; ask whether a difference widens instead."
+            )
+        one, other = self.scores(question, first), self.scores(question, second)
+        splits = min(len(one), len(other))
+        return one[:splits] - other[:splits]
+
+    def sent(self, question: Question, name: str) -> Floats:
+        """Returns (S,) bytes of a run."""
+        way = question.given.get("way", "both")
+        ways = ("up", "down") if way == "both" else (way,)
+        return np.array(
+            [sum(r["bytes"][w] for w in ways) for r in self.of(question, name) if "bytes" in r],
+            dtype=float,
+        )
+
+    def recovered(self, question: Question, name: str) -> Floats:
+        """Returns (S,) of what a cell has kept of its memberships."""
+        found = [r.get("looks", {}).get("memberships") for r in self.of(question, name)]
+        key = question.given["what"]
+        known = [_number(m[key]) for m in found if m is not None and m.get(key) is not None]
+        if not known:
+            raise KeyError(f"{key} of the memberships of {name}")
+        return np.array(known, dtype=float)
+
+    def overlap(self, question: Question, name: str) -> float:
+        """Test patients per training patient where splits are of the same patients; else 0."""
+        if not self.overlaps[question.suite]:
+            return 0.0
+        counts = [r["patients"] for r in self.of(question, name) if "patients" in r]
+        shares = [
+            sum(c["test"] for c in one.values()) / sum(c["train"] + c["val"] for c in one.values())
+            for one in counts
+        ]
+        return float(np.mean(shares)) if shares else 0.0
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else float(value)
+
+
+LEVEL = 0.95
+YES, NO, UNKNOWN, MISSING = "yes", "no", "cannot tell", "not measured"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What was found for a question.
+
+    Attributes:
+        asks: The statement.
+        where: Suite and variant.
+        answer: ``yes``, ``no``, ``cannot tell`` or ``not measured``.
+        mean: What was measured, mean over splits.
+        low: The lower end of its 95 % interval.
+        high: The upper end.
+        bound: What it must exceed; of ``at_most``, what it must stay below.
+        p: Two-sided p-value against the bound, Holm's among the questions of its kind in the claim.
+        visible: How far from the bound it must be to be seen, alone, in 8 of 10 repetitions.
+        splits: How many.
+        note: What is missing, or which of several it was.
+    """
+
+    asks: str
+    where: str
+    answer: str = MISSING
+    mean: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    bound: float = 0.0
+    p: float = math.nan
+    visible: float = math.nan
+    splits: int = 0
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class JudgedClaim:
+    """A claim with its answers.
+
+    Attributes:
+        claim: The claim.
+        verdict: ``confirmed``, ``qualified``, ``refuted``, ``cannot tell`` or ``not measured``.
+        parts: Answers of what it rests on.
+        reasons: Answers of what asks why.
+    """
+
+    claim: Claim
+    verdict: str
+    parts: tuple[Answer, ...]
+    reasons: tuple[Answer, ...] = ()
+
+    def plain(self) -> dict[str, Any]:
+        """Returns it as JSON holds it."""
+        return {
+            "claim": self.claim.claim,
+            "source": self.claim.source,
+            "verdict": self.verdict,
+            "parts": [asdict(a) for a in self.parts],
+            "reasons": [asdict(a) for a in self.reasons],
+        }
+
+
+def answer(question: Question, measured: Measured) -> Answer:
+    """Answers a question by its own p-value, not yet corrected.
+
+    Args:
+        question: The question.
+        measured: What there is.
+    """
+    try:
+        if question.kind == "peak":
+            return _peak(question, measured)
+        values, bound, sign, first = _values(question, measured)
+        where, overlap = measured.place(question, first), measured.overlap(question, first)
+    except KeyError as error:
+        return Answer(question.asks, question.suite, note=f"lacks {error.args[0]}")
+    return _held(question.asks, where, values, bound, sign, overlap)
+
+
+def _values(question: Question, measured: Measured) -> tuple[Floats, float, int, str]:
+    """The number of every split, its bound, which side is yes, and a name that it is of."""
+    q, kind = question.given, question.kind
+    if kind == "better":
+        return measured.gap(question, q["better"], q["than"]), float(q.get("by", 0)), 1, q["better"]
+    if kind == "as_good":
+        gap = measured.gap(question, q["as_good"], q["as"])
+        return gap, -float(q.get("within", 0)), 1, q["as_good"]
+    if kind == "widens":
+        gaps = [measured.gap(question, *q[key]) for key in ("widens", "over")]
+        splits = min(map(len, gaps))
+        return gaps[0][:splits] - gaps[1][:splits], 0.0, 1, q["widens"][0]
+    if kind == "saves":
+        own, other = measured.sent(question, q["saves"]), measured.sent(question, q["of"])
+        splits = min(len(own), len(other))
+        return 1 - own[:splits] / other[:splits], float(q.get("share", 0)), 1, q["saves"]
+    side = 1 if "at_least" in q else -1
+    values = measured.recovered(question, q["recovers"])
+    return values, float(q.get("at_least", q.get("at_most"))), side, q["recovers"]
+
+
+def _held(asks: str, where: str, values: Floats, bound: float, sign: int, overlap: float) -> Answer:
+    found = difference((values - bound).tolist(), overlap, LEVEL)
+    over = replace(
+        Answer(asks, where), mean=found.mean + bound, low=found.low + bound,
+        high=found.high + bound, bound=bound, p=found.p, visible=found.visible, splits=len(values),
+    )  # fmt: skip
+    return replace(over, answer=_word(found.mean * sign, found.p))
+
+
+def _word(excess: float, p: float) -> str:
+    if math.isnan(p) or p >= 1 - LEVEL:
+        return UNKNOWN
+    return YES if excess > 0 else NO
+
+
+def _peak(question: Question, measured: Measured) -> Answer:
+    """One must be better than each end: its larger p, times how many there are to choose from."""
+    inner, ends = question.given["peak"], question.given["above"]
+
+    def against(name: str, end: str) -> Answer:
+        gap, overlap = measured.gap(question, name, end), measured.overlap(question, name)
+        return _held(question.asks, measured.place(question, name), gap, 0.0, 1, overlap)
+
+    table = {name: [against(name, end) for end in ends] for name in inner}
+    larger = {n: max(a.p if a.mean > 0 else 1.0 for a in row) for n, row in table.items()}
+    best = min(inner, key=lambda n: (larger[n], -min(a.mean for a in table[n])))
+    nearest = min(table[best], key=lambda a: a.mean)
+    told = replace(nearest, note=f"{best}, against {ends[table[best].index(nearest)]}")
+    p = min(1.0, larger[best] * len(inner))
+    if p < 1 - LEVEL:
+        return replace(told, answer=YES, p=p)
+    # Not so where one end is better than all of them.
+    each = [max(r[i].p if r[i].mean < 0 else 1.0 for r in table.values()) for i in range(len(ends))]
+    if min(each) < 1 - LEVEL:
+        return replace(told, answer=NO, p=min(each))
+    return replace(told, answer=UNKNOWN, p=p)
+
+
+def corrected(answers: Sequence[Answer]) -> tuple[Answer, ...]:
+    """Corrects the p-values of the questions of a claim, and what they say."""
+    found = []
+    for one, p in zip(answers, holm([a.p for a in answers]), strict=True):
+        word = UNKNOWN if one.answer in (YES, NO) and not p < 1 - LEVEL else one.answer
+        found.append(replace(one, p=p, answer=word))
+    return tuple(found)
+
+
+def verdict(answers: Sequence[Answer]) -> str:
+    """Sums up what a claim rests on.
+
+    Example:
+        >>> yes, no, open = (Answer("", "", word) for word in (YES, NO, UNKNOWN))
+        >>> verdict([yes, yes]), verdict([yes, no]), verdict([no, open]), verdict([open])
+        ('confirmed', 'qualified', 'refuted', 'cannot tell')
+    """
+    words = {a.answer for a in answers} - {MISSING}
+    if not words:
+        return MISSING
+    if words == {YES}:
+        return "confirmed"
+    if YES in words:
+        return "qualified"
+    return "refuted" if NO in words else "cannot tell"
+
+
+def judge_claims(
+    progress: Sequence[Progress], folders: Sequence[str | Path] = ()
+) -> list[JudgedClaim]:
+    """Judges all claims of which something was measured.
+
+    Args:
+        progress: Methods and arms.
+        folders: See :func:`read_claims`.
+    """
+    measured, found = Measured(progress), []
+    for claim in read_claims(folders):
+        parts = corrected([answer(q, measured) for q in claim.parts])
+        reasons = corrected([answer(q, measured) for q in claim.reasons])
+        if (word := verdict(parts)) != MISSING:
+            found.append(JudgedClaim(claim, word, parts, reasons))
+    return found
+
+
+def sentence(found: JudgedClaim) -> str:
+    """Returns the verdict in words: what holds, what does not, and what cannot be told."""
+    told = [f"{found.claim.claim.rstrip('.')}. {found.verdict.capitalize()}"]
+    heads = ((YES, "Holds"), (NO, "Does not hold"), (UNKNOWN, "Cannot tell"))
+    for word, head in heads:
+        places = [f"{a.where}, {a.asks}" for a in found.parts if a.answer == word]
+        if places and found.verdict == "qualified":
+            told.append(f"{head}: {'; '.join(places)}")
+    if lacking := dict.fromkeys(a.where for a in found.parts if a.answer == MISSING):
+        told.append(f"Not measured: on {', '.join(lacking)}")
+    return ". ".join(told) + "."
+
+
+def rows(found: JudgedClaim) -> list[tuple[str, ...]]:
+    """Returns a line for each question: what is asked, where, the answer, the number."""
+    return [
+        (kind, a.where, a.asks + (f" ({a.note})" if a.note else ""), a.answer, number(a))
+        for kind, answers in (("part", found.parts), ("why", found.reasons))
+        for a in answers
+    ]
+
+
+def number(found: Answer) -> str:
+    """Returns the mean, its interval and the bound.
+
+    Example:
+        >>> number(Answer("", "", YES, 0.02, 0.01, 0.03, 0.0, 0.004, 0.01, 10))
+        '+0.0200 [+0.0100, +0.0300] against 0, p = 0.004, 10 splits'
+    """
+    if math.isnan(found.mean):
+        return "–"
+    ends = "" if math.isnan(found.low) else f" [{found.low:+.4f}, {found.high:+.4f}]"
+    p = "" if math.isnan(found.p) else f", p = {found.p:.2g}"
+    return f"{found.mean:+.4f}{ends} against {found.bound:g}{p}, {found.splits} splits"
+
+
+HEAD = ("", "where", "statement", "answer", "mean over splits [95 %], p by Holm")
+
+
+def markdown(claims: Sequence[JudgedClaim]) -> list[str]:
+    """Returns the section of a report in Markdown."""
+    lines = ["## Claims", ""] if claims else []
+    for one in claims:
+        lines += [f"**{one.claim.claim}** {one.verdict.capitalize()}. ({one.claim.source})", ""]
+        lines += [f"| {' | '.join(HEAD)} |", "|" + "---|" * len(HEAD)]
+        lines += [f"| {' | '.join(row)} |" for row in rows(one)] + [""]
+    return lines
+
+
+def section(claims: Sequence[JudgedClaim]) -> str:
+    """Returns the section of the page, in HTML; empty without claims."""
+    if not claims:
+        return ""
+    told = ['<section id="claims"><h2>Claims</h2>']
+    for one in claims:
+        told += [
+            f"<h3>{escape(one.claim.claim)} <em>{one.verdict.capitalize()}.</em></h3>",
+            f'<p class="note">{escape(one.claim.source)}</p>',
+            table(HEAD, ([words(cell) for cell in row] for row in rows(one))),
+        ]
+    return "".join(told) + "</section>"

@@ -1,0 +1,354 @@
+"""Runs what is missing, cell by cell, in processes that stay alive, and shows how far it is.
+
+The trials of tuning as Optuna studies, for its dashboard and its importances.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import math
+import multiprocessing
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from medfed.benchmark.plan import Group, best_trial
+from medfed.benchmark.suite import search_space
+from medfed.benchmark.work import run_cell
+from medfed.common.console import Steps
+from medfed.common.console import cell as as_cell
+from medfed.common.errors import ConfigError, RankError, first_line
+from medfed.common.files import locked, replacing
+from medfed.common.processes import WatchedPool, start_worker
+from medfed.federation.algorithm import Range
+from medfed.records.cells import Cell, read_cell, write_cell
+
+Result = dict[str, Any]
+SCRATCH = "medfed-benchmark-"
+
+
+@dataclass
+class Progress:
+    """How far a group is.
+
+    Attributes:
+        group: The method and the suite.
+        tuning: Results by trial, as they come.
+        trial: The setting that was best, once that is known.
+        final: Results by cell, as they come.
+        wanted: The cells of the stage that it is in.
+    """
+
+    group: Group
+    tuning: dict[int, Result] = field(default_factory=dict)
+    trial: int | None = None
+    final: dict[str, Result] = field(default_factory=dict)
+    wanted: list[Cell] = field(default_factory=list)
+
+    @property
+    def total(self) -> int:
+        """The cells that it comes to."""
+        trials = len(self.group.settings)
+        final = len(self.group.variants) * self.group.size.splits
+        return final + (trials if trials > 1 else 0)
+
+    @property
+    def done(self) -> int:
+        """Those of them that are there."""
+        return len(self.tuning) + len(self.final)
+
+    def row(self) -> tuple[str, ...]:
+        """The cells of a line of the table."""
+        trials = len(self.group.settings)
+        tuned = f"{len(self.tuning)}/{trials}" if trials > 1 else "–"
+        final = f"{len(self.final)}/{len(self.group.variants) * self.group.size.splits}"
+        lost = [r for r in (*self.tuning.values(), *self.final.values()) if "failed" in r]
+        wrong = next((str(r["error"]) for r in self.final.values() if "error" in r), "")
+        best = "" if self.trial is None else f"setting {self.trial}"
+        note = wrong or (f"{len(lost)} failed" if lost else best)
+        return self.group.suite.name, self.group.method.name, tuned, final, as_cell(note[:60])
+
+
+def run_groups(
+    groups: Sequence[Group], out: Path, workers: int, quiet: bool = False
+) -> dict[str, str]:
+    """Runs all cells that are missing; those that are there are read.
+
+    Args:
+        groups: What is compared.
+        out: The folder of the benchmark.
+        workers: Processes; 0 computes in this one.
+        quiet: Whether to show nothing.
+
+    Returns:
+        What went wrong that is no user's mistake, by cell.
+
+    Raises:
+        CheckpointError: If a cell's file is torn or has been changed.
+        RankError: If a process has ended, by the system's hand for example.
+    """
+    progress = [Progress(g) for g in groups]
+    broken: dict[str, str] = {}
+    waiting: dict[Future[Result], list[tuple[Progress, Cell]]] = {}
+    by_file: dict[Path, Future[Result]] = {}
+
+    def ask(own: Progress, cell: Cell, pool: Executor) -> None:
+        found = read_cell(out, cell)
+        if found is not None:
+            take(own, cell, found, pool)
+            return
+        file = cell.file(out)
+        if file not in by_file:
+            arm = own.group.arm
+            shows = cell.shows or (arm is not None and arm.looks and cell.stage == "final")
+            try:
+                by_file[file] = pool.submit(
+                    run_cell, cell.config, cell.stage, cell.finetuned, shows
+                )
+            except BrokenProcessPool as error:
+                raise _ended(cell) from error
+        waiting.setdefault(by_file[file], []).append((own, cell))
+
+    def take(own: Progress, cell: Cell, result: Result, pool: Executor) -> None:
+        if cell.stage == "final":
+            own.final[cell.place] = result
+            return
+        own.tuning[cell.trial] = result
+        if len(own.tuning) == len(own.wanted):
+            finish(own, pool)
+
+    def finish(own: Progress, pool: Executor) -> None:
+        own.trial = best_trial([own.tuning[n] for n in sorted(own.tuning)]) if own.tuning else 0
+        for cell in own.group.final(own.trial):
+            ask(own, cell, pool)
+
+    def gather(pool: Executor, refresh: Callable[[str], None], seconds: float | None) -> None:
+        for future in wait(waiting, seconds, FIRST_COMPLETED).done:
+            asked = waiting.pop(future)
+            cell = asked[0][1]
+            try:
+                result = future.result()
+            except BrokenProcessPool as error:
+                raise _ended(cell) from error
+            except Exception as error:
+                broken[cell.place] = f"{type(error).__name__}: {first_line(error)}"
+                continue
+            write_cell(out, cell, result)
+            for own, wanted in asked:
+                take(own, wanted, result, pool)
+            refresh(cell.place)
+
+    with _pool(workers) as pool, _shown(progress, quiet) as refresh:
+        for own in progress:
+            own.wanted = own.group.tuning()
+            for cell in own.wanted:
+                ask(own, cell, pool)
+            if not own.wanted:
+                finish(own, pool)
+            refresh("")
+            gather(pool, refresh, 0)  # what is finished is kept while others are composed
+        while waiting:
+            gather(pool, refresh, None)
+    return broken
+
+
+def _ended(cell: Cell) -> RankError:
+    return RankError(
+        f"A process ended while it ran {cell.place} or another cell (killed, or memory short?); "
+        "what was finished is kept: run it again, if need be with fewer workers."
+    )
+
+
+def found_groups(groups: Sequence[Group], out: Path) -> list[Progress]:
+    """Reads what there is of groups, without running anything.
+
+    Args:
+        groups: What is compared.
+        out: The folder of the benchmark.
+
+    Returns:
+        Of each group the cells that are there; of one that is not tuned to the end, no final ones.
+    """
+    found = []
+    for group in groups:
+        own = Progress(group, wanted=group.tuning())
+        for cell in own.wanted:
+            if (result := read_cell(out, cell)) is not None:
+                own.tuning[cell.trial] = result
+        if len(own.tuning) == len(own.wanted):
+            own.trial = best_trial([own.tuning[n] for n in sorted(own.tuning)]) if own.tuning else 0
+            own.wanted = own.group.final(own.trial)
+            for cell in own.wanted:
+                if (result := read_cell(out, cell)) is not None:
+                    own.final[cell.place] = result
+        found.append(own)
+    return found
+
+
+class _Here(Executor):
+    """Computes in this process, at once."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+@contextmanager
+def _pool(workers: int) -> Iterator[Executor]:
+    """Processes that have loaded all libraries before the first cell, and stay for all cells."""
+    if workers == 0:
+        yield _Here()
+        return
+    if sys.platform == "win32":
+        context = multiprocessing.get_context("spawn")
+    else:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["medfed.benchmark.work"])
+    with scratch() as folder:
+        pool = WatchedPool(workers, mp_context=context, initializer=_begin, initargs=(folder,))
+        try:
+            yield pool
+        except BaseException:
+            for process in list((pool._processes or {}).values()):
+                process.terminate()  # what they compute would be lost either way
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+        pool.shutdown()
+
+
+@contextmanager
+def scratch() -> Iterator[str]:
+    """Gives a folder for what cells write; what a killed benchmark has left of its own goes."""
+    for left in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"):
+        with suppress(ConfigError, OSError):  # it is at work, or somebody else's
+            if (left / "lock").is_file() and time.time() - left.stat().st_mtime > 60:
+                with locked(left, wait=False):
+                    shutil.rmtree(left, ignore_errors=True)
+    with (
+        tempfile.TemporaryDirectory(prefix=SCRATCH, ignore_cleanup_errors=True) as folder,
+        locked(Path(folder)),
+    ):
+        yield folder
+
+
+def _begin(folder: str) -> None:
+    """A process ends with the one that has started it, and computes on one thread."""
+    start_worker()
+    tempfile.tempdir = folder
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    import torch
+
+    torch.set_num_threads(1)
+
+
+@contextmanager
+def _shown(progress: Sequence[Progress], quiet: bool) -> Iterator[Callable[[str], None]]:
+    """A table that follows on a terminal, and lines elsewhere."""
+    console = Console(file=sys.stderr)
+    if not console.is_terminal or quiet:
+        total = sum(own.total for own in progress)
+        with Steps(total, quiet, console, verb="comput") as steps:
+
+            def count(place: str) -> None:
+                done = sum(own.done for own in progress)
+                if place:
+                    steps.done = done - 1
+                    steps.advance(place)
+
+            yield count
+        return
+    with Live(_table(progress), console=console, refresh_per_second=2) as live:
+        yield lambda place: live.update(_table(progress))
+
+
+def _table(progress: Sequence[Progress]) -> Table:
+    done, total = (sum(getattr(own, n) for own in progress) for n in ("done", "total"))
+    table = Table(title=f"{done} of {total} cells")
+    for column in ("suite", "method", "tuned", "tested", ""):
+        table.add_column(column)
+    # Those that are under way, and the last ones that are done.
+    rows = [own for own in progress if own.done < own.total][:30]
+    for own in rows:
+        table.add_row(*own.row())
+    return table
+
+
+log = logging.getLogger(__name__)
+
+
+def write_studies(path: Path, progress: Sequence[Progress]) -> bool:
+    """Writes a study for each method on each suite into one journal, anew from the cells.
+
+    The cells are what counts; a journal that is lost or edited changes nothing.
+
+    Args:
+        path: The journal: ``optuna-dashboard FILE`` opens it.
+        progress: What there is.
+
+    Returns:
+        Whether it was written: only where Optuna is installed (the extra ``benchmark``).
+    """
+    if importlib.util.find_spec("optuna") is None:
+        return False
+    import optuna
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    failed = optuna.trial.TrialState.FAIL
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    with replacing(path) as partial:
+        storage = JournalStorage(JournalFileBackend(str(partial)))
+        for own in progress:
+            if not own.tuning:
+                continue
+            space = search_space(own.group.card, own.group.suite.lr)
+            kinds = {
+                key: optuna.distributions.FloatDistribution(over.low, over.high, log=over.log)
+                for key, over in space.items()
+            }
+            study = optuna.create_study(
+                storage=storage, study_name=own.group.name, direction="maximize"
+            )
+            for number, result in sorted(own.tuning.items()):
+                setting = {**_defaults(own, space), **own.group.settings[number]}
+                score = result.get("score")
+                whole = score is not None and math.isfinite(score)
+                study.add_trial(
+                    optuna.trial.create_trial(
+                        state=optuna.trial.TrialState.COMPLETE if whole else failed,
+                        value=score if whole else None,
+                        params=setting,
+                        distributions={key: kinds[key] for key in setting},
+                        user_attrs={"trial": number, "default": not own.group.settings[number]},
+                    )
+                )
+        if not partial.exists():
+            partial.touch()
+    return True
+
+
+def _defaults(own: Progress, space: Mapping[str, Range]) -> dict[str, float]:
+    """A method's own values of what is tuned, those that lie in the range."""
+    config = own.group.config(own.group.suite.base)
+    found = {key: OmegaConf.select(config, key) for key in space}
+    numbers = {key: float(v) for key, v in found.items() if isinstance(v, int | float)}
+    return {k: v for k, v in numbers.items() if space[k].low <= v <= space[k].high}

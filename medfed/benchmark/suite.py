@@ -1,0 +1,585 @@
+"""Suites: tasks on which methods are compared, a yaml file each.
+
+A suite is an experiment, what of it is changed for all methods, variants that differ in one thing
+(a dial, from hospitals that are alike to hospitals that contradict each other), how patients are
+split, and sizes. ``configs/suites`` has those that are shipped; ``plugins=FOLDER`` adds those of
+``FOLDER/configs/suites``.
+
+Arms: further measurements of a method on a suite, each with something changed.
+
+An arm asks why: the same method, at the settings that were tuned for it, on the same splits, with
+other keys. Arms are no methods of the table, and no correction counts them; claims rest on them.
+
+What is compared: methods, what of them is tuned, and the ceilings beyond any federation.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml  # type: ignore[import-untyped]
+from hydra.utils import get_class
+from omegaconf import DictConfig, OmegaConf
+
+from medfed.common.errors import ConfigError, did_you_mean
+from medfed.config.compose import CONFIG_DIR
+from medfed.federation.algorithm import Card, Range
+
+_NAME = re.compile(r"[A-Za-z0-9_.]+")
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A measurement of a method with something changed.
+
+    Attributes:
+        name: Its name.
+        method: The method, as ``methods=`` has it.
+        overrides: What is changed; of a key that was tuned too, this value holds.
+        times: Whole numbers of the configuration that are multiplied, by key, at any size alike.
+        variant: The task; empty: the one on which methods are tuned.
+        tuned: Whether it has the settings that were tuned for the method, or its defaults.
+        splits: Of how many splits, at most; None: of all.
+        looks: Whether every split keeps memberships and pictures, rather than the first.
+    """
+
+    name: str
+    method: str
+    overrides: tuple[str, ...] = ()
+    times: Mapping[str, float] = field(default_factory=dict)
+    variant: str = ""
+    tuned: bool = True
+    splits: int | None = None
+    looks: bool = False
+
+    @property
+    def own(self) -> set[str]:
+        """The keys that it sets."""
+        return {o.partition("=")[0].lstrip("+~") for o in self.overrides}
+
+    def after(self, given: Sequence[str]) -> list[str]:
+        """Returns its overrides after those of the suite, but for sections that it replaces.
+
+        Example:
+            >>> arm = Arm("groups", "ppfl", ("partition=site_groups",))
+            >>> arm.after(["partition.delta=4", "rounds=9"])
+            ['rounds=9', 'partition=site_groups']
+        """
+        replaced = {key for key in self.own if "." not in key}
+        kept = [o for o in given if o.partition("=")[0].partition(".")[0] not in replaced]
+        return [*kept, *self.overrides]
+
+    def setting(self, tuned: Mapping[str, float]) -> dict[str, float]:
+        """Returns what was tuned, but for what the arm sets itself.
+
+        Example:
+            >>> arm = Arm("apart", "pfednet", ("algorithm.strength=0",))
+            >>> arm.setting({"optimizer.lr": 0.1, "algorithm.strength": 0.03})
+            {'optimizer.lr': 0.1}
+        """
+        return {key: value for key, value in tuned.items() if key not in self.own}
+
+    def scale(self, config: DictConfig) -> None:
+        """Multiplies what `times` names.
+
+        Raises:
+            ConfigError: If it names no number of the configuration.
+        """
+        for key, factor in self.times.items():
+            value = OmegaConf.select(config, key)
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise ConfigError(f"arm {self.name}: times.{key} names no whole number.")
+            OmegaConf.update(config, key, max(1, round(value * factor)))
+        config.evaluation.every = min(config.evaluation.every, config.rounds)
+
+
+def read_arms(content: Mapping[str, Any], variants: Collection[str]) -> dict[str, Arm]:
+    """Reads the arms of a suite.
+
+    Args:
+        content: What its file has under ``arms``.
+        variants: Its variants.
+
+    Raises:
+        ValueError: If one is none; it is named.
+    """
+    known = [n for n in Arm.__dataclass_fields__ if n != "name"]
+    found = {}
+    for name, given in content.items():
+        own = dict(given or {})
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"the arm {name!r} must be named by letters, digits, _ and .")
+        if unknown := sorted(set(own) - set(known)):
+            raise ValueError(
+                f"the arm {name} has no key {unknown[0]!r}{did_you_mean(unknown[0], known)}; its "
+                f"keys are {', '.join(known)}"
+            )
+        if "method" not in own:
+            raise ValueError(f"the arm {name} lacks the key method")
+        own["overrides"] = tuple(own.get("overrides", ()))
+        arm = Arm(name, **own)
+        if arm.variant and arm.variant not in variants:
+            raise ValueError(
+                f"the arm {name} is of variant={arm.variant}, which is none"
+                f"{did_you_mean(arm.variant, variants)}"
+            )
+        if "algorithm" in arm.own:
+            raise ValueError(f"the arm {name} sets algorithm; its key method is for that")
+        if arm.splits is not None and arm.splits < 1:
+            raise ValueError(f"the arm {name} needs at least 1 split")
+        found[name] = arm
+    return found
+
+
+def chosen_arms(
+    wanted: bool | str | Sequence[str],
+    by_suite: Mapping[str, Mapping[str, Arm]],
+    methods: Collection[str] = (),
+) -> dict[str, list[Arm]]:
+    """Returns the arms that are asked for, by suite.
+
+    Args:
+        wanted: True or ``all``; False; or names, which each some suite must have.
+        by_suite: The arms of all suites that are run.
+        methods: All that there are: no arm has the name of one.
+
+    Raises:
+        ConfigError: If one is unknown, or has a method's name.
+
+    Example:
+        >>> arms = {"digits": {"apart": Arm("apart", "pfednet")}, "heart": {}}
+        >>> [[arm.name for arm in some] for some in chosen_arms(True, arms).values()]
+        [['apart'], []]
+    """
+    for suite, arms in by_suite.items():
+        if taken := sorted(set(arms) & set(methods)):
+            raise ConfigError(f"suite={suite}: the arm {taken[0]} has the name of a method.")
+    if wanted in (True, "all"):
+        return {suite: list(arms.values()) for suite, arms in by_suite.items()}
+    names = [] if not wanted else [wanted] if isinstance(wanted, str) else list(wanted)  # type: ignore[arg-type]
+    known = list(dict.fromkeys(name for arms in by_suite.values() for name in arms))
+    for name in names:
+        if name not in known:
+            raise ConfigError(
+                f"arms={name} is none of suite={','.join(by_suite)}{did_you_mean(name, known)}; "
+                + (f"they are {', '.join(known)}." if known else "there are none.")
+            )
+    return {suite: [a for n, a in arms.items() if n in names] for suite, arms in by_suite.items()}
+
+
+SIZES = ("smoke", "small", "full")
+TUNING = 1000
+"""The first split that is tuned on; those that are reported are numbered from 0."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is computed.
+
+    Attributes:
+        splits: Fresh splits of the patients, each with initial weights of its own.
+        trials: Settings of every method that are tried on validation patients; the first is the
+            default.
+        overrides: What is changed in all runs.
+        methods: Those that are compared where none are named, or ``all``; None: the suite's.
+    """
+
+    splits: int
+    trials: int
+    overrides: tuple[str, ...] = ()
+    methods: str | tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One task of a suite.
+
+    Attributes:
+        overrides: What makes it differ.
+        dial: Where it stands between hospitals that are alike and hospitals in conflict; None: on
+            no dial.
+    """
+
+    overrides: tuple[str, ...] = ()
+    dial: float | None = None
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Tasks on which methods are compared.
+
+    Attributes:
+        name: The name of its file.
+        title: What it is, in a line.
+        experiment: The experiment that is run.
+        lr: The learning rates among which every method is tuned.
+        splits: How a split comes about: ``sample``, other generated patients of the same hospitals;
+            ``seed``, other generated data; ``folds``, real patients are dealt into parts that are
+            tested in turn, again and again.
+        variants: Its tasks; methods are tuned on the first.
+        sizes: How much is computed, by the sizes' names.
+        overrides: What is changed of the experiment, for all methods.
+        methods: Those that are compared where none are named.
+        folds: Parts that real data are dealt into.
+        dial: What the dial is, in words; empty: there is none.
+        path: Whether it needs real data, by ``paths.NAME=FOLDER``.
+        passes: Gradient passes that a method may take, as a multiple of the budget.
+        bytes: Bytes that a method may send, as a multiple of FedAvg's; None: as many as it wishes,
+            in equal rounds.
+        arms: Further measurements, by name: see :mod:`medfed.benchmark.suite`.
+        file: Where it is written.
+    """
+
+    name: str
+    title: str
+    experiment: str
+    lr: Range
+    splits: Literal["sample", "seed", "folds"]
+    variants: Mapping[str, Variant]
+    sizes: Mapping[str, Size]
+    overrides: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ("ditto", "fedrep", "pfednet")
+    folds: int = 5
+    dial: str = ""
+    path: bool = False
+    passes: float = 1.05
+    bytes: float | None = None
+    arms: Mapping[str, Arm] = field(default_factory=dict)
+    file: Path = field(default=Path(), compare=False)
+
+    @property
+    def base(self) -> str:
+        """The variant on which methods are tuned."""
+        return next(iter(self.variants))
+
+    def chosen(self, wanted: str | Sequence[str] | None) -> list[str]:
+        """Returns the variants that are asked for.
+
+        Args:
+            wanted: Names, ``all``, or None for the base alone.
+
+        Raises:
+            ConfigError: If one is unknown.
+        """
+        if wanted is None:
+            return [self.base]
+        names = [wanted] if isinstance(wanted, str) else list(wanted)
+        if names == ["all"]:
+            return list(self.variants)
+        for name in names:
+            if name not in self.variants:
+                raise ConfigError(
+                    f"variants={name} is none of suite={self.name}"
+                    f"{did_you_mean(name, self.variants)}; it has {', '.join(self.variants)}."
+                )
+        return names
+
+    def sized(self, size: str) -> Size:
+        """Returns how much is computed.
+
+        Args:
+            size: The name of a size.
+
+        Raises:
+            ConfigError: If the suite has none of that name.
+        """
+        if size not in self.sizes:
+            raise ConfigError(
+                f"suite={self.name} has no size={size}; it has {', '.join(self.sizes)}."
+            )
+        return self.sizes[size]
+
+    def seeds(self, split: int) -> dict[str, Any]:
+        """Returns the keys by which a split differs from others.
+
+        Args:
+            split: Its number.
+
+        Example:
+            >>> suites()["diabetes"].seeds(7)
+            {'seed': 7, 'data.seed': 1, 'data.fold': [2, 5]}
+        """
+        if self.splits == "sample":
+            return {"seed": split, "data.generated.sample": split + 1}
+        if self.splits == "seed":
+            return {"seed": split}
+        again, part = divmod(split, self.folds)
+        return {"seed": split, "data.seed": again, "data.fold": [part, self.folds]}
+
+
+def suites(folders: Sequence[str | Path] = ()) -> dict[str, Suite]:
+    """Reads all suites, by name.
+
+    Args:
+        folders: Further folders that hold ``configs/suites``, or ``suites``.
+
+    Raises:
+        ConfigError: If one cannot be read; the file and what is wrong are named.
+    """
+    return {file.stem: read_suite(file) for file in yamls_of("suites", folders)}
+
+
+def yamls_of(kind: str, folders: Sequence[str | Path] = ()) -> list[Path]:
+    """Returns the files of ``suites`` or ``claims``, ours first; ``folders`` as in `suites`."""
+    places = [CONFIG_DIR / kind]
+    for folder in folders:
+        places += [Path(folder) / "configs" / kind, Path(folder) / kind]
+    return [file for place in places for file in sorted(place.glob("*.yaml"))]
+
+
+def read_suite(file: Path) -> Suite:
+    """Reads a suite.
+
+    Raises:
+        ConfigError: If it is none; the file and what is wrong are named.
+    """
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError("it holds no keys")
+        return _suite(file, dict(content))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, TypeError, ValueError) as error:
+        told = " ".join(str(error).split()).rstrip(".")
+        raise ConfigError(f"The suite {file} cannot be read: {told}.") from error
+
+
+def _suite(file: Path, content: dict[str, Any]) -> Suite:
+    _check_keys("it", content, set(Suite.__dataclass_fields__) - {"name", "file"})
+    required = ("title", "experiment", "lr", "splits", "variants", "sizes")
+    if lacking := [key for key in required if not content.get(key)]:
+        raise ValueError(f"it lacks the key {lacking[0]}")
+    if content["splits"] not in ("sample", "seed", "folds"):
+        raise ValueError(f"splits={content['splits']} is unknown; choose sample, seed or folds")
+    variants = {}
+    for name, own in content.pop("variants").items():
+        _check_keys(f"variants.{name}", own or {}, ("overrides", "dial"))
+        variants[str(name)] = Variant(_words(own or {}), (own or {}).get("dial"))
+    sizes = {name: _size(f"sizes.{name}", own) for name, own in content.pop("sizes").items()}
+    if unknown := [name for name in sizes if name not in SIZES]:
+        raise ValueError(f"the size {unknown[0]} is unknown; choose {', '.join(SIZES)}")
+    lr, arms = _lr(content.pop("lr")), read_arms(content.pop("arms", None) or {}, variants)
+    own = {n: _words(content, n) for n in ("overrides", "methods") if n in content}
+    return Suite(
+        file.stem, lr=lr, variants=variants, sizes=sizes, arms=arms, file=file, **{**content, **own}
+    )
+
+
+def _check_keys(what: str, content: object, known: Collection[str]) -> None:
+    if not isinstance(content, dict):
+        raise ValueError(f"{what} must have keys, and is {content!r}")
+    if unknown := sorted(str(key) for key in content if key not in known):
+        raise ValueError(
+            f"{what} has no key {unknown[0]!r}{did_you_mean(unknown[0], known)}; its keys are "
+            f"{', '.join(sorted(known))}"
+        )
+
+
+def _words(content: Mapping[str, Any], key: str = "overrides") -> tuple[str, ...]:
+    """A list, or one word alone."""
+    found = content.get(key) or ()
+    return (found,) if isinstance(found, str) else tuple(map(str, found))
+
+
+def _lr(value: Any) -> Range:
+    numbers = isinstance(value, list) and all(type(v) in (int, float) for v in value)
+    if not numbers or len(value) != 2 or not 0 < value[0] <= value[1]:
+        raise ValueError(f"lr={value} must be two positive numbers in order")
+    return Range(float(value[0]), float(value[1]))
+
+
+def _size(what: str, content: Any) -> Size:
+    _check_keys(what, content, Size.__dataclass_fields__)
+    splits, trials = (content.get(key) for key in ("splits", "trials"))
+    if not all(type(n) is int and n >= 1 for n in (splits, trials)):
+        raise ValueError(f"{what} needs at least 1 split and 1 trial, as whole numbers")
+    methods = _words(content, "methods") or None
+    return Size(splits, trials, _words(content), "all" if methods == ("all",) else methods)
+
+
+def check_shard(shard: str | None) -> tuple[int, int]:
+    """Returns which of how many jobs this is.
+
+    Args:
+        shard: ``i/n``; None: the only one.
+
+    Raises:
+        ConfigError: If it is not of that form.
+
+    Example:
+        >>> check_shard("2/4"), check_shard(None)
+        ((2, 4), (1, 1))
+    """
+    i, _, n = (shard or "1/1").partition("/")
+    if not (i.isdecimal() and n.isdecimal() and 1 <= int(i) <= int(n)):
+        raise ConfigError(f"shard={shard} must be i/n, the i-th of n jobs, such as 1/4.")
+    return int(i), int(n)
+
+
+def check_paths(paths: Mapping[str, str | None], known: Iterable[Suite]) -> None:
+    """Looks for the real data that are named.
+
+    Args:
+        paths: By suite; None: not at hand.
+        known: All suites.
+
+    Raises:
+        ConfigError: If there is no such suite of real data, or nothing lies there.
+    """
+    real = [suite.name for suite in known if suite.path]
+    for name, place in paths.items():
+        if name not in real:
+            raise ConfigError(
+                f"paths.{name} is of no suite that needs data{did_you_mean(name, real)}; those are "
+                f"{', '.join(real)}."
+            )
+        if place is not None and not Path(place).expanduser().exists():
+            raise ConfigError(f"paths.{name}={place} does not exist.")
+
+
+def chosen_suites(wanted: str | Sequence[str], folders: Sequence[str | Path] = ()) -> list[Suite]:
+    """Returns the suites that are asked for.
+
+    Args:
+        wanted: A name, names, or ``all``.
+        folders: See :func:`suites`.
+
+    Raises:
+        ConfigError: If one is unknown.
+
+    Example:
+        >>> [suite.name for suite in chosen_suites(["digits", "heart"])]
+        ['digits', 'heart']
+    """
+    known = suites(folders)
+    names = list(known) if wanted == "all" else [wanted] if isinstance(wanted, str) else [*wanted]
+    for name in names:
+        if name not in known:
+            raise ConfigError(
+                f"Unknown suite {name!r}{did_you_mean(name, known)}; the suites are "
+                f"{', '.join(known)}, or all."
+            )
+    return [known[name] for name in dict.fromkeys(names)]
+
+
+LR = "optimizer.lr"
+CEILINGS = ("pooled", "pooled_finetuned")
+"""All patients in one place: one model, and a copy of it that each hospital trains on."""
+ALWAYS = ("local", "fedavg", *CEILINGS)
+"""What every suite is measured beside."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method that is compared.
+
+    Attributes:
+        name: As ``methods=`` has it.
+        algorithm: As ``algorithm=`` has it.
+        finetuned: Whether every client then trains its own copy of the model.
+    """
+
+    name: str
+    algorithm: str
+    finetuned: bool = False
+
+    @classmethod
+    def of(cls, name: str) -> Method:
+        """Returns the method of that name; whether there is one, the configuration says."""
+        if name == "pooled_finetuned":
+            return cls(name, "pooled", True)
+        return cls(name, name)
+
+
+def known_methods(folders: Sequence[str | Path] = ()) -> list[str]:
+    """Returns the names of all methods.
+
+    Args:
+        folders: Further folders that hold ``configs/algorithm``.
+
+    Example:
+        >>> known_methods()[:3]
+        ['adiana', 'apfl', 'binaryrelax']
+    """
+    places = (CONFIG_DIR, *(Path(folder) / "configs" for folder in folders))
+    return sorted({p.stem for place in places for p in (place / "algorithm").glob("*.yaml")})
+
+
+def chosen_methods(
+    wanted: str | Sequence[str] | None, usual: str | Sequence[str], known: Sequence[str]
+) -> list[Method]:
+    """Returns the methods that are asked for, and those that they are measured beside.
+
+    Args:
+        wanted: Names, ``all``, or None for those of the suite.
+        usual: Those of the suite, or ``all``.
+        known: All that there are.
+
+    Raises:
+        ConfigError: If one is unknown.
+
+    Example:
+        >>> [m.name for m in chosen_methods(["ditto"], [], ["ditto", "local"])]
+        ['local', 'fedavg', 'pooled', 'pooled_finetuned', 'ditto']
+    """
+    wanted = usual if wanted is None else wanted
+    names = [wanted] if isinstance(wanted, str) else list(wanted)
+    names = list(known) if names == ["all"] else names
+    for name in names:
+        if name not in {*known, *ALWAYS}:
+            raise ConfigError(
+                f"Unknown method {name!r}{did_you_mean(name, known)}; medfed methods lists them."
+            )
+    return [Method.of(name) for name in dict.fromkeys([*ALWAYS, *names])]
+
+
+def card_of(config: DictConfig) -> Card:
+    """Returns what the method of a configuration tells of itself."""
+    card: Card = get_class(config.algorithm._target_).card
+    return card
+
+
+def search_space(card: Card, lr: Range) -> dict[str, Range]:
+    """Returns what is tuned, by key: first the learning rate, then what the card says.
+
+    Args:
+        card: Of the method.
+        lr: The learning rates of the suite.
+
+    Example:
+        >>> list(search_space(Card(tune={"mu": Range(0.1, 1.0)}), Range(0.01, 0.1)))
+        ['optimizer.lr', 'algorithm.mu']
+    """
+    return {LR: lr, **{f"algorithm.{name}": over for name, over in card.tune.items()}}
+
+
+def points(space: dict[str, Range], trials: int) -> list[dict[str, float]]:
+    """Returns the settings that are tried: the default, then the same quasi-random points for all.
+
+    Their coordinates are those of one Halton sequence, the first of which is the learning rate's;
+    so all methods try the same learning rates. Its first point, the middle, is left out, as it is
+    where defaults are.
+
+    Args:
+        space: What is tuned.
+        trials: How many settings; the first leaves all as it is.
+
+    Source: J. H. Halton, "On the efficiency of certain quasi-random sequences of points",
+    Numerische Mathematik, 1960; SciPy's ``qmc.Halton``.
+
+    Example:
+        >>> one = points({"lr": Range(0.01, 1.0)}, 3)
+        >>> two = points({"lr": Range(0.01, 1.0), "mu": Range(0.1, 1.0)}, 3)
+        >>> one, [p["lr"] for p in one[1:]] == [p["lr"] for p in two[1:]]
+        ([{}, {'lr': 0.03162}, {'lr': 0.3162}], True)
+    """
+    from scipy.stats import qmc  # names are checked before anything large is loaded
+
+    shares = qmc.Halton(len(space), scramble=False).fast_forward(2).random(trials - 1)
+    return [{}] + [
+        {key: over.at(float(u)) for (key, over), u in zip(space.items(), row, strict=True)}
+        for row in shares
+    ]

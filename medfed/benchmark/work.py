@@ -1,0 +1,308 @@
+"""One cell: the same run as ``medfed train`` makes, of which only the numbers are kept.
+
+What a cell keeps for pictures: how it went over rounds, and what its models look like.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import logging
+import math
+import tempfile
+import time
+import warnings
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from omegaconf import DictConfig, OmegaConf
+
+from medfed.common.console import evenly, without_remarks
+from medfed.common.errors import ConfigError, NonFiniteError
+from medfed.common.files import digest
+from medfed.federation.lightning.strategy import together
+from medfed.models.contours import Case
+from medfed.records.cells import Stage
+from medfed.run.experiment import Experiment, build_experiment, examined, test_selected
+from medfed.run.memberships import Memberships
+from medfed.run.predictions import read_predictions
+from medfed.run.results import save_predictions
+from medfed.run.train import train
+
+SIDE = 128  # pixels of a slice that is kept
+CLIENTS = 5  # of which one is kept
+
+Bytes = NDArray[np.uint8]
+
+
+def course(experiment: Experiment) -> list[dict[str, float | None]]:
+    """Returns the rounds that were evaluated: what validation gave, and what was spent until then.
+
+    Args:
+        experiment: The finished run.
+
+    Returns:
+        For each its ``round`` from 1, the mean ``score`` over clients (larger is better), the
+        ``worst`` client's, the ``bytes`` of all until then, and gradient ``passes`` as a share of
+        those of the whole run.
+    """
+    evaluation, module = experiment.evaluation, experiment.module
+    metric, mode = evaluation.selection
+    sign = 1 if mode == "max" else -1
+    sent: dict[int, int] = {}
+    for entry in module.federation.ledger.entries:
+        sent[entry.round] = sent.get(entry.round, 0) + entry.bytes
+    found = []
+    for number in evaluation.history.rounds:
+        known = [r.metrics.get(metric) for r in evaluation.history.by_round[number]]
+        values = [sign * v for v in known if v is not None and math.isfinite(v)]
+        score = evaluation.score(number)
+        found.append(
+            {
+                "round": number + 1,
+                "score": score if math.isfinite(score) else None,
+                "worst": min(values, default=None),
+                "bytes": sum(n for r, n in sent.items() if r <= number),
+                "passes": (number + 1) / module.next_round,
+            }
+        )
+    return found
+
+
+def looks(experiment: Experiment) -> dict[str, Any]:
+    """Returns what the models of the selected round look like, as JSON holds it.
+
+    Args:
+        experiment: The finished run, at the selected round.
+
+    Returns:
+        ``pictures`` of what the server knows, SVG by name; ``memberships``, where there are any;
+        and ``slices``, a tested slice of some clients with its prediction, see :func:`unpacked`.
+    """
+    federation = experiment.module.federation
+    drawn = federation.pictures()
+    found: dict[str, Any] = {"pictures": {n: _svg(f) for n, f in drawn.items() if f is not None}}
+    history = federation.memberships()
+    if history is not None:
+        best = experiment.evaluation.best_round()
+        known = Memberships.of(experiment.data, history, None if best is None else best + 1)
+        found["memberships"] = {
+            "clients": list(known.clients),
+            "rows": np.round(known.rows, 5).tolist(),
+            "truth": None if known.truth is None else np.round(known.truth, 5).tolist(),
+            **known.summary(),
+        }
+    if slices := _slices(experiment):
+        task: Any = experiment.task
+        level = {"threshold": float(task.level), "exclusive": task.activation == "softmax"}
+        found["slices"] = {"regions": list(task.regions), **level, "clients": slices}
+    return found
+
+
+def _slices(experiment: Experiment) -> dict[str, Any]:
+    save_predictions(experiment)
+    clients = experiment.module.federation.ids
+    cases = read_predictions({"own": Path(experiment.folder)}, clients)
+    return {c: _packed(cases[c]) for c in evenly([c for c in clients if c in cases], CLIENTS)}
+
+
+def _packed(case: Case) -> dict[str, Any]:
+    """One channel around where the truth is, a byte each for grey values and probabilities."""
+    truth = case.truth.numpy()
+    window = _window(np.asarray(truth.any(0)))
+    channels = [c for c in case.image.numpy() if c.max() > c.min()] or [case.image.numpy()[0]]
+    low, high = np.percentile(channels[0], (1, 99.5))
+    grey = np.clip((channels[0] - low) / max(high - low, 1e-6), 0, 1)[window]
+    inside = (slice(None), *window)
+    return {
+        "image": _text((255 * grey)[None]),
+        "truth": _text(255 * truth[inside]),
+        "probability": _text(255 * case.probabilities["own"].numpy()[inside]),
+        "shape": list(grey.shape),
+    }
+
+
+def _window(inside: NDArray[np.bool_]) -> tuple[slice, ...]:
+    """At most ``SIDE`` pixels each way, around the middle of what is inside."""
+    places = np.argwhere(inside)
+    middle = places.mean(0) if len(places) else np.array(inside.shape) / 2
+    found = []
+    for size, centre in zip(inside.shape, middle, strict=True):
+        start = int(np.clip(round(centre) - SIDE // 2, 0, max(0, size - SIDE)))
+        found.append(slice(start, start + SIDE))
+    return tuple(found)
+
+
+def _text(values: NDArray[Any]) -> str:
+    raw: Bytes = np.rint(values).astype(np.uint8)
+    return base64.b64encode(zlib.compress(raw.tobytes(), 9)).decode()
+
+
+def unpacked(slices: Mapping[str, Mapping[str, Any]], method: str) -> dict[str, Case]:
+    """Returns the slices that a cell has kept.
+
+    Args:
+        slices: ``clients`` of what :func:`looks` found.
+        method: Whose they are.
+
+    Returns:
+        Per client what :func:`medfed.models.contours.contour_grid` draws.
+    """
+
+    def back(text: str, shape: list[int]) -> torch.Tensor:
+        raw = np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype=np.uint8)
+        return torch.from_numpy(raw.reshape(-1, *shape).astype(np.float32) / 255)
+
+    return {
+        client: Case(
+            back(kept["image"], kept["shape"]),
+            back(kept["truth"], kept["shape"]),
+            {method: back(kept["probability"], kept["shape"])},
+        )
+        for client, kept in slices.items()
+    }
+
+
+def _svg(figure: Any) -> str:
+    import matplotlib
+
+    text = io.StringIO()
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "medfed"}):
+        figure.savefig(text, format="svg", metadata={"Date": None}, bbox_inches="tight")
+    svg = text.getvalue()
+    return svg[svg.index("<svg") :]
+
+
+RESAMPLES = 400
+"""Draws of the patients of a split that a cell keeps, for intervals."""
+_NO_LOGGER = {"_target_": "medfed.run.loggers.no_logger"}
+
+
+def run_cell(
+    config: Mapping[str, Any], stage: Stage, finetuned: bool = False, shows: bool = False
+) -> dict[str, Any]:
+    """Computes a cell; nothing is printed, and nothing is left on the disk.
+
+    Args:
+        config: A configuration.
+        stage: See :class:`medfed.records.cells.Cell`.
+        finetuned: Whether every client then trains on from the model, alone.
+        shows: Whether to keep what its pictures need.
+
+    Returns:
+        What it has found, as JSON. A run that cannot be made says so in ``error``, and one whose
+        model has failed in ``failed``.
+    """
+    began = time.process_time()
+    with tempfile.TemporaryDirectory(prefix="medfed-cell-") as folder, _quiet():
+        own = OmegaConf.create(dict(config))
+        own.logger, own.progress = OmegaConf.create(_NO_LOGGER), False
+        try:
+            if finetuned:
+                _pool_first(own, Path(folder) / "pooled")
+            own.folder = str(Path(folder) / "run")
+            found = _measured(own, stage, shows)
+        except NonFiniteError as error:
+            found = {"failed": str(error)}
+        except ConfigError as error:
+            found = {"error": str(error)}
+    return {**found, "cpu_seconds": round(time.process_time() - began, 2)}
+
+
+def _pool_first(config: DictConfig, folder: Path) -> None:
+    """Trains the pooled model, and lets the clients go on from it, alone, a third as long."""
+    first = config.copy()
+    first.folder = str(folder)
+    train(first)
+    config.algorithm = OmegaConf.create(
+        {
+            "_target_": "medfed.personalize.local.Local",
+            "_convert_": "all",
+            "personal": "none",
+            "weighting": "samples",
+        }
+    )
+    config.rounds = max(1, config.rounds // 3)
+    config.evaluation.every = min(config.evaluation.every, config.rounds)
+    config.init.weights = str(folder)
+
+
+def _measured(config: DictConfig, stage: Stage, shows: bool) -> dict[str, Any]:
+    experiment = build_experiment(config)
+    module, evaluation = experiment.module, experiment.evaluation
+    with together(experiment.trainer):
+        experiment.trainer.fit(module)
+    best = evaluation.best_round()
+    data, ledger = experiment.data, module.federation.ledger
+    splits = data.splits()
+    steps = {c: n.gradient for c, n in module.gather_passes().items()}
+    found: dict[str, Any] = {
+        "metric": list(evaluation.selection),
+        "selected_round": best,
+        "rounds": module.next_round,
+        "passes": steps,
+        "data": digest([splits["clients"], sorted(splits["files"].values())]),
+    }
+    if stage == "tune":
+        score = float("nan") if best is None else evaluation.score(best)
+        return {**found, "score": score}
+    module.federation.count_delivery(module.next_round)
+    found["bytes"] = {way: ledger.total(direction=way) for way in ("up", "down")}
+    found["course"] = course(experiment)
+    test_selected(experiment)
+    found |= _tested(experiment)
+    return {**found, "looks": looks(experiment)} if shows else found
+
+
+def _tested(experiment: Experiment) -> dict[str, Any]:
+    """The test metrics of every client, with those of patients drawn anew, and of constants."""
+    evaluation, plans = experiment.evaluation, experiment.data.plans
+    metric = experiment.task.selection[0]
+    tested = examined(experiment)
+    found: dict[str, Any] = {
+        "clients": evaluation.test,
+        "patients": {
+            c: {split: len(plans[c].patients[split]) for split in ("train", "val", "test")}
+            for c in evaluation.test
+        },
+        "metric": list(experiment.task.selection),
+    }
+    if tested.cases and any(tested.plainly(cases, 1) for cases in tested.cases.values()):
+        each, _ = tested.resampled(experiment.config.seed)
+        drawn = {c: values[metric][:RESAMPLES] for c, values in each if metric in values}
+        found["resampled"] = {c: [_short(v) for v in values] for c, values in drawn.items()}
+        found["constant"] = {
+            name: {c: metrics.get(metric) for c, metrics in clients.items()}
+            for name, clients in tested.constants().items()
+        }
+    return found
+
+
+def _short(value: np.floating[Any]) -> float:
+    return float(f"{value:.6g}")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """What a run says goes nowhere; the numbers of threads and the loggers' levels come back."""
+    threads, log = torch.get_num_threads(), logging.getLogger()
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with (
+            redirect_stdout(io.StringIO()),
+            redirect_stderr(io.StringIO()),
+            without_remarks(),
+            warnings.catch_warnings(),
+        ):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(level)
+        torch.set_num_threads(threads)

@@ -1,0 +1,225 @@
+"""Ctrl-C and SIGTERM: an exception in the main thread, so that whatever is open is cleaned up.
+
+Who started this process, and as which of how many: torchrun, SLURM, or nobody but its user.
+
+Known from the environment alone, before PyTorch is imported and before ranks have met.
+
+Worker processes whose death is noticed, also in the midst of a message.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, NamedTuple, NoReturn
+
+PARENT = "MEDFED_PARENT"
+"""The environment variable in which a further rank finds the process that it must not outlive."""
+_BOTH = (signal.SIGINT, signal.SIGTERM)
+
+
+class Terminated(KeyboardInterrupt):
+    """Another process has asked this one to end (SIGTERM), as a queue does whose time is up."""
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Ends the process with status 130 on Ctrl-C and 143 on SIGTERM, and one line on stderr.
+
+    The line is the exception's own, where whoever passed it on could say how to go on. Only the
+    first signal counts, so that a second one does not tear what the first one makes tidy. Who
+    ignores a signal, as ``nohup`` and jobs in the background do, goes on to ignore it.
+    """
+    before = {number: signal.getsignal(number) for number in _BOTH}
+    main = threading.current_thread() is threading.main_thread()
+    ours = [n for n, old in before.items() if main and old is not signal.SIG_IGN]
+
+    def interrupt(number: int, _: FrameType | None) -> NoReturn:
+        for each in ours:
+            signal.signal(each, signal.SIG_IGN)
+        raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
+
+    for number in ours:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        asked = isinstance(error, Terminated)
+        how = str(error) or "what was finished is whole and kept: run it again."
+        print(f"{'Terminated' if asked else 'Interrupted'}; {how}", file=sys.stderr)
+        sys.exit(128 + (signal.SIGTERM if asked else signal.SIGINT))
+    finally:
+        for number in ours:
+            if signal.getsignal(number) is interrupt:
+                signal.signal(number, before[number])
+
+
+@contextmanager
+def held(*numbers: signal.Signals) -> Iterator[None]:
+    """Holds signals back; processes that are started meanwhile never get them.
+
+    They are for those whose end another process sees to: on Ctrl-C a terminal signals them all.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def end_with_parent() -> None:
+    """Ends a further rank as soon as the process is gone that has started it, however it ended."""
+    parent = os.environ.get(PARENT)
+    if parent is None:
+        return
+
+    def watch() -> None:
+        while os.getppid() == int(parent):
+            time.sleep(0.2)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+class Launched(NamedTuple):
+    """What a launcher outside of medfed says of the processes that it has started.
+
+    Attributes:
+        by: ``torchrun`` or ``srun``.
+        rank: Which process this one is.
+        ranks: Their number.
+        machines: On how many machines.
+    """
+
+    by: str
+    rank: int
+    ranks: int
+    machines: int
+
+    @property
+    def devices(self) -> int:
+        """Processes per machine."""
+        return self.ranks // self.machines
+
+
+def launched(environ: Mapping[str, str] = os.environ) -> Launched | None:
+    """Returns who has started this process as one of several, if a launcher has.
+
+    The script of a SLURM job is no such process, though variables of SLURM are set there, too.
+
+    Args:
+        environ: The environment variables.
+
+    Example:
+        >>> told = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
+        >>> launched({"TORCHELASTIC_RUN_ID": "none", **told})
+        Launched(by='torchrun', rank=3, ranks=4, machines=2)
+        >>> launched({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"})
+    """
+
+    def told(name: str, otherwise: int) -> int:
+        return int(environ.get(name, otherwise))
+
+    if "TORCHELASTIC_RUN_ID" in environ:
+        ranks = told("WORLD_SIZE", 1)
+        return Launched("torchrun", told("RANK", 0), ranks, ranks // told("LOCAL_WORLD_SIZE", 1))
+    ranks = told("SLURM_STEP_NUM_TASKS", 1)  # of the step that srun has started
+    if ranks > 1 and "SLURM_PROCID" in environ:
+        machines = told("SLURM_STEP_NUM_NODES", told("SLURM_NNODES", 1))
+        return Launched("srun", told("SLURM_PROCID", 0), ranks, machines)
+    return None
+
+
+def go_by_rank() -> None:
+    """Has a process that srun started as one of several ranks go by its number from here on.
+
+    Not all processes of srun are ranks: it may also start runs that have nothing to do with each
+    other. So whoever knows that this run takes several devices says so.
+    """
+    if (found := launched()) is not None:
+        os.environ["RANK"] = str(found.rank)
+
+
+def number(environ: Mapping[str, str] = os.environ) -> int:
+    """Returns what is 0 in the first process of a run alone: its rank, as far as that is known.
+
+    Args:
+        environ: The environment variables.
+
+    Example:
+        >>> number({"NODE_RANK": "1", "LOCAL_RANK": "0"}), number({})
+        (1, 0)
+    """
+    told = [int(environ.get(name, "0")) for name in ("RANK", "NODE_RANK", "LOCAL_RANK")]
+    return next(filter(None, told), 0)
+
+
+def is_first_process() -> bool:
+    """Returns whether this process writes for all: of the ranks of a run the first one does."""
+    return number() == 0
+
+
+EVERY = 1.0  # seconds between two looks
+
+
+class WatchedPool(ProcessPoolExecutor):
+    """A pool that breaks, and does not wait for ever, where a process is killed while it sends.
+
+    The pool of the standard library reads a result to its end before it looks whether its processes
+    live. Of half a result there is no end: all processes, and the pool itself, hold the other end
+    of the pipe open. Here a thread looks; where one process is dead and the pool has not noticed a
+    look later, it ends the others and closes the pipe, so that the pool finds its end.
+    """
+
+    _watch: threading.Thread | None = None
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Submits a task; raises `BrokenProcessPool` as the standard library's does."""
+        future = super().submit(fn, *args, **kwargs)
+        if self._watch is None:  # only now: a thread that runs while processes are forked may harm
+            self._watch = threading.Thread(target=_watch, args=(self,), daemon=True)
+            self._watch.start()
+        return future
+
+
+def start_worker() -> None:
+    """Prepares a worker process: one thread, no say in Ctrl-C, and an end when its parent ends."""
+    os.environ.update(OMP_NUM_THREADS="1", ITK_GLOBAL_DEFAULT_NUMBER_OF_THREADS="1")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # where signals cannot be held back
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)  # a killed parent would otherwise leave its workers waiting for ever
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _watch(pool: WatchedPool) -> None:
+    manager: Any = pool._executor_manager_thread
+    processes = pool._processes or {}  # it grows as processes are started
+    writer = getattr(pool._result_queue, "_writer", None)  # type: ignore[attr-defined]
+    del pool  # whose end must not wait for this thread
+    seen = False
+    while manager is not None and manager.is_alive():
+        manager.join(EVERY)
+        dead = [p for p in [*processes.values()] if not p.is_alive()]
+        if dead and seen and manager.is_alive() and writer is not None:
+            for process in [*processes.values()]:
+                process.kill()
+                process.join()
+            writer.close()
+            return
+        seen = bool(dead)

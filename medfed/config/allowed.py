@@ -1,0 +1,337 @@
+"""What a configuration may build: the only classes and functions that ``_target_`` may name.
+
+A run folder from elsewhere is opened by building what its configuration names, so a name is code.
+Allowed are, and nothing else:
+
+- what the shipped ``configs`` name, exactly as they name it;
+- classes that libraries define for the purpose (:data:`LIBRARIES`): optimizers, layers, losses,
+  metrics, networks, transforms. It counts where the class is defined and what it derives from, as
+  ``torch.optim.sgd.torch.load`` is spelled like an optimizer and is none;
+- what the modules of a folder define that the user names by ``plugins=FOLDER``, and modules that a
+  program registers by :func:`register`.
+
+A name's spelling is judged without importing anything; what stands behind it, before the first
+object is built.
+
+Folders of a user's own methods, codecs, readers and partitions: ``plugins=FOLDER``.
+
+A folder holds Python modules and, in ``configs``, yamls in the groups of the project's own
+(``configs/algorithm/my_method.yaml``), whose ``_target_`` names the folder's modules. Its code runs
+because the user names the folder on the command line; that a run folder records it is not enough.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import inspect
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from hydra._internal.utils import _locate
+from omegaconf import DictConfig
+
+from medfed.common.errors import ConfigError, did_you_mean, first_line
+
+KEY = "plugins="
+_active: list[Path] = []  # the folders that the user has named to this process
+
+
+def with_plugins(overrides: Sequence[str]) -> list[str]:
+    """Makes the folders of ``plugins=`` importable and their yamls known to Hydra.
+
+    Args:
+        overrides: Overrides of which one may be ``plugins=FOLDER`` or ``plugins=[FOLDER,FOLDER]``.
+
+    Returns:
+        The overrides with absolute folders, and Hydra's search path.
+
+    Raises:
+        ConfigError: If a folder is not there.
+
+    Example:
+        >>> with_plugins(["seed=1", "plugins=null"])
+        ['seed=1', 'plugins=null']
+        >>> with_plugins(["plugins=/no/such/folder"])
+        Traceback (most recent call last):
+        ...
+        medfed.common.errors.ConfigError: plugins names /no/such/folder, which is no folder; name \
+one that holds Python modules and configs.
+    """
+    spelled = [o for o in overrides if not o.startswith(KEY)]
+    for override in (o for o in overrides if o.startswith(KEY)):
+        value = override.removeprefix(KEY).strip("[]")
+        names = [name.strip(" \"'") for name in value.split(",")]
+        folders = [Path(n).expanduser().resolve() for n in names if n and n != "null"]
+        for folder in folders:
+            _activate(folder)
+        if folders:
+            override = KEY + _list(str(f) for f in folders)
+            places = [f / "configs" if (f / "configs").is_dir() else f for f in folders]
+            spelled.append("hydra.searchpath=" + _list(f"file://{p}" for p in places))
+        spelled.append(override)
+    return spelled
+
+
+def _list(values: Iterable[str]) -> str:
+    return "[" + ",".join(f'"{v}"' for v in values) + "]"
+
+
+def _activate(folder: Path) -> None:
+    if not folder.is_dir():
+        raise ConfigError(
+            f"plugins names {folder}, which is no folder; name one that holds Python modules and "
+            "configs."
+        )
+    if folder not in _active:
+        _active.append(folder)
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))  # behind all that is installed, so that it shadows nothing
+
+
+def is_plugin(name: str) -> bool:
+    """Returns whether a module, or what a module holds, lies in a folder that the user has named.
+
+    Args:
+        name: A dotted name; only the place of its first part is looked up, and nothing imported.
+
+    Example:
+        >>> is_plugin("os.system")
+        False
+    """
+    try:
+        spec = importlib.util.find_spec(name.partition(".")[0])
+    except (ImportError, ValueError):
+        return False
+    if spec is None:
+        return False
+    places = [spec.origin] if spec.has_location else spec.submodule_search_locations or ()
+    return any(Path(p).resolve().is_relative_to(f) for p in places if p for f in _active)
+
+
+def check_plugins(config: DictConfig, folder: Path) -> None:
+    """Checks that the user has named the plugins of a run that is opened again.
+
+    Args:
+        config: The configuration that the run folder holds.
+        folder: The run folder, for the error.
+
+    Raises:
+        ConfigError: If one is not active.
+    """
+    recorded = [str(p) for p in config.get("plugins") or ()]
+    if lacking := [p for p in recorded if Path(p) not in _active]:
+        raise ConfigError(
+            f"The run in {folder} used the plugins in {', '.join(lacking)}; code from there is "
+            f"only run if you name it: add plugins=[{','.join(recorded)}]."
+        )
+
+
+def fingerprints(config: DictConfig) -> dict[str, str]:
+    """Returns a hash of all Python and yaml files of each plugin folder, for the record.
+
+    Args:
+        config: The configuration of a run.
+    """
+    found = {}
+    for name in config.get("plugins") or ():
+        sha = hashlib.sha256()
+        files = [p for kind in ("*.py", "*.yaml") for p in Path(name).rglob(kind)]
+        for path in sorted(files):
+            sha.update(str(path.relative_to(name)).encode() + b"\0" + path.read_bytes())
+        found[str(name)] = sha.hexdigest()
+    return found
+
+
+# Within the installed package, or beside it in a clone.
+_PACKAGE = Path(__file__).resolve().parents[1]
+CONFIG_DIR = next(p for p in (_PACKAGE / "configs", _PACKAGE.parent / "configs") if p.is_dir())
+
+_MODULE = "torch.nn.modules.module.Module"
+_TRANSFORM = "monai.transforms.transform.Transform"
+# Where a name may start: where its class must be defined, and what the class must derive from.
+LIBRARIES = {
+    "torch.optim.": (
+        "torch.optim.",
+        ("torch.optim.optimizer.Optimizer", "torch.optim.lr_scheduler.LRScheduler"),
+    ),
+    "torch.nn.": ("torch.nn.modules.", (_MODULE,)),
+    "monai.networks.nets.": ("monai.networks.nets.", (_MODULE,)),
+    "monai.networks.blocks.": ("monai.networks.blocks.", (_MODULE,)),
+    "monai.networks.layers.": ("monai.networks.layers.", (_MODULE,)),
+    "monai.losses.": ("monai.losses.", (_MODULE,)),
+    "monai.metrics.": ("monai.metrics.", ("monai.metrics.metric.Metric",)),
+    "monai.optimizers.": (
+        "monai.optimizers.",
+        ("torch.optim.optimizer.Optimizer", "torch.optim.lr_scheduler.LRScheduler"),
+    ),
+    "torchmetrics.": (
+        r"torchmetrics\.(classification|regression|segmentation)\.",
+        ("torchmetrics.metric.Metric",),
+    ),
+    "monai.transforms.": (
+        r"monai\.transforms\.(compose|croppad|intensity|post|smooth_field|spatial|utility)\.",
+        (_TRANSFORM,),
+    ),
+}
+# Of these, what calls what it is given, takes a class by its name, or fetches weights or code.
+_NOT = re.compile(
+    r"\.(Rand)?(Lambda|TorchVision|TorchIO|CuCIM|DataStats|SimulateDelay|ToDevice)(d|D|Dict)?$"
+    r"|\.(Invert|ApplyTransform\w*)(d|D|Dict)?$|^monai\.losses\.perceptual\."
+    r"|\.(Transchex|MultiModal|CellSamWrapper|TorchVisionFCModel|TextEncoder)$"
+)
+_KEY = "_target_"
+_registered: set[str] = set()
+
+
+def register(module: str) -> None:
+    """Lets configurations name what a module defines, as ``plugins=FOLDER`` does for a folder.
+
+    For programs and tests; on the command line name a folder by ``plugins=``.
+
+    Args:
+        module: The module's dotted name, such as ``my_package.my_file``. Modules below it count.
+
+    Example:
+        >>> check_targets({"cohort": {"_target_": "my_package.cohorts.Weekly"}})
+        Traceback (most recent call last):
+        ...
+        medfed.common.errors.ConfigError: cohort._target_=my_package.cohorts.Weekly is nothing \
+that a configuration may build; name what the shipped configs name, an optimizer, a layer, a \
+network, a loss, a metric or a transform of torch or MONAI, or code of your own in a folder that \
+you add by plugins=FOLDER.
+        >>> register("my_package.cohorts")
+        >>> check_targets({"cohort": {"_target_": "my_package.cohorts.Weekly"}})
+    """
+    _registered.add(module)
+
+
+@cache
+def shipped() -> frozenset[str]:
+    """Returns all that the shipped configurations name; a new method is allowed by its yaml."""
+    named = re.compile(rf"^[\s-]*{_KEY}:\s*(\S+)", re.MULTILINE)
+    texts = (p.read_text(encoding="utf-8") for p in CONFIG_DIR.rglob("*.yaml"))
+    return frozenset(name for text in texts for name in named.findall(text) if name != "???")
+
+
+def check_targets(plain: Any, place: str = "", found: bool = False) -> None:
+    """Checks every name in a configuration, at any depth, before anything of it is built.
+
+    Args:
+        plain: Mappings and lists, as ``OmegaConf.to_container`` gives them.
+        place: The key under which they stand.
+        found: Whether to look at what stands behind the names, which imports it.
+
+    Raises:
+        ConfigError: If a name is not allowed; its key is named.
+
+    Example:
+        >>> check_targets({"loss": [{"_target_": "torch.nn.MSELoss"}]}, found=True)
+        >>> check_targets([{"_target_": "torch.optim.sgd.torch.load"}], "optimizer", found=True)
+        Traceback (most recent call last):
+        ...
+        medfed.common.errors.ConfigError: optimizer[0]._target_=torch.optim.sgd.torch.load is \
+nothing that a configuration may build; name what the shipped configs name, an optimizer, a layer, \
+a network, a loss, a metric or a transform of torch or MONAI, or code of your own in a folder that \
+you add by plugins=FOLDER.
+    """
+    nodes = list(_nodes(plain, place))
+    for key, node in nodes:  # all of them by their spelling, before any is imported
+        if not _is_spelled_well(node[_KEY]):
+            raise _refusal(key, node[_KEY])
+    if found:
+        for key, node in nodes:
+            _check_found(key, node)
+
+
+def _nodes(plain: Any, place: str) -> Iterator[tuple[str, Mapping[Any, Any]]]:
+    """Yields what would be built, with its key; by a list of its own, however deep it is."""
+    waiting = [(place, plain)]
+    while waiting:
+        key, value = waiting.pop()
+        if isinstance(value, Mapping):
+            if _KEY in value:
+                yield f"{key}.{_KEY}" if key else _KEY, value
+            inner = ((f"{key}.{k}" if key else str(k), v) for k, v in value.items())
+        elif isinstance(value, list | tuple):
+            inner = ((f"{key}[{i}]", v) for i, v in enumerate(value))
+        else:
+            continue
+        waiting += reversed(list(inner))
+
+
+def _is_spelled_well(target: object) -> bool:
+    # An interpolation would be another name by the time that it is used.
+    if not isinstance(target, str) or not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", target):
+        return False
+    if target in shipped():
+        return True
+    if target.startswith("medfed."):
+        return False  # also where a plugin folder holds the package itself
+    own = target.startswith(tuple(LIBRARIES)) or _is_registered(target.rpartition(".")[0])
+    return own or is_plugin(target)
+
+
+def _is_registered(module: str) -> bool:
+    return any(f"{module}.".startswith(f"{name}.") for name in _registered)
+
+
+def _check_found(key: str, node: Mapping[Any, Any]) -> None:
+    target = str(node[_KEY])
+    if target in shipped():
+        return
+    try:
+        thing = _locate(target)  # as Hydra will find it; what is public logs an error, too
+    except Exception as error:  # whatever an import raises; Hydra's sentence is about itself
+        cause = error.__cause__ or error
+        why = first_line(cause)
+        raise ConfigError(f"{key}={target} cannot be used as it is: {why}.") from error
+    module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
+    if not callable(thing) or not isinstance(module, str) or not isinstance(name, str):
+        raise _refusal(key, target)
+    rule = next((rule for start, rule in LIBRARIES.items() if target.startswith(start)), None)
+    if rule is None:
+        if not (_is_registered(module) or is_plugin(f"{module}.{name}")):
+            raise _refusal(key, target)
+    elif not _is_of_library(thing, f"{module}.{name}", *rule):
+        raise _refusal(key, target)
+    elif _fetches(thing, node):
+        raise ConfigError(
+            f"{key}={target} would fetch or load trained weights; set its pretrained to false."
+        )
+
+
+def _is_of_library(thing: Any, defined: str, where: str, bases: tuple[str, ...]) -> bool:
+    if _NOT.search(defined) or not re.match(where, defined):
+        return False
+    if not inspect.isclass(thing):  # MONAI's ResNets are made by functions
+        return re.fullmatch(r"monai\.networks\.nets\.resnet\.resnet\d+", defined) is not None
+    return any(f"{base.__module__}.{base.__qualname__}" in bases for base in thing.__mro__)
+
+
+def _fetches(thing: Any, node: Mapping[Any, Any]) -> bool:
+    """Whether an argument called pretrained is on, by the node or by default."""
+    named = {str(k): v for k, v in node.items() if not str(k).startswith("_")}
+    try:
+        bound = inspect.signature(thing).bind_partial(*node.get("_args_", ()), **named)
+    except (TypeError, ValueError):
+        return False  # the call itself will say what is wrong with it
+    bound.apply_defaults()
+    given = {**bound.arguments, **named}
+    return any(k.startswith("pretrained") and v not in (False, None) for k, v in given.items())
+
+
+def _refusal(key: str, target: object) -> ConfigError:
+    if target == "???":
+        return ConfigError(f"{key} has no value yet; name what to build by {key}=MODULE.CLASS.")
+    return ConfigError(
+        f"{key}={target!s:.100} is nothing that a configuration may build"
+        f"{did_you_mean(str(target), shipped(), count=1) if 'medfed' in str(target) else ''}; name "
+        "what the shipped configs name, an optimizer, a layer, a network, a loss, a metric or a "
+        "transform of torch or MONAI, or code of your own in a folder that you add by "
+        "plugins=FOLDER."
+    )

@@ -1,0 +1,180 @@
+"""The natural partition: one client per hospital.
+
+Several clients per hospital: groups of clients that are alike within and differ between.
+
+Data as they are: nothing is left out, doubled or altered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from medfed.common.errors import ConfigError, did_you_mean
+from medfed.common.seeding import numpy_rng
+from medfed.datamodules.partitions.base import Partition, Traits, in_order
+from medfed.datamodules.partitions.round_robin import RoundRobin
+from medfed.datamodules.readers.base import Patient, check_names
+
+
+@dataclass(frozen=True)
+class ByCentre(Partition):
+    """Every centre of the data becomes a client with the centre's name.
+
+    Attributes:
+        centres: Names of the centres to keep, in this order; None keeps all, sorted.
+    """
+
+    centres: Sequence[str] | None = None
+
+    @property
+    def traits(self) -> Traits:
+        """Patients may be left out where centres are chosen."""
+        all_ = self.centres is None
+        return Traits(frozenset({"centre"}), keeps_all=all_, seeded=False, natural=True)
+
+    def assign(self, patients: Sequence[Patient], seed: int) -> dict[str, list[str]]:
+        """See `Partition.assign`; no random choice is made.
+
+        Example:
+            >>> ByCentre().assign([Patient("a", centre="x"), Patient("b", centre="y")], seed=0)
+            {'x': ['a'], 'y': ['b']}
+        """
+        for patient in patients:
+            if patient.centre is None:
+                raise ConfigError(
+                    f"Patient {patient.id} has no centre; name the centres in the data "
+                    "configuration (data.centre or data.reader.hospitals), or use "
+                    "partition=round_robin."
+                )
+        known = sorted({str(p.centre) for p in patients})
+        names = known if self.centres is None else check_names("centre", self.centres, known)
+        found: dict[str, list[str]] = {name: [] for name in names}
+        for patient in patients:
+            if patient.centre in found:
+                found[patient.centre].append(patient.id)
+        return found
+
+
+@dataclass(frozen=True)
+class CentreSplit(Partition):
+    """Deals the patients of every centre evenly to clients of its own.
+
+    Attributes:
+        parts: Clients of every centre; or of each by name, one of those that are not named.
+    """
+
+    parts: int | Mapping[str, int] = 2
+
+    def __post_init__(self) -> None:
+        counts = self.parts.values() if isinstance(self.parts, Mapping) else [self.parts]
+        if not all(isinstance(n, int) and n >= 1 for n in counts):
+            raise ConfigError(
+                f"partition.parts={self.parts} must be a number of at least 1, or one per centre, "
+                "such as {drive: 3, chase: 2}."
+            )
+
+    @property
+    def traits(self) -> Traits:
+        """Who is where within a centre is drawn."""
+        return Traits(frozenset({"centre"}))
+
+    def assign(self, patients: Sequence[Patient], seed: int) -> dict[str, list[str]]:
+        """See `Partition.assign`.
+
+        Raises:
+            ConfigError: If a patient has no centre, a named centre is unknown, or has too few
+                patients.
+
+        Example:
+            >>> found = CentreSplit(2).assign([Patient(i, centre="x") for i in "abc"], seed=0)
+            >>> {name: len(ids) for name, ids in found.items()}
+            {'x_0': 2, 'x_1': 1}
+        """
+        centres = ByCentre().assign(in_order(patients), seed)
+        named = self.parts if isinstance(self.parts, Mapping) else {}
+        for name in named:
+            if name not in centres:
+                raise ConfigError(
+                    f"partition.parts names {name}, which is no centre"
+                    f"{did_you_mean(name, centres)}; the centres are {', '.join(centres)}."
+                )
+        found: dict[str, list[str]] = {}
+        for centre, ids in centres.items():
+            count = self.parts if isinstance(self.parts, int) else named.get(centre, 1)
+            if count > len(ids):
+                raise ConfigError(
+                    f"partition.parts: {centre} has {len(ids)} patients, too few for {count} "
+                    "clients."
+                )
+            order = numpy_rng(seed, "centre split", centre).permutation(len(ids))
+            for n in range(count):
+                name = f"{centre}_{n}" if count > 1 else centre
+                found[name] = sorted(ids[i] for i in order[n::count])
+        return found
+
+
+CLIENTS, LEAST = 5, 3  # of equal parts, unless that leaves below three patients to a client
+
+
+@dataclass(frozen=True)
+class Auto(Partition):
+    """A client per hospital where the data name one for every patient, else equal parts at random.
+
+    Attributes:
+        num_clients: How many equal parts; None makes 5, or fewer where a part would have below 3
+            patients. Where hospitals are known they decide, and a number is refused.
+        protocol: The partition that an experiment has for its own cohort, and that data of one's
+            own do not get; it is only named.
+    """
+
+    # Where hospitals are named no choice is random.
+    traits = Traits(seeded=False, natural=True)
+
+    num_clients: int | None = None
+    protocol: str | None = None
+
+    def assign(self, patients: Sequence[Patient], seed: int) -> dict[str, list[str]]:
+        """See `Partition.assign`.
+
+        Raises:
+            ConfigError: If a number of clients is asked for where hospitals are known.
+
+        Example:
+            >>> Auto().assign([Patient("a", centre="x"), Patient("b", centre="y")], seed=0)
+            {'x': ['a'], 'y': ['b']}
+            >>> list(Auto().assign([Patient(n) for n in "abcdefg"], seed=0))
+            ['hospital_0', 'hospital_1']
+        """
+        if not all(p.centre for p in patients):
+            return RoundRobin(self._parts(len(patients))).assign(patients, seed)
+        if self.num_clients is not None:
+            raise ConfigError(
+                f"partition.num_clients={self.num_clients} does not go with data of "
+                f"{len({p.centre for p in patients})} known hospitals, which are the clients; "
+                "leave it out, or deal the patients out by partition=round_robin."
+            )
+        return ByCentre().assign(patients, seed)
+
+    def remark(self, patients: Sequence[Patient]) -> str:
+        """See `Partition.remark`."""
+        named = sum(p.centre is not None for p in patients)
+        if named == len(patients):
+            count = len({p.centre for p in patients})
+            told = f"Each of the {count} hospitals of the data is a client"
+        else:
+            lack = f" for {len(patients) - named} of them" * bool(named)
+            parts = self._parts(len(patients))
+            told = (
+                f"All {len(patients):,} patients are dealt to {parts} clients at random, as the "
+                f"data name no hospitals{lack}"
+            )
+        if self.protocol is None:
+            return "" if named == len(patients) else f"{told} (partition=auto)."
+        return (
+            f"{told} (partition=auto); the experiment's own protocol is partition={self.protocol}, "
+            "for whoever names it."
+        )
+
+    def _parts(self, count: int) -> int:
+        return self.num_clients or max(1, min(CLIENTS, count // LEAST))

@@ -1,0 +1,251 @@
+"""Label groups: clients of one group share a set of labels that no other group has.
+
+The pathological setting in which PPFL looks for groups of clients: the clients are cut into groups,
+and each group holds the samples of its own labels (digits 0 to 2, 3 and 4, ...). The name of a
+client says its group, so that every record and picture shows it.
+
+Site groups: planted groups of hospitals with a scanner, channels and a reading of their own.
+
+For testing whether a method finds groups (PPFL's memberships do) in data that have none, such as a
+cohort of scans. The name of a client says its group, so that every record and picture shows it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from medfed.common.errors import ConfigError
+from medfed.common.seeding import numpy_rng
+from medfed.datamodules.partitions.base import Dealt, Ids, Order, Owners, Traits, count_classes
+from medfed.datamodules.partitions.by_label import apportion
+from medfed.datamodules.partitions.round_robin import RoundRobin
+from medfed.datamodules.readers.base import Patient, check_names
+from medfed.datamodules.scanner import Scanner, scanners_from
+
+
+@dataclass(frozen=True)
+class LabelGroups(Dealt):
+    """Groups of clients with labels of their own; within a group, clients are alike.
+
+    Patients whose label is in no group stay unused.
+
+    Attributes:
+        num_clients: Number of clients, spread evenly over the groups.
+        groups: The labels of every group; no label twice.
+    """
+
+    traits = Traits(frozenset({"label"}), keeps_all=False)
+
+    groups: Sequence[Sequence[int]]
+
+    def __post_init__(self) -> None:
+        labels = [label for group in self.groups for label in group]
+        if not labels or len(set(labels)) < len(labels) or not all(self.groups):
+            raise ConfigError(
+                f"partition.groups={[list(g) for g in self.groups]} must be lists of labels, none "
+                "of them empty, and no label in two of them."
+            )
+        if self.num_clients < len(self.groups):
+            raise ConfigError(
+                f"partition.num_clients={self.num_clients} is fewer than {len(self.groups)} groups."
+            )
+
+    def names(self) -> list[str]:
+        """See `Dealt.names`."""
+        return grouped_names(self.num_clients, len(self.groups))
+
+    def deal(self, patients: Sequence[Patient], seed: int) -> Owners:
+        """See `Dealt.deal`.
+
+        Raises:
+            ConfigError: If a patient has no label, or samples of two groups, or a group has fewer
+                patients than clients.
+
+        Example:
+            >>> patients = [Patient(str(i), label=i % 3) for i in range(6)]
+            >>> LabelGroups(3, [[0, 1], [2]]).deal(patients, seed=0)
+            array([0, 0, 2, 0, 0, 1])
+        """
+        group = self._groups(patients)
+        sizes = np.bincount([group_of(name) for name in self.names()])
+        owner = np.full(len(patients), -1)
+        for n, size in enumerate(sizes):
+            members = np.flatnonzero(group == n)
+            if len(members) < size:
+                raise ConfigError(
+                    f"Group {n} (labels {', '.join(map(str, self.groups[n]))}) has {len(members)} "
+                    f"patients for {size} clients; use fewer clients or other groups."
+                )
+            # Shuffled within each label and dealt in turn, so that every client gets its share.
+            shuffled = numpy_rng(seed, "label_groups", n).permutation(members)
+            order = sorted(shuffled, key=lambda i: patients[i].label or 0)
+            owner[order] = sizes[:n].sum() + np.arange(len(members)) % size
+        return owner
+
+    def _groups(self, patients: Sequence[Patient]) -> NDArray[np.int64]:
+        """(P,) the group of every patient, -1 where its labels are in none."""
+        group_of = {label: n for n, group in enumerate(self.groups) for label in group}
+        groups = np.full(len(patients), -1)
+        for i, row in enumerate(count_classes(patients)):
+            found = {group_of.get(int(label), -1) for label in np.flatnonzero(row)}
+            if len(found) > 1:
+                raise ConfigError(
+                    f"Patient {patients[i].id} has samples of more than one label group; "
+                    "partition=label_groups needs patients whose labels are all in one group."
+                )
+            groups[i] = next(iter(found), -1)
+        return groups
+
+
+def grouped_names(num_clients: int, groups: int) -> list[str]:
+    """Names clients by their groups.
+
+    Args:
+        num_clients: Number of clients, spread evenly over the groups.
+        groups: Number of groups.
+
+    Example:
+        >>> grouped_names(3, 2)
+        ['group_0_hospital_0', 'group_1_hospital_0', 'group_1_hospital_1']
+    """
+    sizes = apportion(num_clients, [1 / groups] * groups)
+    return [f"group_{g}_hospital_{i}" for g, size in enumerate(sizes) for i in range(size)]
+
+
+def group_of(client: str) -> int:
+    """Reads the group from the name of a client.
+
+    Args:
+        client: A name that `grouped_names` gave.
+
+    Returns:
+        The number of its group.
+
+    Raises:
+        ConfigError: If it is no such name.
+
+    Example:
+        >>> group_of("group_3_hospital_0")
+        3
+    """
+    found = re.fullmatch(r"group_(\d+)_hospital_\d+", client)
+    if found is None:
+        raise ConfigError(f"Client {client} is in no label group; use partition=label_groups.")
+    return int(found[1])
+
+
+@dataclass(frozen=True)
+class SiteGroups(Dealt):
+    """Patients dealt evenly to clients; clients of one group see and read them in one way.
+
+    Scanners and missing channels change what a network gets, but one network may serve all of them.
+    `label_shift` plants a *conflict*: the groups number the classes (or regions) in another order,
+    so that no network can be right in two groups of different orders, as if hospitals followed
+    opposite conventions. It is a test of what a method recovers and stands for no real practice.
+
+    Attributes:
+        num_clients: Number of clients, spread evenly over the groups.
+        groups: Number of groups.
+        scanners: A scanner per group, of the settings of `SiteEffect`; ``{}`` changes nothing.
+        lacks: The channels that each group lacks.
+        label_shift: s; group g calls class (region) k by the number (k + s g) mod K.
+    """
+
+    groups: int = 2
+    scanners: Sequence[Mapping[str, float]] | None = None
+    lacks: Sequence[Sequence[str]] | None = None
+    label_shift: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.groups <= self.num_clients:
+            raise ConfigError(
+                f"partition.groups={self.groups} must be at least 1, and partition.num_clients="
+                f"{self.num_clients} at least as many."
+            )
+        if self.label_shift < 0:
+            raise ConfigError(
+                f"partition.label_shift={self.label_shift} must be 0 (the groups name the classes "
+                "alike) or more."
+            )
+        for name in ("scanners", "lacks"):
+            value = getattr(self, name)
+            if value is not None and len(value) != self.groups:
+                raise ConfigError(
+                    f"partition.{name} has {len(value)} entries for {self.groups} groups; give "
+                    "one per group, an empty one where nothing changes."
+                )
+        self.scanners_of(self.names(), seed=0)
+
+    def names(self) -> list[str]:
+        """See `Dealt.names`."""
+        return grouped_names(self.num_clients, self.groups)
+
+    def deal(self, patients: Sequence[Patient], seed: int) -> Owners:
+        """See `Dealt.deal`; the sizes of clients differ by one patient at most."""
+        return RoundRobin(self.num_clients).deal(patients, seed)
+
+    def availability(self, clients: Ids, channels: Ids, seed: int) -> dict[str, Tensor]:
+        """See `Partition.availability`.
+
+        Raises:
+            ConfigError: If a channel is unknown, or a group lacks all of them.
+
+        Example:
+            >>> two = SiteGroups(2, lacks=[["T1"], []])
+            >>> {k: v.tolist() for k, v in two.availability(two.names(), ["T1", "T2"], 0).items()}
+            {'group_0_hospital_0': [False, True], 'group_1_hospital_0': [True, True]}
+        """
+        if self.lacks is None:
+            return super().availability(clients, channels, seed)
+        lacks = [check_names("channel", names, channels) if names else () for names in self.lacks]
+        for group, names in enumerate(lacks):
+            if len(names) == len(channels):
+                raise ConfigError(
+                    f"partition.lacks takes every channel from group {group}; leave it at least 1."
+                )
+        missing = {client: lacks[group_of(client)] for client in clients}
+        return {c: torch.tensor([n not in missing[c] for n in channels]) for c in clients}
+
+    def scanners_of(self, clients: Ids, seed: int) -> dict[str, Scanner]:
+        """See `Partition.scanners_of`; shading and noise are drawn anew for each client and image.
+
+        Example:
+            >>> two = SiteGroups(2, scanners=[{}, {"gamma": 2.0}])
+            >>> {name: one.gamma for name, one in two.scanners_of(two.names(), 0).items()}
+            {'group_1_hospital_0': 2.0}
+        """
+        table = {c: self.scanners[group_of(c)] for c in clients} if self.scanners else {}
+        return scanners_from({client: own for client, own in table.items() if own}, seed)
+
+    def label_orders(self, clients: Ids, num_classes: int, seed: int) -> dict[str, Order]:
+        """See `Partition.label_orders`.
+
+        Raises:
+            ConfigError: If the shift leaves the classes as they are.
+
+        Example:
+            >>> two = SiteGroups(2, label_shift=1)
+            >>> two.label_orders(two.names(), 3, 0)
+            {'group_1_hospital_0': (1, 2, 0)}
+        """
+        if not self.label_shift:
+            return {}
+        if self.label_shift % num_classes == 0:
+            raise ConfigError(
+                f"partition.label_shift={self.label_shift} leaves the order of {num_classes} "
+                f"class{'es' * (num_classes > 1)} (or regions) as it is; choose a number below "
+                "theirs, or 0."
+            )
+        shifts = {c: self.label_shift * group_of(c) % num_classes for c in clients}
+        return {
+            client: tuple((k + shift) % num_classes for k in range(num_classes))
+            for client, shift in shifts.items()
+            if shift
+        }

@@ -1,0 +1,600 @@
+"""Clients with different label ratios: δ = negatives / positives, mirrored over the clients.
+
+Wanted class proportions in whole numbers: of samples, of which some stay, and of patients.
+
+Shares are rounded by the method of largest remainders (Hamilton): the counts sum to the wanted
+size, and each is less than one away from its share. For two classes that is rounding half up.
+
+Shards: the pathological partition, in which a client sees only a few labels.
+
+Source: B. McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized
+Data", AISTATS 2017, section 3: sort by label, cut into equal shards, deal each client a few.
+
+Dirichlet label skew: every class is divided among the clients by its own random proportions.
+
+Sources: M. Yurochkin et al., "Bayesian Nonparametric Federated Learning of Neural Networks", ICML
+2019, section 4; Q. Li et al., "Federated Learning on Non-IID Data Silos", ICDE 2022: for each class
+k, p_k ~ Dir_N(alpha), and client n gets the share p_kn of the samples of class k. The idea is that
+of T.-M. H. Hsu et al., arXiv:1909.06335, who draw one distribution over classes per client instead;
+there all clients have one size, here sizes differ, too.
+
+Quantity skew: hospitals of very different size whose patients are otherwise alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from medfed.common.checks import check_known
+from medfed.common.errors import ConfigError
+from medfed.common.seeding import derive_seed, numpy_rng
+from medfed.datamodules.partitions.base import (
+    Counts,
+    Dealt,
+    Ids,
+    Owners,
+    Shares,
+    Traits,
+    count_classes,
+)
+from medfed.datamodules.readers.base import Patient
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+def apportion(size: int, shares: Sequence[float]) -> tuple[int, ...]:
+    """Divides a whole number in given proportions.
+
+    Args:
+        size: What is divided, at least 0.
+        shares: (K,) non-negative, of sum 1.
+
+    Returns:
+        K whole numbers of sum `size`; of equal remainders, the later class is rounded up.
+
+    Raises:
+        ConfigError: If `shares` are no proportions.
+
+    Example:
+        >>> apportion(5, (0.5, 0.5)), apportion(10, (0.26, 0.37, 0.37))
+        ((2, 3), (2, 4, 4))
+    """
+    check_shares(shares)
+    quotas = np.round(size * np.asarray(shares, dtype=np.float64), 9)  # 0.07 * 100 is above 7
+    counts = np.floor(quotas).astype(np.int64)
+    order = np.lexsort((np.arange(len(counts)), quotas - counts))  # ascending, ties by class
+    counts[order[::-1][: size - int(counts.sum())]] += 1
+    return tuple(int(count) for count in counts)
+
+
+def largest_fit(available: Sequence[int], shares: Sequence[float]) -> tuple[int, ...]:
+    """Finds the most samples that can be had in given proportions.
+
+    Args:
+        available: (K,) samples per class.
+        shares: (K,) non-negative, of sum 1.
+
+    Returns:
+        Samples per class, `apportion` of the largest size that every class suffices for; zeros
+        where there is none.
+
+    Raises:
+        ConfigError: If `shares` are no proportions, or not one per class.
+
+    Example:
+        >>> largest_fit((100, 8), (0.8, 0.2)), largest_fit((100, 0), (0.5, 0.5))
+        ((34, 8), (0, 0))
+    """
+    if len(available) != len(shares):
+        raise ConfigError(f"{len(shares)} class shares do not fit {len(available)} classes.")
+    check_shares(shares)
+    bounds = [(n + 1) / s for n, s in zip(available, shares, strict=True) if s > 0]
+    # No count is a whole one below its quota, so nothing beyond the bound fits. Fitting is not
+    # monotone in the size (a larger sum can round one class down), hence the search from above.
+    for size in range(min(sum(available), int(min(bounds) + 1e-6)), 0, -1):
+        counts = apportion(size, shares)
+        if all(c <= n for c, n in zip(counts, available, strict=True)):
+            return counts
+    return tuple(0 for _ in shares)
+
+
+def thin(labels: ArrayLike, shares: Sequence[float], seed: int) -> Ints:
+    """Keeps the largest subset of samples that has the given class proportions.
+
+    Args:
+        labels: (n,) class of every sample, 0 to K - 1.
+        shares: (K,) wanted proportions, of sum 1.
+        seed: Seed of which samples of a class that is too frequent are kept.
+
+    Returns:
+        (m,) int64 indices, ascending; empty where no sample may stay.
+
+    Raises:
+        ConfigError: If `shares` are no proportions, or a label has none.
+
+    Example:
+        >>> kept = thin(np.array([0, 0, 0, 0, 1]), (0.5, 0.5), seed=0)
+        >>> kept.shape, 4 in kept
+        ((2,), True)
+    """
+    values = np.asarray(labels)
+    strange = (values < 0) | (values >= len(shares))
+    if strange.any():
+        raise ConfigError(
+            f"Label {values[strange][0]} has no class share; {len(shares)} shares stand for the "
+            f"classes 0 to {len(shares) - 1}."
+        )
+    members = [np.flatnonzero(values == k) for k in range(len(shares))]
+    counts = largest_fit([len(m) for m in members], shares)
+    kept = [
+        numpy_rng(seed, "thin", k).permutation(member)[:count]
+        for k, (member, count) in enumerate(zip(members, counts, strict=True))
+    ]
+    return np.sort(np.concatenate(kept)).astype(np.int64)
+
+
+def deal_whole(counts: Ints, targets: Floats, seed: int, spare: bool = True) -> Ints:
+    """Gives whole patients to clients so that their samples per class come near to targets.
+
+    Greedy: each patient goes where it lessens the squared distance to the targets most, that is, to
+    the client whose open need is most like it. A class counts as a share of all that is wanted of
+    it, so that a rare one is not drowned. The most one-sided patients come first; the evenly mixed
+    ones, which help any client, fill the gaps. (The tests hold the label imbalance that comes of
+    it against the linear programme of divisible patients.)
+
+    Args:
+        counts: (P, K) samples per class and patient.
+        targets: (N, K) wanted samples per class and client.
+        seed: Seed of the order of equal patients.
+        spare: Whether a patient that no client needs is dealt all the same.
+
+    Returns:
+        (P,) the client of every patient, -1 for one that stays unused.
+
+    Example:
+        >>> deal_whole(np.array([[0, 4], [4, 0], [2, 2]]), np.array([[4.0, 0.0], [2.0, 6.0]]), 0)
+        array([1, 0, 1])
+    """
+    wanted = targets.sum(axis=0)
+    weight = np.divide(1.0, wanted, out=np.zeros_like(wanted), where=wanted > 0)
+    order = numpy_rng(seed, "deal").permutation(len(counts))
+    size = counts * weight
+    one_sided = np.linalg.norm(size - size.mean(axis=1, keepdims=True), axis=1)
+    order = order[np.lexsort((-size.sum(axis=1)[order], -one_sided[order]))]
+    open_need = targets.astype(np.float64)
+    owner = np.full(len(counts), -1)
+    for patient in order:
+        score = (open_need * weight**2) @ counts[patient]
+        if not spare:
+            helps = ((open_need > 0) & (counts[patient] > 0)).any(axis=1)
+            score = np.where(helps, score, -np.inf)
+        best = int(score.argmax())
+        if score[best] > -np.inf:
+            owner[patient] = best
+            open_need[best] -= counts[patient]
+    return owner
+
+
+def check_shares(shares: Sequence[float]) -> None:
+    """Checks that numbers are proportions.
+
+    Args:
+        shares: (K,) numbers.
+
+    Raises:
+        ConfigError: If one is negative or not finite, or their sum is not 1.
+
+    Example:
+        >>> check_shares((0.8, 0.4))
+        Traceback (most recent call last):
+        ...
+        medfed.common.errors.ConfigError: Shares must be non-negative and sum to 1; got: 0.8, 0.4.
+    """
+    if not all(s >= 0 for s in shares) or not abs(sum(shares) - 1) < 1e-6:
+        raise ConfigError(
+            "Shares must be non-negative and sum to 1; got: "
+            f"{', '.join(f'{s:g}' for s in shares) or 'none'}."
+        )
+
+
+@dataclass(frozen=True)
+class LabelImbalance(Dealt):
+    """Equal-sized clients, half of which (rounded up) are δ:1, the others mirrored 1:δ.
+
+    Samples are used at most once; what does not fit the ratios stays unused. The split of every
+    client is stratified, so its test set has the same ratio as its training set.
+
+    A patient with several samples stays whole: patients are dealt so that every client has enough
+    negatives and positives for its ratio at about the largest equal size, and every split of a
+    client is then thinned to the ratio (`class_shares`).
+
+    Attributes:
+        num_clients: Number of clients.
+        delta: δ = negatives per positive of the first half of the clients.
+        positive_fractions: Share of positives per client, in place of `delta`.
+        samples_per_client: Samples per client; None takes as many as the rarer label allows. Where
+            patients stay whole, the number that a client can at least be thinned to before it is
+            split.
+    """
+
+    traits = Traits(frozenset({"label"}), keeps_all=False)
+    least = 0
+
+    delta: float = 4.0
+    positive_fractions: Sequence[float] | None = None
+    samples_per_client: int | None = None
+
+    def fractions(self) -> list[float]:
+        """Share of positives per client.
+
+        Returns:
+            `num_clients` numbers in [0, 1].
+
+        Raises:
+            ConfigError: If a setting is out of range.
+
+        Example:
+            >>> LabelImbalance(3, delta=3.0).fractions()
+            [0.25, 0.25, 0.75]
+        """
+        if self.samples_per_client is not None and self.samples_per_client < 1:
+            raise ConfigError(
+                f"partition.samples_per_client={self.samples_per_client} must be positive or null."
+            )
+        if self.positive_fractions is not None:
+            shares = [float(f) for f in self.positive_fractions]
+            if len(shares) != self.num_clients or not all(0 <= f <= 1 for f in shares):
+                raise ConfigError(
+                    f"partition.positive_fractions={shares} must be {self.num_clients} numbers "
+                    "in [0, 1], one per client."
+                )
+            return shares
+        if self.delta <= 0 or self.num_clients < 1:
+            raise ConfigError(
+                f"partition.delta={self.delta} and .num_clients={self.num_clients} must be "
+                "positive."
+            )
+        low = 1 / (1 + self.delta)
+        half = (self.num_clients + 1) // 2
+        return [low] * half + [1 - low] * (self.num_clients - half)
+
+    def deal(self, patients: Sequence[Patient], seed: int) -> Owners:
+        """See `Dealt.deal`.
+
+        Example:
+            >>> patients = [Patient(str(i), label=i % 2) for i in range(10)]
+            >>> LabelImbalance(2, 3.0, samples_per_client=4).deal(patients, seed=0)
+            array([-1,  1,  0,  1,  0,  0,  1, -1,  0,  1])
+        """
+        shares = self.fractions()
+        if any(p.counts is not None for p in patients):
+            return self._deal_whole(patients, shares, seed)
+        negatives, positives = self._pools(patients, seed)
+        size = self._size(shares, len(negatives), len(positives))
+        owner = np.full(len(patients), -1)
+        for client, share in enumerate(shares):
+            count = _half_up(size * share)
+            chosen = [positives.pop() for _ in range(count)]
+            chosen += [negatives.pop() for _ in range(size - count)]
+            owner[chosen] = client
+        return owner
+
+    def class_shares(self, clients: Ids, num_classes: int, seed: int) -> dict[str, Shares]:
+        """See `Partition.class_shares`; clients are taken in the order of `assign`.
+
+        Example:
+            >>> LabelImbalance(2, delta=3.0).class_shares(["a", "b"], 2, seed=0)
+            {'a': (0.75, 0.25), 'b': (0.25, 0.75)}
+        """
+        if num_classes != 2:
+            raise ConfigError(
+                f"partition=label_imbalance needs 2 classes, but the data have {num_classes}; use "
+                "partition=dirichlet or another partition."
+            )
+        return {c: (1 - f, f) for c, f in zip(clients, self.fractions(), strict=True)}
+
+    def _deal_whole(self, patients: Sequence[Patient], shares: list[float], seed: int) -> Owners:
+        """Deals whole patients so that every client can be thinned to as many samples."""
+        counts = count_classes(patients)
+        beyond = counts[:, 2:].any(axis=1)
+        if beyond.any():
+            raise ConfigError(
+                f"Patient {patients[int(beyond.argmax())].id} has samples beyond classes 0 and 1; "
+                "partition=label_imbalance needs 2 classes."
+            )
+        counts = np.pad(counts, ((0, 0), (0, 2 - counts.shape[1])))
+        wishes = np.array([(1 - f, f) for f in shares])
+        seed = derive_seed(seed, "label_imbalance")
+
+        def deal(size: int) -> tuple[Owners, bool]:
+            owner = deal_whole(counts, wishes * size, seed, spare=False)
+            have = [counts[owner == n].sum(axis=0) for n in range(len(shares))]
+            return owner, bool((have >= wishes * size - 1e-6).all())
+
+        size = self.samples_per_client or _largest(lambda n: deal(n)[1], int(counts.sum()))
+        owner, enough = deal(size)
+        if size == 0 or not enough:
+            negatives, positives = counts.sum(axis=0)
+            raise ConfigError(_too_few(negatives, positives, len(shares), size))
+        return owner
+
+    def _pools(self, patients: Sequence[Patient], seed: int) -> tuple[list[int], list[int]]:
+        """Which patients are negative and which positive, each in an order of its own."""
+        pools: dict[int, list[int]] = {0: [], 1: []}
+        for n, patient in enumerate(patients):
+            if patient.label not in pools:
+                raise ConfigError(
+                    f"Patient {patient.id} has label {patient.label}; partition=label_imbalance "
+                    "needs one label, 0 or 1, per patient."
+                )
+            pools[patient.label].append(n)
+        for label, members in pools.items():
+            numpy_rng(seed, "label_imbalance", label).shuffle(members)
+        return pools[0], pools[1]
+
+    def _size(self, shares: Sequence[float], negatives: int, positives: int) -> int:
+        """The largest common client size that both labels suffice for, or the one asked for."""
+
+        def fits(size: int) -> bool:
+            used = sum(_half_up(size * share) for share in shares)
+            return used <= positives and size * len(shares) - used <= negatives
+
+        largest = (negatives + positives) // len(shares)
+        size = self.samples_per_client or next((n for n in range(largest, 0, -1) if fits(n)), 0)
+        if size == 0 or not fits(size):
+            raise ConfigError(_too_few(negatives, positives, len(shares), size))
+        return size
+
+
+def _half_up(value: float) -> int:
+    """Rounds a half up; Python's own rounding to even would favour one label."""
+    return int(value + 0.5)
+
+
+def _too_few(negatives: int, positives: int, clients: int, size: int) -> str:
+    return (
+        f"{negatives} negatives and {positives} positives do not suffice for {clients} clients of "
+        f"{size or 1} samples with these label ratios; use fewer clients, a smaller delta or fewer "
+        "samples_per_client."
+    )
+
+
+def _largest(fits: Callable[[int], bool], bound: int) -> int:
+    """The largest whole number up to a bound that fits, by bisection; 0 where none does."""
+    least, most = 0, bound
+    while least < most:
+        middle = (least + most + 1) // 2
+        least, most = (middle, most) if fits(middle) else (least, middle - 1)
+    return least
+
+
+@dataclass(frozen=True)
+class Shards(Dealt):
+    """Cuts the patients, sorted by label, into shards and deals the shards at random.
+
+    N·S shards have at most N·S + K - 1 labels among them (a shard may straddle a boundary), so
+    that a client sees about S labels. Every patient is used exactly once. Patients with several
+    samples are sorted by their most frequent class and, within it, by their mean class.
+
+    Attributes:
+        num_clients: Number of clients N.
+        shards_per_client: S, 2 in the paper.
+    """
+
+    traits = Traits(frozenset({"label"}))
+
+    shards_per_client: int = 2
+
+    def __post_init__(self) -> None:
+        if self.shards_per_client < 1:
+            raise ConfigError(
+                f"partition.shards_per_client={self.shards_per_client} must be at least 1."
+            )
+
+    @property
+    def least(self) -> int:
+        """See `Dealt.least`."""
+        return self.shards_per_client
+
+    def deal(self, patients: Sequence[Patient], seed: int) -> Owners:
+        """See `Dealt.deal`.
+
+        Raises:
+            ConfigError: If a patient has no label, or there are more shards than patients.
+
+        Example:
+            >>> patients = [Patient(str(i), label=i // 2) for i in range(8)]
+            >>> Shards(2).deal(patients, seed=3)
+            array([1, 1, 0, 0, 0, 0, 1, 1])
+        """
+        counts = count_classes(patients)
+        rng = numpy_rng(seed, "shards")
+        mean = counts @ np.arange(counts.shape[1]) / counts.sum(axis=1).clip(min=1)
+        order = np.lexsort((rng.permutation(len(patients)), mean, counts.argmax(axis=1)))
+        shards = np.array_split(order, self.num_clients * self.shards_per_client)
+        hands = rng.permutation(len(shards)) // self.shards_per_client
+        owner = np.empty(len(patients), dtype=np.int64)
+        for shard, client in zip(shards, hands, strict=True):
+            owner[shard] = client
+        return owner
+
+
+ATTEMPTS = 1000
+
+
+@dataclass(frozen=True)
+class Dirichlet(Dealt):
+    """p_k ~ Dir_N(alpha) for every class k; every patient is used exactly once.
+
+    Patients with samples of several classes stay whole: they are dealt so that the samples per
+    client and class come near to the drawn numbers.
+
+    Attributes:
+        num_clients: Number of clients N.
+        alpha: Concentration: small is skewed, large is even.
+        min_patients: The proportions are drawn anew until every client has as many patients.
+    """
+
+    traits = Traits(frozenset({"label"}))
+
+    alpha: float = 0.5
+    min_patients: int = 3
+
+    def __post_init__(self) -> None:
+        if not 0 < self.alpha < float("inf") or self.min_patients < 1:
+            raise ConfigError(
+                f"partition.alpha={self.alpha} and .min_patients={self.min_patients} must be "
+                "positive."
+            )
+
+    @property
+    def least(self) -> int:
+        """See `Dealt.least`."""
+        return self.min_patients
+
+    def deal(self, patients: Sequence[Patient], seed: int) -> Owners:
+        """See `Dealt.deal`.
+
+        Raises:
+            ConfigError: If a patient has no label, or some client stays too small however often
+                the proportions are drawn.
+
+        Example:
+            >>> patients = [Patient(str(i), label=i % 2) for i in range(8)]
+            >>> Dirichlet(2, alpha=0.5, min_patients=2).deal(patients, seed=0)
+            array([1, 1, 1, 0, 1, 1, 1, 0])
+        """
+        counts = count_classes(patients)
+        for attempt in range(ATTEMPTS):
+            owner = self._drawn(counts, derive_seed(seed, "dirichlet", attempt))
+            if np.bincount(owner, minlength=self.num_clients).min() >= self.min_patients:
+                return owner
+        raise ConfigError(
+            f"In {ATTEMPTS} draws with partition.alpha={self.alpha}, never did all "
+            f"{self.num_clients} clients get {self.min_patients} of the {len(patients)} patients; "
+            "use a larger alpha, fewer clients or a smaller min_patients."
+        )
+
+    def _drawn(self, counts: Counts, seed: int) -> NDArray[np.int64]:
+        """The client of every patient, (P,), in one draw of the proportions."""
+        shares = class_proportions(counts.shape[1], self.num_clients, self.alpha, seed)
+        if (counts.sum(axis=1) != 1).any():
+            return deal_whole(counts, shares.T * counts.sum(axis=0), seed)
+        owner = np.empty(len(counts), dtype=np.int64)
+        for k, share in enumerate(shares):
+            members = numpy_rng(seed, "members", k).permutation(np.flatnonzero(counts[:, k]))
+            owner[members] = np.repeat(
+                np.arange(self.num_clients), apportion(len(members), share.tolist())
+            )
+        return owner
+
+
+def class_proportions(
+    num_classes: int, num_clients: int, alpha: float, seed: int
+) -> NDArray[np.float64]:
+    """Draws the proportions in which every class is divided.
+
+    Args:
+        num_classes: K.
+        num_clients: N.
+        alpha: Concentration.
+        seed: Seed of the draw; a class's proportions do not depend on the other classes.
+
+    Returns:
+        (K, N), each row from Dir_N(alpha).
+
+    Example:
+        >>> class_proportions(3, 4, 1.0, seed=0).sum(axis=1).round(6).tolist()
+        [1.0, 1.0, 1.0]
+    """
+    rows = (
+        numpy_rng(seed, "proportions", k).dirichlet([alpha] * num_clients)
+        for k in range(num_classes)
+    )
+    return np.stack(list(rows))
+
+
+LAWS = ("power", "lognormal", "shares")
+
+
+@dataclass(frozen=True)
+class QuantitySkew(Dealt):
+    """Shuffles the patients and cuts them by size; every patient is used exactly once.
+
+    Attributes:
+        num_clients: Number of clients.
+        law: ``power``: client n (from 1) has a share in proportion to n^-exponent; ``lognormal``:
+            to exp(sigma·z) with z standard normal; ``shares``: as listed in `shares`.
+        exponent: For ``power``; 0 makes all equal.
+        sigma: For ``lognormal``; 0 makes all equal.
+        shares: For ``shares``, one positive number per client, in any unit.
+    """
+
+    law: str = "power"
+    exponent: float = 1.0
+    sigma: float = 1.0
+    shares: Sequence[float] | None = None
+
+    def __post_init__(self) -> None:
+        check_known("partition.law", self.law, LAWS)
+        if not (0 <= self.exponent < np.inf and 0 <= self.sigma < np.inf):
+            raise ConfigError(
+                f"partition.exponent={self.exponent} and .sigma={self.sigma} must be at least 0."
+            )
+        if self.law == "shares" and (
+            self.shares is None
+            or len(self.shares) != self.num_clients
+            or not all(0 < s < np.inf for s in self.shares)
+        ):
+            raise ConfigError(
+                f"partition.law=shares needs partition.shares, {self.num_clients} positive "
+                "numbers, one per client."
+            )
+
+    def deal(self, patients: Sequence[Patient], seed: int) -> Owners:
+        """See `Dealt.deal`.
+
+        Example:
+            >>> np.bincount(QuantitySkew(3).deal([Patient(str(i)) for i in range(11)], seed=0))
+            array([6, 3, 2])
+        """
+        sizes = at_least_one(apportion(len(patients), self._shares(seed).tolist()))
+        owner = np.repeat(np.arange(self.num_clients), sizes)
+        return numpy_rng(seed, "quantity_skew").permutation(owner)
+
+    def _shares(self, seed: int) -> NDArray[np.float64]:
+        if self.law == "power":
+            logs = -self.exponent * np.log(np.arange(1, self.num_clients + 1))
+        elif self.law == "lognormal":
+            normal = numpy_rng(seed, "quantity_skew", "sizes").standard_normal(self.num_clients)
+            logs = self.sigma * normal
+        else:
+            logs = np.log(np.asarray(self.shares, dtype=np.float64))
+        sizes = np.exp(logs - logs.max())
+        return np.asarray(sizes / sizes.sum())
+
+
+def at_least_one(sizes: Sequence[int]) -> list[int]:
+    """Lets the largest client give one patient to each that has none.
+
+    Args:
+        sizes: Patients per client, in total at least one for each.
+
+    Returns:
+        The same total, every size at least 1.
+
+    Example:
+        >>> at_least_one([5, 1, 0, 0])
+        [3, 1, 1, 1]
+    """
+    filled = list(sizes)
+    for n, size in enumerate(sizes):
+        if size == 0:
+            filled[filled.index(max(filled))] -= 1
+            filled[n] = 1
+    return filled

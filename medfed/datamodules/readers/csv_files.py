@@ -1,0 +1,395 @@
+"""CSV files row by row, with one sentence for whatever is wrong with them.
+
+The cells of a CSV file: which are missing or numbers, and sentences about the bad ones.
+
+Which hospital a case comes from, as far as files beside the data or the case's name tell.
+"""
+
+from __future__ import annotations
+
+import csv
+import logging
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from medfed.common.errors import DataError
+from medfed.common.files import original
+from medfed.common.strict_json import read_strict_json
+
+_MAGIC = {
+    b"PK\x03\x04": "an Excel or zip file",
+    b"\xd0\xcf\x11\xe0": "an old Excel file",
+    b"\x1f\x8b": "a gzip file",
+    b"PAR1": "a Parquet file",
+    b"\xff\xfe": "UTF-16 text",
+    b"\xfe\xff": "UTF-16 text",
+}
+
+_QUOTED = re.compile(r'"[^"]*"')
+
+
+@contextmanager
+def csv_rows(path: Path, absent: str = "copy it there") -> Iterator[Iterator[list[str]]]:
+    """Opens a CSV file.
+
+    Args:
+        path: The file, in UTF-8; its cells are separated as `delimiter` says.
+        absent: What to do where it does not exist.
+
+    Yields:
+        Its rows, the header first, without empty ones; a table that was written here and begins a
+        cell with a quote, lest a spreadsheet take it for a formula, gives the cell without it.
+
+    Raises:
+        DataError: If it cannot be read.
+    """
+    try:
+        _check_kind(path)
+        sign = delimiter(path)
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            # Strict, since a quote left open would otherwise swallow rows until the next one.
+            rows = csv.reader(_lines(path, file), strict=True, delimiter=sign)
+            yield ([original(cell) for cell in row] for row in rows if any(map(str.strip, row)))
+    except FileNotFoundError:
+        raise DataError(f"{path} does not exist; {absent}.") from None
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path} is not UTF-8 (byte {error.object[error.start]:#04x}), but probably Latin-1; "
+            "save it as CSV UTF-8."
+        ) from error
+    except (OSError, csv.Error) as error:
+        raise DataError(f"{path} cannot be read as CSV ({error}); save it as UTF-8 CSV.") from error
+
+
+def _check_kind(path: Path) -> None:
+    """Refuses what is no text file, by its first bytes."""
+    if path.is_dir():
+        raise DataError(f"{path} is a folder; name a CSV file.")
+    with path.open("rb") as file:
+        begin = file.read(8)
+    for magic, kind in _MAGIC.items():
+        if begin.startswith(magic):
+            raise DataError(f"{path} is {kind}, no CSV file; save it as CSV UTF-8.")
+
+
+def _lines(path: Path, file: Iterable[str]) -> Iterator[str]:
+    for number, line in enumerate(file, start=1):
+        if "\0" in line:
+            raise DataError(f"{path}, line {number}: a NUL byte; save it as CSV UTF-8.")
+        yield line
+
+
+def delimiter(path: Path) -> str:
+    """Finds what separates the cells: a comma, a semicolon or a tab, whichever splits more.
+
+    Args:
+        path: A file whose first line that is not empty is the header, or a row.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
+        ...     _ = file.write("age;weight, kg;sex")
+        ...     file.flush()
+        ...     delimiter(Path(file.name))
+        ';'
+    """
+    with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
+        first = next((line for line in file if line.strip(" ,;\t\r\n")), "")
+
+    bare = _QUOTED.sub("", first)
+    return max(",;\t", key=bare.count)
+
+
+log = logging.getLogger(__name__)
+_LARGEST = 1e30  # what is beyond loses its range when it is scaled
+MISSING = frozenset({"", "?", "nan", "na", "n/a", "none", "null"})
+_DECIMAL_COMMA = re.compile(r"[+-]?\d+(,\d+)?")
+# What somebody meant as a number: 4,1 and 1'041 and 1_5, <5 and ≥ 90, inf.
+_LIKE_A_NUMBER = re.compile(r"[<>≤≥≈~=±+\-\s]*([.,]?\d|inf)", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """The cells of a file; data rows count from 1.
+
+    Attributes:
+        path: The file.
+        columns: Its column names.
+        rows: The cells of every row, as many as there are columns.
+        decimal_comma: Whether the cells are separated by something else, so that ``27,5`` can only
+            be a number.
+    """
+
+    path: Path
+    columns: list[str]
+    rows: list[list[str]]
+    decimal_comma: bool = False
+
+    @classmethod
+    def read(cls, path: Path, header: Sequence[str] | None = None) -> Sheet:
+        """Reads a file; columns without a name and without a cell, as of trailing commas, go.
+
+        Args:
+            path: The file.
+            header: Column names of a file without a header line.
+
+        Raises:
+            DataError: If there is no row, a column's name cannot be one or occurs twice, or a row
+                is of another length.
+        """
+        with csv_rows(path, "set data.path to a CSV file") as found:
+            rows = list(found)
+        columns = [c.strip() for c in (rows.pop(0) if header is None and rows else header or [])]
+        if not rows:
+            raise DataError(f"{path} has no data rows.")
+        columns, rows = _without_empty(columns, rows)
+        if long := next((c for c in columns if len(c) > 200 or not c.isprintable()), None):
+            raise DataError(
+                f"{path}: no column can be called {long[:40]!r}…; give it a header line, or name "
+                "its columns in data.header."
+            )
+        count = Counter(c.lower() for c in columns)
+        if twice := {c for c in columns if count[c.lower()] > 1}:
+            raise DataError(
+                f"{path}: column {min(twice) or 'without a name'} occurs twice; give every column "
+                "a name of its own."
+            )
+        sheet = cls(path, columns, rows, delimiter(path) != ",")
+        for number, row in enumerate(rows, start=1):
+            if len(row) != len(columns):
+                raise sheet.bad(
+                    number,
+                    f": {len(row)} cells, but {len(columns)} columns; mend the row or data.header.",
+                )
+        return sheet
+
+    @cached_property
+    def places(self) -> dict[str, int]:
+        """Where each column stands, by its name in lower case."""
+        return {column.lower(): at for at, column in enumerate(self.columns)}
+
+    def bad(self, number: int, what: str) -> DataError:
+        """Returns the sentence about a row."""
+        return DataError(f"{self.path}, data row {number}{what}")
+
+    def cells(self, name: str) -> list[tuple[int, str]]:
+        """Number and text of every cell of a column."""
+        at = self.places[name.lower()]
+        return [(number, row[at].strip()) for number, row in enumerate(self.rows, start=1)]
+
+    def texts(self, name: str) -> list[str | None]:
+        """(N) cells of a column, numbers in one spelling; None where one is missing."""
+        return [None if t.lower() in MISSING else tidy(t) for _, t in self.cells(name)]
+
+    def known(self, name: str) -> list[str]:
+        """The cells of a column that may not be missing: label, patient or centre."""
+        for number, text in self.cells(name):
+            if text.lower() in MISSING:
+                what = f", column {name}: the cell is missing; fill it in or remove the row."
+                raise self.bad(number, what)
+        return [text for _, text in self.cells(name)]
+
+    def numbers(self, names: Sequence[str]) -> NDArray[np.float64]:
+        """(N, F) feature cells, NaN where one is missing.
+
+        Raises:
+            DataError: Naming the first cell that is no number, and how many others are none.
+        """
+        found = np.empty((len(self.rows), len(names)))
+        commas = [n for c, n in enumerate(names) if self._read_column(n, found[:, c])]
+        if commas:
+            first = next(t for _, t in self.cells(commas[0]) if "," in t)
+            log.warning(
+                "%s: decimal commas in %s; %s is read as %s.",
+                self.path,
+                ", ".join(commas),
+                first,
+                first.replace(",", "."),
+            )
+        return found
+
+    def _read_column(self, name: str, into: NDArray[np.float64]) -> bool:
+        """Fills in the numbers of a column; says whether they are written with decimal commas."""
+        cells = [(number, t) for number, t in self.cells(name) if t.lower() not in MISSING]
+        into[:] = np.nan
+        points = self.with_points([text for _, text in cells])
+        wrong = []
+        for (number, text), point in zip(cells, points, strict=True):
+            into[number - 1] = value = as_number(point)
+            if not abs(value) < _LARGEST:
+                wrong.append((number, text))
+        if wrong:
+            number, text = wrong[0]
+            others = f" (nor are {len(wrong) - 1} other cells)" if len(wrong) > 1 else ""
+            point = " with a decimal point" if "," in text else ""
+            raise self.bad(
+                number,
+                f", column {name}: {text[:40]!r} is not a number (below 1e30){others}; write a "
+                f"number{point}, leave it empty, name the column in data.categorical, or leave it "
+                "out with data.features.",
+            )
+        return any(a != b for (_, a), b in zip(cells, points, strict=True))
+
+    def with_points(self, texts: Sequence[str]) -> Sequence[str]:
+        """Turns decimal commas into points, where nothing else can be meant.
+
+        Of cells such as 1,234 alone, each could as well be a thousand and more.
+        """
+        commas = self.decimal_comma and all(map(_DECIMAL_COMMA.fullmatch, texts))
+        if commas and any("," in t and len(t.partition(",")[2]) != 3 for t in texts):
+            return [t.replace(",", ".") for t in texts]
+        return texts
+
+
+def _without_empty(columns: list[str], rows: list[list[str]]) -> tuple[list[str], list[list[str]]]:
+    """Drops columns that have neither a name nor a cell, and empty cells beyond the last column."""
+    blank = [at for at, name in enumerate(columns) if not name]
+    gone = {a for a in blank if not any(len(r) > a and r[a].strip() for r in rows)}
+    kept = [name for at, name in enumerate(columns) if at not in gone]
+    if gone:
+        rows = [[cell for at, cell in enumerate(row) if at not in gone] for row in rows]
+    for row in rows:
+        while len(row) > len(kept) and not row[-1].strip():
+            row.pop()
+    return kept, rows
+
+
+def like_a_number(text: str) -> bool:
+    """Says whether somebody may have meant a number.
+
+    Example:
+        >>> [like_a_number(t) for t in ("4,1", "<0.5", "1e400", "female", "grade II")]
+        [True, True, True, False, False]
+    """
+    return _LIKE_A_NUMBER.match(text) is not None
+
+
+def as_number(text: str) -> float:
+    """Reads a number; what is none is infinite.
+
+    Example:
+        >>> as_number("1.5"), as_number("old"), as_number("1_5")
+        (1.5, inf, inf)
+    """
+    try:
+        return float("inf") if "_" in text else float(text)  # Python's own spelling of 15
+    except ValueError:
+        return float("inf")
+
+
+def tidy(text: str) -> str:
+    """Gives equal numbers one spelling.
+
+    Example:
+        >>> tidy("1.0"), tidy("1"), tidy("one")
+        ('1', '1', 'one')
+    """
+    number = as_number(text)
+    return str(int(number)) if np.isfinite(number) and number == int(number) else text
+
+
+_INSTITUTION = re.compile(r"^BraTS1[789]_([A-Za-z0-9]+)_", re.IGNORECASE)
+
+
+def named_centres(folder: Path, cases: Iterable[str]) -> dict[str, str]:
+    """Reads ``centres.json`` ({case: hospital}) or ``centres.csv`` (case, hospital; with header).
+
+    Args:
+        folder: Where the data lie; without one of the two files no hospital is named.
+        cases: Ids of all cases, each of which such a file has to name.
+
+    Returns:
+        The hospital of each case.
+
+    Raises:
+        DataError: If a file cannot be read, names a case twice with different hospitals, or leaves
+            one out.
+    """
+    if (path := folder / "centres.json").exists():
+        named = _from_json(path)
+    elif (path := folder / "centres.csv").exists():
+        named = _from_csv(path)
+    else:
+        return {}
+    for case in cases:
+        if not named.get(case):
+            raise DataError(f"{path} names no hospital for case {case}; add it, or move the file.")
+    return named
+
+
+def institutions(folder: Path, cases: Sequence[str]) -> dict[str, str]:
+    """Takes the institution from the names of BraTS cases.
+
+    The names of 2017 to 2019 hold it: ``Brats18_CBICA_ABO_1`` is from CBICA. Those of 2020 and 2021
+    do not, but ``name_mapping.csv`` of 2020 gives the older names in the same row.
+
+    Args:
+        folder: Where ``name_mapping.csv`` may lie.
+        cases: Ids of all cases.
+
+    Returns:
+        The institution of each case that has one.
+
+    Example:
+        >>> institutions(Path("."), ["Brats18_TCIA08_242_1", "BraTS20_Training_001"])
+        {'Brats18_TCIA08_242_1': 'TCIA08'}
+    """
+    found: dict[str, str] = {}
+    mapping = folder / "name_mapping.csv"
+    for row in _rows(mapping) if mapping.exists() else []:
+        if older := [match[1] for name in row if (match := _INSTITUTION.match(name))]:
+            found |= dict.fromkeys(row, older[0])
+    found |= {case: match[1] for case in cases if (match := _INSTITUTION.match(case))}
+    return {case: found[case] for case in cases if case in found}
+
+
+def _from_json(path: Path) -> dict[str, str]:
+    content = read_json(path)
+    if not all(isinstance(name, str) for name in content.values()):
+        raise DataError(f'{path} must be an object of {{"case": "hospital"}}.')
+    return content
+
+
+def _from_csv(path: Path) -> dict[str, str]:
+    named: dict[str, str] = {}
+    for number, row in enumerate(_rows(path)[1:], start=2):
+        if len(row) != 2:
+            raise DataError(f"{path}, line {number}: {len(row)} columns; give case and hospital.")
+        if named.setdefault(row[0], row[1]) != row[1]:
+            raise DataError(f"{path}, line {number}: case {row[0]} is already at {named[row[0]]}.")
+    return named
+
+
+def _rows(path: Path) -> list[list[str]]:
+    with csv_rows(path) as rows:
+        return [[cell.strip() for cell in row] for row in rows]
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Reads an index file.
+
+    Args:
+        path: A JSON file that holds an object.
+
+    Returns:
+        The object.
+
+    Raises:
+        DataError: If it is missing or no such file.
+    """
+    try:
+        content = read_strict_json(path)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} is not readable JSON ({error}); copy it again.") from error
+    if not isinstance(content, dict):
+        raise DataError(f"{path} must hold a JSON object.")
+    return content

@@ -1,0 +1,1 @@
+"""Tables: their columns, what hospitals agree on, and the data module."""

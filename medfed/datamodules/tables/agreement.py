@@ -1,0 +1,425 @@
+"""What clients with tables agree on before training, and the messages by which they do.
+
+Whatever is needed of all of them travels as JSON, by the server, and is counted: which columns have
+missing cells, the names of categories, sums of a continuous outcome, and with pooled scaling counts
+and sums. No row leaves a client. Training continues from what the bytes say. Each client's half and
+the server's are generators, so that the same messages pass within one process and between
+hospitals.
+
+- Indicators: of the columns in which any client misses a training cell.
+- Categories: the sorted union of those in training rows.
+- A continuous outcome: its mean and deviation in all training rows (`outcome_scale`).
+- Pooled standardisation: each client sends, per column, its number of values and that number times
+  its own median and limits; the sums give the means that all clients take. Then each sends sums and
+  sums of squares of its values within these limits, which give the mean and standard deviation of
+  all training rows together. A mean of medians is not the median of all rows, but no outlier moves
+  it, and sums can be added up without anyone seeing the summands.
+- Pooled scaling by minimum and maximum: each client sends its own.
+
+Messages by which clients with tables agree: JSON, read as if anybody had written it.
+
+In which units a model answers of a continuous outcome: the mean and deviation in training.
+
+All clients must mean the same by an output, so they agree on one mean and one deviation, of the
+training rows of all of them. Each tells a count and two sums, of which nobody needs the summands.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypedDict, TypeGuard
+
+import numpy as np
+
+from medfed.common.errors import DataError
+from medfed.common.strict_json import parse_strict_json
+from medfed.datamodules.base import Exchanged
+from medfed.datamodules.readers.table import Categories, in_order
+from medfed.datamodules.tables.columns import (
+    Array,
+    Columns,
+    MinMax,
+    Normalization,
+    Scaling,
+    Standard,
+    fit_minmax,
+    limits,
+    moments,
+)
+
+Merging = Generator[bytes, Sequence[bytes], None]
+_HUGE = 1e300  # beyond what cells of a table add up to, as they are below 1e30
+
+
+def converse(
+    server: Merging, clients: Sequence[str], step: Callable[[str, bytes | None], bytes | None]
+) -> tuple[list[bytes], list[Exchanged]]:
+    """Passes messages between clients and the server's half until both have ended.
+
+    Args:
+        server: Its half.
+        clients: In the order of the federation, in which sums are taken.
+        step: Hands an answer to a client, at first None, and returns what it tells, at last None.
+
+    Returns:
+        The answers, which are all that somebody who comes later needs, and what travelled.
+    """
+    answers: list[bytes] = []
+    exchanged: list[Exchanged] = []
+    told = [step(client, None) for client in clients]
+    next(server, None)
+    while all(content is not None for content in told):
+        contents = [content for content in told if content is not None]
+        exchanged += [(c, "up", len(t)) for c, t in zip(clients, contents, strict=True)]
+        try:
+            answers.append(server.send(contents))
+        except StopIteration:
+            break
+        exchanged += [(c, "down", len(answers[-1])) for c in clients]
+        told = [step(client, answers[-1]) for client in clients]
+    if any(content is not None for content in told):
+        odd = clients[next(at for at, content in enumerate(told) if content is not None)]
+        raise DataError(
+            f"{odd} has more to agree on about its data than the others; read them alike."
+        )
+    return answers, exchanged
+
+
+def packed(content: Mapping[str, Any]) -> bytes:
+    """Returns a message as it travels.
+
+    Raises:
+        DataError: If a number is not finite.
+    """
+    try:
+        return json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
+    except ValueError as error:
+        raise DataError(
+            "What clients tell of their columns adds up to no finite number; look for cells that "
+            "are no measurements."
+        ) from error
+
+
+def unpacked(content: bytes, form: Mapping[str, Any]) -> dict[str, Any]:
+    """Reads a message that somebody else may have written.
+
+    Args:
+        content: The message.
+        form: By key: how many numbers there are, or a list of the texts that may be named, or a
+            mapping whose every key has texts.
+
+    Raises:
+        DataError: If it has another form.
+
+    Example:
+        >>> unpacked(b'{"count":[3]}', {"count": 1})
+        {'count': [3]}
+        >>> unpacked(b'{"count":["x"]}', {"count": 1})
+        Traceback (most recent call last):
+        ...
+        medfed.common.errors.DataError: A message about the columns of a table is none of ours: \
+its count is not as asked for.
+    """
+    try:
+        found = parse_strict_json(content)
+        if not isinstance(found, dict) or found.keys() != form.keys():
+            raise ValueError(f"it must hold {', '.join(form)}")
+        if odd := [name for name, wanted in form.items() if not _is_like(found[name], wanted)]:
+            raise ValueError(f"its {odd[0]} is not as asked for")
+    except ValueError as error:
+        raise DataError(
+            f"A message about the columns of a table is none of ours: {error}."
+        ) from error
+    return found
+
+
+def _is_like(value: object, wanted: int | Sequence[str] | Mapping[str, Any]) -> bool:
+    if isinstance(wanted, Mapping):
+        listed = value if isinstance(value, dict) and value.keys() == wanted.keys() else {"": 0}
+        return all(_are_texts(texts) for texts in listed.values())
+    if isinstance(wanted, int):
+        return (
+            isinstance(value, list)
+            and len(value) == wanted
+            and all(type(x) in (int, float) and abs(x) < _HUGE for x in value)
+        )
+    return _are_texts(value) and set(value) <= set(wanted)
+
+
+def _are_texts(value: object) -> TypeGuard[list[str]]:
+    return isinstance(value, list) and all(isinstance(text, str) for text in value)
+
+
+SUMS, SCALE = 3, 2  # how many numbers a client tells, and is answered
+
+
+def sums_of(outcomes: Array) -> list[float]:
+    """Returns the count of (N,) outcomes, their sum and the sum of their squares.
+
+    Example:
+        >>> sums_of(np.array([5.0, 7.0]))
+        [2.0, 12.0, 74.0]
+    """
+    return [float(len(outcomes)), float(outcomes.sum()), float(np.square(outcomes).sum())]
+
+
+def scale_of(told: Sequence[Sequence[float]]) -> list[float]:
+    """Returns mean and deviation (divided by N) of all outcomes together.
+
+    Args:
+        told: `sums_of` the outcomes of every client.
+
+    Returns:
+        The deviation is 1 where all outcomes are the same. Of its 16 digits, sums about 0 leave
+        4 where the mean is a million times as large.
+
+    Example:
+        >>> scale_of([sums_of(np.array([5.0, 7.0])), sums_of(np.array([3.0, 9.0]))])
+        [6.0, 2.23606797749979]
+    """
+    count, total, squares = (np.array([column]) for column in np.sum(told, axis=0))
+    mean, sd = moments(count, np.zeros(1), total, squares)
+    return [float(mean[0]), float(sd[0])]
+
+
+Indicator = bool | Literal["auto"]
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What the clients know of each other's tables.
+
+    Attributes:
+        columns: What the inputs are.
+        scaling: That of all clients, or None where each has its own.
+        outcome: Mean and deviation of a continuous outcome; None of classes.
+    """
+
+    columns: Columns
+    scaling: Scaling | None
+    outcome: list[float] | None = None
+
+
+class How(TypedDict):
+    """What `agree` is asked to settle."""
+
+    indicator: Indicator
+    normalization: Normalization
+    pooled: bool
+
+
+Told = Generator[bytes, bytes, Agreement]
+
+
+def agree(
+    train: Mapping[str, Array],
+    names: Sequence[str],
+    categories: Categories,
+    indicator: Indicator,
+    normalization: Normalization,
+    pooled: bool,
+    outcomes: Mapping[str, Array] | None = None,
+) -> tuple[Agreement, list[Exchanged]]:
+    """Lets clients agree that are all in this process.
+
+    Args:
+        train: (N, F) training rows of every client; NaN is missing, a category its position.
+        names: (F) columns.
+        categories: Of the columns that have some.
+        indicator: Which columns have an indicator: all, none, or with ``auto`` those in which any
+            client misses a training cell.
+        normalization: How numbers are scaled.
+        pooled: Whether all clients scale alike.
+        outcomes: (N,) continuous outcomes of every client's rows; None of classes.
+
+    Returns:
+        What they agree on, and what travelled for it: nothing where nothing is needed.
+
+    Example:
+        >>> rows = {"a": np.array([[1.0]]), "b": np.array([[np.nan], [3.0]])}
+        >>> agreed, exchanged = agree(rows, ["age"], {}, "auto", "standard", pooled=False)
+        >>> agreed.columns.indicators, exchanged[1]
+        (('age',), ('b', 'up', 19))
+    """
+    telling = {
+        client: tell(
+            *(rows, names, categories, indicator, normalization, pooled),
+            None if outcomes is None else outcomes[client],
+        )
+        for client, rows in train.items()
+    }
+    agreed: list[Agreement] = []
+
+    def step(client: str, answer: bytes | None) -> bytes | None:
+        try:
+            return next(telling[client]) if answer is None else telling[client].send(answer)
+        except StopIteration as stop:
+            agreed.append(stop.value)
+            return None
+
+    server = merge(names, list(categories), indicator, normalization, pooled, outcomes is not None)
+    _, exchanged = converse(server, list(train), step)
+    return agreed[0], exchanged
+
+
+def tell(
+    rows: Array,
+    names: Sequence[str],
+    categories: Categories,
+    indicator: Indicator,
+    normalization: Normalization,
+    pooled: bool,
+    outcomes: Array | None = None,
+) -> Told:
+    """A client's half: yields what it tells, is sent what the server answers.
+
+    Args:
+        rows: (N, F) its training rows.
+        names: See `agree`.
+        categories: See `agree`; its own.
+        indicator: See `agree`.
+        normalization: See `agree`.
+        pooled: See `agree`.
+        outcomes: (N,) those of the rows, if they are continuous.
+
+    Returns:
+        What all have agreed on.
+
+    Raises:
+        DataError: If an answer is none.
+    """
+    numbers = rows[:, [at for at, name in enumerate(names) if name not in categories]]
+    first = _about(rows, names, categories, indicator)
+    if pooled:
+        first |= _extent(numbers, normalization)
+    if outcomes is not None:
+        first["outcome"] = sums_of(outcomes)
+    if not first:
+        return Agreement(Columns(tuple(names), {}, tuple(names) if indicator else ()), None)
+    width = numbers.shape[1]
+    answered: dict[str, Any] = {"indicators": names, "categories": dict.fromkeys(categories)}
+    ends = ("minimum", "maximum") if normalization == "minmax" else ("low", "median", "high")
+    answered |= dict.fromkeys(ends, width) if pooled else {}
+    answered |= {"outcome": SCALE} if outcomes is not None else {}
+    answer = unpacked((yield packed(first)), answered)
+    shared = {name: tuple(answer["categories"][name]) for name in categories}
+    there = set(answer["indicators"])
+    columns = Columns(tuple(names), shared, tuple(n for n in names if n in there))
+    scale = answer.get("outcome")
+    if not pooled:
+        return Agreement(columns, None, scale)
+    if normalization == "minmax":
+        return Agreement(columns, MinMax(*(np.array(answer[end]) for end in ends)), scale)
+    low, median, high = (np.array(answer[end]) for end in ends)
+    apart = np.clip(numbers, low, high) - median
+    sums = {
+        "count": (~np.isnan(apart)).sum(axis=0).tolist(),
+        "sum": np.nansum(apart, axis=0).tolist(),
+        "squares": np.nansum(apart**2, axis=0).tolist(),
+    }
+    last = unpacked((yield packed(sums)), dict.fromkeys(("mean", "sd"), width))
+    mean, sd = np.array(last["mean"]), np.array(last["sd"])
+    return Agreement(columns, Standard(low, high, median, mean, sd), scale)
+
+
+def merge(
+    names: Sequence[str],
+    categorical: Sequence[str],
+    indicator: Indicator,
+    normalization: Normalization,
+    pooled: bool,
+    continuous: bool = False,
+) -> Merging:
+    """The server's half: is sent what all clients tell, in their order, and yields its answer.
+
+    Args:
+        names: See `agree`.
+        categorical: The columns that have categories.
+        indicator: See `agree`.
+        normalization: See `agree`.
+        pooled: See `agree`.
+        continuous: Whether they tell of a continuous outcome.
+
+    Raises:
+        DataError: If what a client tells is not what is asked for.
+    """
+    if not (indicator == "auto" or categorical or pooled or continuous):
+        return
+    asked: dict[str, Any] = {} if indicator != "auto" else {"missing": list(names)}
+    asked |= {"categories": dict.fromkeys(categorical)} if categorical else {}
+    width = len(names) - len(categorical)
+    if pooled:
+        ends = ("minimum", "maximum") if normalization == "minmax" else ("low", "median", "high")
+        asked |= dict.fromkeys(("count", *ends), width)
+    asked |= {"outcome": SUMS} if continuous else {}
+    told = [unpacked(content, asked) for content in (yield b"")]
+    answer = _merged(told, names, categorical, indicator, pooled)
+    if continuous:
+        answer["outcome"] = scale_of([one["outcome"] for one in told])
+    contents = yield packed(answer)
+    if pooled and normalization == "standard":
+        sums = dict.fromkeys(("count", "sum", "squares"), width)
+        told = [unpacked(content, sums) for content in contents]
+        count, total, squares = (np.sum([one[name] for one in told], axis=0) for name in sums)
+        mean, sd = moments(count, np.array(answer["median"]), total, squares)
+        yield packed({"mean": mean.tolist(), "sd": sd.tolist()})
+
+
+def _about(
+    rows: Array, names: Sequence[str], categories: Categories, indicator: Indicator
+) -> dict[str, Any]:
+    """What a client says of its columns."""
+    found: dict[str, Any] = {}
+    if indicator == "auto":
+        gaps = np.flatnonzero(np.isnan(rows).any(axis=0))
+        found["missing"] = [names[at] for at in gaps.tolist()]
+    if categories:
+        codes = {name: np.unique(rows[:, names.index(name)]) for name in categories}
+        found["categories"] = {
+            name: [texts[int(code)] for code in codes[name] if code >= 0]
+            for name, texts in categories.items()
+        }
+    return found
+
+
+def _extent(values: Array, normalization: Normalization) -> dict[str, Any]:
+    """How far a client's values reach, as far as the server needs to know."""
+    count = (~np.isnan(values)).sum(axis=0)
+    found: dict[str, Any] = {"count": count.tolist()}
+    if normalization == "minmax":
+        fitted = fit_minmax(values)
+        return found | {"minimum": fitted.minimum.tolist(), "maximum": fitted.maximum.tolist()}
+    for name, own in zip(("low", "median", "high"), limits(values), strict=True):
+        found[name] = (count * own).tolist()
+    return found
+
+
+def _merged(
+    told: Sequence[Mapping[str, Any]],
+    names: Sequence[str],
+    categories: Sequence[str],
+    indicator: Indicator,
+    pooled: bool,
+) -> dict[str, Any]:
+    """What the server makes of the first messages."""
+    gaps = {name for one in told for name in one.get("missing", ())}
+    chosen = gaps if indicator == "auto" else {*names} if indicator else set()
+    union = {
+        name: sorted({text for one in told for text in one["categories"][name]}, key=in_order)
+        for name in categories
+    }
+    found = {"indicators": [n for n in names if n in chosen], "categories": union}
+    if not pooled:
+        return found
+    counts = np.array([one["count"] for one in told])
+    if "minimum" in told[0]:
+        for name, end, none in (("minimum", np.min, np.inf), ("maximum", np.max, -np.inf)):
+            values = np.where(counts > 0, np.array([one[name] for one in told]), none)
+            found[name] = np.where(counts.any(axis=0), end(values, axis=0), 0.0).tolist()
+        return found
+    for name in ("low", "median", "high"):
+        total = np.sum([one[name] for one in told], axis=0)
+        found[name] = (total / np.maximum(counts.sum(axis=0), 1)).tolist()
+    return found

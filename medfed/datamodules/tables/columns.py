@@ -1,0 +1,444 @@
+"""From the columns of a table to what a network sees: numbers, categories, what is missing.
+
+How the numbers of a table are scaled, learnt from training rows alone.
+
+``standard``: less the mean, divided by the deviation, as by scikit-learn's ``StandardScaler``; a
+missing cell becomes the median, as by its ``SimpleImputer``. So that no single value rules the
+others, values far outside of them count as the limit of what is far: 3 interquartile ranges beyond
+the quartiles (Tukey, "Exploratory Data Analysis", 1977: "far out"), in training as in prediction.
+
+``minmax``: the minimum becomes -1, the maximum 1, a missing cell 0. One outlier squeezes all other
+values; it is what medfed 0.1 did, and what its published numbers are of.
+
+Lines about a table before training: what is altered, and what tells nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from medfed.common.errors import DataError
+from medfed.datamodules.readers.base import few
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What all clients of a federation agree on, so that an input means the same everywhere.
+
+    A column of numbers is one input. One of categories is an input per category, 1 where a row has
+    it; of two categories the second alone. Then come the indicators, 1 where a cell is missing.
+    A category that is missing or unknown is 0 in all inputs.
+
+    Attributes:
+        names: (F) names of the columns.
+        categories: Those of each column that has some.
+        indicators: Columns with an indicator of missing cells.
+    """
+
+    names: tuple[str, ...]
+    categories: Mapping[str, tuple[str, ...]]
+    indicators: tuple[str, ...]
+
+    @property
+    def numeric(self) -> list[int]:
+        """Positions of the P columns of numbers."""
+        return [at for at, name in enumerate(self.names) if name not in self.categories]
+
+    def inputs(self) -> list[tuple[str, str]]:
+        """Name of every input, and the column that it is made of.
+
+        Raises:
+            DataError: If two inputs have one name.
+
+        Example:
+            >>> columns = Columns(("age", "sex"), {"sex": ("f", "m")}, ("age",))
+            >>> columns.inputs()
+            [('age', 'age'), ('sex=m', 'sex'), ('age missing', 'age')]
+        """
+        found = [
+            (name, name) if shown is None else (f"{name}={shown}", name)
+            for name in self.names
+            for shown in self._shown(name)
+        ]
+        found += [(f"{name} missing", name) for name in self.indicators]
+        seen: set[str] = set()
+        for name, _ in found:
+            if name in seen:
+                raise DataError(f"Two inputs would be called {name}; rename a column of the table.")
+            seen.add(name)
+        return found
+
+    def _shown(self, name: str) -> Sequence[str | None]:
+        """The categories of a column that have an input, or None for its numbers."""
+        if name not in self.categories:
+            return [None]
+        texts = self.categories[name]
+        return texts[1:] if len(texts) == 2 else texts
+
+    def encode(self, rows: Array, numbers: Array) -> NDArray[np.float32]:
+        """Makes the inputs of rows.
+
+        Args:
+            rows: (N, F); NaN is missing, a category is its position, -1 where it is unknown.
+            numbers: (N, P) scaled numbers, without gaps.
+
+        Returns:
+            (N, C), in the order of `inputs`.
+
+        Example:
+            >>> columns = Columns(("age", "sex"), {"sex": ("f", "m")}, ("age",))
+            >>> rows = np.array([[50.0, 1.0], [np.nan, 0.0]])
+            >>> columns.encode(rows, np.array([[0.5], [0.0]])).tolist()
+            [[0.5, 1.0, 0.0], [0.0, 0.0, 1.0]]
+        """
+        found = np.empty((len(rows), len(self.inputs())), dtype=np.float32)
+        place, number = 0, 0
+        for at, name in enumerate(self.names):
+            if name not in self.categories:
+                found[:, place] = numbers[:, number]
+                place, number = place + 1, number + 1
+                continue
+            shown = self._shown(name)
+            first = len(self.categories[name]) - len(shown)
+            for code in range(first, first + len(shown)):
+                found[:, place] = rows[:, at] == code
+                place += 1
+        gaps = [self.names.index(name) for name in self.indicators]
+        found[:, place:] = np.isnan(rows[:, gaps])
+        return found
+
+    def facts(self) -> dict[str, Any]:
+        """What reads a row again as in training, as JSON; see `from_facts`."""
+        return {
+            "kind": "table",
+            "features": list(self.names),
+            "categories": {name: list(texts) for name, texts in self.categories.items()},
+            "indicators": list(self.indicators),
+        }
+
+    @classmethod
+    def from_facts(cls, facts: Mapping[str, Any]) -> Columns:
+        """Undoes `facts`, and what bundles had instead of indicators before.
+
+        Example:
+            >>> Columns.from_facts({"features": ["a"], "missing_indicator": True}).indicators
+            ('a',)
+        """
+        names = tuple(facts["features"])
+        everything = names if facts.get("missing_indicator") else ()
+        indicators = facts.get("indicators")
+        categories = facts.get("categories") or {}
+        return cls(
+            names,
+            {name: tuple(texts) for name, texts in categories.items()},
+            everything if indicators is None else tuple(indicators),
+        )
+
+
+Normalization = Literal["standard", "minmax"]
+NORMALIZATIONS: tuple[str, ...] = get_args(Normalization)
+_FAR = 3.0  # interquartile ranges
+_STANDARD = ("low", "high", "median", "mean", "sd")
+
+
+@dataclass(frozen=True)
+class Standard:
+    """Standardisation of P columns that one outlier does not rule; all attributes are (P,).
+
+    Attributes:
+        low: Values below count as this.
+        high: Values above count as this.
+        median: What a missing cell becomes.
+        mean: What becomes 0.
+        sd: What becomes 1; 1 where all values are the same.
+    """
+
+    low: Array
+    high: Array
+    median: Array
+    mean: Array
+    sd: Array
+
+    def scale(self, values: Array) -> Array:
+        """Scales (N, P) values; NaN is missing.
+
+        Example:
+            >>> train = np.array([[1.0], [2.0], [3.0], [np.nan]])
+            >>> fit_standard(train).scale(train).round(2).ravel().tolist()
+            [-1.22, 0.0, 1.22, 0.0]
+        """
+        filled = np.where(np.isnan(values), self.median, np.clip(values, self.low, self.high))
+        scaled: Array = (filled - self.mean) / self.sd
+        return scaled
+
+    def facts(self) -> dict[str, Any]:
+        """What scales a row again as in training, as JSON."""
+        return {"name": "standard"} | {name: getattr(self, name).tolist() for name in _STANDARD}
+
+    def far_out(self, values: Array) -> NDArray[np.int64]:
+        """Counts the values of (N, P) beyond the limits: (P,)."""
+        counts: NDArray[np.int64] = np.sum((values < self.low) | (values > self.high), axis=0)
+        return counts
+
+
+@dataclass(frozen=True)
+class MinMax:
+    """Scaling of P columns between -1 and 1; a column without any value has both ends 0.
+
+    Attributes:
+        minimum: (P,), what becomes -1.
+        maximum: (P,), what becomes 1.
+    """
+
+    minimum: Array
+    maximum: Array
+
+    def scale(self, values: Array) -> Array:
+        """Scales (N, P) values and clips them; NaN is missing and becomes 0.
+
+        Example:
+            >>> fitted = MinMax(np.zeros(1), np.full(1, 4.0))
+            >>> fitted.scale(np.array([[1.0], [9.0], [np.nan]])).tolist()
+            [[-0.5], [1.0], [0.0]]
+        """
+        from sklearn.preprocessing import MinMaxScaler
+
+        if not values.size:
+            return values
+        ends = np.stack([self.minimum, self.maximum])
+        scaler = MinMaxScaler(feature_range=(-1, 1), clip=True).fit(ends)
+        scaled: Array = np.nan_to_num(scaler.transform(values))
+        return scaled
+
+    def facts(self) -> dict[str, Any]:
+        """What scales a row again as in training, as JSON."""
+        limits = {"minimum": self.minimum.tolist(), "maximum": self.maximum.tolist()}
+        return {"name": "minmax", **limits, "to": [-1, 1], "missing": 0}
+
+
+Scaling = Standard | MinMax
+
+
+def fit(name: Normalization, train: Array) -> Scaling:
+    """Learns a scaling from (N, P) training values; NaN is missing."""
+    return fit_standard(train) if name == "standard" else fit_minmax(train)
+
+
+def fit_minmax(train: Array) -> MinMax:
+    """Learns minimum and maximum.
+
+    Example:
+        >>> fit_minmax(np.array([[0.0, np.nan], [4.0, np.nan]])).maximum.tolist()
+        [4.0, 0.0]
+    """
+    known = np.where(np.isnan(train).all(axis=0), 0.0, train)
+    return MinMax(np.nanmin(known, axis=0), np.nanmax(known, axis=0))
+
+
+def fit_standard(train: Array) -> Standard:
+    """Learns limits, median, mean and standard deviation of what is not missing.
+
+    A column without any value becomes 0 throughout.
+
+    Example:
+        >>> chol = np.array([[180.0], [200.0], [220.0], [240.0], [1e6]])
+        >>> fitted = fit_standard(chol)
+        >>> fitted.high.tolist(), fitted.scale(chol).round(2).ravel().tolist()
+        ([360.0], [-0.95, -0.63, -0.32, 0.0, 1.9])
+    """
+    low, median, high = limits(train)
+    clipped = np.clip(train, low, high)
+    count = (~np.isnan(train)).sum(axis=0)
+    mean, sd = moments(
+        count, median, np.nansum(clipped - median, 0), np.nansum((clipped - median) ** 2, 0)
+    )
+    return Standard(low, high, median, mean, sd)
+
+
+def moments(count: Array, about: Array, total: Array, squares: Array) -> tuple[Array, Array]:
+    """Mean and standard deviation (divided by N) of P columns, from sums of differences.
+
+    Args:
+        count: (P,) numbers of values.
+        about: (P,) of what the differences are taken.
+        total: (P,) sums of the differences.
+        squares: (P,) sums of their squares.
+
+    Example:
+        >>> one = np.ones(1)
+        >>> [x.tolist() for x in moments(2 * one, 5 * one, 2 * one, 4 * one)]  # of 5 and 7
+        [[6.0], [1.0]]
+    """
+    shift = total / np.maximum(count, 1)
+    variance = np.maximum(squares / np.maximum(count, 1) - shift**2, 0)
+    # What rounding alone leaves of a constant column is no deviation.
+    constant = np.sqrt(variance) <= 1e-9 * np.maximum(np.abs(about + shift), np.abs(shift))
+    return about + shift, np.where(constant, 1.0, np.sqrt(variance))
+
+
+def limits(train: Array) -> tuple[Array, Array, Array]:
+    """The limits beyond which values of (N, P) are far out, and the median between them.
+
+    They are 3 interquartile ranges beyond the quartiles. Where a quarter of the values or more are
+    the same, such as zeros, the quartiles are those of the others, together with that value.
+
+    Returns:
+        (P,) lower limits, medians and upper limits; 0 where a column has no value.
+
+    Example:
+        >>> mostly = np.array([[0.0]] * 9 + [[1.0]] * 3)
+        >>> [x.tolist() for x in limits(mostly)]
+        [[-3.0], [0.0], [4.0]]
+    """
+    found = np.zeros((3, train.shape[1]))
+    for at, column in enumerate(train.T):
+        known = column[~np.isnan(column)]
+        if len(known):
+            found[:, at] = _limits(known)
+    low, median, high = found
+    return low, median, high
+
+
+def _limits(values: Array) -> tuple[float, float, float]:
+    median = float(np.median(values))
+    distinct, counts = np.unique(values, return_counts=True)
+    top = np.lexsort((-np.abs(distinct - median), counts))[-1]
+    common, often = distinct[top], counts[top] > 1 and 4 * counts[top] >= len(values)
+    others = values[values != common] if often else values
+    first, third = np.quantile(others if len(others) else values, (0.25, 0.75))
+    if often:
+        first, third = min(first, common), max(third, common)
+    reach = _FAR * (third - first)
+    return float(first - reach), median, float(third + reach)
+
+
+def value_range(train: Array, scaling: Scaling) -> tuple[Array, Array]:
+    """Smallest and largest value of (N, P) training rows, far-out ones as the limit.
+
+    Returns:
+        (P,) each; NaN where a column has no value.
+
+    Example:
+        >>> train = np.array([[1.0, np.nan], [3.0, np.nan]])
+        >>> [x.tolist() for x in value_range(train, fit_standard(train))]
+        [[1.0, nan], [3.0, nan]]
+    """
+    empty = np.isnan(train).all(axis=0)
+    known = np.where(empty, 0.0, train)
+    if isinstance(scaling, Standard):
+        known = np.clip(known, scaling.low, scaling.high)
+    ends = np.nanmin(known, axis=0), np.nanmax(known, axis=0)
+    return np.where(empty, np.nan, ends[0]), np.where(empty, np.nan, ends[1])
+
+
+def from_facts(facts: Mapping[str, Any]) -> Scaling:
+    """Undoes ``facts()``.
+
+    Example:
+        >>> from_facts(fit_minmax(np.array([[1.0], [3.0]])).facts()).minimum.tolist()
+        [1.0]
+    """
+
+    def column(name: str) -> Array:
+        return np.array(facts[name], dtype=np.float64)
+
+    if facts.get("name", "minmax") == "minmax":
+        return MinMax(column("minimum"), column("maximum"))
+    return Standard(*map(column, _STANDARD))
+
+
+log = logging.getLogger("medfed.datamodules.tables.datamodule")
+_END = r"([ _-]?(id|no|nr|number|name|code))?"
+_HOSPITAL = re.compile(rf"(hospital|centre|center|site|institution|clinic){_END}", re.IGNORECASE)
+_PATIENT = re.compile(rf"(patient|subject|person|participant|mrn|pid){_END}|id", re.IGNORECASE)
+
+
+def say(columns: Columns, train: Mapping[str, Array], scalings: Mapping[str, Scaling]) -> None:
+    """Names what becomes of training cells, a line each.
+
+    Args:
+        columns: What the columns are.
+        train: (N, F) training rows of every client.
+        scalings: That of every client.
+    """
+    rows, names = np.concatenate(list(train.values())), columns.names
+    standard = any(isinstance(scaling, Standard) for scaling in scalings.values())
+    gaps = np.isnan(rows).mean(axis=0)
+    shares = [f"{names[at]} {100 * gaps[at]:.0f} %" for at in np.flatnonzero(gaps)]
+    if shares and standard:
+        beside = "; an indicator says where" if columns.indicators else ""
+        log.info("Missing training cells become the median%s: %s.", beside, few(shares, 8))
+    if far := _far_out(columns, train, scalings):
+        log.warning(
+            "Training values far from all others (3 interquartile ranges beyond the quartiles) "
+            "count as that limit: %s.",
+            few([f"{count} of {name}" for name, count in far.most_common()], 8),
+        )
+    known = [column[~np.isnan(column)] for column in rows.T]
+    alike = [n for n, c in zip(names, known, strict=True) if len(c) and np.ptp(c) == 0]
+    if alike:
+        log.warning("The same in all training rows, so of no use: %s.", few(alike, 8))
+
+
+def role_remarks(names: Sequence[str], centre: str | None, patient: str | None) -> list[str]:
+    """Says which columns look like hospitals or patients, where nobody has named such a column.
+
+    Args:
+        names: Of all columns but the label.
+        centre: ``data.centre``.
+        patient: ``data.patient``.
+
+    Example:
+        >>> role_remarks(["age", "Hospital"], None, None)
+        ['If the column Hospital says where patients come from, set data.centre=Hospital.']
+        >>> role_remarks(["age", "patient_id"], "place", None)
+        ['If the column patient_id tells patients apart, set data.patient=patient_id: else the \
+rows of one may stand in several splits.']
+    """
+    found = []
+    for name in names:
+        if centre is None and _HOSPITAL.fullmatch(name):
+            found.append(
+                f"If the column {name} says where patients come from, set data.centre={name}."
+            )
+        if patient is None and _PATIENT.fullmatch(name):
+            found.append(
+                f"If the column {name} tells patients apart, set data.patient={name}: else the "
+                "rows of one may stand in several splits."
+            )
+    return found
+
+
+def say_unknown(columns: Columns, rows: Array) -> None:
+    """Names columns with categories that no training row has; (N, F) rows, -1 for these."""
+    for name in columns.categories:
+        if count := int((rows[:, columns.names.index(name)] < 0).sum()):
+            log.warning(
+                "Rows outside of training with a category of %s that no training row has: %d; it "
+                "counts as none.",
+                name,
+                count,
+            )
+
+
+def _far_out(
+    columns: Columns, train: Mapping[str, Array], scalings: Mapping[str, Scaling]
+) -> Counter[str]:
+    """Training values beyond the limits, by column."""
+    found: Counter[str] = Counter()
+    for client, scaling in scalings.items():
+        if isinstance(scaling, Standard):
+            counts = scaling.far_out(train[client][:, columns.numeric]).tolist()
+            names = [columns.names[at] for at in columns.numeric]
+            found.update({n: c for n, c in zip(names, counts, strict=True) if c})
+    return found

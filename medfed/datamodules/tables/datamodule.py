@@ -1,0 +1,383 @@
+"""Tables, for clinical risk or a continuous outcome: what clients make of their rows.
+
+The rows of a table: which columns are features, labels, hospitals and patients.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from medfed.common.checks import check_known, checked_scale
+from medfed.common.errors import ConfigError, DataError
+from medfed.common.files import ExistingPath
+from medfed.common.seeding import derive_seed
+from medfed.datamodules.base import FederatedDataModule
+from medfed.datamodules.client_data import Batch, ClientData
+from medfed.datamodules.duplicates import Sample, rows_mean_something
+from medfed.datamodules.plans import ClientPlan
+from medfed.datamodules.readers.base import Patient, expanded
+from medfed.datamodules.readers.csv_files import csv_rows
+from medfed.datamodules.readers.samples import Index, Samples
+from medfed.datamodules.readers.scikit_learn import embedded as read_embedded
+from medfed.datamodules.readers.table import (
+    Categories,
+    Outcome,
+    Table,
+    check_outcome,
+    read_csv,
+    recode,
+    with_categories,
+)
+from medfed.datamodules.splits import SPLITS, Split
+from medfed.datamodules.tables.agreement import Agreement, How, Indicator, agree, merge, tell
+from medfed.datamodules.tables.columns import (
+    NORMALIZATIONS,
+    Array,
+    Columns,
+    Normalization,
+    Scaling,
+    Standard,
+    fit,
+    role_remarks,
+    say,
+    say_unknown,
+    value_range,
+)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False, repr=False)
+class TableRows(FederatedDataModule):
+    """Reads any CSV, or a table that scikit-learn has.
+
+    Attributes:
+        path: A CSV file (or what `reader` reads); None takes the table `embedded`.
+        label: Name of the label column.
+        features: Feature columns; None takes all that have no other role.
+        centre: Column with the hospital, for the natural partition.
+        patient: Column with the patient; None makes every row a patient.
+        positive: Label values that count as class 1; None makes every distinct value a class.
+        header: Column names of a file without a header line.
+        categorical: Columns that hold categories, also numbered ones; None takes the columns of a
+            CSV file that hold texts, as `readers.column_kinds.find_kinds` says.
+        reader: Reads `path` where it is no CSV file; the columns are then the reader's affair.
+        negative: Label values that count as class 0, where `positive` is given; None takes all
+            others.
+        outcome: What the label column of a CSV file holds: ``"classes"``, or ``"continuous"``
+            numbers.
+        embedded: A table that comes with scikit-learn: ``"breast_cancer"`` or ``"diabetes"``.
+        eval_batch_size: Rows per evaluation batch.
+
+    Raises:
+        ConfigError: If classes are named of a continuous outcome, or it is neither.
+    """
+
+    _: KW_ONLY
+    path: ExistingPath | None = None
+    label: str = "label"
+    features: Sequence[str] | None = None
+    centre: str | None = None
+    patient: str | None = None
+    positive: Sequence[str | int | float] | None = None
+    header: Sequence[str] | None = None
+    categorical: Sequence[str] | None = None
+    reader: Callable[[Path], Table] | None = None
+    negative: Sequence[str | int | float] | None = None
+    outcome: Outcome = "classes"
+    embedded: str = "breast_cancer"
+    eval_batch_size: int = 1024
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_outcome(self.outcome)
+        if self.outcome == "continuous" and not (self.positive is None and self.negative is None):
+            raise ConfigError(
+                "data.positive and data.negative name classes; leave them out with "
+                "data.outcome=continuous."
+            )
+
+    @cached_property
+    def table(self) -> Table:
+        """All rows."""
+        if (path := expanded(self.path)) is not None and self.reader is None:
+            return read_csv(
+                path,
+                self.label,
+                self.features,
+                self.centre,
+                self.patient,
+                self.positive,
+                self.header,
+                self.negative,
+                self.outcome,
+                "auto" if self.categorical is None else self.categorical,
+            )
+        whole = read_embedded(self.embedded) if path is None else self.reader(path)  # type: ignore[misc]
+        return with_categories(whole, self.categorical or ())
+
+    @property
+    def plan_names(self) -> tuple[str, ...]:
+        """See the base class."""
+        return self.table.names
+
+    @cached_property
+    def samples(self) -> Samples:
+        """What is known of the rows beside their features."""
+        t = self.table
+        return Samples(t.labels, len(t.classes), t.patients, t.centres, files=t.files)
+
+    def prepare_data(self) -> None:
+        """Reads the table, so that names and sizes are known."""
+        count, names = len(self.table.features), self.table.names
+        empty = np.isnan(self.table.features).all(axis=0)
+        if empty.all():
+            raise DataError(f"{expanded(self.path)} has only missing cells; fill them in.")
+        if empty.any():
+            first = names[int(empty.argmax())]
+            log.warning("%d columns have no value and count as 0, such as %s.", empty.sum(), first)
+        self.description = f"Data: {expanded(self.path)}, {count} rows."
+        if self.path is None:
+            self.description = (
+                f"Data: scikit-learn's {self.embedded.replace('_', ' ')}, {count} patients "
+                "(your own: data=csv data.path=/path/to/table.csv data.label=COLUMN)."
+            )
+        self.channel_names = names  # until the clients have agreed
+        self.class_names = self.table.classes
+
+    def data_remarks(self) -> list[str]:
+        """See the base class: columns that may have another role than that of a feature."""
+        path = expanded(self.path)
+        if path is None or self.reader is not None or self.features is not None:
+            return []
+        with csv_rows(path) as rows:
+            columns = [c.strip() for c in self.header or next(rows)]
+        free = [c for c in columns if c.lower() != self.label.lower()]
+        return role_remarks(free, self.centre, self.patient)
+
+    def contents(self) -> tuple[str, Iterator[Sample]]:
+        """See the base class: rows, where equal ones are hardly chance."""
+        table, classes = self.table, not self.samples.continuous
+        rows = table.features if rows_mean_something(table.features) else table.features[:0]
+        return "rows", (
+            # A label may be an outcome, and then differs without being wrong.
+            Sample(patient, patient, row.tobytes(), int(label) if classes else None)
+            for row, patient, label in zip(rows, table.patients, table.labels, strict=False)
+        )
+
+    def list_patients(self) -> list[Patient]:
+        """One patient per distinct id, with its centre, and its label where all its rows agree."""
+        return self.samples.list_patients()
+
+
+Rows = tuple[Index, Index]
+
+
+@dataclass(eq=False, repr=False)
+class TabularDataModule(TableRows):
+    """Rows of a table; ``image`` is (B, C), ``label`` (B,) int64 or an outcome.
+
+    What the C inputs are the clients agree on: see `table_columns.Columns` and `agreement`.
+
+    An outcome is float32, in its own unit: it is the model that answers in standard units, by the
+    mean and deviation that the clients have agreed on.
+
+    Attributes:
+        normalization: ``"standard"``: mean 0 and standard deviation 1, missing cells the median;
+            ``"minmax"``: from -1 to 1, missing cells 0; see `table_scaling`.
+        scaling: Whose training rows the numbers for it come from. ``"client"``: the client's own,
+            so that they do not leave a hospital; ``"pooled"``: all clients', so that one unit means
+            the same everywhere, at the price of sums that are exchanged before the first round.
+        missing_indicator: Which columns have an input that is 1 where the cell is missing: all
+            (True), none, or with ``"auto"`` those in which any client misses a training cell.
+        outcome_scale: Mean and deviation of continuous outcomes, in which a model answers; None:
+            those of all clients' training rows, of which each tells the others three sums. ``(0,
+            1)`` leaves outcomes as they are.
+
+    Raises:
+        ConfigError: If a choice is unknown, or a scale is given that is none.
+    """
+
+    _: KW_ONLY
+    normalization: Normalization = "standard"
+    scaling: Literal["client", "pooled"] = "client"
+    missing_indicator: Indicator = "auto"
+    outcome_scale: Sequence[float] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_known("data.scaling", self.scaling, ("client", "pooled"))
+        check_known("data.normalization", self.normalization, NORMALIZATIONS)
+        check_known(
+            "data.missing_indicator", str(self.missing_indicator).lower(), ("auto", "true", "false")
+        )
+        if self.outcome_scale is not None:
+            self.outcome_scale = checked_scale(self.outcome_scale, "data.outcome_scale")
+        self.agreement: Agreement | None = None
+        self.scalings: dict[str, Scaling] = {}
+        self.train_rows: dict[str, Array] = {}
+        self.train_outcomes: dict[str, Array] = {}
+
+    @property
+    def columns(self) -> Columns:
+        """What the inputs are; call `setup` first."""
+        assert self.agreement is not None
+        return self.agreement.columns
+
+    @property
+    def agreed_outcome_scale(self) -> list[float] | None:
+        """Mean and deviation of continuous outcomes, None of classes; call `setup` first."""
+        assert self.agreement is not None
+        scale = self.outcome_scale or self.agreement.outcome
+        return None if scale is None else list(scale)
+
+    def join(self, other: TabularDataModule) -> None:
+        """Takes over what a federation has agreed on, for a hospital that joins it later.
+
+        Args:
+            other: The federation's data, set up.
+        """
+        self.agreement, self.outcome_scale = other.agreement, other.outcome_scale
+        self.categorical = tuple(other.columns.categories)
+        if self.path is not None and self.reader is None:
+            self.features = other.columns.names
+
+    def prepare_data(self) -> None:
+        """See the base class.
+
+        Raises:
+            ConfigError: If classes are given the scale of an outcome.
+        """
+        super().prepare_data()
+        if self.outcome_scale is not None and not self.samples.continuous:
+            raise ConfigError("data.outcome_scale is for continuous outcomes; leave it at null.")
+
+    def build_clients(self, plans: Mapping[str, ClientPlan]) -> dict[str, ClientData]:
+        """Lets the clients agree and scales by training statistics; see the base class."""
+        table, chosen = self.table, self._chosen(plans)
+        if self.agreement is None:
+            told = {c: rows for c, rows in self.train_rows.items() if c not in self.keep_out}
+            outcomes = self.train_outcomes if self._asks_scale else None
+            self.agreement, self.exchanged = agree(
+                told, *self._columns, **self._how, outcomes=outcomes
+            )
+        columns = self.columns
+        rows = recode(table.features, table.names, table.categories, columns.categories)
+        self.channel_names = tuple(name for name, _ in columns.inputs())
+        sources = [table.names.index(column) for _, column in columns.inputs()]
+        clients = {}
+        for name, plan in plans.items():
+            own = self.agreement.scaling or fit(self.normalization, self._numbers(name))
+            self.scalings[name] = own
+            present = plan.channels[sources]
+            blocks = {s: self._block(rows, *chosen[name][s], own, present) for s in SPLITS}
+            clients[name] = self.labelled_client(name, replace(plan, channels=present), blocks)
+        say(columns, self.train_rows, self.scalings)
+        say_unknown(columns, rows)
+        return clients
+
+    def _chosen(self, plans: Mapping[str, ClientPlan]) -> dict[str, dict[Split, Rows]]:
+        """The rows of every client and split; those to train on are kept."""
+        found = {client: self._select(client, plan) for client, plan in plans.items()}
+        features, labels = self.table.features, self.samples.labels
+        chosen = {client: rows["train"][0] for client, rows in found.items()}
+        self.train_rows = {client: features[index] for client, index in chosen.items()}
+        self.train_outcomes = {client: labels[index] for client, index in chosen.items()}
+        return found
+
+    def agreeing(self) -> Generator[bytes, bytes, None]:
+        """See the base class: what is missing, categories, sums of outcomes, pooled scaling."""
+        self._chosen(self.plans)
+        ((client, rows),) = self.train_rows.items()
+        if self.agreement is None:
+            outcomes = self.train_outcomes[client] if self._asks_scale else None
+            self.agreement = yield from tell(rows, *self._columns, **self._how, outcomes=outcomes)
+
+    def merging(self, facts: Mapping[str, Any]) -> Generator[bytes, Sequence[bytes], None]:
+        """See the base class."""
+        asked = facts.get("continuous", False) and self.outcome_scale is None
+        yield from merge(facts["channels"], facts["categories"], **self._how, continuous=asked)
+
+    def facts(self) -> dict[str, Any]:
+        """See the base class; also which columns hold categories, and what the label is."""
+        continuous = self.samples.continuous
+        categories = sorted(self.table.categories)
+        return {**super().facts(), "categories": categories, "continuous": continuous}
+
+    @property
+    def _asks_scale(self) -> bool:
+        return self.samples.continuous and self.outcome_scale is None
+
+    @property
+    def _columns(self) -> tuple[Sequence[str], Categories]:
+        return self.table.names, self.table.categories
+
+    @property
+    def _how(self) -> How:
+        return {
+            "indicator": self.missing_indicator,
+            "normalization": self.normalization,
+            "pooled": self.scaling == "pooled",
+        }
+
+    def _numbers(self, client: str) -> Array:
+        """Training values of a client's columns of numbers."""
+        return self.train_rows[client][:, self.columns.numeric]
+
+    def unscaled(self, client: str) -> Array:
+        """(N, C) training inputs in the table's units, far-out values as the limit."""
+        rows, scaling = self.train_rows[client], self.scalings[client]
+        known = recode(rows, self.table.names, self.table.categories, self.columns.categories)
+        numbers = self._numbers(client)
+        if isinstance(scaling, Standard):
+            numbers = np.clip(numbers, scaling.low, scaling.high)
+        return self.columns.encode(known, numbers).astype(np.float64)
+
+    def preprocessing(self, client: str) -> dict[str, Any]:
+        """See the base class; ``input`` has the columns and their range in training, too."""
+        scaling, plan = self.scalings[client], self.plans[client]
+        ends = [
+            [None if np.isnan(value) else value for value in end.tolist()]
+            for end in value_range(self._numbers(client), scaling)
+        ]
+        has = set(plan.record(self.plan_names)["channels"])
+        return {
+            **super().preprocessing(client),
+            "present": [name for name, column in self.columns.inputs() if column in has],
+            "normalization": scaling.facts(),
+            "input": {**self.columns.facts(), "lowest": ends[0], "highest": ends[1]},
+        }
+
+    def _select(self, client: str, plan: ClientPlan) -> dict[Split, Rows]:
+        if plan.scanner is not None:
+            raise ConfigError(
+                f"Client {client} has a scanner, but tables have no images; choose another "
+                "partition than site_effect."
+            )
+        return {
+            split: self.samples.select(
+                plan.patients[split], plan.shares, derive_seed(self.seed, client, split)
+            )
+            for split in SPLITS
+        }
+
+    def _block(
+        self, rows: Array, index: Index, case: Index, scaling: Scaling, present: Tensor
+    ) -> Batch:
+        taken = rows[index]
+        image = self.columns.encode(taken, scaling.scale(taken[:, self.columns.numeric]))
+        label = torch.from_numpy(self.samples.labels[index])
+        return {
+            "image": torch.from_numpy(image) * present,
+            "label": label.float() if label.is_floating_point() else label,
+            "case": torch.from_numpy(case),
+        }

@@ -1,0 +1,353 @@
+"""``docs/model_card.md`` of a bundle: what is recorded of a model, and nothing else.
+
+Every line is rendered from the metadata, so that nobody need believe a page that somebody wrote.
+What was not recorded is said to be so.
+
+``docs/README.md`` of a bundle: how it is run, and what it expects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from medfed.delivery.bundle.metadata import further, map_codes
+from medfed.delivery.bundle.source_code import short_hash
+
+_INPUT = {
+    "volumes": "one volume per patient (NIfTI; NRRD, MetaImage and folders of DICOM series need "
+    "`pip install SimpleITK`), channels on the last axis, in the order below",
+    "pictures": "one picture per file: PNG, JPEG, TIFF or BMP",
+    "images": "one image per file: PNG, or NumPy arrays (channels, height, width) alike",
+    "ct_patches": "one patch per file: NumPy arrays (channels, height, width[, depth]) in HU",
+    "table": "CSV files with a header; one patient per row, empty cells are missing values",
+}
+_README = """\
+# {task} model of {client}
+
+Trained by {method} in a federation of hospitals; this is the model that is personal to {client}. \
+Other hospitals have other models.
+
+## How to run it
+MONAI is enough (`pip install {packages}`). In the bundle's folder:
+```
+python -m monai.bundle run --config_file configs/inference.json --dataset_dir /path/to/input \
+--output_dir /path/to/output
+```
+The output folder then holds {result}. `scripts/decode.py` unpacks the weights.
+
+## What it expects
+Input: {expected}.
+
+{inputs}: {channels}.
+
+{notes}Output: {labels}.
+{code}
+## Test metrics{quantised}
+Of patients of {client} that were kept out of training and selection.
+
+| metric | value |
+|---|---:|
+{metrics}
+
+What is recorded of its data, tests and origin is in `docs/model_card.md`.
+
+## Size
+{size}
+
+## Intended use and limits
+Research only. It is no medical device and must not be used for diagnosis or treatment. It was \
+tested on patients of the same hospital alone; on scans of other scanners, protocols or groups of \
+patients it may fail without notice.
+"""
+
+
+def readme(facts: Mapping[str, Any]) -> str:
+    """Writes the page for people.
+
+    Args:
+        facts: The part ``medfed`` of the metadata.
+
+    Returns:
+        Markdown.
+    """
+    source, task, own = facts["input"], facts["task"], facts["test_metrics"]
+    files = source.get("files")
+    expected = _INPUT[source["kind"]]
+    if files:
+        named = ", ".join(f"{n}: {' or '.join(files[n])}" for n in facts["channels"])
+        expected = (
+            f"one folder per patient, with one volume per channel ({named}): NIfTI; NRRD, "
+            "MetaImage and folders of DICOM series need `pip install SimpleITK`"
+        )
+    table = "`predictions.csv`" if task == "regression" else "`probabilities.csv`"
+    result = "one mask (NIfTI) per patient, on its own grid"
+    if source["kind"] == "pictures":
+        result = "PNG masks of the pictures' own sizes"
+    metrics = facts["run_test_metrics"] if own is None else own
+    rows = (f"| {n} | {'undefined' if v is None else f'{v:.4f}'} |" for n, v in metrics.items())
+    return _README.format(
+        task=task.capitalize(),
+        client=facts["client"],
+        method=facts["method"],
+        result=result if task == "segmentation" else table,
+        expected=expected,
+        inputs="Features" if source["kind"] == "table" else "Channels",
+        channels=", ".join((not files and source.get("file_channels")) or facts["channels"]),
+        notes="".join(f"{note}\n\n" for note in _notes(facts)),
+        labels=outputs(facts),
+        code=_code(facts),
+        packages=" ".join(["monai", "nibabel", "pillow", "fire", *sorted(further(facts))]),
+        quantised=" before quantisation" if own is None else "",
+        metrics="\n".join(rows),
+        size=_size(facts),
+    )
+
+
+def _code(facts: Mapping[str, Any]) -> str:
+    """What is said of a network's own source."""
+    code = facts.get("code")
+    if not code:
+        return ""
+    listed = "\n".join(f"- `scripts/plugins/{n}`, SHA-256 {h}" for n, h in code["files"].items())
+    return (
+        "\n## Source code of the network\nThe network is no library's: whoever trained it wrote "
+        "it, and it is in this bundle as it was then. MONAI runs it; read it before. "
+        f"`medfed predict` runs it only with `accept_code={short_hash(code)}`.\n\n{listed}\n"
+    )
+
+
+def _notes(facts: Mapping[str, Any]) -> list[str]:
+    absent = [n for n in facts["channels"] if n not in facts["present"]]
+    notes = []
+    if absent:
+        notes.append(
+            f"{facts['client']} was trained without {', '.join(absent)}. Their places must be "
+            "there, and may hold zeros: whatever they hold is set to zero."
+        )
+    if facts["spacing"]:
+        spacing = " x ".join(f"{s:.3g}" for s in facts["spacing"])
+        notes.append(f"Spacing of the training data: {spacing} mm.")
+    if facts["site"]:
+        notes.append(
+            "The training data went through a simulated scanner (`site` in the metadata); plain "
+            "scans differ from them."
+        )
+    if scale := facts.get("outcome_scale"):
+        notes.append(
+            f"The network itself answers in standard units: {facts['labels'][0]} is its output "
+            f"times {scale[1]:g} plus {scale[0]:g}, which `predictions.csv` already is."
+        )
+    if parts := facts.get("largest_part"):
+        notes.append(
+            f"Of {', '.join(parts)} only the largest connected part is kept; the metrics below are "
+            "of the whole masks."
+        )
+    return notes
+
+
+def outputs(facts: Mapping[str, Any]) -> str:
+    """What the results hold: names, of a label map with their values."""
+    if facts.get("activation") != "softmax":
+        return ", ".join(facts["labels"])
+    codes = map_codes(facts) or {}
+    return "a label map: 0 background, " + ", ".join(f"{v} {name}" for name, v in codes.items())
+
+
+def _size(facts: Mapping[str, Any]) -> str:
+    sizes, bits = facts["sizes"], sorted(set(facts["bits"].values()))
+    if not bits:
+        return f"`models/model.pt`: {sizes['packed']:,} bytes, single precision."
+    return (
+        f"{len(facts['bits'])} weight tensors have {' and '.join(map(str, bits))} bits per weight. "
+        f"`models/model.pt`: {sizes['packed']:,} bytes, {sizes['fp32'] / sizes['packed']:.1f} "
+        f"times less than in single precision ({sizes['fp32']:,}); no code of single weights could "
+        f"take less than {sizes['entropy_bound']:,}."
+    )
+
+
+CARD = "docs/model_card.md"
+_INTENDED = """\
+Research on data like those below. It is no medical device and must not be used for diagnosis or
+treatment. Not intended for what it was never shown (below), and not for other hospitals before it
+was tested on patients of theirs."""
+
+
+def model_card(facts: Mapping[str, Any]) -> str:
+    """Writes the card.
+
+    Args:
+        facts: The part ``medfed`` of the metadata, see :mod:`medfed.delivery.bundle.metadata`.
+
+    Returns:
+        Markdown.
+    """
+    sections = {
+        "Model": _model(facts),
+        "Intended use": [_INTENDED],
+        "Data": _data(facts),
+        "Metrics": _metrics(facts),
+        "Never shown": [f"- {line}" for line in never_shown(facts)],
+        "Where it comes from": _provenance(facts),
+    }
+    title = f"# Model card: {facts['task']} model of {facts['client']}"
+    parts = [title, *(f"## {name}\n\n" + "\n".join(lines) for name, lines in sections.items())]
+    return "\n\n".join(parts) + "\n"
+
+
+def never_shown(facts: Mapping[str, Any]) -> list[str]:
+    """Lists what is known to lie outside of a model's training data.
+
+    Args:
+        facts: The part ``medfed`` of the metadata.
+
+    Example:
+        >>> facts = {"client": "A", "channels": ["T1", "T2"], "present": ["T1"], "slices": False,
+        ...          "input": {"kind": "volumes"}, "spacing_range": [[1, 1, 2], [1, 1, 3]]}
+        >>> for line in never_shown(facts):
+        ...     print(line)
+        Channels: T2 (their places are filled with zeros).
+        Voxels below 1 × 1 × 2 mm or above 1 × 1 × 3 mm.
+        Sizes of images: not recorded.
+        Scanners: the data name none; whichever A did not have.
+    """
+    card, source = facts.get("card") or {}, facts["input"]
+    found = []
+    if absent := [n for n in facts["channels"] if n not in facts["present"]]:
+        found.append(f"Channels: {', '.join(absent)} (their places are filled with zeros).")
+    if missing := card.get("missing"):
+        found.append(f"Classes without a training sample: {', '.join(missing)}.")
+    if spacing := facts.get("spacing_range"):
+        low, high = (" × ".join(f"{mm:.3g}" for mm in end) for end in spacing)
+        found.append(f"Voxels below {low} mm or above {high} mm.")
+    if facts.get("slices"):
+        found.append("Axial slices without any voxel above zero: they are background.")
+    found += _inputs(source)
+    scanner = "the simulated one of `site` in the metadata" if facts.get("site") else None
+    own = f"any but {scanner}" if scanner else f"whichever {facts['client']} did not have"
+    if source["kind"] != "table":
+        found.append(f"Scanners: {'' if scanner else 'the data name none; '}{own}.")
+    return found
+
+
+def _inputs(source: Mapping[str, Any]) -> Iterable[str]:
+    kind = source["kind"]
+    if kind == "images":
+        yield f"Images of another size than {_by(source['size'])}, if they are not resized to it."
+    elif kind == "ct_patches":
+        yield f"Patches of another size than {_by(source['patches']['size'])} voxels."
+    elif kind in ("volumes", "pictures"):
+        yield "Sizes of images: not recorded."
+    numeric = [n for n in source.get("features", ()) if n not in (source.get("categories") or {})]
+    ends = zip(numeric, source.get("lowest") or (), source.get("highest") or (), strict=False)
+    if ranges := [f"{n} {lo:g} to {hi:g}" for n, lo, hi in ends if lo is not None]:
+        yield f"Values outside of: {'; '.join(ranges)}."
+    for name, texts in (source.get("categories") or {}).items():
+        yield f"Categories of {name} other than {', '.join(texts)}."
+
+
+def _model(facts: Mapping[str, Any]) -> list[str]:
+    card, bits = facts.get("card") or {}, sorted(set(facts["bits"].values()))
+    network = facts["network"].get("network", facts["network"])
+    packages = [f"{n} {v}" for n, v in (facts.get("packages") or {}).items()]
+    source = (
+        f", its source in the bundle (SHA-256 {facts['code']['hash']})" if facts.get("code") else ""
+    )
+    lines = [
+        f"- Output: {outputs(facts)}.",
+        f"- Network: `{network['_target_']}`"
+        + (f" of {', '.join(packages)}" if packages else "")
+        + f"{source}; all arguments are in `configs/metadata.json`.",
+        f"- Method: {facts['method']}; this model is that of {facts['client']} alone.",
+    ]
+    if card:
+        chosen = "not recorded" if card["round"] is None else f"{card['round']} of {card['rounds']}"
+        lines.append(f"- Round: {chosen}, of {card['hospitals']} hospitals; seed {card['seed']}.")
+    stored = f"{' and '.join(map(str, bits))} bits" if bits else "single precision"
+    lines.append(f"- Weights: {stored} (`models/model.pt`, {facts['sizes']['packed']:,} bytes).")
+    if facts.get("largest_part"):
+        lines.append(f"- Masks: the largest part alone of {', '.join(facts['largest_part'])}.")
+    return lines
+
+
+def _data(facts: Mapping[str, Any]) -> list[str]:
+    card = facts.get("card") or {}
+    if not card:
+        return ["Numbers of patients: not recorded."]
+    counts = ", ".join(f"{n} for {_SPLITS[s]}" for s, n in card["patients"].items())
+    lines = [f"- Hospital: {facts['client']}. Patients: {counts}."]
+    if card["samples"] is not None:
+        lines.append(f"- Samples of these patients: {card['samples']:,}.")
+    if facts["input"]["kind"] == "volumes":
+        lines.append(f"- Images: one scan of each patient, {len(facts['present'])} channels.")
+    what = "Features" if facts["input"]["kind"] == "table" else "Channels"
+    lines.append(f"- {what}: {', '.join(facts['present'])}.")
+    lines += [f"- {note[:1].upper()}{note[1:]}." for note in card["notes"]]
+    lines.append(
+        "- Other hospitals' data shaped this model as far as the method shares what they taught; "
+        "the data themselves stayed there."
+    )
+    return lines
+
+
+_SPLITS = {"train": "training", "val": "selection", "test": "the test below"}
+
+
+def _metrics(facts: Mapping[str, Any]) -> list[str]:
+    own, run = facts["test_metrics"], facts["run_test_metrics"]
+    card = facts.get("card") or {}
+    known = card.get("intervals") or {}
+    ends, means = known.get("metrics", {}), card.get("means", {})
+    quantised = bool(facts["bits"]) and own != run
+    lines = [f"Of patients of {facts['client']} that were kept out of training and selection."]
+    if facts["bits"] and own is None:
+        lines.append("Of the quantised weights in this bundle nothing was measured.")
+    head = ["metric", "as trained", f"{known.get('level', 0.95):.0%} interval"]
+    head += ["this bundle"] * quantised + ["mean over hospitals"] * bool(means)
+    rows = [
+        [name, _number(value), _interval(ends.get(name))]
+        + [_number((own or {}).get(name))] * quantised
+        + [_number(means.get(name))] * bool(means)
+        for name, value in run.items()
+    ]
+    lines += ["", _row(head), _row(["---", *["---:"] * (len(head) - 1)]), *map(_row, rows), ""]
+    if known:
+        lines.append(
+            f"Intervals: bootstrap over {known['patients']} test patients, {known['resamples']} "
+            "resamples, of the model as trained. They say nothing of other hospitals' patients."
+        )
+    if means:
+        lines.append("The mean is over the hospitals' own models, each on its own patients.")
+    if facts.get("largest_part"):
+        lines.append("Metrics are of the whole masks, before the largest part is taken.")
+    return lines
+
+
+def _provenance(facts: Mapping[str, Any]) -> list[str]:
+    card = facts.get("card") or {}
+    versions = ", ".join(f"{n} {v}" for n, v in facts["versions"].items() if isinstance(v, str))
+    lines = [f"- Code: commit {facts['commit']}; {versions}."]
+    lines.append(f"- Data files and this hospital's splits, SHA-256: {facts['data_hash']}")
+    lines += [f"- {name}, SHA-256: {sha}" for name, sha in (card.get("hashes") or {}).items()]
+    lines.append(
+        "- Hashes of this bundle's files, the weights among them: `configs/manifest.json`."
+    )
+    return lines
+
+
+def _number(value: float | None) -> str:
+    return "undefined" if value is None else f"{value:.4f}"
+
+
+def _interval(ends: Sequence[float | None] | None) -> str:
+    if not ends or any(end is None for end in ends):
+        return "not known"
+    return f"{ends[0]:.4f} to {ends[1]:.4f}"
+
+
+def _by(sizes: Iterable[int]) -> str:
+    return " × ".join(map(str, sizes))
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"

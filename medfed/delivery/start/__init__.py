@@ -1,0 +1,1 @@
+"""Weights to start from: files, bundles and finished runs."""

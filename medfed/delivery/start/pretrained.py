@@ -1,0 +1,517 @@
+"""Where ``init.weights`` may come from: state dicts, safetensors, bundles, and finished runs.
+
+Nothing of it is ever run: files of PyTorch are read with ``weights_only=True``, and of a MONAI
+Bundle nothing but the weights.
+
+The network that weights are of, and how the data were prepared that they were trained on.
+
+Both as keys of a configuration. medfed's own bundles and run folders hold theirs. A MONAI Bundle
+says it in ``network_def`` and ``preprocessing`` of its inference or training configuration, of
+which values and references between them are read and no expression is evaluated.
+
+Files of weights from elsewhere: state dicts in whatever they are kept, and safetensors.
+
+No code in them is ever run.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+from typing import Any, TypeGuard
+
+import torch
+from omegaconf import OmegaConf
+from torch import Tensor
+
+from medfed.common.console import file_names
+from medfed.common.errors import CheckpointError, ConfigError, MedfedError, did_you_mean, first_line
+from medfed.common.files import sha256
+from medfed.common.strict_json import read_strict_json
+from medfed.common.tensors import Tensors
+from medfed.common.untrusted import read_checkpoint, read_tensors, read_yaml
+from medfed.delivery.bundle.bundle import read_bundle
+from medfed.delivery.bundle.metadata import METADATA
+from medfed.federation.lightning.checkpoint import BEST
+from medfed.records.folder import finished, read_config
+from medfed.run.start import Weights
+
+NETWORK, DATA = "network", "data"
+WHAT = (NETWORK, DATA)
+# What the present data decide, by the names that networks have for it.
+_FACTS = {
+    **dict.fromkeys(("in_channels", "n_input_channels", "in_chans"), "${in_channels}"),
+    **dict.fromkeys(("out_channels", "num_classes"), "${out_channels}"),
+}
+# How volumes are prepared, as the data sections call it; other sections have none of them.
+_PREPARED = ("spatial_dims", "normalize", "spacing", "crop_foreground", "slices", "patch_size")
+_CONFIGS = tuple(f"configs/{n}.{e}" for n in ("inference", "train") for e in ("json", "yaml"))
+_NETS = "monai.networks.nets"
+_DEEPEST = 16  # references to references
+
+
+def of_run(folder: Path) -> dict[str, Any]:
+    """Returns what a run was trained with.
+
+    Raises:
+        CheckpointError: If it is no run folder.
+    """
+    return of_training(OmegaConf.to_container(read_config(folder)))
+
+
+def of_training(config: Any) -> dict[str, Any]:
+    """Returns what a run's configuration says of its network and its data.
+
+    Args:
+        config: Plain mappings, as a run folder or the metadata of a bundle have them.
+
+    Raises:
+        CheckpointError: If it names no network.
+
+    Example:
+        >>> network = {"_target_": "a.Net", "in_channels": 4, "width": 8}
+        >>> model = {"_target_": "Task", "network": network}
+        >>> found = of_training({"model": model, "data": {"spacing": [2, 2]}})
+        >>> for key, value in found.items():
+        ...     print(key, value)
+        model._target_ Task
+        model.network {'_target_': 'a.Net', 'in_channels': '${in_channels}', 'width': 8}
+        data.spacing [2, 2]
+    """
+    model = config.get("model") if isinstance(config, Mapping) else None
+    network = model.get("network") if isinstance(model, Mapping) else None
+    if not isinstance(model, Mapping) or not isinstance(network, Mapping):
+        raise CheckpointError(
+            "init.weights does not say of which network it is; set init.adopt=[] and choose model."
+        )
+    _check_values(model)
+    data = config.get("data")
+    prepared = data if isinstance(data, Mapping) else {}
+    _check_values(prepared)
+    return {
+        "model._target_": model.get("_target_"),
+        "model.network": _of_these_data(network, dims="spatial_dims" in prepared),
+        **{f"data.{key}": prepared[key] for key in _PREPARED if key in prepared},
+        **_units(config, model),
+    }
+
+
+def _units(config: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, Any]:
+    """In which units a regression answers; before they were agreed on, in the outcome's own."""
+    if str(model.get("_target_")).rpartition(".")[2] != "RegressionTask":
+        return {}
+    _check_values(config.get("outcome_scale"))
+    return {"data.outcome_scale": config.get("outcome_scale") or [0, 1]}
+
+
+def _check_values(node: Any) -> None:
+    # What stands for a value could read the environment of whoever trains.
+    if "${" in repr(node):
+        raise CheckpointError(
+            "init.weights holds an interpolation (${...}), which no run writes; set init.adopt=[]."
+        )
+
+
+def _of_these_data(network: Mapping[str, Any], dims: bool) -> dict[str, Any]:
+    facts = {**_FACTS, **({"spatial_dims": "${spatial_dims}"} if dims else {})}
+    return {key: facts.get(key, value) for key, value in network.items()}
+
+
+def of_monai(folder: Path) -> dict[str, Any]:
+    """Returns what a MONAI Bundle says of its network and its preprocessing.
+
+    Raises:
+        CheckpointError: If it has no configuration that names a network, or one that is torn.
+        ConfigError: If the network's arguments are expressions.
+    """
+    for name in _CONFIGS:
+        path = folder / name
+        if path.is_file():
+            whole = _read(path)
+            for key in ("network_def", "network", "net"):
+                if isinstance(node := whole.get(key), Mapping) and "_target_" in node:
+                    network = _network(node, whole, path)
+                    prepared = _preprocessing(whole, network.get("spatial_dims"))
+                    return {"model.network": network, **prepared}
+    raise CheckpointError(
+        f"{folder} names no network in {', '.join(_CONFIGS)}; set model.network yourself and "
+        "init.adopt=[]."
+    )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if path.suffix == ".yaml":
+        return read_yaml(path)
+    try:
+        whole = read_strict_json(path)
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"{path} cannot be read ({first_line(error)}); copy the bundle again."
+        ) from error
+    return whole if isinstance(whole, dict) else {}
+
+
+def _network(node: Mapping[str, Any], whole: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    target = str(node["_target_"])
+    plain = {k: _plain(v, whole, path, k) for k, v in node.items() if not k.startswith("_")}
+    named = target if "." in target else f"{_NETS}.{target}"
+    return {"_target_": named, **_of_these_data(plain, dims=False)}
+
+
+def _plain(value: Any, whole: Mapping[str, Any], path: Path, key: str, depth: int = 0) -> Any:
+    """A value with its references replaced."""
+    if isinstance(value, list):
+        return [_plain(v, whole, path, key, depth) for v in value]
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v, whole, path, key, depth) for k, v in value.items()}
+    if not isinstance(value, str) or value[:1] not in ("@", "$", "%"):
+        _check_values(value)
+        return value
+    found: Any = whole if value.startswith("@") and depth < _DEEPEST else None
+    for name in value[1:].replace("::", "#").split("#"):
+        found = found.get(name) if isinstance(found, Mapping) else None
+    if found is None:
+        raise ConfigError(
+            f"{path} computes {key} of its network by {value!r:.80}, which is not run; set "
+            "model.network yourself and init.adopt=[]."
+        )
+    return _plain(found, whole, path, key, depth + 1)
+
+
+def _preprocessing(whole: Mapping[str, Any], dims: Any) -> dict[str, Any]:
+    """What medfed's data sections have a key for, of transforms with plain values."""
+    found: dict[str, Any] = {}
+    if dims in (2, 3):
+        found["data.spatial_dims"] = dims
+    inferer = whole.get("inferer")
+    window = inferer.get("roi_size") if isinstance(inferer, Mapping) else None
+    if _are_numbers(window) and len(window) == dims:
+        found["data.patch_size"] = window
+    for step in _steps(whole.get("preprocessing")):
+        name = str(step.get("_target_", "")).rpartition(".")[2]
+        numbers = [step.get(k) for k in ("a_min", "a_max")]
+        if name == "Spacingd" and _are_numbers(step.get("pixdim")):
+            found["data.spacing"] = [float(mm) for mm in step["pixdim"][:dims]]
+        elif name == "NormalizeIntensityd" and isinstance(step.get("nonzero", False), bool):
+            found["data.normalize"] = "zscore_nonzero" if step.get("nonzero") else "zscore"
+        elif name == "ScaleIntensityRanged" and _are_numbers(numbers):
+            if (step.get("b_min"), step.get("b_max")) == (0.0, 1.0):
+                found["data.normalize"] = {"window": numbers}
+        elif name == "CropForegroundd":
+            found["data.crop_foreground"] = True
+    return found
+
+
+def _steps(node: Any) -> Iterator[Mapping[str, Any]]:
+    inner = node.get("transforms") if isinstance(node, Mapping) else None
+    for step in inner if isinstance(inner, list) else []:
+        if isinstance(step, Mapping) and not step.get("_disabled_"):
+            yield step
+
+
+def _are_numbers(values: Any) -> TypeGuard[list[float]]:
+    return (
+        isinstance(values, list)
+        and bool(values)
+        and all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
+    )
+
+
+# Under what a checkpoint keeps the weights, beside an optimizer and the like.
+_CONTAINERS = ("state_dict", "model_state_dict", "model", "network", "net", "weights", "teacher")
+
+
+def read_file(path: Path) -> Tensors:
+    """Reads a state dict, as PyTorch or safetensors write one.
+
+    Raises:
+        CheckpointError: If it holds something else, would run code, or is damaged.
+    """
+    if path.suffix == ".safetensors":
+        return _safetensors(path)
+    try:
+        if is_zip_of(path, "constants.pkl"):
+            raise ValueError("TorchScript")
+        if zipfile.is_zipfile(path) and unpacked_size(path) > path.stat().st_size:
+            raise ValueError("it is compressed")
+        with torch.serialization.safe_globals(_numbers()):
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever PyTorch raises on bad bytes
+        raise CheckpointError(_why(path, str(error), error)) from error
+    tensors = _tensors(content)
+    if not tensors:
+        what = "a medfed checkpoint: name the run folder" if _is_ours(content) else "no weights"
+        raise CheckpointError(
+            f"{path} holds {what}; init.weights takes a state_dict (.pt, .pth, .safetensors), a "
+            "bundle or a run folder."
+        )
+    for name, tensor in tensors.items():
+        dense = tensor.layout == torch.strided and tensor.device.type == "cpu"
+        if dense and tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+            raise CheckpointError(
+                f"{path} is damaged: {name} is larger than what the file holds of it."
+            )
+    return tensors
+
+
+def _safetensors(path: Path) -> Tensors:
+    from safetensors.torch import load_file
+
+    try:
+        tensors: Tensors = load_file(path)
+    except Exception as error:  # as above
+        raise CheckpointError(
+            f"{path} is no whole safetensors file ({first_line(error)}); copy it again."
+        ) from error
+    if not tensors:
+        raise CheckpointError(f"{path} holds no weights.")
+    return tensors
+
+
+def _why(path: Path, text: str, error: Exception) -> str:
+    if "TorchScript" in text:
+        return f"{path} is TorchScript, a program; name the state_dict that it was made of."
+    if "GLOBAL" in text:
+        return (
+            f"{path} holds more than weights: to read it would run code of its own; save the "
+            "network's state_dict() and name that."
+        )
+    reason = "it is no file of PyTorch's" if "Weights only" in text else first_line(error)
+    return f"{path} cannot be read as weights ({reason}); copy it again."
+
+
+def _tensors(content: Any) -> Tensors:
+    """The tensors of a state dict, or of the first container that holds one."""
+    if not isinstance(content, Mapping):
+        return {}
+    own = {str(n): t for n, t in content.items() if isinstance(t, Tensor)}
+    inside = (_tensors(content[key]) for key in _CONTAINERS if key in content)
+    return next((found for found in inside if found), own)
+
+
+def _is_ours(content: Any) -> bool:
+    return isinstance(content, Mapping) and "federation" in content
+
+
+def _numbers() -> list[Any]:
+    """NumPy's plain numbers, which checkpoints hold beside the weights: a best score, an epoch."""
+    import numpy as np
+    from numpy._core import multiarray
+
+    kinds = ("Float64", "Float32", "Int64", "Int32", "Bool")
+    return [multiarray.scalar, np.dtype, *(getattr(np.dtypes, f"{k}DType") for k in kinds)]
+
+
+def unpacked_size(path: Path) -> int:
+    """Returns the bytes that the files of an archive have."""
+    with zipfile.ZipFile(path) as archive:
+        return sum(entry.file_size for entry in archive.infolist())
+
+
+def is_zip_of(path: Path, name: str) -> bool:
+    """Returns whether a file is an archive with a file of that name, in whatever folder."""
+    if not zipfile.is_zipfile(path):
+        return False
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+    except zipfile.BadZipFile:
+        return False
+    return any(PurePosixPath(n).match(name) for n in names)
+
+
+_GROWTH = 20  # weights hardly compress; what unpacks to more than so many times its size is none
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """Weights to start from.
+
+    Attributes:
+        weights: A file or folder; ``None``: random weights.
+        part: ``all``, ``shared``, ``personal``, or name patterns of entries that may be set.
+        client: Of a run folder, whose model; ``None``: what its clients have in common.
+        strict: Whether everything must match.
+        rename: Old prefixes of names to new ones.
+        spread: Noise on canonical instances but the first, as a share of each entry's size.
+        adopt: What else a bundle or run gives: its ``network``, how its ``data`` were prepared.
+
+    Raises:
+        ConfigError: If a value cannot be used.
+    """
+
+    weights: str | None = None
+    part: str | Sequence[str] = "all"
+    client: str | None = None
+    strict: bool = False
+    rename: Mapping[str, str] = field(default_factory=dict)
+    spread: float = 0.1
+    adopt: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if isinstance(self.adopt, str) or not set(self.adopt) <= set(WHAT):
+            raise ConfigError(
+                f"init.adopt must be a list of {' and '.join(WHAT)}, not {self.adopt}."
+            )
+        if not self.part:
+            raise ConfigError(
+                "init.part must be all, shared, personal or name patterns, not empty."
+            )
+        if not isinstance(self.rename, Mapping):
+            raise ConfigError("init.rename must map old prefixes to new ones: {old.: new.}.")
+        if not 0 < self.spread < math.inf:
+            raise ConfigError(f"init.spread must be a positive number, not {self.spread}.")
+
+    def read(self) -> Weights:
+        """Reads and checks the source.
+
+        Raises:
+            CheckpointError: If it is nothing of the kind, or damaged.
+            ConfigError: If a client is named where there are none.
+        """
+        assert self.weights is not None
+        path = Path(self.weights).expanduser()
+        if path.is_dir() and (path / "config.yaml").is_file():
+            return self._chosen(read_run(path, self.client))
+        if self.client is not None:
+            raise ConfigError(
+                f"init.client={self.client} is for run folders; {path} is none. Leave it at null."
+            )
+        if path.is_dir():
+            return self._chosen(read_bundle_folder(path, bool(self.adopt)))
+        files = {_absolute(path): sha256(path)}
+        if is_zip_of(path, METADATA):
+            with unpacked(path) as folder:
+                found = read_bundle_folder(folder, bool(self.adopt))
+            return self._chosen(replace(found, files=files))
+        if self.adopt:
+            raise ConfigError(
+                f"init.adopt is for bundles and run folders; {path} is neither. Set init.adopt=[] "
+                "and choose the network by model."
+            )
+        return Weights(read_file(path), "a file of weights", files)
+
+    def _chosen(self, found: Weights) -> Weights:
+        """Leaves out what is not adopted."""
+        kept = {NETWORK: "model.", DATA: "data."}
+        starts = tuple(kept[what] for what in self.adopt)
+        return replace(
+            found, adopted={k: v for k, v in found.adopted.items() if k.startswith(starts)}
+        )
+
+
+def read_bundle_folder(folder: Path, adopt: bool = False) -> Weights:
+    """Reads the weights of a bundle, medfed's own or any other in MONAI's layout.
+
+    Args:
+        folder: The bundle.
+        adopt: Whether to read its network and preprocessing, too.
+
+    Raises:
+        CheckpointError: If it is no bundle, changed since it was written, or has no weights.
+    """
+    if not (folder / METADATA).is_file():
+        raise CheckpointError(
+            f"{folder} is neither a run folder (it has no config.yaml) nor a bundle (it has no "
+            f"{METADATA})."
+        )
+    try:
+        metadata = read_strict_json(folder / METADATA)
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"{folder / METADATA} cannot be read ({first_line(error)}); copy the bundle again."
+        ) from error
+    if isinstance(metadata, dict) and isinstance(metadata.get("medfed"), dict):
+        bundle = read_bundle(folder)
+        files = {_absolute(folder / n): h for n, h in bundle.hashes.items() if "models/" in n}
+        facts = bundle.facts
+        trained = of_training(facts.get("training_config")) if adopt else {}
+        names = {key: facts[key] for key in ("channels", "labels")}
+        return Weights(bundle.state, "a bundle of medfed", files, trained, names)
+    known = ("model.safetensors", "model.pt", "model.pth")
+    path = next((p for n in known if (p := folder / "models" / n).is_file()), None)
+    if path is None:
+        raise CheckpointError(
+            f"{folder} has no models/model.pt, in which MONAI Bundles keep their weights; name its "
+            "file of weights by init.weights."
+        )
+    adopted = of_monai(folder) if adopt else {}
+    return Weights(read_file(path), "a MONAI Bundle", {_absolute(path): sha256(path)}, adopted)
+
+
+@contextmanager
+def unpacked(path: Path) -> Iterator[Path]:
+    """Unpacks a zipped bundle for as long as it is read.
+
+    Yields:
+        The bundle's folder, which may lie in another one.
+
+    Raises:
+        CheckpointError: If it is damaged, or grows beyond what weights do.
+    """
+    try:
+        if unpacked_size(path) > max(_GROWTH * path.stat().st_size, 10_000_000):
+            raise ValueError("it unpacks to more than weights do")
+        with tempfile.TemporaryDirectory(prefix="medfed-") as made:
+            with zipfile.ZipFile(path) as archive:
+                archive.extractall(made)  # names that lead elsewhere lose what leads there
+            yield min(Path(made).rglob(METADATA), key=lambda p: len(p.parts)).parents[1]
+    except MedfedError:
+        raise
+    except (OSError, ValueError, RuntimeError, zipfile.BadZipFile, NotImplementedError) as error:
+        raise CheckpointError(
+            f"{path} is no whole bundle ({first_line(error)}); copy it again."
+        ) from error
+
+
+def read_run(folder: Path, client: str | None) -> Weights:
+    """Reads the models of a finished run, as of the round that validation selected.
+
+    Args:
+        folder: The run folder.
+        client: Whose model; ``None``: what all clients have in common, that is what their models
+            agree in to the bit, and beside it the shared model that the server keeps.
+
+    Raises:
+        CheckpointError: If the run is unfinished or torn, or has nothing in common.
+        ConfigError: If there is no such client.
+    """
+    clients = list(finished(folder)["clients"])
+    files = file_names(clients)
+    if client is not None and client not in clients:
+        raise ConfigError(
+            f"init.client={client}: the run in {folder} has no such client"
+            f"{did_you_mean(client, clients)}; it has {', '.join(clients)}."
+        )
+    read = clients if client is None else [client]
+    paths = {c: folder / "models" / f"{files[c]}.safetensors" for c in read}
+    first, *others = (read_tensors(path) for path in paths.values())
+    hashes = {_absolute(path): sha256(path) for path in paths.values()}
+    if client is not None:
+        return Weights(first, f"the model of {client} in a run", hashes, of_run(folder))
+    common = {
+        n: t for n, t in first.items() if all(n in o and torch.equal(o[n], t) for o in others)
+    }
+    best = folder / "checkpoints" / BEST
+    if len(common) < len(first) and best.is_file():
+        hashes[_absolute(best)] = sha256(best)
+        server = read_checkpoint(best).get("federation", {}).get("server", {})
+        kept = server.get("shared") if isinstance(server, Mapping) else None
+        shared = kept if isinstance(kept, Mapping) else {}
+        fits = {n: t for n, t in shared.items() if n in first and t.shape == first[n].shape}
+        common = {**fits, **common}
+    if not common:
+        raise CheckpointError(
+            f"The clients of the run in {folder} have no weights in common; choose one's by "
+            f"init.client=NAME, of {', '.join(clients)}."
+        )
+    return Weights(common, "what the clients of a run have in common", hashes, of_run(folder))
+
+
+def _absolute(path: Path) -> str:
+    return str(path.resolve())

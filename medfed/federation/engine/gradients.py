@@ -1,0 +1,343 @@
+"""Losses and gradients of batches: the only place that calls ``backward``.
+
+What a method may ask for within a local step: gradients elsewhere, and forward passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from medfed.common.errors import ConfigError, NonFiniteError
+from medfed.common.tensors import Tensors, gradient_of
+from medfed.federation.budget import Passes, ordinary
+from medfed.federation.client import Batch, BatchPenalty, Outputs, Penalty
+from medfed.federation.engine.plan import forget
+
+FIRST_SCALE = 2.0**16  # of the losses in float16, as PyTorch's GradScaler begins
+
+
+class Looking(Protocol):
+    """Sees the network while it computes a loss; see :class:`medfed.federation.engine.gradients.Look`."""
+
+    def looking(self) -> AbstractContextManager[None]:
+        """Returns the context in which a loss is computed."""
+
+    def penalty(self, batch: Batch, loss: Tensor) -> Tensor | None:
+        """Returns a term to be added to the loss of a batch."""
+
+
+@runtime_checkable
+class Closed(Protocol):
+    """A penalty whose gradient is known, so that autograd need not find it."""
+
+    def add_gradient(self, parameters: Mapping[str, Tensor]) -> None:
+        """Adds the gradient to those of the parameters."""
+
+
+class Gradients:
+    """Adds the gradients of batches to a network's parameters, in any precision, and counts passes.
+
+    Args:
+        loss: Gives the scalar loss of a batch under the network.
+
+    Attributes:
+        backward: Computes gradients of a loss.
+        precision: The context in which losses are computed, such as one of mixed precision;
+            weights, penalties and whatever else a method computes stay as they are.
+        half: Whether it computes in float16, whose small gradients need a scaled loss.
+        quick: The loss compiled, for batches of ``full`` samples into whose passes nobody looks.
+        full: See there.
+    """
+
+    def __init__(self, loss: Callable[[Batch], Tensor]) -> None:
+        self.loss = loss
+        self.quick: Callable[[Batch], Tensor] | None = None
+        self.full = 0
+        self.backward: Callable[[Tensor], None] = torch.Tensor.backward
+        self.precision: Callable[[], AbstractContextManager[None]] = nullcontext
+        self.half = False
+        self._gradient_passes = self._forward_passes = 0
+        self._scale = FIRST_SCALE
+
+    @property
+    def passes(self) -> Passes:
+        """Passes of batches through the network so far, of all clients."""
+        return Passes(self._gradient_passes, self._forward_passes)
+
+    def begin(self) -> None:
+        """Starts the scale of float16 anew, lest a result depend on whoever trained before it."""
+        self._scale = FIRST_SCALE
+
+    def count_forward(self, passes: int = 1) -> None:
+        """Counts forward passes that are made elsewhere."""
+        self._forward_passes += passes
+
+    def loss_of(self, batch: Batch) -> Tensor:
+        """Returns the loss of a batch, a forward pass alone."""
+        self.count_forward()
+        with self.precision():
+            return self.loss(batch)
+
+    def add(
+        self,
+        group: Sequence[Batch],
+        trained: Mapping[str, Tensor],
+        buffers: Sequence[Tensor],
+        penalty: Penalty | None = None,
+        look: Looking | None = None,
+    ) -> Tensor:
+        """Adds the gradients of the mean loss over a group's samples, and of the penalty.
+
+        In float16 a gradient that overflows is computed again from a loss of half the scale, so
+        that a step remains a step.
+
+        Args:
+            group: Batches; each counts by its samples.
+            trained: The parameters, without gradients where ``half``.
+            buffers: What a pass changes beside them, and a repeated one must not change twice.
+            penalty: A term added to the loss.
+            look: Looks into the network meanwhile; its term is added, too.
+
+        Returns:
+            The mean loss, without the penalties.
+
+        Raises:
+            NonFiniteError: If gradients overflow at any scale.
+        """
+        if not self.half:
+            return self._add(group, trained, penalty, look)
+        before = [t.clone() for t in buffers]
+        while self._scale >= 1:
+            loss = self._add(group, trained, penalty, look, self._scale)
+            found = [t.grad for t in trained.values() if t.grad is not None]
+            torch._foreach_div_(found, self._scale)
+            if not bool(loss.isfinite()) or bool(_finite(found)):
+                return loss
+            self._scale /= 2
+            forget(trained.values())
+            for tensor, value in zip(buffers, before, strict=True):
+                tensor.copy_(value)
+        raise NonFiniteError(
+            "the gradients overflow in float16; choose trainer.precision=bf16-mixed"
+        )
+
+    def _add(
+        self,
+        group: Sequence[Batch],
+        trained: Mapping[str, Tensor],
+        penalty: Penalty | None,
+        look: Looking | None,
+        scale: float = 1.0,
+    ) -> Tensor:
+        if len(group) == 1:
+            return self._backward(group[0], trained, penalty, look, scale)
+        sizes = [_size(batch) for batch in group]
+        losses = []
+        for batch, size in zip(group, sizes, strict=True):
+            share = size / sum(sizes)
+            loss = self._backward(batch, trained, penalty, look, scale * size / sum(sizes))
+            losses.append(loss * share)
+        return torch.stack(losses).sum()
+
+    def _backward(
+        self,
+        batch: Batch,
+        trained: Mapping[str, Tensor],
+        penalty: Penalty | None,
+        look: Looking | None,
+        factor: float,
+    ) -> Tensor:
+        forward = self.loss
+        if self.quick is not None and look is None and _size(batch) == self.full:
+            forward = self.quick
+        with torch.enable_grad():
+            with self.precision(), nullcontext() if look is None else look.looking():
+                loss = forward(batch)
+            # Of a scaled loss autograd adds it, so that its share is rounded as it always was.
+            closed = None
+            if penalty is not None and factor == 1 and isinstance(penalty, Closed):
+                closed = penalty
+            whole = loss if penalty is None or closed else loss + penalty(trained)
+            if look is not None and (term := look.penalty(batch, loss)) is not None:
+                whole = whole + term
+            self.backward(whole if factor == 1 else whole * factor)
+        if closed is not None:
+            with torch.no_grad():
+                closed.add_gradient(trained)
+        self._gradient_passes += 1
+        return loss.detach()
+
+
+def _size(batch: Batch) -> int:
+    return len(next(iter(batch.values())))
+
+
+def _finite(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.stack([t.isfinite().all() for t in tensors]).all()
+
+
+class StepGradient:
+    """Gives the gradient of a step's batches, or of the next ones, at other parameters.
+
+    The live parameters are put back after each call. The running statistics are, too, where the
+    step itself has taken those of its batches; else the first call leaves them.
+
+    Args:
+        gradients: Computes them.
+        group: The step's batches.
+        stream: Those of the steps to come.
+        trained: The live parameters.
+        buffers: The live running statistics.
+        taken: Whether the step itself has passed its batches through the network.
+
+    Attributes:
+        loss: Of the first call, where the step itself computes none.
+    """
+
+    def __init__(
+        self,
+        gradients: Gradients,
+        group: Sequence[Batch],
+        stream: Iterator[Sequence[Batch]],
+        trained: Mapping[str, Tensor],
+        buffers: Sequence[Tensor],
+        taken: bool = True,
+    ) -> None:
+        self.loss: Tensor | None = None
+        self._gradients, self._groups, self._stream = gradients, [group], stream
+        self._trained, self._buffers, self._taken = trained, list(buffers), taken
+
+    def __call__(self, at: Mapping[str, Tensor], *, fresh: int = 0) -> Tensors:
+        """See :class:`medfed.federation.client.GradientAt`."""
+        names = list(self._trained)
+        live = [self._trained[n] for n in names]
+        statistics = [t.clone() for t in self._buffers]
+        kept = [t.detach().clone() for t in live]
+        with torch.no_grad():
+            torch._foreach_copy_(live, [at[n] for n in names])
+        forget(live)
+        while len(self._groups) <= fresh:
+            self._groups.append(next(self._stream))
+        loss = self._gradients.add(self._groups[fresh], self._trained, self._buffers)
+        found = {n: ordinary(gradient_of(t)) for n, t in zip(names, live, strict=True)}
+        with torch.no_grad():
+            torch._foreach_copy_(live, kept)
+            if statistics and (self._taken or self.loss is not None):
+                torch._foreach_copy_(self._buffers, statistics)
+        self.loss = loss if self.loss is None else self.loss
+        return found
+
+
+class Look:
+    """Looks into the network while it computes the loss of a batch.
+
+    Args:
+        network: The network, in training mode.
+        trained: The live parameters.
+        head: Names of the parameters of its head, whose input are the features.
+        penalty: A term that sees the batch and the forward pass.
+        outputs: What becomes of the network's outputs before the loss.
+        gradients: Knows the precision, and counts forward passes of its own.
+
+    Attributes:
+        loss: Of the batch, under the live weights.
+    """
+
+    loss: Tensor
+
+    def __init__(
+        self,
+        network: nn.Module,
+        trained: Mapping[str, Tensor],
+        head: Sequence[str],
+        penalty: BatchPenalty | None,
+        outputs: Outputs | None,
+        gradients: Gradients,
+    ) -> None:
+        self._network, self._trained, self._gradients = network, trained, gradients
+        self._penalty, self._outputs = penalty, outputs
+        self._heads = _modules(network, head) if penalty is not None else []
+        self._inputs: tuple[Any, Any] = ((), {})
+        self._seen: dict[str, Tensor] = {}
+
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        """Keeps what passes through the network, and has its outputs changed, meanwhile."""
+
+        def called(_: nn.Module, args: Any, kwargs: Any) -> None:
+            self._inputs, self._seen = (args, kwargs), {}
+
+        def answered(_: nn.Module, args: Any, output: Any) -> Any:
+            self._seen["outputs"] = output
+            return None if self._outputs is None else self._outputs(output)
+
+        hooks = [
+            self._network.register_forward_pre_hook(called, with_kwargs=True),
+            self._network.register_forward_hook(answered),
+            *self._watch_heads(),
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _watch_heads(self) -> Iterator[Any]:
+        def entered(_: nn.Module, args: Any) -> None:
+            self._seen.setdefault("features", args[0])  # of the head's first layer
+
+        for module in self._heads:
+            yield module.register_forward_pre_hook(entered)
+
+    def penalty(self, batch: Batch, loss: Tensor) -> Tensor | None:
+        """Returns the term of a batch whose loss was computed while looking."""
+        self.loss = loss
+        return None if self._penalty is None else self._penalty(batch, self._trained, self)
+
+    def __call__(self, weights: Mapping[str, Tensor], *, features: bool = False) -> Tensor:
+        """See :class:`medfed.federation.client.Forward`."""
+        seen = self._seen if weights is self._trained else self._under(weights)
+        if not features:
+            return seen["outputs"]
+        if "features" not in seen:
+            raise ConfigError(
+                "No layer of the network is known as its head, whose input are the features; name "
+                "its layers by model.personal."
+            )
+        found = seen["features"]
+        return found.flatten(2).mean(2) if found.ndim > 2 else found
+
+    def _under(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Passes the batch through the network with other weights, in evaluation mode."""
+        flags = {m: m.training for m in self._network.modules()}
+        live, self._seen = self._seen, {}
+        hooks = list(self._watch_heads())
+        args, kwargs = self._inputs
+        self._network.eval()
+        try:
+            with torch.no_grad(), self._gradients.precision():
+                output = functional_call(self._network, dict(weights), args, kwargs)
+            self._gradients.count_forward()
+            return {**self._seen, "outputs": output}
+        finally:
+            self._seen = live
+            for hook in hooks:
+                hook.remove()
+            for module, flag in flags.items():
+                module.training = flag
+
+
+def _modules(network: nn.Module, names: Sequence[str]) -> list[nn.Module]:
+    """Returns the modules below the network all of whose parameters are among the names."""
+    known = {id(p) for n, p in network.named_parameters(remove_duplicate=False) if n in set(names)}
+    return [
+        module
+        for name, module in network.named_modules()
+        if name and (own := list(module.parameters())) and all(id(p) in known for p in own)
+    ]

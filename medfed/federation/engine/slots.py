@@ -1,0 +1,315 @@
+"""Several clients at once on one GPU: slots that take turns, each with a network of its own.
+
+A small network's step leaves most of a GPU idle, however fast it is launched. A slot has its own
+weights, captured graphs and stream. Its client's steps are launched by a thread; but only one
+thread runs at a time, and hands on to the next slot after each step. So the GPU works for all slots
+at once, while Python, and all that is shared, sees one client after the other. What the default
+generators of random numbers have come to goes with the slot: each client draws what it would have
+drawn alone, and results are the same bits with any number of slots.
+
+Only steps run on a slot's stream. What a method does before and after them, such as decoding,
+mixing and encoding, runs on the usual one, so that tensors that clients share need no further care.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+from torch import nn
+
+from medfed.common.errors import first_line
+
+_log = logging.getLogger(__name__)
+Result = TypeVar("Result")
+T = TypeVar("T", bound="Trainer")
+
+
+class Lane(Protocol):
+    """Where a trainer's steps run."""
+
+    def working(self) -> Any:
+        """Returns the context in which steps are taken."""
+
+    def pause(self) -> None:
+        """Lets others take a step; called after each."""
+
+    def finish(self) -> None:
+        """Lets others take steps until those of this lane are done."""
+
+
+class Trainer(Protocol):
+    """What slots need of :class:`medfed.federation.engine.loop.LocalTrainer`."""
+
+    network: nn.Module
+    loss: Callable[[Any], torch.Tensor]
+    measure: Callable[[Any], float] | None
+    lane: Lane
+
+    def forget(self) -> None:
+        """Forgets all that is kept of the network."""
+
+
+class Alone:
+    """The only lane, on the usual stream."""
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Changes nothing."""
+        yield
+
+    def pause(self) -> None:
+        """Goes on."""
+
+    def finish(self) -> None:
+        """Goes on; whoever reads a result waits for it."""
+
+
+class Backend:
+    """What lanes need of a device; of the CPU: nothing, as it is done when it returns."""
+
+    def stream(self) -> Any:
+        """Returns a stream of its own."""
+        return None
+
+    @contextmanager
+    def on(self, stream: Any) -> Iterator[None]:
+        """Launches on a stream, which waits for the usual one before, and the usual one after."""
+        yield
+
+    def is_done(self, stream: Any) -> bool:
+        """Returns whether all that was launched on a stream is done."""
+        return True
+
+    def random(self) -> list[torch.Tensor]:
+        """Returns the states of the default generators."""
+        return [torch.default_generator.get_state()]
+
+    def set_random(self, states: Sequence[torch.Tensor]) -> None:
+        """Puts back what `random` returned."""
+        torch.default_generator.set_state(states[0])
+
+
+class Cuda(Backend):
+    """A GPU.
+
+    Args:
+        device: Which.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def stream(self) -> torch.cuda.Stream:
+        """Returns a stream of its own."""
+        return torch.cuda.Stream(self.device)
+
+    @contextmanager
+    def on(self, stream: torch.cuda.Stream) -> Iterator[None]:
+        """Launches on a stream, which waits for the usual one before, and the usual one after."""
+        usual = torch.cuda.current_stream(self.device)
+        stream.wait_stream(usual)
+        # The current device and stream are those of a thread.
+        with torch.cuda.device(self.device), torch.cuda.stream(stream):
+            yield
+        usual.wait_stream(stream)
+
+    def is_done(self, stream: torch.cuda.Stream) -> bool:
+        """Returns whether all that was launched on a stream is done."""
+        return stream.query()
+
+    def random(self) -> list[torch.Tensor]:
+        """Returns the states of the default generators; that of a GPU is kept by the CPU."""
+        return [*super().random(), torch.cuda.get_rng_state(self.device)]
+
+    def set_random(self, states: Sequence[torch.Tensor]) -> None:
+        """Puts back what `random` returned."""
+        super().set_random(states)
+        torch.cuda.set_rng_state(states[1], self.device)
+
+
+class Stopped(BaseException):
+    """Ends a slot whose turn never comes again."""
+
+
+class Slot:
+    """A trainer with a network of its own, whose steps run on a stream of its own.
+
+    Args:
+        turns: Whose turn it is.
+        number: Which slot this is.
+        trainer: The trainer.
+    """
+
+    def __init__(self, turns: Slots[Any], number: int, trainer: Trainer) -> None:
+        self.trainer = trainer
+        self.turn = threading.Semaphore(0)
+        self._turns, self._number = turns, number
+        self._stream: Any = None
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Takes steps on the slot's stream."""
+        backend = self._turns.backend
+        self._stream = backend.stream() if self._stream is None else self._stream
+        with backend.on(self._stream):
+            yield
+
+    def pause(self) -> None:
+        """Hands on to the next slot, and waits until it is this one's turn again."""
+        self._turns.hand_on(self._number)
+
+    def finish(self) -> None:
+        """Hands on until the steps of this slot are done."""
+        while self._turns.several and not self._turns.backend.is_done(self._stream):
+            self.pause()
+
+
+class Slots(Generic[T]):
+    """Runs jobs in several slots at once.
+
+    Args:
+        trainers: One for each slot.
+        backend: Of the device.
+    """
+
+    def __init__(self, trainers: Sequence[T], backend: Backend | None = None) -> None:
+        self.trainers = list(trainers)
+        self.backend = backend or Backend()
+        self._slots = [Slot(self, n, trainer) for n, trainer in enumerate(trainers)]
+        self._ring: deque[int] = deque()
+        self._random: list[list[torch.Tensor]] = []
+        self._stopped = False
+
+    @property
+    def several(self) -> bool:
+        """Whether more than one slot still has work."""
+        return len(self._ring) > 1
+
+    def move(self, device: torch.device) -> None:
+        """Moves all networks to a device."""
+        for trainer in self.trainers:
+            trainer.network.to(device)
+        if device.type == "cuda":
+            self.backend = Cuda(device)
+
+    def run(self, jobs: Sequence[Callable[[T], None]]) -> None:
+        """Runs each job in whichever slot is free first.
+
+        After a job has failed none begins, and the error of the first in order is raised.
+
+        Args:
+            jobs: What is done by a trainer.
+        """
+        count = min(len(self._slots), len(jobs))
+        if not count:
+            return
+        errors: dict[int, BaseException] = {}
+        waiting = iter(list(enumerate(jobs)))
+        done = threading.Event()
+
+        def work(number: int) -> None:
+            slot = self._slots[number]
+            slot.turn.acquire()
+            try:
+                self._enter(number)
+                for job, do in waiting:
+                    try:
+                        do(self.trainers[number])
+                    except Exception as error:
+                        errors[job] = error
+                    if errors:
+                        break
+            except Stopped:
+                pass
+            self._ring.remove(number)
+            if self._ring:
+                self._slots[self._ring[0]].turn.release()
+            else:
+                done.set()
+
+        begun = self.backend.random()
+        self._ring, self._stopped = deque(range(count)), False
+        self._random = [begun for _ in range(count)]
+        threads = [threading.Thread(target=work, args=(n,), daemon=True) for n in range(count)]
+        for slot, thread in zip(self._slots, threads, strict=False):
+            slot.trainer.lane = slot
+            thread.start()
+        self._slots[0].turn.release()
+        try:
+            while not done.wait(0.2):  # this thread hears of signals, also of those to others
+                pass
+        finally:
+            self._stopped = True
+            for slot, thread in zip(self._slots, threads, strict=False):
+                thread.join()
+                slot.trainer.lane = Alone()
+            self.backend.set_random(begun)
+        if errors:
+            raise errors[min(errors)]
+
+    def hand_on(self, number: int) -> None:
+        """Hands on from a slot to the next one; returns when it is its turn again."""
+        if self._stopped:
+            raise Stopped
+        self._ring.rotate(-1)
+        following = self._ring[0]
+        if following == number:
+            return
+        self._random[number] = self.backend.random()
+        self._slots[following].turn.release()
+        self._slots[number].turn.acquire()
+        self._enter(number)
+
+    def _enter(self, number: int) -> None:
+        if self._stopped:
+            raise Stopped
+        self.backend.set_random(self._random[number])
+
+
+def slots_of(local: T, count: int) -> Slots[T] | None:
+    """Returns slots, of which the first has a trainer itself and the others copies of it.
+
+    Where it cannot be copied there is one slot, and a line says why.
+
+    Args:
+        local: The trainer, before it has trained.
+        count: How many.
+
+    Returns:
+        ``None`` for one slot.
+    """
+    if count == 1:
+        return None
+    try:
+        return Slots([local, *(twin(local) for _ in range(count - 1))])
+    except Exception as error:
+        reason = first_line(error)
+        _log.warning(
+            "local.slots=%d is not used: the network cannot be copied (%s).", count, reason
+        )
+        return None
+
+
+def twin(local: T) -> T:
+    """Returns a trainer like another one, with a network, loss and measure of its own.
+
+    Args:
+        local: The trainer, before it has trained.
+
+    Raises:
+        TypeError: If one of them is a function that keeps the network to itself.
+    """
+    made, own = copy.copy(local), (local.network, local.loss, local.measure)
+    made.network, made.loss, made.measure = copy.deepcopy(own)
+    same = made.loss is local.loss, made.measure is not None and made.measure is local.measure
+    if any(same):
+        raise TypeError("its loss is a function that keeps the network to itself")
+    made.forget()
+    return made

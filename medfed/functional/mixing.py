@@ -1,0 +1,385 @@
+"""Membership vectors on the simplex, and the Laplacian that couples them or models (PPFL, FedU).
+
+Several models' answers to one question: their mean, and how far they are apart.
+
+With weights ``w_m`` that sum to 1, probabilities ``p_m`` and the entropy ``H`` in bits::
+
+    mean            p = sum_m w_m p_m
+    spread          sqrt(sum_m w_m (p_m - p)^2), of every probability
+    H(p)            all uncertainty of the mean
+    H(p) - sum_m w_m H(p_m)   the part that comes from the models' differing: their mutual
+                    information, 0 where all say the same and H(p) where each is certain
+
+Source: B. Lakshminarayanan et al., "Simple and Scalable Predictive Uncertainty Estimation using
+Deep Ensembles", NeurIPS 2017 (the mean); S. Depeweg et al., "Decomposition of Uncertainty in
+Bayesian Deep Learning", ICML 2018, equation 1 (the two entropies); A. Mehrtash et al., "Confidence
+Calibration and Predictive Uncertainty Estimation for Deep Medical Image Segmentation", IEEE TMI
+39(12), 2020 (averaged masks).
+
+Two models: what lies between them, the slopes of their cosine, and a model that is like one.
+
+The shortest vector in a part of a convex hull: the common descent of several gradients.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+def exponentiated_gradient(membership: Tensor, gradient: Tensor, step: float) -> Tensor:
+    """Takes one step of mirror descent on the simplex: softmax(log c - step * g).
+
+    Source: PPFL, the update of c in Algorithms 1 and 3; Kivinen and Warmuth 1997. It is computed
+    in float64, from the smallest gradient up, so that no finite gradient leaves the simplex. An
+    entry that has underflowed to 0 counts as the smallest number: it can come back.
+
+    Args:
+        membership: ``(..., K)`` floating tensor c, each vector in the simplex.
+        gradient: ``(..., K)`` finite tensor g.
+        step: Step size, 0 or more.
+
+    Returns:
+        ``(..., K)`` tensor in the dtype of ``membership``.
+
+    Raises:
+        ValueError: If a shape differs, the step is negative or the gradient is not finite.
+
+    Example:
+        >>> c = torch.tensor([0.5, 0.5])
+        >>> exponentiated_gradient(c, torch.tensor([0.0, 1.0]), step=1.0)
+        tensor([0.7311, 0.2689])
+        >>> exponentiated_gradient(c, torch.tensor([3e38, -3e38]), step=1e6)
+        tensor([0., 1.])
+    """
+    if membership.shape != gradient.shape or not step >= 0:
+        raise ValueError(
+            f"A step of {step} for memberships {tuple(membership.shape)} with a gradient "
+            f"{tuple(gradient.shape)}: shapes must agree and the step must not be negative."
+        )
+    if not bool(torch.isfinite(gradient).all()):
+        raise ValueError("The gradient of the membership holds NaN or infinity.")
+    wide, g = membership.double(), gradient.double()
+    largest = torch.finfo(torch.float64).max / 4
+    # Halves first: the spread of a gradient may exceed what a number can hold.
+    spread = (g / 2 - g.amin(-1, keepdim=True) / 2) * step * 2
+    logs = wide.clamp(min=torch.finfo(membership.dtype).tiny).log()
+    moved: Tensor = (logs - spread.clamp(max=largest)).softmax(-1)
+    return moved.to(membership)
+
+
+def cosine_affinity(rows: Tensor) -> Tensor:
+    """The cosine similarity of clients' counts or sketches, 0 on the diagonal.
+
+    Source: PPFL, W from label counts. Where a cosine is negative the affinity is 0. A client whose
+    row is 0 resembles nobody.
+
+    Args:
+        rows: ``(N, s)`` finite tensor, a row per client.
+
+    Returns:
+        ``(N, N)`` symmetric float64 tensor in [0, 1].
+
+    Raises:
+        ValueError: If the shape is wrong or an entry is not finite.
+
+    Example:
+        >>> cosine_affinity(torch.tensor([[2.0, 0.0], [1.0, 0.0], [0.0, 3.0]])).tolist()
+        [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
+    """
+    if rows.ndim != 2 or not bool(torch.isfinite(rows).all()):
+        raise ValueError("An affinity needs a row of finite numbers for each client.")
+    wide = rows.double()
+    unit = wide / wide.norm(dim=1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
+    cosine = unit @ unit.T
+    upper = cosine.clamp(0, 1).triu(1)
+    affinity: Tensor = upper + upper.T  # symmetric to the last bit
+    return affinity
+
+
+def laplacian(weights: Tensor) -> Tensor:
+    """D - W, with D the row sums of W.
+
+    Source: PPFL, L = D - W of its objective; w_ii drops out.
+
+    Args:
+        weights: ``(N, N)`` affinities, finite, symmetric, 0 or more.
+
+    Returns:
+        ``(N, N)`` positive semidefinite float64 tensor.
+
+    Raises:
+        ValueError: If the shape is wrong or an entry cannot be used; it is named, from 0.
+
+    Example:
+        >>> laplacian(torch.tensor([[0.0, 2.0], [2.0, 0.0]])).tolist()
+        [[2.0, -2.0], [-2.0, 2.0]]
+        >>> laplacian(torch.tensor([[0.0, 2.0], [1.0, 0.0]]))
+        Traceback (most recent call last):
+        ...
+        ValueError: The affinity is not symmetric: entry [0, 1] is 2 and entry [1, 0] is 1.
+    """
+    if weights.ndim != 2 or weights.shape[0] != weights.shape[1]:
+        raise ValueError(f"An affinity has a row and a column per client, not {weights.shape}.")
+    wide = weights.double()
+    for what, bad in (("not finite", ~torch.isfinite(wide)), ("negative", wide < 0)):
+        if bool(bad.any()):
+            i, j = bad.nonzero()[0].tolist()
+            raise ValueError(f"The affinity's entry [{i}, {j}] is {what}: {float(wide[i, j]):g}.")
+    if bool((uneven := wide != wide.T).any()):
+        i, j = uneven.nonzero()[0].tolist()
+        raise ValueError(
+            f"The affinity is not symmetric: entry [{i}, {j}] is {float(wide[i, j]):g} and entry "
+            f"[{j}, {i}] is {float(wide[j, i]):g}."
+        )
+    return torch.diag(wide.sum(1)) - wide
+
+
+def laplacian_steps(weights: Tensor, steps: Sequence[float]) -> Tensor:
+    """The weights of all vectors in x_k - s_k sum_l w_kl (x_k - x_l): I - diag(s) L.
+
+    Source: T. Dinh et al. 2021 (FedU), the server's step of Algorithm 1. No s_k exceeds 1 / (the
+    Laplacian's largest eigenvalue); from twice that on repeated steps would swing ever farther.
+
+    Args:
+        weights: ``(N, N)`` affinities, finite, symmetric, 0 or more.
+        steps: s, 0 or more, one per vector.
+
+    Returns:
+        ``(N, N)`` float64 tensor; rows sum to 1.
+
+    Example:
+        >>> laplacian_steps(torch.tensor([[0.0, 1.0], [1.0, 0.0]]), [0.25, 9.0]).tolist()
+        [[0.75, 0.25], [0.5, 0.5]]
+    """
+    stiffest = float(torch.linalg.eigvalsh(laplacian(weights))[-1])
+    most = 1 / stiffest if stiffest > 0 else 0.0
+    s = torch.tensor(steps, dtype=torch.float64).clamp(max=most)
+    rows = s.unsqueeze(1) * weights.double()
+    return rows + torch.diag(1 - rows.sum(1))
+
+
+def spread_rows(rows: Tensor) -> Tensor:
+    """The rows U of which D - U U^T, but for its diagonal, is the Laplacian of a cosine affinity.
+
+    So that L C needs no matrix of all pairs: see :func:`spread_coupling`.
+
+    Args:
+        rows: ``(N, s)`` finite tensor of which no two rows have a negative product, such as counts
+            or second moments; a row of zeros for who resembles nobody.
+
+    Returns:
+        ``(N, s)`` float64, each row of length 1 or 0.
+    """
+    wide = rows.double()
+    unit: Tensor = wide / wide.norm(dim=1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
+    return unit
+
+
+def spread_coupling(unit: Tensor, memberships: Tensor, strength: float) -> Tensor:
+    """As :func:`coupling` of the Laplacian of :func:`spread_rows`, in time and memory of N.
+
+    Args:
+        unit: ``(N, s)``.
+        memberships: ``(N, K)``.
+        strength: lambda.
+
+    Returns:
+        ``(N, K)`` float64.
+
+    Example:
+        >>> counts = torch.tensor([[2.0, 0.0], [1.0, 1.0], [0.0, 3.0]])
+        >>> members = torch.tensor([[1.0, 0.0], [0.5, 0.5], [0.0, 1.0]])
+        >>> dense = coupling(laplacian(cosine_affinity(counts)), members, 0.5)
+        >>> torch.allclose(spread_coupling(spread_rows(counts), members, 0.5), dense)
+        True
+    """
+    c = memberships.double()
+    # The diagonal of U U^T drops out of D - W.
+    degree = unit @ unit.sum(0)
+    return 2 * strength * (degree[:, None] * c - unit @ (unit.T @ c))
+
+
+def coupling(laplacian: Tensor, memberships: Tensor, strength: float) -> Tensor:
+    """The gradient of (strength/2) sum_ij w_ij |c_i - c_j|^2 with respect to each c_i: 2 s L C.
+
+    Source: PPFL, the second term of its objective, sums over ordered pairs.
+
+    Args:
+        laplacian: ``(N, N)`` tensor L.
+        memberships: ``(N, K)`` tensor C, a row per client.
+        strength: lambda.
+
+    Returns:
+        ``(N, K)`` float64 tensor.
+
+    Example:
+        >>> members = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+        >>> coupling(laplacian(torch.tensor([[0.0, 1.0], [1.0, 0.0]])), members, 0.5).tolist()
+        [[1.0, -1.0], [-1.0, 1.0]]
+    """
+    return 2 * strength * (laplacian.double() @ memberships.double())
+
+
+def mean_and_spread(parts: Sequence[Tensor], weights: Sequence[float]) -> tuple[Tensor, Tensor]:
+    """Returns the weighted mean of tensors, and their weighted standard deviation.
+
+    Args:
+        parts: M tensors of one shape.
+        weights: M numbers that sum to 1.
+
+    Example:
+        >>> one, two = torch.tensor([0.2, 0.5]), torch.tensor([0.8, 0.5])
+        >>> mean_and_spread([one, two], [0.5, 0.5])
+        (tensor([0.5000, 0.5000]), tensor([0.3000, 0.0000]))
+    """
+    mean = sum((w * p for w, p in zip(weights, parts, strict=True)), torch.zeros_like(parts[0]))
+    square = torch.zeros_like(mean)
+    for weight, part in zip(weights, parts, strict=True):
+        square += weight * (part - mean).square()
+    return mean, square.sqrt()
+
+
+def mean_dice(masks: Sequence[Tensor]) -> float:
+    """Returns the Dice overlap of masks, averaged over all pairs; of two empty ones it is 1.
+
+    Args:
+        masks: At least two bool tensors of one shape.
+
+    Example:
+        >>> a, b = torch.tensor([True, True, False]), torch.tensor([False, True, False])
+        >>> round(mean_dice([a, b]), 4), mean_dice([~a & ~a & a, ~b & b])
+        (0.6667, 1.0)
+    """
+    found = []
+    for one, other in combinations(masks, 2):
+        both, sizes = int((one & other).sum()), int(one.sum()) + int(other.sum())
+        found.append(2 * both / sizes if sizes else 1.0)
+    return sum(found) / len(found)
+
+
+def entropies(parts: Sequence[Tensor], weights: Sequence[float]) -> tuple[Tensor, Tensor]:
+    """Returns the entropy of the mean, and the part of it that comes from the models' differing.
+
+    Args:
+        parts: M tensors ``(N, K)`` of probabilities.
+        weights: M numbers that sum to 1.
+
+    Returns:
+        Both ``(N,)`` in bits.
+
+    Example:
+        >>> sure, other = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])
+        >>> entropies([sure, other], [0.5, 0.5]), entropies([sure, sure], [0.5, 0.5])
+        ((tensor([1.]), tensor([1.])), (tensor([0.]), tensor([0.])))
+    """
+
+    def bits(p: Tensor) -> Tensor:
+        found: Tensor = torch.special.entr(p).sum(1) / math.log(2)
+        return found
+
+    parts = [p.double() for p in parts]
+    whole = bits(mean_and_spread(parts, weights)[0])
+    within = sum((w * bits(p) for w, p in zip(weights, parts, strict=True)), 0 * whole)
+    return whole.float(), (whole - within).clamp(min=0).float()
+
+
+Model = Mapping[str, Tensor]
+
+
+def mixed(a: Model, b: Model, share: float) -> dict[str, Tensor]:
+    """Returns (1 - share) a + share b, over the names of ``b``.
+
+    Example:
+        >>> mixed({"w": torch.tensor([0.0])}, {"w": torch.tensor([4.0])}, 0.25)
+        {'w': tensor([1.])}
+    """
+    return {n: torch.lerp(a[n], t, share) for n, t in b.items()}
+
+
+def shuffled(model: Model, generator: torch.Generator) -> dict[str, Tensor]:
+    """Returns the elements of each tensor in another order, drawn on the CPU.
+
+    Example:
+        >>> shuffled({"w": torch.arange(4.0)}, torch.Generator())["w"].sort().values
+        tensor([0., 1., 2., 3.])
+    """
+    found = {}
+    for name, tensor in model.items():
+        order = torch.randperm(tensor.numel(), generator=generator).to(tensor.device)
+        found[name] = tensor.flatten()[order].reshape(tensor.shape)
+    return found
+
+
+def cosine_slopes(a: Model, b: Model) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Returns the gradients of cos^2(a, b), of all entries as one vector; 0 at the origin.
+
+    Example:
+        >>> a, b = {"w": torch.tensor([2.0, 0.0])}, {"w": torch.tensor([1.0, 1.0])}
+        >>> cosine_slopes(a, b)[0]["w"]
+        tensor([0.0000, 0.5000])
+    """
+    dot = sum(float((a[n] * t).sum()) for n, t in b.items())
+    square_a, square_b = (sum(float(t.square().sum()) for t in m.values()) for m in (a, b))
+    product = (square_a * square_b) ** 0.5
+    if product == 0:
+        return tuple({n: torch.zeros_like(t) for n, t in m.items()} for m in (a, b))  # type: ignore[return-value]
+    c = dot / product
+    of_a = {n: 2 * c * (b[n] / product - c * t / square_a) for n, t in a.items()}
+    of_b = {n: 2 * c * (a[n] / product - c * t / square_b) for n, t in b.items()}
+    return of_a, of_b
+
+
+Array = NDArray[np.float64]
+_STEPS = 100_000
+
+
+def minimum_norm(gram: Array, prior: Array, radius: float = 1.0) -> Array:
+    """Weights of the shortest mean: argmin λᵀGλ over Σλ = 1, λ ≥ 0, |λ_i − λ⁰_i| ≤ ε.
+
+    Source: Hu, Shaloudegi, Zhang, Yu: Federated learning meets multi-objective optimization, IEEE
+    TNSE 2022, Equation 11. By FISTA (Beck, Teboulle 2009), restarted where it turns back.
+
+    Args:
+        gram: ``(N, N)``, the vectors' inner products G.
+        prior: ``(N,)``, λ⁰, in the simplex.
+        radius: ε ≥ 0; 1 leaves the whole simplex, 0 the prior alone.
+
+    Returns:
+        ``(N,)``.
+
+    Example:
+        >>> gram = np.array([[1.0, 0.0], [0.0, 4.0]])
+        >>> minimum_norm(gram, np.array([0.5, 0.5])).round(6)
+        array([0.8, 0.2])
+        >>> minimum_norm(gram, np.array([0.5, 0.5]), radius=0.1).round(6)
+        array([0.6, 0.4])
+    """
+    low, high = np.maximum(prior - radius, 0), np.minimum(prior + radius, 1)
+    step = 1 / max(float(np.linalg.norm(gram, 2)), np.finfo(float).tiny)
+    found = ahead = prior
+    pace = 1.0
+    for _ in range(_STEPS):
+        new = _project(ahead - step * gram @ ahead, low, high)
+        if (ahead - new) @ (new - found) > 0:
+            pace = 1.0
+        faster = (1 + (1 + 4 * pace**2) ** 0.5) / 2
+        moved, ahead = new - found, new + (pace - 1) / faster * (new - found)
+        found, pace = new, faster
+        if np.abs(moved).max() < 1e-13:  # rounding may keep it from less
+            break
+    return found
+
+
+def _project(point: Array, low: Array, high: Array) -> Array:
+    """The nearest point of the box whose sum is 1: clip(point − t); the sum is linear in t."""
+    kinks = np.sort(np.concatenate([point - high, point - low]))
+    sums = np.clip(point - kinks[:, None], low, high).sum(1)
+    shift = float(np.interp(1.0, sums[::-1], kinks[::-1]))
+    return np.clip(point - shift, low, high)

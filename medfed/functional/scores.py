@@ -1,0 +1,257 @@
+"""Metrics of weighted samples, for many weightings at once: what a bootstrap asks for.
+
+scikit-learn and TorchMetrics measure one weighting per call, and a thousand resamples of every
+client would take minutes. So each metric is defined here, once, for W weightings (W, N) of N
+samples; the plain metric is that of weights of one. The tests compare each with scikit-learn's.
+
+FROC: how many of the lesions are found, at how many false alarms per scan.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+CLASS_SCORES = (
+    *("accuracy", "balanced_accuracy", "auroc", "sensitivity", "specificity", "f1"),
+    *("ece", "brier"),
+)
+OUTCOME_SCORES = ("rmse", "mae", "r2")
+
+
+def class_scores(probs: Floats, label: Ints, weights: Floats, bins: int = 15) -> dict[str, Floats]:
+    """Measures probabilities of exclusive classes.
+
+    Of two classes, ``sensitivity``, ``specificity`` and ``f1`` are those of class 1 where it is the
+    more probable one (above 0.5). Of more, they are means over the classes that occur, each against
+    the rest. ``balanced_accuracy`` is the mean recall of the classes that occur, ``auroc`` the mean
+    of one class against the rest (of two classes: that of class 1).
+
+    ``ece`` is the expected calibration error: the mean distance between the probability of the
+    predicted class and how often it is right, over `bins` bins of equal width. ``brier`` is half
+    the mean squared distance between the probabilities and the truth, from 0 to 1; of two classes
+    that is the mean of ``(p - y)^2``.
+
+    Args:
+        probs: (N, K).
+        label: (N,) class numbers.
+        weights: (W, N), 0 or more.
+        bins: Of the calibration error.
+
+    Returns:
+        (W,) per name. NaN where the labels leave it undefined, whatever is predicted: everything
+        without samples, sensitivity and F1 of two classes without class 1, specificity without
+        class 0, and of one class alone balanced accuracy, AUROC and all means over classes.
+
+    Example:
+        >>> probs = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8]])
+        >>> found = class_scores(probs, np.array([0, 1, 1]), np.ones((1, 3)))
+        >>> [round(float(found[n][0]), 3) for n in ("accuracy", "sensitivity", "f1", "auroc")]
+        [0.667, 0.5, 0.667, 1.0]
+    """
+    k = probs.shape[1]
+    predicted, sure = probs.argmax(1), probs.max(1)
+    confusion = sums(weights, label * k + predicted, k * k).reshape(-1, k, k)
+    hits, true = np.einsum("wkk->wk", confusion), confusion.sum(2)
+    found, total = confusion.sum(1), weights.sum(1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        present = true > 0
+        several = present.sum(1) > 1
+
+        def macro(values: Floats) -> Floats:
+            """The mean over the classes that occur; undefined of one, where it says nothing."""
+            mean = np.where(present, values, 0.0).sum(1) / present.sum(1)
+            return np.where(several, mean, np.nan)
+
+        recall, f1 = hits / true, 2 * hits / (true + found)
+        specificity = 1 - (found - hits) / (total[:, None] - true)
+        if k == 2:
+            rates = recall[:, 1], recall[:, 0], np.where(present[:, 1], f1[:, 1], np.nan)
+            auroc = area(probs[:, 1], label == 1, weights)
+        else:
+            rates = macro(recall), macro(specificity), macro(f1)
+            each = [area(probs[:, c], label == c, weights) for c in range(k)]
+            auroc = macro(np.stack(each, 1))
+        # The last bin holds 1 itself.
+        bin_of = np.minimum((sure * bins).astype(np.int64), bins - 1)
+        gap = sums(weights * (sure - (predicted == label)), bin_of, bins)
+        squares = np.square(probs - np.eye(k)[label]).sum(1) / 2
+        values = (
+            hits.sum(1) / total,
+            macro(recall),
+            auroc,
+            *rates,
+            np.abs(gap).sum(1) / total,
+            (weights * squares).sum(1) / total,
+        )
+    return dict(zip(CLASS_SCORES, values, strict=True))
+
+
+def outcome_scores(predicted: Floats, true: Floats, weights: Floats) -> dict[str, Floats]:
+    """Measures predictions of a continuous outcome.
+
+    Args:
+        predicted: (N,).
+        true: (N,), in the same unit.
+        weights: (W, N), 0 or more.
+
+    Returns:
+        (W,) each: ``rmse`` and ``mae`` in that unit; ``r2``, 1 for a perfect prediction, 0 for the
+        samples' own mean, NaN where all outcomes are equal.
+
+    Example:
+        >>> found = outcome_scores(np.array([1.0, 2.0, 6.0]), np.array([1.0, 2.0, 3.0]),
+        ...                        np.array([[1.0, 1.0, 1.0], [1.0, 1.0, 0.0]]))
+        >>> found["mae"].tolist(), found["r2"].tolist()
+        ([1.0, 0.0], [-3.5, 1.0])
+    """
+    error = predicted - true
+    with np.errstate(divide="ignore", invalid="ignore"):
+        shares = weights / weights.sum(1, keepdims=True)
+        squares = (shares * error**2).sum(1)
+        centred = true - (shares * true).sum(1, keepdims=True)
+        used = weights > 0
+        least = np.where(used, true, np.inf).min(1)
+        spread = least < np.where(used, true, -np.inf).max(1)
+        r2 = 1 - squares / (shares * centred**2).sum(1)
+    values = np.sqrt(squares), (shares * np.abs(error)).sum(1), np.where(spread, r2, np.nan)
+    return dict(zip(OUTCOME_SCORES, values, strict=True))
+
+
+def area(scores: Floats, positive: NDArray[np.bool_], weights: Floats) -> Floats:
+    """Returns the area under the ROC curve; NaN where positives or negatives have no weight.
+
+    Args:
+        scores: (N,) higher for positives.
+        positive: (N,).
+        weights: (W, N).
+
+    Returns:
+        (W,).
+
+    Example:
+        >>> scores, positive = np.array([0.1, 0.4, 0.4, 0.8]), np.array([False, True, False, True])
+        >>> area(scores, positive, np.array([[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 0.0]])).tolist()
+        [0.875, 0.75]
+    """
+    right, wrong = accepted(scores, positive, weights)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        area = (np.diff(wrong) * (right[:, 1:] + right[:, :-1])).sum(1) / 2
+        share: Floats = area / (right[:, -1] * wrong[:, -1])
+    return share
+
+
+def accepted(scores: Floats, positive: NDArray[np.bool_], weights: Floats) -> tuple[Floats, Floats]:
+    """Returns the weight of what each threshold accepts, from the strictest on.
+
+    Args:
+        scores: (N,).
+        positive: (N,).
+        weights: (W, N).
+
+    Returns:
+        (W, U + 1) positives and negatives: 0, then those of the highest score, then of the two
+        highest, and so on over all U distinct scores.
+    """
+    distinct, group = np.unique(-scores, return_inverse=True)
+    parts = (sums(weights * of, group, len(distinct)) for of in (positive, ~positive))
+    right, wrong = (np.cumsum(np.pad(part, ((0, 0), (1, 0))), axis=1) for part in parts)
+    return right, wrong
+
+
+def sums(values: Floats, group: Ints, count: int) -> Floats:
+    """Sums columns by group, in a fixed order, so that equal values give equal bits.
+
+    Args:
+        values: (W, N).
+        group: (N,) numbers below `count`.
+        count: Of the groups.
+
+    Returns:
+        (W, count).
+
+    Example:
+        >>> sums(np.array([[1.0, 2.0, 4.0]]), np.array([2, 0, 2]), 3).tolist()
+        [[2.0, 0.0, 5.0]]
+    """
+    out = np.zeros((len(values), count))
+    if len(group):
+        order = np.argsort(group, kind="stable")
+        present, starts = np.unique(group[order], return_index=True)
+        out[:, present] = np.add.reduceat(values[:, order], starts, axis=1)
+    return out
+
+
+ALARMS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+"""False positives per scan at which LUNA16 reads the sensitivity."""
+CPM = ("cpm", *(f"cpm/{alarm:g}" for alarm in ALARMS))
+
+
+def sensitivities(
+    scores: Floats,
+    positive: NDArray[np.bool_],
+    weights: Floats,
+    scans: Floats,
+    alarms: tuple[float, ...] = ALARMS,
+) -> Floats:
+    """Returns the sensitivity at given numbers of false positives per scan.
+
+    Between two thresholds it is interpolated, as LUNA16's evaluation does; beyond the last one,
+    where every candidate is accepted, it is 1. Candidates of equal score are accepted together.
+
+    Source: A. A. A. Setio et al., "Validation, comparison, and combination of algorithms for
+    automatic detection of pulmonary nodules in computed tomography images: The LUNA16 challenge",
+    Medical Image Analysis 42, 2017.
+
+    Args:
+        scores: (N,) of the candidates.
+        positive: (N,) which of them are lesions.
+        weights: (W, N).
+        scans: (W,) number of scans, those without a candidate among them.
+        alarms: A of them.
+
+    Returns:
+        (W, A); NaN where there is no lesion.
+
+    Example:
+        >>> scores, positive = np.array([0.9, 0.8, 0.7, 0.6]), np.array([True, False, True, False])
+        >>> sensitivities(scores, positive, np.ones((1, 4)), np.array([2.0]), (0.25, 0.5, 1.0))
+        array([[0.5, 1. , 1. ]])
+    """
+    right, wrong = accepted(scores, positive, weights)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found, alarm = right / right[:, -1:], wrong / scans[:, None]
+        columns = []
+        for wanted in alarms:
+            # The last threshold with no more alarms, and the next one.
+            left = (alarm <= wanted).sum(1) - 1
+            next_one = np.minimum(left + 1, alarm.shape[1] - 1)
+            ends = [[t[np.arange(len(t)), i] for i in (left, next_one)] for t in (alarm, found)]
+            (x0, x1), (y0, y1) = ends
+            share = np.where(x1 > x0, (wanted - x0) / (x1 - x0), 0.0)
+            columns.append(y0 + share * (y1 - y0))
+    return np.stack(columns, axis=1)
+
+
+def froc_scores(
+    scores: Floats, positive: NDArray[np.bool_], weights: Floats, scans: Floats
+) -> dict[str, Floats]:
+    """Returns ``cpm``, LUNA16's mean sensitivity over :data:`ALARMS`, and each one (``cpm/0.5``).
+
+    Args:
+        scores: As :func:`sensitivities` takes all four.
+        positive: Which candidates are lesions.
+        weights: Of the candidates.
+        scans: Their number.
+
+    Example:
+        >>> found = froc_scores(np.array([0.9, 0.1]), np.array([True, False]),
+        ...                     np.ones((1, 2)), np.ones(1))
+        >>> found["cpm"].tolist(), list(found)[1]
+        ([1.0], 'cpm/0.125')
+    """
+    found = sensitivities(scores, positive, weights, scans)
+    return dict(zip(CPM, [found.mean(1), *found.T], strict=True))

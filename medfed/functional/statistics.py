@@ -1,0 +1,285 @@
+"""Bootstrap of patients: how far a metric would vary if other patients had come.
+
+Source: B. Efron and R. J. Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 13
+(percentile intervals).
+
+Paired differences over splits: intervals, corrected p-values, and what could have been seen.
+
+Each split of the patients gives one difference between two methods. Where splits are of the same
+patients, the training sets overlap, and a plain t-test is too sure of itself.
+
+Source: C. Nadeau and Y. Bengio, "Inference for the generalization error", Machine Learning, 2003
+(the variance of resampled splits); S. Holm, "A simple sequentially rejective multiple test
+procedure", Scandinavian Journal of Statistics, 1979; J. Demšar, "Statistical comparisons of
+classifiers over multiple data sets", JMLR, 2006 (ranks, Nemenyi's critical difference).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+
+def draws(patients: int, resamples: int, seed: int) -> NDArray[np.int64]:
+    """Draws as many patients as there are, with replacement, again and again.
+
+    Args:
+        patients: P.
+        resamples: W.
+        seed: Of the draws.
+
+    Returns:
+        (W, P) how often each patient was drawn.
+
+    Example:
+        >>> found = draws(3, 4, seed=0)
+        >>> found.shape, found.sum(1).tolist()
+        ((4, 3), [3, 3, 3, 3])
+    """
+    chosen = np.random.default_rng(seed).integers(0, patients, (resamples, patients))
+    place = chosen + patients * np.arange(resamples)[:, None]
+    return np.bincount(place.ravel(), minlength=resamples * patients).reshape(resamples, patients)
+
+
+def percentiles(values: Floats, level: float = 0.95) -> tuple[float, float]:
+    """Returns the interval that holds the middle share of resampled values.
+
+    Args:
+        values: (W,) a metric of each resample; NaN where that resample leaves it undefined.
+        level: The share.
+
+    Returns:
+        Its ends; NaN where no resample defines the metric.
+
+    Example:
+        >>> percentiles(np.array([0.0, 0.25, 0.5, 0.75, 1.0, np.nan]), 0.5)
+        (0.25, 0.75)
+    """
+    known = values[~np.isnan(values)]
+    if not len(known):
+        return math.nan, math.nan
+    low, high = np.quantile(known, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
+
+
+class Difference(NamedTuple):
+    """A mean difference over splits.
+
+    Attributes:
+        mean: The mean.
+        low: The lower end of its interval.
+        high: The upper end.
+        p: Two-sided p-value of no difference.
+        error: Standard error of the mean.
+        visible: The smallest true difference that would be found in most repetitions.
+    """
+
+    mean: float
+    low: float
+    high: float
+    p: float
+    error: float
+    visible: float
+
+
+def difference(
+    values: Sequence[float],
+    overlap: float = 0.0,
+    level: float = 0.95,
+    power: float = 0.8,
+    comparisons: int = 1,
+) -> Difference:
+    """Returns the mean of paired differences, with what can be said of it.
+
+    Args:
+        values: (S,) one difference per split.
+        overlap: Test patients per training patient where splits are of the same patients: the
+            variance of the mean is ``s² (1/S + overlap)`` rather than ``s² / S``. 0 where every
+            split is of other patients.
+        level: Of the interval.
+        power: How often the smallest visible difference would be found.
+        comparisons: How many are made; `visible` is that of a test at a level divided by them.
+
+    Returns:
+        The difference; with one split, all but its mean is unknown (NaN).
+
+    Example:
+        >>> found = difference([0.1, 0.2, 0.3])
+        >>> round(found.mean, 3), round(found.low, 3), round(found.p, 3)
+        (0.2, -0.048, 0.074)
+        >>> difference([0.1, 0.2, 0.3], overlap=0.25).p > found.p
+        True
+    """
+    from scipy.stats import t as student
+
+    known = np.asarray([v for v in values if not math.isnan(v)], dtype=float)
+    if not len(known):
+        return Difference(*[math.nan] * 6)
+    mean, count = float(known.mean()), len(known)
+    if count < 2 or not np.isfinite(known).all():
+        return Difference(mean, *[math.nan] * 5)
+    error = float(known.std(ddof=1) * math.sqrt(1 / count + overlap))
+    free = count - 1
+    half = float(student.ppf((1 + level) / 2, free)) * error
+    if error == 0:
+        return Difference(mean, mean, mean, 1.0 if mean == 0 else 0.0, 0.0, 0.0)
+    p = 2 * float(student.sf(abs(mean) / error, free))
+    visible = error * noncentrality(free, (1 - level) / comparisons, power)
+    return Difference(mean, mean - half, mean + half, p, error, visible)
+
+
+def noncentrality(free: int, alpha: float, power: float) -> float:
+    """Returns how many standard errors a true difference must have, to be found that often.
+
+    Args:
+        free: Degrees of freedom of the t-test.
+        alpha: Its two-sided level.
+        power: How often it must be found.
+
+    Example:
+        >>> round(noncentrality(1000, 0.05, 0.8), 1)
+        2.8
+    """
+    from scipy.optimize import brentq
+    from scipy.stats import nct
+    from scipy.stats import t as student
+
+    critical = float(student.ppf(1 - alpha / 2, free))
+
+    def lacking(delta: float) -> float:
+        return float(nct.sf(critical, free, delta)) - power
+
+    return float(brentq(lacking, 0.0, 3 * critical + 10))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Returns p-values corrected for their number, by Holm's procedure.
+
+    Args:
+        p_values: (M,) of the comparisons that are made; NaN where one could not be, which counts as
+            no comparison.
+
+    Example:
+        >>> [round(p, 3) for p in holm([0.01, 0.04, 0.03])]
+        [0.03, 0.06, 0.06]
+    """
+    known = sorted((p, i) for i, p in enumerate(p_values) if not math.isnan(p))
+    corrected, largest = [math.nan] * len(p_values), 0.0
+    for rank, (p, i) in enumerate(known):
+        largest = max(largest, min(1.0, (len(known) - rank) * p))
+        corrected[i] = largest
+    return corrected
+
+
+class Ranks(NamedTuple):
+    """Mean ranks over blocks.
+
+    Attributes:
+        ranks: (M,) mean rank of each method, 1 the best; equal scores share their ranks.
+        critical: Mean ranks that differ by less are not told apart (Nemenyi, 5 %).
+        p: Of Friedman's test that all are alike.
+    """
+
+    ranks: list[float]
+    critical: float
+    p: float
+
+
+def mean_ranks(scores: Floats, alpha: float = 0.05) -> Ranks:
+    """Ranks methods within blocks.
+
+    Args:
+        scores: (B, M) of M methods on B blocks, larger is better.
+        alpha: Level of the critical difference.
+
+    Example:
+        >>> found = mean_ranks(np.array([[0.9, 0.8, 0.7], [0.8, 0.8, 0.6], [0.9, 0.7, 0.8]]))
+        >>> [round(r, 2) for r in found.ranks]
+        [1.17, 2.17, 2.67]
+    """
+    from scipy.stats import friedmanchisquare, rankdata, studentized_range
+
+    blocks, methods = scores.shape
+    ranks = rankdata(-scores, axis=1).mean(0)
+    quantile = float(studentized_range.ppf(1 - alpha, methods, np.inf)) / math.sqrt(2)
+    critical = quantile * math.sqrt(methods * (methods + 1) / (6 * blocks))
+    p = math.nan
+    if methods > 2 and blocks > 1:
+        p = float(friedmanchisquare(*scores.T).pvalue)
+    return Ranks([float(r) for r in ranks], critical, p)
+
+
+def cliques(ranks: Sequence[float], critical: float) -> list[tuple[int, ...]]:
+    """Returns the largest groups of methods whose mean ranks are not told apart.
+
+    Args:
+        ranks: (M,) mean ranks.
+        critical: The critical difference.
+
+    Returns:
+        Positions in `ranks`, best first; groups of one are left out.
+
+    Example:
+        >>> cliques([1.0, 3.0, 1.5, 2.2], 1.0)
+        [(0, 2), (2, 3), (3, 1)]
+    """
+    order = sorted(range(len(ranks)), key=lambda i: ranks[i])
+    found: list[tuple[int, ...]] = []
+    for start, first in enumerate(order):
+        group = tuple(i for i in order[start:] if ranks[i] - ranks[first] < critical)
+        if len(group) > 1 and not (found and set(group) <= set(found[-1])):
+            found.append(group)
+    return found
+
+
+def harmed(gains: Sequence[Difference], level: float = 0.95) -> tuple[float, float, float]:
+    """Returns the share of clients that are worse off than alone, and its interval.
+
+    At least those are worse off that Holm's procedure among the clients finds so, and at most all
+    but those that it finds better off. As the chance that it is wrong with any of them is at most
+    ``1 - level``, the interval has the true share at least as often as it says. The share of
+    resampled clients below 0 would not do: what resampling adds draws every share towards a half.
+
+    Args:
+        gains: How much better each client is than alone; NaN where that is unknown, which counts
+            for nothing.
+        level: Of the interval.
+
+    Returns:
+        The share, and the ends of its interval; NaN where nothing is known.
+
+    Example:
+        >>> gains = [difference([-0.1, -0.11, -0.12]), difference([0.1, -0.1, 0.2])]
+        >>> harmed(gains)
+        (0.5, 0.5, 1.0)
+    """
+    known = [g for g in gains if not math.isnan(g.mean)]
+    if not known:
+        return math.nan, math.nan, math.nan
+    share = sum(g.mean < 0 for g in known) / len(known)
+    if all(math.isnan(g.p) for g in known):
+        return share, math.nan, math.nan
+    worse, better = (surely(known, sign, level).count(True) for sign in (-1, 1))
+    return share, worse / len(known), 1 - better / len(known)
+
+
+def surely(gains: Sequence[Difference], sign: int, level: float = 0.95) -> list[bool]:
+    """Returns which gains are of that sign, by Holm's procedure among all of them.
+
+    Args:
+        gains: One for each client.
+        sign: 1 or -1.
+        level: Of all of them together.
+
+    Example:
+        >>> surely([difference([-0.1, -0.11, -0.12]), difference([0.1, -0.1, 0.2])], -1)
+        [True, False]
+    """
+    corrected = holm([g.p for g in gains])
+    return [p < 1 - level and g.mean * sign > 0 for g, p in zip(gains, corrected, strict=True)]

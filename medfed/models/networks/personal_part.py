@@ -1,0 +1,343 @@
+"""The personal part of a network that nobody has described: what stands next to its outputs.
+
+From each output back along the graph of a forward pass, up to the first layer with a weight of two
+or more dimensions: a linear layer or a convolution. With it goes what was met on the way, such as a
+normalisation after it. Where paths are added up, each has such a layer. A parameter that is only
+added or multiplied (a scale, an embedding of positions) ends no path.
+
+What stays with a client in well-known networks of MONAI and torchvision.
+
+By the path of a class, so that nothing is imported: of a segmentation network its decoder and
+output, of a classifier its head. Other networks: :mod:`medfed.models.networks.personal_part`.
+
+The personal part of a network: its names by default, and its layers, which can be taken out.
+
+What stays with a client is also what exists several times where models are canonical.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from medfed.common.errors import ConfigError, did_you_mean
+from medfed.federation.split import NORMALIZATION, aliases, nothing_personal
+
+_ELEMENTWISE = ("Add", "Addcmul", "Sub", "Rsub", "Mul", "Div", "Lerp", "Pow")
+# What changes no value, or only the grid.
+_PASSED = ("View", "UnsafeView", "ReshapeAlias", "Alias", "AsStrided", "Squeeze", "Unsqueeze", "T",
+           "Transpose", "Permute", "Expand", "Slice", "Select", "Unbind", "Split", "SplitWithSizes",
+           "Stack", "Clone", "ToCopy")  # fmt: skip
+_ACTIVATIONS = ("Sigmoid", "Softmax", "Tanh", "Relu")
+
+
+Outputs = Callable[[nn.Module, Tensor], Sequence[Tensor]]
+
+
+def nearest(network: nn.Module, outputs: Outputs, image: Tensor) -> tuple[str, ...]:
+    """Finds the layers next to the outputs of any network, on a copy of it in training mode.
+
+    Args:
+        network: Any network of one input.
+        outputs: Gives what a loss is for, of the network and an image.
+        image: ``(B, C, *spatial)``.
+
+    Returns:
+        Patterns of names: ``head.*`` of a layer, the name alone of a parameter in a larger module;
+        nothing where no layer is found.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2), nn.BatchNorm1d(2))
+        >>> nearest(net, lambda network, x: [network(x)], torch.ones(4, 2))
+        ('2.*', '3.*')
+    """
+    network = copy.deepcopy(network).requires_grad_(True).train()
+    for module in network.modules():
+        if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats:
+            module.eval()
+    with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+        image = image.detach().clone().requires_grad_(True)
+        found = outputs(network, image)
+    leaves = {id(p): n for n, p in network.named_parameters()}
+    norms = {
+        id(p) for m in network.modules() if isinstance(m, NORMALIZATION) for p in m.parameters()
+    }
+    met = {leaves[i] for i in _met([t.grad_fn for t in found], image, norms) if i in leaves}
+    return tuple(dict.fromkeys(_pattern(network, n) for n in leaves.values() if n in met))
+
+
+def last_activation(output: Tensor) -> str | None:
+    """Names the activation that an output ends in, if it is one that a loss of logits repeats.
+
+    Example:
+        >>> x = torch.ones(2, 3, requires_grad=True)
+        >>> last_activation((2 * x).tanh()[:, :2]), last_activation(2 * x)
+        ('Tanh', None)
+    """
+    node = output.grad_fn
+    while node is not None:
+        name = _name(node)
+        if name in _ACTIVATIONS:
+            return name
+        if name not in _PASSED and not name.startswith("Upsample"):
+            return None
+        node = node.next_functions[0][0]
+    return None
+
+
+def _met(roots: Sequence[Any], image: Tensor, norms: set[int]) -> Iterator[int]:
+    """Yields the ids of the parameters between outputs and the first layers, theirs included."""
+    owned = _parameters_alone([n for n in roots if n is not None], image)
+    todo, seen = [n for n in roots if n is not None], set()
+    while todo:
+        node = todo.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        inputs = [n for n, _ in node.next_functions if n is not None]
+        own = {id(p): p for n in inputs for p in owned.get(n, {}).values()}
+        yield from own
+        layer = any(p.ndim > 1 and i not in norms for i, p in own.items())
+        if not layer or _name(node) in _ELEMENTWISE:
+            todo += [n for n in inputs if n not in owned]
+
+
+def _parameters_alone(roots: Sequence[Any], image: Tensor) -> dict[Any, dict[int, Tensor]]:
+    """Returns the nodes that nothing of the image reaches, with the parameters that do."""
+    parameters: dict[Any, dict[int, Tensor]] = {}
+    reached: set[Any] = set()
+    todo: list[tuple[Any, bool]] = [(n, False) for n in roots]
+    known: set[Any] = set()
+    while todo:
+        node, done = todo.pop()
+        inputs = [n for n, _ in node.next_functions if n is not None]
+        if not done:
+            if node not in known:
+                known.add(node)
+                todo += [(node, True), *((n, False) for n in inputs)]
+            continue
+        leaf = getattr(node, "variable", None)
+        if leaf is image or any(n in reached for n in inputs):
+            reached.add(node)
+        else:
+            own = {} if leaf is None else {id(leaf): leaf}
+            parameters[node] = own | {i: p for n in inputs for i, p in parameters[n].items()}
+    return parameters
+
+
+def _name(node: Any) -> str:
+    """The operation of a node: ``Tanh`` of ``TanhBackward0``."""
+    return str(node.name()).partition("Backward")[0]
+
+
+def _pattern(network: nn.Module, name: str) -> str:
+    """A layer's pattern, or the name alone where the module holds more than a layer."""
+    # Weights under a parametrisation stand below their layer.
+    layer = name.rpartition(".")[0].partition(".parametrizations.")[0]
+    children = network.get_submodule(layer).named_children()
+    larger = any(n != "parametrizations" and any(True for _ in m.parameters()) for n, m in children)
+    return name if larger or not layer else f"{layer}.*"
+
+
+_MONAI, _VISION = "monai.networks.nets", "torchvision.models"
+PERSONAL = {
+    f"{_MONAI}.segresnet.SegResNet": ("up_layers.*", "up_samples.*", "conv_final.*"),
+    f"{_MONAI}.segresnet_ds.SegResNetDS": ("up_layers*",),  # of SegResNetDS2 also up_layers_auto
+    f"{_MONAI}.dynunet.DynUNet": ("upsamples.*", "output_block.*", "deep_supervision_heads.*"),
+    f"{_MONAI}.unetr.UNETR": ("decoder*", "out.*"),
+    f"{_MONAI}.swin_unetr.SwinUNETR": ("decoder*", "out.*"),
+    f"{_MONAI}.basic_unet.BasicUNet": ("upcat_*", "final_conv.*"),
+    f"{_MONAI}.basic_unetplusplus.BasicUNetPlusPlus": ("upcat_*", "final_conv_*"),
+    # Each level is Sequential(0 down, 1 SkipConnection(submodule = next level), 2 up).
+    f"{_MONAI}.unet.UNet": ("model.2.*", "*.submodule.2.*"),
+    f"{_MONAI}.attentionunet.AttentionUnet": (
+        *("model.2.*", "*attention.*"),
+        *("*upconv.*", "*merge.*"),
+    ),
+    f"{_MONAI}.vnet.VNet": ("up_tr*", "out_tr.*"),
+    f"{_MONAI}.flexible_unet.FlexibleUNet": ("decoder.*", "segmentation_head.*"),
+    f"{_MONAI}.densenet.DenseNet": ("class_layers.*",),
+    f"{_MONAI}.resnet.ResNet": ("fc.*",),
+    f"{_MONAI}.senet.SENet": ("last_linear.*",),
+    f"{_MONAI}.efficientnet.EfficientNet": ("_fc.*",),
+    f"{_MONAI}.vit.ViT": ("classification_head.*",),
+    f"{_VISION}.densenet.DenseNet": ("classifier.*",),
+    f"{_VISION}.resnet.ResNet": ("fc.*",),
+    f"{_VISION}.efficientnet.EfficientNet": ("classifier.*",),
+    f"{_VISION}.vision_transformer.VisionTransformer": ("heads.*",),
+}
+
+# Their last output is the deepest, which counts; of all others the first.
+LAST_COUNTS = (f"{_MONAI}.basic_unetplusplus.BasicUNetPlusPlus",)
+
+
+def last_counts(network: nn.Module) -> bool:
+    """Returns whether of several outputs the last one is that which counts in evaluation."""
+    return any(f"{c.__module__}.{c.__qualname__}" in LAST_COUNTS for c in type(network).__mro__)
+
+
+def known_personal(network: nn.Module) -> tuple[str, ...]:
+    """Returns the patterns of the table for a network's class, or one that it extends.
+
+    Args:
+        network: Any module.
+
+    Returns:
+        Those that match something, as a U-Net of two levels has no inner one; none for a class that
+        the table does not have.
+
+    Example:
+        >>> from monai.networks.nets import UNet
+        >>> known_personal(UNet(2, 1, 1, channels=(4, 8), strides=(2,))), known_personal(nn.ReLU())
+        (('model.2.*',), ())
+    """
+    paths = (f"{c.__module__}.{c.__qualname__}" for c in type(network).__mro__)
+    patterns = next((PERSONAL[path] for path in paths if path in PERSONAL), ())
+    return tuple(p for p in patterns if any(fnmatchcase(n, p) for n in aliases(network)))
+
+
+def default_personal(network: nn.Module) -> tuple[str, ...]:
+    """Names the part of a network that stays with its client in the published experiments.
+
+    Args:
+        network: A network whose class says so by its ``personal``, one of MONAI's, or any other.
+
+    Returns:
+        ``fnmatch`` patterns on names relative to ``network``: the classifier of a DenseNet or a
+        small CNN, the up-sampling path and output layer of a U-Net, all of a logistic or
+        linear regression, the membership vector of a canonical model; of others what
+        :mod:`medfed.models.networks.personal_part` knows. An empty tuple for networks that it does not.
+
+    Example:
+        >>> from medfed.models.networks.densenet import densenet_bc
+        >>> from medfed.models.networks.unet import unet
+        >>> default_personal(densenet_bc(2, 1, 2))
+        ('class_layers.*',)
+        >>> default_personal(unet(2, 1, 1, channels=(4, 8, 16), strides=(2, 2)))
+        ('model.2.*', '*.submodule.2.*')
+    """
+    if isinstance(own := getattr(network, "personal", None), tuple):
+        return own
+    return known_personal(network)
+
+
+def part_roots(network: nn.Module, parts: Sequence[str]) -> list[str]:
+    """Names the largest layers of which all parameters match the patterns.
+
+    Args:
+        network: Any module.
+        parts: Globs of parameter names; ``*`` also spans dots.
+
+    Returns:
+        Module names, each layer by its first one; ``[""]`` where the whole network matches.
+        Parameters with several names match if one of them does, and then count under all.
+
+    Raises:
+        ConfigError: If a pattern matches nothing, or part of a layer only.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(2, 3), nn.Sequential(nn.ReLU(), nn.Linear(3, 1)))
+        >>> part_roots(net, ["1.1.*"]), part_roots(net, ["*"])
+        (['1'], [''])
+    """
+    named = dict(network.named_parameters(remove_duplicate=False))
+    names = list(named)
+    for pattern in parts:
+        if not any(fnmatchcase(n, pattern) for n in names):
+            roots = dict.fromkeys([*(f"{n.rsplit('.', 1)[0]}.*" for n in names), *names])
+            hint = did_you_mean(pattern, roots) or f"; the parameters are {', '.join(names[:6])}"
+            raise ConfigError(f"The canonical part {pattern!r} matches no parameter{hint}.")
+    hit = {id(named[n]) for n in names if any(fnmatchcase(n, p) for p in parts)}
+    if not hit:
+        raise nothing_personal(network, "A canonical model")
+    whole = {name for name, t in named.items() if id(t) in hit}
+    found: dict[int, str] = {}
+    for root in _roots(network, "", whole, positions(network)):
+        found.setdefault(id(network.get_submodule(root)), root)
+    return list(found.values())
+
+
+def positions(network: nn.Module) -> dict[int, list[str]]:
+    """Returns all names of every layer, by its id; DynUNet has some of its layers twice."""
+    found: dict[int, list[str]] = {}
+    for name, module in network.named_modules(remove_duplicate=False):
+        found.setdefault(id(module), []).append(name)
+    return found
+
+
+def _roots(
+    module: nn.Module, name: str, matched: set[str], places: dict[int, list[str]]
+) -> Iterator[str]:
+    prefix = f"{name}." if name else ""
+    own = {prefix + n for n, _ in module.named_parameters(remove_duplicate=False)}
+    if own and own <= matched and _closed(module, places):
+        yield name
+        return
+    for leaf in module._parameters:
+        if prefix + leaf in matched:
+            raise ConfigError(
+                f"Canonical parts are whole layers, and {prefix + leaf!r} is half of one; name it "
+                f"by {prefix + '*'!r}."
+            )
+    for child, inner in module.named_children():
+        yield from _roots(inner, prefix + child, matched, places)
+
+
+def _closed(module: nn.Module, places: dict[int, list[str]]) -> bool:
+    """Whether no layer within also stands outside, where it would be forgotten."""
+    homes = tuple(home and f"{home}." for home in places[id(module)])
+    inner = (m for m in module.modules() if m is not module)
+    return all(name.startswith(homes) for m in inner for name in places[id(m)])
+
+
+def take(network: nn.Module, places: Iterable[str]) -> dict[str, nn.Module]:
+    """Removes layers from a network and returns them by name.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+        >>> take(net, ["1"]), [name for name, _ in net.named_parameters()]
+        ({'1': Linear(in_features=3, out_features=1, bias=True)}, ['0.weight', '0.bias'])
+    """
+    layers, slots = {}, {name: place(network, name) for name in places}
+    for name, found in slots.items():
+        layers[name] = network.get_submodule(name)
+        for children, leaf in found:
+            children[leaf] = None
+    return layers
+
+
+def place(network: nn.Module, name: str) -> list[tuple[dict[str, nn.Module | None], str]]:
+    """Returns where a layer is kept: its parents' children, and its name among them.
+
+    Example:
+        >>> ((children, leaf),) = place(nn.Sequential(nn.Linear(2, 3)), "0")
+        >>> children[leaf]
+        Linear(in_features=2, out_features=3, bias=True)
+    """
+    found = {}
+    for path in positions(network)[id(network.get_submodule(name))]:
+        parent, _, leaf = path.rpartition(".")
+        children = network.get_submodule(parent)._modules
+        found[id(children), leaf] = (children, leaf)
+    return list(found.values())
+
+
+def remainder(network: nn.Module, places: Sequence[str], name: str = "") -> Iterator[nn.Module]:
+    """Yields the largest layers that hold none of the places.
+
+    Example:
+        >>> net = nn.Sequential(nn.ReLU(), nn.Sequential(nn.Tanh(), nn.Linear(3, 1)))
+        >>> list(remainder(net, ["1.1"]))
+        [ReLU(), Tanh()]
+    """
+    prefix = f"{name}." if name else ""
+    for child, layer in network.named_children():
+        if any(p.startswith(f"{prefix}{child}.") for p in places):
+            yield from remainder(layer, places, prefix + child)
+        elif prefix + child not in places:
+            yield layer

@@ -1,0 +1,228 @@
+"""Linear models of feature vectors: linear and logistic regression.
+
+What the convolutional networks share: images or volumes, and the norms between layers.
+
+A small convolutional network for images of 8 to about 64 pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import ClassVar
+
+import torch
+from monai.networks.blocks import Convolution
+from monai.networks.layers import get_pool_layer
+from torch import Tensor, nn
+
+from medfed.common.checks import check_known
+from medfed.common.errors import ConfigError
+
+
+class LinearRegression(nn.Module):
+    """One number as a weighted sum of features and a constant.
+
+    All coefficients start at zero: the problem is convex, and clients then start as equals. The
+    instances of a canonical model must start apart, which a ``spread`` makes them do.
+
+    Args:
+        in_channels: Number of features F.
+        out_channels: Number of outcomes, 1.
+        spread: Coefficients start uniformly in [-spread, spread].
+
+    Shapes:
+        ``(B, F)`` to ``(B, 1)``. Parameters: ``linear.weight (1, F)``, ``linear.bias (1,)``.
+
+    Raises:
+        ConfigError: If there is another number of outcomes, or the spread is negative.
+
+    Example:
+        >>> LinearRegression(in_channels=10)(torch.ones(4, 10)).shape
+        torch.Size([4, 1])
+    """
+
+    personal: ClassVar[tuple[str, ...]] = ("*",)
+
+    def __init__(self, in_channels: int, out_channels: int = 1, spread: float = 0.0) -> None:
+        super().__init__()
+        if out_channels != 1:
+            raise ConfigError(
+                f"Linear regression predicts one number, and these data have {out_channels} "
+                "classes; choose model=logistic, or data with a continuous outcome."
+            )
+        self.linear = _spread_linear(in_channels, 1, spread)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns the outcomes ``(B, 1)`` of features ``(B, F)``."""
+        outcome: Tensor = self.linear(x)
+        return outcome
+
+
+class LogisticRegression(nn.Module):
+    """Multinomial logistic regression whose first class is the reference.
+
+    The logit of class 0 is fixed at zero, so two classes need one weight per feature, and the
+    coefficients are identified (a softmax over free logits has a direction that changes nothing).
+    They start as those of :class:`LinearRegression` do.
+
+    Args:
+        in_channels: Number of features F.
+        out_channels: Number of classes K, at least 2.
+        spread: Coefficients start uniformly in [-spread, spread].
+
+    Shapes:
+        ``(B, F)`` to ``(B, K)`` logits. Parameters: ``linear.weight (K-1, F)``, ``linear.bias``.
+
+    Raises:
+        ConfigError: If there are fewer than two classes, or the spread is negative.
+
+    Example:
+        >>> net = LogisticRegression(in_channels=30, out_channels=2)
+        >>> net(torch.ones(4, 30)).shape, [name for name, _ in net.named_parameters()]
+        (torch.Size([4, 2]), ['linear.weight', 'linear.bias'])
+    """
+
+    personal: ClassVar[tuple[str, ...]] = ("*",)
+
+    def __init__(self, in_channels: int, out_channels: int = 2, spread: float = 0.0) -> None:
+        super().__init__()
+        if out_channels < 2:
+            raise ConfigError(
+                f"Logistic regression needs out_channels >= 2, not {out_channels} (a continuous "
+                "outcome needs model=linear or model=mlp_regression)."
+            )
+        self.linear = _spread_linear(in_channels, out_channels - 1, spread)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns the logits ``(B, K)`` of features ``(B, F)``."""
+        free = self.linear(x)
+        return torch.cat([torch.zeros_like(free[:, :1]), free], dim=1)
+
+
+def _spread_linear(features: int, outputs: int, spread: float) -> nn.Linear:
+    if not spread >= 0:
+        raise ConfigError(f"spread must not be negative, not {spread}.")
+    layer = nn.Linear(features, outputs)
+    for coefficients in layer.parameters():
+        nn.init.uniform_(coefficients, -spread, spread)
+    return layer
+
+
+Norm = str | tuple[str, dict[str, int | bool]] | None
+GROUPS = 4
+_NORMS: dict[str, Norm] = {
+    "batch": "batch",
+    # MONAI's bare "instance" has no scale and shift, which leaves FedBN nothing to keep local.
+    "instance": ("instance", {"affine": True}),
+    "group": ("group", {"num_groups": GROUPS}),
+    "none": None,
+}
+
+
+def check_spatial_dims(spatial_dims: int) -> None:
+    """Refuses anything but images (2) and volumes (3).
+
+    Raises:
+        ConfigError: If ``spatial_dims`` is neither 2 nor 3.
+
+    Example:
+        >>> check_spatial_dims(2)
+    """
+    if spatial_dims not in (2, 3):
+        raise ConfigError(f"spatial_dims must be 2 or 3, not {spatial_dims!r}.")
+
+
+def norm_layer(name: str, known: Sequence[str] = ("batch", "instance")) -> Norm:
+    """Returns a normalisation as MONAI's blocks take it.
+
+    Args:
+        name: Its name.
+        known: The names that the network accepts.
+
+    Raises:
+        ConfigError: If it accepts no such norm.
+
+    Example:
+        >>> norm_layer("instance")
+        ('instance', {'affine': True})
+    """
+    check_known("norm", name, known)
+    return _NORMS[name]
+
+
+class SmallCNN(nn.Module):
+    """Convolutions, the mean over all places, and a linear head.
+
+    The mean makes it independent of the size of the images. Group normalisation, the default,
+    keeps no statistics, so that there are none to average over unlike clients.
+
+    Args:
+        spatial_dims: 2 or 3.
+        in_channels: Image channels C.
+        out_channels: Classes K.
+        channels: Width of each convolution.
+        strides: Stride of each convolution, 2 to halve the resolution.
+        norm: ``"group"``, ``"batch"``, ``"instance"`` (with scale and shift) or ``"none"``.
+        dropout: Dropout probability before the head.
+
+    Shapes:
+        ``(B, C, *spatial)`` to ``(B, K)`` logits. Parameters: ``features.*`` and ``head.*``.
+
+    Raises:
+        ConfigError: If ``spatial_dims`` or ``norm`` is unknown, or a width does not suit them.
+
+    Example:
+        >>> import torch
+        >>> net = SmallCNN(2, in_channels=1, out_channels=10)
+        >>> net(torch.ones(4, 1, 8, 8)).shape, net(torch.ones(4, 1, 28, 28)).shape
+        (torch.Size([4, 10]), torch.Size([4, 10]))
+        >>> sum(p.numel() for p in net.parameters())
+        24170
+    """
+
+    personal: ClassVar[tuple[str, ...]] = ("head.*",)
+
+    def __init__(
+        self,
+        spatial_dims: int,
+        in_channels: int,
+        out_channels: int,
+        *,
+        channels: Sequence[int] = (16, 32, 64),
+        strides: Sequence[int] = (1, 2, 2),
+        norm: str = "group",
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        check_spatial_dims(spatial_dims)
+        layer = norm_layer(norm, ("group", "batch", "instance", "none"))
+        _check(channels, strides, norm)
+        widths = [in_channels, *channels]
+        self.features = nn.Sequential(
+            *(
+                Convolution(spatial_dims, *pair, strides=stride, act="relu", norm=layer)
+                for pair, stride in zip(pairwise(widths), strides, strict=True)
+            ),
+            get_pool_layer(("adaptiveavg", {"output_size": 1}), spatial_dims),
+            nn.Flatten(),
+            nn.Dropout(dropout),
+        )
+        self.head = nn.Linear(widths[-1], out_channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns the logits ``(B, K)`` of images ``(B, C, *spatial)``."""
+        logits: Tensor = self.head(self.features(x))
+        return logits
+
+
+def _check(channels: Sequence[int], strides: Sequence[int], norm: str) -> None:
+    if not channels or min(*channels, *strides) < 1 or len(channels) != len(strides):
+        raise ConfigError(
+            "A small CNN needs positive channels and as many strides, not channels "
+            f"{list(channels)} with strides {list(strides)}."
+        )
+    if norm == "group" and any(width % GROUPS for width in channels):
+        raise ConfigError(
+            f"With norm 'group' all widths must be multiples of {GROUPS}, not {list(channels)}."
+        )

@@ -1,0 +1,318 @@
+"""Cells: single results, each kept under a hash of all that it depends on.
+
+A cell depends on the resolved configuration (but for where and how a run works), on the data (their
+files, or the parameters of what is generated, which the configuration has), on the code behind it,
+and on the versions of the libraries that compute it. A file is a whole cell or not there; one whose
+hash is another is stale, and no report has it.
+
+A hash of the code that a result comes from, whatever its comments and documents say.
+
+What counts is the code of the modules that a configuration names, and of all of this package and of
+plugins that these import: their syntax trees without docstrings. So a method's cells are stale when
+the method has changed, or anything that it rests on, and those of other methods are not.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import json
+import platform
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+from omegaconf import DictConfig, OmegaConf
+
+import medfed
+from medfed.common.errors import CheckpointError, DataError
+from medfed.common.files import digest, write_json
+from medfed.common.strict_json import json_text
+from medfed.common.untrusted import read_json
+from medfed.config.allowed import is_plugin
+from medfed.config.compose import resolved
+from medfed.records.folder import NOT_THE_EXPERIMENT
+
+_PACKAGE = Path(medfed.__file__).parent
+
+
+def code_hash(targets: Iterable[str]) -> str:
+    """Returns the hash of the code behind dotted names.
+
+    Args:
+        targets: Modules, or classes and functions in them; those of libraries do not count, as
+            their versions do.
+
+    Example:
+        >>> code_hash(["medfed.personalize.ditto.Ditto"]) == code_hash(["medfed.personalize.apfl"])
+        False
+        >>> code_hash(["torch.optim.SGD"]) == code_hash([])
+        True
+    """
+    waiting = [m for t in targets if (m := _module(t))]
+    seen: dict[str, str] = {}
+    while waiting:
+        module = waiting.pop()
+        file = _file(module)
+        if module in seen or file is None:
+            continue
+        seen[module], imported = read_code(file)
+        waiting += [m for name in imported if (m := _module(name))]
+    lines = [f"{module} {seen[module]}" for module in sorted(seen)]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def targets_of(node: Any) -> Iterator[str]:
+    """Yields what a plain configuration builds.
+
+    Example:
+        >>> list(targets_of({"a": [{"_target_": "x.Y"}], "b": 1}))
+        ['x.Y']
+    """
+    if isinstance(node, dict):
+        if isinstance(node.get("_target_"), str):
+            yield node["_target_"]
+        for value in node.values():
+            yield from targets_of(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from targets_of(value)
+
+
+@cache
+def _module(name: str) -> str:
+    """The longest part of a dotted name that is a module of ours or of a plugin; else empty."""
+    parts = name.split(".")
+    if parts[0] != "medfed" and not is_plugin(name):
+        return ""
+    for end in range(len(parts), 0, -1):
+        module = ".".join(parts[:end])
+        if _file(module) is not None:
+            return module
+    return ""
+
+
+@cache
+def _file(module: str) -> Path | None:
+    first, *rest = module.split(".")
+    if first == "medfed":
+        place = _PACKAGE.joinpath(*rest)
+    else:
+        spec = importlib.util.find_spec(first)
+        if spec is None or spec.origin is None:
+            return None
+        origin = Path(spec.origin)
+        if not rest:
+            return origin
+        place = origin.parent.joinpath(*rest)
+    for file in (place.with_suffix(".py"), place / "__init__.py"):
+        if file.is_file():
+            return file
+    return None
+
+
+@cache
+def read_code(file: Path) -> tuple[str, tuple[str, ...]]:
+    """Returns a hash of a file's code, and what it imports.
+
+    A file is read once: what a process has loaded does not change while it is edited.
+
+    Args:
+        file: A Python file.
+    """
+    tree = ast.parse(file.read_bytes())
+    imported: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            imported |= {name.name for name in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            imported |= {f"{node.module}.{name.name}" for name in node.names}
+        body = getattr(node, "body", None)
+        if isinstance(body, list) and body and _is_text(body[0]):
+            del body[0]
+    return hashlib.sha256(ast.dump(tree).encode()).hexdigest(), tuple(sorted(imported))
+
+
+def _is_text(node: ast.AST) -> bool:
+    constant = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    return constant and isinstance(node.value.value, str)  # type: ignore[attr-defined]
+
+
+Stage = Literal["tune", "final"]
+LIBRARIES = (
+    *("torch", "pytorch-lightning", "monai", "numpy", "scipy", "scikit-learn", "numba"),
+    *("nibabel", "SimpleITK", "pillow"),
+)
+ROOT = "medfed.benchmark.work"  # what runs a cell
+# Where data lie and are kept is no part of a result; what they are is.
+_PLACES = (
+    "data.path",
+    "data.root",
+    "data.cache",
+    "threads",
+    "source",
+    "checkpoint",
+)
+_SAMPLE = 1 << 16  # bytes of each file that a fingerprint reads
+_SHAPE = {"name": str, "key": str, "result": {}, "sha256": str}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One result.
+
+    Attributes:
+        suite: The suite.
+        variant: The task.
+        method: The method.
+        stage: ``tune``: a setting is measured on validation patients, the test patients are not
+            read; ``final``: the setting that was best is measured on test patients.
+        trial: Which setting; the first is the default.
+        split: Which split of the patients.
+        config: What is run.
+        key: The hash of all that it depends on.
+        finetuned: Whether every client then trains its own copy of the model.
+    """
+
+    suite: str
+    variant: str
+    method: str
+    stage: Stage
+    trial: int
+    split: int
+    config: Mapping[str, Any] = field(repr=False, compare=False)
+    key: str
+    finetuned: bool = False
+
+    @property
+    def shows(self) -> bool:
+        """Whether it keeps what pictures need: the first of the splits does."""
+        return self.stage == "final" and self.split == 0
+
+    @property
+    def place(self) -> str:
+        """Where it lies, without its key: what it is a cell of."""
+        named = f"{self.stage}_trial_{self.trial}_split_{self.split}"
+        return f"{self.suite}/{self.variant}/{self.method}/{named}"
+
+    def file(self, out: Path) -> Path:
+        """Returns its file."""
+        return out / "cells" / f"{self.place}-{self.key[:16]}.json"
+
+
+def cell_key(config: DictConfig, stage: Stage, finetuned: bool) -> tuple[str, dict[str, Any]]:
+    """Returns the hash of all that a cell depends on, and its configuration to be sent.
+
+    Args:
+        config: The composed configuration.
+        stage: See :class:`Cell`.
+        finetuned: Whether a copy of the model is trained on at every client.
+    """
+    plain: dict[str, Any] = resolved(config)
+    settings = _without(plain, (*NOT_THE_EXPERIMENT, *_PLACES))
+    content = {
+        "stage": stage,
+        "finetuned": finetuned,
+        "config": settings,
+        "device": {key: plain["trainer"].get(key) for key in ("accelerator", "precision")},
+        "data": data_fingerprint(plain["data"].get("path")),
+        "code": code_hash([ROOT, *targets_of(plain)]),
+        "libraries": libraries(),
+    }
+    # As it is written: facts of the data are filled in where it is run.
+    return digest(content), OmegaConf.to_container(config, resolve=False)  # type: ignore[return-value]
+
+
+@cache
+def libraries() -> dict[str, str]:
+    """Returns the versions of Python and of the libraries that compute results."""
+    python = ".".join(platform.python_version_tuple()[:2])
+    return {"python": python, **{name: version(name) for name in LIBRARIES}}
+
+
+@cache
+def data_fingerprint(path: str | None) -> str:
+    """Returns a hash of data: of each file its name, size and beginning; empty without a path.
+
+    Args:
+        path: A file or folder.
+
+    Raises:
+        DataError: If it is not there.
+    """
+    if path is None:
+        return ""
+    root = Path(path).expanduser()
+    if not root.exists():
+        raise DataError(f"{path} does not exist; set data.path to the folder of the data.")
+    found = hashlib.sha256()
+    files = sorted(p for p in root.rglob("*") if p.is_file()) if root.is_dir() else [root]
+    for file in files:
+        with file.open("rb") as opened:
+            start = hashlib.sha256(opened.read(_SAMPLE)).hexdigest()
+        name = file.relative_to(root) if file != root else file.name
+        found.update(f"{name}\0{file.stat().st_size}\0{start}\n".encode())
+    return found.hexdigest()
+
+
+def _without(node: Mapping[str, Any], left_out: tuple[str, ...], at: str = "") -> dict[str, Any]:
+    return {
+        key: _without(value, left_out, f"{at}{key}.") if isinstance(value, dict) else value
+        for key, value in node.items()
+        if f"{at}{key}" not in left_out
+    }
+
+
+def write_cell(out: Path, cell: Cell, result: Mapping[str, Any]) -> None:
+    """Writes a finished cell, whole or not at all."""
+    content = {"name": cell.place, "key": cell.key, "result": result}
+    write_json(cell.file(out), {**content, "sha256": digest(_as_read(content["result"]))})
+
+
+def _as_read(result: Any) -> Any:
+    """What JSON makes of a result: lists for tuples, null for what is no number."""
+    return json.loads(json_text(result))
+
+
+def read_cell(out: Path, cell: Cell) -> dict[str, Any] | None:
+    """Reads a cell.
+
+    Args:
+        out: The folder of the benchmark.
+        cell: Which one.
+
+    Returns:
+        Its result; None if it has not been run.
+
+    Raises:
+        CheckpointError: If its file is torn, or has been changed, or is another cell's.
+    """
+    path = cell.file(out)
+    if not path.is_file():
+        return None
+    content = read_json(path, _SHAPE)
+    told = (content["name"], content["key"])
+    if told != (cell.place, cell.key) or digest(content["result"]) != content["sha256"]:
+        raise CheckpointError(
+            f"{path} is not as the benchmark has written it; remove it, and the cell "
+            f"{cell.place} is run again."
+        )
+    result: dict[str, Any] = content["result"]
+    return result
+
+
+def stale_cells(out: Path, cells: list[Cell]) -> Iterator[str]:
+    """Yields the places of cells of which there is only a file with another key.
+
+    Args:
+        out: The folder of the benchmark.
+        cells: Those that a report wants.
+    """
+    for cell in cells:
+        file = cell.file(out)
+        if not file.is_file() and any(file.parent.glob(f"{Path(cell.place).name}-*.json")):
+            yield cell.place

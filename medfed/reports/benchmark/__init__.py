@@ -1,1 +1,0 @@
-"""Reports of the benchmark: what its cells say, and how surely."""

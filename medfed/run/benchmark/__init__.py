@@ -1,1 +1,0 @@
-"""The benchmark: suites of tasks, cells that are run once, tuning, processes that stay alive."""

@@ -1,0 +1,490 @@
+"""Pictures of what every client would get: patients, labels and channels; intensities; features.
+
+A contact sheet: random training samples of every client, as its model gets them.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+from torch import Tensor
+
+from medfed.common.console import caption
+from medfed.common.figures import colours, legend_above, stacked_bars
+from medfed.common.seeding import derive_seed, numpy_rng
+from medfed.datamodules.augmentation import augmented
+from medfed.datamodules.base import FederatedDataModule
+from medfed.datamodules.client_data import ClientData
+from medfed.datamodules.splits import SPLITS
+from medfed.datamodules.tables.datamodule import TabularDataModule
+from medfed.models.contours import region_colours
+from medfed.models.segmentation_meter import slice_with_most
+from medfed.run.overview.table import ClientSummary
+
+Pixels = NDArray[np.float32]
+Scale = tuple[float, float]
+Extent = tuple[float, float, float, float]
+
+# Okabe and Ito's colours, which people with colour-vision deficiency tell apart.
+_CLASSES = ("#56B4E9", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#0072B2", "#F0E442", "#000000")
+_TILES = 12  # in a row, about
+_STEP = 1.1  # from tile to tile, of which 1 is the picture
+_GROUP = 0.3  # more between samples of several channels
+_ROWS, _CHOICE = 5, 16  # clients whose augmentation is drawn, and samples that one is chosen from
+_COLOUR = ("red", "green", "blue")
+
+
+def class_colours(count: int) -> list[str]:
+    """Returns a colour per class: Okabe and Ito's, or a colour scale where there are many.
+
+    Example:
+        >>> class_colours(2), len(class_colours(10))
+        (['#56B4E9', '#D55E00'], 10)
+    """
+    return colours(count, _CLASSES)
+
+
+def contact_sheet(data: FederatedDataModule) -> Figure | None:
+    """Draws a row of training samples per client: the same ones for the same seed.
+
+    A sample is a strip of its channels (a photograph in red, green and blue is one tile); of a
+    channel that the client lacks, the tile is empty. Classes are coloured frames, regions are
+    contours; of volumes, the axial slice with most of the regions is shown, or the middle one.
+    Grey values mean the same in the whole sheet, per channel.
+
+    Args:
+        data: A data module that is set up.
+
+    Returns:
+        The figure; None where the samples are no images.
+    """
+    clients = list(data.clients.values())
+    if len(clients[0].train["image"].shape) < 4:
+        return None
+    photographs = data.channel_names == _COLOUR
+    strips = 1 if photographs else data.in_channels
+    count = max(2, _TILES // strips)
+    drawn = [_draw_samples(c, count, data.seed) for c in clients]
+    scales = _scales([image for image, _ in drawn])
+    figure, axes = _empty(list(data.clients), count, strips)
+    for row, (client, (images, labels)) in enumerate(zip(clients, drawn, strict=True)):
+        for n, (image, label) in enumerate(zip(images, labels, strict=True)):
+            left = n * _pitch(strips)
+            if photographs:
+                picture = np.clip([_unit(c, s) for c, s in zip(image, scales, strict=True)], 0, 1)
+                picture[~client.channels.numpy()] = 0
+                axes.imshow(picture.transpose(1, 2, 0), extent=_extent(left, row, image[0]))
+                if label.ndim == 3:
+                    _contours(axes, label, left, row)
+            for c in range(0 if photographs else strips):
+                _tile(axes, image[c], scales[c], left + c * _STEP, row, bool(client.channels[c]))
+                if label.ndim == 3 and client.channels[c]:
+                    _contours(axes, label, left + c * _STEP, row)
+            if label.ndim == 0:
+                width = (strips - 1) * _STEP
+                _frame(axes, int(label), data.class_names, _extent(left, row, image[0]), width)
+    _describe(axes, list(data.clients), count, strips)
+    if strips > 1:
+        lefts = [n * _pitch(strips) + c * _STEP for n in range(count) for c in range(strips)]
+        axes.set_xticks([x + 0.5 for x in lefts], list(data.channel_names) * count, size=7)
+        axes.xaxis.tick_top()
+        axes.tick_params(axis="x", length=0, pad=1)
+    _legend(figure, data)
+    return figure
+
+
+def augmentation_sheet(data: FederatedDataModule) -> Figure | None:
+    """Draws what augmentation makes of one training sample of each of the first clients.
+
+    A row is the sample as it is, then as training may see it; where nothing was drawn, it is as it
+    is once more. Of several channels the first one is shown that the client has.
+
+    Args:
+        data: A data module that is set up.
+
+    Returns:
+        The figure; None where nothing is augmented.
+    """
+    clients = [c for c in list(data.clients.values())[:_ROWS] if c.augment is not None]
+    if not clients or len(clients[0].train["image"].shape) < 4:
+        return None
+    photographs = data.channel_names == _COLOUR
+    drawn = [_draw_augmented(client, data.seed) for client in clients]
+    scales = _scales([np.stack([image for image, _ in row]) for row in drawn])
+    figure, axes = _empty([c.id for c in clients], _TILES, 1)
+    for row, (client, samples) in enumerate(zip(clients, drawn, strict=True)):
+        channel = int(client.channels.int().argmax())
+        for n, (image, label) in enumerate(samples):
+            left = n * _STEP
+            if photographs:
+                shown = np.clip((image.transpose(1, 2, 0) + 1) / 2, 0, 1)
+                axes.imshow(shown, extent=_extent(left, row, image[0]))
+            else:
+                _tile(axes, image[channel], scales[channel], left, row, present=True)
+            if label.ndim == 3:
+                _contours(axes, label, left, row)
+    _describe(axes, [c.id for c in clients], _TILES, 1)
+    axes.set_xticks([0.5, (_TILES + 1) / 2 * _STEP], ["as it is", "as training sees it"], size=9)
+    axes.xaxis.tick_top()
+    axes.tick_params(axis="x", length=0, pad=1)
+    if drawn[0][0][1].ndim == 3:
+        _legend(figure, data)
+    return figure
+
+
+def _draw_augmented(
+    client: ClientData, seed: int
+) -> list[tuple[Pixels, Pixels]]:
+    """A sample, of those with the most of the regions, and augmented ones of it."""
+    assert client.augment is not None
+    order = numpy_rng(seed, "augmentation sheet", client.id).permutation(client.num_samples)
+    batch = client.samples(torch.from_numpy(order[:_CHOICE]))
+    chosen = int(batch["label"].flatten(1).sum(dim=1).argmax()) if batch["label"].ndim > 1 else 0
+    image, label = (batch[key][chosen : chosen + 1].cpu() for key in ("image", "label"))
+    images, labels = (x.expand(_TILES - 1, *x.shape[1:]) for x in (image, label))
+    key = derive_seed(seed, "augmentation sheet", client.id)
+    new, moved = augmented(client.augment, images, labels, key)
+    new = new * client.channels.view(-1, *[1] * (new.ndim - 2))
+    pairs = [(image[0], label[0]), *zip(new, moved, strict=True)]
+    flat = [_flat(one, its) for one, its in pairs]
+    return [(one.numpy(), its.numpy()) for one, its in flat]
+
+
+def _pitch(strips: int) -> float:
+    """From sample to sample."""
+    return strips * _STEP + _GROUP * (strips > 1)
+
+
+def _draw_samples(
+    client: ClientData, count: int, seed: int
+) -> tuple[Pixels, list[Pixels]]:
+    """Images (n, C, h, w), and labels: classes () or regions (R, h, w)."""
+    order = numpy_rng(seed, "contact sheet", client.id).permutation(client.num_samples)[:count]
+    batch = client.samples(torch.from_numpy(order))
+    images, labels = batch["image"].cpu(), batch["label"].cpu()
+    flat = [_flat(image, label) for image, label in zip(images, labels, strict=True)]
+    return np.stack([image.numpy() for image, _ in flat]), [label.numpy() for _, label in flat]
+
+
+def _flat(image: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
+    """One slice of a volume; what has regions lies in RAS, and is turned so that front is up."""
+    if image.ndim == 4:
+        regions = label.ndim > 0
+        middle = image.shape[-1] // 2
+        depth = slice_with_most(label.permute(3, 0, 1, 2)) if regions and label.any() else middle
+        image, label = image[..., depth], label[..., depth] if regions else label
+    if label.ndim > 0:
+        image, label = torch.rot90(image, 1, (-2, -1)), torch.rot90(label, 1, (-2, -1))
+    return image, label
+
+
+def _scales(images: Sequence[Pixels]) -> list[Scale]:
+    """Black and white of every channel: fixed for images in [-1, 1], else by percentiles."""
+    pooled = np.concatenate(images).swapaxes(0, 1)
+    if np.abs(pooled).max() <= 1 + 1e-5:
+        return [(-1.0, 1.0)] * len(pooled)
+    scales = []
+    for channel in pooled:
+        inside = channel[channel != 0]
+        low, high = np.percentile(inside, (1, 99)) if len(inside) else (0.0, 0.0)
+        scales.append((float(low), float(max(high, low + 1e-6))))
+    return scales
+
+
+def _unit(channel: Pixels, scale: Scale) -> Pixels:
+    low, high = scale
+    return (channel - low) / (high - low)
+
+
+def _extent(left: float, row: int, picture: Pixels) -> Extent:
+    """Where a picture lies: in a unit square whose longer side it fills, rows downwards."""
+    height, width = (side / max(picture.shape[:2]) for side in picture.shape[:2])
+    x, y = left + (1 - width) / 2, row * _STEP + (1 - height) / 2
+    return x, x + width, y + height, y
+
+
+def _tile(
+    axes: Axes, image: Pixels, scale: Scale, left: float, row: int, present: bool
+) -> None:
+    if not present:
+        corner = (left + 0.02, row * _STEP + 0.02)
+        axes.add_patch(Rectangle(corner, 0.96, 0.96, fill=False, ec="0.6", lw=0.8, ls=":"))
+        return
+    low, high = scale
+    if scale != (-1.0, 1.0):  # z-scored: exact zeros are background
+        image = np.where(image == 0, low, image)
+    extent = _extent(left, row, image)
+    axes.imshow(image, cmap="gray", vmin=low, vmax=high, extent=extent, interpolation="nearest")
+
+
+def _contours(axes: Axes, label: Pixels, left: float, row: int) -> None:
+    x0, x1, y1, y0 = _extent(left, row, label[0])
+    height, width = label.shape[1:]
+    x = x0 + (np.arange(width) + 0.5) * (x1 - x0) / width
+    y = y0 + (np.arange(height) + 0.5) * (y1 - y0) / height
+    for region, colour in zip(label, region_colours(len(label)), strict=True):
+        if region.min() < 0.5 < region.max():
+            axes.contour(x, y, region, levels=[0.5], colors=[colour], linewidths=0.9)
+
+
+def _frame(axes: Axes, label: int, names: Sequence[str], extent: Extent, more: float) -> None:
+    """A frame in the colour of the class around a tile and the `more` to its right."""
+    x0, x1, y1, y0 = extent
+    colour = class_colours(len(names))[label]
+    axes.add_patch(Rectangle((x0, y0), x1 - x0 + more, y1 - y0, fill=False, ec=colour, lw=2.2))
+    if len(names) > len(_CLASSES):  # too many for colours alone
+        box = {"fc": "white", "ec": "none", "alpha": 0.75, "pad": 0.8}
+        axes.text(x0 + 0.07, y0 + 0.1, names[label][:8], size=7, va="top", bbox=box)
+
+
+def _empty(names: Sequence[str], count: int, strips: int) -> tuple[Figure, Axes]:
+    inch = 0.62 if len(names) > 8 else 0.8
+    beside = 0.5 + 0.085 * max(map(len, names))
+    size = (count * _pitch(strips) * inch + beside, len(names) * _STEP * inch + 0.9)
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots()
+    axes.set(aspect="equal", anchor="E")
+    return figure, axes
+
+
+def _describe(axes: Axes, names: Sequence[str], count: int, strips: int) -> None:
+    """Names of clients."""
+    axes.set(xlim=(-0.05, count * _pitch(strips) - 0.05 - _GROUP * (strips > 1)), xticks=[])
+    axes.set(ylim=(len(names) * _STEP, -0.08))
+    axes.set_yticks([row * _STEP + 0.5 for row in range(len(names))], [caption(c) for c in names])
+    axes.tick_params(length=0, labelsize=9)
+    axes.spines[:].set_visible(False)
+
+
+def _legend(figure: Figure, data: FederatedDataModule) -> None:
+    """Names of classes or regions, unless there are too many for colours."""
+    regions = next(iter(data.clients.values())).train["label"].shape
+    many = len(data.class_names) > len(_CLASSES)
+    if many and len(regions) == 1:
+        return
+    palette = region_colours if len(regions) > 1 else class_colours
+    lines = [
+        Line2D([], [], color=colour, lw=2.5, label=name)
+        for colour, name in zip(palette(len(data.class_names)), data.class_names, strict=True)
+    ]
+    figure.legend(handles=lines, loc="outside lower center", ncols=5, fontsize=9, frameon=False)
+
+
+Array = NDArray[np.float64]
+_SPLITS = ("#0072B2", "#56B4E9", "0.7")
+_INK = "#0072B2"
+_LINE, _WIDTH = "0.3", 0.8  # of all clients together
+_SAMPLES = 48  # training samples per client whose voxels count
+_VOXELS = 200_000  # of them, at most
+_BINS = 60
+_FEATURES = 40  # in a picture of a table
+_NUMBERED = 16  # clients whose means are written out
+_CHANNELS = 8  # more are not drawn one by one
+_LEGEND = 12  # entries that can be told apart
+
+
+def client_bars(clients: Sequence[ClientSummary], data: FederatedDataModule) -> Figure:
+    """Draws patients per split, labels of the training samples, and channels, a row per client.
+
+    Args:
+        clients: The counts.
+        data: Whose clients they are.
+    """
+    class_names, channels = data.class_names, data.plan_names
+    few = 1 < len(channels) <= _CHANNELS
+    ratios = [1.0, 1.3, 0.14 + 0.14 * len(channels)][: 2 + few]
+    figure = Figure(figsize=(9.6, 1.5 + 0.3 * len(clients)), layout="constrained")
+    panels = figure.subplots(1, len(ratios), sharey=True, width_ratios=ratios)
+    _stack(
+        panels[0], {s: {c.client: c.counts[s].patients for c in clients} for s in SPLITS}, _SPLITS
+    )
+    panels[0].set(xlabel="patients")
+    train = {c.client: c.counts["train"] for c in clients}
+    if all(n.units == n.samples for n in train.values()):
+        counts = {
+            name: {client: n.labels[k] for client, n in train.items()}
+            for k, name in enumerate(class_names)
+        }
+        _stack(panels[1], counts, class_colours(len(class_names)))
+        panels[1].set(xlabel="training samples")
+    else:
+        shares = [100 * np.array(n.labels) / n.units for n in train.values()]
+        _regions(panels[1], np.stack(shares, axis=1), class_names)
+    if few:
+        _presence(panels[2], clients, channels)
+    panels[0].set_ylim(len(clients) - 0.5, -0.5)
+    return figure
+
+
+def _stack(axes: Axes, values: Mapping[str, Mapping[str, float]], colours: Sequence[str]) -> None:
+    longest = stacked_bars(axes, values, colours, ec="white", lw=0.4)
+    _legend_above(axes, len(values))
+    axes.set_xlim(0, 1.04 * max(1.0, longest))
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+
+
+def _regions(axes: Axes, shares: Array, names: Sequence[str]) -> None:
+    """Regions overlap, so their bars stand side by side; shares (R, clients) in percent."""
+    height = 0.8 / len(names)
+    places = np.arange(shares.shape[1])
+    for r, (share, colour) in enumerate(zip(shares, region_colours(len(names)), strict=True)):
+        offset = (r - (len(names) - 1) / 2) * height
+        axes.barh(places + offset, share, height=height, label=names[r], color=colour)
+    axes.set(xlabel="% of training voxels")
+    _legend_above(axes, len(names))
+
+
+def _presence(axes: Axes, clients: Sequence[ClientSummary], channels: Sequence[str]) -> None:
+    for x, channel in enumerate(channels):
+        for y, client in enumerate(clients):
+            has = channel in client.channels
+            axes.plot(x, y, "s", ms=9, mfc=_INK if has else "white", mec=_INK if has else "0.6")
+    axes.set_xticks(range(len(channels)), channels, rotation=45, ha="left", rotation_mode="anchor")
+    axes.xaxis.tick_top()
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    axes.set(xlim=(-0.6, len(channels) - 0.4), xlabel="channels")
+
+
+def _legend_above(axes: Axes, count: int) -> None:
+    if count <= _LEGEND:
+        legend_above(axes, min(count, 5))
+
+
+def intensities(data: FederatedDataModule) -> Figure:
+    """Draws how often grey values occur in the training samples, per channel and client.
+
+    Each row has a height of its own; the line is all clients together. Background (exactly 0 in
+    z-scored images) does not count, nor do the two ends of the scale for the heights.
+
+    Args:
+        data: A data module of images that is set up.
+    """
+    clients, channels = list(data.clients), data.channel_names
+    values = [_voxels(data, client) for client in clients]
+    figure = Figure(
+        figsize=(1.6 + max(2.0 * len(channels), 4.4), 1.1 + 0.42 * len(clients)),
+        layout="constrained",
+    )
+    panels = figure.subplots(1, len(channels), sharey=True, squeeze=False)[0]
+    for c, (axes, channel) in enumerate(zip(panels, channels, strict=True)):
+        pooled = [v[c] for v in values if len(v[c])]
+        axes.set_title(channel, fontsize=10)
+        if pooled:
+            _ridges(axes, [v[c] for v in values], np.concatenate(pooled))
+        axes.set(xlabel="value", ylim=(len(clients) - 0.45, -1.1))
+        axes.tick_params(axis="y", length=0)
+        axes.spines[["left", "right", "top"]].set_visible(False)
+    panels[0].set_yticks(range(len(clients)), [caption(c) for c in clients], va="bottom")
+    line = Line2D([], [], color=_LINE, lw=_WIDTH, label="all clients together")
+    figure.legend(handles=[line], loc="outside lower center", fontsize=8, frameon=False)
+    return figure
+
+
+def _voxels(data: FederatedDataModule, client: str) -> list[Array]:
+    """Values per channel, none of a channel that the client lacks."""
+    held = data.clients[client]
+    images = held.train_inputs(_SAMPLES).cpu().transpose(0, 1).flatten(1).numpy()
+    scaled = np.abs(images).max() <= 1 + 1e-5
+    found = []
+    for values, present in zip(images, held.channels.tolist(), strict=True):
+        kept = values if scaled else values[values != 0]
+        found.append(kept[:: 1 + len(kept) // _VOXELS] if present else kept[:0])
+    return found
+
+
+def _ridges(axes: Axes, rows: Sequence[Array], pooled: Array) -> None:
+    edges = _edges(pooled)
+    middle = (edges[1:] + edges[:-1]) / 2
+    together = _heights(pooled, edges)
+    for y, values in enumerate(rows):
+        if len(values):
+            axes.fill_between(middle, y, y - 0.85 * _heights(values, edges), color=_INK, lw=0)
+            axes.plot(middle, y - 0.85 * together, color=_LINE, lw=_WIDTH)
+        else:
+            axes.text(middle.mean(), y, "missing", color="0.5", size=8, ha="center", va="bottom")
+        axes.axhline(y, color="0.8", lw=0.5, zorder=0)
+
+
+def _edges(values: Array) -> Array:
+    """Edges of the bins; where there are few grey levels, a bin for each."""
+    levels = np.unique(values)
+    if 2 <= len(levels) <= _BINS:
+        inner = (levels[1:] + levels[:-1]) / 2
+        return np.array([2 * levels[0] - inner[0], *inner, 2 * levels[-1] - inner[-1]])
+    low, high = np.percentile(values, (0.5, 99.5))
+    return np.linspace(low, max(high, low + 1e-6), _BINS + 1)
+
+
+def _heights(values: Array, edges: Array) -> Array:
+    """Counts per bin, as a share of the highest inner bin, at most 1."""
+    counts = np.histogram(values, edges)[0].astype(float)
+    heights: Array = np.minimum(counts / max(counts[1:-1].max(), 1), 1.0)
+    return heights
+
+
+def feature_means(data: FederatedDataModule) -> Figure:
+    """Draws every client's mean of every feature in the unit of the table, a row per feature.
+
+    Means are of training rows, without missing cells; of categories and indicators, shares. Colours
+    say how far a mean is from that of all clients, in standard deviations. Values that count as a
+    limit do so here, too, so that no outlier rules a mean.
+
+    Args:
+        data: A data module of a table that is set up.
+    """
+    rows = [_raw(data, client) for client in data.clients]
+    pooled = np.concatenate(rows)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of features without any value
+        means = np.stack([np.nanmean(r, axis=0) for r in rows], axis=1)
+        middle, deviation = np.nanmean(pooled, axis=0), np.nanstd(pooled, axis=0)
+    apart = (means - middle[:, None]) / np.where(deviation > 0, deviation, 1.0)[:, None]
+    present = np.stack([c.channels.numpy() for c in data.clients.values()], axis=1)
+    masked = np.ma.masked_array(apart, ~present | np.isnan(apart))
+    most = np.abs(masked).max(axis=1).filled(0)
+    shown = np.sort(np.argsort(-most, kind="stable")[:_FEATURES])
+    names = [data.channel_names[f] for f in shown]
+    width = 0.6 if len(rows) <= _NUMBERED else 0.2
+    figure = Figure(
+        figsize=(3.4 + width * len(rows), 1.9 + 0.22 * len(names)), layout="constrained"
+    )
+    axes = figure.subplots()
+    reach = max(1.0, float(np.abs(masked).max()))
+    axes.set_facecolor("0.8")
+    drawn = axes.imshow(masked[shown], cmap="PuOr_r", vmin=-reach, vmax=reach, aspect="auto")
+    if len(rows) <= _NUMBERED:
+        for y, x in np.ndindex(len(names), len(rows)):
+            value = means[shown[y], x]
+            text = f"{value:.3g}" if present[shown[y], x] and not np.isnan(value) else "–"
+            dark = abs(apart[shown[y], x]) > 0.7 * reach
+            axes.text(x, y, text, ha="center", va="center", size=7, color=".95" if dark else "0.1")
+    axes.set_xticks(range(len(rows)), [caption(c) for c in data.clients], rotation=30, ha="left")
+    axes.xaxis.tick_top()
+    axes.set_yticks(range(len(names)), names)
+    axes.tick_params(length=0, labelsize=8)
+    title = "means of training rows, in the table's units (categories, missing: shares)"
+    if len(shown) < len(deviation):
+        title += f"\n{len(names)} of {len(deviation)} features that differ most"
+    figure.suptitle(title, fontsize=9)
+    bar = figure.colorbar(drawn, ax=axes, fraction=0.03, pad=0.01)
+    bar.set_label("standard deviations from the mean of all", size=8)
+    bar.ax.tick_params(labelsize=8)
+    return figure
+
+
+def _raw(data: FederatedDataModule, client: str) -> Array:
+    """(N, C) training inputs of a client before they are scaled; NaN where a cell is missing."""
+    if isinstance(data, TabularDataModule):
+        return data.unscaled(client)
+    held = data.clients[client]
+    return held.train_inputs(held.num_samples).double().cpu().numpy()

@@ -1,0 +1,581 @@
+"""What every client has before training, and what is found twice, for the record.
+
+What every client would get: counted, as a table for people and as CSV.
+
+What every client has before training: a short table in the terminal.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from torch import Tensor
+
+from medfed.common.console import cell, say, wide_console
+from medfed.common.errors import DataError
+from medfed.common.files import csv_text
+from medfed.common.scores import span
+from medfed.datamodules.base import FederatedDataModule
+from medfed.datamodules.client_data import Block, ClientData
+from medfed.datamodules.duplicates import Duplicates, find_duplicates
+from medfed.datamodules.plans import ClientPlan
+from medfed.datamodules.readers.base import Patient, few
+from medfed.datamodules.scanner import UNCHANGED, Scanner
+from medfed.datamodules.splits import SPLITS, Split
+
+_COLUMNS = 6  # classes that have a column each; more stand in one
+_NAMES = 4  # channels that are named each
+
+
+class Count(NamedTuple):
+    """What a client has in one split.
+
+    Attributes:
+        patients: Its patients.
+        samples: Patches, rows or images; of an evaluation, slices or volumes.
+        units: What `labels` are a part of: samples, or voxels.
+        labels: Samples of each of K classes, or voxels of each of R regions.
+    """
+
+    patients: int
+    samples: int
+    units: int
+    labels: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ClientSummary:
+    """One client, counted.
+
+    Attributes:
+        client: Its name.
+        counts: What it has in each split.
+        channels: The channels that it has.
+        lacks: The channels that it has not.
+        centres: Where its patients come from, as far as that is known.
+        scanner: What its scanner changes; empty where it changes nothing.
+        notes: What a person should know, such as ``one class``.
+    """
+
+    client: str
+    counts: Mapping[Split, Count]
+    channels: tuple[str, ...]
+    lacks: tuple[str, ...]
+    centres: tuple[str, ...]
+    scanner: Mapping[str, Any]
+    notes: tuple[str, ...]
+
+
+def summarise_clients(data: FederatedDataModule) -> list[ClientSummary]:
+    """Counts every client's patients, samples and labels, in all splits.
+
+    Args:
+        data: A data module that is set up. Blocks that stay on disk are read once.
+
+    Returns:
+        A summary per client, in the partition's order.
+    """
+    return [_summarise(data, client) for client in data.clients.values()]
+
+
+def _summarise(data: FederatedDataModule, client: ClientData) -> ClientSummary:
+    plan = data.plans[client.id]
+    counts: dict[Split, Count] = {}
+    for split in SPLITS:
+        labels, samples, units = torch.zeros(data.num_classes, dtype=torch.int64), 0, 0
+        for block in [client.train] if split == "train" else client.evaluation[split]:
+            found, of = count_labels(block, data.num_classes)
+            labels, samples, units = labels + found, samples + block["image"].shape[0], units + of
+        counts[split] = Count(len(client.patients[split]), samples, units, tuple(labels.tolist()))
+    has = list(zip(data.plan_names, plan.channels.tolist(), strict=True))
+    held = {i for ids in plan.patients.values() for i in ids}
+    centres = {data.patients[i].centre for i in held} - {None}
+    regions = label_of(client.train).ndim > 1
+    return ClientSummary(
+        client=client.id,
+        counts=counts,
+        channels=tuple(name for name, present in has if present),
+        lacks=tuple(name for name, present in has if not present),
+        centres=tuple(sorted(str(c) for c in centres)),
+        scanner=changes_of(plan.scanner),
+        notes=tuple(_table_notes(counts, data.class_names, regions)),
+    )
+
+
+def count_labels(block: Block, num_classes: int) -> tuple[Tensor, int]:
+    """Counts the labels of a block.
+
+    Args:
+        block: ``label`` is (N,) int64 for K classes, (N,) floats for an outcome, or
+            (N, R, *spatial) for regions.
+        num_classes: K or R.
+
+    Returns:
+        (K,) samples, (1,) samples with an outcome, or (R,) voxels, int64; and the number of all
+        samples or voxels.
+
+    Example:
+        >>> count_labels({"label": torch.tensor([0, 2, 2])}, 3)
+        (tensor([1, 0, 2]), 3)
+        >>> count_labels({"label": torch.tensor([[[[0, 1], [1, 1]]]])}, 1)
+        (tensor([3]), 4)
+    """
+    label = label_of(block)
+    if label.ndim == 1 and label.is_floating_point():
+        return torch.tensor([len(label)]), len(label)
+    if label.ndim == 1:
+        return torch.bincount(label, minlength=num_classes), len(label)
+    return label.bool().transpose(0, 1).flatten(1).sum(dim=1), label[:, 0].numel()
+
+
+def label_of(block: Block) -> Tensor:
+    """Returns the labels of a block, read where they are not in memory."""
+    label = block["label"]
+    return label if isinstance(label, Tensor) else label.take(torch.arange(label.shape[0]))
+
+
+def _table_notes(
+    counts: Mapping[Split, Count], names: Sequence[str], regions: bool
+) -> Iterable[str]:
+    if counts["train"].patients == 1:
+        yield "trains on one patient"
+    for split in ("val", "test"):
+        if not counts[split].samples:
+            yield f"no {split} data"
+    present = [n for n, count in zip(names, counts["train"].labels, strict=True) if count]
+    if regions and len(present) < len(names):
+        yield f"no {', '.join(name for name in names if name not in present)} to train on"
+    elif not regions and len(present) == 1 < len(names):
+        yield f"only {present[0]}"
+
+
+def to_csv(clients: Sequence[ClientSummary], class_names: Sequence[str]) -> str:
+    """Writes a line per client and split.
+
+    Args:
+        clients: The summaries.
+        class_names: Names of the classes or regions.
+
+    Returns:
+        The text of ``clients.csv``; labels are samples of classes, or voxels of regions.
+    """
+    columns = ("client", "split", "patients", "samples", "units")
+    more = ("channels", "centres", "scanner", "notes")
+    rows = []
+    for c in clients:
+        lists = [" ".join(c.channels), " ".join(c.centres)]
+        shared = [*lists, json.dumps(dict(c.scanner)), "; ".join(c.notes)]
+        rows += [[c.client, s, *n[:3], *n.labels, *shared] for s, n in c.counts.items()]
+    return csv_text([*columns, *(f"label {name}" for name in class_names), *more], rows)
+
+
+def print_clients(
+    clients: Sequence[ClientSummary], class_names: Sequence[str], console: Console | None = None
+) -> None:
+    """Prints a line per client and the totals; labels are those of the training samples.
+
+    Args:
+        clients: The summaries.
+        class_names: Names of the classes or regions.
+        console: Where to; None is the terminal.
+    """
+    console = console or wide_console()
+    table = Table(title="Clients (train / val / test; labels and channels: of training)")
+    table.add_column("client", no_wrap=True)
+    table.add_column("patients", justify="right", no_wrap=True)
+    table.add_column("samples", justify="right", no_wrap=True)
+    for name in class_names if len(class_names) <= _COLUMNS else ["labels"]:
+        table.add_column(cell(name), justify="right")
+    optional = {
+        "centre": [_centres(c) for c in clients],
+        "scanner": [changes_text(c.scanner) for c in clients],
+        "note": [escape("; ".join(c.notes)) for c in clients],
+    }
+    shown = {title: cells for title, cells in optional.items() if any(cells)}
+    for title in ("channels", *shown):
+        table.add_column(title)
+    for k, c in enumerate(clients):
+        cells = [_channels(c), *(column[k] for column in shown.values())]
+        table.add_row(cell(c.client), *_counts([c], class_names), *cells)
+    table.add_section()
+    table.add_row("all", *_counts(clients, class_names), "", *[""] * len(shown))
+    console.print(table)
+
+
+def _counts(clients: Sequence[ClientSummary], names: Sequence[str]) -> list[str]:
+    """Patients and samples per split, and the labels of training, summed."""
+    patients = " / ".join(f"{sum(c.counts[s].patients for c in clients):,}" for s in SPLITS)
+    samples = " / ".join(f"{sum(c.counts[s].samples for c in clients):,}" for s in SPLITS)
+    train = [c.counts["train"] for c in clients]
+    sums = [sum(column) for column in zip(*(n.labels for n in train), strict=True)]
+    units = sum(n.units for n in train)
+    if units > sum(n.samples for n in train):  # voxels, of which people want the share
+        return [patients, samples, *(f"{100 * count / units:.1f} %" for count in sums)]
+    if len(names) <= _COLUMNS:
+        return [patients, samples, *(f"{count:,}" for count in sums)]
+    present = [f"{name}: {count:,}" for name, count in zip(names, sums, strict=True) if count]
+    return [patients, samples, escape(", ".join(present))]
+
+
+def _channels(client: ClientSummary) -> str:
+    count = len(client.channels) + len(client.lacks)
+    if count <= _NAMES:
+        return escape(", ".join(client.channels))
+    lacks = f", lacks {', '.join(client.lacks)}" if client.lacks else ""
+    return escape(f"{len(client.channels)} of {count}{lacks}")
+
+
+def _centres(client: ClientSummary) -> str:
+    if client.centres == (client.client,):
+        return ""
+    many = len(client.centres) > 2
+    return f"{len(client.centres)} centres" if many else ", ".join(map(cell, client.centres))
+
+
+def changes_of(scanner: Scanner | None) -> dict[str, Any]:
+    """Returns the settings of a scanner that change images."""
+    settings = {} if scanner is None else scanner.record()
+    return {k: v for k, v in settings.items() if k in UNCHANGED and v != UNCHANGED[k]}
+
+
+def changes_text(changes: Mapping[str, float]) -> str:
+    """Writes what a scanner changes.
+
+    Example:
+        >>> changes_text({"gamma": 1.3, "noise": 0.125})
+        'gamma 1.3, noise 0.12'
+    """
+    return ", ".join(f"{name} {value:.2g}" for name, value in changes.items())
+
+
+FILE = "cohort.json"  # in the run folder
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Had:
+    """What one client has.
+
+    Attributes:
+        patients: How many patients it uses.
+        of: How many there are to choose from: those of the hospitals that its own come from, or
+            all where a hospital is not known.
+        samples: Samples that it uses (rows, images, patches); None of volumes.
+        samples_of: How many its patients have, where that is known beforehand.
+        splits: Patients per split.
+        removed: Channels that it has not, though the data have.
+        before: Share of each class among the samples of the patients to choose from, in the data's
+            own order; empty where there are no classes.
+        after: The same among the samples that it uses. Of segmentations: share of each region among
+            the voxels of training patches. Of outcomes: their mean.
+        missing: Classes without a sample, per split that has any sample.
+        notes: What else differs from the data as they are.
+    """
+
+    patients: int
+    of: int
+    samples: int | None
+    samples_of: int | None
+    splits: dict[str, int]
+    removed: list[str]
+    before: list[float]
+    after: list[float]
+    missing: dict[str, list[str]]
+    notes: list[str]
+
+
+@dataclass(frozen=True)
+class CohortRecord:
+    """What all clients have, and what stands in two places.
+
+    Attributes:
+        clients: Per client, those that are kept out included.
+        kind: What `Had.after` is of: ``classes``, ``regions`` or ``outcome``.
+        names: Names of the classes or regions, or of the outcome.
+        whole: Share of each class among all samples of the data; empty where that is not known.
+        used: Patients that some client uses.
+        patients: All patients.
+        remarks: Sentences about how the clients came about.
+        duplicates: Samples of equal content in two splits or at two clients.
+    """
+
+    clients: dict[str, Had]
+    kind: str
+    names: list[str]
+    whole: list[float]
+    used: int
+    patients: int
+    remarks: list[str]
+    duplicates: Duplicates
+
+    def record(self) -> dict[str, Any]:
+        """Returns the content of ``cohort.json``."""
+        return {
+            "patients": {"used": self.used, "of": self.patients},
+            "shares": {"of": self.kind, "names": self.names, "before": self.whole},
+            "clients": {name: asdict(had) for name, had in self.clients.items()},
+            "remarks": self.remarks,
+            "duplicates": self.duplicates.record(),
+        }
+
+
+def cohort_record(data: FederatedDataModule) -> CohortRecord:
+    """Counts what every client has, and looks for samples that are there twice.
+
+    Args:
+        data: A data module that is set up. Labels are counted and images hashed; of volumes, the
+            files' hashes are compared.
+
+    Raises:
+        DataError: If there are duplicates and ``data.duplicates=error``.
+    """
+    clients = {**data.clients, **data.kept_out}
+    kind = _kind(next(iter(clients.values())))
+    of: dict[str | None, list[Patient]] = {}
+    for patient in data.patients.values():
+        of.setdefault(patient.centre, []).append(patient)
+    had = {name: _had(data, clients[name], plan, kind, of) for name, plan in data.plans.items()}
+    what, samples = data.contents()
+    found = find_duplicates(what, {n: p.patients for n, p in data.plans.items()}, samples)
+    if found.groups and getattr(data, "duplicates", "warn") == "error":
+        raise DataError(f"{found.sentence()} This stops the run by data.duplicates=error.")
+    return CohortRecord(
+        clients=had,
+        kind=kind,
+        names=list(data.class_names),
+        whole=_shares(_counted(list(data.patients.values()), data.num_classes)),
+        used=sum(h.patients for h in had.values()),
+        patients=len(data.patients),
+        remarks=list(data.remarks),
+        duplicates=found,
+    )
+
+
+def _kind(client: ClientData) -> str:
+    if len(client.train["label"].shape) > 1:
+        return "regions"
+    return "outcome" if label_of(client.train).is_floating_point() else "classes"
+
+
+def _had(
+    data: FederatedDataModule,
+    client: ClientData,
+    plan: ClientPlan,
+    kind: str,
+    of: Mapping[str | None, Sequence[Patient]],
+) -> Had:
+    """What one client has; ``of`` are the patients of each centre."""
+    own = [data.patients[i] for ids in plan.patients.values() for i in ids]
+    centres = {p.centre for p in own}
+    pool = (
+        of[next(iter(centres))]
+        if len(centres) == 1 and None not in centres
+        else [p for p in data.patients.values() if None in centres or p.centre in centres]
+    )
+    blocks: dict[Split, Sequence[Block]] = {"train": [client.train], **client.evaluation}
+    counts = {s: _label_counts(client, s, blocks[s], kind, data.num_classes) for s in SPLITS}
+    if plan.label_order is not None:  # back to the order of the data
+        counts = {s: found[list(plan.label_order)] for s, found in counts.items() if len(found)}
+    if kind == "classes":
+        after = _shares(np.sum(list(counts.values()), axis=0))
+    elif kind == "regions":
+        shape = client.train["label"].shape
+        after = (counts["train"] / float(np.prod([shape[0], *shape[2:]]))).tolist()
+    else:
+        after = [float(np.mean([v for s in SPLITS for b in blocks[s] for v in label_of(b)]))]
+    samples = (
+        sum(b["image"].shape[0] for s in SPLITS for b in blocks[s]) if kind != "regions" else None
+    )
+    return Had(
+        patients=len(own),
+        of=len(pool),
+        samples=samples,
+        samples_of=int(sum(_counted(own, data.num_classes))) or None,
+        splits={split: len(plan.patients[split]) for split in SPLITS},
+        removed=[n for n, has in zip(data.plan_names, plan.channels, strict=True) if not has],
+        before=_shares(_counted(pool, data.num_classes)),
+        after=after,
+        missing={
+            split: [n for n, count in zip(data.class_names, found, strict=True) if not count]
+            for split, found in counts.items()
+            if kind != "outcome" and found.any()
+        },
+        notes=list(_notes(data, client, plan)),
+    )
+
+
+def _label_counts(
+    client: ClientData, split: Split, blocks: Sequence[Block], kind: str, num_classes: int
+) -> Floats:
+    """(K,) samples per class, or voxels per region; empty where that would need volumes read."""
+    if kind == "regions" and split == "train":
+        return client.label_counts[1:].numpy().astype(np.float64)
+    if kind == "regions" and not isinstance(blocks, list):
+        return np.empty(0)
+    found = [count_labels(block, num_classes)[0].numpy() for block in blocks]
+    total: Floats = np.sum([np.zeros(num_classes), *found], axis=0)
+    return total
+
+
+def _counted(patients: Sequence[Patient], num_classes: int) -> Floats:
+    """(K,) samples per class as the data have them; zeros where one is not known."""
+    if any(p.label is None and p.counts is None for p in patients):
+        return np.zeros(num_classes)
+    total: Floats = np.sum([p.class_counts(num_classes) for p in patients], axis=0, dtype=float)
+    return total
+
+
+def _shares(counts: Floats) -> list[float]:
+    total = counts.sum()
+    return (counts / total).tolist() if total else []
+
+
+def _notes(data: FederatedDataModule, client: ClientData, plan: ClientPlan) -> Iterator[str]:
+    if client.id in data.kept_out:
+        yield "joins after training"
+    if len(plan.patients["train"]) == 1:
+        yield "trains on one patient"
+    if changes := changes_text(changes_of(plan.scanner)):
+        yield f"scanner: {changes}"
+    if plan.label_order is not None:
+        yield "labels renamed"
+
+
+_log = logging.getLogger(__name__)
+_LINES = 12  # clients that have a line each
+
+
+def print_cohort(cohort: CohortRecord, console: Console | None = None) -> None:
+    """Prints a line per client, or of many clients their range, and what a person should know.
+
+    Args:
+        cohort: What the clients have.
+        console: Where to; None is the terminal.
+    """
+    console = console or wide_console()
+    had = cohort.clients
+    if len(had) <= _LINES:
+        console.print(_table(cohort))
+    else:
+        say(console, *_ranges(cohort))
+    if cohort.remarks:
+        say(console, *cohort.remarks)
+    if cohort.used < cohort.patients:
+        left = cohort.patients - cohort.used
+        say(
+            console,
+            f"No client has {left:,} of the {cohort.patients:,} patients: they are not used.",
+        )
+    if sentence := cohort.duplicates.sentence():
+        _log.warning("%s %s names all.", sentence, FILE)
+
+
+def _table(cohort: CohortRecord) -> Table:
+    title, shown = _prevalence(cohort)
+    rows = {
+        name: {
+            "client": cell(name),
+            "patients": f"{h.patients:,} of {h.of:,}",
+            "train / val / test": " / ".join(f"{n:,}" for n in h.splits.values()),
+            "samples": _thinned(h),
+            "channels removed": escape(", ".join(h.removed)),
+            title: shown(h.before, h.after),
+            "note": escape("; ".join([*_missing(h), *h.notes])),
+        }
+        for name, h in cohort.clients.items()
+    }
+    splits = [sum(h.splits[s] for h in cohort.clients.values()) for s in SPLITS]
+    whole = {
+        "client": "all",
+        "patients": f"{cohort.used:,} of {cohort.patients:,}",
+        "train / val / test": " / ".join(f"{n:,}" for n in splits),
+        title: shown(cohort.whole, []),
+    }
+    # Columns that say nothing are left out.
+    columns = [c for c in next(iter(rows.values())) if any(row[c] for row in rows.values())]
+    table = Table(title="Before training")
+    for column in columns:
+        right = column in ("patients", "train / val / test", "samples")
+        table.add_column(column, justify="right" if right else "left", no_wrap=right)
+    for row in rows.values():
+        table.add_row(*(row[c] for c in columns))
+    table.add_section()
+    table.add_row(*(whole.get(c, "") for c in columns))
+    return table
+
+
+def _prevalence(cohort: CohortRecord) -> tuple[str, Callable[[list[float], list[float]], str]]:
+    """The title of the column, and what stands in it for shares before and after."""
+    names, kind = cohort.names, cohort.kind
+    if kind == "outcome":
+        return f"mean {cell(names[0])}", lambda _, after: f"{after[0]:.4g}" if after else ""
+    if kind == "classes" and len(names) > _COLUMNS:
+        return (
+            "classes",
+            lambda before, after: f"{np.count_nonzero(after or before)} of {len(names)}",
+        )
+    chosen = slice(1, None) if kind == "classes" and len(names) == 2 else slice(None)
+
+    def shown(before: list[float], after: list[float]) -> str:
+        texts = [" / ".join(f"{100 * x:.1f}" for x in part[chosen]) for part in (before, after)]
+        return " → ".join(dict.fromkeys(f"{text} %" for text in texts if text))
+
+    title = "share of" if kind == "classes" else "share of patches' voxels:"
+    return f"{title} {' / '.join(map(cell, names[chosen]))}", shown
+
+
+def _thinned(had: Had) -> str:
+    if had.samples is None or had.samples_of is None or had.samples == had.samples_of:
+        return ""
+    return f"{had.samples:,} of {had.samples_of:,}"
+
+
+def _missing(had: Had) -> Iterator[str]:
+    """What a client lacks in all splits, and in single ones."""
+    empty = [split for split in SPLITS if not had.splits[split]]
+    if empty:
+        yield f"no patient in {', '.join(empty)}"
+    found = list(had.missing.values())
+    nowhere = [name for name in (found[0] if found else []) if all(name in m for m in found)]
+    if nowhere:
+        yield f"no {few(nowhere, 3)}"
+    for split, names in had.missing.items():
+        if here := [name for name in names if name not in nowhere]:
+            yield f"{split}: no {few(here, 3)}"
+
+
+def _ranges(cohort: CohortRecord) -> Iterator[str]:
+    """The same in sentences, for many clients."""
+    had = cohort.clients
+    told = [f"{len(had)} clients have {cohort.used:,} of {cohort.patients:,} patients"]
+    told += [f"{span(h.patients for h in had.values())} each"]
+    told += [f"{span(h.splits[s] for h in had.values())} in {s}" for s in SPLITS]
+    yield f"{', '.join(told)}."
+    title, shown = _prevalence(cohort)
+    if all(h.after for h in had.values()):
+        order = sorted(had.values(), key=lambda h: h.after[-1])
+        ends = [shown([], h.after) for h in (order[0], order[-1])]
+        yield f"{title}: from {ends[0]} to {ends[1]}; before, of all: {shown(cohort.whole, [])}."
+    lists = {
+        "lack channels": [n for n, h in had.items() if h.removed],
+        "have a scanner or labels of their own, or another note": [
+            n for n, h in had.items() if h.notes
+        ],
+        "lack a class or all patients in some split": [
+            n for n, h in had.items() if list(_missing(h))
+        ],
+    }
+    for what, names in lists.items():
+        if names:
+            yield f"{len(names)} {what}: {few(names, 5)}."
+    yield f"{FILE} has a line for each."

@@ -1,0 +1,354 @@
+"""A hospital that joins when the others have trained: both halves of it, over the wire.
+
+They are those of :mod:`medfed.federation.reference` in two processes. The newcomer is given what
+the method's own rule gives, trains on its own patients, measures its own test patients, and keeps
+the model. Nothing of the federation changes.
+
+A hospital that joins a finished run across sites; the coordinator's part, and its record.
+
+What :func:`medfed.run.onboarding.onboard` does in a simulation, by the method's own rule and with
+all of the newcomer's training patients: it alone knows them. Comparisons with other rules are its
+own to make.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+
+from medfed.common.console import say, shown, size, wide_console
+from medfed.common.errors import CheckpointError, CodecError, ConfigError, SiteError
+from medfed.common.files import csv_text, write_json, write_text
+from medfed.common.scores import number
+from medfed.common.tensors import Tensors, to_device
+from medfed.common.untrusted import ANY, NUMBER, read_checkpoint, read_json
+from medfed.config.allowed import check_plugins
+from medfed.datamodules.base import Exchanged
+from medfed.federation.algorithm import ClientInfo
+from medfed.federation.federation import Federation, check_reply, count
+from medfed.federation.lightning.module import FederatedModule, Measures
+from medfed.federation.local_client import LocalClient
+from medfed.federation.onboarding import rules_of
+from medfed.federation.reference import OUTSIDE
+from medfed.federation.wire.channel import Memory, Place
+from medfed.federation.wire.ledger import Direction, Ledger
+from medfed.federation.wire.message import Message
+from medfed.federation.wire.packet import Packet
+from medfed.records.folder import finished, read_config
+from medfed.reports.scores import label_of
+from medfed.run.assembly import build_task
+from medfed.run.experiment import best_checkpoint, read_start
+from medfed.run.federating import federation_of, preprocessing
+from medfed.sites.calls import Caller, Terms, agree_again, compare, compare_models
+from medfed.sites.terms import Agreed, fingerprints
+from medfed.sites.wire import Facts, Greeting, Transport
+from medfed.sites.withdrawal import SITES
+
+
+def onboard(
+    caller: Caller,
+    federation: Federation,
+    site: str,
+    answers: Sequence[bytes],
+    steps: int,
+    job: str = "0",
+    like: Facts | None = None,
+) -> tuple[int, dict[str, float], Ledger]:
+    """Takes a newcomer through the method's own rule; the coordinator's half.
+
+    Args:
+        caller: Reaches it.
+        federation: The trained federation, as it is at the coordinator.
+        site: The newcomer, which no round has known.
+        answers: What all sites were answered before the first round.
+        steps: Gradient steps that it may take.
+        job: Names the federation.
+        like: What a site of the federation has said of its data and model, to compare.
+
+    Returns:
+        Its training samples, its metrics on its test patients, and what travelled.
+
+    Raises:
+        SiteError: If it does not answer, or not as agreed, or has trained with the others.
+    """
+    if site in federation.ids:
+        raise SiteError(f"Site {shown(site)} has trained with the others, and need not join.")
+    exchanged: list[Exchanged] = []
+    greeted = agree_again(caller, site, answers, exchanged)
+    if isinstance(greeted, str):
+        raise SiteError(f"{shown(site)}: {greeted}.")
+    try:
+        facts = Facts.of(greeted.content["facts"])
+    except CodecError as error:
+        raise SiteError(f"{shown(site)} has more to agree on than the run asked.") from error
+    if like is not None:
+        compare_models(like, facts, "the run", site)
+    info = ClientInfo(site, facts.num_samples)
+    channel, ledger = federation.channel, Ledger(preprocessing(exchanged))
+    memory: dict[Direction, Memory] = {"up": {}, "down": {}}
+    everyone = _as_content(federation)
+    phase = 0
+
+    def asked(message: Message, last: bool) -> tuple[Any, bytes]:
+        place = Place(site, OUTSIDE, phase)
+        packet, memory["down"] = channel.encode(message, "down", place, memory["down"])
+        count(ledger, packet, OUTSIDE, packet.phase, site, "down")
+        content = {"last": last, "steps": steps, "clients": everyone, "job": job}
+        request = caller.request(
+            "onboard", site, phase=phase, content=content, body=packet.to_bytes()
+        )
+        reply = caller.one(request, caller.terms.timeout)
+        if isinstance(reply, str):
+            raise SiteError(f"{shown(site)}: {reply}.")
+        return reply.content["metrics"], reply.body
+
+    generator = rules_of(federation.algorithm).onboarding(federation.server, info)
+    try:
+        question = next(generator)
+        while True:
+            _, body = asked(question, last=False)
+            packet = Packet.from_bytes(body, federation.most_elements)
+            answer, memory["up"] = channel.decode(packet, "up", memory["up"])
+            check_reply(federation.algorithm, answer)
+            count(ledger, packet, OUTSIDE, packet.phase, site, "up")
+            phase += 1
+            question = generator.send(answer)
+    except StopIteration as stop:
+        metrics, _ = asked(stop.value, last=True)
+    except (CodecError, ValueError) as error:
+        raise SiteError(
+            f"{shown(site)}: its message cannot be used: {str(error).rstrip('.')}."
+        ) from error
+    return info.num_samples, dict(metrics), ledger
+
+
+def _as_content(federation: Federation) -> list[dict[str, Any]]:
+    sizes = federation.server.get("num_samples", {})
+    return [{"id": c, "num_samples": int(sizes[c]) if c in sizes else 1} for c in federation.ids]
+
+
+class Newcomer:
+    """The newcomer's half.
+
+    Args:
+        module: The federation as it is there: with this client alone, in the state that all began
+            with.
+        site: Its name.
+        steps: Gradient steps that it may take.
+
+    Attributes:
+        ledger: What it has received and sent.
+    """
+
+    def __init__(self, module: FederatedModule, site: str, steps: int) -> None:
+        self.module = module
+        self.client: LocalClient = module.federation.clients[site]
+        module.local.budget = replace(module.local.budget, steps=steps)
+        self.phase = 0
+        self.ledger = Ledger()
+
+    def answer(self, packet: Packet) -> Packet:
+        """Answers a question of the coordinator's."""
+        federation, client = self.module.federation, self.client
+        message, received = federation.channel.decode(packet, "down", client.memory["down"])
+        count(self.ledger, packet, OUTSIDE, packet.phase, client.id, "down")
+        client.begin(0, message.phase, self.phase)
+        reply = federation.algorithm.fit(client, message)
+        check_reply(federation.algorithm, reply)
+        place = Place(client.id, OUTSIDE, self.phase)
+        encoded, sent = federation.channel.encode(reply, "up", place, client.memory["up"])
+        count(self.ledger, encoded, OUTSIDE, encoded.phase, client.id, "up")
+        client.memory = {"down": received, "up": sent}
+        self.phase += 1
+        return encoded
+
+    def learn(self, packet: Packet) -> tuple[Tensors, dict[str, float]]:
+        """Trains by the method's own rule on the last message.
+
+        Returns:
+            The model, and its metrics on the test patients.
+        """
+        federation, client, module = self.module.federation, self.client, self.module
+        message, _ = federation.channel.decode(packet, "down", client.memory["down"])
+        count(self.ledger, packet, OUTSIDE, packet.phase, client.id, "down")
+        client.begin(0, "join", self.phase)
+        model = rules_of(federation.algorithm).onboard(client, message)
+        module.local.load(model)
+        batches = (to_device(batch, module.device) for batch in client.data.eval_batches("test"))
+        with torch.no_grad():
+            if not isinstance(module.task, Measures):
+                return model, module.task.evaluate(batches, test=True)
+            meter = module.task.measured(batches, test=True)
+        module.cases[client.id] = meter.cases()
+        return model, meter.compute()
+
+
+AGREED, RECORD = "agreed.json", "onboarding.json"
+_SITES = {"job": str, "clients": {ANY: {}}, "answers": [str], "greeting": {}}
+_ROW = {"client": str, "samples": int, "rule": str, "steps": int, "up": int, "down": int}
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A hospital that has joined; fields as those of :class:`medfed.run.onboarding.Row`.
+
+    Attributes:
+        client: The hospital.
+        samples: Its training samples.
+        rule: ``own``, the method's.
+        steps: Gradient steps that it was allowed.
+        metrics: On its test patients.
+        up: Bytes to the server, what it told of its columns among them.
+        down: Bytes to the hospital.
+    """
+
+    client: str
+    samples: int
+    rule: str
+    steps: int
+    metrics: dict[str, float]
+    up: int
+    down: int
+
+
+def agreed_for(folder: Path, site: str) -> Agreed:
+    """Returns what a newcomer has to agree on: what the others have, itself being the last.
+
+    Args:
+        folder: Of a finished run across sites.
+        site: The newcomer.
+
+    Raises:
+        CheckpointError: If the run has not finished.
+        ConfigError: If it is a simulation, or the site has trained with the others.
+    """
+    finished(folder)
+    _sites_of(folder, site)
+    if not (folder / AGREED).is_file():
+        raise CheckpointError(
+            f"{folder} has no {AGREED}, which medfed deploy writes when it has finished a run; "
+            "resume the run by medfed deploy, and onboard then."
+        )
+    found = Agreed.read(folder / AGREED)
+    return Agreed((*found.sites, site), found.overrides, found.cut, found.medfed)
+
+
+def join(
+    config: DictConfig, transport: Transport, site: str, steps: int, terms: Terms | None = None
+) -> Joined:
+    """Onboards a hospital to the selected round of a finished run; the run stays as it is.
+
+    The run folder gets ``onboarding.csv`` and ``onboarding.json``, with a row for each hospital
+    that has joined; model, bundle and ledger are in the hospital's own folder.
+
+    Args:
+        config: As the run was begun with, without facts of the data; its folder is the run's.
+        transport: Reaches the site.
+        site: The newcomer.
+        steps: Gradient steps that it may take.
+        terms: How long to wait for it.
+
+    Raises:
+        MedfedError: If the run cannot be joined, or the site does not answer, or not as agreed.
+    """
+    folder = Path(config.folder)
+    summary, kept, others = finished(folder), _sites_of(folder, site), _joined_before(folder)
+    facts = {c: Facts.of(said) for c, said in kept["clients"].items()}
+    like = next(iter(facts.values()))
+    federation = _reopened(folder, facts)
+    caller = Caller(transport, [site], terms or Terms())
+    reply = caller.hello(caller.request("hello", site), caller.terms.hello)
+    if isinstance(reply, str):
+        raise SiteError(f"{shown(site)}: {reply}; see to it, and onboard it again.")
+    said = Greeting(reply.content["agreed"], reply.content["data"])
+    compare(Greeting(fingerprints(config), kept["greeting"]), said, "the run", site)
+    answers = [answer.encode() for answer in kept["answers"]]
+    samples, metrics, ledger = onboard(
+        caller, federation, site, answers, steps, job=kept["job"], like=like
+    )
+    if odd := {*metrics} ^ {name for of in summary["clients"].values() for name in of}:
+        raise SiteError(f"{shown(site)} has other metrics than the run: {shown(min(odd))}.")
+    up, down = (ledger.total(direction=way) for way in ("up", "down"))
+    joined = Joined(site, samples, "own", steps, metrics, up, down)
+    rows = [row for row in others if row.client != site] + [joined]
+    _write(folder, summary, rows)
+    _print(folder, summary, joined)
+    return joined
+
+
+def _sites_of(folder: Path, site: str) -> dict[str, Any]:
+    """Returns what the run keeps of its sites, of which the newcomer is none."""
+    if not (folder / SITES).is_file():
+        raise ConfigError(
+            f"The run in {folder} is a simulation; onboard to it by medfed evaluate run={folder} "
+            "onboard=..."
+        )
+    kept: dict[str, Any] = read_json(folder / SITES, _SITES)
+    if site in kept["clients"]:
+        raise ConfigError(
+            f"onboard={site} was one of the sites of the run in {folder}, and has its model; name "
+            "one that was not."
+        )
+    return kept
+
+
+def _reopened(folder: Path, facts: Mapping[str, Facts]) -> Federation:
+    """Returns the server's half as it was after the selected round."""
+    config = read_config(folder)
+    check_plugins(config, folder)
+    config.resume = config.folder = str(folder)
+    config.trainer.accelerator, config.trainer.devices = "cpu", 1
+    start = read_start(config)
+    task = build_task(config)
+    if str(config.trainer.precision).startswith("64"):
+        task.double()
+    start.begin(config, task)
+    everyone = [ClientInfo(c, said.num_samples) for c, said in facts.items()]
+    shape = next(iter(facts.values())).data["shape"]
+    federation, local = federation_of(config, task, [], everyone, shape)
+    module = FederatedModule(task, federation, local)
+    module.restore(read_checkpoint(best_checkpoint(folder)))
+    return federation
+
+
+def _joined_before(folder: Path) -> list[Joined]:
+    """Returns who has joined earlier."""
+    if not (folder / RECORD).is_file():
+        return []
+    shape = {"rows": [{**_ROW, "metrics": {ANY: (*NUMBER, type(None))}}]}
+    rows = read_json(folder / RECORD, shape)["rows"]
+    undefined = float("nan")  # is null in JSON
+    return [
+        Joined(
+            **{key: row[key] for key in _ROW},
+            metrics={n: undefined if v is None else float(v) for n, v in row["metrics"].items()},
+        )
+        for row in rows
+    ]
+
+
+def _write(folder: Path, summary: Mapping[str, Any], rows: list[Joined]) -> None:
+    names = list(dict.fromkeys(n for row in rows for n in row.metrics))
+    lines = ([*(getattr(r, f) for f in _ROW), *(r.metrics.get(n, "") for n in names)] for r in rows)
+    write_text(folder / "onboarding.csv", csv_text([*_ROW, *names], lines))
+    kept = ("name", "algorithm", "selection", "selected_round")
+    record = {name: summary[name] for name in kept}
+    write_json(folder / RECORD, record | {"rows": [asdict(row) for row in rows]})
+
+
+def _print(folder: Path, summary: Mapping[str, Any], joined: Joined) -> None:
+    metric = summary["selection"][0]
+    mean = number(summary["federation"][metric]["mean"])
+    say(
+        wide_console(),
+        f"{shown(joined.client)} has joined by the own rule of {summary['algorithm']}: test "
+        f"{label_of(metric)} {number(joined.metrics[metric])} (mean of the run's "
+        f"hospitals {mean}), up to {joined.steps} gradient steps, {size(joined.down)} down, "
+        f"{size(joined.up)} up.",
+        f"Its model is at the site. Written: {folder}/onboarding.csv and {RECORD}",
+    )

@@ -1,0 +1,537 @@
+"""What all sites of a federation have agreed on, and what is each site's own.
+
+A federation is a list of overrides, as people type them for ``medfed train``, and a list of sites.
+Each site composes the configuration itself, of its own installed medfed, these overrides and its
+own file (:mod:`medfed.sites.terms`); nothing else of the coordinator is ever used, and nothing
+is built that a configuration may not build.
+
+===================  ==============================================================================
+belongs to           keys
+===================  ==============================================================================
+a site alone         :data:`OWN`: where its data and files are, its devices, workers, loggers,
+                     plugins; what an override says of them has no effect
+a site, if it likes  :data:`READING`: how its files name things, such as the label's column; an
+                     override proposes, the site's file disposes, and names of classes and channels
+                     are compared as facts of the data
+all sites            everything else: model, loss, optimizer, method, channel, budget, cohort, seed,
+                     preprocessing, splits, precision; compared by a hash of each key
+===================  ==============================================================================
+
+Precision is agreed, as it changes what is computed for all; the device and the threads are a
+site's own, as nobody else could choose them, although they change the last bits of what it sends.
+
+A site's own file: its name, where its data lie, its device; a few lines that its IT writes.
+
+.. code-block:: yaml
+
+    site: cleveland
+    folder: /srv/medfed                  # for what the site keeps; null: beside this file
+    data:
+      path: /data/heart
+    trainer: gpu                         # or cpu, the default, or {accelerator: gpu, devices: [1]}
+
+Paths may be relative to the file. Other keys are those of ``medfed train`` that are a site's own
+(:data:`medfed.sites.terms.OWN`) or that it may say otherwise (``READING`` there).
+A site whose files are in another layout names a reader of its own, whole:
+``data: {path: ..., reader: {_target_: ..., _partial_: true, ...}}``.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from medfed import __version__
+from medfed.common.console import shown
+from medfed.common.errors import ConfigError, MedfedError, did_you_mean, first_line
+from medfed.common.files import write_text
+from medfed.common.untrusted import read_json, read_yaml
+from medfed.config.allowed import fingerprints as plugin_hashes
+from medfed.config.check import check
+from medfed.config.compose import load, resolved
+from medfed.config.spelling import hydra_spelling, with_whole_data
+
+# A site's alone, with what stands there until the site's file says otherwise.
+OWN: dict[str, Any] = {
+    "data.path": None,
+    "data.root": "data",
+    "data.cache": None,
+    "data.memory_gb": 2.0,
+    "data.device_gb": None,
+    "data.workers": 0,
+    "init.weights": None,
+    "partition.file": None,
+    "threads": 1,
+    "trainer": None,
+    "logger": None,
+    "pictures.format": "png",
+    "progress": False,
+    "checkpoint": None,
+    "resume": None,
+    "source": None,
+    "plugins": None,
+    "folder": None,
+    "hydra": None,
+}
+_SECTIONS = ("trainer", "logger", "checkpoint")  # which stand at the project's default
+_DATA = ("data.", "partition.")  # of which a coordinator has none of its own, either
+# Proposed by the overrides; how a site's own files are written, and what its memory allows.
+READING = (
+    *("data.label", "data.patient", "data.centre", "data.header", "data.positive", "data.negative"),
+    *("data.eval_batch_size", "data.reader.patient_pattern", "data.reader.centre_pattern"),
+    *("data.reader.patient", "data.reader.centre", "data.reader.centres", "data.reader.label"),
+    *("data.reader.modalities", "data.reader.image", "data.reader.mask", "data.reader.other_masks"),
+    *("data.reader.candidates", "data.reader.missing", "data.reader.fold"),
+)
+PRECISION = "trainer.precision"
+_SHAPE = {"medfed": str, "sites": [str], "cut": bool, "overrides": [str]}
+_HERE = "data.path=here"  # as if somebody had data of their own
+_MOST = 1000  # overrides, and letters of each
+# What a site builds for itself, never because others say so.
+_NOT = ("pytorch_lightning.", "hydra.", "medfed.commands.", "medfed.run.", "medfed.delivery.export")
+_ALLOWED = ("medfed.run.assembly.CanonicalParts",)
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """A federation as its sites have agreed on it.
+
+    Attributes:
+        sites: Names of all sites, in the order of the federation.
+        overrides: What is typed for ``medfed train``, without what is a site's own.
+        cut: Whether every site holds one and the same data set, of which the partition cuts out
+            its share: a demonstration. Else every patient that a site has is its own.
+        medfed: The version of medfed.
+
+    Raises:
+        ConfigError: If names or overrides cannot be used.
+    """
+
+    sites: tuple[str, ...]
+    overrides: tuple[str, ...] = ()
+    cut: bool = False
+    medfed: str = __version__
+
+    def __post_init__(self) -> None:
+        if not self.sites or len(set(self.sites)) < len(self.sites):
+            raise ConfigError(
+                f"sites={','.join(self.sites) or 'none'} must name every site, and each once."
+            )
+        if odd := next((s for s in self.sites if not re.fullmatch(r"[\w.-]{1,60}", s)), None):
+            raise ConfigError(
+                f"The site {shown(odd)} must have a name of letters, digits, dots, hyphens and "
+                "underscores, up to 60 of them."
+            )
+        if self.medfed != __version__:
+            raise ConfigError(
+                f"The sites have agreed on medfed {self.medfed}, and this is {__version__}; "
+                f"install the same one: pip install medfed=={self.medfed}."
+            )
+        _check_overrides(self.overrides)
+
+    @classmethod
+    def of(
+        cls, overrides: Sequence[str], sites: Sequence[str], cut: bool = False
+    ) -> tuple[Agreed, list[str], list[str]]:
+        """Makes one of what the coordinator types.
+
+        Args:
+            overrides: As for ``medfed train``; where sites have their own data, the defaults are
+                those that data of one's own get there.
+            sites: Their names.
+            cut: See the class.
+
+        Returns:
+            The agreement; the overrides that count at the coordinator alone, such as its logger;
+            and a sentence about each that is not agreed.
+
+        Raises:
+            ConfigError: If it cannot be used.
+        """
+        typed = hydra_spelling(overrides)
+        if not cut:
+            typed = [o for o in with_whole_data([*typed, _HERE]) if o != _HERE]
+        apart = [o for o in typed if _is_own(_key(o))]
+        kept = [o for o in typed if o not in apart]
+        alone = [o for o in apart if not _key(o).startswith(_DATA)]
+        precision = load([*kept, *alone]).trainer.precision
+        if precision != usual().trainer.precision and not any(_key(o) == PRECISION for o in kept):
+            kept.append(f"{PRECISION}={precision}")
+        said = [
+            f"{o} counts at the coordinator alone; sites say so in their own files."
+            if o in alone
+            else f"{o} is left out: {_key(o)} is each site's own, in its file."
+            for o in apart
+        ]
+        found = cls(tuple(sites), tuple(kept), cut)
+        found.config()
+        return found, alone, said
+
+    @classmethod
+    def read(cls, path: Path) -> Agreed:
+        """Reads the file that `write` wrote.
+
+        Raises:
+            CheckpointError: If it cannot be read.
+            ConfigError: If what it says cannot be used.
+        """
+        found = read_json(path, _SHAPE)
+        return cls(tuple(found["sites"]), tuple(found["overrides"]), found["cut"], found["medfed"])
+
+    def record(self) -> dict[str, Any]:
+        """Returns it as JSON, which is all that travels."""
+        listed = {"sites": list(self.sites), "cut": self.cut, "overrides": list(self.overrides)}
+        return {"medfed": self.medfed, **listed}
+
+    def write(self, path: Path) -> None:
+        """Writes it, for the sites to look at beforehand."""
+        write_text(path, json.dumps(self.record(), indent=1) + "\n")
+
+    def config(self, plugins: Sequence[str] = ()) -> DictConfig:
+        """Composes the agreed configuration; what is a site's own stands at its default.
+
+        Args:
+            plugins: The folders that this site has named; code from nowhere else is found.
+
+        Raises:
+            ConfigError: If it cannot be composed, or names what no site builds for others.
+        """
+        named = [f"plugins=[{','.join(plugins)}]"] if plugins else []
+        config, plain = load([*self.overrides, *named]), usual()
+        precision = config.trainer.precision
+        with open_dict(config):
+            for key, value in OWN.items():
+                _put(config, key, plain.get(key) if key in _SECTIONS else value)
+            config.trainer.precision = precision
+            config.plugins = list(plugins) or None
+            config.folder = "."
+            if "hydra" in config:
+                del config["hydra"]
+        _check_targets(config)
+        if not self.cut and "path" not in list(config.data):  # also where it is ???
+            raise ConfigError(
+                f"The data of {config.data['_target_'].rpartition('.')[2]} are generated, so that "
+                "no site can have its own; agree on cut=true, or on data of a path."
+            )
+        if config.get("keep_out"):
+            raise ConfigError(
+                "keep_out is for simulations; leave the sites out of the list of sites."
+            )
+        check(config)
+        return config
+
+
+@cache
+def usual() -> DictConfig:
+    """Returns the configuration without any override; leave it as it is."""
+    return load()
+
+
+def agreed_values(config: DictConfig) -> dict[str, Any]:
+    """Returns what all must have alike of a configuration, key by key, as JSON.
+
+    Args:
+        config: Composed; facts of the data are not filled in.
+
+    Example:
+        >>> config = OmegaConf.create({"seed": 1, "threads": 4, "data": {"path": "/a", "seed": 1}})
+        >>> agreed_values(config)
+        {'seed': 1, 'data.seed': 1}
+    """
+    found: dict[str, Any] = {}
+    waiting = [("", resolved(_without_own(config)))]
+    while waiting:
+        place, node = waiting.pop()
+        for key, value in node.items():
+            name = f"{place}.{key}" if place else str(key)
+            if isinstance(value, dict) and value:
+                waiting.append((name, value))
+            else:
+                found[name] = value
+    codes = sorted(plugin_hashes(config).values())
+    return {**found, **({"plugins": codes} if codes else {})}
+
+
+def fingerprints(config: DictConfig) -> dict[str, str]:
+    """Returns a hash of each agreed value, by key, so that no value travels.
+
+    Args:
+        config: As for `agreed_values`.
+
+    Example:
+        >>> fingerprints(OmegaConf.create({"seed": 1}))
+        {'seed': '6b86b273ff34fce1'}
+    """
+    return {
+        key: sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+        for key, value in sorted(agreed_values(config).items())
+    }
+
+
+def _without_own(config: DictConfig) -> DictConfig:
+    """A copy of a configuration without keys that are a site's own, or may be; precision stays."""
+    config = config.copy()
+    precision = OmegaConf.select(config, PRECISION)
+    with open_dict(config):
+        for key in (*OWN, *READING):
+            place, _, leaf = key.rpartition(".")
+            node = OmegaConf.select(config, place) if place else config
+            if isinstance(node, DictConfig) and leaf in list(node):
+                del node[leaf]
+        if precision is not None:
+            config.trainer = {"precision": precision}
+    return config
+
+
+def _put(config: DictConfig, key: str, value: Any) -> None:
+    """Sets a key that is there."""
+    place, _, leaf = key.rpartition(".")
+    node = OmegaConf.select(config, place) if place else config
+    if isinstance(node, DictConfig) and leaf in list(node):
+        node[leaf] = value
+
+
+def _key(override: str) -> str:
+    """The key of an override, without signs and the place of a group."""
+    return override.partition("=")[0].strip().lstrip("+~").rpartition("@")[2]
+
+
+def _is_own(key: str) -> bool:
+    if key == PRECISION:
+        return False
+    return any(key == own or key.startswith(f"{own}.") for own in OWN)
+
+
+def _check_overrides(overrides: Sequence[str]) -> None:
+    """Refuses what one value of one key is not, before anything is composed of it.
+
+    Raises:
+        ConfigError: If an override sweeps, reads the environment, or is of a site's own key.
+    """
+    if len(overrides) > _MOST or any(len(o) > _MOST for o in overrides):
+        raise ConfigError(f"More than {_MOST} overrides, or letters of one, are no experiment.")
+    for override in overrides:
+        if re.search(r"\$\{", re.sub(r"\$\{[\w.]+\}", "", override)):
+            raise ConfigError(
+                f"{_key(override)} holds more than a plain ${{key}}, and could read what is at a "
+                "site; write its value."
+            )
+        if _is_own(_key(override)):
+            raise ConfigError(
+                f"{_key(override)} is each site's own, and none of those who agree may set it."
+            )
+    try:
+        parsed = OverridesParser.create().parse_overrides(hydra_spelling(overrides))
+    except HydraException as error:
+        raise ConfigError(f"The overrides cannot be read: {first_line(error)}.") from error
+    for override in parsed:
+        if override.is_sweep_override():
+            raise ConfigError(
+                f"{override.get_key_element()} has several values; a federation has one."
+            )
+
+
+def _check_targets(config: DictConfig) -> None:
+    """Refuses names that a site builds for itself alone, wherever they stand.
+
+    Raises:
+        ConfigError: If there is one; the key is named.
+    """
+    for key, target in _targets("", OmegaConf.to_container(_without_own(config))):
+        if str(target).startswith(_NOT) and target not in _ALLOWED:
+            raise ConfigError(
+                f"{key}={target!s:.100} is nothing that sites build for each other; leave it out."
+            )
+
+
+def _targets(place: str, node: Any) -> Iterator[tuple[str, object]]:
+    pairs = node.items() if isinstance(node, dict) else enumerate(node)
+    for key, value in pairs:
+        name = f"{place}.{key}" if place else str(key)
+        if key == "_target_":
+            yield name, value
+        elif isinstance(value, dict | list):
+            yield from _targets(name, value)
+
+
+_log = logging.getLogger(__name__)
+_FOLDER = "medfed"  # beside the file, where no other folder is named
+_PATHS = ("data.path", "data.root", "data.cache", "init.weights", "partition.file")
+_NOT_IN_FILE = ("hydra", "resume", "source", "folder", "plugins", "checkpoint")
+_TRAINER = ("accelerator", "devices")
+_READER = "data.reader"
+
+
+@dataclass(frozen=True)
+class SiteFile:
+    """What a site says of itself.
+
+    Attributes:
+        site: Its name in the federation.
+        folder: Where it keeps what is its own.
+        values: Its own keys.
+        plugins: Folders of code that this site runs.
+        trainer: An option of the group, or keys of its own.
+        logger: An option of the group.
+    """
+
+    site: str
+    folder: Path
+    values: Mapping[str, Any] = field(default_factory=dict)
+    plugins: tuple[str, ...] = ()
+    trainer: str | Mapping[str, Any] = "cpu"
+    logger: str = "none"
+
+    @classmethod
+    def read(cls, path: Path) -> SiteFile:
+        """Reads a site's file.
+
+        Raises:
+            ConfigError: If it cannot be read, or sets what is no site's own.
+        """
+        try:
+            content = read_yaml(path)
+        except MedfedError as error:
+            raise ConfigError(
+                f"The site's own file is not as it must be: {str(error).partition(';')[0]}; it "
+                "needs lines such as site: cleveland."
+            ) from error
+        if not isinstance(content.get("site"), str):
+            raise ConfigError(f"{path} must have the site's name, as in site: cleveland.")
+        home = path.resolve().parent
+        values = dict(_flat(content))
+        known: dict[str, Any] = {"site": values.pop("site")}
+        folder = values.pop("folder", None)
+        known["folder"] = home / _FOLDER if folder is None else _placed(home, "folder", folder)
+        plugins = values.pop("plugins", None) or []
+        listed = plugins if isinstance(plugins, list) else [plugins]
+        known["plugins"] = tuple(str(_placed(home, "plugins", each)) for each in listed)
+        for name in ("trainer", "logger"):
+            if name in content:
+                known[name] = content[name]
+        values = {k: v for k, v in values.items() if k.split(".")[0] not in ("trainer", "logger")}
+        _check_keys(path, values)
+        for key in _PATHS:
+            if values.get(key) is not None:
+                values[key] = str(_placed(home, key, values[key]))
+        return cls(**known, values=values)
+
+    def config(self, agreed: Agreed) -> DictConfig:
+        """Composes this site's configuration: the agreed one, with its own keys.
+
+        Args:
+            agreed: What all sites have agreed on.
+
+        Raises:
+            ConfigError: If the site is none of the federation, or a value cannot be used.
+            DataError: If a file or folder that must be there is not.
+        """
+        if self.site not in agreed.sites:
+            raise ConfigError(
+                f"site: {self.site} is none of those who agree"
+                f"{did_you_mean(self.site, agreed.sites)}; they are {', '.join(agreed.sites)}."
+            )
+        config = agreed.config(self.plugins)
+        if not agreed.cut and not self.values.get("data.path"):
+            raise ConfigError(
+                f"The file of site {self.site} does not say where its data are; add data: "
+                "{path: ...}."
+            )
+        precision = config.trainer.precision
+        option = [f"trainer={self.trainer}"] if isinstance(self.trainer, str) else []
+        groups = load([*option, f"logger={self.logger}"])
+        with open_dict(config):
+            config.trainer = self._own_keys(groups.trainer)
+            config.trainer.precision = precision
+            config.logger = groups.logger
+            config.folder = str(self.folder)
+            if "root" in list(config.data):
+                config.data.root = str(self.folder / "data")
+            if f"{_READER}._target_" in self.values:
+                config.data.reader = {}
+            for key, value in self.values.items():
+                self._set(config, key, value)
+        check(config)
+        return config
+
+    def _set(self, config: DictConfig, key: str, value: Any) -> None:
+        place, _, leaf = key.rpartition(".")
+        node = OmegaConf.select(config, place) if place else config
+        if isinstance(node, DictConfig) and (leaf in list(node) or place.startswith(_READER)):
+            node[leaf] = value
+        elif key in OWN:
+            _log.info("%s of site %s has no meaning here: these data have none.", key, self.site)
+        else:
+            raise ConfigError(
+                f"{key} is no key of what all have agreed on, so that site {self.site} cannot set "
+                "it; take it out of its file."
+            )
+
+    def _own_keys(self, found: DictConfig) -> DictConfig:
+        """The trainer as this site has it: one device, chosen by itself."""
+        if not isinstance(self.trainer, str):
+            if odd := [key for key in self.trainer if key not in _TRAINER]:
+                raise ConfigError(
+                    f"trainer.{odd[0]} is not for a site to set; it chooses "
+                    f"{' and '.join(_TRAINER)}."
+                )
+            found.update(self.trainer)
+        found.strategy = "auto"
+        devices = found.devices
+        if devices != 1 and not (OmegaConf.is_list(devices) and len(devices) == 1):
+            raise ConfigError(
+                f"trainer.devices={devices} are several, and a site trains one client; give it "
+                "one, such as devices: [0]."
+            )
+        return found
+
+
+def _flat(content: Mapping[str, Any], place: str = "") -> list[tuple[str, Any]]:
+    """Keys with dots; a mapping that is itself the value of a known key stays whole."""
+    found: list[tuple[str, Any]] = []
+    for key, value in content.items():
+        name = f"{place}{key}"
+        if isinstance(value, dict) and value and name not in READING:
+            found += _flat(value, f"{name}.")
+        else:
+            found.append((name, value))
+    return found
+
+
+def _placed(home: Path, key: str, value: object) -> Path:
+    if not isinstance(value, str):
+        raise ConfigError(f"{key} must be a path, not {value!r:.60}.")
+    return home / Path(value).expanduser()
+
+
+def _check_keys(path: Path, values: Mapping[str, Any]) -> None:
+    """Refuses keys that a site's file has no say in.
+
+    Raises:
+        ConfigError: If there is one; it is named.
+    """
+    own = [key for key in OWN if key not in _NOT_IN_FILE]
+    whole = f"{_READER}._target_" in values
+    for key in values:
+        if key == PRECISION or key in own or key in READING:
+            continue
+        if whole and key.startswith(f"{_READER}."):
+            continue
+        if key in _NOT_IN_FILE:
+            raise ConfigError(f"{path}: {key} is not for a site to set; take it out.")
+        hint = did_you_mean(key, [*own, *READING])
+        raise ConfigError(
+            f"{path}: {key} is agreed among all sites, or no key at all{hint}; a site's own are "
+            f"site, {', '.join(own)}; the coordinator can change the others for all."
+        )
