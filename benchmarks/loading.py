@@ -40,7 +40,7 @@ from medfed.config.compose import build as built
 from medfed.config.compose import load as composed
 from medfed.datamodules.cache.store import Item, Recipe, Store, build
 from medfed.datamodules.client_data import ArrayRows, Block, ClientData
-from medfed.datamodules.luna16 import to_unit
+from medfed.datamodules.ct_patches import to_unit
 from medfed.datamodules.patches import FreshPatches, volume_of
 from medfed.models.networks.densenet import densenet_bc
 

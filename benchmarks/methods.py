@@ -36,8 +36,9 @@ from torch.nn.functional import cross_entropy
 
 from medfed.commands.methods import yamls
 from medfed.config.compose import build, load
-from medfed.federation.algorithm import Algorithm, elements
+from medfed.federation.algorithm import Algorithm
 from medfed.federation.budget import LocalBudget
+from medfed.federation.card import elements
 from medfed.federation.federation import Federation
 from medfed.federation.local_client import LocalClient
 from medfed.federation.reference import ArrayClient, assemble

@@ -40,8 +40,8 @@ from pathlib import Path
 import numpy as np
 
 from medfed.datamodules.cache.store import ITEMS, Item, Recipe, build
+from medfed.datamodules.ct_patches import PatchSpec, plan_slabs, read_patches
 from medfed.datamodules.generated.luna16 import write_scan
-from medfed.datamodules.luna16 import PatchSpec, plan_slabs, read_patches
 from medfed.datamodules.readers.ct_scan import open_scan
 from medfed.datamodules.readers.luna16 import Candidates, centre_voxels
 

@@ -26,8 +26,9 @@ from torch import nn
 from medfed.federation.client import Batch
 from medfed.federation.lightning import ranks as runtime
 from medfed.federation.lightning.callbacks import FederatedRounds
+from medfed.federation.lightning.collect import Gathering, rank
 from medfed.federation.lightning.module import FederatedModule
-from medfed.federation.lightning.ranks import Gathering, deal, rank
+from medfed.federation.lightning.ranks import deal
 from medfed.federation.lightning.strategy import ClientSharding
 from medfed.federation.reference import ArrayClient, assemble
 from medfed.personalize.fedavg import FedAvg

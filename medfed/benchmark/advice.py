@@ -3,9 +3,9 @@
 How much better than alone a pilot has found methods, and what would be needed to tell.
 
 An interval is the wider one, at either end, of two: over repetitions, whose training sets overlap
-(Nadeau and Bengio, see :mod:`medfed.functional.statistics`), and over patients drawn anew. It counts
-how many such intervals are looked at (Bonferroni), so that all of them hold at once: whoever picks
-the best of several methods, or the worst of many hospitals, may rely on its interval.
+(Nadeau and Bengio, see :mod:`medfed.functional.statistics`), and over patients drawn anew. It
+counts how many such intervals are looked at (Bonferroni), so that all of them hold at once: whoever
+picks the best of several methods, or the worst of many hospitals, may rely on its interval.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from medfed.config.check import check, several
 from medfed.config.compose import load, resolved
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.splits import Split, split_patients
-from medfed.federation.algorithm import Range
+from medfed.federation.card import Range
 from medfed.records.cells import Cell, Stage, cell_key
 from medfed.run.assembly import unread_data
 

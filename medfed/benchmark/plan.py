@@ -29,7 +29,7 @@ from medfed.benchmark.suite import (
 from medfed.common.errors import ConfigError, first_line
 from medfed.config.check import check
 from medfed.config.compose import load
-from medfed.federation.algorithm import Card
+from medfed.federation.card import Card
 from medfed.records.cells import Cell, Stage, cell_key
 
 Setting = Mapping[str, float]

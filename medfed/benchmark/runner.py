@@ -35,7 +35,7 @@ from medfed.common.console import cell as as_cell
 from medfed.common.errors import ConfigError, RankError, first_line
 from medfed.common.files import locked, replacing
 from medfed.common.processes import WatchedPool, start_worker
-from medfed.federation.algorithm import Range
+from medfed.federation.card import Range
 from medfed.records.cells import Cell, read_cell, write_cell
 
 Result = dict[str, Any]

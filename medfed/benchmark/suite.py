@@ -27,7 +27,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from medfed.common.errors import ConfigError, did_you_mean
 from medfed.config.compose import CONFIG_DIR
-from medfed.federation.algorithm import Card, Range
+from medfed.federation.card import Card, Range
 
 _NAME = re.compile(r"[A-Za-z0-9_.]+")
 

@@ -22,7 +22,7 @@ from medfed.config.allowed import with_plugins
 from medfed.config.compose import CONFIG_DIR
 
 if TYPE_CHECKING:
-    from medfed.federation.algorithm import Card
+    from medfed.federation.card import Card
 
 USAGE = "medfed methods [NAME] [plugins=FOLDER] [--markdown]"
 COLUMNS = (
@@ -47,7 +47,7 @@ class Method(NamedTuple):
     @property
     def row(self) -> tuple[str, ...]:
         """The cells of a table."""
-        from medfed.federation.algorithm import in_words
+        from medfed.federation.card import in_words
 
         card: Card = self.kind.card
         passes = f"{card.passes:g}" + (f", and {card.besides}" if card.besides else "")
@@ -129,7 +129,7 @@ def by_family(methods: Iterator[Method]) -> list[Method]:
     """Returns methods in the order of families, then of names."""
     from typing import get_args
 
-    from medfed.federation.algorithm import Family
+    from medfed.federation.card import Family
 
     families = get_args(Family)
     return sorted(methods, key=lambda m: (families.index(m.kind.card.family), m.name))

@@ -47,7 +47,6 @@ from medfed.datamodules.readers.base import Patient
 from medfed.datamodules.splits import SPLITS, Split, check_fold, check_fractions
 
 
-
 def labelled(
     name: str,
     plan: ClientPlan,

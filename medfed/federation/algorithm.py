@@ -3,25 +3,11 @@
 What only some methods have is a protocol of its own, :class:`HasPictures` and so on, which a method
 fulfils by having the function. Who wants to know asks by ``isinstance``.
 
-What a method tells of itself: what it keeps, what travels, what a step costs.
-
-Sizes are multiples of vectors, whose lengths :meth:`medfed.federation.algorithm.Algorithm.vectors`
-gives for a network; ``tests/contract/test_cards.py`` holds every method to its card.
-
-| vector | is |
-|---|---|
-| ``shared`` | what is averaged: shared parameters, and BatchNorm statistics by the run's policy |
-| ``weights`` | the shared parameters alone, as in a gradient or a control variate |
-| ``personal`` | the personal part |
-| ``parameters`` | all parameters |
-| ``model`` | all parameters and statistics |
-
 Which clients take part in a round: all, a fraction drawn anew, or a fixed list.
 """
 
 from __future__ import annotations
 
-import math
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Mapping, Sequence
@@ -36,6 +22,7 @@ from medfed.common.checks import check_choices
 from medfed.common.errors import ConfigError, did_you_mean
 from medfed.common.seeding import derive_seed
 from medfed.common.tensors import State, Tensors, select, weighted_mean
+from medfed.federation.card import Card
 from medfed.federation.client import Client
 from medfed.federation.missing_channels import lacks, mean_where_present, presence
 from medfed.federation.split import (
@@ -48,132 +35,9 @@ from medfed.federation.split import (
 )
 from medfed.federation.wire.message import Message
 
-Family = Literal[
-    "baseline",
-    "one model",
-    "personal part",
-    "second model",
-    "several models",
-    "similar clients",
-    "quantised model",
-]
-Sizes = Mapping[str, float | str]
 """Multiples by vector. A text is a product of numbers and names, or a sum of such: ``2 N + K``.
 
 N is the number of clients; other names are hyper-parameters of the method."""
-
-
-@dataclass(frozen=True)
-class Range:
-    """What a hyper-parameter may be when methods are tuned alike.
-
-    Attributes:
-        low: The least.
-        high: The most.
-        log: Whether values are spread evenly over the logarithm, else over the numbers.
-    """
-
-    low: float
-    high: float
-    log: bool = True
-
-    def at(self, share: float) -> float:
-        """Returns the value at a share of the way, of four digits.
-
-        Args:
-            share: In [0, 1].
-
-        Example:
-            >>> Range(0.01, 1.0).at(0.5), Range(0.0, 1.0, log=False).at(0.25)
-            (0.1, 0.25)
-        """
-        if self.log:
-            value = self.low * (self.high / self.low) ** share
-        else:
-            value = self.low + (self.high - self.low) * share
-        return float(f"{value:.4g}")
-
-
-@dataclass(frozen=True)
-class Card:
-    """What whoever chooses a method wants to know of it. What can be derived is not declared.
-
-    Attributes:
-        paper: Authors and year, or what it is where there is no paper.
-        family: Which methods it is like.
-        keeps: What stays personal, in words.
-        down: What a client receives in a round that exchanges anything, after the first one.
-        up: What it sends then.
-        passes: Gradient passes per local step.
-        besides: Passes beyond those of the steps, in words; empty: none.
-        server: What the server keeps, for all clients.
-        client: What each client keeps; what all hold in common and single numbers not counted.
-        tasks: What it is for, in words.
-        full_cohort: Whether it needs all clients in every round; a run with fewer is refused.
-        tune: The hyper-parameters that a comparison tunes beside the learning rate, and their
-            ranges.
-    """
-
-    paper: str = "–"
-    family: Family = "one model"
-    keeps: str = "nothing"
-    down: Sizes = field(default_factory=lambda: {"shared": 1})
-    up: Sizes = field(default_factory=lambda: {"shared": 1})
-    passes: float = 1
-    besides: str = ""
-    server: Sizes = field(default_factory=lambda: {"shared": 1})
-    client: Sizes = field(default_factory=lambda: {"personal": 1})
-    tasks: str = "all"
-    full_cohort: bool = False
-    tune: Mapping[str, Range] = field(default_factory=dict)
-
-
-def elements(sizes: Sizes, vectors: Mapping[str, int], names: Mapping[str, float]) -> float:
-    """Returns how many numbers that is; dense fp32 takes four bytes for each.
-
-    Args:
-        sizes: Multiples by vector.
-        vectors: Length of each vector.
-        names: Values of the names in multiples.
-
-    Example:
-        >>> elements({"shared": "2 N + 1", "personal": 3}, {"shared": 10, "personal": 1}, {"N": 4})
-        93
-    """
-    return sum(multiple(m, names) * vectors[v] for v, m in sizes.items())
-
-
-def multiple(text: float | str, names: Mapping[str, float]) -> float:
-    """Returns the value of a multiple.
-
-    Args:
-        text: A number, or products and their sum.
-        names: Values of the names in it.
-
-    Example:
-        >>> multiple("2 N N + K", {"N": 3, "K": 1})
-        19
-    """
-    if not isinstance(text, str):
-        return text
-    return sum(
-        math.prod(names[w] if w in names else int(w) for w in term.split())
-        for term in text.split("+")
-    )
-
-
-def in_words(sizes: Sizes) -> str:
-    """Returns sizes as a table shows them.
-
-    Example:
-        >>> in_words({"shared": 1, "weights": 2, "personal": "N + 1"}), in_words({})
-        ('shared + 2 weights + (N + 1) personal', '–')
-    """
-    terms = []
-    for vector, count in sizes.items():
-        text = f"({count})" if "+" in str(count) else str(count)
-        terms.append(vector if count == 1 else f"{text} {vector}")
-    return " + ".join(terms) or "–"
 
 
 @dataclass(frozen=True)
@@ -283,10 +147,11 @@ class Algorithm(ABC):
             patterns of names.
         weighting: Client weights p_n in every mean: ``samples`` (n_n/Σn) or ``uniform`` (1/N).
         mask_aware: Weights that read an input channel are averaged over the clients that have it,
-            see :mod:`medfed.federation.missing_channels`; each reply then says which ones its client lacks.
+            see :mod:`medfed.federation.missing_channels`; each reply then says which ones its
+            client lacks.
         leaves: The parts that may leave a client; no other may be in a reply.
         mixes: Whether it needs canonical parts, whose membership vectors it keeps in the simplex.
-        card: What it keeps, what travels, what a step costs; see :mod:`medfed.federation.algorithm`.
+        card: What it keeps, what travels, what a step costs; see :class:`Card`.
         fresh_optimizer: Whether it asks for :meth:`Client.reach`, which an optimizer that carries
             momentum over rounds (``local.optimizer_state=kept``) does not have.
         pools: Whether clients train on the training data of all, as no federation does.

@@ -52,7 +52,8 @@ from medfed.common.tensors import (
     select,
     subtract,
 )
-from medfed.federation.algorithm import Card, ClientInfo, Range, Replies, ServerRound, Start
+from medfed.federation.algorithm import ClientInfo, Replies, ServerRound, Start
+from medfed.federation.card import Card, Range
 from medfed.federation.client import Client
 from medfed.federation.split import ParameterSplit
 from medfed.federation.wire.message import Message

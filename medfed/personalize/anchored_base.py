@@ -30,13 +30,13 @@ from medfed.common.errors import ConfigError
 from medfed.common.tensors import State, Tensors, add, flatten, select, subtract, weighted_mean
 from medfed.federation.algorithm import (
     Algorithm,
-    Card,
     ClientInfo,
     Replies,
     ServerRound,
     Start,
     client_sizes,
 )
+from medfed.federation.card import Card
 from medfed.federation.client import Client
 from medfed.federation.onboarding import Exchange, OnboardingRules
 from medfed.federation.split import ParameterSplit

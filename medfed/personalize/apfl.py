@@ -36,7 +36,8 @@ from torch import Tensor
 
 from medfed.common.checks import check_not_negative, check_share
 from medfed.common.tensors import State, Tensors, select
-from medfed.federation.algorithm import Card, ClientInfo, Range, Replies, Start
+from medfed.federation.algorithm import ClientInfo, Replies, Start
+from medfed.federation.card import Card, Range
 from medfed.federation.client import Client, GradientAt, with_statistics
 from medfed.federation.onboarding import OnboardingRules
 from medfed.federation.split import ParameterSplit

@@ -29,7 +29,8 @@ from torch import Tensor
 
 from medfed.common.errors import ConfigError
 from medfed.common.tensors import Tensors, select
-from medfed.federation.algorithm import Card, ClientInfo, Range, Start
+from medfed.federation.algorithm import ClientInfo, Start
+from medfed.federation.card import Card, Range
 from medfed.federation.client import Client, GradientAt
 from medfed.federation.split import ParameterSplit
 from medfed.federation.wire.message import Message

@@ -18,7 +18,7 @@ from medfed.common.errors import ConfigError
 from medfed.common.tensors import State, Tensors
 from medfed.federation.algorithm import ClientInfo, Start
 from medfed.federation.client import Client, share_of, with_statistics
-from medfed.federation.lightning.ranks import rank
+from medfed.federation.lightning.collect import rank
 from medfed.federation.onboarding import OnboardingRules
 from medfed.federation.split import BufferPolicy, ParameterSplit
 from medfed.federation.wire.message import Message

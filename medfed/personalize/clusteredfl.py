@@ -39,7 +39,8 @@ from torch import Tensor
 
 from medfed.common.checks import check_not_negative
 from medfed.common.tensors import State, Tensors, add, flatten, select
-from medfed.federation.algorithm import Card, ClientInfo, Range, ServerRound, Start
+from medfed.federation.algorithm import ClientInfo, ServerRound, Start
+from medfed.federation.card import Card, Range
 from medfed.federation.client import Client
 from medfed.federation.onboarding import Exchange, OnboardingRules
 from medfed.federation.split import ParameterSplit

@@ -16,7 +16,8 @@ from typing import ClassVar
 
 from medfed.common.checks import check_not_negative
 from medfed.common.tensors import State, Tensors, select
-from medfed.federation.algorithm import Card, ClientInfo, Range, Start
+from medfed.federation.algorithm import ClientInfo, Start
+from medfed.federation.card import Card, Range
 from medfed.federation.client import Client
 from medfed.federation.onboarding import OnboardingRules
 from medfed.federation.split import ParameterSplit

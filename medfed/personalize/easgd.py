@@ -37,7 +37,8 @@ from torch import Tensor
 
 from medfed.common.checks import check_share
 from medfed.common.tensors import State, Tensors, add, flatten, select, subtract
-from medfed.federation.algorithm import Card, ClientInfo, Range, ServerRound, Start
+from medfed.federation.algorithm import ClientInfo, ServerRound, Start
+from medfed.federation.card import Card, Range
 from medfed.federation.client import Client, GradientAt
 from medfed.federation.onboarding import Exchange, OnboardingRules
 from medfed.federation.split import ParameterSplit

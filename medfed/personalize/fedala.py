@@ -34,7 +34,8 @@ import torch
 from medfed.common.checks import check_count, check_not_negative, check_share
 from medfed.common.errors import ConfigError
 from medfed.common.tensors import State, Tensors, select, subtract
-from medfed.federation.algorithm import Card, ClientInfo, Range, ServerRound, Start
+from medfed.federation.algorithm import ClientInfo, ServerRound, Start
+from medfed.federation.card import Card, Range
 from medfed.federation.client import Client
 from medfed.federation.onboarding import TrainsOn
 from medfed.federation.split import ParameterSplit

@@ -24,7 +24,7 @@ from typing import ClassVar
 
 from medfed.common.checks import check_not_negative, check_share
 from medfed.common.tensors import Tensors
-from medfed.federation.algorithm import Card, Range
+from medfed.federation.card import Card, Range
 from medfed.federation.client import Client
 from medfed.personalize.fedavg import FedAvg
 

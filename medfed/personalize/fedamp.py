@@ -43,7 +43,7 @@ from torch import Tensor
 from medfed.common.checks import check_not_negative, check_share
 from medfed.common.errors import ConfigError
 from medfed.common.tensors import State, Tensors, weighted_mean
-from medfed.federation.algorithm import Card, Range
+from medfed.federation.card import Card, Range
 from medfed.personalize.anchored_base import AnchoredMethod, models_of, rows_of
 from medfed.personalize.client_pictures import draw_matrix
 

@@ -19,13 +19,13 @@ from typing import ClassVar
 from medfed.common.tensors import State, Tensors, add, subtract
 from medfed.federation.algorithm import (
     Algorithm,
-    Card,
     ClientInfo,
     Replies,
     ServerRound,
     Start,
     client_sizes,
 )
+from medfed.federation.card import Card
 from medfed.federation.client import Client
 from medfed.federation.split import ParameterSplit
 from medfed.federation.wire.message import Message

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from medfed.common.tensors import State, Tensors, add
-from medfed.federation.algorithm import Card, Range
+from medfed.federation.card import Card, Range
 from medfed.personalize.fedopt import ServerOptimizer, check_memory
 
 

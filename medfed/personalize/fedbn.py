@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from medfed.federation.algorithm import Card
+from medfed.federation.card import Card
 from medfed.personalize.fedavg import FedAvg
 
 

@@ -42,7 +42,8 @@ from torch import Tensor, nn
 from medfed.common.checks import check_count
 from medfed.common.errors import ConfigError, NonFiniteError
 from medfed.common.tensors import State, Tensors, add, subtract
-from medfed.federation.algorithm import Card, ServerRound, sent_by_each
+from medfed.federation.algorithm import ServerRound, sent_by_each
+from medfed.federation.card import Card
 from medfed.federation.client import Client
 from medfed.federation.split import BufferPolicy, ParameterSplit
 from medfed.federation.wire.message import Message

@@ -35,7 +35,8 @@ import torch
 from medfed.common.checks import check_count, check_share
 from medfed.common.seeding import numpy_rng
 from medfed.common.tensors import State, Tensors, select, subtract
-from medfed.federation.algorithm import Card, ClientInfo, Range, ServerRound, Start
+from medfed.federation.algorithm import ClientInfo, ServerRound, Start
+from medfed.federation.card import Card, Range
 from medfed.federation.client import Client
 from medfed.federation.onboarding import Exchange, TrainsOn
 from medfed.federation.split import ParameterSplit

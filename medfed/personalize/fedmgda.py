@@ -33,7 +33,8 @@ import torch
 
 from medfed.common.checks import check_not_negative, check_share
 from medfed.common.tensors import State, Tensors, add, cut, flatten, layout_of, select
-from medfed.federation.algorithm import Card, ClientInfo, Range, ServerRound, Start
+from medfed.federation.algorithm import ClientInfo, ServerRound, Start
+from medfed.federation.card import Card, Range
 from medfed.federation.split import ParameterSplit
 from medfed.federation.wire.message import Message
 from medfed.functional.mixing import minimum_norm

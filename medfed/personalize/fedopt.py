@@ -37,7 +37,8 @@ from torch import Tensor
 from medfed.common.checks import check_not_negative, check_positive
 from medfed.common.errors import ConfigError
 from medfed.common.tensors import State, Tensors, add, select
-from medfed.federation.algorithm import Card, ClientInfo, Range, ServerRound, Start
+from medfed.federation.algorithm import ClientInfo, ServerRound, Start
+from medfed.federation.card import Card, Range
 from medfed.federation.split import ParameterSplit
 from medfed.federation.wire.message import Message
 from medfed.personalize.fedavg import FedAvg

@@ -35,7 +35,8 @@ from torch import Tensor
 from medfed.common.checks import check_count
 from medfed.common.errors import ConfigError
 from medfed.common.tensors import State, Tensors
-from medfed.federation.algorithm import Card, ClientInfo, Range, ServerRound, Start
+from medfed.federation.algorithm import ClientInfo, ServerRound, Start
+from medfed.federation.card import Card, Range
 from medfed.federation.client import Batch, Client, Forward
 from medfed.federation.onboarding import TrainsOn
 from medfed.federation.split import ParameterSplit

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from medfed.common.errors import ConfigError
 from medfed.common.tensors import Tensors, select
-from medfed.federation.algorithm import Card, Range
+from medfed.federation.card import Card, Range
 from medfed.federation.client import Client
 from medfed.functional.prox import Proximity
 from medfed.personalize.fedavg import FedAvg

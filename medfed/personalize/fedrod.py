@@ -37,7 +37,8 @@ from torch import Tensor
 
 from medfed.common.errors import ConfigError
 from medfed.common.tensors import Tensors, add, select
-from medfed.federation.algorithm import Card, ClientInfo, Start
+from medfed.federation.algorithm import ClientInfo, Start
+from medfed.federation.card import Card
 from medfed.federation.client import Client, GradientAt, put_back
 from medfed.federation.onboarding import OnboardingRules
 from medfed.federation.split import ParameterSplit

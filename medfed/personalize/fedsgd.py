@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from medfed.common.tensors import Tensors, add, select
-from medfed.federation.algorithm import Card
+from medfed.federation.card import Card
 from medfed.federation.client import Client, statistics_at
 from medfed.personalize.fedavg import FedAvg
 

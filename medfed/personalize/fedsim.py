@@ -20,7 +20,7 @@ from typing import ClassVar
 
 from medfed.common.checks import check_not_negative
 from medfed.common.tensors import Tensors
-from medfed.federation.algorithm import Card, Range
+from medfed.federation.card import Card, Range
 from medfed.federation.client import Client
 from medfed.personalize.fedavg import FedAvg
 

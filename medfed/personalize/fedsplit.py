@@ -33,7 +33,8 @@ from typing import ClassVar
 
 from medfed.common.checks import check_positive
 from medfed.common.tensors import Tensors, add, select, subtract
-from medfed.federation.algorithm import Card, ClientInfo, Range, Start
+from medfed.federation.algorithm import ClientInfo, Start
+from medfed.federation.card import Card, Range
 from medfed.federation.client import Client
 from medfed.federation.split import ParameterSplit
 from medfed.federation.wire.message import Message

@@ -37,7 +37,8 @@ from torch import Tensor
 
 from medfed.common.checks import check_not_negative
 from medfed.common.tensors import State, Tensors, add, flatten, select, subtract, weighted_mean
-from medfed.federation.algorithm import Card, ClientInfo, Range, ServerRound, Start, sent_by_each
+from medfed.federation.algorithm import ClientInfo, ServerRound, Start, sent_by_each
+from medfed.federation.card import Card, Range
 from medfed.federation.client import Client
 from medfed.federation.onboarding import Exchange
 from medfed.federation.split import ParameterSplit

@@ -18,7 +18,8 @@ import torch
 
 from medfed.common.checks import check_count, check_share
 from medfed.common.tensors import State, Tensors
-from medfed.federation.algorithm import Card, ClientInfo, Range, ServerRound, Start
+from medfed.federation.algorithm import ClientInfo, ServerRound, Start
+from medfed.federation.card import Card, Range
 from medfed.federation.client import Client
 from medfed.federation.onboarding import TrainsOn
 from medfed.federation.split import ParameterSplit

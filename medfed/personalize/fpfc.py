@@ -44,7 +44,8 @@ import torch
 
 from medfed.common.checks import check_not_negative
 from medfed.common.tensors import State, Tensors, cut, flatten, layout_of
-from medfed.federation.algorithm import Card, ClientInfo, Range, ServerRound, Start
+from medfed.federation.algorithm import ClientInfo, ServerRound, Start
+from medfed.federation.card import Card, Range
 from medfed.federation.split import ParameterSplit
 from medfed.functional.graph import (
     complete_edges,

@@ -34,7 +34,8 @@ from torch import Tensor
 from medfed.common.checks import check_count
 from medfed.common.errors import NonFiniteError
 from medfed.common.tensors import State, Tensors, add, select, subtract
-from medfed.federation.algorithm import Card, Replies, ServerRound
+from medfed.federation.algorithm import Replies, ServerRound
+from medfed.federation.card import Card
 from medfed.federation.client import Client
 from medfed.federation.wire.message import Message
 from medfed.personalize.canonical_base import MEMBERSHIP, CanonicalMethod, one_hot

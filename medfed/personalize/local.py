@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from medfed.common.tensors import State, Tensors
-from medfed.federation.algorithm import Algorithm, Card, ClientInfo, ServerRound, Start
+from medfed.federation.algorithm import Algorithm, ClientInfo, ServerRound, Start
+from medfed.federation.card import Card
 from medfed.federation.client import Client
 from medfed.federation.split import ParameterSplit
 from medfed.federation.wire.message import Message

@@ -31,7 +31,8 @@ from torch import Tensor
 from medfed.common.checks import check_not_negative
 from medfed.common.errors import ConfigError
 from medfed.common.tensors import Tensors
-from medfed.federation.algorithm import Card, ClientInfo, Range, Start
+from medfed.federation.algorithm import ClientInfo, Start
+from medfed.federation.card import Card, Range
 from medfed.federation.client import Batch, Client, Forward
 from medfed.federation.split import ParameterSplit
 from medfed.personalize.fedavg import FedAvg

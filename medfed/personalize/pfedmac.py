@@ -31,7 +31,7 @@ from torch.nn.functional import softplus
 from medfed.common.checks import check_not_negative
 from medfed.common.errors import ConfigError
 from medfed.common.tensors import Tensors
-from medfed.federation.algorithm import Card, Range
+from medfed.federation.card import Card, Range
 from medfed.federation.client import Penalty
 from medfed.personalize.pfedme import PFedMe
 

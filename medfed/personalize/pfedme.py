@@ -36,7 +36,8 @@ from torch import Tensor
 from medfed.common.checks import check_count, check_not_negative
 from medfed.common.errors import ConfigError
 from medfed.common.tensors import State, Tensors, add, select, subtract
-from medfed.federation.algorithm import Card, ClientInfo, Range, ServerRound, Start
+from medfed.federation.algorithm import ClientInfo, ServerRound, Start
+from medfed.federation.card import Card, Range
 from medfed.federation.client import Client, GradientAt, Penalty
 from medfed.federation.onboarding import OnboardingRules
 from medfed.federation.split import ParameterSplit

@@ -41,10 +41,8 @@ from medfed.common.errors import ConfigError
 from medfed.common.tensors import State, Tensors, add, flatten, select, subtract
 from medfed.federation.algorithm import (
     Algorithm,
-    Card,
     ClientInfo,
     Outbox,
-    Range,
     Replies,
     ServerRound,
     Start,
@@ -52,6 +50,7 @@ from medfed.federation.algorithm import (
     client_sizes,
     sent_by_each,
 )
+from medfed.federation.card import Card, Range
 from medfed.federation.client import Client, with_statistics
 from medfed.federation.onboarding import Exchange, OnboardingRules
 from medfed.federation.split import ParameterSplit, Update

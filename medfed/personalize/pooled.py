@@ -19,7 +19,8 @@ from torch import nn
 
 from medfed.common.errors import ConfigError
 from medfed.common.tensors import State, add, subtract
-from medfed.federation.algorithm import Card, ServerRound
+from medfed.federation.algorithm import ServerRound
+from medfed.federation.card import Card
 from medfed.federation.client import Client
 from medfed.federation.split import BufferPolicy, ParameterSplit
 from medfed.federation.wire.message import Message

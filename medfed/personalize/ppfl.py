@@ -49,17 +49,16 @@ from medfed.common.errors import NonFiniteError
 from medfed.common.seeding import derive_seed
 from medfed.common.tensors import State, Tensors, add, subtract
 from medfed.federation.algorithm import (
-    Card,
     ClientInfo,
     Outbox,
-    Range,
     Replies,
     ServerRound,
     Start,
     sent_by_each,
 )
+from medfed.federation.card import Card, Range
 from medfed.federation.client import Client
-from medfed.federation.lightning.ranks import rank
+from medfed.federation.lightning.collect import rank
 from medfed.federation.split import ParameterSplit
 from medfed.federation.wire.message import Message
 from medfed.functional.mixing import coupling, exponentiated_gradient, spread_coupling

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from medfed.common.checks import check_not_negative
 from medfed.common.tensors import Tensors
-from medfed.federation.algorithm import Card, Range
+from medfed.federation.card import Card, Range
 from medfed.federation.client import Client
 from medfed.federation.wire.message import Message
 from medfed.personalize.quantized_base import ProximalStep, QuantizedMethod, scaled_centers

@@ -31,7 +31,7 @@ from medfed.common.errors import ConfigError, NonFiniteError, did_you_mean
 from medfed.common.tensors import State, Tensors, gradient_of, select
 from medfed.federation.algorithm import Algorithm, ClientInfo, ServerRound, Start
 from medfed.federation.client import Client, GradientAt
-from medfed.federation.lightning.ranks import rank
+from medfed.federation.lightning.collect import rank
 from medfed.federation.onboarding import OnboardingRules
 from medfed.federation.split import ParameterSplit, aliases
 from medfed.federation.wire.message import Message

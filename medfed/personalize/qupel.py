@@ -40,17 +40,10 @@ from torch import Tensor
 
 from medfed.common.checks import check_not_negative
 from medfed.common.tensors import State, Tensors, add, select, subtract
-from medfed.federation.algorithm import (
-    Card,
-    ClientInfo,
-    Range,
-    ServerRound,
-    Start,
-    Weighting,
-    client_sizes,
-)
+from medfed.federation.algorithm import ClientInfo, ServerRound, Start, Weighting, client_sizes
+from medfed.federation.card import Card, Range
 from medfed.federation.client import Client, GradientAt
-from medfed.federation.lightning.ranks import rank
+from medfed.federation.lightning.collect import rank
 from medfed.federation.split import ParameterSplit
 from medfed.federation.wire.message import Message
 from medfed.functional.prox import Proximity

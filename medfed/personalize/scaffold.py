@@ -36,7 +36,8 @@ import torch
 
 from medfed.common.checks import check_not_negative
 from medfed.common.tensors import State, Tensors, add, select, subtract
-from medfed.federation.algorithm import Card, ClientInfo, Range, ServerRound, Start
+from medfed.federation.algorithm import ClientInfo, ServerRound, Start
+from medfed.federation.card import Card, Range
 from medfed.federation.client import Client
 from medfed.federation.split import ParameterSplit
 from medfed.federation.wire.message import Message

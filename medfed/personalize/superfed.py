@@ -39,7 +39,8 @@ from medfed.common.checks import check_count, check_not_negative, check_share
 from medfed.common.errors import ConfigError
 from medfed.common.seeding import torch_rng
 from medfed.common.tensors import State, Tensors, add, select, subtract
-from medfed.federation.algorithm import Card, ClientInfo, Range, ServerRound, Start
+from medfed.federation.algorithm import ClientInfo, ServerRound, Start
+from medfed.federation.card import Card, Range
 from medfed.federation.client import Client, GradientAt
 from medfed.federation.onboarding import OnboardingRules
 from medfed.federation.split import ParameterSplit

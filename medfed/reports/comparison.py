@@ -21,7 +21,7 @@ from medfed.reports.runs import common_folder, find_runs
 
 # What a comparison looks for, in the order of the report: modules of this folder with a function
 # ``find``, from the comparison to a Finding.
-FINDINGS = ("lambda_path", "scores", "sweeps", "communication", "missing_channels")
+FINDINGS = ("lambda_path", "scores", "sweeps", "communication", "subsets")
 _HEAD = "# Comparison"  # the first line of a report
 _COLUMNS = 6  # methods that fit side by side
 _TITLE = "Test metrics of the rounds that validation selected (* best)"

@@ -22,7 +22,7 @@ from medfed.common.seeding import derive_seed
 from medfed.config.compose import build
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.splits import check_measurable
-from medfed.federation.lightning.ranks import rank
+from medfed.federation.lightning.collect import rank
 from medfed.federation.split import (
     ParameterSplit,
     float_entries,

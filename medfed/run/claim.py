@@ -31,7 +31,7 @@ from medfed.common.files import (
 from medfed.common.processes import is_first_process
 from medfed.config.check import check_folders
 from medfed.datamodules.base import FederatedDataModule
-from medfed.federation.lightning.ranks import gather_named, rank
+from medfed.federation.lightning.collect import gather_named, rank
 
 _MINE = (LOCK, f"{LOCK}.pid")
 _ELSEWHERE = "choose another run folder"

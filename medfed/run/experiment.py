@@ -38,8 +38,8 @@ from medfed.federation.lightning.checkpoint import (
     check_federation,
     is_whole,
 )
+from medfed.federation.lightning.collect import rank
 from medfed.federation.lightning.module import FederatedModule
-from medfed.federation.lightning.ranks import rank
 from medfed.federation.lightning.strategy import ClientSharding, environment
 from medfed.federation.split import float_entries
 from medfed.federation.wire.ledger import Entry

@@ -16,8 +16,8 @@ from medfed.common.files import csv_text, write_json, write_text
 from medfed.common.scores import Record, failed, metrics_csv, undefined_in
 from medfed.federation.budget import Passes
 from medfed.federation.lightning.callbacks import PersonalEvaluation
+from medfed.federation.lightning.collect import gather_named, rank
 from medfed.federation.lightning.module import FederatedModule
-from medfed.federation.lightning.ranks import gather_named, rank
 from medfed.functional.grids import on_grid
 from medfed.models.networks.adapters import merged
 from medfed.models.segmentation_meter import slice_with_most

@@ -28,7 +28,7 @@ from medfed.common.seeding import torch_rng
 from medfed.common.tensors import Tensors, first_non_finite
 from medfed.common.untrusted import ANY, read_json, read_tensors, reading
 from medfed.config.compose import build
-from medfed.federation.lightning.ranks import rank
+from medfed.federation.lightning.collect import rank
 from medfed.federation.split import float_entries, match
 from medfed.models.networks.canonical import Canonical
 from medfed.models.task import TaskModule

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from medfed.common.errors import ConfigError
-from medfed.federation.algorithm import Algorithm, Cohort, elements
+from medfed.federation.algorithm import Algorithm, Cohort
+from medfed.federation.card import elements
 from medfed.federation.federation import Federation
 from medfed.federation.reference import run_reference
 from medfed.models.networks.canonical import Canonical

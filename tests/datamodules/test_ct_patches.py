@@ -6,8 +6,8 @@ import pytest
 import SimpleITK as sitk
 
 from medfed.common.errors import ConfigError, DataError
-from medfed.datamodules import luna16 as ct_patches
-from medfed.datamodules.luna16 import PatchSpec, extract, plan_slabs, to_unit
+from medfed.datamodules import ct_patches
+from medfed.datamodules.ct_patches import PatchSpec, extract, plan_slabs, to_unit
 from medfed.datamodules.readers.ct_scan import open_scan
 from medfed.datamodules.readers.luna16 import Candidates, centre_voxels
 

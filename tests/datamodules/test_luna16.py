@@ -22,8 +22,9 @@ from torch import nn
 from medfed.common.errors import ConfigError, DataError
 from medfed.config.compose import load
 from medfed.datamodules.client_data import gather
+from medfed.datamodules.ct_patches import PatchSpec, extract
 from medfed.datamodules.generated.luna16 import LunaCohort
-from medfed.datamodules.luna16 import Luna16DataModule, PatchSpec, extract
+from medfed.datamodules.luna16 import Luna16DataModule
 from medfed.datamodules.partitions.by_centre import ByCentre
 from medfed.datamodules.partitions.by_label import LabelImbalance
 from medfed.datamodules.partitions.effects import ChannelMissing

@@ -7,8 +7,8 @@ import SimpleITK as sitk
 
 from medfed.common.errors import ConfigError, DataError
 from medfed.common.files import sha256
+from medfed.datamodules.ct_patches import PatchSpec, extract
 from medfed.datamodules.generated.luna16 import write_scan
-from medfed.datamodules.luna16 import PatchSpec, extract
 from medfed.datamodules.readers.ct_scan import open_scan
 from medfed.datamodules.readers.luna16 import Luna16Reader, find_scans, read_points
 

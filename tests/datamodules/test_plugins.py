@@ -200,8 +200,8 @@ def test_a_reader_of_volumes(volumes, tmp_path):
 
 
 MODULES = [
-    *(f"partitions.{name}" for name in ("base", "centre", "dirichlet", "site_effect", "saved")),
-    *(f"readers.{name}" for name in ("base", "msd", "brats_challenge", "luna16", "heart", "table")),
+    *(f"partitions.{name}" for name in ("base", "by_centre", "by_label", "effects", "saved")),
+    *(f"readers.{name}" for name in ("base", "case_folders", "luna16", "heart", "table")),
     *(f"readers.{name}" for name in ("image_folder", "medmnist", "scikit_learn", "samples")),
 ]
 HEAVY = ("pytorch_lightning", "monai", "matplotlib", "scipy", "sklearn", "nibabel", "SimpleITK")
@@ -220,9 +220,9 @@ def test_partitions_and_readers_import_little():
 
 
 def test_data_modules_import_lightning_and_no_library_of_a_format():
-    modules = ["tabular", "images", "segmentation", "luna16"]
+    modules = ["tables.datamodule", "images", "segmentation", "luna16"]
     assert loaded(modules, ("monai", "sklearn", "nibabel", "SimpleITK")) == []
 
 
 def test_worker_processes_that_cut_patches_need_no_pytorch():
-    assert loaded(["cache.building", "ct_patches"], ("torch", *HEAVY)) == []
+    assert loaded(["cache.store", "ct_patches"], ("torch", *HEAVY)) == []

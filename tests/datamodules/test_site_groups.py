@@ -9,8 +9,9 @@ import torch
 
 from medfed.common.errors import ConfigError, DataError
 from medfed.config.compose import load
+from medfed.datamodules.ct_patches import PatchSpec
 from medfed.datamodules.generated.luna16 import LunaCohort
-from medfed.datamodules.luna16 import Luna16DataModule, PatchSpec
+from medfed.datamodules.luna16 import Luna16DataModule
 from medfed.datamodules.partitions.by_group import SiteGroups, group_of
 from medfed.datamodules.partitions.effects import ChannelMissing
 from medfed.datamodules.partitions.saved import Saved

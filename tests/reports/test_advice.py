@@ -137,7 +137,7 @@ def test_the_hospital_that_disagrees_stays_alone_and_a_tiny_one_is_left_open(don
     assert fedavg.hospitals["tiny"].says == "cannot tell"
     assert f"{FEW} are the least" in fedavg.hospitals["tiny"].why
     page = (where / "advice.md").read_text()
-    assert page == markdown(found, written._command(found.asked, found))
+    assert page == markdown(found, written._advice_command(found.asked, found))
     assert "medfed train experiment=clinical_pfednet" in page
     for client, gain in fedavg.hospitals.items():
         assert page.count(f"| {client} |") == 2

@@ -35,7 +35,7 @@ from medfed.commands.methods import method, yamls
 from medfed.common.errors import ConfigError, RankError
 from medfed.common.files import locked
 from medfed.config.allowed import with_plugins
-from medfed.federation.algorithm import Range
+from medfed.federation.card import Range
 from medfed.records.cells import code_hash, read_code
 from tests.pages import DOCS
 

@@ -23,7 +23,7 @@ FIRST_SCALE = 2.0**16  # of the losses in float16, as PyTorch's GradScaler begin
 
 
 class Looking(Protocol):
-    """Sees the network while it computes a loss; see :class:`medfed.federation.engine.gradients.Look`."""
+    """Sees the network while it computes a loss; see :class:`Look`."""
 
     def looking(self) -> AbstractContextManager[None]:
         """Returns the context in which a loss is computed."""

@@ -32,8 +32,9 @@ from medfed.common.scores import (
     undefined_sentences,
     worst_value,
 )
+from medfed.federation.lightning.collect import gather_named, rank, world_size
 from medfed.federation.lightning.module import FederatedModule
-from medfed.federation.lightning.ranks import Task, gather_named, rank, world_size
+from medfed.federation.lightning.ranks import Task
 from medfed.federation.wire.ledger import DIRECTIONS
 
 

@@ -20,14 +20,13 @@ from medfed.federation.client import Batch
 from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.engine.slots import slots_of
 from medfed.federation.federation import Federation, Round, naming
+from medfed.federation.lightning.collect import Gathering, world_size
 from medfed.federation.lightning.ranks import (
     DealtClients,
     EvaluationTasks,
-    Gathering,
     Task,
     Tasks,
     tasks_of_round,
-    world_size,
 )
 from medfed.federation.wire.packet import Packet
 

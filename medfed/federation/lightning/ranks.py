@@ -1,7 +1,5 @@
 """The clients of a federation on one rank or many: who holds whom, and what checkpoints hold.
 
-Gathers byte strings over ranks; the only communication that a federated run needs.
-
 Which client works on which rank, and the tasks of a round: the same number on every rank.
 """
 
@@ -10,149 +8,17 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from queue import SimpleQueue
 from statistics import median
-from threading import Thread
 from typing import Any, NamedTuple
 
 import pytorch_lightning as pl
 import torch
-import torch.distributed as dist
 from pytorch_lightning.trainer.states import TrainerFn
 
 from medfed.common.errors import CheckpointError
-from medfed.common.processes import number
 from medfed.federation.budget import Passes
 from medfed.federation.federation import Federation
-
-
-def world_size() -> int:
-    """Returns the number of ranks, 1 without a process group."""
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-
-
-def rank() -> int:
-    """Returns this process's rank, also before its process group is there; 0 without one."""
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_rank()
-    return number()
-
-
-def all_gather_bytes(
-    payload: bytes, device: torch.device, group: dist.ProcessGroup | None = None
-) -> list[bytes]:
-    """Returns every rank's payload, in the order of ranks; a collective call.
-
-    Args:
-        payload: Any bytes, of different length on each rank.
-        device: This rank's; NCCL transports tensors there, any other backend on the CPU.
-        group: Of all ranks; by default the one in which they have met.
-
-    Example:
-        >>> all_gather_bytes(b"abc", torch.device("cpu"))
-        [b'abc']
-    """
-    ranks = world_size()
-    if ranks == 1:
-        return [payload]
-    if dist.get_backend(group) != "nccl":
-        device = torch.device("cpu")
-    length = torch.tensor([len(payload)], device=device)
-    lengths = [torch.zeros_like(length) for _ in range(ranks)]
-    dist.all_gather(lengths, length, group)
-    sizes = [int(n) for n in lengths]
-    buffer = torch.zeros(max(sizes), dtype=torch.uint8)
-    if payload:
-        buffer[: len(payload)] = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
-    buffers = [torch.zeros_like(buffer, device=device) for _ in range(ranks)]
-    dist.all_gather(buffers, buffer.to(device), group)
-    return [b.cpu().numpy()[:n].tobytes() for b, n in zip(buffers, sizes, strict=True)]
-
-
-def pack(items: Mapping[str, bytes]) -> bytes:
-    """Joins named byte strings into one.
-
-    Example:
-        >>> unpack([pack({"a": b"12"}), pack({"b": b""})])
-        {'a': b'12', 'b': b''}
-    """
-    head = json.dumps([(name, len(data)) for name, data in items.items()]).encode()
-    return b"".join((len(head).to_bytes(8, "little"), head, *items.values()))
-
-
-def unpack(payloads: Iterable[bytes]) -> dict[str, bytes]:
-    """Returns the named byte strings of all payloads that :func:`pack` made."""
-    items: dict[str, bytes] = {}
-    for payload in payloads:
-        start = 8 + int.from_bytes(payload[:8], "little")
-        for name, size in json.loads(payload[8:start]):
-            items[name] = payload[start : start + size]
-            start += size
-    return items
-
-
-def gather_named(items: Mapping[str, bytes], device: torch.device) -> dict[str, bytes]:
-    """Returns the named byte strings of all ranks; a collective call.
-
-    Args:
-        items: This rank's byte strings; names are unique over ranks.
-        device: See :func:`all_gather_bytes`.
-
-    Example:
-        >>> gather_named({"a": b"1"}, torch.device("cpu"))
-        {'a': b'1'}
-    """
-    if world_size() == 1:
-        return dict(items)
-    return unpack(all_gather_bytes(pack(items), device))
-
-
-class Gathering:
-    """Gathers named byte strings of all ranks while they make further ones.
-
-    Each rank hands over one after the other; the k-th of all ranks travel together, in a thread
-    and a process group of their own (gloo: bytes need no GPU), as soon as the slowest rank has its
-    k-th.
-
-    Args:
-        turns: How many byte strings the rank with most of them makes.
-        group: Of all ranks, used by nobody else meanwhile.
-    """
-
-    def __init__(self, turns: int, group: dist.ProcessGroup) -> None:
-        self._left, self._group = turns, group
-        self._made: SimpleQueue[bytes] = SimpleQueue()
-        self._found: list[bytes] = []
-        self._error: Exception | None = None
-        self._thread = Thread(target=self._carry, args=(turns,), daemon=True)
-        self._thread.start()
-
-    def _carry(self, turns: int) -> None:
-        try:
-            for _ in range(turns):
-                payload = self._made.get()
-                self._found += all_gather_bytes(payload, torch.device("cpu"), self._group)
-        except Exception as error:
-            self._error = error
-
-    def put(self, items: Mapping[str, bytes]) -> None:
-        """Hands over one more, whose names are unique over ranks."""
-        self._left -= 1
-        self._made.put(pack(items))
-
-    def finish(self) -> dict[str, bytes]:
-        """Returns those of all ranks, once all of them are here.
-
-        Raises:
-            RuntimeError: If the connection to another rank is lost.
-        """
-        while self._left:
-            self.put({})
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-        return unpack(self._found)
-
+from medfed.federation.lightning.collect import gather_named, rank, world_size
 
 # How much longer than its best deal a round must take before clients change ranks.
 WORTH_MOVING, SECONDS = 1.1, 0.2

@@ -30,7 +30,7 @@ from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from medfed.common.errors import ConfigError, MedfedError, RankError, first_line
 from medfed.common.processes import PARENT, Terminated, held, launched
-from medfed.federation.lightning.ranks import rank
+from medfed.federation.lightning.collect import rank
 
 _GRACE = 5.0  # seconds in which a rank may still say itself why it ends
 

@@ -211,7 +211,7 @@ def default_personal(network: nn.Module) -> tuple[str, ...]:
         ``fnmatch`` patterns on names relative to ``network``: the classifier of a DenseNet or a
         small CNN, the up-sampling path and output layer of a U-Net, all of a logistic or
         linear regression, the membership vector of a canonical model; of others what
-        :mod:`medfed.models.networks.personal_part` knows. An empty tuple for networks that it does not.
+        this module knows. An empty tuple for networks that it does not.
 
     Example:
         >>> from medfed.models.networks.densenet import densenet_bc

@@ -141,9 +141,7 @@ def augmentation_sheet(data: FederatedDataModule) -> Figure | None:
     return figure
 
 
-def _draw_augmented(
-    client: ClientData, seed: int
-) -> list[tuple[Pixels, Pixels]]:
+def _draw_augmented(client: ClientData, seed: int) -> list[tuple[Pixels, Pixels]]:
     """A sample, of those with the most of the regions, and augmented ones of it."""
     assert client.augment is not None
     order = numpy_rng(seed, "augmentation sheet", client.id).permutation(client.num_samples)
@@ -164,9 +162,7 @@ def _pitch(strips: int) -> float:
     return strips * _STEP + _GROUP * (strips > 1)
 
 
-def _draw_samples(
-    client: ClientData, count: int, seed: int
-) -> tuple[Pixels, list[Pixels]]:
+def _draw_samples(client: ClientData, count: int, seed: int) -> tuple[Pixels, list[Pixels]]:
     """Images (n, C, h, w), and labels: classes () or regions (R, h, w)."""
     order = numpy_rng(seed, "contact sheet", client.id).permutation(client.num_samples)[:count]
     batch = client.samples(torch.from_numpy(order))
@@ -212,9 +208,7 @@ def _extent(left: float, row: int, picture: Pixels) -> Extent:
     return x, x + width, y + height, y
 
 
-def _tile(
-    axes: Axes, image: Pixels, scale: Scale, left: float, row: int, present: bool
-) -> None:
+def _tile(axes: Axes, image: Pixels, scale: Scale, left: float, row: int, present: bool) -> None:
     if not present:
         corner = (left + 0.02, row * _STEP + 0.02)
         axes.add_patch(Rectangle(corner, 0.96, 0.96, fill=False, ec="0.6", lw=0.8, ls=":"))

@@ -1,0 +1,147 @@
+"""What a method tells of itself: what it keeps, what travels, what a step costs.
+
+Sizes are multiples of vectors, whose lengths :meth:`medfed.federation.algorithm.Algorithm.vectors`
+gives for a network; ``tests/contract/test_cards.py`` holds every method to its card.
+
+| vector | is |
+|---|---|
+| ``shared`` | what is averaged: shared parameters, and BatchNorm statistics by the run's policy |
+| ``weights`` | the shared parameters alone, as in a gradient or a control variate |
+| ``personal`` | the personal part |
+| ``parameters`` | all parameters |
+| ``model`` | all parameters and statistics |
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Family = Literal[
+    "baseline",
+    "one model",
+    "personal part",
+    "second model",
+    "several models",
+    "similar clients",
+    "quantised model",
+]
+Sizes = Mapping[str, float | str]
+"""Multiples by vector. A text is a product of numbers and names, or a sum of such: ``2 N + K``.
+
+N is the number of clients; other names are hyper-parameters of the method."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """What a hyper-parameter may be when methods are tuned alike.
+
+    Attributes:
+        low: The least.
+        high: The most.
+        log: Whether values are spread evenly over the logarithm, else over the numbers.
+    """
+
+    low: float
+    high: float
+    log: bool = True
+
+    def at(self, share: float) -> float:
+        """Returns the value at a share of the way, of four digits.
+
+        Args:
+            share: In [0, 1].
+
+        Example:
+            >>> Range(0.01, 1.0).at(0.5), Range(0.0, 1.0, log=False).at(0.25)
+            (0.1, 0.25)
+        """
+        if self.log:
+            value = self.low * (self.high / self.low) ** share
+        else:
+            value = self.low + (self.high - self.low) * share
+        return float(f"{value:.4g}")
+
+
+@dataclass(frozen=True)
+class Card:
+    """What whoever chooses a method wants to know of it. What can be derived is not declared.
+
+    Attributes:
+        paper: Authors and year, or what it is where there is no paper.
+        family: Which methods it is like.
+        keeps: What stays personal, in words.
+        down: What a client receives in a round that exchanges anything, after the first one.
+        up: What it sends then.
+        passes: Gradient passes per local step.
+        besides: Passes beyond those of the steps, in words; empty: none.
+        server: What the server keeps, for all clients.
+        client: What each client keeps; what all hold in common and single numbers not counted.
+        tasks: What it is for, in words.
+        full_cohort: Whether it needs all clients in every round; a run with fewer is refused.
+        tune: The hyper-parameters that a comparison tunes beside the learning rate, and their
+            ranges.
+    """
+
+    paper: str = "–"
+    family: Family = "one model"
+    keeps: str = "nothing"
+    down: Sizes = field(default_factory=lambda: {"shared": 1})
+    up: Sizes = field(default_factory=lambda: {"shared": 1})
+    passes: float = 1
+    besides: str = ""
+    server: Sizes = field(default_factory=lambda: {"shared": 1})
+    client: Sizes = field(default_factory=lambda: {"personal": 1})
+    tasks: str = "all"
+    full_cohort: bool = False
+    tune: Mapping[str, Range] = field(default_factory=dict)
+
+
+def elements(sizes: Sizes, vectors: Mapping[str, int], names: Mapping[str, float]) -> float:
+    """Returns how many numbers that is; dense fp32 takes four bytes for each.
+
+    Args:
+        sizes: Multiples by vector.
+        vectors: Length of each vector.
+        names: Values of the names in multiples.
+
+    Example:
+        >>> elements({"shared": "2 N + 1", "personal": 3}, {"shared": 10, "personal": 1}, {"N": 4})
+        93
+    """
+    return sum(multiple(m, names) * vectors[v] for v, m in sizes.items())
+
+
+def multiple(text: float | str, names: Mapping[str, float]) -> float:
+    """Returns the value of a multiple.
+
+    Args:
+        text: A number, or products and their sum.
+        names: Values of the names in it.
+
+    Example:
+        >>> multiple("2 N N + K", {"N": 3, "K": 1})
+        19
+    """
+    if not isinstance(text, str):
+        return text
+    return sum(
+        math.prod(names[w] if w in names else int(w) for w in term.split())
+        for term in text.split("+")
+    )
+
+
+def in_words(sizes: Sizes) -> str:
+    """Returns sizes as a table shows them.
+
+    Example:
+        >>> in_words({"shared": 1, "weights": 2, "personal": "N + 1"}), in_words({})
+        ('shared + 2 weights + (N + 1) personal', '–')
+    """
+    terms = []
+    for vector, count in sizes.items():
+        text = f"({count})" if "+" in str(count) else str(count)
+        terms.append(vector if count == 1 else f"{text} {vector}")
+    return " + ".join(terms) or "–"
