@@ -19,6 +19,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="FOLDER",
         help="also test the methods and codecs of a folder outside the repository (repeatable)",
     )
+    parser.addoption(
+        "--every-method",
+        action="store_true",
+        help="test each method with what is tested once for each shape of state else",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -29,3 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
             if not folder.is_dir():
                 raise pytest.UsageError(f"--plugins {folder} is no folder.")
         os.environ[PLUGINS] = os.pathsep.join(map(str, folders))
+    if config.getoption("every_method"):
+        from tests.contract.names import EVERY_METHOD
+
+        os.environ[EVERY_METHOD] = "1"

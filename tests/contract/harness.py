@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 import pytorch_lightning as pl
 import torch
 from torch import nn
@@ -24,6 +23,7 @@ from medfed.federation.lightning.callbacks import (
 )
 from medfed.federation.lightning.checkpoint import RoundCheckpoint
 from medfed.federation.lightning.module import FederatedModule
+from medfed.federation.split import BufferPolicy
 from medfed.federation.wire.channel import Channel
 from medfed.federation.wire.codecs.qsgd import QSGD
 from medfed.federation.wire.codecs.stc import STC
@@ -35,12 +35,7 @@ from tests.toys import ToyTask, toy_federation
 
 NAMES = sorted(algorithm_yamls())
 ROUNDS = 3
-BUFFERS = pytest.mark.parametrize(
-    # No id holds the name of a method: -k would take it for that.
-    "policy",
-    ["averaged", "local", "frozen"],
-    ids=["mean-statistics", "own-statistics", "fixed-statistics"],
-)
+POLICIES: tuple[BufferPolicy, ...] = ("averaged", "local", "frozen")
 # Between them: residuals, shifts, references, factors, random choices both ways, CER both ways.
 LOSSY: dict[str, Callable[[], dict[str, Link]]] = {
     "stc": lambda: {

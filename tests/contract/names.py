@@ -21,6 +21,7 @@ from medfed.config.allowed import with_plugins
 from medfed.config.old_names import relocate
 
 PLUGINS = "MEDFED_TEST_PLUGINS"
+EVERY_METHOD = "MEDFED_TEST_EVERY_METHOD"
 
 
 def algorithm_yamls() -> dict[str, Path]:

@@ -1,4 +1,4 @@
-"""What every algorithm promises when the codecs are lossy and remember."""
+"""What every algorithm promises when codecs are lossy and remember; once per shape of messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from medfed.federation.reference import run_reference
 from medfed.federation.wire.packet import Packet
 from tests.contract.harness import (
     LOSSY,
-    NAMES,
     ROUNDS,
     Serialising,
     federation,
@@ -22,9 +21,10 @@ from tests.contract.harness import (
     lightning,
     lossy,
 )
+from tests.contract.shapes import MESSAGES
 
 pytestmark = [
-    pytest.mark.parametrize("name", NAMES),
+    pytest.mark.parametrize("name", MESSAGES),
     pytest.mark.parametrize("setting", LOSSY),
 ]
 

@@ -1,4 +1,4 @@
-"""What every algorithm promises a client that joins after training."""
+"""What every algorithm promises a client that joins later; once per shape of onboarding."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from medfed.common.tensors import digest
 from medfed.federation.onboarding import rules_of
 from medfed.federation.reference import exchange, onboarded_client, run_reference
 from medfed.federation.wire.channel import Channel
-from tests.contract.harness import BUFFERS, LOSSY, NAMES, Serialising, federation, lossy
+from tests.contract.harness import LOSSY, POLICIES, Serialising, federation, lossy
+from tests.contract.shapes import ONBOARDINGS
 from tests.toys import ToyData
 
-pytestmark = pytest.mark.parametrize("name", NAMES)
+pytestmark = pytest.mark.parametrize("name", ONBOARDINGS)
 
 
 class Wire(Channel):
@@ -47,19 +48,19 @@ def joined(fed, data=None):
     return rules_of(fed.algorithm).onboard(client, message), ledger, client
 
 
-@BUFFERS
-def test_an_onboarded_client_gets_a_whole_model_and_nothing_else_changes(name, policy):
-    fed = trained(name, buffers=policy)
-    before, entries = fed.digests(), fed.ledger.to_csv()
-    model, ledger, client = joined(fed)
-    assert set(model) == set(client.weights)
-    assert all(bool(torch.isfinite(t).all()) for t in model.values())
-    assert fed.digests() == before
-    assert fed.ledger.to_csv() == entries
-    assert {e.client for e in ledger.entries} <= {"new"}
-    start = client.weights
-    stay = client.split.buffers if policy == "frozen" else set()
-    assert all(torch.equal(model[n], start[n]) for n in stay)
+def test_an_onboarded_client_gets_a_whole_model_and_nothing_else_changes(name):
+    for policy in POLICIES:
+        fed = trained(name, buffers=policy)
+        before, entries = fed.digests(), fed.ledger.to_csv()
+        model, ledger, client = joined(fed)
+        assert set(model) == set(client.weights)
+        assert all(bool(torch.isfinite(t).all()) for t in model.values())
+        assert fed.digests() == before
+        assert fed.ledger.to_csv() == entries
+        assert {e.client for e in ledger.entries} <= {"new"}
+        start = client.weights
+        stay = client.split.buffers if policy == "frozen" else set()
+        assert all(torch.equal(model[n], start[n]) for n in stay)
 
 
 def test_the_data_decide_what_is_personal(name):
@@ -121,12 +122,12 @@ def test_no_rule_takes_more_steps_than_it_may(name):
     assert digest(models["fine_tune"]) != digest(rules.onboarding_start(client, message))
 
 
-@pytest.mark.parametrize("setting", sorted(LOSSY))
-def test_a_lossy_channel_begins_with_the_whole_state(name, setting):
-    fed = trained(name, channel=lossy(setting))
-    before = fed.digests()
-    client = onboarded_client(fed, arriving())
-    message, _ = exchange(fed, client)
-    assert fed.digests() == before
-    for entry, tensor in message.parts.get("shared", {}).items():
-        assert torch.equal(tensor, fed.server["shared"][entry])
+def test_a_lossy_channel_begins_with_the_whole_state(name):
+    for setting in LOSSY:
+        fed = trained(name, channel=lossy(setting))
+        before = fed.digests()
+        client = onboarded_client(fed, arriving())
+        message, _ = exchange(fed, client)
+        assert fed.digests() == before
+        for entry, tensor in message.parts.get("shared", {}).items():
+            assert torch.equal(tensor, fed.server["shared"][entry])

@@ -1,4 +1,4 @@
-"""One rank equals two, bit for bit, with clients dealt unevenly and with half cohorts."""
+"""Two ranks equal one, bit for bit, uneven and with half cohorts; once per shape of state."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import socket
 import pytest
 
 from medfed.federation.reference import run_reference
-from tests.contract.harness import NAMES, federation, half, lightning, lossy
+from tests.contract.harness import federation, half, lightning, lossy
 from tests.contract.ranks import outcome
+from tests.contract.shapes import STATES
 from tests.processes import ROOT, Started
 
 
@@ -37,7 +38,7 @@ def two_ranks(request, tmp_path_factory) -> list[dict]:
 
 
 @pytest.mark.parametrize("cohort", ["all", "half"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", STATES)
 def test_two_ranks_equal_one(name, cohort, two_ranks):
     module, evaluation = lightning(name, cohort=half() if cohort == "half" else None)
     expected = outcome(module)
@@ -52,7 +53,7 @@ def test_two_ranks_equal_one(name, cohort, two_ranks):
     assert seen == expected["digests"]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", STATES)
 def test_two_ranks_resumed_equal_straight(name, two_ranks):
     digests: dict[str, dict[str, str]] = {"all": {}, "resumed": {}}
     for result in two_ranks:
@@ -65,7 +66,7 @@ def test_two_ranks_resumed_equal_straight(name, two_ranks):
 
 
 @pytest.mark.parametrize("label", ["lossy", "lossy resumed"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", STATES)
 def test_two_ranks_with_lossy_codecs_equal_the_plain_loop(name, label, two_ranks):
     """Memory that lives on one rank only is in the checkpoint, too."""
     _, fed, _ = federation(name, channel=lossy("stc"), cohort=half(), rounds=2)

@@ -1,0 +1,122 @@
+"""Methods by the shape of what they keep and send, so that what depends on it runs once for each.
+
+Checkpoints, ranks, codecs and onboarding see of a method no more than its state, its messages and
+its phases. They are tested with the first method, by name, of every shape; a method whose shape is
+new is one of these without being named anywhere. Plugins' methods are tested with everything, and
+``--every-method`` does so for all.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Hashable
+from typing import NamedTuple
+
+from medfed.config.compose import CONFIG_DIR
+from medfed.federation.federation import Federation
+from medfed.federation.onboarding import OnboardingRules, rules_of
+from medfed.federation.reference import run_reference
+from medfed.federation.split import ParameterSplit
+from medfed.federation.wire.channel import Channel
+from medfed.federation.wire.message import Message
+from tests.contract.harness import NAMES, ROUNDS, federation
+from tests.contract.names import EVERY_METHOD, algorithm_yamls
+
+
+class Shape(NamedTuple):
+    """What is alike in all methods of a shape.
+
+    Attributes:
+        server: Which vectors the server keeps.
+        clients: Which vectors clients keep.
+        messages: Direction, kind and vector of each part that travels.
+        personal: Whether none, a part or all of the model is personal.
+        phases: How many phases each round has.
+        declared: What the method declares that its harness depends on.
+        onboarding: The functions of its own by which clients are onboarded.
+    """
+
+    server: frozenset[str]
+    clients: frozenset[str]
+    messages: frozenset[tuple[str, str, str]]
+    personal: str
+    phases: tuple[int, ...]
+    declared: tuple[bool, ...]
+    onboarding: tuple[Hashable, ...]
+
+
+class Listening(Channel):
+    """Remembers all messages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: list[tuple[str, Message]] = []
+
+    def encode(self, message, direction, *where):
+        self.heard.append((direction, message))
+        return super().encode(message, direction, *where)
+
+
+@functools.cache
+def shape(name: str) -> Shape:
+    """Two short rounds say what a method keeps and sends."""
+    channel = Listening()
+    _, fed, local = federation(name, channel=channel, steps=2)
+    run_reference(fed, 2)
+    method, split, rules = fed.algorithm, local.split, rules_of(fed.algorithm)
+    return Shape(
+        frozenset(vector(named, fed, split) for named in fed.server.values()),
+        frozenset(vector(n, fed, split) for c in fed.clients.values() for n in c.state.values()),
+        frozenset(
+            (direction, message.kind(part), vector(named, fed, split))
+            for direction, message in channel.heard
+            for part, named in message.parts.items()
+        ),
+        "none" if not split.personal else "part" if split.shared else "all",
+        tuple(len(method.phases(number)) for number in range(ROUNDS)),
+        (
+            *(method.mixes, method.pools, method.fresh_optimizer),
+            *(method.card.full_cohort, method.keeps_whole),
+        ),
+        tuple(
+            getattr(type(rules), rule)
+            for rule, function in vars(OnboardingRules).items()
+            if callable(function)
+        ),
+    )
+
+
+def vector(named, fed: Federation, split: ParameterSplit) -> str:
+    """Returns which part of a model has these names, or whether there is one entry per client."""
+    for what, names in {
+        "model": split.names("all"),
+        "shared": split.shared,
+        "personal": split.personal,
+        "parameters": split.parameters("all"),
+        "weights": split.parameters("shared"),
+        "clients": fed.ids,
+    }.items():
+        if set(named) == set(names):
+            return what
+    return "other"
+
+
+def one_of_each(*fields: str) -> list[str]:
+    """Returns the first method of every shape, as far as these fields tell shapes apart."""
+    if os.environ.get(EVERY_METHOD):
+        return NAMES
+    inside = [name for name, path in algorithm_yamls().items() if CONFIG_DIR in path.parents]
+    first: dict[Hashable, str] = {}
+    for name in sorted(inside):
+        try:
+            found: Hashable = tuple(getattr(shape(name), field) for field in fields)
+        except Exception:  # a method that fails is its own case: its tests say why
+            found = name
+        first.setdefault(found, name)
+    return [name for name in NAMES if name not in inside or name in first.values()]
+
+
+STATES = one_of_each("clients", "personal", "phases", "declared")
+MESSAGES = one_of_each("messages", "personal", "phases", "declared")
+ONBOARDINGS = one_of_each("clients", "personal", "onboarding")
