@@ -2,7 +2,6 @@
 
 import matplotlib.backends.backend_agg  # noqa: F401
 import monai  # noqa: F401
-import networkx  # noqa: F401
 import torch
 import torch._dynamo
 from numba.core.registry import cpu_target

@@ -19,7 +19,7 @@ from medfed.benchmark.plan import groups, shard_of
 from medfed.benchmark.report.claims import judge_claims
 from medfed.benchmark.report.files import shown, write
 from medfed.benchmark.report.findings import Told, findings
-from medfed.benchmark.runner import Progress, found_groups, run_groups, write_studies
+from medfed.benchmark.runner import Progress, found_groups, run_groups
 from medfed.benchmark.suite import chosen_arms, chosen_methods, chosen_suites, known_methods
 from medfed.common.console import cell as as_cell
 from medfed.common.console import file_names, say, wide_console
@@ -98,7 +98,6 @@ def benchmark(
         raise CheckpointError(f"There is nothing to report in {out}: {lost}")
     with writing(out, "choose another out=FOLDER"):
         write(out / "report", told, figures)
-        write_studies(out / "tuning.journal", progress)
     if not quiet:
         print_tables(told)
         say(console, *told.sentences, f"Report: {out / 'report' / 'report.html'}")

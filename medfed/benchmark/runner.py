@@ -1,20 +1,14 @@
-"""Runs what is missing, cell by cell, in processes that stay alive, and shows how far it is.
-
-The trials of tuning as Optuna studies, for its dashboard and its importances.
-"""
+"""Runs what is missing, cell by cell, in processes that stay alive, and shows how far it is."""
 
 from __future__ import annotations
 
-import importlib.util
-import logging
-import math
 import multiprocessing
 import shutil
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
@@ -22,20 +16,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
 from medfed.benchmark.plan import Group, best_trial
-from medfed.benchmark.suite import search_space
 from medfed.benchmark.work import run_cell
 from medfed.common.console import Steps
 from medfed.common.console import cell as as_cell
 from medfed.common.errors import ConfigError, RankError, first_line
-from medfed.common.files import locked, replacing
+from medfed.common.files import locked
 from medfed.common.processes import WatchedPool, start_worker
-from medfed.federation.card import Range
 from medfed.records.cells import Cell, read_cell, write_cell
 
 Result = dict[str, Any]
@@ -290,65 +281,3 @@ def _table(progress: Sequence[Progress]) -> Table:
     for own in rows:
         table.add_row(*own.row())
     return table
-
-
-log = logging.getLogger(__name__)
-
-
-def write_studies(path: Path, progress: Sequence[Progress]) -> bool:
-    """Writes a study for each method on each suite into one journal, anew from the cells.
-
-    The cells are what counts; a journal that is lost or edited changes nothing.
-
-    Args:
-        path: The journal: ``optuna-dashboard FILE`` opens it.
-        progress: What there is.
-
-    Returns:
-        Whether it was written: only where Optuna is installed (the extra ``benchmark``).
-    """
-    if importlib.util.find_spec("optuna") is None:
-        return False
-    import optuna
-    from optuna.storages import JournalStorage
-    from optuna.storages.journal import JournalFileBackend
-
-    failed = optuna.trial.TrialState.FAIL
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    with replacing(path) as partial:
-        storage = JournalStorage(JournalFileBackend(str(partial)))
-        for own in progress:
-            if not own.tuning:
-                continue
-            space = search_space(own.group.card, own.group.suite.lr)
-            kinds = {
-                key: optuna.distributions.FloatDistribution(over.low, over.high, log=over.log)
-                for key, over in space.items()
-            }
-            study = optuna.create_study(
-                storage=storage, study_name=own.group.name, direction="maximize"
-            )
-            for number, result in sorted(own.tuning.items()):
-                setting = {**_defaults(own, space), **own.group.settings[number]}
-                score = result.get("score")
-                whole = score is not None and math.isfinite(score)
-                study.add_trial(
-                    optuna.trial.create_trial(
-                        state=optuna.trial.TrialState.COMPLETE if whole else failed,
-                        value=score if whole else None,
-                        params=setting,
-                        distributions={key: kinds[key] for key in setting},
-                        user_attrs={"trial": number, "default": not own.group.settings[number]},
-                    )
-                )
-        if not partial.exists():
-            partial.touch()
-    return True
-
-
-def _defaults(own: Progress, space: Mapping[str, Range]) -> dict[str, float]:
-    """A method's own values of what is tuned, those that lie in the range."""
-    config = own.group.config(own.group.suite.base)
-    found = {key: OmegaConf.select(config, key) for key in space}
-    numbers = {key: float(v) for key, v in found.items() if isinstance(v, int | float)}
-    return {k: v for k, v in numbers.items() if space[k].low <= v <= space[k].high}

@@ -37,7 +37,6 @@ from medfed.common.errors import (
 from medfed.common.files import SWEEP, Before, refuse_full
 from medfed.common.processes import end_with_parent, ended_by_signals, is_first_process
 from medfed.config.compose import CONFIG_DIR, check_overrides, compositions
-from medfed.config.old_names import relocate
 from medfed.config.spelling import spelled
 
 Main = Callable[..., None]
@@ -65,7 +64,6 @@ def command(name: str, check: Check | None = None) -> Callable[[Run], Main]:
     def decorate(run: Run) -> Main:
         @functools.wraps(run)
         def told(config: DictConfig) -> Any:
-            relocate(config)
             folder = config.get("folder") or config.get("run")
             # Within Hydra, whose log is still open then.
             with one_sentence(None if folder is None else Path(str(folder))):

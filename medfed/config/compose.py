@@ -23,7 +23,6 @@ from medfed.common.errors import ConfigError, MedfedError, did_you_mean, first_l
 from medfed.config.allowed import CONFIG_DIR as CONFIG_DIR
 from medfed.config.allowed import check_targets
 from medfed.config.check import check, check_types
-from medfed.config.old_names import relocate
 from medfed.config.spelling import GROUPS, spelled
 
 OWN_METRIC = "medfed.models.meters.OwnMetric"
@@ -114,7 +113,6 @@ def _composed(overrides: Sequence[str], name: str) -> DictConfig:
             raise ConfigError(_explain_option(error)) from error
         except (HydraException, OmegaConfBaseException) as error:
             raise ConfigError(_explain_key(error, overrides, name)) from error
-    relocate(config)  # a user's own yaml may be older than a name
     _check_sections(config)
     return config
 

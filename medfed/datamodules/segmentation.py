@@ -1,7 +1,4 @@
-"""Segmentation: patches for training, whole slices or volumes for evaluation.
-
-Volumes with masks, case by case, as networks see them: the base of the segmentation data.
-"""
+"""Segmentation of volumes: patches for training, whole slices or volumes for evaluation."""
 
 from __future__ import annotations
 
@@ -37,6 +34,8 @@ from medfed.datamodules.readers.volumes import files_of
 from medfed.datamodules.splits import SPLITS, Split
 from medfed.functional.grids import on_grid, plane_of
 
+log = logging.getLogger(__name__)
+
 
 class Seen(NamedTuple):
     """A case as a client's network sees it.
@@ -61,16 +60,36 @@ class Seen(NamedTuple):
 
 
 @dataclass(eq=False, repr=False)
-class PreparedCases(CachedDataModule[VolumeReader]):
-    """Base of the data modules of volumes: what is read, and what is done to it before training.
+class SegmentationDataModule(CachedDataModule[VolumeReader]):
+    """Multi-channel volumes with region masks, from any reader.
+
+    Patches of the training patients are cut out of their volumes, anew for every epoch or once; the
+    volumes stay in memory, and so do the slices (or volumes) of the other patients, unless they
+    take more than `memory_gb`. Training volumes are then mapped from a cache of all volumes, which
+    is made where it is missing, and the others are read from it patient by patient at every
+    evaluation. A cache that is there is used in any case; it changes no number.
+    Clients then hold ``image`` (N, C, h, w[, d]) and ``label`` (N, R, h, w[, d]).
+
+    Where volumes are resampled or cropped, patches are of that grid, but evaluation keeps the masks
+    of the files: batches carry a ``grid``, by which a task brings its answers there.
 
     Attributes:
-        normalize: How grey values are normalised, see `normalization.rules_of`; None: as is usual
+        normalize: How grey values are normalised, see `preparation.rules_of`; None: as is usual
             for these data.
         spacing: mm that volumes are resampled to, see `preparation.Preparation`; of slices two.
         crop_foreground: Whether to cut off what lies around the body, see there.
         slices: Of 2-D: how many neighbouring slices a network sees as channels, itself included.
         spatial_dims: 2 for axial slices, 3 for volumes.
+        memory_gb: Images up to this size (10^9 bytes) are kept in memory: first those of validation
+            and test, then the training volumes.
+        patch_size: (h, w) or (h, w, d).
+        patches: ``"fresh"``: drawn anew for every epoch, on all regions of a patient equally often
+            (see `patches.FreshPatches`); ``"fixed"``: drawn once, on any voxel of any region.
+        patches_per_patient: Patches from every training patient, in every epoch.
+        background_share: Share of the patches that is centred off the tumour.
+        eval_every: Evaluate every n-th axial slice of those that contain brain, 1 for all.
+        batch_size: Patches per training batch.
+        eval_batch_size: Slices per evaluation batch; a volume is evaluated on its own.
     """
 
     _: KW_ONLY
@@ -79,6 +98,14 @@ class PreparedCases(CachedDataModule[VolumeReader]):
     crop_foreground: bool = False
     slices: int = 1
     spatial_dims: int = 2
+    memory_gb: float = 2.0
+    patch_size: Sequence[int] = (64, 64)
+    patches: str = "fixed"
+    patches_per_patient: int = 32
+    background_share: float = 0.25
+    eval_every: int = 1
+    batch_size: int = 16
+    eval_batch_size: int = 16
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -92,6 +119,18 @@ class PreparedCases(CachedDataModule[VolumeReader]):
                 f"data.spacing={list(self.spacing)} must have {self.spatial_dims} numbers for "
                 f"data.spatial_dims={self.spatial_dims}: slices keep their distance."
             )
+        share, count, every = self.background_share, self.patches_per_patient, self.eval_every
+        if not 0 <= share <= 1 or count < 1 or every < 1:
+            raise ConfigError(
+                f"data.background_share={share} must be in [0, 1], and patches_per_patient={count} "
+                f"and eval_every={every} positive."
+            )
+        if self.patches not in ("fresh", "fixed"):
+            raise ConfigError(f"data.patches={self.patches} must be fresh or fixed.")
+        if not self.memory_gb >= 0:
+            raise ConfigError(f"data.memory_gb={self.memory_gb} must not be negative.")
+        self.size = patches.patch_size_3d(self.patch_size, self.spatial_dims)
+        self._mapped = False
 
     @property
     def exclusive(self) -> bool:
@@ -220,62 +259,6 @@ class PreparedCases(CachedDataModule[VolumeReader]):
         if plan.label_order is not None:
             label = label[torch.tensor(plan.label_order).argsort()]
         return Seen(image, label, brain, grid)
-
-
-log = logging.getLogger(__name__)
-
-
-@dataclass(eq=False, repr=False)
-class SegmentationDataModule(PreparedCases):
-    """Multi-channel volumes with region masks, from any reader.
-
-    Patches of the training patients are cut out of their volumes, anew for every epoch or once; the
-    volumes stay in memory, and so do the slices (or volumes) of the other patients, unless they
-    take more than `memory_gb`. Training volumes are then mapped from a cache of all volumes, which
-    is made where it is missing, and the others are read from it patient by patient at every
-    evaluation. A cache that is there is used in any case; it changes no number.
-    Clients then hold ``image`` (N, C, h, w[, d]) and ``label`` (N, R, h, w[, d]).
-
-    Where volumes are resampled or cropped, patches are of that grid, but evaluation keeps the masks
-    of the files: batches carry a ``grid``, by which a task brings its answers there.
-
-    Attributes:
-        memory_gb: Images up to this size (10^9 bytes) are kept in memory: first those of validation
-            and test, then the training volumes.
-        patch_size: (h, w) or (h, w, d).
-        patches: ``"fresh"``: drawn anew for every epoch, on all regions of a patient equally often
-            (see `fresh.FreshPatches`); ``"fixed"``: drawn once, on any voxel of any region.
-        patches_per_patient: Patches from every training patient, in every epoch.
-        background_share: Share of the patches that is centred off the tumour.
-        eval_every: Evaluate every n-th axial slice of those that contain brain, 1 for all.
-        batch_size: Patches per training batch.
-        eval_batch_size: Slices per evaluation batch; a volume is evaluated on its own.
-    """
-
-    _: KW_ONLY
-    memory_gb: float = 2.0
-    patch_size: Sequence[int] = (64, 64)
-    patches: str = "fixed"
-    patches_per_patient: int = 32
-    background_share: float = 0.25
-    eval_every: int = 1
-    batch_size: int = 16
-    eval_batch_size: int = 16
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        share, count, every = self.background_share, self.patches_per_patient, self.eval_every
-        if not 0 <= share <= 1 or count < 1 or every < 1:
-            raise ConfigError(
-                f"data.background_share={share} must be in [0, 1], and patches_per_patient={count} "
-                f"and eval_every={every} positive."
-            )
-        if self.patches not in ("fresh", "fixed"):
-            raise ConfigError(f"data.patches={self.patches} must be fresh or fixed.")
-        if not self.memory_gb >= 0:
-            raise ConfigError(f"data.memory_gb={self.memory_gb} must not be negative.")
-        self.size = patches.patch_size_3d(self.patch_size, self.spatial_dims)
-        self._mapped = False
 
     @property
     def millimetres(self) -> bool:

@@ -37,12 +37,10 @@ from medfed.common.untrusted import (
 )
 from medfed.config.allowed import fingerprints
 from medfed.config.compose import changed_keys
-from medfed.config.old_names import as_it_was, relocate
 from medfed.federation.split import aliases, float_entries
 from medfed.federation.wire.ledger import Ledger
 
 PACKAGES = (*("medfed", "torch", "pytorch-lightning", "monai", "numpy", "scikit-learn"),)
-_EMPTY = ("", "''")  # a metric that a split does not have; the latter was written by 0.1
 # What may differ between a run and its continuation: where and how it runs, not what it computes.
 NOT_THE_EXPERIMENT = (
     *("resume", "folder", "trainer", "logger", "progress", "plugins", "pictures"),
@@ -172,6 +170,7 @@ def read_config(folder: Path) -> DictConfig:
         CheckpointError: If it is no run folder, or the file is torn, or not as a run writes it.
     """
     path = _config_file(folder)
+    _check_version(folder)
     plain = read_yaml(path, CONFIG)
     # A run writes values; what stands for one could read the environment of whoever opens the run.
     if "${" in repr(plain):
@@ -179,11 +178,23 @@ def read_config(folder: Path) -> DictConfig:
             f"{path} holds an interpolation (${{...}}), which no run writes; write its value."
         )
     config = OmegaConf.create(plain)
-    relocate(config)
-    as_it_was(config)
     for name, own in (OmegaConf.select(config, "model.metrics") or {}).items():
         declare(str(name), str(own.get("direction")), own.get("worst"))
     return config
+
+
+def _check_version(folder: Path) -> None:
+    """Refuses a run of an earlier minor version, whose classes and keys may have other names."""
+    if not (folder / "versions.json").is_file():
+        return
+    made, ours = str(read_json(folder / "versions.json", {}).get("medfed")), versions()["medfed"]
+    # A clone that is not installed has no version to compare.
+    comparable = made[:1].isdigit() and ours[:1].isdigit()
+    if comparable and made.rpartition(".")[0] != ours.rpartition(".")[0]:
+        raise CheckpointError(
+            f"medfed {made} made the run in {folder}, and this is medfed {ours}; open it with that "
+            "version, or repeat the run."
+        )
 
 
 def _config_file(folder: Path) -> Path:
@@ -289,11 +300,7 @@ def read_history(folder: Path) -> list[Record]:
             Record(
                 int(row["round"]),
                 row["client"],
-                {
-                    n: math.nan if v in _EMPTY else float(v)
-                    for n, v in row.items()
-                    if n not in fixed
-                },
+                {n: math.nan if v == "" else float(v) for n, v in row.items() if n not in fixed},
             )
             for row in rows
             if row["split"] == "val"
@@ -402,7 +409,6 @@ class Run:
         with torch.random.fork_rng(devices=[]):
             network: nn.Module = build_task(self.config).network
         with reading(path):
-            # Older runs named a tied tensor several times.
             if not set(float_entries(network)) <= set(weights) <= set(aliases(network)):
                 raise ValueError("its entries are not those of the run's network")
             network.load_state_dict(weights, strict=False)  # integer counters are not in it

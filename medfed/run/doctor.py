@@ -37,7 +37,6 @@ EXTRAS = {
     "tensorboard": "logger=tensorboard",
     "mlflow": "logger=mlflow",
     "sites": "runs across hospitals by NVIDIA FLARE (medfed deploy)",
-    "benchmark": "medfed benchmark's tuning as studies of optuna",
 }
 
 

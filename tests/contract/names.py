@@ -18,7 +18,6 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from medfed.config import compose
 from medfed.config.allowed import with_plugins
-from medfed.config.old_names import relocate
 
 PLUGINS = "MEDFED_TEST_PLUGINS"
 EVERY_METHOD = "MEDFED_TEST_EVERY_METHOD"
@@ -66,7 +65,6 @@ def load_algorithm(name: str, rounds: int) -> DictConfig:
     config = load([f"rounds={rounds}"])
     with open_dict(config):
         config.algorithm = own
-    relocate(config)
     return config.algorithm
 
 

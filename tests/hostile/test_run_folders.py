@@ -169,6 +169,13 @@ def test_splits(damage, copy):
     assert all(f"{path} " in sentence for sentence in refused(copy))
 
 
+def test_a_run_of_another_version_names_that_version(copy):
+    versions = json.loads((copy / "versions.json").read_text())
+    (copy / "versions.json").write_text(json.dumps({**versions, "medfed": "0.1.3"}))
+    for sentence in refused(copy):
+        assert sentence.startswith(f"medfed 0.1.3 made the run in {copy}")
+
+
 @pytest.mark.parametrize("name", ["preprocessing.json", "versions.json"])
 def test_what_export_needs_beside(name, copy):
     for damage in (b"", b"[]", b"[" * DEEP, b"\xff"):

@@ -255,18 +255,3 @@ def test_the_dial_is_drawn(done, tmp_path):
             assert dial["curves"][name][place] == pytest.approx(verdict.mean.mean)
         assert task.variant == ("one", "four")[place]
     assert "two: the dial" in (out / "report" / "report.html").read_text()
-
-
-def test_trials_are_studies_for_optuna_where_it_is_installed(done):
-    optuna = pytest.importorskip("optuna")
-    from optuna.storages import JournalStorage
-    from optuna.storages.journal import JournalFileBackend
-
-    out, _ = done
-    storage = JournalStorage(JournalFileBackend(str(out / "tuning.journal")))
-    study = optuna.load_study(study_name="two/ditto", storage=storage)
-    files = sorted((out / "cells/two/one/ditto").glob("tune*"))
-    scores = [json.loads(p.read_text())["result"]["score"] for p in files]
-    assert [t.value for t in study.trials] == scores
-    assert [t.user_attrs["default"] for t in study.trials] == [True, False]
-    assert study.trials[1].params.keys() == {"optimizer.lr", "algorithm.strength"}

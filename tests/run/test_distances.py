@@ -10,7 +10,6 @@ import torch
 
 from medfed.datamodules.readers.volumes import read_geometry
 from medfed.models.segmentation_meter import surface_metrics
-from medfed.records import folder
 from medfed.records.folder import read_history
 from medfed.reports.comparison import compare_runs
 from tests.datamodules.picture_files import cohort
@@ -46,14 +45,6 @@ def test_distances_are_those_of_the_volumes_in_millimetres(tmp_path):
     assert all(math.isnan(r.metrics["hd95"]) for r in history)
     assert not any(summary["undefined"]["val"].values())
     compare_runs([str(tmp_path / "run")], tmp_path / "out", "iou")
-
-
-def test_files_of_0_1_have_quotes_where_a_metric_is_not_measured(tmp_path, monkeypatch):
-    monkeypatch.setattr(folder, "finished", lambda _: {"clients": {}})
-    (tmp_path / "metrics.csv").write_text("round,client,split,iou,hd95\n0,a,val,0.5,''\n")
-    (record,) = read_history(tmp_path)
-    assert record.metrics["iou"] == 0.5
-    assert math.isnan(record.metrics["hd95"])
 
 
 def test_pictures_have_no_millimetres(tmp_path, caplog):
