@@ -1,13 +1,12 @@
-"""Augmentation of training samples: MONAI's random transforms, by recipes of a few numbers.
+"""Augmentation of training samples: MONAI's random transforms, and channel dropout.
 
-What is drawn depends on a seed alone, which `ClientData` derives for every batch: so a batch is the
-same in whichever process, and after whichever other batches, it is made.
+A seed alone decides what is drawn, and `ClientData` derives one for every batch. So a batch is the
+same in every process, and whatever batches were made before it.
 
-Channel dropout: training samples lose some of the channels that their hospital has.
-
-Wagner et al.: Feasibility of federated learning from client databases with different brain diseases
-and MRI modalities (FedUniBrain), WACV 2025: 0 to C − 1 channels of every sample become zero, and
-nothing is rescaled, which is ``chance=1`` and ``rescale=None`` here.
+Channel dropout zeroes channels that the hospital has, anew for every sample. With ``chance=1`` and
+``rescale=None`` it is that of Wagner et al., "Feasibility of federated learning from client
+databases with different brain diseases and MRI modalities" (FedUniBrain), WACV 2025: 0 to C - 1
+channels of every sample become zero, and nothing is rescaled.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The federated data module: a reader's patients, a partition's clients, one split for each.
 
-Samples with one label each, a class or an outcome, as one client holds them.
-
-Worker processes that make training batches ahead of the training.
+Its subclasses list patients and read them. The base class plans the clients, checks their labels,
+and starts the worker processes that make training batches ahead of the training.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""What one hospital holds: its samples, in memory or mapped from disk, and batches of them.
+"""What one hospital holds: its samples and batches of them.
 
-Samples of a client, wherever they lie: in memory, on disk, or drawn when they are asked for.
-
-Samples and blocks that are read, or become numbers, only when they are asked for.
+Samples lie in memory, are mapped from disk, or are read or drawn only when somebody asks for them.
 """
 
 from __future__ import annotations

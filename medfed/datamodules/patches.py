@@ -3,10 +3,9 @@
 A 2-D patch (h, w) is a 3-D patch (h, w, 1) of an RAS volume, whose last axis runs from foot to
 head: so both dimensions take the same path.
 
-Patches that are drawn anew for every epoch, from volumes in memory or mapped from the cache.
-
-Where a patch lies depends on the epoch's seed and its number alone. Patches on regions are shared
-out among the regions that a patient has, so that a small one is seen as often as a large one.
+`FreshPatches` draws patches anew for every epoch, from volumes in memory or mapped from the cache.
+The epoch's seed and the patch's number alone decide where a patch lies. Patches on regions are
+shared out among the regions that a patient has, so a small region is seen as often as a large one.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What is decided about every client before any of its data are read.
 
-Clients that join after training, of which only a few patients are known.
+Clients that join after training are planned here, too; of them only a few patients are known.
 """
 
 from __future__ import annotations

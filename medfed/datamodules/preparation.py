@@ -1,11 +1,10 @@
 """What becomes of a volume between its file and a network: the same in training and prediction.
 
-In this order: cropped to the foreground, normalised channel by channel, resampled to a spacing.
-Masks keep the grid of their file, so that results are measured where the truth was drawn; where a
-network sees another grid, a matrix leads from the one to the other
-(:func:`medfed.functional.grids.on_grid`). Cropping and resampling are MONAI's.
-
-Grey values as a network sees them: one rule per channel, chosen per data set.
+A volume is cropped to the foreground, normalised channel by channel, and resampled to a spacing, in
+this order. One rule per channel, chosen per data set, normalises its grey values. Masks keep the
+grid of their file, so results are measured where the truth was drawn; where a network sees another
+grid, a matrix leads from one to the other (:func:`medfed.functional.grids.on_grid`). MONAI crops
+and resamples.
 """
 
 from __future__ import annotations

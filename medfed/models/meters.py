@@ -1,6 +1,6 @@
 """Meters: they gather the batches of one split and give its metrics.
 
-Metrics of a user's own beside those of a task: of MONAI, of TorchMetrics, or a function.
+A user's own metrics join those of a task: of MONAI, of TorchMetrics, or a function.
 """
 
 from __future__ import annotations

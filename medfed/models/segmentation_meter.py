@@ -1,7 +1,5 @@
 """The meter of segmentations: overlaps and surfaces, per region and case, and over cases.
 
-Regions of images: what of them is predicted, which slice shows most, how far they agree.
-
 Every measure has a value, also where a region is nowhere, by the conventions of the BraTS
 challenges: a mask that is rightly empty is perfect (Dice and surface Dice 1, distance 0 mm), one
 that is wrongly empty or wrongly not so is as wrong as can be (Dice and surface Dice 0, distance the

@@ -45,7 +45,7 @@ from medfed.federation.card import Card, Range
 from medfed.federation.client import Client
 from medfed.federation.split import ParameterSplit
 from medfed.federation.wire.message import Message
-from medfed.personalize.mixture_admm import MixtureMethod
+from medfed.personalize.mixture_base import MixtureMethod
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,10 @@
 """What all methods with quantised personal models share; each differs in its local step.
 
 Per quantised parameter a client has 2^bits centres of its own, which start from k-means of the
-initial weights. The first and the last layer, biases and normalisation stay in full precision.
-After the main phase the weights are put on their centres once, and the rest of the rounds trains
-the unquantised parameters and the centres; each weight keeps its centre. What is evaluated and
-exported is always the quantised model.
-
-Which parameters of a network are quantised, and with how many bits at which client.
-
-What the quantising methods do after each gradient step of a client.
+initial weights. The first and the last layer, biases and normalisation stay in full precision;
+clients may have different bits. After the main phase the weights are put on their centres once, and
+the rest of the rounds trains the unquantised parameters and the centres; each weight keeps its
+centre. What is evaluated and exported is always the quantised model.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
-"""What a cache is made of, and what a finished one holds; nothing half-written is ever opened.
+"""The cache on disk: what it is made of, how it is made, and what a finished one holds.
 
-Arrays on disk: mapped when read, without pickle; and their checksum.
-
-Makes a cache: items in parallel, each whole or not there; then joined; the manifest last.
-
-A process may be killed at any moment. What it leaves is either a finished cache, or an unfinished
-one without a manifest, of which the next one keeps every item whose files match their checksum.
+Items are made in parallel, each whole or absent, and joined where that is wanted. The manifest is
+written last, and nobody opens a cache without one. A process may be killed at any moment: the next
+one keeps every item whose files match their checksum. Arrays are mapped when read, without pickle.
 """
 
 from __future__ import annotations

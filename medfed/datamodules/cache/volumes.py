@@ -1,10 +1,8 @@
-"""Volumes on disk as they were read, in a fraction of the time and, mostly, of the bytes.
+"""Volumes in a cache, and the base classes of data modules whose data lie on disk.
 
 A z-scored volume is zero outside the head, and where the scanner wrote integers each channel has
-few values: so the box around the head is stored, as numbers of two bytes into a table of the
+few values. So the cache stores the box around the head, as numbers of two bytes into a table of the
 channel's values. What is read from the cache equals what was stored, bit by bit.
-
-Data of the user's that a reader reads, or a generated cohort in the same format.
 """
 
 from __future__ import annotations

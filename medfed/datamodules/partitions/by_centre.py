@@ -1,8 +1,8 @@
-"""The natural partition: one client per hospital.
+"""Partitions that follow the hospitals in the data: one client each, or several.
 
-Several clients per hospital: groups of clients that are alike within and differ between.
-
-Data as they are: nothing is left out, doubled or altered.
+`ByCentre` gives every hospital a client. `CentreSplit` makes groups of clients that are alike
+within and differ between. `Auto` takes the data as they are: it leaves out, doubles
+and alters nothing.
 """
 
 from __future__ import annotations

@@ -1,13 +1,9 @@
-"""Label groups: clients of one group share a set of labels that no other group has.
+"""Planted groups of clients, for tests of whether a method finds them (PPFL's memberships do).
 
-The pathological setting in which PPFL looks for groups of clients: the clients are cut into groups,
-and each group holds the samples of its own labels (digits 0 to 2, 3 and 4, ...). The name of a
-client says its group, so that every record and picture shows it.
-
-Site groups: planted groups of hospitals with a scanner, channels and a reading of their own.
-
-For testing whether a method finds groups (PPFL's memberships do) in data that have none, such as a
-cohort of scans. The name of a client says its group, so that every record and picture shows it.
+Label groups are PPFL's pathological setting: clients are cut into groups, and each group holds the
+samples of its own labels (digits 0 to 2, 3 and 4, ...). Site groups are groups of hospitals that
+share a scanner, channels and a way of reading, for data that have no groups, such as a cohort of
+scans. The name of a client says its group, so every record and picture shows it.
 """
 
 from __future__ import annotations

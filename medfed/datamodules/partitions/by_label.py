@@ -1,24 +1,19 @@
-"""Clients with different label ratios: δ = negatives / positives, mirrored over the clients.
+"""Partitions by label: clients with other label ratios, label sets or sizes.
 
-Wanted class proportions in whole numbers: of samples, of which some stay, and of patients.
+- `LabelImbalance`: the ratio δ = negatives / positives, mirrored over the clients.
+- `Dirichlet`: for each class k, p_k ~ Dir_N(alpha), and client n gets the share p_kn of the samples
+  of class k. Sources: M. Yurochkin et al., "Bayesian Nonparametric Federated Learning of Neural
+  Networks", ICML 2019, section 4; Q. Li et al., "Federated Learning on Non-IID Data Silos", ICDE
+  2022. The idea is that of T.-M. H. Hsu et al., arXiv:1909.06335, who draw one distribution over
+  classes per client instead; there all clients have one size, here sizes differ, too.
+- `Shards`: sort by label, cut into equal shards, deal each client a few. Source: B. McMahan et al.,
+  "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017,
+  section 3.
+- `QuantitySkew`: hospitals of very different size whose patients are otherwise alike.
 
-Shares are rounded by the method of largest remainders (Hamilton): the counts sum to the wanted
-size, and each is less than one away from its share. For two classes that is rounding half up.
-
-Shards: the pathological partition, in which a client sees only a few labels.
-
-Source: B. McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized
-Data", AISTATS 2017, section 3: sort by label, cut into equal shards, deal each client a few.
-
-Dirichlet label skew: every class is divided among the clients by its own random proportions.
-
-Sources: M. Yurochkin et al., "Bayesian Nonparametric Federated Learning of Neural Networks", ICML
-2019, section 4; Q. Li et al., "Federated Learning on Non-IID Data Silos", ICDE 2022: for each class
-k, p_k ~ Dir_N(alpha), and client n gets the share p_kn of the samples of class k. The idea is that
-of T.-M. H. Hsu et al., arXiv:1909.06335, who draw one distribution over classes per client instead;
-there all clients have one size, here sizes differ, too.
-
-Quantity skew: hospitals of very different size whose patients are otherwise alike.
+Shares become whole numbers by the method of largest remainders (Hamilton): the counts sum to the
+wanted size, and each is less than one away from its share. For two classes that is rounding
+half up.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Scanner shift: every client sees its images through a scanner of its own.
+"""What a hospital's equipment does to its images: its own scanner, and channels that it lacks.
 
-Hospitals that lack image channels: the client × channel availability table.
+The availability table says which client has which channel.
 """
 
 from __future__ import annotations

@@ -1,16 +1,13 @@
-"""One folder per case, one file per contrast: the most usual way to keep volumes.
+"""Volumes in one folder per case, one file per contrast; and BraTS's two published layouts.
 
-The folders of the BraTS challenges, 2017 to 2021 and, by name, those of 2023.
+BraTS challenges, 2017 to 2021 and, by name, 2023: ``<case>/<case>_flair.nii.gz``, ``_t1``,
+``_t1ce``, ``_t2`` and ``_seg`` (2023: ``-t2f``, ``-t1n``, ``-t1c``, ``-t2w``, ``-seg``), packed or
+not. The cases of 2017 to 2019 lie in ``HGG`` and ``LGG``. Labels: 1 necrotic and non-enhancing
+tumour, 2 oedema, 4 enhancing tumour (3 since 2023).
 
-``<case>/<case>_flair.nii.gz``, ``_t1``, ``_t1ce``, ``_t2`` and ``_seg`` (2023: ``-t2f``, ``-t1n``,
-``-t1c``, ``-t2w``, ``-seg``), packed or not. The cases of 2017 to 2019 lie in ``HGG`` and ``LGG``.
-Labels: 1 necrotic and non-enhancing tumour, 2 oedema, 4 enhancing tumour (3 since 2023). MSD, which
-was made of the same scans, has 1 for oedema and 2 for the non-enhancing tumour.
-
-The layout of the Medical Segmentation Decathlon, task 1: brain tumours.
-
-``dataset.json`` lists the cases; ``imagesTr/BRATS_*.nii.gz`` are 4-D with the channels FLAIR, T1w,
-T1gd and T2w; ``labelsTr`` has 1 oedema, 2 non-enhancing and 3 enhancing tumour.
+Medical Segmentation Decathlon, task 1 (the same scans): ``dataset.json`` lists the cases;
+``imagesTr/BRATS_*.nii.gz`` are 4-D with the channels FLAIR, T1w, T1gd and T2w; ``labelsTr`` has 1
+oedema, 2 non-enhancing and 3 enhancing tumour, so 1 and 2 are exchanged.
 """
 
 from __future__ import annotations

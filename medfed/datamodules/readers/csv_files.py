@@ -1,8 +1,6 @@
-"""CSV files row by row, with one sentence for whatever is wrong with them.
+"""CSV files: their rows and cells, one sentence for each fault, and which hospital a case is from.
 
-The cells of a CSV file: which are missing or numbers, and sentences about the bad ones.
-
-Which hospital a case comes from, as far as files beside the data or the case's name tell.
+The hospital comes from a file beside the data, or from the case's name.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
 ``{"training": [{"image": "imagesTr/a.nii.gz", "label": "labelsTr/a.nii.gz"}, ...]}``, where an
 image may be a file with all channels or a list of one file each, with ``modality`` (or
-``channel_names``) and ``labels`` beside it.
-
-Which label values make up which region: as a data set's index says, or as the user wants it.
+``channel_names``) and ``labels`` beside it. The index or the user says which label values make up
+which region.
 """
 
 from __future__ import annotations

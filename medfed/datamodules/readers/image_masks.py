@@ -1,6 +1,6 @@
 """Pictures with masks: a CSV that names them, or the folders ``images`` and ``masks``.
 
-Which pictures there are, with masks, patients and hospitals: by a CSV, or by two folders.
+Either also says which patient and hospital a picture is from.
 """
 
 from __future__ import annotations

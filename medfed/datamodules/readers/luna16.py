@@ -2,13 +2,12 @@
 
 ``subset0`` to ``subset9`` hold ``<seriesuid>.mhd`` and ``.raw`` (a flat folder does as well);
 ``candidates.csv`` or ``candidates_V2.csv`` name the candidates and ``annotations.csv`` the nodules.
-As published, LUNA16 has one scan per patient, so a series is a patient here.
+As published, LUNA16 has one scan per patient, so a series is a patient here. Of the many candidates
+that are no nodules, the reader keeps a few for each nodule.
 
 Source: A. A. A. Setio et al., "Validation, comparison, and combination of algorithms for automatic
 detection of pulmonary nodules in computed tomography images: The LUNA16 challenge", Medical Image
 Analysis 42, 2017.
-
-Nodule candidates: CSV files of points in scans, and which of the many non-nodules to keep.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Tables: one row per sample, numeric features, a label column; a centre and a patient column.
 
-Which columns of a table hold numbers, which hold categories, and which are no features.
+The reader decides which columns hold numbers, which hold categories, and which are no features.
 """
 
 from __future__ import annotations

@@ -10,9 +10,7 @@ SimpleITK reads NRRD and DICOM. NIfTI is read by nibabel, as SimpleITK gives oth
 word where a packed file is torn; MetaImage by :mod:`~medfed.datamodules.readers.metaimage`, for the
 same reason.
 
-Cases of volumes: what all their readers do.
-
-Images are in RAS; regions are made of label values.
+The readers of cases share their base class here: label values make up regions.
 """
 
 from __future__ import annotations

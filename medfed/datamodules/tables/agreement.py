@@ -4,24 +4,18 @@ Whatever is needed of all of them travels as JSON, by the server, and is counted
 missing cells, the names of categories, sums of a continuous outcome, and with pooled scaling counts
 and sums. No row leaves a client. Training continues from what the bytes say. Each client's half and
 the server's are generators, so that the same messages pass within one process and between
-hospitals.
+hospitals. Messages are read as if anybody had written them.
 
 - Indicators: of the columns in which any client misses a training cell.
 - Categories: the sorted union of those in training rows.
-- A continuous outcome: its mean and deviation in all training rows (`outcome_scale`).
+- A continuous outcome: its mean and deviation in all training rows, in whose units all clients'
+  models answer. Each client tells a count and two sums, of which nobody needs the summands.
 - Pooled standardisation: each client sends, per column, its number of values and that number times
   its own median and limits; the sums give the means that all clients take. Then each sends sums and
   sums of squares of its values within these limits, which give the mean and standard deviation of
   all training rows together. A mean of medians is not the median of all rows, but no outlier moves
   it, and sums can be added up without anyone seeing the summands.
 - Pooled scaling by minimum and maximum: each client sends its own.
-
-Messages by which clients with tables agree: JSON, read as if anybody had written it.
-
-In which units a model answers of a continuous outcome: the mean and deviation in training.
-
-All clients must mean the same by an output, so they agree on one mean and one deviation, of the
-training rows of all of them. Each tells a count and two sums, of which nobody needs the summands.
 """
 
 from __future__ import annotations

@@ -1,16 +1,15 @@
 """From the columns of a table to what a network sees: numbers, categories, what is missing.
 
-How the numbers of a table are scaled, learnt from training rows alone.
+Training rows alone teach how numbers are scaled:
 
-``standard``: less the mean, divided by the deviation, as by scikit-learn's ``StandardScaler``; a
-missing cell becomes the median, as by its ``SimpleImputer``. So that no single value rules the
-others, values far outside of them count as the limit of what is far: 3 interquartile ranges beyond
-the quartiles (Tukey, "Exploratory Data Analysis", 1977: "far out"), in training as in prediction.
+- ``standard``: less the mean, divided by the deviation, as by scikit-learn's ``StandardScaler``; a
+  missing cell becomes the median, as by its ``SimpleImputer``. So that no single value rules the
+  others, values beyond 3 interquartile ranges from the quartiles (Tukey, "Exploratory Data
+  Analysis", 1977: "far out") count as that limit, in training as in prediction.
+- ``minmax``: the minimum becomes -1, the maximum 1, a missing cell 0. One outlier squeezes all
+  other values.
 
-``minmax``: the minimum becomes -1, the maximum 1, a missing cell 0. One outlier squeezes all other
-values; it is what medfed 0.1 did, and what its published numbers are of.
-
-Lines about a table before training: what is altered, and what tells nothing.
+Before training, a line per finding says what is altered, and which columns tell nothing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Tables, for clinical risk or a continuous outcome: what clients make of their rows.
+"""Tables, for clinical risk or a continuous outcome: their rows, and what clients make of them.
 
-The rows of a table: which columns are features, labels, hospitals and patients.
+The user or the reader says which columns are features, labels, hospitals and patients.
 """
 
 from __future__ import annotations

@@ -1,18 +1,15 @@
-"""The personal part of a network that nobody has described: what stands next to its outputs.
-
-From each output back along the graph of a forward pass, up to the first layer with a weight of two
-or more dimensions: a linear layer or a convolution. With it goes what was met on the way, such as a
-normalisation after it. Where paths are added up, each has such a layer. A parameter that is only
-added or multiplied (a scale, an embedding of positions) ends no path.
-
-What stays with a client in well-known networks of MONAI and torchvision.
-
-By the path of a class, so that nothing is imported: of a segmentation network its decoder and
-output, of a classifier its head. Other networks: :mod:`medfed.models.networks.personal_part`.
-
-The personal part of a network: its names by default, and its layers, which can be taken out.
+"""The personal part of a network: its default names, and its layers, which can be taken out.
 
 What stays with a client is also what exists several times where models are canonical.
+
+Well-known networks of MONAI and torchvision are known by the path of their class, so that nothing
+is imported: of a segmentation network the decoder and output stay, of a classifier the head.
+
+Of a network that nobody has described, the layers next to its outputs stay. They are found from
+each output back along the graph of a forward pass, up to the first layer with a weight of two or
+more dimensions: a linear layer or a convolution. With it goes what was met on the way, such as a
+normalisation after it. Where paths are added up, each has such a layer. A parameter that is only
+added or multiplied (a scale, an embedding of positions) ends no path.
 """
 
 from __future__ import annotations

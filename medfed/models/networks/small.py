@@ -1,9 +1,4 @@
-"""Linear models of feature vectors: linear and logistic regression.
-
-What the convolutional networks share: images or volumes, and the norms between layers.
-
-A small convolutional network for images of 8 to about 64 pixels.
-"""
+"""Small networks: linear and logistic regression, and a CNN for images of 8 to about 64 pixels."""
 
 from __future__ import annotations
 

@@ -1,0 +1,61 @@
+"""Models of the clients' own that are drawn to their mean: one objective, solved in several ways.
+
+Hanzely, Richtarik: Federated learning of a mixture of global and local models, 2020, Equation 2:
+
+    min sum_i p_i (f_i(x_i) + (lambda/2) |x_i - xbar|^2),   xbar = sum_i p_i x_i
+
+| symbol | here |
+|---|---|
+| x_i | ``state["model"]`` |
+| xbar | ``server["shared"]`` |
+| lambda | ``strength`` |
+| p_i | ``weighting``; the paper's are 1/N |
+
+Statistics of BatchNorm stay with each model; those of xbar are their mean. A hospital that joins
+later trains from xbar, tied to it by lambda.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from medfed.common.checks import check_not_negative
+from medfed.common.tensors import Tensors, select
+from medfed.federation.algorithm import ClientInfo, Start
+from medfed.federation.client import Client
+from medfed.federation.onboarding import OnboardingRules
+from medfed.federation.split import ParameterSplit
+from medfed.federation.wire.message import Message
+from medfed.functional.prox import Proximity
+from medfed.personalize.fedavg import FedAvg
+
+
+@dataclass(frozen=True)
+class MixtureMethod(OnboardingRules, FedAvg):
+    """A model for each client, and their mean.
+
+    Attributes:
+        strength: lambda >= 0.
+
+    Raises:
+        ConfigError: If it is negative.
+    """
+
+    strength: float = 1.0
+    masks: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_not_negative("algorithm.strength", self.strength)
+
+    def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
+        """All models start equal."""
+        return super().init(weights, split, clients)[0], {"model": weights}
+
+    def onboard(self, client: Client, message: Message) -> Tensors:
+        """An onboarded client's model starts from the mean and is tied to it."""
+        start = self.onboarding_start(client, message)
+        mean = select(start, client.split.parameters("shared"))
+        return client.train(start, penalty=Proximity(self.strength, mean))
