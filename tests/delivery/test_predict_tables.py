@@ -189,25 +189,6 @@ def test_missing_cells_and_columns(hospital, tmp_path):
     assert not (tmp_path / "other.csv").exists()
 
 
-def test_bundles_of_before_predict_the_same_and_know_their_range(hospital, tmp_path, caplog):
-    """They say neither categories nor ranges, and of indicators only whether there are any."""
-    made = hospital("table")
-    bundle = made.copy(tmp_path)
-    metadata = json.loads((bundle / METADATA).read_text())
-    names = metadata["medfed"]["input"]["features"]
-    before = {"kind": "table", "features": names, "missing_indicator": True}
-    metadata["medfed"]["input"] = before
-    (bundle / METADATA).write_text(json.dumps(metadata))
-    write_manifest(bundle)
-    rows = [[repr(v) for v in row] for row in made.data.table.features[:3].tolist()]
-    rows[1][4], rows[2][0] = "", "1300"
-    source = write(tmp_path / "in.csv", names, rows)
-    for folder, out in ((made.bundle, "new.csv"), (bundle, "old.csv")):
-        made.predict(bundle=folder, input=source, output=tmp_path / out)
-    assert (tmp_path / "old.csv").read_text() == (tmp_path / "new.csv").read_text()
-    assert f"data row 3: {names[0]} is 1300, outside of " in caplog.text
-
-
 def test_a_bundle_that_is_not_as_exported(hospital, tmp_path):
     made = hospital("table")
     output, bundle = tmp_path / "out.csv", made.copy(tmp_path)

@@ -127,20 +127,17 @@ class Columns:
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any]) -> Columns:
-        """Undoes `facts`, and what bundles had instead of indicators before.
+        """Undoes `facts`.
 
         Example:
-            >>> Columns.from_facts({"features": ["a"], "missing_indicator": True}).indicators
+            >>> Columns.from_facts({"features": ["a"], "indicators": ["a"]}).indicators
             ('a',)
         """
-        names = tuple(facts["features"])
-        everything = names if facts.get("missing_indicator") else ()
-        indicators = facts.get("indicators")
         categories = facts.get("categories") or {}
         return cls(
-            names,
+            tuple(facts["features"]),
             {name: tuple(texts) for name, texts in categories.items()},
-            everything if indicators is None else tuple(indicators),
+            tuple(facts.get("indicators") or ()),
         )
 
 

@@ -120,7 +120,7 @@ class MixtureDataModule(FederatedDataModule):
 
     def preprocessing(self, client: str) -> dict[str, Any]:
         """See the base class: features as they are."""
-        kind = {"kind": "table", "features": list(self.channel_names), "missing_indicator": False}
+        kind = {"kind": "table", "features": list(self.channel_names), "indicators": []}
         return {**super().preprocessing(client), "input": kind}
 
     def _block(self, name: str, plan: ClientPlan, split: Split) -> Batch:

@@ -16,10 +16,6 @@ MONAI evaluates the expressions of ``inference.json``. The reader here executes 
 the network from the plain data of ``metadata.json``, and only what
 :func:`medfed.delivery.bundle.networks.build_network` allows; source in the bundle only
 once the user has accepted its hash.
-
-``configs/manifest.json`` of a bundle: the SHA-256 of every other file, and what differs from it.
-
-Bundles of the first version had the hashes in their metadata, which therefore were not covered.
 """
 
 from __future__ import annotations
@@ -104,34 +100,25 @@ def read_hashes(path: Path) -> dict[str, str]:
         raise CheckpointError(f"{path} is missing; copy the bundle again.") from None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read ({error}); copy the bundle again.") from error
-    return checked_hashes(content.get("sha256") if isinstance(content, dict) else None, path)
-
-
-def checked_hashes(hashes: Any, path: Path) -> dict[str, str]:
-    """Returns hashes by name, if they are such.
-
-    Raises:
-        CheckpointError: If they are something else; names the file that they are from.
-    """
+    hashes = content.get("sha256") if isinstance(content, dict) else None
     if isinstance(hashes, dict) and all(isinstance(h, str) for h in hashes.values()):
         return hashes
     raise CheckpointError(f"{path} holds no hashes of files; export the bundle anew.")
 
 
-def check_files(folder: Path, hashes: Mapping[str, str], source: str) -> None:
+def check_files(folder: Path, hashes: Mapping[str, str]) -> None:
     """Compares a bundle's files with their hashes.
 
     Only names that the folder itself lists are opened, so none leads out of it.
 
     Args:
         folder: The bundle.
-        hashes: SHA-256 by name.
-        source: The file that holds them.
+        hashes: SHA-256 by name, from the manifest.
 
     Raises:
         CheckpointError: Naming the first file that is missing, added, changed or a link.
     """
-    found = set(_files(folder)) - {source}
+    found = set(_files(folder)) - {MANIFEST}
     if missing := sorted(hashes.keys() - found):
         raise CheckpointError(f"{folder / missing[0]} is missing; copy the bundle again.")
     if added := sorted(found - hashes.keys()):
@@ -142,7 +129,7 @@ def check_files(folder: Path, hashes: Mapping[str, str], source: str) -> None:
         if sha256(folder / name) != hashes[name]:
             raise CheckpointError(
                 f"{folder / name} is not the file that was exported (its hash differs from "
-                f"{source}); copy the bundle again."
+                f"{MANIFEST}); copy the bundle again."
             )
 
 
@@ -172,7 +159,6 @@ def _walk(folder: Path, outputs: Sequence[str]) -> Iterator[tuple[str, Path]]:
 
 
 _log = logging.getLogger(__name__)
-_BEFORE_MANIFESTS = 1  # the version whose hashes are in the metadata
 
 
 @dataclass(frozen=True)
@@ -245,22 +231,12 @@ def read_bundle(folder: Path) -> Bundle:
     """
     restore_folder(folder)
     metadata = _read_metadata(folder)
-    facts = metadata["medfed"]
-    if facts["format_version"] == _BEFORE_MANIFESTS:
-        source, hashes = METADATA, checked_hashes(facts.get("hashes"), folder / METADATA)
-    else:
-        source, hashes = MANIFEST, read_hashes(folder / MANIFEST)
+    hashes = read_hashes(folder / MANIFEST)
     for name in (MODEL, METADATA):
-        if name not in hashes and name != source:
-            raise CheckpointError(f"{folder / source} has no hash of {name}; export it anew.")
-    check_files(folder, hashes, source)
-    check_facts(facts, folder / METADATA)
-    if source == METADATA:
-        _log.warning(
-            "%s is of an earlier version: no hash covers its metadata, so that a change of labels "
-            "or thresholds would not be seen; export it anew.",
-            folder,
-        )
+        if name not in hashes:
+            raise CheckpointError(f"{folder / MANIFEST} has no hash of {name}; export it anew.")
+    check_files(folder, hashes)
+    check_facts(metadata["medfed"], folder / METADATA)
     return Bundle(folder, metadata, weights.load_weights(folder / MODEL), hashes)
 
 
@@ -334,10 +310,10 @@ def _read_metadata(folder: Path) -> dict[str, Any]:
             f"{folder} is a bundle of another origin; only those of scripts/export.py are read."
         )
     number = facts.get("format_version")
-    if number not in range(1, FORMAT_VERSION + 1) or isinstance(number, bool):
+    if number != FORMAT_VERSION or isinstance(number, bool):
         raise CheckpointError(
             f"{folder} has version {reprlib.repr(number)}, but this program reads version "
-            f"{FORMAT_VERSION} and earlier ones; export the bundle anew, or update the program."
+            f"{FORMAT_VERSION} alone; export the bundle anew, or update the program."
         )
     return metadata
 

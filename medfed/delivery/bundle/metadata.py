@@ -1,7 +1,7 @@
 """What a bundle says: ``configs/metadata.json``.
 
 The metadata have MONAI's own entries, and under ``medfed`` all facts. The pages for people are made
-of these, too (:mod:`medfed.delivery.bundle.documents`, :mod:`medfed.delivery.bundle.documents`).
+of these, too (:mod:`medfed.delivery.bundle.documents`).
 
 ================  ==================================================================================
 ``medfed`` entry
@@ -27,7 +27,7 @@ patch_size        window of the inference; ``null``: whole slices or volumes
 overlap, window_batch, threshold
                   of the segmentation, else ``null``
 activation        ``sigmoid``: regions may overlap, an output for each; ``softmax``: they are
-                  exclusive, the first output is the background; ``null`` or missing: ``sigmoid``
+                  exclusive, the first output is the background; ``null`` of other tasks
 outcome_scale     of a regression: the network's output times the second number plus the first is
                   the outcome; ``null``: it is the outcome
 largest_part      regions of which only the largest connected part is kept, or ``null``
@@ -43,12 +43,8 @@ training_config   the run's configuration, without the paths of its machine
 commit, versions  of the code and its packages at training
 ================  ==================================================================================
 
-The hashes of all files, these among them, are in ``configs/manifest.json``; version 1 had those of
-the other files here, under ``hashes``. Before version 3 volumes were z-scored, but not resampled or
-cropped, and regions might overlap. Before version 4 the project's own networks were the only ones,
-and masks were kept whole. Before version 5 a regression's network answered the outcome itself.
-
-What each entry of a bundle's metadata must be, checked before a prediction goes by it.
+The hashes of all files, these among them, are in ``configs/manifest.json``. What an entry must be
+is checked before a prediction goes by it. Bundles of other versions are not read.
 """
 
 from __future__ import annotations
@@ -421,7 +417,7 @@ def _some_names(value: Any) -> bool:
 
 
 def _volumes(count: int) -> dict[str, tuple[Check, str]]:
-    """What was done to volumes of so many channels; older bundles say the normalisation alone."""
+    """What was done to volumes of so many channels."""
 
     def rules(value: Any) -> bool:
         return value is None or len(rules_from(value, count)) == count
@@ -501,7 +497,6 @@ _INPUTS: dict[str, dict[str, tuple[Check, str]]] = {
     "ct_patches": {"patches": (lambda v: _size(v["size"]), f"an object whose size is {_sizes[1]}")},
     "table": {
         "features": (_names, "a list of different names"),
-        "missing_indicator": (_flag, "true or false"),  # of earlier bundles
         "categories": (_optional(_by_name(_some_names)), "lists of different names by column"),
         "indicators": (_optional(_some_names), "a list of different names"),
     },

@@ -38,7 +38,7 @@ def unusual_cells(
     Args:
         rows: (N, F), see `column_kinds.read_cells`.
         columns: What the columns are.
-        facts: Of the bundle; those of earlier versions know the range alone, or not even that.
+        facts: Of the bundle.
         texts: (N) cells of the columns with categories.
 
     Returns:
@@ -56,15 +56,12 @@ def unusual_cells(
     """
     source, found = facts["input"], dict[int, list[str]]()
     lowest, highest = source.get("lowest"), source.get("highest")
-    if lowest is None and (scaling := facts.get("normalization")) is not None:
-        lowest, highest = scaling.get("minimum"), scaling.get("maximum")
     place = {at: number for number, at in enumerate(columns.numeric)}
-    recorded = source.get("indicators") is not None
     for at, name in enumerate(columns.names):
         for row, value in enumerate(rows[:, at].tolist()):
             said = None
             if np.isnan(value):
-                if recorded and name not in columns.indicators:
+                if name not in columns.indicators:
                     said = "is missing, which it never was in training"
             elif name in columns.categories:
                 if value < 0:
