@@ -140,7 +140,7 @@ def test_from_training_to_prediction(installed):
         "train", "-m", *SHORT, "algorithm=pfednet,fedavg", "hydra.sweep.dir=runs"
     )
     assert "Results and pictures" in told
-    assert "Best by mean" in installed.medfed("compare", "runs=runs")
+    assert "better than FedAvg" in installed.medfed("compare", "runs=runs")
     assert (installed.place / "runs" / "comparison.csv").is_file()
 
     client = "group_0_hospital_0"

@@ -17,13 +17,14 @@ from typing import Any, Literal
 
 import numpy as np
 
+from medfed.benchmark.measured import task_of
 from medfed.benchmark.pilot import Question
-from medfed.benchmark.report.scores import Scores, Task, task_of
-from medfed.benchmark.report.verdicts import floor_of
 from medfed.benchmark.runner import Progress
 from medfed.common.errors import MedfedError
 from medfed.common.scores import mean_of_known
 from medfed.functional.statistics import Difference, Floats, difference, noncentrality, percentiles
+from medfed.reports.tasks import Scores, Task
+from medfed.reports.verdicts import floor_of
 
 Says = Literal["better", "worse", "cannot tell"]
 LEVEL, POWER = 0.95, 0.8

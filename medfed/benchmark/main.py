@@ -9,23 +9,20 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-
 from medfed.benchmark.advice import ALONE, Advice, choose
 from medfed.benchmark.advice_words import markdown, print_advice
+from medfed.benchmark.claims import judge_claims
+from medfed.benchmark.findings import findings
 from medfed.benchmark.pilot import Pilot, Question, pilots, question
 from medfed.benchmark.plan import groups, shard_of
-from medfed.benchmark.report.claims import judge_claims
-from medfed.benchmark.report.files import shown, write
-from medfed.benchmark.report.findings import Told, findings
 from medfed.benchmark.runner import Progress, found_groups, run_groups
 from medfed.benchmark.suite import chosen_arms, chosen_methods, chosen_suites, known_methods
-from medfed.common.console import cell as as_cell
 from medfed.common.console import file_names, say, wide_console
 from medfed.common.errors import CheckpointError, ConfigError, MedfedError
 from medfed.common.files import digest, write_json, write_text, writing
 from medfed.records.cells import stale_cells
+from medfed.reports.files import print_tables, write
+from medfed.reports.findings import Report
 
 
 def benchmark(
@@ -44,7 +41,7 @@ def benchmark(
     plugins: Sequence[str] = (),
     figures: bool = True,
     quiet: bool = False,
-) -> Told:
+) -> Report:
     """Runs the cells that are missing, then writes and prints the report.
 
     Args:
@@ -90,24 +87,24 @@ def benchmark(
     measured = found_groups(mine, out)
     notes += _missing(measured, out)
     progress = [own for own in measured if own.group.arm is None]
-    told = findings(progress, size, notes)
-    told.claims = judge_claims(measured, plugins) if arms else []
-    told.commands = [_command(suite, methods, size, variants, arms, paths)]
+    report = findings(progress, size, notes)
+    report.claims = judge_claims(measured, plugins) if arms else []
+    report.commands = [_command(suite, methods, size, variants, arms, paths)]
     if not any(own.final for own in progress):
         lost = next(iter(broken.values()), "") or (notes or ["nothing was computed there"])[-1]
         raise CheckpointError(f"There is nothing to report in {out}: {lost}")
     with writing(out, "choose another out=FOLDER"):
-        write(out / "report", told, figures)
+        write(out / "report", report, figures)
     if not quiet:
-        print_tables(told)
-        say(console, *told.sentences, f"Report: {out / 'report' / 'report.html'}")
+        print_tables(report)
+        say(console, *report.sentences, f"Report: {out / 'report' / 'report.html'}")
     if broken:
         place, why = next(iter(broken.items()))
         raise MedfedError(
             f"{len(broken)} cells could not be computed, the first of them {place} ({why}); what "
             "was finished is kept."
         )
-    return told
+    return report
 
 
 def _command(
@@ -141,28 +138,6 @@ def _missing(progress: Sequence[Progress], out: Path) -> list[str]:
         f"Stale, and not in this report, as their settings, data, code or libraries have changed "
         f"since: {', '.join(stale[:3])}{more}; run the benchmark to compute them anew."
     ]
-
-
-def print_tables(told: Told) -> None:
-    """Prints a table for each task."""
-    console = wide_console()
-    for task, verdicts in told.tasks:
-        table = Table(box=SIMPLE_HEAD, title=f"{task.name}: {task.metric}", title_justify="left")
-        for column in (
-            "method",
-            "mean",
-            "worst",
-            "decile",
-            "− local",
-            "− FedAvg",
-            "harmed",
-            "sent",
-        ):
-            table.add_column(column, justify="left" if column == "method" else "right")
-        for row in shown(task, verdicts):
-            table.add_row(*(as_cell(text) if text else "" for text in row))
-        console.print(table)
-        say(console, *task.left_out.values())
 
 
 def advise(

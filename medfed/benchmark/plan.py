@@ -14,7 +14,6 @@ from omegaconf.errors import OmegaConfBaseException
 
 from medfed.benchmark.suite import (
     ALWAYS,
-    CEILINGS,
     TUNING,
     Arm,
     Method,
@@ -31,6 +30,7 @@ from medfed.config.check import check
 from medfed.config.compose import load
 from medfed.federation.card import Card
 from medfed.records.cells import Cell, Stage, cell_key
+from medfed.reports.runs import CEILINGS
 
 Setting = Mapping[str, float]
 

@@ -28,6 +28,7 @@ from omegaconf import DictConfig, OmegaConf
 from medfed.common.errors import ConfigError, did_you_mean
 from medfed.config.compose import CONFIG_DIR
 from medfed.federation.card import Card, Range
+from medfed.reports.runs import CEILINGS, REFERENCES
 
 _NAME = re.compile(r"[A-Za-z0-9_.]+")
 
@@ -466,9 +467,7 @@ def chosen_suites(wanted: str | Sequence[str], folders: Sequence[str | Path] = (
 
 
 LR = "optimizer.lr"
-CEILINGS = ("pooled", "pooled_finetuned")
-"""All patients in one place: one model, and a copy of it that each hospital trains on."""
-ALWAYS = ("local", "fedavg", *CEILINGS)
+ALWAYS = (*REFERENCES, *CEILINGS)
 """What every suite is measured beside."""
 
 

@@ -5,14 +5,12 @@ What a cell keeps for pictures: how it went over rounds, and what its models loo
 
 from __future__ import annotations
 
-import base64
 import io
 import logging
 import math
 import tempfile
 import time
 import warnings
-import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -20,25 +18,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from omegaconf import DictConfig, OmegaConf
 
 from medfed.common.console import evenly, without_remarks
 from medfed.common.errors import ConfigError, NonFiniteError
 from medfed.common.files import digest
 from medfed.federation.lightning.strategy import together
-from medfed.models.contours import Case
 from medfed.records.cells import Stage
+from medfed.records.predictions import packed, read_predictions
 from medfed.run.experiment import Experiment, build_experiment, examined, test_selected
 from medfed.run.memberships import Memberships
-from medfed.run.predictions import read_predictions
 from medfed.run.results import save_predictions
 from medfed.run.train import train
 
-SIDE = 128  # pixels of a slice that is kept
 CLIENTS = 5  # of which one is kept
-
-Bytes = NDArray[np.uint8]
 
 
 def course(experiment: Experiment) -> list[dict[str, float | None]]:
@@ -83,7 +76,7 @@ def looks(experiment: Experiment) -> dict[str, Any]:
 
     Returns:
         ``pictures`` of what the server knows, SVG by name; ``memberships``, where there are any;
-        and ``slices``, a tested slice of some clients with its prediction, see :func:`unpacked`.
+        and ``slices``, a tested slice of some clients with its prediction, see :func:`packed`.
     """
     federation = experiment.module.federation
     drawn = federation.pictures()
@@ -109,64 +102,7 @@ def _slices(experiment: Experiment) -> dict[str, Any]:
     save_predictions(experiment)
     clients = experiment.module.federation.ids
     cases = read_predictions({"own": Path(experiment.folder)}, clients)
-    return {c: _packed(cases[c]) for c in evenly([c for c in clients if c in cases], CLIENTS)}
-
-
-def _packed(case: Case) -> dict[str, Any]:
-    """One channel around where the truth is, a byte each for grey values and probabilities."""
-    truth = case.truth.numpy()
-    window = _window(np.asarray(truth.any(0)))
-    channels = [c for c in case.image.numpy() if c.max() > c.min()] or [case.image.numpy()[0]]
-    low, high = np.percentile(channels[0], (1, 99.5))
-    grey = np.clip((channels[0] - low) / max(high - low, 1e-6), 0, 1)[window]
-    inside = (slice(None), *window)
-    return {
-        "image": _text((255 * grey)[None]),
-        "truth": _text(255 * truth[inside]),
-        "probability": _text(255 * case.probabilities["own"].numpy()[inside]),
-        "shape": list(grey.shape),
-    }
-
-
-def _window(inside: NDArray[np.bool_]) -> tuple[slice, ...]:
-    """At most ``SIDE`` pixels each way, around the middle of what is inside."""
-    places = np.argwhere(inside)
-    middle = places.mean(0) if len(places) else np.array(inside.shape) / 2
-    found = []
-    for size, centre in zip(inside.shape, middle, strict=True):
-        start = int(np.clip(round(centre) - SIDE // 2, 0, max(0, size - SIDE)))
-        found.append(slice(start, start + SIDE))
-    return tuple(found)
-
-
-def _text(values: NDArray[Any]) -> str:
-    raw: Bytes = np.rint(values).astype(np.uint8)
-    return base64.b64encode(zlib.compress(raw.tobytes(), 9)).decode()
-
-
-def unpacked(slices: Mapping[str, Mapping[str, Any]], method: str) -> dict[str, Case]:
-    """Returns the slices that a cell has kept.
-
-    Args:
-        slices: ``clients`` of what :func:`looks` found.
-        method: Whose they are.
-
-    Returns:
-        Per client what :func:`medfed.models.contours.contour_grid` draws.
-    """
-
-    def back(text: str, shape: list[int]) -> torch.Tensor:
-        raw = np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype=np.uint8)
-        return torch.from_numpy(raw.reshape(-1, *shape).astype(np.float32) / 255)
-
-    return {
-        client: Case(
-            back(kept["image"], kept["shape"]),
-            back(kept["truth"], kept["shape"]),
-            {method: back(kept["probability"], kept["shape"])},
-        )
-        for client, kept in slices.items()
-    }
+    return {c: packed(cases[c]) for c in evenly([c for c in clients if c in cases], CLIENTS)}
 
 
 def _svg(figure: Any) -> str:

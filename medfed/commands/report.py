@@ -17,7 +17,7 @@ from medfed.commands.command_line import command
 def main(config: DictConfig) -> None:
     """Writes the page, tables and pictures, and prints the table."""
     # Imported late, so that --help and mistakes in the configuration answer at once.
-    from medfed.benchmark.report.own_runs import report_runs
+    from medfed.reports.report import report_runs
 
     runs = config.runs if isinstance(config.runs, ListConfig) else [config.runs]
     out = None if config.out is None else Path(str(config.out))

@@ -231,6 +231,39 @@ def number(value: float) -> str:
     return "–" if math.isnan(value) else f"{value:.4f}"
 
 
+def interval(ends: Sequence[float] | None) -> str:
+    """Writes an interval as tables have it.
+
+    Example:
+        >>> interval([0.25, 0.75]), interval([math.nan, math.nan]), interval(None)
+        ('[0.250, 0.750]', '–', '')
+    """
+    if ends is None:
+        return ""
+    low, high = ends
+    return "–" if math.isnan(low) else f"[{low:.3f}, {high:.3f}]"
+
+
+def label_of(metric: str) -> str:
+    """Returns a metric's name as people write it, with its unit where it has one.
+
+    Example:
+        >>> label_of("iou"), label_of("balanced_accuracy"), label_of("hd95")
+        ('IoU', 'balanced accuracy', 'Hausdorff distance, 95th percentile (mm)')
+    """
+    known = {
+        "iou": "IoU",
+        "dice": "Dice",
+        "auroc": "AUROC",
+        "ece": "calibration error",
+        "hd95": "Hausdorff distance, 95th percentile (mm)",
+        "nsd": "normalised surface Dice",
+        "loss": "loss (nats)",
+    }
+    base, _, region = metric.partition("/")
+    return known.get(base, base.replace("_", " ")) + (f", {region}" if region else "")
+
+
 def metrics_csv(history: Sequence[Record], test: Sequence[Record]) -> str:
     """Returns all metrics as CSV: round, client, split and a column per metric.
 

@@ -23,7 +23,33 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from medfed.common.seeding import derive_seed
+
 Floats = NDArray[np.float64]
+LEVEL = 0.95
+"""Of all intervals."""
+RESAMPLES = 1000
+"""How often the patients of a client are drawn anew."""
+
+
+def patients_anew(patients: int, seed: int, client: str) -> NDArray[np.int64]:
+    """Draws the patients of a client anew, for a run and for all that later reads the run.
+
+    Methods that were run with one seed meet the same draws, so that their differences are paired.
+
+    Args:
+        patients: P.
+        seed: Of the run.
+        client: The client's name.
+
+    Returns:
+        (RESAMPLES, P) how often each patient was drawn.
+
+    Example:
+        >>> patients_anew(3, 0, "hospital_0").sum(1).tolist() == [3] * RESAMPLES
+        True
+    """
+    return draws(patients, RESAMPLES, derive_seed(seed, "bootstrap", client))
 
 
 def draws(patients: int, resamples: int, seed: int) -> NDArray[np.int64]:

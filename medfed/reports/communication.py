@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from medfed.common.console import size
 from medfed.common.files import csv_text
-from medfed.common.scores import smaller_is_better
+from medfed.common.scores import label_of, smaller_is_better
 from medfed.federation.wire.ledger import Entry, Ledger
 from medfed.records.folder import Run, read_ledger
 from medfed.reports.methods import Cell, Comparison, Finding, Method
@@ -32,7 +32,6 @@ from medfed.reports.runs import differences
 from medfed.reports.scores import (
     BYTES,
     client_dots,
-    label_of,
     method_style,
     over_clients,
     range_bars,

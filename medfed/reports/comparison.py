@@ -16,7 +16,7 @@ from medfed.common.errors import ConfigError
 from medfed.common.figures import FORMATS, save_figures
 from medfed.common.files import write_text, writing
 from medfed.reports.methods import Comparison, Finding, compare
-from medfed.reports.rows import STATISTICS, Row, no_better, shown_rows, texts, to_csv, winner
+from medfed.reports.rows import STATISTICS, Row, said, shown_rows, texts, to_csv
 from medfed.reports.runs import common_folder, find_runs
 
 # What a comparison looks for, in the order of the report: modules of this folder with a function
@@ -24,18 +24,18 @@ from medfed.reports.runs import common_folder, find_runs
 FINDINGS = ("lambda_path", "scores", "sweeps", "communication", "subsets")
 _HEAD = "# Comparison"  # the first line of a report
 _COLUMNS = 6  # methods that fit side by side
-_TITLE = "Test metrics of the rounds that validation selected (* best)"
+_TITLE = "Test metrics of the rounds that validation selected (* best number of a line)"
 
 
 def print_table(comparison: Comparison, console: Console | None = None) -> None:
-    """Prints the table, the best method of each line marked, and the notes.
+    """Prints the table, the best number of each line marked, and the verdict.
 
     Of many methods it prints a line each, without their clients; the files have all.
     """
     console = console or wide_console()
     many = len(comparison.methods) > _COLUMNS
     console.print(_line_per_method(comparison) if many else _column_per_method(comparison))
-    say(console, winner(comparison), *no_better(comparison), *comparison.notes)
+    say(console, *said(comparison))
 
 
 def _column_per_method(comparison: Comparison) -> Table:
@@ -87,7 +87,7 @@ def to_markdown(comparison: Comparison, found: Finding) -> str:
         _HEAD,
         "",
         f"Test metrics of the rounds that validation selected, {len(comparison.clients)} clients; "
-        "the best method of each line is **bold**.",
+        "the best number of each line is **bold**, which is no verdict; that stands below.",
         "",
         "| metric | client | " + " | ".join(names) + " |",
         "|---|---|" + "---:|" * len(names),
@@ -97,8 +97,7 @@ def to_markdown(comparison: Comparison, found: Finding) -> str:
         cells += [""] * (len(names) - len(cells))
         place = "" if row.place == "total" else shown(row.place).replace("|", r"\|")
         lines.append(f"| {row.metric} | {place} | " + " | ".join(cells) + " |")
-    told = (winner(comparison), *no_better(comparison), *comparison.notes)
-    lines += ["", *(f"- {note}" for note in told), ""]
+    lines += ["", *(f"- {sentence}" for sentence in said(comparison)), ""]
     lines += [line for sentence in found.sentences for line in (sentence, "")]
     for name in found.pictures:
         caption = found.captions[name]

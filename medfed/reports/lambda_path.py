@@ -22,11 +22,11 @@ from sklearn.decomposition import PCA
 
 from medfed.common.errors import CheckpointError
 from medfed.common.files import csv_text
+from medfed.common.scores import label_of
 from medfed.common.untrusted import read_checkpoint, reading
 from medfed.config.compose import build
 from medfed.records.folder import Run
 from medfed.reports.methods import Comparison, Finding, sweeps
-from medfed.reports.scores import label_of
 
 Floats = NDArray[np.float64]
 _STRENGTH = "algorithm.strength"

@@ -14,11 +14,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
-from medfed.common.errors import CheckpointError, ConfigError, did_you_mean
 from medfed.records.folder import Run
-from medfed.reports.runs import check_same_patients, differences, grouped, notes_on, without_repeats
+from medfed.reports.findings import Report, report_on
+from medfed.reports.runs import (
+    check_same_patients,
+    chosen_metric,
+    differences,
+    grouped,
+    pool,
+    seed_note,
+    without_repeats,
+)
 
 
 class Cell(NamedTuple):
@@ -104,7 +112,7 @@ class Comparison:
         methods: In the order in which their runs were given.
         clients: Names of the clients.
         metrics: The metrics of which the table has the clients; pictures show the first.
-        notes: What a reader must know to judge the numbers.
+        report: The verdict on the methods by the first metric, and what a reader must know.
         others: The other metrics, of which it has the means.
         constants: The constant predictors that all runs were measured beside.
     """
@@ -112,7 +120,7 @@ class Comparison:
     methods: tuple[Method, ...]
     clients: tuple[str, ...]
     metrics: tuple[str, ...]
-    notes: tuple[str, ...]
+    report: Report
     others: tuple[str, ...] = ()
     constants: tuple[str, ...] = ()
 
@@ -165,72 +173,19 @@ def compare(folders: Sequence[Path], metric: str | None = None) -> Comparison:
     runs = [Run(folder) for folder in folders]
     check_same_patients(runs)
     runs, notes = without_repeats(runs)
-    methods, more = pool(runs)
+    by_name, more = pool(runs)
+    methods = tuple(Method(name, tuple(kept)) for name, kept in by_name.items())
+    report = report_on(by_name, chosen_metric(runs, metric))
+    report.notes = [*notes, *more, seed_note(by_name), *report.notes]
     first = methods[0].runs[0].summary
-    clients = tuple(first["clients"])
     measured = [next(iter(r.summary["clients"].values())) for m in methods for r in m.runs]
     known = [n for n in measured[0] if all(n in metrics for metrics in measured)]
-    if metric is not None and metric not in known:
-        raise ConfigError(
-            f"Unknown metric={metric}{did_you_mean(metric, known)}; the runs have "
-            f"{', '.join(known)}."
-        )
     wanted = [metric or first["selection"][0], first["selection"][0], "dice", "iou"]
     metrics = tuple(n for n in dict.fromkeys(wanted) if n in known)
-    notes += [*more, *notes_on({m.name: m.runs for m in methods}, clients)]
     others = tuple(n for n in known if n not in metrics)
     every = [r.summary.get("constant", {}) for method in methods for r in method.runs]
     constants = tuple(n for n in every[0] if all(n in own for own in every))
-    return Comparison(methods, clients, metrics, tuple(notes), others, constants)
-
-
-def pool(runs: Sequence[Run]) -> tuple[tuple[Method, ...], list[str]]:
-    """Gathers the seeds of each method and names the methods.
-
-    Raises:
-        CheckpointError: If no seed was run with every method.
-    """
-    groups = grouped(runs, lambda one, other: not differences(one, other))
-    names = method_names([g[0] for g in groups])
-    seeds = [{r.seed for r in g} for g in groups]
-    common = set.intersection(*seeds)
-    if not common:
-        told = "; ".join(f"{n}: {_listed(sorted(s))}" for n, s in zip(names, seeds, strict=True))
-        raise CheckpointError(f"No seed was run with every method (seeds of {told}).")
-    notes = [
-        f"Seeds {_listed(sorted(s - common))} of {n} are left out: not every method has them."
-        for n, s in zip(names, seeds, strict=True)
-        if s - common
-    ]
-    if len(common) > 1:
-        notes.append(
-            f"Mean ± sample standard deviation (n - 1) over the seeds {_listed(sorted(common))}."
-        )
-    else:
-        notes.append(f"One seed ({_listed(sorted(common))}): no deviation over seeds (–).")
-    pooled = [
-        Method(n, tuple(sorted((r for r in g if r.seed in common), key=lambda r: r.seed)))
-        for n, g in zip(names, groups, strict=True)
-    ]
-    return tuple(pooled), notes
-
-
-def method_names(runs: Sequence[Run]) -> list[str]:
-    """Names each run by its algorithm, and by its settings where others share the algorithm."""
-    families: dict[str, list[Run]] = {}
-    for run in runs:
-        families.setdefault(str(run.summary["algorithm"]), []).append(run)
-    differing = {
-        n: sorted({k for r in family[1:] for k in differences(family[0], r)})
-        for n, family in families.items()
-    }
-    names = []
-    for run in runs:
-        name = str(run.summary["algorithm"])
-        keys = differing[name]
-        settings = dict.fromkeys(_setting(run, key, keys) for key in keys if _has(run, key))
-        names.append(" ".join([name, *settings]))
-    return names
+    return Comparison(methods, tuple(first["clients"]), metrics, report, others, constants)
 
 
 def sweeps(
@@ -254,29 +209,3 @@ def sweeps(
     groups = grouped([m for m in methods if m.setting(key) is not None], same)
     ordered = [sorted(group, key=lambda m: float(m.setting(key))) for group in groups]
     return sorted(ordered, key=len, reverse=True)
-
-
-def _setting(run: Run, key: str, keys: Sequence[str]) -> str:
-    """Writes a setting as ``strength=0.1``, with its parent where the last name is ambiguous."""
-    *parents, leaf = key.split(".")
-    value = OmegaConf.select(run.config, key)
-    text = f"{value:g}" if isinstance(value, float) else str(value)
-    if parents[-1:] == ["client_bits"]:
-        return f"client_bits={text}"  # once, however many clients have them
-    if leaf == "_target_":
-        return f"{'.'.join(parents)}={text.split('.')[-1]}"
-    rivals = [k for k in keys if k.split(".")[-1] == leaf]
-    if any(OmegaConf.select(run.config, k) != value for k in rivals):
-        leaf = ".".join([*parents[-1:], leaf])
-    return f"{leaf}={text}"
-
-
-def _has(run: Run, key: str) -> bool:
-    """Whether a run has a setting at all: another codec has other keys."""
-    parent, _, leaf = key.rpartition(".")
-    section = OmegaConf.select(run.config, parent) if parent else run.config
-    return isinstance(section, DictConfig) and leaf in section
-
-
-def _listed(values: Sequence[object]) -> str:
-    return ", ".join(str(v) for v in values)

@@ -15,8 +15,14 @@ from rich.table import Table
 from medfed.common.console import cell, say, shown, size, wide_console
 from medfed.common.figures import save_figures
 from medfed.common.files import csv_text, write_json, write_text
-from medfed.common.scores import federation_statistics, mean_of_known, number, smaller_is_better
-from medfed.reports.scores import label_of, method_style
+from medfed.common.scores import (
+    federation_statistics,
+    label_of,
+    mean_of_known,
+    number,
+    smaller_is_better,
+)
+from medfed.reports.scores import method_style
 
 if TYPE_CHECKING:
     from medfed.run.onboarding import Onboarding, Row

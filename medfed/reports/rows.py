@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 
 from medfed.common.console import size
 from medfed.common.files import csv_text
-from medfed.common.scores import number, smaller_is_better
+from medfed.common.scores import interval, number, smaller_is_better
 from medfed.reports.methods import Cell, Comparison
-from medfed.run.printed import interval
 
 STATISTICS = ("mean", "sd", "worst")
 _SPENT = ("steps", "gradient_passes", "forward_passes")
@@ -103,15 +102,15 @@ def to_csv(comparison: Comparison) -> str:
     return csv_text(head, lines)
 
 
-def winner(comparison: Comparison) -> str:
-    """Says which method has the best mean over the clients."""
-    metric = comparison.metric
-    cells = [m.score(metric) for m in comparison.methods]
-    best = sorted(best_of([c.value for c in cells], smaller_is_better(metric)))
-    if not best:
-        return f"No method is best by mean {metric}."
-    names = " and ".join(comparison.methods[i].name for i in best)
-    return f"Best by mean {metric}: {names} ({cells[best[0]].value:.4f})."
+def said(comparison: Comparison) -> list[str]:
+    """Returns the verdict, as a report of the same runs has it, and what else must be known."""
+    verdict = comparison.report.answers[comparison.report.tasks[0][0].name]
+    return [
+        *verdict,
+        *no_better(comparison),
+        comparison.report.remark,
+        *comparison.report.notes,
+    ]
 
 
 def no_better(comparison: Comparison) -> list[str]:

@@ -5,21 +5,38 @@ What a reader must know to judge a comparison: budgets, settings, who is in a me
 
 from __future__ import annotations
 
+import math
 import os
 import re
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
-from medfed.common.errors import CheckpointError
-from medfed.common.scores import failure_sentences, span, undefined_sentences
+import numpy as np
+from omegaconf import DictConfig, OmegaConf
+
+from medfed.common.errors import CheckpointError, ConfigError, did_you_mean
+from medfed.common.scores import (
+    failure_sentences,
+    smaller_is_better,
+    span,
+    undefined_sentences,
+)
 from medfed.config.compose import changed_keys
 from medfed.records.folder import NOT_THE_EXPERIMENT, Run
 
 T = TypeVar("T")
+Runs = Mapping[str, Sequence[Run]]
+"""The runs of each method, at the same places in the same order, by its name."""
+REFERENCES = ("local", "fedavg")
+"""What methods are compared with."""
+CEILINGS = ("pooled", "pooled_finetuned")
+"""All patients in one place: one model, and a copy of it that each hospital trains on."""
 # Differences that make no other method: where, when and under which name it ran.
-_NO_METHOD = (*NOT_THE_EXPERIMENT, "name", "threads", "evaluation", "checkpoint")
+_NO_METHOD = (*NOT_THE_EXPERIMENT, "name", "threads", "evaluation", "checkpoint", "data.fold")
+Place = tuple[int, int | None, str]
+"""Seed, seed of the data, and fold."""
 
 
 def find_runs(runs: str | Sequence[str]) -> list[Path]:
@@ -51,9 +68,18 @@ def common_folder(runs: Sequence[Path]) -> Path:
 
 
 def differences(one: Run, other: Run) -> list[str]:
-    """Returns the keys in which two configurations differ, seeds and run conditions left out."""
+    """Returns the keys in which two configurations differ; what makes another split does not count.
+
+    Seeds, folds and run conditions are left out: with others of them it is the same method.
+    """
     changed = (c.split(": ")[0] for c in changed_keys(one.config, other.config, _NO_METHOD))
     return [key for key in changed if key.split(".")[-1] not in ("seed", "_convert_")]
+
+
+def place(run: Run) -> Place:
+    """Returns what decides on which patients, and from which weights, a run started."""
+    fold = OmegaConf.select(run.config, "data.fold")
+    return run.seed, OmegaConf.select(run.config, "data.seed"), str(fold)
 
 
 def grouped(items: Iterable[T], same: Callable[[T, T], bool]) -> list[list[T]]:
@@ -73,19 +99,16 @@ def grouped(items: Iterable[T], same: Callable[[T, T], bool]) -> list[list[T]]:
     return groups
 
 
-def check_same_patients(
-    runs: Sequence[Run], place: Callable[[Run], Hashable] = lambda run: run.seed
-) -> None:
-    """Checks that runs of one seed have the same patients in every split of every client.
+def check_same_patients(runs: Sequence[Run]) -> None:
+    """Checks that runs at one place have the same patients in every split of every client.
 
     Args:
         runs: The runs.
-        place: What must be equal of runs that must have the same patients.
 
     Raises:
         CheckpointError: If not, or if the clients themselves or the selection metric differ.
     """
-    by_place: dict[Hashable, Run] = {}
+    by_place: dict[Place, Run] = {}
     for run in runs:
         one = runs[0]
         if list(run.patients) != list(one.patients):
@@ -107,12 +130,29 @@ def check_same_patients(
                 )
 
 
+def chosen_metric(runs: Sequence[Run], metric: str | None) -> str:
+    """Returns by what runs are judged: what is asked for, or what selected their rounds.
+
+    Raises:
+        ConfigError: If a run lacks it.
+    """
+    wanted = metric or str(runs[0].summary["selection"][0])
+    for run in runs:
+        known = list(next(iter(run.summary["clients"].values())))
+        if wanted not in known:
+            raise ConfigError(
+                f"{run.folder} has no metric={wanted}{did_you_mean(wanted, known)}; it has "
+                f"{', '.join(known)}."
+            )
+    return wanted
+
+
 def without_repeats(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
     """Keeps the latest of runs that are equal in all, seed included, and says so."""
     kept: list[Run] = []
     notes = []
     for run in runs:
-        twin = next((k for k in kept if k.seed == run.seed and not differences(k, run)), None)
+        twin = next((k for k in kept if place(k) == place(run) and not differences(k, run)), None)
         if twin is None:
             kept.append(run)
             continue
@@ -122,13 +162,138 @@ def without_repeats(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
     return kept, notes
 
 
+def pool(runs: Sequence[Run]) -> tuple[dict[str, list[Run]], list[str]]:
+    """Gathers the runs of each method, in the order of the places that all methods have.
+
+    Args:
+        runs: Finished runs on the same patients.
+
+    Returns:
+        The runs by the method's name, and what a reader must know of them.
+
+    Raises:
+        CheckpointError: If there is no place at which every method was run.
+    """
+    groups = grouped(runs, lambda one, other: not differences(one, other))
+    names = method_names([group[0] for group in groups])
+    places = [{place(run): run for run in group} for group in groups]
+    common = sorted(set.intersection(*map(set, places)), key=_natural_place)
+    if not common:
+        listed = "; ".join(
+            f"{name}: {_listed(by_place.values())}"
+            for name, by_place in zip(names, places, strict=True)
+        )
+        raise CheckpointError(f"No seed was run with every method (seeds of {listed}).")
+    notes = [
+        f"Seeds {_listed(rest)} of {name} are left out: not every method has them."
+        for name, by_place in zip(names, places, strict=True)
+        if (rest := [run for at, run in by_place.items() if at not in common])
+    ]
+    kept = [[by_place[at] for at in common] for by_place in places]
+    return dict(zip(names, kept, strict=True)), notes
+
+
+def seed_note(methods: Runs) -> str:
+    """Says over which seeds a deviation is."""
+    runs = next(iter(methods.values()))
+    if len(runs) > 1:
+        return f"Mean ± sample standard deviation (n - 1) over the seeds {_listed(runs)}."
+    return f"One seed ({_listed(runs)}): no deviation over seeds (–)."
+
+
+def _natural_place(at: Place) -> tuple[int, str]:
+    return at[0], str(at)
+
+
+def _listed(runs: Iterable[Run]) -> str:
+    """Seeds, each with what else makes the split where that does not follow from the seed."""
+    texts = []
+    for run in sorted(runs, key=lambda run: _natural_place(place(run))):
+        seed, data_seed, fold = place(run)
+        extra = [f"data.seed={data_seed}"] if data_seed not in (None, seed) else []
+        extra += [f"data.fold={fold}"] if fold != "None" else []
+        texts.append(f"{seed} with {' '.join(extra)}" if extra else str(seed))
+    return ", ".join(texts)
+
+
+def with_references(methods: Runs) -> tuple[dict[str, Sequence[Run]], list[str]]:
+    """Calls the best local training, by validation, ``local``, and so FedAvg and pooling.
+
+    Where a reference was run with several settings, the best of them is what others must beat.
+
+    Args:
+        methods: The runs by the method's name.
+
+    Returns:
+        The runs by such names, and which of several is meant.
+    """
+    names = {name: name for name in methods}
+    notes = []
+    for reference in (*REFERENCES, CEILINGS[0]):
+        settings = [n for n, runs in methods.items() if runs[0].summary["algorithm"] == reference]
+        if settings and reference not in names:
+            best = max(settings, key=lambda name: _validated(methods[name]))
+            names[best] = reference
+            notes.append(f"{reference} is {best} here, the best of {len(settings)} by validation.")
+    return {names[name]: runs for name, runs in methods.items()}, notes
+
+
+def _validated(runs: Sequence[Run]) -> float:
+    """What validation gave at the selected rounds, larger is better."""
+    scores = []
+    for run in runs:
+        metric = run.summary["selection"][0]
+        sign = -1 if smaller_is_better(metric) else 1
+        at = run.summary["selected_round"]
+        scores += [sign * r.metrics[metric] for r in run.history() if r.round == at]
+    return float(np.mean(scores)) if scores else -math.inf
+
+
+def method_names(runs: Sequence[Run]) -> list[str]:
+    """Names each run by its algorithm, and by its settings where others share the algorithm."""
+    families: dict[str, list[Run]] = {}
+    for run in runs:
+        families.setdefault(str(run.summary["algorithm"]), []).append(run)
+    differing = {
+        n: sorted({k for r in family[1:] for k in differences(family[0], r)})
+        for n, family in families.items()
+    }
+    names = []
+    for run in runs:
+        name = str(run.summary["algorithm"])
+        keys = differing[name]
+        settings = dict.fromkeys(_setting(run, key, keys) for key in keys if _has(run, key))
+        names.append(" ".join([name, *settings]))
+    return names
+
+
+def _setting(run: Run, key: str, keys: Sequence[str]) -> str:
+    """Writes a setting as ``strength=0.1``, with its parent where the last name is ambiguous."""
+    *parents, leaf = key.split(".")
+    value = OmegaConf.select(run.config, key)
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    if parents[-1:] == ["client_bits"]:
+        return f"client_bits={text}"  # once, however many clients have them
+    if leaf == "_target_":
+        return f"{'.'.join(parents)}={text.split('.')[-1]}"
+    rivals = [k for k in keys if k.split(".")[-1] == leaf]
+    if any(OmegaConf.select(run.config, k) != value for k in rivals):
+        leaf = ".".join([*parents[-1:], leaf])
+    return f"{leaf}={text}"
+
+
+def _has(run: Run, key: str) -> bool:
+    """Whether a run has a setting at all: another codec has other keys."""
+    parent, _, leaf = key.rpartition(".")
+    section = OmegaConf.select(run.config, parent) if parent else run.config
+    return isinstance(section, DictConfig) and leaf in section
+
+
 def _natural(text: str) -> list[tuple[int, str]]:
     """Orders ``2_x`` before ``10_x``."""
     return [(int(t), "") if t.isdigit() else (-1, t) for t in re.split(r"(\d+)", text)]
 
 
-Runs = Mapping[str, Sequence[Run]]
-"""The runs of each method, one per seed, by its name."""
 _PASSES = {
     "gradient_passes": "Gradient passes per client, those of the steps among them, differ",
     "forward_passes": "Passes forward alone per client differ",

@@ -14,11 +14,11 @@ from omegaconf import DictConfig
 
 from medfed.common.console import caption, size
 from medfed.common.figures import colours, legend_right
-from medfed.common.scores import mean_of_known, smaller_is_better
+from medfed.common.scores import label_of, mean_of_known, smaller_is_better
 from medfed.models.contours import Case, contour_grid
 from medfed.models.segmentation import chosen_activation
+from medfed.records.predictions import read_predictions
 from medfed.reports.methods import Comparison, Finding, Method
-from medfed.run.predictions import read_predictions
 
 _CAPTIONS = {
     "clients": "Test metric of every client under every method.",
@@ -213,26 +213,6 @@ def number_curves(
     row[0].set_ylabel(f"test {label_of(metric)}")
     legend_right(row[-1], row[0])
     return figure
-
-
-def label_of(metric: str) -> str:
-    """Returns a metric's name as people write it, with its unit where it has one.
-
-    Example:
-        >>> label_of("iou"), label_of("balanced_accuracy"), label_of("hd95")
-        ('IoU', 'balanced accuracy', 'Hausdorff distance, 95th percentile (mm)')
-    """
-    known = {
-        "iou": "IoU",
-        "dice": "Dice",
-        "auroc": "AUROC",
-        "ece": "calibration error",
-        "hd95": "Hausdorff distance, 95th percentile (mm)",
-        "nsd": "normalised surface Dice",
-        "loss": "loss (nats)",
-    }
-    base, _, region = metric.partition("/")
-    return known.get(base, base.replace("_", " ")) + (f", {region}" if region else "")
 
 
 def method_style(index: int, count: int) -> tuple[str, str]:

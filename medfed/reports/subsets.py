@@ -20,11 +20,10 @@ from rich.table import Table
 from medfed.common.console import caption, cell, say, wide_console
 from medfed.common.figures import save_figures
 from medfed.common.files import csv_text, write_text
-from medfed.common.scores import mean_of_known, number, smaller_is_better
+from medfed.common.scores import label_of, mean_of_known, number, smaller_is_better
 from medfed.common.untrusted import read_rows, reading
 from medfed.records.folder import Run
 from medfed.reports.methods import Cell, Comparison, Finding
-from medfed.reports.scores import label_of
 
 if TYPE_CHECKING:
     from medfed.run.subsets import Subsets

@@ -14,17 +14,15 @@ from numpy.typing import NDArray
 from medfed.common.console import few, shown
 from medfed.common.files import csv_text
 from medfed.common.scores import federation_statistics, smaller_is_better
-from medfed.common.seeding import derive_seed
 from medfed.datamodules.splits import Split
 from medfed.functional.scores import CPM, Floats, froc_scores
-from medfed.functional.statistics import draws, percentiles
+from medfed.functional.statistics import LEVEL, RESAMPLES, patients_anew, percentiles
 from medfed.models.meters import Columns
 
 if TYPE_CHECKING:
     from medfed.datamodules.base import FederatedDataModule
     from medfed.models.task import TaskModule
 
-LEVEL, RESAMPLES = 0.95, 1000
 _BLOCK = 4_000_000  # weights of cases that are in memory at once
 _SOME = 0.05  # share of resamples without a metric from which a client is named
 Rows = Sequence[Mapping[str, Any]]
@@ -155,7 +153,7 @@ class Examined:
             seed: Of the run.
 
         Returns:
-            Each client with its metrics of :data:`RESAMPLES` resamples; and those of the cases of
+            Each client with its metrics of ``RESAMPLES`` resamples; and those of the cases of
             all clients together, in blocks of resamples, if no model has failed. The second is to
             be asked for when the first has ended.
         """
@@ -170,7 +168,7 @@ class Examined:
 
         def each() -> Iterator[tuple[str, Values]]:
             for c, cases in self.cases.items():
-                rows = draws(self.patients(c), RESAMPLES, derive_seed(seed, "bootstrap", c))
+                rows = patients_anew(self.patients(c), seed, c)
                 drawn[c] = rows.astype(np.min_scalar_type(int(rows.max(initial=0))))
                 yield c, joined(list(blocks([c], cases)))
 

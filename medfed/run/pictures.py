@@ -20,10 +20,10 @@ from medfed.common.figures import legend_above, legend_right, stacked_bars
 from medfed.common.scores import Record, mean_of_known
 from medfed.federation.wire.ledger import Ledger
 from medfed.functional.scores import ALARMS, Floats, sensitivities
+from medfed.records.predictions import read_predictions
 from medfed.run.experiment import Experiment, examined
 from medfed.run.intervals import Examined, joined
 from medfed.run.memberships import Memberships, leaf_order, matched, served
-from medfed.run.predictions import read_predictions
 
 _MANY = 8  # clients from which on they are grey
 

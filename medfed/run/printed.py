@@ -14,6 +14,7 @@ from rich.table import Table
 from medfed.common.console import cell, few, say, shown, size, wide_console
 from medfed.common.scores import (
     failure_sentences,
+    interval,
     number,
     smaller_is_better,
     span,
@@ -135,19 +136,6 @@ def short(metric: str) -> str:
         ('balanced\naccuracy', 'auroc')
     """
     return _SHORT.get(metric, metric.replace("_", " "))
-
-
-def interval(ends: Sequence[float] | None) -> str:
-    """Writes an interval as tables have it.
-
-    Example:
-        >>> interval([0.25, 0.75]), interval([math.nan, math.nan]), interval(None)
-        ('[0.250, 0.750]', '–', '')
-    """
-    if ends is None:
-        return ""
-    low, high = ends
-    return "–" if math.isnan(low) else f"[{low:.3f}, {high:.3f}]"
 
 
 def absent_sentences(absent: Mapping[str, Sequence[str]], split: str) -> list[str]:

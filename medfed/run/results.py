@@ -22,11 +22,11 @@ from medfed.functional.grids import on_grid
 from medfed.models.networks.adapters import merged
 from medfed.models.segmentation_meter import slice_with_most
 from medfed.records.folder import save_tensors
+from medfed.records.predictions import save_prediction
 from medfed.run.experiment import Experiment, examined
 from medfed.run.intervals import findings, over_clients, to_csv
 from medfed.run.loggers import end_logging
 from medfed.run.memberships import Memberships
-from medfed.run.predictions import save_prediction
 from medfed.run.printed import print_summary
 
 _log = logging.getLogger(__name__)

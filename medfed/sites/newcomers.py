@@ -24,7 +24,7 @@ from omegaconf import DictConfig
 from medfed.common.console import say, shown, size, wide_console
 from medfed.common.errors import CheckpointError, CodecError, ConfigError, SiteError
 from medfed.common.files import csv_text, write_json, write_text
-from medfed.common.scores import number
+from medfed.common.scores import label_of, number
 from medfed.common.tensors import Tensors, to_device
 from medfed.common.untrusted import ANY, NUMBER, read_checkpoint, read_json
 from medfed.config.allowed import check_plugins
@@ -40,7 +40,6 @@ from medfed.federation.wire.ledger import Direction, Ledger
 from medfed.federation.wire.message import Message
 from medfed.federation.wire.packet import Packet
 from medfed.records.folder import finished, read_config
-from medfed.reports.scores import label_of
 from medfed.run.assembly import build_task
 from medfed.run.experiment import best_checkpoint, read_start
 from medfed.run.federating import federation_of, preprocessing

@@ -213,8 +213,8 @@ class OwnFolder:
     def _draw(self, experiment: Experiment, best: int | None) -> None:
         if (kind := experiment.config.pictures.format) == "none":
             return
+        from medfed.records.predictions import read_predictions
         from medfed.run.pictures import bytes_per_client, metric_curves  # late: they draw
-        from medfed.run.predictions import read_predictions
 
         evaluation, ledger = experiment.evaluation, experiment.module.federation.ledger
         figures: dict[str, Any] = {"bytes": bytes_per_client(ledger) if ledger.total() else None}

@@ -20,12 +20,12 @@ from medfed.benchmark.advice import FEW, MOST, gain_of, needed
 from medfed.benchmark.advice_words import markdown, sentences
 from medfed.benchmark.main import advise
 from medfed.benchmark.pilot import pilots, question
-from medfed.benchmark.report.scores import Scores
 from medfed.benchmark.runner import Progress
 from medfed.benchmark.suite import Method
 from medfed.commands import advise as door
 from medfed.common.errors import DataError
 from medfed.functional.statistics import difference
+from medfed.reports.tasks import Scores
 from tests.pages import ROOT
 
 HOSPITALS = {"north": 90, "south": 90, "odd": 90, "tiny": 8}

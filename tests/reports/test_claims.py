@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_1samp
 
-from medfed.benchmark.report.claims import judge_claims, markdown, read_claims, section, sentence
+from medfed.benchmark.claims import judge_claims, read_claims
 from medfed.benchmark.suite import ALWAYS, suites
 from medfed.common.errors import ConfigError
+from medfed.reports.claims import markdown, section, sentence
 
 RNG = np.random.default_rng(0)
 CLIENTS = {"a": 0.1, "b": -0.1}
@@ -59,7 +60,7 @@ def ask(tmp_path, parts, *given, reasons="[]", **own):
     text = f"claim: It is so.\nsource: A paper\nparts: [{parts}]\nreasons: {reasons}\n"
     (tmp_path / "claims" / "zz_mine.yaml").write_text(text)
     found = judge_claims(progress(*given, **own), [tmp_path])
-    return next((one for one in found if one.claim.name == "zz_mine"), None)
+    return next((one for one in found if one.name == "zz_mine"), None)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from medfed.common.scores import worst_value
 from medfed.reports.comparison import compare_runs
 from medfed.reports.lambda_path import lambda_path
 from medfed.reports.methods import compare
+from medfed.reports.report import report_runs
 from medfed.reports.runs import find_runs
 from medfed.run.intervals import over_clients
 from tests.integration.runs import run
@@ -82,12 +83,7 @@ def test_the_tables_have_the_numbers_of_the_summaries(runs, tmp_path):
         assert float(worst["value"]) == pytest.approx(statistics.fmean(values))
         sent = table["bytes up", "total", method]
         assert float(sent["value"]) == sum(s["bytes"]["up"] for s in summaries) / 2
-    best = max(
-        ("fedavg", "local"),
-        key=lambda m: float(table["auroc", "mean", m]["value"]),
-    )
     report = (tmp_path / "comparison.md").read_text()
-    assert f"Best by mean auroc: {best}" in report
     assert "Equal budgets: 2 gradient steps per client." in report
     for name in ("clients.png", "validation.png", "bytes.png"):
         assert (tmp_path / name).stat().st_size > 5000
@@ -114,12 +110,36 @@ def test_intervals_of_one_seed_and_the_constant_stand_beside(runs, tmp_path, cap
             assert float(table[metric, place, "constant"]["value"]) == expected
     told = capsys.readouterr().out
     assert f"[{low:.3f}, {high:.3f}]" in told
-    assert max(map(len, told.split("Best by")[0].splitlines())) <= 100
+    assert max(map(len, told.split("On the test patients")[0].splitlines())) <= 100
     for metric in ("sensitivity", "specificity", "f1", "ece", "brier", "balanced_accuracy"):
         assert f"│ {metric} " in told
     report = (tmp_path / "comparison.md").read_text()
     assert "| metric | client | fedavg | local | constant |" in report
     assert "| auroc | 95% interval | [" in report
+
+
+def test_it_says_what_a_report_of_the_same_runs_says(runs, tmp_path, capsys):
+    """The same intervals and the same verdict; no method is called best that is not told apart."""
+    folders = [str(runs / "fedavg_0"), str(runs / "local_0")]
+    compared = compare_runs(folders, tmp_path / "compare", kind="none").report
+    printed = capsys.readouterr().out
+    reported = report_runs(folders, tmp_path / "report", figures=False, quiet=True)
+    assert compared.answers == reported.answers
+    assert compared.remark == reported.remark
+    table = read_csv(tmp_path / "compare" / "comparison.csv")
+    ((_, verdicts),) = reported.tasks
+    for method, verdict in verdicts.items():
+        row = table["auroc", "mean", method]
+        assert (verdict.mean.low, verdict.mean.high) == pytest.approx(
+            (float(row["low"]), float(row["high"])), abs=1e-12
+        )
+    better = verdicts["fedavg"].against["local"].verdict == "better"
+    assert ("FedAvg" in reported.answers["clinical"][0].split(" is better than ")[0]) == better
+    assert ("No method is seen to be better than local training" in printed) != better
+    assert "Best by" not in printed
+    written = (tmp_path / "compare" / "comparison.md").read_text()
+    for sentence in reported.answers["clinical"]:
+        assert f"- {sentence}\n" in written
 
 
 def test_what_is_no_better_than_a_constant_is_told(runs, tmp_path, capsys):
@@ -184,14 +204,14 @@ def test_methods_without_a_common_seed_are_refused(runs):
 def test_a_seed_that_a_method_lacks_is_left_out_and_told(runs):
     comparison = compare([runs / "fedavg_0", runs / "fedavg_1", runs / "local_0"])
     assert [len(m.runs) for m in comparison.methods] == [1, 1]
-    assert any("Seeds 1 of fedavg are left out" in note for note in comparison.notes)
+    assert any("Seeds 1 of fedavg are left out" in note for note in comparison.report.notes)
 
 
 def test_a_repeated_run_counts_once(runs, tmp_path):
     shutil.copytree(runs / "local_0", tmp_path / "again")
     comparison = compare([runs / "fedavg_0", runs / "local_0", tmp_path / "again"])
     assert len(comparison.methods) == 2
-    assert any("is repeated by" in note for note in comparison.notes)
+    assert any("is repeated by" in note for note in comparison.report.notes)
 
 
 def test_differing_budgets_and_settings_are_told(runs, tmp_path):
@@ -204,7 +224,7 @@ def test_differing_budgets_and_settings_are_told(runs, tmp_path):
     OmegaConf.save(config, tmp_path / "longer" / "config.yaml")
     comparison = compare([runs / "fedavg_0", runs / "local_0", tmp_path / "longer"])
     assert [m.name for m in comparison.methods] == ["fedavg", "local steps=2", "local steps=7"]
-    notes = " ".join(comparison.notes)
+    notes = " ".join(comparison.report.notes)
     assert "Gradient steps per client differ: fedavg 2, local steps=2 2, local steps=7 7" in notes
     assert "Settings besides the algorithm differ between methods: local.steps" in notes
 
@@ -229,11 +249,12 @@ def test_a_failed_client_is_in_the_means_and_named(runs, tmp_path):
     assert float(table["loss", "mean", "local"]["value"]) == math.inf
     assert table["loss", "mean", "fedavg"]["best"] == "1"
     report = (tmp_path / "out" / "comparison.md").read_text()
-    assert "Best by mean loss: fedavg" in report
+    assert "mean over clients" not in report
+    assert comparison.report.answers["clinical"][0] in report
     assert any(
-        f"local, seed 0: The loss or the predictions of {one}" in n for n in comparison.notes
+        f"local, seed 0: The loss or the predictions of {one}" in n for n in comparison.report.notes
     )
-    assert "One seed (0): no deviation over seeds (–)." in comparison.notes
+    assert "One seed (0): no deviation over seeds (–)." in comparison.report.notes
 
 
 def test_equal_steps_with_other_passes_are_told(runs, tmp_path):
@@ -244,7 +265,7 @@ def test_equal_steps_with_other_passes_are_told(runs, tmp_path):
     }
     dear = changed(runs / "local_0", tmp_path / "local", **passes)
     comparison = compare_runs([str(runs / "fedavg_0"), str(dear)], tmp_path / "out")
-    notes = " ".join(comparison.notes)
+    notes = " ".join(comparison.report.notes)
     assert "Equal budgets: 2 gradient steps per client." in notes
     assert (
         "Gradient passes per client, those of the steps among them, differ: fedavg 2, local 5."
@@ -256,7 +277,7 @@ def test_equal_steps_with_other_passes_are_told(runs, tmp_path):
     table = read_csv(tmp_path / "out" / "comparison.csv")
     assert table["forward passes", "hospital_1", "local"]["value"] == "3.0"
     plain = compare([runs / "fedavg_0", runs / "local_0"])
-    assert not [n for n in plain.notes if "passes" in n]
+    assert not [n for n in plain.report.notes if "passes" in n]
 
 
 def test_a_run_of_an_older_version_is_told(runs, tmp_path):
@@ -266,11 +287,11 @@ def test_a_run_of_an_older_version_is_told(runs, tmp_path):
         del summary[key]
     (tmp_path / "old" / "summary.json").write_text(json.dumps(summary))
     comparison = compare_runs([str(runs / "fedavg_0"), str(tmp_path / "old")], tmp_path / "out")
-    assert any(n.startswith("Written by an older version: ") for n in comparison.notes)
+    assert any(n.startswith("Written by an older version: ") for n in comparison.report.notes)
 
 
 def test_unknown_metric_and_missing_runs(runs, tmp_path):
-    with pytest.raises(ConfigError, match=r"Unknown metric=acuracy \(did you mean accuracy"):
+    with pytest.raises(ConfigError, match=r"has no metric=acuracy \(did you mean accuracy"):
         compare([runs / "fedavg_0"], "acuracy")
     with pytest.raises(CheckpointError, match="holds no finished run"):
         find_runs(str(tmp_path))

@@ -12,13 +12,12 @@ import pytest
 from scipy.stats import t as student
 from sklearn.metrics import roc_auc_score
 
-from medfed.benchmark.report.own_runs import report_runs
-from medfed.benchmark.report.pictures import drawn_of
 from medfed.common.errors import CheckpointError, ConfigError
-from medfed.common.seeding import derive_seed
 from medfed.common.untrusted import read_rows
-from medfed.functional.statistics import draws
+from medfed.functional.statistics import patients_anew
 from medfed.records.folder import Run
+from medfed.reports.report import report_runs
+from medfed.reports.tasks import drawn_of
 from tests.integration.runs import CLINICAL, run
 
 SMALL = (*CLINICAL[:1], "rounds=2", *CLINICAL[2:], "partition.num_clients=2")
@@ -97,7 +96,7 @@ def test_patients_are_drawn_anew_alike_for_all_methods(sweep):
         for i, client in enumerate(own.clients):
             rows = [r for r in read_rows(own.folder / "cases.csv", ()) if r["client"] == client]
             patients = own.patients[client]["test"]
-            counts = draws(len(patients), 400, derive_seed(0, "report", client))[7]
+            counts = patients_anew(len(patients), 0, client)[7]
             again = [r for r in rows for _ in range(counts[patients.index(r["patient"])])]
             label = [int(float(r["label"])) for r in again]
             score = [float(r["probability/1"]) for r in again]

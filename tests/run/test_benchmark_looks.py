@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from medfed.benchmark.work import SIDE, _packed, course, looks, unpacked
+from medfed.benchmark.work import course, looks
 from medfed.models.contours import Case
-from medfed.run.predictions import read_predictions
+from medfed.records.predictions import SIDE, packed, read_predictions, unpacked
 from tests.integration.runs import imaging, run
 
 
@@ -68,7 +68,7 @@ def test_of_a_large_slice_the_part_around_the_truth_is_kept():
     probability = torch.from_numpy(rng.random((1, 300, 100)).astype(np.float32))
     truth = torch.zeros(1, 300, 100)
     truth[0, 250:290, 20:60] = 1
-    case = unpacked({"c": _packed(Case(image, truth, {"own": probability}))}, "m")["c"]
+    case = unpacked({"c": packed(Case(image, truth, {"own": probability}))}, "m")["c"]
     rows = slice(300 - SIDE, 300)  # as near as the edge lets it
     assert torch.equal(case.truth, truth[:, rows])
     assert float((case.probabilities["m"] - probability[:, rows]).abs().max()) <= 0.5 / 255 + 1e-6

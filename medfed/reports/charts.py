@@ -252,7 +252,7 @@ class Row(NamedTuple):
         value: Its value.
         low: The lower end of its interval.
         high: The upper end.
-        colour: One of :data:`medfed.benchmark.report.charts.COLOURS`.
+        colour: One of :data:`medfed.reports.charts.COLOURS`.
     """
 
     name: str

@@ -8,14 +8,20 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from medfed.benchmark.report.charts import Canvas
-from medfed.benchmark.report.claims import markdown as claims_lines
-from medfed.benchmark.report.findings import Told
-from medfed.benchmark.report.page import dial_pictures, page, place, ranks_picture
-from medfed.benchmark.report.pictures import by_mean, pictures_of
-from medfed.benchmark.report.verdicts import REFERENCES, Verdict, details
-from medfed.common.console import size
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from medfed.common.console import cell as as_cell
+from medfed.common.console import say, size, wide_console
 from medfed.common.files import csv_text, replacing, write_json, write_text
+from medfed.reports.charts import Canvas
+from medfed.reports.claims import markdown as claims_lines
+from medfed.reports.findings import Report
+from medfed.reports.page import dial_pictures, page, place, ranks_picture
+from medfed.reports.runs import REFERENCES
+from medfed.reports.sentences import details
+from medfed.reports.task_pictures import by_mean, pictures_of
+from medfed.reports.verdicts import Verdict
 
 COLUMNS = (
     *("suite", "variant", "method", "metric", "splits", "mean", "low", "high"),
@@ -33,7 +39,7 @@ COLUMNS = (
 )
 
 
-def _row(told: Told, task: Any, name: str, v: Verdict) -> list[object]:
+def _row(report: Report, task: Any, name: str, v: Verdict) -> list[object]:
     raw = task.raw
     ends = sorted((raw(v.mean.low), raw(v.mean.high)))
     cells: list[object] = [
@@ -55,50 +61,50 @@ def _row(told: Told, task: Any, name: str, v: Verdict) -> list[object]:
     return [*cells, *v.scores.sent, v.scores.passes, v.scores.failed, setting]
 
 
-def write(folder: Path, told: Told, figures: bool = True) -> None:
+def write(folder: Path, report: Report, figures: bool = True) -> None:
     """Writes all files of a report.
 
     Args:
         folder: Made where it is not there.
-        told: What was found.
+        report: What was found.
         figures: Whether to write pictures as vectors, too.
     """
     rows = [
-        [_cell(value) for value in _row(told, task, name, v)]
-        for task, verdicts in told.tasks
+        [_cell(value) for value in _row(report, task, name, v)]
+        for task, verdicts in report.tasks
         for name, v in verdicts.items()
     ]
     write_text(folder / "table.csv", csv_text(COLUMNS, rows))
     clients = [
         [task.suite, task.variant, name, split, client, _cell(task.raw(float(value)))]
-        for task, verdicts in told.tasks
+        for task, verdicts in report.tasks
         for name, v in verdicts.items()
         for split, values in enumerate(v.scores.values)
         for client, value in zip(task.clients, values, strict=True)
     ]
     head = ("suite", "variant", "method", "split", "client", "value")
     write_text(folder / "clients.csv", csv_text(head, clients))
-    write_json(folder / "findings.json", told.plain())
-    write_text(folder / "report.md", markdown(told))
-    write_text(folder / "tables.tex", latex(told))
-    write_text(folder / "report.html", page(told))
+    write_json(folder / "findings.json", report.plain())
+    write_text(folder / "report.md", markdown(report))
+    write_text(folder / "tables.tex", latex(report))
+    write_text(folder / "report.html", page(report))
     if figures:
-        for name, canvas in _canvases(told):
+        for name, canvas in _canvases(report):
             _save(folder / "figures" / name, canvas)
 
 
-def _canvases(told: Told) -> Iterator[tuple[str, Canvas]]:
+def _canvases(report: Report) -> Iterator[tuple[str, Canvas]]:
     """The pictures that papers show: of each suite's first task, of dials, of ranks."""
     seen = set()
-    for task, verdicts in told.tasks:
+    for task, verdicts in report.tasks:
         if task.suite not in seen:
             seen.add(task.suite)
             for name, picture in pictures_of(task, verdicts).items():
                 yield f"{place(task.name)}-{name}", picture.canvas
-    for suite, picture in dial_pictures(told).items():
+    for suite, picture in dial_pictures(report).items():
         yield f"{place(suite)}-dial", picture.canvas
-    if told.ranks:
-        yield "ranks", ranks_picture(told).canvas
+    if report.ranks:
+        yield "ranks", ranks_picture(report).canvas
 
 
 def _save(path: Path, canvas: Canvas) -> None:
@@ -118,24 +124,24 @@ def _cell(value: object) -> object:
     return value
 
 
-def markdown(told: Told) -> str:
+def markdown(report: Report) -> str:
     """Returns the report: verdicts in words first, then a table for each task.
 
     Args:
-        told: What was found.
+        report: What was found.
     """
-    lines = [f"# {told.title}", "", *(f"- {s}" for s in told.sentences), ""]
+    lines = [f"# {report.title}", "", *(f"- {s}" for s in report.sentences), ""]
     head = (
         *("method", "mean [95 %]", "worst client", "worst decile", "against local"),
         *("against FedAvg", "harmed", "sent"),
     )
-    for task, verdicts in told.tasks:
+    for task, verdicts in report.tasks:
         better = "smaller" if task.falls else "larger"
         lines += [f"## {task.name}", "", f"{task.metric}, {better} is better.", ""]
         lines += [f"| {' | '.join(head)} |", "|---|" + "---:|" * (len(head) - 1)]
         lines += [f"| {' | '.join(row)} |" for row in shown(task, verdicts)] + [""]
         lines += [f"- {s}" for s in (*details(task, verdicts), *task.notes)] + [""]
-    lines += claims_lines(told.claims)
+    lines += claims_lines(report.claims)
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -145,10 +151,10 @@ def shown(task: Any, verdicts: Mapping[str, Verdict]) -> list[tuple[str, ...]]:
     for name in by_mean(verdicts):
         v = verdicts[name]
         low, high = sorted((task.raw(v.mean.low), task.raw(v.mean.high)))
-        told = []
+        gaps = []
         for reference in REFERENCES:
             a = v.against.get(reference)
-            told.append("" if a is None else f"{a.difference.mean:+.4f} {a.verdict}")
+            gaps.append("" if a is None else f"{a.difference.mean:+.4f} {a.verdict}")
         harm = "" if v.harm is None else f"{v.harm.share:.0%} [{v.harm.low:.0%}, {v.harm.high:.0%}]"
         rows.append(
             (
@@ -156,7 +162,7 @@ def shown(task: Any, verdicts: Mapping[str, Verdict]) -> list[tuple[str, ...]]:
                 f"{task.raw(v.mean.mean):.4f} [{low:.4f}, {high:.4f}]",
                 f"{task.raw(v.worst):.4f}",
                 f"{task.raw(v.decile):.4f}",
-                *told,
+                *gaps,
                 harm.replace("nan%", "–"),
                 size(round(sum(v.scores.sent))),
             )
@@ -164,14 +170,14 @@ def shown(task: Any, verdicts: Mapping[str, Verdict]) -> list[tuple[str, ...]]:
     return rows
 
 
-def latex(told: Told) -> str:
+def latex(report: Report) -> str:
     r"""Returns a table for a paper, of booktabs: a line per method, best first, for each task.
 
     Args:
-        told: What a benchmark found.
+        report: What a benchmark found.
     """
     lines = []
-    for task, verdicts in told.tasks:
+    for task, verdicts in report.tasks:
         lines += [
             f"% {task.name}: {task.metric}",
             r"\begin{tabular}{lrrrrr}",
@@ -190,3 +196,25 @@ def latex(told: Told) -> str:
             lines.append(" & ".join(cells) + r" \\")
         lines += [r"\bottomrule", r"\end{tabular}", ""]
     return "\n".join(lines)
+
+
+def print_tables(report: Report) -> None:
+    """Prints a table for each task."""
+    console = wide_console()
+    for task, verdicts in report.tasks:
+        table = Table(box=SIMPLE_HEAD, title=f"{task.name}: {task.metric}", title_justify="left")
+        for column in (
+            "method",
+            "mean",
+            "worst",
+            "decile",
+            "− local",
+            "− FedAvg",
+            "harmed",
+            "sent",
+        ):
+            table.add_column(column, justify="left" if column == "method" else "right")
+        for row in shown(task, verdicts):
+            table.add_row(*(as_cell(text) if text else "" for text in row))
+        console.print(table)
+        say(console, *task.left_out.values())

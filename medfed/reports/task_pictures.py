@@ -16,10 +16,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any, NamedTuple
 
-import numpy as np
-from omegaconf import OmegaConf
-
-from medfed.benchmark.report.charts import (
+from medfed.common.console import evenly, size
+from medfed.common.scores import label_of, mean_of_known
+from medfed.reports.charts import (
     SERIES,
     Canvas,
     Point,
@@ -30,88 +29,9 @@ from medfed.benchmark.report.charts import (
     scatter,
     shares,
 )
-from medfed.benchmark.report.scores import Floats, Task
-from medfed.benchmark.report.verdicts import REFERENCES, Verdict, best_of, ceiling_of, floor_of
-from medfed.benchmark.suite import CEILINGS
-from medfed.common.console import evenly, size
-from medfed.common.scores import mean_of_known
-from medfed.common.seeding import derive_seed
-from medfed.common.untrusted import read_rows, reading
-from medfed.functional.statistics import draws
-from medfed.records.folder import Run
-from medfed.reports.scores import label_of
-from medfed.run.predictions import read_predictions
-
-RESAMPLES = 400
-
-
-def drawn_of(run: Run, metric: str, clients: Sequence[str]) -> Floats:
-    """Measures a run on patients drawn anew; the same draws for all runs on the same patients.
-
-    Args:
-        run: A finished run.
-        metric: What is measured.
-        clients: Whose patients.
-
-    Returns:
-        (W, C), NaN where a client has no cases or its draw leaves the metric undefined; W is 0
-        where the run has kept no cases, or its task does not measure the metric on them.
-
-    Raises:
-        CheckpointError: If its cases are torn.
-    """
-    path = run.folder / "cases.csv"
-    if not path.is_file():
-        return np.zeros((0, len(clients)))
-    from medfed.run.assembly import plain_task
-
-    task = plain_task(run.config)
-    rows = read_rows(path, ("client", "patient"))
-    found = np.full((RESAMPLES, len(clients)), np.nan)
-    with reading(path):
-        for i, client in enumerate(clients):
-            own = [row for row in rows if row["client"] == client]
-            patients = run.patients[client]["test"]
-            if not own or not patients:
-                continue
-            places = {name: n for n, name in enumerate(patients)}
-            case = np.array([places[row["patient"]] for row in own])
-            cases = {n: _column([row[n] for row in own]) for n in own[0]}
-            counts = draws(len(patients), RESAMPLES, derive_seed(run.seed, "report", client))
-            measured = task.scores({**cases, "case": case}, counts[:, case].astype(float))
-            if metric not in measured:
-                return np.zeros((0, len(clients)))
-            found[:, i] = measured[metric]
-    return found
-
-
-def _column(texts: Sequence[str]) -> Any:
-    try:
-        return np.array([float(text) for text in texts])
-    except ValueError:
-        return np.array(texts)
-
-
-def slices_of(run: Run, name: str, clients: Sequence[str]) -> dict[str, Any]:
-    """Returns the predicted slices that a run has kept, as the looks of a cell.
-
-    Args:
-        run: A finished run.
-        name: The method's.
-        clients: Its clients.
-    """
-    cases = read_predictions({name: run.folder}, clients)
-    model = run.config.model
-    if not cases or OmegaConf.select(run.config, "model.threshold") is None:
-        return {}
-    from medfed.models.segmentation import chosen_activation
-
-    regions = list(run.config.regions)
-    wanted = model.get("activation", "sigmoid")
-    exclusive = chosen_activation(wanted, len(regions), run.config.get("exclusive")) == "softmax"
-    told = {"regions": regions, "threshold": float(model.threshold), "exclusive": exclusive}
-    return {"slices": {**told, "cases": cases}}
-
+from medfed.reports.runs import CEILINGS, REFERENCES
+from medfed.reports.tasks import Task
+from medfed.reports.verdicts import Verdict, best_of, ceiling_of, floor_of
 
 _LINES = 7  # curves that can be told apart
 _HOSPITALS = 40  # that have a line each
@@ -317,8 +237,8 @@ def _contours(task: Task, verdicts: Mapping[str, Verdict]) -> str:
     kept = {n: s for n in dict.fromkeys(names) if (s := verdicts[n].scores.looks.get("slices"))}
     if not kept:
         return ""
-    from medfed.benchmark.work import unpacked
     from medfed.models.contours import contour_grid
+    from medfed.records.predictions import unpacked
 
     cases: dict[str, Any] = {}
     for name, slices in kept.items():

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,129 +12,12 @@ from numpy.typing import NDArray
 from medfed.benchmark.runner import Progress
 from medfed.common.console import few
 from medfed.common.errors import CheckpointError
-from medfed.common.scores import federation_statistics, mean_of_known, worst_value
+from medfed.common.scores import mean_of_known, worst_value
 from medfed.records.cells import Cell
+from medfed.reports.tasks import Moment, Scores, Task
 
 Floats = NDArray[np.float64]
 Result = Mapping[str, Any]
-
-
-class Moment(NamedTuple):
-    """A round of a run that was evaluated.
-
-    Attributes:
-        round: Its number, from 1.
-        score: Mean over clients of the validation metric, turned so that larger is better.
-        bytes: What had travelled by then.
-        passes: Gradient passes that a client had taken by then.
-    """
-
-    round: int
-    score: float
-    bytes: float
-    passes: float
-
-
-@dataclass(frozen=True)
-class Scores:
-    """A method on a task.
-
-    Attributes:
-        method: Its name.
-        values: (S, C) the metric of every split and client, turned so that larger is better; NaN
-            where a client's patients leave it undefined.
-        drawn: (S, W, C) the same of patients drawn anew; W is 0 where there are none.
-        sent: Bytes of a run, up and down, mean over splits.
-        passes: Gradient passes of the client that took most, as a share of the budget.
-        failed: Splits in which its model has failed, which count as the worst possible.
-        setting: What was changed of its defaults.
-        course: What validation gave after how many rounds, bytes and passes, mean over splits.
-        looks: What pictures of the first split need; see `medfed.benchmark.work`.
-        keys: The hashes of its cells, by split.
-        trials: Of the task that it was tuned on, what was changed in every trial, and its score on
-            validation patients, turned so that larger is better; the defaults' first.
-    """
-
-    method: str
-    values: Floats
-    drawn: Floats
-    sent: tuple[float, float]
-    passes: float
-    failed: int
-    setting: Mapping[str, float]
-    course: tuple[Moment, ...] = ()
-    looks: Mapping[str, Any] = field(default_factory=dict)
-    keys: tuple[str, ...] = ()
-    trials: tuple[tuple[Mapping[str, float], float | None], ...] = ()
-
-    @property
-    def means(self) -> Floats:
-        """(S,) means over the clients."""
-        return mean_of_known(self.values, axis=1)
-
-    def over_clients(self, name: str) -> float:
-        """Returns a statistic over clients, mean over splits: ``worst`` or ``worst_decile``."""
-        found = [federation_statistics([*row])[name] for row in self.values]
-        return float(np.mean([v for v in found if not math.isnan(v)] or [math.nan]))
-
-
-@dataclass
-class Task:
-    """A variant of a suite, with the methods that can be compared on it.
-
-    Attributes:
-        suite: The suite.
-        variant: The variant.
-        metric: The metric.
-        falls: Whether smaller is better.
-        clients: Their names.
-        scores: By method.
-        floor: By constant predictor the (S, C) scores, turned so that larger is better.
-        overlap: Test patients per training patient, where splits are of the same patients.
-        left_out: By method why it is left out.
-        unfinished: What of it is not there yet.
-        patients: Test patients of all splits and clients together.
-        title: What it is, in a line.
-        same: Whether a client's name means the same hospital in all splits.
-    """
-
-    suite: str
-    variant: str
-    metric: str = ""
-    falls: bool = False
-    clients: tuple[str, ...] = ()
-    scores: dict[str, Scores] = field(default_factory=dict)
-    floor: dict[str, Floats] = field(default_factory=dict)
-    overlap: float = 0.0
-    left_out: dict[str, str] = field(default_factory=dict)
-    unfinished: str = ""
-    patients: int = 0
-    title: str = ""
-    same: bool = True
-
-    @property
-    def name(self) -> str:
-        """The suite and the variant, if it has any."""
-        return f"{self.suite}/{self.variant}".rstrip("/")
-
-    @property
-    def notes(self) -> list[str]:
-        """All that is to be said of it."""
-        return [*self.left_out.values(), *([self.unfinished] * bool(self.unfinished))]
-
-    @property
-    def splits(self) -> int:
-        """How many splits there are."""
-        return max((len(s.values) for s in self.scores.values()), default=0)
-
-    @property
-    def single(self) -> bool:
-        """Whether there is one split, so that nothing is known of other training patients."""
-        return self.splits == 1
-
-    def raw(self, value: float) -> float:
-        """Returns a score as the metric has it."""
-        return -value if self.falls else value
 
 
 def task_of(progress: Sequence[Progress], variant: str) -> Task:

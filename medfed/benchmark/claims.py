@@ -23,8 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from html import escape
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +31,12 @@ import numpy as np
 import yaml  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
-from medfed.benchmark.report.pictures import table, words
 from medfed.benchmark.runner import Progress
 from medfed.benchmark.suite import yamls_of
 from medfed.common.errors import ConfigError, did_you_mean
 from medfed.common.scores import mean_of_known, smaller_is_better, worst_value
-from medfed.functional.statistics import difference, holm
+from medfed.functional.statistics import LEVEL, difference, holm
+from medfed.reports.claims import MISSING, NO, UNKNOWN, YES, Answer, JudgedClaim
 
 KINDS = {
     "better": {"than", "by"},
@@ -265,68 +264,6 @@ def _number(value: float | None) -> float:
     return math.nan if value is None else float(value)
 
 
-LEVEL = 0.95
-YES, NO, UNKNOWN, MISSING = "yes", "no", "cannot tell", "not measured"
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What was found for a question.
-
-    Attributes:
-        asks: The statement.
-        where: Suite and variant.
-        answer: ``yes``, ``no``, ``cannot tell`` or ``not measured``.
-        mean: What was measured, mean over splits.
-        low: The lower end of its 95 % interval.
-        high: The upper end.
-        bound: What it must exceed; of ``at_most``, what it must stay below.
-        p: Two-sided p-value against the bound, Holm's among the questions of its kind in the claim.
-        visible: How far from the bound it must be to be seen, alone, in 8 of 10 repetitions.
-        splits: How many.
-        note: What is missing, or which of several it was.
-    """
-
-    asks: str
-    where: str
-    answer: str = MISSING
-    mean: float = math.nan
-    low: float = math.nan
-    high: float = math.nan
-    bound: float = 0.0
-    p: float = math.nan
-    visible: float = math.nan
-    splits: int = 0
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class JudgedClaim:
-    """A claim with its answers.
-
-    Attributes:
-        claim: The claim.
-        verdict: ``confirmed``, ``qualified``, ``refuted``, ``cannot tell`` or ``not measured``.
-        parts: Answers of what it rests on.
-        reasons: Answers of what asks why.
-    """
-
-    claim: Claim
-    verdict: str
-    parts: tuple[Answer, ...]
-    reasons: tuple[Answer, ...] = ()
-
-    def plain(self) -> dict[str, Any]:
-        """Returns it as JSON holds it."""
-        return {
-            "claim": self.claim.claim,
-            "source": self.claim.source,
-            "verdict": self.verdict,
-            "parts": [asdict(a) for a in self.parts],
-            "reasons": [asdict(a) for a in self.reasons],
-        }
-
-
 def answer(question: Question, measured: Measured) -> Answer:
     """Answers a question by its own p-value, not yet corrected.
 
@@ -444,68 +381,5 @@ def judge_claims(
         parts = corrected([answer(q, measured) for q in claim.parts])
         reasons = corrected([answer(q, measured) for q in claim.reasons])
         if (word := verdict(parts)) != MISSING:
-            found.append(JudgedClaim(claim, word, parts, reasons))
+            found.append(JudgedClaim(claim.name, claim.claim, claim.source, word, parts, reasons))
     return found
-
-
-def sentence(found: JudgedClaim) -> str:
-    """Returns the verdict in words: what holds, what does not, and what cannot be told."""
-    told = [f"{found.claim.claim.rstrip('.')}. {found.verdict.capitalize()}"]
-    heads = ((YES, "Holds"), (NO, "Does not hold"), (UNKNOWN, "Cannot tell"))
-    for word, head in heads:
-        places = [f"{a.where}, {a.asks}" for a in found.parts if a.answer == word]
-        if places and found.verdict == "qualified":
-            told.append(f"{head}: {'; '.join(places)}")
-    if lacking := dict.fromkeys(a.where for a in found.parts if a.answer == MISSING):
-        told.append(f"Not measured: on {', '.join(lacking)}")
-    return ". ".join(told) + "."
-
-
-def rows(found: JudgedClaim) -> list[tuple[str, ...]]:
-    """Returns a line for each question: what is asked, where, the answer, the number."""
-    return [
-        (kind, a.where, a.asks + (f" ({a.note})" if a.note else ""), a.answer, number(a))
-        for kind, answers in (("part", found.parts), ("why", found.reasons))
-        for a in answers
-    ]
-
-
-def number(found: Answer) -> str:
-    """Returns the mean, its interval and the bound.
-
-    Example:
-        >>> number(Answer("", "", YES, 0.02, 0.01, 0.03, 0.0, 0.004, 0.01, 10))
-        '+0.0200 [+0.0100, +0.0300] against 0, p = 0.004, 10 splits'
-    """
-    if math.isnan(found.mean):
-        return "–"
-    ends = "" if math.isnan(found.low) else f" [{found.low:+.4f}, {found.high:+.4f}]"
-    p = "" if math.isnan(found.p) else f", p = {found.p:.2g}"
-    return f"{found.mean:+.4f}{ends} against {found.bound:g}{p}, {found.splits} splits"
-
-
-HEAD = ("", "where", "statement", "answer", "mean over splits [95 %], p by Holm")
-
-
-def markdown(claims: Sequence[JudgedClaim]) -> list[str]:
-    """Returns the section of a report in Markdown."""
-    lines = ["## Claims", ""] if claims else []
-    for one in claims:
-        lines += [f"**{one.claim.claim}** {one.verdict.capitalize()}. ({one.claim.source})", ""]
-        lines += [f"| {' | '.join(HEAD)} |", "|" + "---|" * len(HEAD)]
-        lines += [f"| {' | '.join(row)} |" for row in rows(one)] + [""]
-    return lines
-
-
-def section(claims: Sequence[JudgedClaim]) -> str:
-    """Returns the section of the page, in HTML; empty without claims."""
-    if not claims:
-        return ""
-    told = ['<section id="claims"><h2>Claims</h2>']
-    for one in claims:
-        told += [
-            f"<h3>{escape(one.claim.claim)} <em>{one.verdict.capitalize()}.</em></h3>",
-            f'<p class="note">{escape(one.claim.source)}</p>',
-            table(HEAD, ([words(cell) for cell in row] for row in rows(one))),
-        ]
-    return "".join(told) + "</section>"

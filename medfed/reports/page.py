@@ -9,10 +9,12 @@ import re
 from collections.abc import Callable, Mapping
 from html import escape
 
-from medfed.benchmark.report.charts import Row, curves, forest, style
-from medfed.benchmark.report.claims import section as claims_section
-from medfed.benchmark.report.findings import Told, colours_of
-from medfed.benchmark.report.pictures import (
+from medfed.common.scores import label_of
+from medfed.reports.charts import Row, curves, forest, style
+from medfed.reports.claims import section as claims_section
+from medfed.reports.findings import Report, colours_of
+from medfed.reports.sentences import details, ends_of
+from medfed.reports.task_pictures import (
     Picture,
     folded,
     harmed_table,
@@ -23,9 +25,8 @@ from medfed.benchmark.report.pictures import (
     table,
     words,
 )
-from medfed.benchmark.report.scores import Task
-from medfed.benchmark.report.verdicts import Verdict, details, ends_of
-from medfed.reports.scores import label_of
+from medfed.reports.tasks import Task
+from medfed.reports.verdicts import Verdict
 
 _RULES = """
 *{box-sizing:border-box}
@@ -80,20 +81,20 @@ e=e.parentElement)if(e.tagName==="DETAILS")e.open=true};onhashchange=unfold;unfo
 GENERATOR = '<meta name="generator" content="medfed">'
 
 
-def page(told: Told) -> str:
+def page(report: Report) -> str:
     """Returns the page.
 
     Args:
-        told: What was found.
+        report: The report.
 
     Returns:
         HTML in which nothing is fetched from anywhere.
     """
-    body = "".join(section(told) for section in SECTIONS)
+    body = "".join(section(report) for section in SECTIONS)
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8">{GENERATOR}'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>{escape(told.title)}</title><style>{STYLE}</style></head>"
+        f"<title>{escape(report.title)}</title><style>{STYLE}</style></head>"
         f"<body>{body}<script>{SCRIPT}</script></body></html>\n"
     )
 
@@ -108,37 +109,37 @@ def place(name: str) -> str:
     return re.sub(r"[^\w.-]+", "-", name)
 
 
-def answers(told: Told) -> str:
+def answers(report: Report) -> str:
     """The verdict of each task in words, then what is to be noted."""
-    suites = dict.fromkeys(task.suite for task, _ in told.tasks)
-    parts = [f"<h1>{escape(told.title)}</h1>"]
-    if told.remark:
-        parts.append(f"<p><b>{escape(told.remark)}</b></p>")
+    suites = dict.fromkeys(task.suite for task, _ in report.tasks)
+    parts = [f"<h1>{escape(report.title)}</h1>"]
+    if report.remark:
+        parts.append(f"<p><b>{escape(report.remark)}</b></p>")
     for suite in suites:
-        own = [task for task, _ in told.tasks if task.suite == suite]
-        listed = [_answer(told, task) for task in own]
+        own = [task for task, _ in report.tasks if task.suite == suite]
+        listed = [_answer(report, task) for task in own]
         parts.append(f"<dl>{listed[0]}</dl>")
         if listed[1:]:
             names = ", ".join(task.variant for task in own[1:])
             parts.append(folded(f"{suite} otherwise: {names}", f"<dl>{''.join(listed[1:])}</dl>"))
-    if told.notes:
-        listed = [f"<li>{escape(note)}</li>" for note in told.notes]
+    if report.notes:
+        listed = [f"<li>{escape(note)}</li>" for note in report.notes]
         parts.append(f"<h3>To be noted</h3><ul>{''.join(listed)}</ul>")
     return "".join(parts)
 
 
-def _answer(told: Told, task: Task) -> str:
-    sentences = escape(" ".join(told.answers[task.name]))
+def _answer(report: Report, task: Task) -> str:
+    sentences = escape(" ".join(report.answers[task.name]))
     link = f'<a href="#{place(task.name)}">{escape(task.name)}</a>'
     about = f' <span class="note">{escape(task.title)}</span>' if task.title else ""
     return f"<dt>{link}{about}</dt><dd>{sentences}</dd>"
 
 
-def tasks(told: Told) -> str:
+def tasks(report: Report) -> str:
     """Each task; of a suite the first is open, those at other settings are folded."""
     parts, seen = [], set()
-    for task, verdicts in told.tasks:
-        body = _task(told, task, verdicts)
+    for task, verdicts in report.tasks:
+        body = _task(report, task, verdicts)
         if task.suite in seen:
             head = f'<details id="{place(task.name)}"><summary>{escape(task.name)}</summary>'
             parts.append(f"{head}{body}</details>")
@@ -149,7 +150,7 @@ def tasks(told: Told) -> str:
     return "".join(parts)
 
 
-def _task(told: Told, task: Task, verdicts: Mapping[str, Verdict]) -> str:
+def _task(report: Report, task: Task, verdicts: Mapping[str, Verdict]) -> str:
     better = "smaller" if task.falls else "larger"
     count = "1 split" if task.single else f"{task.splits} splits"
     facts = (
@@ -164,7 +165,7 @@ def _task(told: Told, task: Task, verdicts: Mapping[str, Verdict]) -> str:
     return "".join(
         [
             f'<p class="note">{escape(facts)}</p>',
-            f"<p>{escape(' '.join(told.answers[task.name]))}</p>",
+            f"<p>{escape(' '.join(report.answers[task.name]))}</p>",
             f'<div class="pictures">{drawn}{looks_of(task, verdicts)}</div>',
             methods_table(task, verdicts),
             folded("Who would be better off alone, by method", harmed_table(task, verdicts)),
@@ -172,32 +173,32 @@ def _task(told: Told, task: Task, verdicts: Mapping[str, Verdict]) -> str:
                 "Hospital by hospital: what each gains with each method",
                 hospitals_table(task, verdicts),
             ),
-            folded("Which methods are better, worse, not told apart", f"<ul>{long}</ul>"),
+            folded("Which methods are better, worse, not report apart", f"<ul>{long}</ul>"),
         ]
     )
 
 
-def dials(told: Told) -> str:
+def dials(report: Report) -> str:
     """The curves over the dials of suites, their crossings marked."""
     return "".join(
         f'<section id="{place(suite)}-dial"><h2>{escape(suite)}: the dial</h2>{picture.html()}'
         "</section>"
-        for suite, picture in dial_pictures(told).items()
+        for suite, picture in dial_pictures(report).items()
     )
 
 
-def dial_pictures(told: Told) -> dict[str, Picture]:
+def dial_pictures(report: Report) -> dict[str, Picture]:
     """Draws the dials.
 
     Args:
-        told: What was found.
+        report: The report.
 
     Returns:
         By suite.
     """
-    found, colours = {}, colours_of(told.dials)
-    for suite, dial in told.dials.items():
-        metric = next(task.metric for task, _ in told.tasks if task.suite == suite)
+    found, colours = {}, colours_of(report.dials)
+    for suite, dial in report.dials.items():
+        metric = next(task.metric for task, _ in report.tasks if task.suite == suite)
         lines = {n: list(zip(dial["at"], c, strict=True)) for n, c in dial["curves"].items()}
         where = "; ".join(
             f"{pair} at {', '.join(f'{x:.3g}' for x in at)}"
@@ -216,31 +217,31 @@ def dial_pictures(told: Told) -> dict[str, Picture]:
     return found
 
 
-def claims(told: Told) -> str:
+def claims(report: Report) -> str:
     """What papers claim, and what was found."""
-    return claims_section(told.claims)
+    return claims_section(report.claims)
 
 
-def ranks(told: Told) -> str:
+def ranks(report: Report) -> str:
     """Mean ranks over blocks of suite and split."""
-    if not told.ranks:
+    if not report.ranks:
         return ""
-    return f'<section id="ranks"><h2>Ranks</h2>{ranks_picture(told).html()}</section>'
+    return f'<section id="ranks"><h2>Ranks</h2>{ranks_picture(report).html()}</section>'
 
 
-def ranks_picture(told: Told) -> Picture:
+def ranks_picture(report: Report) -> Picture:
     """Draws mean ranks, each with half of the critical difference to both sides."""
-    ordered = sorted(told.ranks["ranks"].items(), key=lambda item: float(item[1]))
-    half = told.ranks["critical_difference"] / 2
+    ordered = sorted(report.ranks["ranks"].items(), key=lambda item: float(item[1]))
+    half = report.ranks["critical_difference"] / 2
     rows = [Row(n, r, r - half, r + half) for n, r in ordered]
     return Picture(
         forest(rows, {}, "mean rank"),
-        f"Mean ranks over {told.ranks['blocks']} blocks of suite and split; intervals that do not "
-        f"overlap differ by more than the critical difference. {told.ranks['remark']}",
+        f"Mean ranks over {report.ranks['blocks']} blocks of suite and split; intervals that do "
+        f"not overlap differ by more than the critical difference. {report.ranks['remark']}",
     )
 
 
-def settings(told: Told) -> str:
+def settings(report: Report) -> str:
     """What was tuned, the hashes of the cells, libraries, and the commands that repeat it."""
     lines = [
         [
@@ -249,11 +250,11 @@ def settings(told: Told) -> str:
             words(" ".join(f"{k}={v:g}" for k, v in verdict.scores.setting.items()) or "defaults"),
             words(" ".join(k[:12] if len(k) == 64 else k for k in verdict.scores.keys)),
         ]
-        for task, verdicts in told.tasks
+        for task, verdicts in report.tasks
         for name, verdict in verdicts.items()
     ]
-    versions = ", ".join(f"{name} {number}" for name, number in told.libraries.items())
-    again = escape("\n".join(told.commands))
+    versions = ", ".join(f"{name} {number}" for name, number in report.libraries.items())
+    again = escape("\n".join(report.commands))
     head = ("task", "method", "setting", "cells, by split")
     return (
         '<section id="settings"><h2>Settings</h2>'
@@ -264,6 +265,6 @@ def settings(told: Told) -> str:
     )
 
 
-# What the page has, in order: functions from the findings to HTML, empty where there is nothing.
-Section = Callable[[Told], str]
+# What the page has, in order: functions from the report to HTML, empty where there is nothing.
+Section = Callable[[Report], str]
 SECTIONS: tuple[Section, ...] = (answers, dials, claims, tasks, ranks, settings)

@@ -1,6 +1,6 @@
-"""What the scores of a task say: intervals, verdicts against local training and FedAvg, harm.
+"""Verdicts: which methods are better than local training and FedAvg, and whom they would harm.
 
-The verdict of a task in words: which method, who would be harmed, and what cannot be told.
+:func:`verdict` alone decides when a difference counts.
 """
 
 from __future__ import annotations
@@ -11,13 +11,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
-from scipy.stats import norm
 
-from medfed.benchmark.report.scores import Floats, Scores, Task
-from medfed.benchmark.suite import CEILINGS
-from medfed.common.console import few
 from medfed.common.scores import mean_of_known
 from medfed.functional.statistics import (
+    LEVEL,
     Difference,
     cliques,
     difference,
@@ -27,10 +24,11 @@ from medfed.functional.statistics import (
     percentiles,
     surely,
 )
+from medfed.reports.intervals import mean_drawn, over_splits, paired
+from medfed.reports.runs import CEILINGS, REFERENCES
+from medfed.reports.tasks import Scores, Task
 
-REFERENCES = ("local", "fedavg")
 NOT_TOLD_APART = "not told apart"
-LEVEL = 0.95
 
 
 @dataclass(frozen=True)
@@ -112,7 +110,7 @@ def judge(task: Task) -> dict[str, Verdict]:
     return {
         name: Verdict(
             scores,
-            _difference(scores.means, _means_drawn(scores.drawn), task.overlap),
+            over_splits(scores.means, mean_drawn(scores.values, scores.drawn), task.overlap),
             scores.over_clients("worst"),
             scores.over_clients("worst_decile"),
             {r: found[name] for r, found in against.items() if name in found},
@@ -128,21 +126,18 @@ def _against(task: Task, reference: str) -> dict[str, Against]:
     names = [n for n in task.scores if n not in (*CEILINGS, *REFERENCES)]
     if reference == "local" and "fedavg" in task.scores:
         names.insert(0, "fedavg")
-    found = {}
-    for name in names:
-        own = task.scores[name]
-        drawn = _means_drawn(_pairs(own, given))
-        found[name] = _difference(own.means - given.means, drawn, task.overlap, len(names))
-    corrected = dict(zip(found, holm([d.p for d in found.values()]), strict=True))
-    return {
-        name: Against(
-            reference,
-            d,
-            percentiles(_means_drawn(_pairs(task.scores[name], given)), LEVEL),
-            corrected[name],
-            verdict(d, corrected[name]),
+    pairs = {name: paired(task.scores[name], given) for name in names}
+    drawn = {name: mean_drawn(*pair) for name, pair in pairs.items()}
+    gaps = {
+        name: over_splits(
+            task.scores[name].means - given.means, drawn[name], task.overlap, len(names)
         )
-        for name, d in found.items()
+        for name in names
+    }
+    corrected = holm([gap.p for gap in gaps.values()])
+    return {
+        name: Against(reference, gap, percentiles(drawn[name], LEVEL), p, verdict(gap, p))
+        for (name, gap), p in zip(gaps.items(), corrected, strict=True)
     }
 
 
@@ -166,37 +161,15 @@ def verdict(found: Difference, p: float) -> str:
     return "better" if found.mean > 0 else "worse"
 
 
-def _difference(values: Floats, drawn: Floats, overlap: float, comparisons: int = 1) -> Difference:
-    """Over splits; of a single one over its patients, by the bootstrap's standard error."""
-    if len(values) > 1 or not np.isfinite(drawn).any():
-        return difference(values.tolist(), overlap, LEVEL, comparisons=comparisons)
-    mean, (low, high) = float(values[0]), percentiles(drawn, LEVEL)
-    error = float(np.nanstd(drawn, ddof=1))
-    p = 2 * float(norm.sf(abs(mean) / error)) if error else float(mean == 0)
-    critical = float(norm.ppf(1 - (1 - LEVEL) / comparisons / 2) + norm.ppf(0.8))
-    return Difference(mean, low, high, p, error, critical * error)
-
-
-def _pairs(own: Scores, other: Scores) -> Floats:
-    """(S, W, C) differences, of the same patients drawn anew."""
-    width = min(own.drawn.shape[1], other.drawn.shape[1])
-    return np.asarray(own.drawn[:, :width] - other.drawn[:, :width])
-
-
-def _means_drawn(drawn: Floats) -> Floats:
-    """(W,) means over clients and splits."""
-    return mean_of_known(mean_of_known(drawn, axis=2), axis=0)
-
-
 def _harm(own: Scores, local: Scores, task: Task) -> Harm:
-    differences, drawn = np.asarray(own.values - local.values), _pairs(own, local)
+    differences, drawn = paired(own, local)
     if not task.same:  # each split has hospitals of its own
         worse = np.where(np.isnan(differences), np.nan, differences < 0)
         found = difference(mean_of_known(worse, axis=1).tolist(), task.overlap, LEVEL)
         low, high = (float(np.clip(end, 0, 1)) for end in (found.low, found.high))
         return Harm(found.mean, low, high)
     every = [
-        _difference(differences[:, i], mean_of_known(drawn[:, :, i], axis=0), task.overlap)
+        over_splits(differences[:, i], mean_of_known(drawn[:, :, i], axis=0), task.overlap)
         for i in range(len(task.clients))
     ]
     sure = surely(every, -1, LEVEL)
@@ -285,7 +258,6 @@ def plain(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-LABELS = {"local": "local training", "fedavg": "FedAvg"}
 Verdicts = Mapping[str, Verdict]
 
 
@@ -294,178 +266,28 @@ def best_of(verdicts: Verdicts) -> str:
 
     The highest mean of those that are better than local training and FedAvg. Where there is none,
     FedAvg, if it is better than local training; else the highest of those that are. Where none is,
-    local training.
+    local training, or FedAvg if there is no local training. Without either, the highest mean.
 
     Args:
         verdicts: By method.
     """
     methods = {n: v for n, v in verdicts.items() if n not in CEILINGS}
-    alone, average = (_better(methods, r) for r in REFERENCES)
+    alone, average = (better_than(methods, r) for r in REFERENCES)
     both = [n for n in alone if n in average]
     if not both and "fedavg" in alone:
         return "fedavg"
     if not alone and "local" in methods:
         return "local"
+    if not average and any("fedavg" in v.against for v in methods.values()):
+        return "fedavg"
     return max(both or alone or average or methods, key=lambda n: methods[n].mean.mean)
 
 
-def answer(task: Task, verdicts: Verdicts) -> list[str]:
-    """Returns a few sentences: which method, and who would be harmed.
-
-    Args:
-        task: The task.
-        verdicts: By method; at least one that is no ceiling.
-    """
-    best = best_of(verdicts)
-    where = "On the test patients of the one split that there is: " if task.single else ""
-    told = [where + _which(task, verdicts, best)]
-    for name in dict.fromkeys((best, "fedavg")):
-        if name in verdicts and verdicts[name].harm is not None:
-            told.append(_who(name, verdicts[name], task))
-    return told
-
-
-def _which(task: Task, verdicts: Verdicts, best: str) -> str:
-    methods = {n: v for n, v in verdicts.items() if n not in CEILINGS}
-    alone, average = (_better(methods, r) for r in REFERENCES)
-    own = verdicts[best]
-    by = {r: f"{LABELS[r]} (by {_by(a)})" for r, a in own.against.items() if a.verdict == "better"}
-    named = f"{LABELS.get(best, best)} ({task.raw(own.mean.mean):.4f})"
-    if by and len(by) == len(REFERENCES):
-        more = [n for n in alone if n in average and n != best]
-        return f"{named} is better than {' and than '.join(by.values())}{_and(more)}."
-    if best == "fedavg" and by:
-        more = [n for n in alone if n != best]
-        rest = f"; {_some(more)} better than local training, too" if more else ""
-        none = "no method is seen to be better than FedAvg"
-        return f"{named} is better than {by['local']}; {none}{rest}."
-    if by:
-        (reference,) = by
-        more = [n for n in (alone if reference == "local" else average) if n != best]
-        state = ""
-        if reference == "local" and "fedavg" in verdicts:
-            verdict = verdicts["fedavg"].against["local"].verdict
-            link = "from" if verdict == NOT_TOLD_APART else "than"
-            state = f" FedAvg is {verdict} {link} local training."
-        return f"{named} is better than {by[reference]}{_and(more)}.{state}"
-    if best == "local":
-        fedavg = methods["fedavg"].against.get("local") if "fedavg" in methods else None
-        state = ""
-        if fedavg is not None and fedavg.verdict == "worse":
-            state = f" FedAvg is worse (by {_by(fedavg)})."
-        seen = _visible(methods, "local")
-        return f"No method is seen to be better than {named}{seen}.{state}{_room(task, own)}"
-    return (
-        f"{named} has the best mean of {len(methods)}; without a run of "
-        f"{' and '.join(LABELS[r] for r in REFERENCES if r not in verdicts) or 'more splits'} no "
-        "more can be said."
-    )
-
-
-def _better(methods: Verdicts, reference: str) -> list[str]:
-    """Those that are better than a reference, best first."""
+def better_than(methods: Verdicts, reference: str) -> list[str]:
+    """Returns those that are better than a reference, best first."""
     found = [
         n
         for n, v in methods.items()
         if reference in v.against and v.against[reference].verdict == "better"
     ]
     return sorted(found, key=lambda n: -methods[n].mean.mean)
-
-
-def _by(a: Against) -> str:
-    d = a.difference
-    return f"{d.mean:+.4f} [{d.low:+.4f}, {d.high:+.4f}]"
-
-
-def _and(more: Sequence[str]) -> str:
-    return f"; so {'is' if len(more) == 1 else 'are'} {few(more, 4)}" if more else ""
-
-
-def _some(more: Sequence[str]) -> str:
-    return f"{few(more, 4)} {'is' if len(more) == 1 else 'are'}"
-
-
-def _visible(methods: Verdicts, reference: str) -> str:
-    """From where on differences could have been seen."""
-    found = [
-        v.against[reference].difference.visible for v in methods.values() if reference in v.against
-    ]
-    known = sorted(v for v in found if math.isfinite(v))
-    if not known:
-        return ""
-    least = known[len(known) // 2]
-    return f"; a gain of {least:.4f} or more would have been found with half of them"
-
-
-def _room(task: Task, local: Verdict) -> str:
-    """How much there is to win at all."""
-    name, ceiling = ceiling_of(task)
-    if not name:
-        return ""
-    return f" All patients in one place reach {task.raw(ceiling):.4f} ({name})."
-
-
-def _who(name: str, v: Verdict, task: Task) -> str:
-    harm = v.harm
-    assert harm is not None
-    label = LABELS.get(name, name)
-    ends = "" if math.isnan(harm.low) else f" [{harm.low:.0%} to {harm.high:.0%}]"
-    if math.isnan(harm.share):
-        return f"With {label} it is not known who would be harmed."
-    told = f"With {label} {harm.share:.0%}{ends} of the hospitals would be better off alone"
-    if not harm.clients:
-        return f"{told}." if task.same else f"{told}; they are others in every split."
-    perhaps = [c for c in harm.clients if c not in harm.surely]
-    parts = [f"surely {few(harm.surely, 8)}"] * bool(harm.surely)
-    parts += [f"perhaps {few(perhaps, 8)}"] * bool(perhaps)
-    return f"{told}: {'; '.join(parts)}."
-
-
-def short_of(task: Task) -> list[str]:
-    """Says in a line what a task lacks; its notes have the reasons.
-
-    Args:
-        task: The task.
-    """
-    rest = [task.unfinished] * bool(task.unfinished)
-    if not task.left_out:
-        return rest
-    count = "1 method is" if len(task.left_out) == 1 else f"{len(task.left_out)} methods are"
-    names = few([*task.left_out], 12)
-    return [f"{task.name}: {count} left out, for reasons told there: {names}.", *rest]
-
-
-def ends_of(task: Task) -> str:
-    """Says between what a task's scores lie.
-
-    Args:
-        task: The task.
-    """
-    floor, low = floor_of(task)
-    ceiling, high = ceiling_of(task)
-    parts = [f"A constant prediction ({floor}) reaches {task.raw(low):.4f}"] * bool(floor)
-    parts += [f"all patients in one place {task.raw(high):.4f} ({ceiling})"] * bool(ceiling)
-    return f"{', '.join(parts)}." if parts else ""
-
-
-def details(task: Task, verdicts: Verdicts) -> list[str]:
-    """Returns the long lists: which methods are better, worse, not told apart; and who is harmed.
-
-    Args:
-        task: The task.
-        verdicts: By method.
-    """
-    told = []
-    for reference in REFERENCES:
-        against = {n: v.against[reference] for n, v in verdicts.items() if reference in v.against}
-        for word in ("better", "worse", NOT_TOLD_APART):
-            if who := [n for n, a in against.items() if a.verdict == word]:
-                link = "from" if word == NOT_TOLD_APART else "than"
-                told.append(f"{word.capitalize()} {link} {LABELS[reference]}: {', '.join(who)}.")
-        seen = sorted(a.difference.visible for a in against.values())
-        if seen := [v for v in seen if math.isfinite(v)]:
-            told.append(
-                f"Against {LABELS[reference]}, differences from {seen[0]:.4f} to {seen[-1]:.4f}, "
-                "by method, could have been seen."
-            )
-    return told

@@ -1,0 +1,195 @@
+"""Findings: tasks with the verdicts of their methods, and all that is to be said of them.
+
+One chain leads to what ``medfed compare``, ``report`` and ``benchmark`` say: scores
+(:mod:`medfed.reports.tasks`), intervals, verdicts, sentences, and then tables and the page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from medfed.reports.charts import SERIES
+from medfed.reports.claims import JudgedClaim, sentence
+from medfed.reports.runs import CEILINGS, Runs, notes_on, with_references
+from medfed.reports.sentences import LABELS, answer, short_of
+from medfed.reports.tasks import Task, splits_of, task_of_runs
+from medfed.reports.verdicts import (
+    NOT_TOLD_APART,
+    Verdict,
+    ceiling_of,
+    floor_of,
+    judge,
+    plain,
+)
+
+Judged = tuple[Task, Mapping[str, Verdict]]
+
+
+def colours_of(dials: Mapping[str, Any]) -> dict[str, str]:
+    """Returns a colour for every method, the same on all dials, and unlike all others of a dial.
+
+    Args:
+        dials: By suite, with ``curves`` by method.
+
+    Example:
+        >>> found = colours_of({"x": {"curves": {"a": [], "b": []}}, "y": {"curves": {"c": []}}})
+        >>> found["a"] != found["b"], found["a"] == found["c"]
+        (True, True)
+    """
+    found: dict[str, str] = {}
+    for name in dict.fromkeys(n for dial in dials.values() for n in dial["curves"]):
+        drawn = [dial["curves"] for dial in dials.values() if name in dial["curves"]]
+        beside = {found[other] for curves in drawn for other in curves if other in found}
+        free = [colour for colour in SERIES if colour not in beside]
+        found[name] = free[0] if free else SERIES[len(found) % len(SERIES)]
+    return found
+
+
+@dataclass
+class Report:
+    """What a benchmark, or a comparison of finished runs, says.
+
+    Attributes:
+        size: How much was computed.
+        tasks: Each task with the verdicts of its methods.
+        answers: By task: which method, and who would be harmed.
+        notes: What else is to be said: what is left out, what crosses.
+        dials: By suite the curves over its dial, and where they cross.
+        ranks: See :func:`medfed.reports.verdicts.ranks_of`.
+        claims: Those of which something was measured.
+        commands: What repeats it.
+        libraries: Versions, by name.
+        title: What the page is of.
+        remark: What holds for all that is said.
+    """
+
+    size: str = ""
+    tasks: list[Judged] = field(default_factory=list)
+    answers: dict[str, list[str]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    dials: dict[str, Any] = field(default_factory=dict)
+    ranks: dict[str, Any] = field(default_factory=dict)
+    claims: list[JudgedClaim] = field(default_factory=list)
+    commands: list[str] = field(default_factory=list)
+    libraries: Mapping[str, str] = field(default_factory=dict)
+    title: str = "Benchmark"
+    remark: str = ""
+
+    @property
+    def sentences(self) -> list[str]:
+        """What to read first, and what is to be noted."""
+        told = [f"{name}: {' '.join(found)}" for name, found in self.answers.items()]
+        told += [sentence(one) for one in self.claims]
+        return [*([self.remark] * bool(self.remark)), *told, *self.notes]
+
+    def plain(self) -> dict[str, Any]:
+        """Returns all of it as JSON holds it."""
+        return {
+            "size": self.size,
+            "libraries": dict(self.libraries),
+            "commands": self.commands,
+            "sentences": self.sentences,
+            "tasks": {
+                task.name: {
+                    "title": task.title,
+                    "metric": task.metric,
+                    "smaller_is_better": task.falls,
+                    "clients": list(task.clients),
+                    "tested_patients": task.patients,
+                    "splits": task.splits,
+                    "overlap": task.overlap,
+                    "floor": dict(zip(("name", "value"), _raw(task, floor_of(task)), strict=True)),
+                    "ceiling": dict(
+                        zip(("name", "value"), _raw(task, ceiling_of(task)), strict=True)
+                    ),
+                    "methods": {name: plain(v) for name, v in verdicts.items()},
+                    "left_out": task.notes,
+                }
+                for task, verdicts in self.tasks
+            },
+            "dials": self.dials,
+            "ranks": self.ranks,
+            "claims": {one.name: one.plain() for one in self.claims},
+            "remark": "Means, intervals and differences are turned so that larger is better.",
+        }
+
+
+def _raw(task: Task, found: tuple[str, float]) -> tuple[str, float]:
+    return found[0], task.raw(found[1])
+
+
+def judged(tasks: Sequence[Task]) -> Report:
+    """Judges tasks, one after the other.
+
+    Args:
+        tasks: What there is of them.
+
+    Returns:
+        Findings without dials, ranks and commands.
+    """
+    report = Report()
+    for task in tasks:
+        if not task.scores.keys() - {*CEILINGS}:
+            report.notes += task.notes
+            continue
+        verdicts = judge(task)
+        report.tasks.append((task, verdicts))
+        report.answers[task.name] = answer(task, verdicts)
+        compared = [a.verdict for v in verdicts.values() for a in v.against.values()]
+        if len(compared) > 1 and set(compared) == {NOT_TOLD_APART}:
+            report.notes.append(f"{task.name} tells no method from local training or FedAvg.")
+        report.notes += short_of(task)
+    return report
+
+
+def report_on(methods: Runs, metric: str, pictures: bool = False) -> Report:
+    """Judges finished runs.
+
+    Args:
+        methods: The runs by the method's name.
+        metric: What they are judged by.
+        pictures: Whether to read what pictures show of runs, too.
+
+    Returns:
+        A report on one task.
+
+    Raises:
+        CheckpointError: If a file of a run is missing or torn.
+    """
+    named, notes = with_references(methods)
+    task = task_of_runs(named, metric, pictures)
+    report = judged([task])
+    report.title = f"Runs of {task.suite}"
+    report.remark = _bearing(named, task)
+    report.notes = [*_lacking(named), *notes, *notes_on(methods, task.clients), *report.notes]
+    return report
+
+
+def _bearing(methods: Runs, task: Task) -> str:
+    """Says what the runs' splits can bear."""
+    runs = next(iter(methods.values()))
+    count, splits = len(runs), splits_of(runs)
+    if len(splits) > 1:
+        again = " The same patients come again in other splits, which the intervals allow for."
+        return f"{len(splits)} splits of the patients.{again * bool(task.overlap)}"
+    seeds = f"All {count} seeds are" if count > 1 else "All runs are"
+    return (
+        f"{seeds} on one split of the patients: seeds on one split say nothing about other "
+        "patients. "
+        "Intervals are over the tested patients alone; other training patients might turn a "
+        "difference around. Runs with other seed=, data.seed= or data.fold= would tell."
+    )
+
+
+def _lacking(methods: Runs) -> list[str]:
+    told = {
+        "local": "nothing is said of who would be better off alone",
+        "fedavg": "nothing is compared with the usual average",
+    }
+    return [
+        f"There is no run of {LABELS[name]}, so that {what}; run it with algorithm={name}."
+        for name, what in told.items()
+        if name not in methods
+    ]

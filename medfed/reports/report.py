@@ -1,0 +1,141 @@
+"""``medfed report``: the page of a user's own finished runs, with what their data can bear.
+
+Runs that differ in ``seed``, ``data.seed`` or ``data.fold`` alone are one method on several splits.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import yaml  # type: ignore[import-untyped]
+
+from medfed.common.console import few, say, wide_console
+from medfed.common.errors import CheckpointError, ConfigError
+from medfed.common.files import writing
+from medfed.common.untrusted import read_json, reading
+from medfed.records.folder import Run, read_splits
+from medfed.reports.files import print_tables, write
+from medfed.reports.findings import Report, report_on
+from medfed.reports.page import GENERATOR
+from medfed.reports.runs import (
+    Place,
+    check_same_patients,
+    chosen_metric,
+    common_folder,
+    find_runs,
+    place,
+    pool,
+    without_repeats,
+)
+
+
+def own_report(folders: Sequence[Path], metric: str | None = None) -> Report:
+    """Judges finished runs.
+
+    Args:
+        folders: Run folders.
+        metric: What they are judged by; None: what selected the rounds.
+
+    Raises:
+        CheckpointError: If a run is unfinished, or runs are of other patients, data, metrics or
+            clients than others; one is named.
+        ConfigError: If the metric is unknown.
+    """
+    runs, notes = without_repeats([Run(folder) for folder in folders])
+    check_same_patients(runs)
+    _check_same_data(runs)
+    methods, more = pool(runs)
+    report = report_on(methods, chosen_metric(runs, metric), pictures=True)
+    report.notes += [
+        *more,
+        *notes,
+        "Settings are those of the runs; nothing here says that all methods were tuned alike.",
+    ]
+    report.commands = [c for own in methods.values() for run in own if (c := _command(run))]
+    versions = read_json(runs[0].folder / "versions.json", {})
+    report.libraries = {n: str(v) for n, v in versions.items() if n not in ("commit", "plugins")}
+    return report
+
+
+def _check_same_data(runs: Sequence[Run]) -> None:
+    """Checks that equal names of files are equal files, where runs say that splits are equal.
+
+    Raises:
+        CheckpointError: If not; the run and the file are named.
+    """
+    first: dict[Place, tuple[Run, Mapping[str, str]]] = {}
+    for run in runs:
+        files = read_splits(run.folder)["files"]
+        twin, known = first.setdefault(place(run), (run, files))
+        for name in files.keys() | known.keys():
+            if files.get(name) != known.get(name):
+                raise CheckpointError(
+                    f"{name} in the data of {run.folder} is not that of {twin.folder}; only runs "
+                    "on the same data can stand in one table."
+                )
+
+
+def _command(run: Run) -> str:
+    """What a run was started with, where it is known."""
+    path = run.folder / "overrides.yaml"
+    if not path.is_file():
+        return ""
+    with reading(path):
+        typed = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if not isinstance(typed, list) or not all(isinstance(word, str) for word in typed):
+            raise ValueError("it is no list of overrides")
+    return shlex.join(["medfed", "train", *typed])
+
+
+def report_runs(
+    runs: str | Sequence[str],
+    out: Path | None = None,
+    metric: str | None = None,
+    figures: bool = True,
+    quiet: bool = False,
+) -> Report:
+    """Judges finished runs, prints the table and writes the page with all that lies beside it.
+
+    Args:
+        runs: Run folders, or folders that hold runs.
+        out: Where to write; None takes ``report`` in the folder that holds all runs.
+        metric: What they are judged by; None: what selected the rounds.
+        figures: Whether to write the pictures as files of vectors, too.
+        quiet: Whether to print nothing.
+
+    Returns:
+        What it says.
+
+    Raises:
+        MedfedError: If the runs cannot be read or do not belong together, or ``out`` cannot be
+            written, or holds a page that no report wrote.
+    """
+    folders = find_runs(runs)
+    folder = common_folder(folders) / "report" if out is None else out.expanduser()
+    page = folder / "report.html"
+    if page.is_file() and GENERATOR.encode() not in page.read_bytes()[:1000]:
+        raise ConfigError(
+            f"{page} is there and no report has written it; choose another out=FOLDER."
+        )
+    report = own_report(folders, metric)
+    report.notes += _unfinished(runs, folders)
+    with writing(folder, "choose another out=FOLDER"):
+        write(folder, report, figures)
+    if not quiet:
+        print_tables(report)
+        say(wide_console(), *report.sentences, f"Report: {page}")
+    return report
+
+
+def _unfinished(runs: str | Sequence[str], folders: Sequence[Path]) -> list[str]:
+    """Names the runs below the folders that have not finished, which the report has not."""
+    known = {folder.resolve() for folder in folders}
+    lost = sorted(
+        str(path.parent)
+        for name in ([runs] if isinstance(runs, str) else runs)
+        for path in Path(name).expanduser().rglob("config.yaml")
+        if path.parent.resolve() not in known and (path.parent / "splits.json").is_file()
+    )
+    return [f"Not finished, and left out: {few(lost, 5)}."] if lost else []

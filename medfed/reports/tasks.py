@@ -1,0 +1,345 @@
+"""The scores of methods on a task: what is judged, whether cells or run folders have it.
+
+Scores of a finished run are read from its folder. Patients are drawn anew as the run itself has
+drawn them, so that an interval here is the interval that the run has printed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from omegaconf import OmegaConf
+
+from medfed.common.files import digest
+from medfed.common.scores import federation_statistics, mean_of_known, smaller_is_better
+from medfed.common.untrusted import read_rows, reading
+from medfed.config.compose import build
+from medfed.functional.statistics import RESAMPLES, patients_anew
+from medfed.models.segmentation import chosen_activation
+from medfed.models.task import TaskModule
+from medfed.records.folder import Run, read_splits
+from medfed.records.predictions import read_predictions
+from medfed.reports.runs import Runs
+
+Floats = NDArray[np.float64]
+_BLOCK = 4_000_000  # weights of cases that are in memory at once
+
+
+class Moment(NamedTuple):
+    """A round of a run that was evaluated.
+
+    Attributes:
+        round: Its number, from 1.
+        score: Mean over clients of the validation metric, turned so that larger is better.
+        bytes: What had travelled by then.
+        passes: Gradient passes that a client had taken by then.
+    """
+
+    round: int
+    score: float
+    bytes: float
+    passes: float
+
+
+@dataclass(frozen=True)
+class Scores:
+    """A method on a task.
+
+    Attributes:
+        method: Its name.
+        values: (S, C) the metric of every split and client, turned so that larger is better; NaN
+            where a client's patients leave it undefined.
+        drawn: (S, W, C) the same of patients drawn anew; W is 0 where there are none.
+        sent: Bytes of a run, up and down, mean over splits.
+        passes: Gradient passes of the client that took most, as a share of the budget.
+        failed: Splits in which its model has failed, which count as the worst possible.
+        setting: What was changed of its defaults.
+        course: What validation gave after how many rounds, bytes and passes, mean over splits.
+        looks: What pictures of the first split need; see `medfed.benchmark.work`.
+        keys: The hashes of its cells, by split.
+        trials: Of the task that it was tuned on, what was changed in every trial, and its score on
+            validation patients, turned so that larger is better; the defaults' first.
+    """
+
+    method: str
+    values: Floats
+    drawn: Floats
+    sent: tuple[float, float]
+    passes: float
+    failed: int
+    setting: Mapping[str, float]
+    course: tuple[Moment, ...] = ()
+    looks: Mapping[str, Any] = field(default_factory=dict)
+    keys: tuple[str, ...] = ()
+    trials: tuple[tuple[Mapping[str, float], float | None], ...] = ()
+
+    @property
+    def means(self) -> Floats:
+        """(S,) means over the clients."""
+        return mean_of_known(self.values, axis=1)
+
+    def over_clients(self, name: str) -> float:
+        """Returns a statistic over clients, mean over splits: ``worst`` or ``worst_decile``."""
+        found = [federation_statistics([*row])[name] for row in self.values]
+        return float(np.mean([v for v in found if not math.isnan(v)] or [math.nan]))
+
+
+@dataclass
+class Task:
+    """A variant of a suite, with the methods that can be compared on it.
+
+    Attributes:
+        suite: The suite.
+        variant: The variant.
+        metric: The metric.
+        falls: Whether smaller is better.
+        clients: Their names.
+        scores: By method.
+        floor: By constant predictor the (S, C) scores, turned so that larger is better.
+        overlap: Test patients per training patient, where splits are of the same patients.
+        left_out: By method why it is left out.
+        unfinished: What of it is not there yet.
+        patients: Test patients of all splits and clients together.
+        title: What it is, in a line.
+        same: Whether a client's name means the same hospital in all splits.
+    """
+
+    suite: str
+    variant: str
+    metric: str = ""
+    falls: bool = False
+    clients: tuple[str, ...] = ()
+    scores: dict[str, Scores] = field(default_factory=dict)
+    floor: dict[str, Floats] = field(default_factory=dict)
+    overlap: float = 0.0
+    left_out: dict[str, str] = field(default_factory=dict)
+    unfinished: str = ""
+    patients: int = 0
+    title: str = ""
+    same: bool = True
+
+    @property
+    def name(self) -> str:
+        """The suite and the variant, if it has any."""
+        return f"{self.suite}/{self.variant}".rstrip("/")
+
+    @property
+    def notes(self) -> list[str]:
+        """All that is to be said of it."""
+        return [*self.left_out.values(), *([self.unfinished] * bool(self.unfinished))]
+
+    @property
+    def splits(self) -> int:
+        """How many splits there are."""
+        return max((len(s.values) for s in self.scores.values()), default=0)
+
+    @property
+    def single(self) -> bool:
+        """Whether there is one split, so that nothing is known of other training patients."""
+        return self.splits == 1
+
+    def raw(self, value: float) -> float:
+        """Returns a score as the metric has it."""
+        return -value if self.falls else value
+
+
+def task_of_runs(methods: Runs, metric: str, pictures: bool = False) -> Task:
+    """Reads the scores of finished runs.
+
+    Runs on the same patients and data count as one split, whatever their seeds: seeds say how lucky
+    initial weights were, and nothing about patients.
+
+    Args:
+        methods: The runs.
+        metric: What they are judged by; all runs have it.
+        pictures: Whether to read what pictures show of runs, too.
+
+    Raises:
+        CheckpointError: If a file of a run is missing or torn.
+    """
+    splits = splits_of(next(iter(methods.values())))
+    first = next(iter(methods.values()))
+    task = Task(str(first[0].config.name), "", metric, smaller_is_better(metric), first[0].clients)
+    ones = [first[own[0]] for own in splits]
+    task.patients = sum(len(p["test"]) for run in ones for p in run.patients.values())
+    task.overlap = _overlap(ones)
+    budget = max(_passes(run) for run in methods.get("fedavg", first))
+    for name, runs in methods.items():
+        task.scores[name] = _scores(task, name, runs, splits, budget, pictures)
+    sign = -1 if task.falls else 1
+    for constant in first[0].summary.get("constant", {}):
+        rows = [
+            [
+                run.summary.get("constant", {}).get(constant, {"clients": {}})["clients"]
+                .get(c, {}).get(metric, math.nan)
+                for c in task.clients
+            ]
+            for run in ones
+        ]  # fmt: skip
+        task.floor[constant] = sign * np.array(rows, dtype=float)
+    return task
+
+
+def splits_of(runs: Sequence[Run]) -> list[list[int]]:
+    """Returns which runs of a method are on the same patients and data, by their places."""
+    keys = [digest([run.patients, read_splits(run.folder)["files"]]) for run in runs]
+    return [[i for i, key in enumerate(keys) if key == one] for one in dict.fromkeys(keys)]
+
+
+def _overlap(runs: Sequence[Run]) -> float:
+    """Test patients per training patient; 0 where none is ever in both parts."""
+    tested, trained, again = [], [], False
+    data = {digest(read_splits(run.folder)["files"]) for run in runs}
+    for run in runs:
+        parts = run.patients.items()
+        tested.append({(c, p) for c, own in parts for p in own["test"]})
+        trained.append({(c, p) for c, own in parts for n in own if n != "test" for p in own[n]})
+    if len(data) > 1:
+        return 0.0  # other data
+    again = any(test & train for test in tested for train in trained)
+    ratio = np.mean([len(t) / max(1, len(n)) for t, n in zip(tested, trained, strict=True)])
+    return float(ratio) if again else 0.0
+
+
+def _scores(
+    task: Task,
+    name: str,
+    runs: Sequence[Run],
+    splits: Sequence[Sequence[int]],
+    budget: float,
+    pictures: bool,
+) -> Scores:
+    """A method's scores, means over the runs of each split."""
+    sign = -1 if task.falls else 1
+
+    def values(run: Run) -> Floats:
+        return np.array([run.summary["clients"][c][task.metric] for c in task.clients])
+
+    def over(found: Sequence[Floats]) -> Floats:
+        return mean_of_known(np.stack(found), axis=0)
+
+    drawn = [drawn_of(run, task.metric, task.clients) for run in runs]
+    width = min(len(one) for one in drawn)
+    return Scores(
+        name,
+        sign * np.stack([over([values(runs[i]) for i in own]) for own in splits]),
+        sign * np.stack([over([drawn[i][:width] for i in own]) for own in splits]),
+        tuple(float(np.mean([r.summary["bytes"][way] for r in runs])) for way in ("up", "down")),  # type: ignore[arg-type]
+        max(_passes(run) for run in runs) / budget if budget else math.nan,
+        0,
+        {},
+        _course(runs) if pictures else (),
+        slices_of(runs[0], name, task.clients) if pictures else {},
+        tuple(str(run.folder) for run in runs),
+    )
+
+
+def _passes(run: Run) -> float:
+    spent = run.summary.get("gradient_passes", run.summary["steps"])
+    return float(max(spent.values()))
+
+
+def _course(runs: Sequence[Run]) -> tuple[Moment, ...]:
+    """The mean over runs of how validation went, at the rounds that all of them have."""
+    by_round: dict[int, list[Moment]] = {}
+    for run in runs:
+        metric = run.summary["selection"][0]
+        sign = -1 if smaller_is_better(metric) else 1
+        history: dict[int, list[float]] = {}
+        for record in run.history():
+            history.setdefault(record.round, []).append(sign * record.metrics[metric])
+        sent: dict[int, int] = {}
+        for entry in run.ledger.entries:
+            sent[entry.round] = sent.get(entry.round, 0) + entry.bytes
+        for at, scores in history.items():
+            known = [s for s in scores if math.isfinite(s)]
+            total = sum(count for r, count in sent.items() if r <= at)
+            passes = _passes(run) * (at + 1) / run.summary["rounds"]
+            mean = float(np.mean(known)) if len(known) == len(scores) else math.nan
+            by_round.setdefault(at, []).append(Moment(at + 1, mean, total, passes))
+    return tuple(
+        Moment(at + 1, *(float(v) for v in mean_of_known(np.array(found)[:, 1:], axis=0)))
+        for at, found in sorted(by_round.items())
+        if len(found) == len(runs)
+    )
+
+
+def drawn_of(run: Run, metric: str, clients: Sequence[str]) -> Floats:
+    """Measures a run on patients drawn anew; the same draws for all runs of a seed.
+
+    Args:
+        run: A finished run.
+        metric: What is measured.
+        clients: Whose patients.
+
+    Returns:
+        (W, C), NaN where a client has no cases, or a single patient, who would be drawn every time,
+        or its draw leaves the metric undefined; W is 0 where the run has kept no cases, or its task
+        does not measure the metric on them.
+
+    Raises:
+        CheckpointError: If its cases are torn.
+    """
+    path = run.folder / "cases.csv"
+    if not path.is_file():
+        return np.zeros((0, len(clients)))
+    task = _task_of(run)
+    rows = read_rows(path, ("client", "patient"))
+    drawn = np.full((RESAMPLES, len(clients)), np.nan)
+    with reading(path):
+        for i, client in enumerate(clients):
+            own = [row for row in rows if row["client"] == client]
+            patients = run.patients[client]["test"]
+            if not own or len(patients) < 2:
+                continue
+            places = {name: n for n, name in enumerate(patients)}
+            case = np.array([places[row["patient"]] for row in own])
+            cases = {n: _column([row[n] for row in own]) for n in own[0]}
+            counts = patients_anew(len(patients), run.seed, client)
+            size = max(1, _BLOCK // len(case))
+            for start in range(0, RESAMPLES, size):
+                weights = counts[start : start + size, case].astype(float)
+                values = task.scores({**cases, "case": case}, weights)
+                if metric not in values:
+                    return np.zeros((0, len(clients)))
+                drawn[start : start + size, i] = values[metric]
+    return drawn
+
+
+def _task_of(run: Run) -> TaskModule:
+    """The task of a run, which knows how cases are measured; its weights are of no interest."""
+    with torch.random.fork_rng(devices=[]):
+        task: TaskModule = build(run.config.model)
+    return task
+
+
+def _column(texts: Sequence[str]) -> Any:
+    try:
+        return np.array([float(text) for text in texts])
+    except ValueError:
+        return np.array(texts)
+
+
+def slices_of(run: Run, name: str, clients: Sequence[str]) -> dict[str, Any]:
+    """Returns the predicted slices that a run has kept, as the looks of a cell.
+
+    Args:
+        run: A finished run.
+        name: The method's.
+        clients: Its clients.
+    """
+    cases = read_predictions({name: run.folder}, clients)
+    model = run.config.model
+    if not cases or OmegaConf.select(run.config, "model.threshold") is None:
+        return {}
+    regions = list(run.config.regions)
+    wanted = model.get("activation", "sigmoid")
+    exclusive = chosen_activation(wanted, len(regions), run.config.get("exclusive")) == "softmax"
+    told = {"regions": regions, "threshold": float(model.threshold), "exclusive": exclusive}
+    return {"slices": {**told, "cases": cases}}
