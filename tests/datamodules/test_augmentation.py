@@ -15,6 +15,7 @@ from medfed.config.compose import build
 from medfed.datamodules.augmentation import Augmentation, augmented
 from medfed.datamodules.client_data import ClientData
 from tests.contract.names import data_yamls, load
+from tests.sweeps import sweep
 
 RECIPES = sorted(path.stem for path in (CONFIG_DIR / "augment").glob("*.yaml"))
 SIZES = {2: (24, 24), 3: (16, 16, 12)}
@@ -63,8 +64,8 @@ def client(name, dims):
     )
 
 
-@pytest.mark.parametrize("dims", [2, 3])
-@pytest.mark.parametrize("name", RECIPES)
+@sweep("dims", [2, 3])
+@sweep("name", RECIPES)
 def test_air_absent_channels_and_labels_stay_what_they_are(name, dims):
     data = client(name, dims)
     image, label = heads(32, dims)
@@ -85,8 +86,8 @@ def test_air_absent_channels_and_labels_stay_what_they_are(name, dims):
     assert not noisy[:, 0][image[:, 0] == 0].any()  # air, in spite of noise and offsets
 
 
-@pytest.mark.parametrize("dims", [2, 3])
-@pytest.mark.parametrize("name", RECIPES)
+@sweep("dims", [2, 3])
+@sweep("name", RECIPES)
 def test_images_of_a_class_keep_their_label(name, dims):
     image, label = heads(8, dims)[0], torch.arange(8)
     new, same = augmented(recipe(name).build(SIZES[dims], (0, 1)), image, label, seed=1)
@@ -126,7 +127,7 @@ def test_what_is_drawn_depends_on_the_seed_alone():
     assert not torch.equal(again[0], augmented(other, image, label, seed=6)[0])
 
 
-@pytest.mark.parametrize("chance", CHANCES)
+@sweep("chance", CHANCES)
 def test_each_happens_as_often_as_it_should(chance):
     image, label = heads(600, 2)
     chain = strong(**{chance: 0.3}).build(SIZES[2], (0,), regions=True)
@@ -207,7 +208,7 @@ def test_a_transform_of_ones_own_is_reseeded_for_every_batch():
     assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize(
+@sweep(
     ("settings", "says"),
     [
         ({"flip_chance": 1.5}, r"augment.flip_chance=1.5 must be in \[0, 1\]"),

@@ -9,6 +9,7 @@ import pytest
 from medfed.common.errors import DataError
 from medfed.datamodules.readers.case_folders import BratsChallengeReader, MSDReader
 from tests.datamodules.brats_layouts import make_head, save, write_challenge, write_msd
+from tests.sweeps import sweep
 
 CASE = "Brats18_CBICA_ABO_1"
 
@@ -76,7 +77,7 @@ def same_case_twice(folder):
         write_challenge(folder / grade, {"twin": make_head()})
 
 
-@pytest.mark.parametrize(
+@sweep(
     ("damage", "message"),
     [
         (remove("_t1ce"), r"0 files match \*_t1ce\.nii\.gz or .*\(modality T1gd\)"),

@@ -16,6 +16,7 @@ from medfed.datamodules.partitions.effects import ChannelMissing
 from medfed.datamodules.patches import bounding_box
 from medfed.datamodules.readers.case_folders import BratsChallengeReader
 from tests.datamodules.brats_layouts import make_head, write_challenge
+from tests.sweeps import sweep
 
 LACKING = ChannelMissing(ByCentre(), "rotate")
 
@@ -151,7 +152,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("values", CASES.values(), ids=CASES.keys())
+@sweep("values", CASES.values())
 def test_what_is_stored_comes_back_bit_by_bit(values):
     image, label = volume(values), LABEL.copy()
     label[0, 8, 0, 0] = 1  # a label outside the head is not cropped away

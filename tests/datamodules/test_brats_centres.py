@@ -7,6 +7,7 @@ import pytest
 from medfed.common.errors import DataError
 from medfed.datamodules.readers.case_folders import BratsChallengeReader
 from tests.datamodules.brats_layouts import make_head, write_challenge
+from tests.sweeps import sweep
 
 HEADS = {name: make_head(seed) for seed, name in enumerate(["a", "b", "c"])}
 
@@ -51,7 +52,7 @@ def test_hospitals_of_2020_come_from_its_name_mapping(tmp_path):
     assert list(found.values()) == ["CBICA", "TCIA13", "hospital_0"]
 
 
-@pytest.mark.parametrize(
+@sweep(
     ("name", "text", "message"),
     [
         ("centres.csv", "case,centre\na,x\nb,y\n", r"centres\.csv names no hospital for case c"),

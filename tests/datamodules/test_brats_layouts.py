@@ -25,6 +25,7 @@ from tests.datamodules.brats_layouts import (
     write_challenge,
     write_msd,
 )
+from tests.sweeps import sweep
 
 REGIONS = ("whole", "core", "enhancing")
 CASE = "Brats18_CBICA_ABO_1"
@@ -78,7 +79,7 @@ LAYOUTS = [
 ]
 
 
-@pytest.mark.parametrize("write", LAYOUTS)
+@sweep("write", LAYOUTS)
 def test_every_layout_gives_the_same_images_and_regions(write, tmp_path):
     head = make_head()
     sample = read_one(write(tmp_path, head))
@@ -113,7 +114,7 @@ ORIENTATIONS = list(
 )
 
 
-@pytest.mark.parametrize(("permutation", "signs"), ORIENTATIONS)
+@sweep(("permutation", "signs"), ORIENTATIONS)
 def test_axes_run_right_anterior_superior_whatever_the_file_has(permutation, signs, tmp_path):
     shape, affine = (5, 4, 3), oblique(list(permutation), signs)
     numbers = np.arange(1, 61, dtype=np.int16).reshape(shape)  # each voxel has a name

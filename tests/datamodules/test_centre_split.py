@@ -5,11 +5,12 @@ import pytest
 from medfed.common.errors import ConfigError
 from medfed.datamodules.partitions.by_centre import CentreSplit
 from medfed.datamodules.readers.base import Patient
+from tests.sweeps import sweep
 
 PATIENTS = [Patient(f"{c}{n}", centre=c) for c, count in (("x", 7), ("y", 4)) for n in range(count)]
 
 
-@pytest.mark.parametrize("seed", range(5))
+@sweep("seed", range(5))
 def test_every_patient_stays_in_the_centre_and_has_one_client(seed):
     found = CentreSplit({"x": 3}).assign(PATIENTS, seed)
     assert list(found) == ["x_0", "x_1", "x_2", "y"]
@@ -20,7 +21,7 @@ def test_every_patient_stays_in_the_centre_and_has_one_client(seed):
     assert any(found != CentreSplit({"x": 3}).assign(PATIENTS, s) for s in range(5))
 
 
-@pytest.mark.parametrize(
+@sweep(
     ("parts", "message"),
     [
         (0, r"partition\.parts=0 must be"),

@@ -12,6 +12,7 @@ from medfed.common.errors import ConfigError
 from medfed.config.compose import build
 from medfed.datamodules.base import FederatedDataModule
 from tests.contract.names import data_yamls, load, partition_yamls
+from tests.sweeps import sweep
 
 DATA = [path.stem for path in data_yamls()]
 PARTITIONS = [path.stem for path in partition_yamls()]
@@ -47,7 +48,7 @@ def settings(target):
     return found
 
 
-@pytest.mark.parametrize(("data", "partition"), list(itertools.product(DATA, PARTITIONS)))
+@sweep(("data", "partition"), list(itertools.product(DATA, PARTITIONS)))
 def test_instantiates(data, partition):
     config = composed(data).copy()
     config.partition = composed(DATA[0], partition).partition
@@ -57,7 +58,7 @@ def test_instantiates(data, partition):
     assert type(module.partition).__name__ == config.partition._target_.rsplit(".", 1)[1]
 
 
-@pytest.mark.parametrize("data", DATA)
+@sweep("data", DATA)
 def test_every_setting_is_written_out(data):
     node = composed(data).data
     written = {key for key in node if not key.startswith("_")}
@@ -66,8 +67,8 @@ def test_every_setting_is_written_out(data):
     assert known - written <= (set() if "label" in written else COLUMNS)
 
 
-@pytest.mark.parametrize("data", DATA)
-@pytest.mark.parametrize("key", ["batch_size", "val_fraction", "path"])
+@sweep("data", DATA)
+@sweep("key", ["batch_size", "val_fraction", "path"])
 def test_values_of_another_type_are_refused(data, key):
     """Also of settings that a data module shares with others."""
     config = composed(data).copy()

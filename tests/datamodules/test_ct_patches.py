@@ -10,6 +10,7 @@ from medfed.datamodules import ct_patches
 from medfed.datamodules.ct_patches import PatchSpec, extract, plan_slabs, to_unit
 from medfed.datamodules.readers.ct_scan import open_scan
 from medfed.datamodules.readers.luna16 import Candidates, centre_voxels
+from tests.sweeps import sweep
 
 from .luna_files import FLIPS, by_hand, image_of, noise, stored
 
@@ -47,7 +48,7 @@ def read_bytes(action):
     return count() - before
 
 
-@pytest.mark.parametrize("name", ["2-D", "2-D, odd", "2.5-D", "3-D"])
+@sweep("name", ["2-D", "2-D, odd", "2.5-D", "3-D"])
 def test_a_patch_equals_the_slices_cut_by_hand_with_simpleitk(tmp_path, name):
     spec, image = SPECS[name], image_of(noise())
     points = candidates(image)
@@ -83,7 +84,7 @@ def test_resampled_patches_equal_a_resampling_of_the_whole_scan(tmp_path, name):
         assert np.abs(patch - cut).max() < 0.501  # half a HU, as rounded
 
 
-@pytest.mark.parametrize("name", list(SPECS))
+@sweep("name", list(SPECS))
 def test_a_scan_gives_the_same_patches_however_it_is_stored(tmp_path, name):
     image = image_of(noise())
     points = candidates(image)
@@ -197,7 +198,7 @@ def test_dense_patches_read_no_slice_many_times(tmp_path):
     assert used < 1.2 * 2 * 80 * 128 * 128  # apart, they would read ten times as much
 
 
-@pytest.mark.parametrize("stem", ["mha", "zraw", "float", "uint8", "msb"])
+@sweep("stem", ["mha", "zraw", "float", "uint8", "msb"])
 def test_unusual_storage_gives_the_same_patches(tmp_path, stem):
     image = image_of(noise().clip(0, 250))
     points = candidates(image)
@@ -228,7 +229,7 @@ def test_a_header_as_luna16_writes_it(tmp_path):
     assert np.array_equal(patch[0, 0], voxels[3, 6:8, 3:5])
 
 
-@pytest.mark.parametrize("place", [(-0.6, 5, 5), (36, 5, 5), (5, 39.6, 5), (5, 5, -30)])
+@sweep("place", [(-0.6, 5, 5), (36, 5, 5), (5, 39.6, 5), (5, 5, -30)])
 def test_coordinates_outside_the_scan_name_the_row(tmp_path, place):
     image = image_of(noise())
     header = save(tmp_path / "1.2.mhd", image)
@@ -247,7 +248,7 @@ def test_to_unit_is_the_line_through_the_window():
     assert (unit[0], unit[-1]) == (-1, 1)
 
 
-@pytest.mark.parametrize(
+@sweep(
     ("settings", "message"),
     [
         ({"size": (32,)}, "must be 2 or 3 positive numbers"),

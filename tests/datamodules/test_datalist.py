@@ -26,6 +26,7 @@ from medfed.datamodules.preparation import CT_WINDOW
 from medfed.datamodules.readers.datalist import DatalistReader, NnunetReader
 from medfed.functional.grids import on_grid
 from tests.datamodules.organ_layouts import organs, write_datalist, write_nnunet
+from tests.sweeps import sweep
 
 SMALL = ("patch_size=[8,8]", "patches_per_patient=3", "batch_size=4", "reader.hospitals=2")
 
@@ -233,7 +234,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("name", BAD)
+@sweep("name", BAD)
 def test_a_bad_list_is_one_sentence(name, tmp_path):
     change, message = BAD[name]
     folder = write_datalist(tmp_path / "d", 1)

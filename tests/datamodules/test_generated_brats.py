@@ -14,6 +14,7 @@ from medfed.datamodules.partitions.by_centre import ByCentre
 from medfed.datamodules.readers.case_folders import MSDReader
 from medfed.datamodules.segmentation import SegmentationDataModule
 from medfed.datamodules.splits import split_patients
+from tests.sweeps import sweep
 
 from .conftest import COHORT
 
@@ -118,7 +119,7 @@ def test_test_patients_are_beside_those_that_are_trained_on(tmp_path):
     assert (real.val_fraction, real.test_fraction) == (0.2, 0.4)  # real data have no such patients
 
 
-@pytest.mark.parametrize(
+@sweep(
     ("own", "message"),
     [
         ({"outline": -1}, r"data\.generated\.outline must not be negative"),

@@ -15,6 +15,7 @@ from medfed.datamodules.partitions.by_centre import ByCentre
 from medfed.datamodules.readers.heart import FEATURES, PUBLISHED, TARGET, read_heart
 from medfed.datamodules.tables.datamodule import TabularDataModule
 from medfed.run.train import train
+from tests.sweeps import sweep
 
 SHARED = Path(os.environ.get("MEDFED_SHARED", Path(__file__).parents[3] / "shared"))
 REAL = SHARED / "data" / "heart"
@@ -79,7 +80,7 @@ def test_every_hospital_is_a_client(folder):
     assert sorted(Path(f).name for f in files) == [f"processed.{c}.data" for c in sorted(PUBLISHED)]
 
 
-@pytest.mark.parametrize(
+@sweep(
     ("row", "header", "message"),
     [
         (ROW.format(num=5), None, r"va\.data, data row 1: the label 5 is none of 0, 1, 2, 3, 4"),

@@ -21,6 +21,7 @@ from medfed.datamodules.partitions.round_robin import RoundRobin
 from medfed.datamodules.readers import pictures
 from medfed.datamodules.readers.image_masks import ImageMasksReader
 from tests.datamodules.picture_files import cohort, picture, write_index
+from tests.sweeps import sweep
 
 SHARED = Path(os.environ.get("MEDFED_SHARED", Path(__file__).parents[3] / "shared"))
 RETINA = SHARED / "data" / "retina"
@@ -112,8 +113,8 @@ def test_without_patients_or_centres_that_is_said(tmp_path, rows, caplog):
     assert sum(len(c.patients["train"]) for c in data.clients.values()) > 3
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("partition", [ByCentre(), RoundRobin(3), QuantitySkew(2)])
+@sweep("seed", range(4))
+@sweep("partition", [ByCentre(), RoundRobin(3), QuantitySkew(2)])
 def test_pictures_of_a_patient_never_straddle(tmp_path, seed, partition):
     """Whatever the seed and the partition, those of one person are in one split of one client."""
     rows = cohort(tmp_path, patients=5)

@@ -22,6 +22,7 @@ from medfed.datamodules.readers.scikit_learn import read_digits
 from medfed.datamodules.splits import SPLITS
 from medfed.run.assembly import data_and_task
 from medfed.run.train import train
+from tests.sweeps import sweep
 
 SIZES = {"train": 24, "val": 9, "test": 12}
 SHAPES = {"grey": (28, 28), "colour": (28, 28, 3), "volume": (12, 12, 12), "sizes": (20, 31)}
@@ -55,7 +56,7 @@ def by_hand(images):
     return np.moveaxis(images, -1, 1).astype(np.float64) / 127.5 - 1
 
 
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@sweep("shape", SHAPES.values())
 def test_every_image_reaches_one_client_in_its_official_split(tmp_path, shape):
     content = arrays(shape)
     data = module(save(tmp_path, content))
@@ -136,7 +137,7 @@ def test_a_scanner_changes_its_client_only_and_every_image_differently(tmp_path)
     assert torch.equal(again, after["hospital_0"])
 
 
-@pytest.mark.parametrize(
+@sweep(
     ("change", "message"),
     [
         ({"val_images": None}, r"lacks val_images; it must hold"),

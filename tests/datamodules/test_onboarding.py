@@ -11,6 +11,7 @@ from medfed.config.check import check_values
 from medfed.config.compose import build, load
 from medfed.datamodules.client_data import ClientData
 from medfed.datamodules.plans import first_patients
+from tests.sweeps import sweep
 
 
 class Disk:
@@ -46,7 +47,7 @@ CASE = [0, 0, 2, 2, 2, 3, 3, 3, 0]  # patient q has no sample
 LABELS = torch.tensor([0, 1, 0, 0, 1, 1, 1, 0, 1])
 
 
-@pytest.mark.parametrize("seed", range(5))
+@sweep("seed", range(5))
 def test_few_patients_are_among_more(seed):
     whole = client(LABELS, CASE)
     kept = [set(first_patients(whole, k, seed).patients["train"]) for k in (1, 2, 3, 9)]
@@ -59,8 +60,8 @@ def test_another_seed_may_begin_with_another_patient():
     assert first == {"p", "r", "s"}
 
 
-@pytest.mark.parametrize("on_disk", [False, True])
-@pytest.mark.parametrize("count", [1, 2])
+@sweep("on_disk", [False, True])
+@sweep("count", [1, 2])
 def test_the_samples_are_those_of_the_patients(on_disk, count):
     whole = client(LABELS, CASE)
     if on_disk:

@@ -18,6 +18,7 @@ from medfed.datamodules.readers.scikit_learn import read_digits
 from medfed.datamodules.splits import SPLITS
 from medfed.datamodules.tables.agreement import converse, merge, tell
 from medfed.datamodules.tables.datamodule import TabularDataModule
+from tests.sweeps import sweep
 
 SITES = ["Basel", "Bern", "Chur"]
 ONE_EACH = [Patient(site, centre=site) for site in SITES]
@@ -159,7 +160,7 @@ def test_a_share_of_a_data_set_that_every_site_holds():
         next(setup_alone(modules[1], "hospital_7"))
 
 
-@pytest.mark.parametrize(
+@sweep(
     ("partition", "message"),
     [
         (lambda: OwnData(LabelImbalance(3), "a", ["a"]), "LabelImbalance deals .* cut: true"),

@@ -13,6 +13,7 @@ from medfed.datamodules.readers.table import read_csv
 from medfed.datamodules.tables.datamodule import TabularDataModule
 from medfed.datamodules.tables.mixture import MixtureDataModule
 from medfed.run.overview.table import summarise_clients
+from tests.sweeps import sweep
 
 CSV = """id,site,age,score
 p1,Bern,50,1.5
@@ -78,7 +79,7 @@ def test_an_outcome_that_is_no_number_is_named(tmp_path, cell):
         read_csv(path, "score", outcome="continuous")
 
 
-@pytest.mark.parametrize(
+@sweep(
     ("options", "message"),
     [
         ({"partition": LabelImbalance(2)}, r"needs one label, 0 or 1, per patient"),

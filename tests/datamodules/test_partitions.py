@@ -6,6 +6,7 @@ from medfed.datamodules.partitions.by_label import LabelImbalance
 from medfed.datamodules.partitions.effects import ChannelMissing
 from medfed.datamodules.partitions.round_robin import RoundRobin
 from medfed.datamodules.readers.base import Patient
+from tests.sweeps import sweep
 
 CHANNELS = ("FLAIR", "T1w", "T1gd", "T2w")
 CLIENTS = ("a", "b", "c", "d", "e")
@@ -45,7 +46,7 @@ def test_random_is_seeded_and_never_takes_all():
     assert missing(partition, 1, many[:3]) == {c: drawn[c] for c in many[:3]}
 
 
-@pytest.mark.parametrize(
+@sweep(
     ("settings", "message"),
     [
         ({"preset": "rotat"}, "did you mean rotate"),
@@ -92,8 +93,8 @@ def test_round_robin_deals_everyone_once():
     assert clients == RoundRobin(7).assign(BINARY, seed=1) != RoundRobin(7).assign(BINARY, seed=2)
 
 
-@pytest.mark.parametrize("num_clients", [2, 5, 20])
-@pytest.mark.parametrize("delta", [1.0, 2.0, 4.0, 7.0])
+@sweep("num_clients", [2, 5, 20])
+@sweep("delta", [1.0, 2.0, 4.0, 7.0])
 def test_label_imbalance_ratios(num_clients, delta):
     partition = LabelImbalance(num_clients, delta)
     clients = partition.assign(BINARY, seed=3)
@@ -117,7 +118,7 @@ def test_label_imbalance_takes_as_many_as_fit():
     assert sums == [0, 30]
 
 
-@pytest.mark.parametrize(
+@sweep(
     ("partition", "message"),
     [
         (LabelImbalance(5, delta=0), "must be positive"),

@@ -15,6 +15,7 @@ from medfed.datamodules import partitions
 from medfed.datamodules.partitions.base import Partition, Wrapped
 from medfed.datamodules.partitions.by_label import Shards
 from tests.contract.names import load, partition_yamls
+from tests.sweeps import sweep
 
 NAMES = [path.stem for path in partition_yamls()]
 WRAPPERS = [path.stem for path in partition_yamls() if "@assignment" in path.read_text()]
@@ -45,14 +46,14 @@ def test_every_partition_has_a_config():
     assert found <= {node(f"partition={name}")._target_ for name in NAMES}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@sweep("name", NAMES)
 def test_every_setting_is_written_out(name):
     partition = built(f"partition={name}")
     parameters = set(inspect.signature(type(partition)).parameters)
     assert parameters == {key for key in node(f"partition={name}") if not key.startswith("_")}
 
 
-@pytest.mark.parametrize(("wrapper", "name"), list(itertools.product(WRAPPERS, NAMES)))
+@sweep(("wrapper", "name"), list(itertools.product(WRAPPERS, NAMES)))
 def test_every_partition_can_be_wrapped(wrapper, name):
     partition = built(f"partition={wrapper}", f"partition@partition.assignment={name}")
     assert isinstance(partition, Wrapped)
@@ -75,7 +76,7 @@ def test_two_wrappers():
     assert partition.assignment.assignment == Shards(3)
 
 
-@pytest.mark.parametrize(
+@sweep(
     ("overrides", "message"),
     [
         (["partition=dirichelt"], r"Unknown partition 'dirichelt' \(did you mean dirichlet"),

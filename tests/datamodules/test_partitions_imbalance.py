@@ -7,6 +7,7 @@ from scipy.optimize import linprog
 from medfed.common.errors import ConfigError
 from medfed.datamodules.partitions.by_label import LabelImbalance, deal_whole, largest_fit, thin
 from medfed.datamodules.readers.base import Patient
+from tests.sweeps import sweep
 
 
 def scans(count, seed=0):
@@ -40,8 +41,8 @@ def fractional_optimum(counts, wishes):
     return -linprog(objective, np.vstack([once, *enough]), limits).fun
 
 
-@pytest.mark.parametrize("delta", [1.0, 2.0, 4.0, 7.0])
-@pytest.mark.parametrize("num_clients", [2, 5])
+@sweep("delta", [1.0, 2.0, 4.0, 7.0])
+@sweep("num_clients", [2, 5])
 def test_clients_reach_their_ratio_at_nearly_the_largest_size(num_clients, delta):
     patients = scans(120)
     partition = LabelImbalance(num_clients, delta)

@@ -18,6 +18,7 @@ from medfed.datamodules.partitions.round_robin import RoundRobin
 from medfed.datamodules.readers.base import Patient
 from medfed.datamodules.tables.datamodule import TabularDataModule
 from tests.contract.names import load, partition_yamls
+from tests.sweeps import sweep
 
 GROUPS = [[0], [1]]
 NAMES = [path.stem for path in partition_yamls()]
@@ -109,17 +110,17 @@ def test_configured_partitions(name, case, make):
     assert accepted
 
 
-@pytest.mark.parametrize(
+@sweep(
     ("name", "kind"),
     # Patients with samples of both groups are refused: see the tests of label groups.
     [(n, k) for n in VARIANTS for k in (KINDS[0], KINDS[2]) if (n, k) != ("groups", KINDS[2])],
 )
-@pytest.mark.parametrize("case", range(6))
+@sweep("case", range(6))
 def test_other_settings(name, kind, case):
     check(VARIANTS[name], cohort(case, kind), case)
 
 
-@pytest.mark.parametrize("name", sorted(set(VARIANTS) - {"imbalance", "fixed"}))
+@sweep("name", sorted(set(VARIANTS) - {"imbalance", "fixed"}))
 def test_too_few_patients(name):
     with pytest.raises(ConfigError, match="num_clients=4 does not fit 3 patients"):
         VARIANTS[name].assign(cohort(0, size=3), seed=0)
@@ -308,7 +309,7 @@ def test_quantity_skew_leaves_labels_alike():
     assert (np.abs(held[:, 1] / size - prevalence) < 4 * error).all()
 
 
-@pytest.mark.parametrize(
+@sweep(
     ("make", "message"),
     [
         (lambda: Dirichlet(2, alpha=0), "must be positive"),

@@ -10,6 +10,7 @@ import SimpleITK as sitk
 
 from medfed.config.compose import build, load
 from medfed.datamodules.readers.volumes import read_geometry
+from tests.sweeps import sweep
 
 TINY = {
     "brats": [
@@ -58,7 +59,7 @@ def test_a_client_names_the_channels_that_it_has(tmp_path_factory):
     assert data.preprocessing("hospital_1")["present"] == ["FLAIR", "T1gd", "T2w"]
 
 
-@pytest.mark.parametrize("codes", ["RAS", "LPI", "SAR", "PIL"])
+@sweep("codes", ["RAS", "LPI", "SAR", "PIL"])
 def test_spacing_is_along_the_patient_axes(codes, tmp_path):
     towards_ras = np.diag([1.0, 2.0, 3.0, 1.0])  # mm to the right, to the front, to the head
     image = nib.Nifti1Image(np.zeros((4, 5, 6), np.uint8), towards_ras)

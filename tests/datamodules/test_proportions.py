@@ -9,6 +9,7 @@ import torch
 
 from medfed.common.errors import ConfigError
 from medfed.datamodules.partitions.by_label import apportion, largest_fit, thin
+from tests.sweeps import sweep
 
 POSITIVE = [Fraction(n, d) for d in (2, 3, 5, 8) for n in range(d + 1)]
 
@@ -33,8 +34,8 @@ def nearest(size, shares):
     return min(candidates, key=lambda c: sum(abs(n - size * s) for n, s in zip(c, shares)))  # noqa: B905
 
 
-@pytest.mark.parametrize("available", list(itertools.product((0, 1, 4, 7), repeat=2)))
-@pytest.mark.parametrize("positive", POSITIVE)
+@sweep("available", list(itertools.product((0, 1, 4, 7), repeat=2)))
+@sweep("positive", POSITIVE)
 def test_two_classes_keep_as_many_as_any_subset(available, positive):
     shares = (float(1 - positive), float(positive))
     labels = np.repeat([0, 1], available)
@@ -42,7 +43,7 @@ def test_two_classes_keep_as_many_as_any_subset(available, positive):
     assert (int((kept == 0).sum()), int(kept.sum())) == best_of_two(available, positive)
 
 
-@pytest.mark.parametrize("case", range(20))
+@sweep("case", range(20))
 def test_three_classes_keep_as_many_as_any_subset(case):
     rng = np.random.default_rng(case)
     shares, available = rng.dirichlet([1, 1, 1]), rng.integers(0, 7, size=3)
@@ -76,7 +77,7 @@ def test_nothing_fits_and_nothing_given():
     assert thin(np.zeros(9, np.int64), (1.0, 0.0), seed=0).tolist() == list(range(9))
 
 
-@pytest.mark.parametrize(
+@sweep(
     ("labels", "shares", "message"),
     [
         ([0, 2], (0.5, 0.5), "Label 2 has no class share; 2 shares stand for the classes 0 to 1"),

@@ -11,6 +11,7 @@ from medfed.common.errors import ConfigError
 from medfed.datamodules.partitions.by_centre import ByCentre
 from medfed.datamodules.partitions.effects import ChannelMissing, SiteEffect
 from medfed.datamodules.scanner import UNCHANGED, Scanner
+from tests.sweeps import sweep
 
 CLIENTS = ("a", "b", "c", "d", "e")
 
@@ -41,9 +42,9 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("make", [patch, volume])
-@pytest.mark.parametrize("settings", SETTINGS)
+@sweep("shape", SHAPES)
+@sweep("make", [patch, volume])
+@sweep("settings", SETTINGS)
 def test_contract(shape, make, settings):
     image = make(*shape)
     before, scanner = image.clone(), Scanner("a", 3, **settings)
@@ -65,8 +66,8 @@ def test_contract(shape, make, settings):
         assert values.std(correction=0).item() == pytest.approx(1, abs=1e-5)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("make", [patch, volume])
+@sweep("shape", SHAPES)
+@sweep("make", [patch, volume])
 def test_a_scanner_that_changes_nothing(shape, make):
     image = make(*shape)
     torch.testing.assert_close(Scanner("a", 0).apply(image, "p"), image, atol=2e-6, rtol=0)
@@ -185,7 +186,7 @@ def test_table():
     assert found["b"] == {"client": "b", "seed": 0, **UNCHANGED, "noise": 0.3, "gamma": 2.0}
 
 
-@pytest.mark.parametrize(
+@sweep(
     ("settings", "message"),
     [
         ({"noise": 0.3}, r"partition.noise=0.3 must be two numbers"),

@@ -21,14 +21,15 @@ from medfed.datamodules.readers.luna16 import Luna16Reader
 from medfed.datamodules.scanner import UNCHANGED
 from medfed.run.assembly import data_and_task
 from medfed.run.memberships import planted_groups
+from tests.sweeps import sweep
 
 SCANNERS = [{}, {"gamma": 1.5, "noise": 0.1}]
 CHANNELS = ("FLAIR", "T1w", "T1gd", "T2w")
 DIGITS = ("data=digits", "partition=site_groups")
 
 
-@pytest.mark.parametrize(("clients", "groups"), [(1, 1), (6, 2), (7, 3), (12, 3)])
-@pytest.mark.parametrize("size", [12, 41])
+@sweep(("clients", "groups"), [(1, 1), (6, 2), (7, 3), (12, 3)])
+@sweep("size", [12, 41])
 def test_clients_and_groups_are_even(clients, groups, size):
     patients = [Patient(f"p{i}") for i in range(size)]
     dealt = SiteGroups(clients, groups).assign(patients, seed=3)
@@ -160,7 +161,7 @@ def test_volumes(make_brats):
         make_brats(one_region, partition=SiteGroups(2, label_shift=1)).setup()
 
 
-@pytest.mark.parametrize(
+@sweep(
     ("make", "message"),
     [
         (lambda: SiteGroups(6, 0), r"groups=0 must be at least 1"),

@@ -4,9 +4,10 @@ import pytest
 
 from medfed.common.errors import ConfigError, DataError
 from medfed.datamodules.splits import check_leakage, split_patients, warn_small
+from tests.sweeps import sweep
 
 
-@pytest.mark.parametrize(
+@sweep(
     ("count", "sizes"),
     [(1, [1, 0, 0]), (2, [1, 0, 1]), (3, [1, 1, 1]), (4, [2, 1, 1]), (10, [6, 2, 2])],
 )

@@ -18,6 +18,7 @@ from medfed.datamodules.readers.table import read_csv
 from medfed.datamodules.tables.agreement import agree
 from medfed.datamodules.tables.columns import Columns, fit_standard, limits
 from medfed.datamodules.tables.datamodule import TabularDataModule
+from tests.sweeps import sweep
 
 HEADER = "hospital,age,sex,grade,crp,outcome"
 
@@ -139,7 +140,7 @@ def test_one_outlier_hardly_moves_the_others():
     assert np.abs(both).max() < 0.3
 
 
-@pytest.mark.parametrize(
+@sweep(
     ("values", "kept"),
     [
         ([0.0] * 95 + [1.0] * 5, (0.0, 1.0)),  # a rare yes

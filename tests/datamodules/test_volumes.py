@@ -18,15 +18,14 @@ from medfed.datamodules.readers.volumes import (
     stem_of,
 )
 from tests.datamodules.volume_files import affine, image_of, noise, write_series, write_volume
+from tests.sweeps import sweep
 
 NAMES = ("a.nii.gz", "a.nii", "a.nrrd", "a.nhdr", "a.mha", "a.mhd", "series")
 TURNED = affine() @ np.diag([-1, 1, -1, 1])[:, [1, 2, 0, 3]]  # other axes, two of them reversed
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(
-    "to_mm", [affine(), affine(angle=0.2), TURNED], ids=["ras", "oblique", "t"]
-)
+@sweep("name", NAMES)
+@sweep("to_mm", [affine(), affine(angle=0.2), TURNED])
 def test_every_format_gives_the_same_voxels(name, to_mm, tmp_path):
     if name == "series" and to_mm is TURNED:
         pytest.skip("the slices of a series are written upwards")

@@ -29,6 +29,7 @@ from medfed.delivery.bundle.weights import MODEL, fit, save_weights
 from medfed.delivery.export.client_model import choose_bits, quantise
 from medfed.federation.split import float_entries
 from medfed.run.assembly import build_task
+from tests.sweeps import sweep
 
 ANY = pytest.mark.filterwarnings("ignore")  # of MONAI's own making
 ROOT = Path(__file__).resolve().parents[2]
@@ -91,7 +92,7 @@ def test_the_reader_builds_every_network_that_a_bundle_can_name():
     assert scripts == {t for t in TARGETS if t.startswith("scripts.")}
 
 
-@pytest.mark.parametrize("script", sorted(Path(bundle_scripts.__path__[0]).glob("*.py")))
+@sweep("script", sorted(Path(bundle_scripts.__path__[0]).glob("*.py")))
 def test_scripts_need_torch_and_monai_alone(script):
     """Those of volumes and pictures also what MONAI reads them with."""
     known = {*sys.stdlib_module_names, "torch", "monai"}

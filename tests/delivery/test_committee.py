@@ -16,6 +16,7 @@ from medfed.delivery.bundle.bundle import read_bundle, write_bundle
 from tests.datamodules.volume_files import affine, write_volume
 from tests.delivery.test_dicomseg import SHAPE, two_greys
 from tests.delivery.test_predict_geometry import centred, run, threshold_bundle
+from tests.sweeps import sweep
 
 TO_MM = centred(affine((3.0, 3.2, 6.0), angle=0.2), SHAPE)
 REGIONS = {"ball": [1, 2], "core": [2]}
@@ -213,7 +214,7 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize(("keys", "sentence"), OPTIONS)
+@sweep(("keys", "sentence"), OPTIONS)
 def test_options_of_several_bundles(keys, sentence, tmp_path):
     with pytest.raises(MedfedError, match=sentence):
         run(keys.pop("bundle", "[a,b]"), tmp_path / "a.nii.gz", tmp_path / "m.nii.gz", **keys)

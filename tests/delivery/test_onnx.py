@@ -24,6 +24,7 @@ from medfed.delivery.predict.options import PredictOptions
 from medfed.delivery.predict.predictor import make_predictor
 from medfed.federation.split import float_entries
 from medfed.run.assembly import build_task
+from tests.sweeps import sweep
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -73,9 +74,7 @@ def coded(network: torch.nn.Module) -> dict[str, Codebook]:
     return books
 
 
-@pytest.mark.parametrize(
-    ("name", "bits"), [*((name, 3) for name in sorted(NETWORKS)), ("small_cnn", 1)]
-)
+@sweep(("name", "bits"), [*((name, 3) for name in sorted(NETWORKS)), ("small_cnn", 1)])
 def test_pytorch_and_onnx_runtime_agree(tmp_path, name, bits):
     network = network_of(name, *NETWORKS[name])
     books = quantised(network, bits, **{"*": bits})

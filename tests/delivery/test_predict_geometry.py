@@ -26,6 +26,7 @@ from medfed.delivery.bundle.networks import build_network, describe
 from medfed.delivery.predict.prediction import predict
 from tests.datamodules.volume_files import affine, write_series, write_volume
 from tests.delivery.hospitals import run_by_monai
+from tests.sweeps import sweep
 
 BALL, RADIUS = np.array([-8.0, 6.0, 12.0]), 11.0  # mm to the right, to the front, to the head
 SHAPE = (34, 30, 20)
@@ -180,8 +181,8 @@ PREPARED = {
 }
 
 
-@pytest.mark.parametrize("kind", PREPARED)
-@pytest.mark.parametrize("grid", ["oblique", "flipped"])
+@sweep("kind", PREPARED)
+@sweep("grid", ["oblique", "flipped"])
 def test_whatever_a_network_sees_the_mask_lies_on_the_scan(kind, grid, tmp_path, monkeypatch):
     """A window from 40 to 100 makes of the ball 1 and of the body 0; edges are interpolated."""
     facts = {**PREPARED[kind], "normalization": {"name": "window", "hu": [30, 110], "to": [0, 1]}}

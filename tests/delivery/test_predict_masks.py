@@ -26,6 +26,7 @@ from medfed.delivery.predict.outputs import save_like
 from medfed.delivery.predict.prediction import predict
 from tests.delivery.hospitals import run_by_monai
 from tests.delivery.test_predict_geometry import threshold_bundle
+from tests.sweeps import sweep
 
 ORIENTATIONS = [
     "".join(signs[axis] for signs, axis in zip(choice, order, strict=True))
@@ -132,7 +133,7 @@ def test_a_turned_scan_gets_the_same_mask_turned(codes, hospital, tmp_path):
     np.testing.assert_array_equal(np.asarray(mask.dataobj), expected)
 
 
-@pytest.mark.parametrize("codes", ORIENTATIONS)
+@sweep("codes", ORIENTATIONS)
 def test_every_voxel_keeps_its_place_in_space(codes, tmp_path):
     """By the affines alone: a point of space has the value that the RAS array has there."""
     rng = np.random.default_rng(0)

@@ -15,6 +15,7 @@ from medfed.delivery.bundle.weights import fit
 from medfed.delivery.export.client_model import choose_bits, quantise
 from medfed.delivery.export.finetuning import distil, measured_statistics
 from medfed.federation.split import float_entries
+from tests.sweeps import sweep
 
 NET = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 5), nn.Linear(5, 4), nn.Linear(4, 1))
 
@@ -168,7 +169,7 @@ def test_later_patterns_win_and_the_ends_can_be_named():
     assert chosen == {"0.weight": 8, "1.weight": 3, "3.weight": 3}
 
 
-@pytest.mark.parametrize(
+@sweep(
     ("bits", "layers", "message"),
     [
         (0, None, "bits=0 must be a whole number from 1 to 8, or 32"),

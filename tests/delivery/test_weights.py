@@ -11,6 +11,7 @@ import torch
 from medfed.common.errors import CheckpointError, ConfigError
 from medfed.delivery.bundle.scripts.decode import unpack
 from medfed.delivery.bundle.weights import Codebook, from_centers, pack
+from tests.sweeps import sweep
 
 
 def planes_by_loops(indices: list[int], bits: int) -> np.ndarray:
@@ -21,8 +22,8 @@ def planes_by_loops(indices: list[int], bits: int) -> np.ndarray:
     return planes
 
 
-@pytest.mark.parametrize("bits", range(1, 9))
-@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 1000])
+@sweep("bits", range(1, 9))
+@sweep("count", [0, 1, 7, 8, 9, 1000])
 def test_planes_are_those_of_a_loop_and_come_back(bits, count):
     indices = torch.randint(2**bits, (count,), generator=torch.Generator().manual_seed(count))
     planes = pack(indices, bits)
@@ -37,7 +38,7 @@ def test_a_plane_is_what_numpy_packs():
     np.testing.assert_array_equal(pack(indices, 1)[0].numpy(), expected)
 
 
-@pytest.mark.parametrize("bits", [0, 9, 2.5, True])
+@sweep("bits", [0, 9, 2.5, True])
 def test_bits_out_of_range(bits):
     with pytest.raises(ConfigError, match="must be a whole number from 1 to 8"):
         pack(torch.zeros(3, dtype=torch.int64), bits)
@@ -57,7 +58,7 @@ def test_planes_of_another_shape(planes):
         unpack(planes, 5)
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 16, 256])
+@sweep("count", [1, 2, 3, 4, 5, 16, 256])
 def test_a_tensor_of_centres_is_found_again(count):
     generator = torch.Generator().manual_seed(count)
     centers = torch.randn(count, generator=generator).sort().values

@@ -18,12 +18,13 @@ from medfed.personalize.fedper import FedPer
 from medfed.personalize.fedrep import FedRep
 from medfed.personalize.pfednet import PFedNet
 from tests.federation.test_tied_weights import Tied
+from tests.sweeps import sweep
 
 NETWORK = SegResNet(2, 8, 1, 2)
 KEEPING = [FedPer(), FedRep(), PFedNet(), FedAvg(personal="body"), Ditto(personal="task")]
 
 
-@pytest.mark.parametrize("algorithm", KEEPING, ids=lambda a: type(a).__name__)
+@sweep("algorithm", KEEPING)
 def test_nothing_personal_is_refused_with_the_blocks(algorithm: Algorithm):
     with pytest.raises(ConfigError) as caught:
         algorithm.split(NETWORK, (), "averaged")

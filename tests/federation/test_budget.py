@@ -9,10 +9,11 @@ from torch.optim import SGD, Adagrad, Adam
 
 from medfed.common.errors import ConfigError
 from medfed.federation.budget import reach
+from tests.sweeps import sweep
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
-@pytest.mark.parametrize("steps", [1, 2, 7])
+@sweep("momentum", [0.0, 0.5, 0.9])
+@sweep("steps", [1, 2, 7])
 def test_the_closed_form_of_momentum(momentum, steps):
     """eta sum over k = 1..K of (1 - beta^k) / (1 - beta); weight decay does not count."""
     made = partial(SGD, lr=3.0, momentum=momentum, weight_decay=0.1)

@@ -16,6 +16,7 @@ from medfed.federation.missing_channels import entries_reading, lacks, mean_wher
 from medfed.models.networks.canonical import Canonical
 from medfed.models.networks.densenet import densenet_bc
 from medfed.models.networks.small import SmallCNN
+from tests.sweeps import sweep
 
 SMALL = {"channels": (4, 8, 8), "strides": (2, 2)}
 UNETR = {"feature_size": 4, "hidden_size": 12, "mlp_dim": 16, "num_heads": 2}
@@ -73,7 +74,7 @@ def read_by_convolutions(network: nn.Module, shape: tuple[int, ...]) -> dict[str
     return {n: found[id(t)] for n, t in network.named_parameters() if id(t) in found}
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@sweep("name", NETWORKS)
 def test_the_weights_that_read_a_channel(name):
     if "unetr" in name:
         needs_einops()

@@ -1,10 +1,10 @@
 """Penalties that add their gradient themselves, against autograd."""
 
-import pytest
 import torch
 
 from medfed.functional.prox import Linear, Proximity
 from medfed.personalize.fedavg import FedAvg
+from tests.sweeps import sweep
 from tests.toys import toy_federation
 
 
@@ -13,8 +13,8 @@ def values(like, seed):
     return {n: torch.randn(t.shape, generator=rng).to(t) for n, t in like.items()}
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-@pytest.mark.parametrize("kind", ["proximity", "linear"])
+@sweep("accumulate", [1, 2])
+@sweep("kind", ["proximity", "linear"])
 def test_a_closed_gradient_is_autograds_to_the_bit(kind, accumulate):
     ends = []
     for closed in (True, False):

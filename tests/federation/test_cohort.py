@@ -2,6 +2,7 @@ import pytest
 
 from medfed.common.errors import ConfigError
 from medfed.federation.algorithm import Cohort
+from tests.sweeps import sweep
 
 KNOWN = [f"c{i}" for i in range(10)]
 
@@ -10,7 +11,7 @@ def test_all_in_order():
     assert Cohort().of(KNOWN, seed=0, round=0) == tuple(KNOWN)
 
 
-@pytest.mark.parametrize(("fraction", "size"), [(0.5, 5), (0.25, 3), (0.01, 1), (0.99, 10)])
+@sweep(("fraction", "size"), [(0.5, 5), (0.25, 3), (0.01, 1), (0.99, 10)])
 def test_a_fraction_is_rounded_and_never_empty(fraction, size):
     for number in range(5):
         chosen = Cohort(fraction).of(KNOWN, seed=0, round=number)

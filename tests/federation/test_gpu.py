@@ -15,6 +15,7 @@ from medfed.federation.engine.plan import Feed
 from medfed.federation.reference import run_reference
 from tests.federation.test_feed import client
 from tests.federation.test_graphs import ADAM, METHODS, MOMENTUM, NEVER, dropping
+from tests.sweeps import sweep
 from tests.toys import ToyTask, toy_data, toy_federation
 
 pytestmark = [
@@ -40,8 +41,8 @@ def federated(algorithm: Any, often: int, optimizer: Any, network: Any = None, *
     return federation, local.graphs
 
 
-@pytest.mark.parametrize("optimizer", [MOMENTUM, ADAM], ids=["sgd", "adam"])
-@pytest.mark.parametrize("name", METHODS)
+@sweep("optimizer", [MOMENTUM, ADAM])
+@sweep("name", METHODS)
 def test_captured_steps_equal_the_others(name, optimizer):
     plain, _ = federated(METHODS[name], NEVER, optimizer, clip=0.5)
     captured, graphs = federated(METHODS[name], 1, optimizer, clip=0.5)

@@ -23,6 +23,7 @@ from medfed.personalize.perfedavg import PerFedAvg
 from medfed.personalize.pfedme import PFedMe
 from medfed.personalize.qupel import QuPeL
 from medfed.personalize.scaffold import Scaffold
+from tests.sweeps import sweep
 from tests.toys import ToyTask, toy_data, toy_federation
 
 NEVER = 10**9
@@ -72,8 +73,8 @@ def same(algorithm: Any, **how: Any) -> Graphs:
     return local.graphs
 
 
-@pytest.mark.parametrize("optimizer", [MOMENTUM, ADAM], ids=["sgd", "adam"])
-@pytest.mark.parametrize("name", METHODS)
+@sweep("optimizer", [MOMENTUM, ADAM])
+@sweep("name", METHODS)
 def test_methods(name, optimizer):
     graphs = same(METHODS[name], optimizer=optimizer)
     assert graphs.captured
@@ -286,7 +287,7 @@ WAITS = {
 }
 
 
-@pytest.mark.parametrize("reason", WAITS)
+@sweep("reason", WAITS)
 def test_what_a_gpu_would_wait_for_is_found_on_a_cpu(reason):
     with pytest.raises(UncapturableError, match=reason.strip()), Watch():
         WAITS[reason](torch.arange(3.0))

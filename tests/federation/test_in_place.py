@@ -2,12 +2,12 @@
 
 from functools import partial
 
-import pytest
 import torch
 
 from medfed.common.tensors import digest
 from medfed.federation.engine.loop import LocalTrainer
 from medfed.personalize.fedavg import FedAvg
+from tests.sweeps import sweep
 from tests.toys import toy_data, toy_federation
 
 OPTIMIZERS = {
@@ -25,8 +25,8 @@ def places(local: LocalTrainer) -> tuple[int, ...]:
     return plan.places()
 
 
-@pytest.mark.parametrize("kept", [False, True], ids=["fresh", "kept"])
-@pytest.mark.parametrize("name", [*OPTIMIZERS, *NOT_ZEROS])
+@sweep("kept", [False, True])
+@sweep("name", [*OPTIMIZERS, *NOT_ZEROS])
 def test_steps_in_place_are_the_same_steps(name: str, kept: bool) -> None:
     ends, seen = {}, []
     for in_place in (False, True):

@@ -19,6 +19,7 @@ from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.engine.slots import Alone, Backend, Slots, slots_of, twin
 from medfed.federation.reference import run_reference
 from tests.contract import harness
+from tests.sweeps import sweep
 from tests.toys import ToyTask
 
 CPU = torch.device("cpu")
@@ -147,8 +148,8 @@ def test_ctrl_c_ends_all_slots():
 # The contract
 
 
-@pytest.mark.parametrize("count", [2, 5])
-@pytest.mark.parametrize("name", ["fedavg", "pfednet", "scaffold", "moon", "qupel", "fedfomo"])
+@sweep("count", [2, 5])
+@sweep("name", ["fedavg", "pfednet", "scaffold", "moon", "qupel", "fedfomo"])
 def test_a_run_with_slots_is_that_of_the_plain_loop(name, count, monkeypatch):
     """Dropout, BatchNorm, momentum, several phases, penalties, gradients, validation losses."""
     _, expected, _ = harness.federation(name)

@@ -5,6 +5,7 @@ from torch import nn
 from medfed.common.errors import ConfigError
 from medfed.federation.split import ParameterSplit, float_entries, match, normalization_patterns
 from medfed.personalize.fedper import FedPer
+from tests.sweeps import sweep
 from tests.toys import ToyTask
 
 
@@ -50,7 +51,7 @@ def test_normalisation_is_found_by_type_and_not_by_name():
     assert "middle.running_var" in split.personal
 
 
-@pytest.mark.parametrize(
+@sweep(
     ("pattern", "hint"),
     [
         ("heads.*", r"'heads.\*' matches no parameter \(did you mean head.\*"),

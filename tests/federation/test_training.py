@@ -20,6 +20,7 @@ from medfed.federation.local_client import LocalClient
 from medfed.federation.reference import run_reference
 from medfed.personalize.fedavg import FedAvg
 from medfed.personalize.fedper import FedPer
+from tests.sweeps import sweep
 from tests.toys import ToyTask, toy_data, toy_federation
 
 LR, MOMENTUM = 0.05, 0.9
@@ -97,8 +98,8 @@ ANY = [torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.ASGD, torch.optim.R
 ANY += [torch.optim.NAdam, torch.optim.Adafactor, Novograd, Growing, Counting]
 
 
-@pytest.mark.parametrize("kept", [False, True], ids=["fresh", "kept"])
-@pytest.mark.parametrize("kind", ANY)
+@sweep("kept", [False, True])
+@sweep("kind", ANY)
 def test_any_optimizer_is_of_one_client_alone(kind: type, kept: bool) -> None:
     """Against loops of plain PyTorch, one per client, the clients by turns."""
     assert remembers_elsewhere(partial(kind, lr=0.01)) == (kind is Growing)
@@ -194,8 +195,8 @@ def test_clip_bounds_the_norm_of_the_whole_gradient() -> None:
     assert_close(got, by_hand(client, client.weights, 3, {}, change))
 
 
-@pytest.mark.parametrize("changes", [{}, {"clip": 0.01}, {"second": True}], ids=str)
-@pytest.mark.parametrize("steps", [2, 5], ids=["an epoch", "more, some of fewer batches"])
+@sweep("changes", [{}, {"clip": 0.01}, {"second": True}])
+@sweep("steps", [2, 5])
 def test_accumulated_batches_equal_a_batch_as_large(steps: int, changes: dict) -> None:
     # 8 samples: steps of 3 + 3, then 2, against steps of 6, then 2; the penalty counts once and the
     # clipping acts on the sum of everything.
@@ -538,7 +539,7 @@ def test_schedule_sets_the_rate_of_each_round() -> None:
     assert ratios == pytest.approx([0.5, 0.5, 1.0])  # after its end the schedule stands
 
 
-@pytest.mark.parametrize(
+@sweep(
     "options",
     [{"steps": 0}, {"epochs": 0}, {"clip": 0.0}, {"clip": math.nan}, {"optimizer_state": "lost"}],
 )

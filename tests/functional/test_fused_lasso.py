@@ -10,6 +10,7 @@ from benchmarks.fused_lasso import fused_lasso_admm
 from medfed.common.errors import ConfigError
 from medfed.functional.fused_lasso import _shares, fused_lasso, fused_lasso_blocks
 from medfed.functional.line_kernels import _backward, _forward, solve_chain
+from tests.sweeps import sweep
 
 D = 3000
 GENERATOR = np.random.default_rng(0)
@@ -62,8 +63,8 @@ def differences(d):
     return np.eye(d) - np.eye(d, k=1)
 
 
-@pytest.mark.parametrize("relative", RELATIVE)
-@pytest.mark.parametrize("name", VECTORS)
+@sweep("relative", RELATIVE)
+@sweep("name", VECTORS)
 def test_optimal(name, relative):
     g = VECTORS[name]
     gamma = relative * float(np.abs(g).mean()) if relative else 0.0
@@ -76,8 +77,8 @@ def test_optimal(name, relative):
         assert abs(math.fsum(w.tolist()) - math.fsum(g)) <= gamma + 1e-9 * scale(g, gamma)
 
 
-@pytest.mark.parametrize("relative", RELATIVE)
-@pytest.mark.parametrize("name", VECTORS)
+@sweep("relative", RELATIVE)
+@sweep("name", VECTORS)
 def test_float32_is_the_exact_solution_rounded_once(name, relative):
     """So its error is half a unit in the last place, and fused neighbours stay equal floats.
 
@@ -96,8 +97,8 @@ def test_float32_is_the_exact_solution_rounded_once(name, relative):
     assert (bits[1:] == bits[:-1])[fused.numpy()].all()
 
 
-@pytest.mark.parametrize("d", [1, 2, 3, 5, 17])
-@pytest.mark.parametrize("gamma", [0.02, 0.3, 1.0, 4.0])
+@sweep("d", [1, 2, 3, 5, 17])
+@sweep("gamma", [0.02, 0.3, 1.0, 4.0])
 def test_equals_a_convex_solver(d, gamma):
     """An interior-point solver of another project on the problem as it is stated."""
     g = np.random.default_rng(d).standard_normal(d)
@@ -109,8 +110,8 @@ def test_equals_a_convex_solver(d, gamma):
     np.testing.assert_allclose(found, w.value, atol=1e-6)
 
 
-@pytest.mark.parametrize("gamma", [0.02, 0.3, 1.0, 4.0])
-@pytest.mark.parametrize("tied", [False, True])
+@sweep("gamma", [0.02, 0.3, 1.0, 4.0])
+@sweep("tied", [False, True])
 def test_equals_the_dual_of_total_variation(gamma, tied):
     """w = g - D^T u with the u that brings it closest to 0 in the box |u_i| <= gamma (SciPy)."""
     generator = np.random.default_rng(1)
@@ -149,8 +150,8 @@ def test_by_hand():
         assert fused_lasso(torch.tensor(g), gamma).tolist() == expected
 
 
-@pytest.mark.parametrize("sign", [1.0, -1.0])
-@pytest.mark.parametrize("gamma", [5.0, 1e3, 3e5])
+@sweep("sign", [1.0, -1.0])
+@sweep("gamma", [5.0, 1e3, 3e5])
 def test_knots_outgrow_their_first_room(gamma, sign):
     """A flattening ramp keeps thousands of knots alive, a straight one walks through the room."""
     steps = np.arange(30_000)
@@ -170,7 +171,7 @@ def test_reads_any_layout_and_leaves_it_alone():
     assert torch.equal(wide, before)
 
 
-@pytest.mark.parametrize("threads", [None, 1, 2, 5])
+@sweep("threads", [None, 1, 2, 5])
 def test_blocks_are_solved_one_by_one(threads):
     generator = torch.Generator().manual_seed(0)
     blocks = [torch.randn(d, generator=generator) for d in (0, 1, 70_000, 2, 40_000, 900)]
@@ -206,7 +207,7 @@ def test_an_error_in_a_thread_is_raised():
         fused_lasso_blocks(blocks, 1.0, threads=2)
 
 
-@pytest.mark.parametrize(
+@sweep(
     ("g", "gamma", "message"),
     [
         ([1.0, math.nan], 1.0, r"g\[1\] is nan"),
@@ -222,9 +223,7 @@ def test_bad_values(g, gamma, message):
         fused_lasso(torch.tensor(g, dtype=torch.float64), gamma)
 
 
-@pytest.mark.parametrize(
-    "g", [torch.zeros(2, 2), torch.zeros(()), torch.zeros(3).half(), torch.zeros(3).long()]
-)
+@sweep("g", [torch.zeros(2, 2), torch.zeros(()), torch.zeros(3).half(), torch.zeros(3).long()])
 def test_bad_tensors(g):
     with pytest.raises(ConfigError, match="float32 or float64 tensor of shape"):
         fused_lasso(g, 1.0)
@@ -238,8 +237,8 @@ def test_bad_gammas_of_blocks(gamma, message):
         fused_lasso_blocks([torch.zeros(3), torch.zeros(3)], gamma)
 
 
-@pytest.mark.parametrize("rho", [2.0, 5.0])
-@pytest.mark.parametrize("name", ["gaussian", "walk", "tied", "pieces", "alternating", "zero"])
+@sweep("rho", [2.0, 5.0])
+@sweep("name", ["gaussian", "walk", "tied", "pieces", "alternating", "zero"])
 def test_equals_the_corrected_admm(name, rho):
     """The limit does not depend on rho, so the threshold is gamma / rho, not the printed rho."""
     g = torch.from_numpy(VECTORS[name][:40].copy())
@@ -250,8 +249,8 @@ def test_equals_the_corrected_admm(name, rho):
         torch.testing.assert_close(found.w, fused_lasso(g, gamma), rtol=0, atol=1e-6 * largest)
 
 
-@pytest.mark.parametrize("d", [0, 1, 2])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@sweep("d", [0, 1, 2])
+@sweep("dtype", [torch.float32, torch.float64])
 def test_admm_of_short_vectors(d, dtype):
     g = torch.tensor([1.5, -2.0], dtype=dtype)[:d]
     for gamma in (0.0, 0.3, 1.0, math.inf):
@@ -270,7 +269,7 @@ def test_admm_reports():
     assert (stopped.iterations, stopped.converged) == (3, False)
 
 
-@pytest.mark.parametrize(
+@sweep(
     ("options", "message"),
     [
         ({"rho": 0.0}, "rho"),

@@ -17,6 +17,7 @@ from medfed.functional.graph import (
     star_edges,
 )
 from medfed.functional.network_lasso import consensus, initial_rho
+from tests.sweeps import sweep
 
 CLIENTS = ["north", "south", "east", "west"]
 
@@ -45,7 +46,7 @@ def test_knn_tells_close_clients_apart_far_from_the_origin():
     assert distances.tolist() == [1.0, 2.0]
 
 
-@pytest.mark.parametrize("k", [0, -1, 3, 10])
+@sweep("k", [0, -1, 3, 10])
 def test_knn_bad_k(k):
     with pytest.raises(ConfigError, match="1 to 2 neighbours"):
         knn_edges(torch.randn(3, 2), k)
@@ -58,7 +59,7 @@ def test_knn_bad_sketches():
         knn_edges(torch.tensor([[0.0], [torch.nan]]), 1)
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 7])
+@sweep("n", [1, 2, 3, 7])
 def test_builders_against_networkx(n):
     known = [
         (complete_edges, nx.complete_graph(n)),
@@ -120,7 +121,7 @@ def test_edge_file(tmp_path):
     assert edges_from_file(path, CLIENTS).tolist() == [[0, 1], [1, 2]]
 
 
-@pytest.mark.parametrize(
+@sweep(
     ("text", "message"),
     [
         ("north soth\n", r"Line 1 of .*'soth', which does not take part \(did you mean south"),

@@ -9,6 +9,7 @@ from sklearn.cluster import KMeans
 from medfed.common.errors import ConfigError
 from medfed.functional.kmeans import POINTS, initial_centers, kmeans
 from medfed.functional.quantize import quantize
+from tests.sweeps import sweep
 
 GENERATOR = np.random.default_rng(0)
 N = 4 * POINTS
@@ -34,8 +35,8 @@ def best_split(values, m):
     return least
 
 
-@pytest.mark.parametrize("bits", [1, 2, 3])
-@pytest.mark.parametrize("seed", range(8))
+@sweep("bits", [1, 2, 3])
+@sweep("seed", range(8))
 def test_exact_on_few_values(bits, seed):
     generator = np.random.default_rng(seed)
     values = generator.standard_normal(12) ** 3 if seed % 2 else generator.integers(-9, 9, 12) / 2.0
@@ -46,15 +47,15 @@ def test_exact_on_few_values(bits, seed):
     assert error(x, found) == pytest.approx(best_split(values, 2**bits), abs=1e-12)
 
 
-@pytest.mark.parametrize("bits", [1, 2, 3])
-@pytest.mark.parametrize("name", LONG)
+@sweep("bits", [1, 2, 3])
+@sweep("name", LONG)
 def test_no_worse_than_another_kmeans(name, bits):
     x = torch.from_numpy(LONG[name])
     model = KMeans(2**bits, n_init=3, random_state=0, tol=1e-8).fit(LONG[name][:, None])
     assert error(x, initial_centers(x, bits)) <= 1.001 * model.inertia_
 
 
-@pytest.mark.parametrize("name", LONG)
+@sweep("name", LONG)
 def test_each_centre_is_the_mean_of_its_values(name):
     x = torch.from_numpy(LONG[name])
     found = initial_centers(x, 2)
@@ -63,8 +64,8 @@ def test_each_centre_is_the_mean_of_its_values(name):
         assert float(x[q == center].mean()) == pytest.approx(float(center), abs=1e-3)
 
 
-@pytest.mark.parametrize("bits", [1, 4, 8])
-@pytest.mark.parametrize("method", ["kmeans", "uniform"])
+@sweep("bits", [1, 4, 8])
+@sweep("method", ["kmeans", "uniform"])
 def test_scales_shapes_and_dtypes(method, bits):
     x = torch.from_numpy(LONG["normal"][:1200])
     found = initial_centers(x, bits, method)
@@ -88,7 +89,7 @@ def test_few_distinct_values_repeat_the_largest():
         assert torch.equal(quantize(quantize(x, found), found), quantize(x, found))
 
 
-@pytest.mark.parametrize("bits", [0, 9, 2.0, True, -1])
+@sweep("bits", [0, 9, 2.0, True, -1])
 def test_bad_bits(bits):
     with pytest.raises(ConfigError, match="bits is"):
         initial_centers(torch.ones(3), bits)
@@ -109,8 +110,8 @@ def loss(values, weights, centres):
     return float((weights * (gaps**2).min(1)).sum())
 
 
-@pytest.mark.parametrize("entries", [1, 2, 3, 5])
-@pytest.mark.parametrize("seed", range(4))
+@sweep("entries", [1, 2, 3, 5])
+@sweep("seed", range(4))
 def test_repeated_values_are_the_best_of_all_partitions(entries, seed):
     source = np.random.default_rng(seed)
     values = (source.standard_normal(11) ** 3).astype(np.float32)
@@ -126,8 +127,8 @@ def test_repeated_values_are_the_best_of_all_partitions(entries, seed):
     assert loss(values, weights, centres) == pytest.approx(best, rel=1e-5)
 
 
-@pytest.mark.parametrize("entries", [2, 16, 256])
-@pytest.mark.parametrize("power", [1, 3])
+@sweep("entries", [2, 16, 256])
+@sweep("power", [1, 3])
 def test_many_centres_are_no_worse_than_scikit_learns(entries, power):
     values = (GENERATOR.standard_normal(8_000) ** power).astype(np.float32)
     weights = GENERATOR.integers(1, 5, values.size)

@@ -10,6 +10,7 @@ from scipy.sparse.csgraph import laplacian as scipy_laplacian
 from scipy.spatial.distance import cdist
 
 from medfed.functional.mixing import cosine_affinity, coupling, exponentiated_gradient, laplacian
+from tests.sweeps import sweep
 
 
 def symmetric(n: int, seed: int = 0) -> torch.Tensor:
@@ -32,8 +33,8 @@ def test_a_step_is_the_proximal_point_of_the_entropy():
     assert np.abs(ours - solved).max() < 1e-6
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("size", [1e-3, 1.0, 1e4, 1e30, "largest"])
+@sweep("dtype", [torch.float32, torch.float64])
+@sweep("size", [1e-3, 1.0, 1e4, 1e30, "largest"])
 def test_steps_stay_on_the_simplex(size, dtype):
     generator = torch.Generator().manual_seed(0)
     size = torch.finfo(dtype).max if size == "largest" else size
@@ -86,7 +87,7 @@ def test_coupling_is_the_gradient_of_the_sum_over_pairs():
     torch.testing.assert_close(coupling(laplacian(w), c.detach(), 0.7), expected)
 
 
-@pytest.mark.parametrize(
+@sweep(
     ("entries", "message"),
     [
         ([[0.0, -1.0], [-1.0, 0.0]], r"entry \[0, 1\] is negative: -1"),

@@ -18,6 +18,7 @@ from medfed.functional.graph import (
 )
 from medfed.functional.network_lasso import solve_network_lasso
 from medfed.functional.prox import dual_norm, prox_norm
+from tests.sweeps import sweep
 
 NORMS = (1.0, 2.0, math.inf)
 
@@ -61,8 +62,8 @@ def fusion(z, edges, p):
     return torch.linalg.vector_norm(z[edges[:, 0]] - z[edges[:, 1]], ord=p, dim=1)
 
 
-@pytest.mark.parametrize("p", NORMS)
-@pytest.mark.parametrize("seed", range(6))
+@sweep("p", NORMS)
+@sweep("seed", range(6))
 def test_against_an_interior_point_solver(p, seed):
     generator = torch.Generator().manual_seed(seed)
     n, d = 4 + seed, 3 + 2 * seed
@@ -77,8 +78,8 @@ def test_against_an_interior_point_solver(p, seed):
     torch.testing.assert_close(single.double(), expected, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("p", NORMS)
-@pytest.mark.parametrize("seed", range(4))
+@sweep("p", NORMS)
+@sweep("seed", range(4))
 def test_masses_against_an_interior_point_solver(p, seed):
     generator = torch.Generator().manual_seed(seed)
     v = torch.randn(5 + seed, 4, generator=generator, dtype=torch.float64)
@@ -102,8 +103,8 @@ def test_masses_of_one_change_no_bit_and_large_weights_give_means_by_mass(p):
     assert torch.equal(network_lasso(v, edges, 0.0, p, mass=mass), v)
 
 
-@pytest.mark.parametrize("p", NORMS)
-@pytest.mark.parametrize("scale", [1e-6, 1e6])
+@sweep("p", NORMS)
+@sweep("scale", [1e-6, 1e6])
 def test_scales_with_its_input(p, scale):
     v, edges = data(), ring_edges(6)
     plain = network_lasso(v, edges, 0.4, p)
@@ -136,9 +137,9 @@ def test_weight_zero_is_the_input_exactly(p):
     assert z.data_ptr() != v.data_ptr()
 
 
-@pytest.mark.parametrize("p", NORMS)
-@pytest.mark.parametrize("weight", [1e3, 1e30, 1e300, math.inf])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@sweep("p", NORMS)
+@sweep("weight", [1e3, 1e30, 1e300, math.inf])
+@sweep("dtype", [torch.float32, torch.float64])
 def test_large_weights_give_component_means(p, weight, dtype):
     v = data(7, 5, dtype=dtype)
     edges = torch.tensor([[0, 1], [1, 4], [2, 3], [5, 3]])
@@ -289,7 +290,7 @@ def test_non_finite_points(bad):
         network_lasso(v, ring_edges(6), 1.0)
 
 
-@pytest.mark.parametrize(
+@sweep(
     ("change", "message"),
     [
         ({"v": torch.zeros(3)}, "shape"),

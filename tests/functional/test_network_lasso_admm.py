@@ -8,6 +8,7 @@ from medfed.functional.graph import complete_edges, ring_edges
 from medfed.functional.network_lasso import FusedSteps, TorchSteps, block_width
 from medfed.functional.network_lasso_kernels import clip_levels
 from medfed.functional.prox import dual_norm, prox_norm
+from tests.sweeps import sweep
 
 NORMS = (1.0, 2.0, math.inf)
 
@@ -23,8 +24,8 @@ def both(p, dtype, n=6, d=700, weight=None):
     return [kind(v, mass, edges, weight, p, a.clone(), 0.7) for kind in (FusedSteps, TorchSteps)]
 
 
-@pytest.mark.parametrize("p", NORMS)
-@pytest.mark.parametrize(("dtype", "tol"), [(torch.float32, 2e-5), (torch.float64, 1e-12)])
+@sweep("p", NORMS)
+@sweep(("dtype", "tol"), [(torch.float32, 2e-5), (torch.float64, 1e-12)])
 def test_fused_steps_equal_the_reference(p, dtype, tol):
     fused, plain = both(p, dtype)
     for rho in (None, 2.0, 0.3):
@@ -77,7 +78,7 @@ def test_block_width_fits():
     assert block_width(1, 2, 10**6, 4) == 1024
 
 
-@pytest.mark.parametrize("start", [0.0, 0.1, 1.0, 1e9])
+@sweep("start", [0.0, 0.1, 1.0, 1e9])
 def test_clip_levels_from_any_start(start):
     generator = torch.Generator().manual_seed(0)
     a = torch.randn(6, 3000, generator=generator, dtype=torch.float64)

@@ -20,6 +20,7 @@ from medfed.functional.fused_lasso import fused_lasso
 from medfed.functional.network_lasso import FusedSteps, TorchSteps, solve_network_lasso
 from medfed.functional.prox import prox_norm, prox_rows
 from medfed.functional.quantize import quantize
+from tests.sweeps import sweep
 
 EDGES = torch.tensor([[0, 1], [1, 2], [2, 3], [0, 3]])
 # What waits for a value, or for a number of values.
@@ -86,15 +87,15 @@ VECTORS = {
 }
 
 
-@pytest.mark.parametrize("name", VECTORS)
+@sweep("name", VECTORS)
 def test_the_largest_are_those_of_the_kernel(name):
     flat = VECTORS[name]
     for k in range(min(len(flat) + 2, 12)):
         assert largest_on_device(flat, k).tolist() == largest(flat.numpy(), k).tolist()
 
 
-@pytest.mark.parametrize("codec", [STC(0.1), STC(0.5, runs=False), TopK(0.3), TopK(0.3, "float16")])
-@pytest.mark.parametrize("name", VECTORS)
+@sweep("codec", [STC(0.1), STC(0.5, runs=False), TopK(0.3), TopK(0.3, "float16")])
+@sweep("name", VECTORS)
 def test_what_is_packed_on_a_device_is_what_main_memory_packs(codec, name):
     flat = VECTORS[name]
     packed = b"".join((codec.header(flat.numel()), *codec.pack_on_device(flat)))

@@ -18,6 +18,7 @@ from medfed.functional.statistics import (
     noncentrality,
     surely,
 )
+from tests.sweeps import sweep
 
 
 def test_splits_of_other_patients_are_a_plain_t_test():
@@ -59,7 +60,7 @@ def test_holm_is_the_closed_test_of_bonferroni():
     assert holm([math.nan, 0.04, 0.03])[1:] == pytest.approx([0.06, 0.06])
 
 
-@pytest.mark.parametrize(("methods", "quantile"), [(2, 1.960), (3, 2.343), (5, 2.728), (10, 3.164)])
+@sweep(("methods", "quantile"), [(2, 1.960), (3, 2.343), (5, 2.728), (10, 3.164)])
 def test_critical_differences_are_those_of_demsar(methods, quantile):
     """Table 5 (a) of J. Demšar, JMLR 2006: Nemenyi's test at 5 %."""
     scores = np.random.default_rng(3).normal(size=(14, methods))

@@ -7,6 +7,7 @@ from scipy.optimize import minimize
 
 from medfed.common.errors import ConfigError
 from medfed.functional.prox import dual_norm, prox_norm
+from tests.sweeps import sweep
 
 NORMS = (1.0, 2.0, math.inf)
 
@@ -34,8 +35,8 @@ def brute_force(a, tau, p):
     return found.x[:d]
 
 
-@pytest.mark.parametrize("p", NORMS)
-@pytest.mark.parametrize("tau", [0.01, 0.3, 1.0, 2.5, 20.0])
+@sweep("p", NORMS)
+@sweep("tau", [0.01, 0.3, 1.0, 2.5, 20.0])
 def test_minimises(p, tau):
     a = torch.randn(6, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     expected = brute_force(a.numpy(), tau, p)
@@ -54,8 +55,8 @@ def test_moreau_identity_and_optimality(p):
     torch.testing.assert_close(((a - w) * w).sum(1), tau * norm, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("p", NORMS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@sweep("p", NORMS)
+@sweep("dtype", [torch.float32, torch.float64])
 def test_limits_row_by_row(p, dtype):
     a = torch.tensor([[3.0, -4.0], [0.0, 0.0], [1.0, 2.0]], dtype=dtype)
     w = prox_norm(a, torch.tensor([0.0, 0.5, math.inf]), p)
@@ -73,20 +74,20 @@ def test_ties_in_the_l1_projection():
     assert not prox_norm(a, math.inf, math.inf).any()
 
 
-@pytest.mark.parametrize("p", NORMS)
-@pytest.mark.parametrize("shape", [(0, 3), (3, 0)])
+@sweep("p", NORMS)
+@sweep("shape", [(0, 3), (3, 0)])
 def test_empty(p, shape):
     assert prox_norm(torch.zeros(shape), 1.0, p).shape == shape
     assert dual_norm(torch.zeros(shape), p).shape == shape[:1]
 
 
-@pytest.mark.parametrize("p", [3, 1.5, 0, -1, math.nan, "2", None, True])
+@sweep("p", [3, 1.5, 0, -1, math.nan, "2", None, True])
 def test_unknown_norm(p):
     with pytest.raises(ConfigError, match="p = 1, 2 or inf"):
         prox_norm(torch.zeros(1, 1), 1.0, p)
 
 
-@pytest.mark.parametrize(
+@sweep(
     ("a", "tau", "message"),
     [
         (torch.zeros(3), 1.0, "shape"),

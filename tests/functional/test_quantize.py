@@ -14,6 +14,7 @@ from medfed.functional.quantize import (
     quantize,
     soft_quantize,
 )
+from tests.sweeps import sweep
 
 GENERATOR = np.random.default_rng(0)
 CENTERS = np.array([-1.5, -0.25, 0.125, 2.0])
@@ -38,8 +39,8 @@ def tensors(*arrays):
     return [torch.from_numpy(np.array(a)) for a in arrays]
 
 
-@pytest.mark.parametrize("m", [1, 2, 3, 4, 16, 256])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@sweep("m", [1, 2, 3, 4, 16, 256])
+@sweep("dtype", [np.float32, np.float64])
 def test_quantize_finds_the_nearest(m, dtype):
     centers = np.sort(GENERATOR.standard_normal(m)).astype(dtype)
     x = GENERATOR.standard_normal(2500).astype(dtype)
@@ -48,7 +49,7 @@ def test_quantize_finds_the_nearest(m, dtype):
     np.testing.assert_array_equal(quantize(*tensors(x, centers)).numpy(), centers[found])
 
 
-@pytest.mark.parametrize("name", VECTORS)
+@sweep("name", VECTORS)
 def test_ties_go_down_and_twice_is_once(name):
     x, centers = tensors(VECTORS[name], CENTERS)
     once = quantize(x, centers)
@@ -79,8 +80,8 @@ def test_centres_are_rounded_to_the_dtype_of_the_weights():
     assert torch.equal(found, centers.float())
 
 
-@pytest.mark.parametrize("tau", TAUS)
-@pytest.mark.parametrize("name", VECTORS)
+@sweep("tau", TAUS)
+@sweep("name", VECTORS)
 def test_prox_of_weights_is_the_global_minimiser(name, tau):
     """Each |x - z| by itself is minimised by soft-thresholding; the best z wins."""
     y = VECTORS[name]
@@ -98,7 +99,7 @@ def test_prox_of_weights_is_the_global_minimiser(name, tau):
     np.testing.assert_allclose(found, moved[rows, nearest(y, CENTERS)], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("tau", [0.0, 0.1, 0.6, 5.0])
+@sweep("tau", [0.0, 0.1, 0.6, 5.0])
 def test_prox_of_weights_on_a_grid(tau):
     """No formula: the cost on a grid of every value that matters."""
     grid = np.linspace(-4, 4, 80_001)
@@ -109,8 +110,8 @@ def test_prox_of_weights_on_a_grid(tau):
         assert own <= ((grid - y) ** 2 / 2 + penalty).min() + 1e-12
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("tau", TAUS)
+@sweep("dtype", [torch.float32, torch.float64])
+@sweep("tau", TAUS)
 def test_weights_land_on_their_centre_and_keep_it(tau, dtype):
     y, centers = (t.to(dtype) for t in tensors(VECTORS["random"], CENTERS))
     x, q = prox_quantize(y, centers, tau)
@@ -122,8 +123,8 @@ def test_weights_land_on_their_centre_and_keep_it(tau, dtype):
     assert ((x - q).sign() == (y - q).sign())[~near].all()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("name", VECTORS)
+@sweep("dtype", [torch.float32, torch.float64])
+@sweep("name", VECTORS)
 def test_plain_pytorch_is_equal(name, dtype):
     x, centers = (t.to(dtype) for t in tensors(VECTORS[name], CENTERS))
     levels = check_levels(x, centers).on(x.device)
@@ -163,7 +164,7 @@ def test_any_layout_in_place_or_not():
         loss.backward()
 
 
-@pytest.mark.parametrize("m", [1, 2, 4, 16])
+@sweep("m", [1, 2, 4, 16])
 def test_soft_staircase_has_the_right_gradients_and_limit(m):
     centers = torch.from_numpy(np.sort(GENERATOR.standard_normal(m))).requires_grad_()
     x = torch.from_numpy(GENERATOR.standard_normal((4, 5))).requires_grad_()
@@ -174,7 +175,7 @@ def test_soft_staircase_has_the_right_gradients_and_limit(m):
     torch.testing.assert_close(half_way, middles)
 
 
-@pytest.mark.parametrize(
+@sweep(
     ("centers", "message"),
     [
         (torch.zeros(0), r"\(m,\)"),

@@ -14,6 +14,7 @@ from medfed.functional.quantize import (
     prox_centers,
     step_centers,
 )
+from tests.sweeps import sweep
 
 GENERATOR = np.random.default_rng(0)
 CENTERS = np.array([-1.5, -0.25, 0.125, 2.0])
@@ -47,9 +48,9 @@ def found_by(mu, x, tau):
     return prox_centers(*arrays, tau).numpy()
 
 
-@pytest.mark.parametrize("step", range(len(STEPS)))
-@pytest.mark.parametrize("tau", TAUS)
-@pytest.mark.parametrize("name", WEIGHTS)
+@sweep("step", range(len(STEPS)))
+@sweep("tau", TAUS)
+@sweep("name", WEIGHTS)
 def test_optimal(name, tau, step):
     """0 lies between the slopes a little to the left and to the right; the cost is convex."""
     x, mu = WEIGHTS[name], CENTERS + STEPS[step]
@@ -63,8 +64,8 @@ def test_optimal(name, tau, step):
         assert slope(c + near, mu[j], members, tau)[1] >= 0
 
 
-@pytest.mark.parametrize("tau", [1e-3, 0.01, 0.1])
-@pytest.mark.parametrize("name", ["random", "mostly on centres", "two far apart"])
+@sweep("tau", [1e-3, 0.01, 0.1])
+@sweep("name", ["random", "mostly on centres", "two far apart"])
 def test_equals_a_scalar_minimiser(name, tau):
     """Brent's method of SciPy knows the cost alone; kinks keep it from more than 1e-6."""
     x, mu = WEIGHTS[name], CENTERS + STEPS[1]
@@ -107,8 +108,8 @@ def test_weights_on_a_centre_hold_it():
         np.testing.assert_allclose(found_by(start, x, 1e-3)[2], expected, rtol=1e-12)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("name", WEIGHTS)
+@sweep("dtype", [torch.float32, torch.float64])
+@sweep("name", WEIGHTS)
 def test_gradient_is_the_sum_over_the_assigned(name, dtype):
     x = torch.from_numpy(WEIGHTS[name]).to(dtype)
     centers = torch.from_numpy(CENTERS).to(dtype)
@@ -131,9 +132,9 @@ def test_gradient_is_that_of_the_loss_at_the_quantised_weights():
     torch.testing.assert_close(found, table.grad, rtol=1e-12, atol=1e-9)
 
 
-@pytest.mark.parametrize("tau", TAUS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("name", WEIGHTS)
+@sweep("tau", TAUS)
+@sweep("dtype", [torch.float32, torch.float64])
+@sweep("name", WEIGHTS)
 def test_step_is_the_gradient_step_and_the_map(name, dtype, tau):
     x = torch.from_numpy(WEIGHTS[name]).to(dtype)
     centers = torch.from_numpy(CENTERS)
@@ -143,8 +144,8 @@ def test_step_is_the_gradient_step_and_the_map(name, dtype, tau):
     assert torch.equal(found, prox_centers(mu, x, centers, tau).sort().values)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("name", WEIGHTS)
+@sweep("dtype", [torch.float32, torch.float64])
+@sweep("name", WEIGHTS)
 def test_plain_pytorch_is_equal(name, dtype):
     from medfed.functional import quantize_kernels as kernels
 

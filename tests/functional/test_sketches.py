@@ -6,6 +6,7 @@ import torch
 from medfed.common.errors import ConfigError
 from medfed.functional.graph import knn_edges
 from medfed.functional.sketches import data_sketch, frequent_directions, label_sketch, sketch_vector
+from tests.sweeps import sweep
 
 
 def rows(n, d, seed=0):
@@ -14,7 +15,7 @@ def rows(n, d, seed=0):
     return torch.randn(n, d, generator=generator, dtype=torch.float64) * spectrum
 
 
-@pytest.mark.parametrize(("n", "d", "size"), [(300, 20, 5), (50, 80, 8), (7, 3, 2), (100, 10, 1)])
+@sweep(("n", "d", "size"), [(300, 20, 5), (50, 80, 8), (7, 3, 2), (100, 10, 1)])
 def test_guarantee(n, d, size):
     a = rows(n, d)
     b = frequent_directions(a, size)
@@ -44,7 +45,7 @@ def test_empty_and_single_precision():
     assert frequent_directions(torch.ones(3, 4), 2).dtype == torch.float32
 
 
-@pytest.mark.parametrize(
+@sweep(
     ("a", "size", "error", "message"),
     [
         (torch.zeros(3), 2, ConfigError, "floating tensor"),
@@ -58,7 +59,7 @@ def test_bad_rows(a, size, error, message):
         frequent_directions(a, size)
 
 
-@pytest.mark.parametrize(
+@sweep(
     ("shape", "width"),
     [((9, 2, 20, 20), 2 * 16), ((9, 1, 8, 8, 8), 64), ((9, 13), 13), ((9, 1, 3, 9), 12)],
 )

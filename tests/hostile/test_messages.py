@@ -29,6 +29,7 @@ from medfed.federation.wire.link import CER, Link, closest_factor
 from medfed.federation.wire.message import Message
 from medfed.federation.wire.packet import EncodedPart, Packet
 from medfed.personalize.fedavg import FedAvg
+from tests.sweeps import sweep
 from tests.toys import toy_federation
 
 NAN, INF, HUGE = math.nan, math.inf, 3e38
@@ -126,7 +127,7 @@ PACKETS = {
 }
 
 
-@pytest.mark.parametrize(("data", "word"), PACKETS.values(), ids=PACKETS)
+@sweep(("data", "word"), PACKETS.values())
 def test_packets_that_nobody_sends(data: bytes, word: str) -> None:
     tracemalloc.start()
     began = time.process_time()
@@ -216,7 +217,7 @@ PAYLOADS = {
 }
 
 
-@pytest.mark.parametrize(("case", "word"), PAYLOADS.values(), ids=PAYLOADS)
+@sweep(("case", "word"), PAYLOADS.values())
 def test_payloads_that_no_codec_writes(case: tuple[Codec, bytes], word: str) -> None:
     codec, data = case
     with pytest.raises(CodecError) as error:
@@ -247,9 +248,7 @@ class Careless(Codec):
         return np.zeros(length + raw[0], np.float32)
 
 
-@pytest.mark.parametrize(
-    ("raw", "word"), [(b"k", "'scale'"), (b"m", "MemoryError"), (b"", "index"), (b"\1", "(3,)")]
-)
+@sweep(("raw", "word"), [(b"k", "'scale'"), (b"m", "MemoryError"), (b"", "index"), (b"\1", "(3,)")])
 def test_a_careless_codec_of_others(raw: bytes, word: str) -> None:
     with pytest.raises(CodecError) as error:
         Careless().decode(Careless().header(2) + raw, 2)
@@ -296,7 +295,7 @@ LINKS: dict[str, tuple[Link, str, bytes, list[float] | None, str]] = {
 }
 
 
-@pytest.mark.parametrize("case", LINKS.values(), ids=LINKS)
+@sweep("case", LINKS.values())
 def test_what_is_added_to_memory_is_finite(case: Any) -> None:
     link, kind, data, kept, word = case
     channel, memory = Channel(link), {}
@@ -321,7 +320,7 @@ def test_a_number_beyond_its_tensors_type() -> None:
     refused(error, "head cannot be decoded by Dense", "w is beyond the range of torch.float16")
 
 
-@pytest.mark.parametrize(
+@sweep(
     ("link", "values", "kept", "words"),
     [
         (Link(STC(1), feedback=True), [HUGE, 1.0], [HUGE, 0.0], ["Element 0 is inf"]),
@@ -407,7 +406,7 @@ LEDGERS = {
 }
 
 
-@pytest.mark.parametrize(("text", "word"), LEDGERS.values(), ids=LEDGERS)
+@sweep(("text", "word"), LEDGERS.values())
 def test_ledgers_that_no_run_writes(text: str, word: str) -> None:
     with pytest.raises(CodecError) as error:
         Ledger.from_csv(text)

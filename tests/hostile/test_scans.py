@@ -26,6 +26,7 @@ from tests.datamodules.luna_files import image_of, noise
 from tests.datamodules.volume_files import affine, write_series, write_volume
 from tests.datamodules.volume_files import noise as volume_noise
 from tests.integration.test_bad_data import WRITE, arrays, settings
+from tests.sweeps import sweep
 
 VOXELS = noise((6, 12, 10))
 BYTES = VOXELS.astype("<i2").tobytes()
@@ -171,7 +172,7 @@ def whole(path):
     return box
 
 
-@pytest.mark.parametrize("name", SCANS)
+@sweep("name", SCANS)
 def test_a_damaged_scan_is_one_sentence(name, tmp_path):
     packed, damage, message = SCANS[name]
     path = scan(tmp_path, packed)
@@ -285,7 +286,7 @@ NIFTI = {
 }
 
 
-@pytest.mark.parametrize("name", NIFTI)
+@sweep("name", NIFTI)
 def test_a_damaged_volume_is_one_sentence(name, tmp_path):
     suffix, damage, message = NIFTI[name]
     path = nifti(tmp_path, suffix)
@@ -346,7 +347,7 @@ SERIES = {
 }
 
 
-@pytest.mark.parametrize("name", SERIES)
+@sweep("name", SERIES)
 def test_a_damaged_series_is_one_sentence(name, tmp_path):
     settings, damage, message = SERIES[name]
     path = series(tmp_path, **settings)
@@ -380,7 +381,7 @@ NRRD = {
 }
 
 
-@pytest.mark.parametrize("name", NRRD)
+@sweep("name", NRRD)
 def test_a_damaged_nrrd_file_is_one_sentence(name, tmp_path):
     suffix, damage, message = NRRD[name]
     path = tmp_path / f"a{suffix}"
@@ -495,7 +496,7 @@ NPZ = {
 }
 
 
-@pytest.mark.parametrize("name", NPZ)
+@sweep("name", NPZ)
 def test_a_damaged_npz_is_one_sentence(name, tmp_path):
     damage, message = NPZ[name]
     path = tmp_path / "d.npz"

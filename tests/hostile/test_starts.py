@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from medfed.common.errors import CheckpointError, MedfedError
 from medfed.delivery.start.pretrained import Pretrained
 from medfed.run.start import adopt, fit
+from tests.sweeps import sweep
 
 RAN = Path("/tmp") / f"medfed_start_ran_{os.getpid()}"
 
@@ -119,7 +120,7 @@ CASES: dict[str, tuple[str, Callable[[], bytes], str]] = {
 }
 
 
-@pytest.mark.parametrize(("name", "content", "sentence"), CASES.values(), ids=CASES)
+@sweep(("name", "content", "sentence"), CASES.values())
 def test_bad_weights_are_one_sentence(name, content, sentence, tmp_path):
     path = tmp_path / name
     path.write_bytes(content())
@@ -144,7 +145,7 @@ def test_names_that_lead_elsewhere_stay_within(tmp_path):
     assert not outside.exists()
 
 
-@pytest.mark.parametrize(
+@sweep(
     ("option", "sentence"),
     [
         ({"spread": 0.0}, "init.spread must be a positive number"),
@@ -152,7 +153,6 @@ def test_names_that_lead_elsewhere_stay_within(tmp_path):
         ({"rename": ["a"]}, "init.rename must map"),
         ({"client": "a"}, "init.client=a is for run folders"),
     ],
-    ids=["spread", "part", "rename", "client"],
 )
 def test_bad_options(option, sentence, tmp_path):
     torch.save(state(), tmp_path / "a.pt")
@@ -160,7 +160,7 @@ def test_bad_options(option, sentence, tmp_path):
         Pretrained(weights=str(tmp_path / "a.pt"), **option).read()
 
 
-@pytest.mark.parametrize(
+@sweep(
     "adopted",
     [
         {"trainer.devices": 8},
@@ -169,7 +169,6 @@ def test_bad_options(option, sentence, tmp_path):
         {"model.network": {"_target_": "a.B", "inner": {"width": "${in_channels}${seed}"}}},
         {"model.network": "${oc.env:HOME}"},
     ],
-    ids=["key", "data", "network", "deep", "whole"],
 )
 def test_the_record_of_a_run_sets_only_what_a_source_says(adopted):
     config = DictConfig({"model": {"network": {}}, "data": {"spacing": None}, "trainer": {}})

@@ -11,6 +11,7 @@ from medfed.common.errors import MedfedError
 from medfed.datamodules.readers.table import read_csv
 from medfed.datamodules.tables.datamodule import TabularDataModule
 from tests.integration.runs import CLINICAL, imaging, run
+from tests.sweeps import sweep
 
 HEADER = "who,place,age,ill"
 ROWS = [f"p{n},{'Basel' if n % 2 else 'Bern'},{40 + n},{n // 2 % 2}" for n in range(16)]
@@ -100,7 +101,7 @@ FILES = {
 }
 
 
-@pytest.mark.parametrize("name", FILES)
+@sweep("name", FILES)
 def test_a_file_that_is_no_table(name, tmp_path):
     content, message = FILES[name]
     path = tmp_path / "t.csv"
@@ -113,7 +114,7 @@ def test_a_file_that_is_no_table(name, tmp_path):
     assert one(str(caught.value))
 
 
-@pytest.mark.parametrize(
+@sweep(
     "content",
     [
         b"\xef\xbb\xbf" + TABLE.encode(),
@@ -127,10 +128,6 @@ def test_a_file_that_is_no_table(name, tmp_path):
         b"\xef\xbb\xbf" + TABLE.replace(",", ";").replace("\n", "\r\n").encode(),
         TABLE.replace(",", "\t").encode(),
         TABLE.replace(",", ";").replace(";41;", ";41,0;").encode(),
-    ],
-    ids=[
-        *("mark", "Windows", "old Mac", "quotes", "empty rows", "trailing commas"),
-        *("some trailing commas", "an empty column", "Excel in Europe", "tabs", "decimal commas"),
     ],
 )
 def test_a_file_that_users_expect_to_be_read(content, tmp_path):
@@ -158,7 +155,7 @@ def test_a_folder_and_a_file_without_permission(tmp_path):
             read_csv(path, "ill")
 
 
-@pytest.mark.parametrize(
+@sweep(
     ("roles", "message"),
     [
         ({"positive": [7]}, "no row has a label of data.positive (7); the labels are 0, 1."),
@@ -287,7 +284,7 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize(("overrides", "message"), SETTINGS.items())
+@sweep(("overrides", "message"), SETTINGS.items())
 def test_settings_are_checked_before_the_first_round(overrides, message, tmp_path):
     folder = tmp_path / "run"
     with pytest.raises(MedfedError) as caught:

@@ -18,6 +18,7 @@ from medfed.config.allowed import check_targets, shipped
 from medfed.config.compose import build, load
 from medfed.delivery.bundle.networks import build_network
 from tests.integration.runs import CLINICAL, left_in, run
+from tests.sweeps import sweep
 
 NOT_ON_THE_LIST = "is nothing that a configuration may build"
 REFUSED = (
@@ -79,7 +80,7 @@ ALLOWED = (
 )
 
 
-@pytest.mark.parametrize("target", REFUSED, ids=str)
+@sweep("target", REFUSED)
 def test_only_what_is_on_the_list(target):
     with pytest.raises(ConfigError) as caught:
         check_targets({"model": {"_target_": target}}, found=True)
@@ -93,7 +94,7 @@ def test_what_is_on_the_list_passes():
         check_targets({"model": {"_target_": target}}, found=True)
 
 
-@pytest.mark.parametrize(
+@sweep(
     "node",
     [
         {"_target_": "monai.networks.nets.EfficientNetBN", "model_name": "efficientnet-b0"},
@@ -122,7 +123,7 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("node", PLACES.values(), ids=PLACES)
+@sweep("node", PLACES.values())
 def test_wherever_it_stands_nothing_is_built(node, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     whole = {"name": "os.system", "elsewhere": EVIL}
@@ -217,7 +218,7 @@ COMMAND_LINE = {
 }
 
 
-@pytest.mark.parametrize(("argument", "sentence"), COMMAND_LINE.items())
+@sweep(("argument", "sentence"), COMMAND_LINE.items())
 def test_the_command_line(argument, sentence, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["medfed"])
     monkeypatch.chdir(tmp_path)

@@ -18,6 +18,7 @@ from medfed.models.networks.small import LogisticRegression, SmallCNN
 from medfed.models.networks.unet import basic_unet, unet
 from medfed.models.segmentation import SegmentationTask
 from tests.models.tiny import SGD, make_batch, make_task
+from tests.sweeps import sweep
 
 NETWORKS = {
     "densenet": lambda: densenet_bc(2, 1, 2, growth_rate=2, block_config=(2, 2), stem="small"),
@@ -63,7 +64,7 @@ def with_common_of_the_first(name: str) -> list[nn.Module]:
     return networks
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@sweep("name", NETWORKS)
 def test_outputs_are_mixed_as_probabilities(name):
     """Against K whole networks, by the formula as it is printed."""
     net, x = canonical(name).eval(), images(name)
@@ -73,7 +74,7 @@ def test_outputs_are_mixed_as_probabilities(name):
     torch.testing.assert_close(squash(net(x)), expected, rtol=0, atol=1e-13)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@sweep("name", NETWORKS)
 def test_parameters_are_mixed(name):
     net, x = canonical(name, "parameters").eval(), images(name)
     networks = with_common_of_the_first(name)
@@ -85,8 +86,8 @@ def test_parameters_are_mixed(name):
     torch.testing.assert_close(net(x), networks[0].eval()(x), rtol=0, atol=1e-13)
 
 
-@pytest.mark.parametrize("mix", ["outputs", "parameters"])
-@pytest.mark.parametrize("name", ["small_cnn", "logistic", "unet"])
+@sweep("mix", ["outputs", "parameters"])
+@sweep("name", ["small_cnn", "logistic", "unet"])
 def test_gradients_of_memberships_by_finite_differences(name, mix):
     net, x = canonical(name, mix), images(name)
     task = (SegmentationTask if name == "unet" else ClassificationTask)(
@@ -149,8 +150,8 @@ def test_architectures_coincide_for_a_linear_head_mixed_in_logits():
         torch.testing.assert_close(grad, grads[1][name], rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("mix", ["outputs", "parameters"])
-@pytest.mark.parametrize("name", NETWORKS)
+@sweep("mix", ["outputs", "parameters"])
+@sweep("name", NETWORKS)
 def test_one_instance_is_the_network(name, mix):
     plain, net = nets(name, 1)[0], canonical(name, mix, count=1)
     x = images(name)
@@ -208,7 +209,7 @@ def test_extreme_outputs_and_memberships_stay_finite(activation):
         assert torch.isfinite(grad).all()
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@sweep("name", NETWORKS)
 def test_instances_without_weight_are_not_computed(name):
     """A client that chose one instance runs it alone, unless its membership is to be learnt."""
     net, x = canonical(name).eval(), images(name)
@@ -273,7 +274,7 @@ def test_the_penalty_leaves_memberships_alone():
         torch.testing.assert_close(task.loss(batch), expected)
 
 
-@pytest.mark.parametrize(
+@sweep(
     ("options", "message"),
     [
         ({"parts": ["haed.*"]}, r"'haed\.\*' matches no parameter \(did you mean head\.\*"),

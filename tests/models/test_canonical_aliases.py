@@ -12,6 +12,7 @@ from medfed.models.networks.canonical import Canonical
 from medfed.models.networks.outputs import heads
 from medfed.models.networks.personal_part import default_personal, part_roots
 from tests.federation.test_tied_weights import Tied, dynunet
+from tests.sweeps import sweep
 
 MEMBERSHIP = torch.tensor([0.7, 0.3])
 BUILD = {"dynunet": dynunet, "tied": Tied}
@@ -41,8 +42,8 @@ def canonical(name: str, mix: str) -> Canonical:
     return net
 
 
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("name", BUILD)
+@sweep("training", [True, False])
+@sweep("name", BUILD)
 def test_all_heads_are_mixed_as_probabilities(name, training):
     image = torch.randn(IMAGE[name])
     plain = [heads(n.train(training)(image), image) for n in networks(name)]

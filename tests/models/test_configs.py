@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from medfed.federation.engine.graphs import Watch
 from medfed.models.task import TaskModule
+from tests.sweeps import sweep
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -60,7 +60,7 @@ def step(task: TaskModule, cfg: DictConfig) -> None:
     assert any(not torch.equal(a, b) for a, b in zip(before, task.parameters(), strict=True))
 
 
-@pytest.mark.parametrize("model", names("model"))
+@sweep("model", names("model"))
 def test_model(model):
     cfg = compose(model)
     task = build(cfg)
@@ -71,8 +71,8 @@ def test_model(model):
     assert task.personal
 
 
-@pytest.mark.parametrize("optimizer", names("optimizer"))
-@pytest.mark.parametrize("scheduler", names("scheduler"))
+@sweep("optimizer", names("optimizer"))
+@sweep("scheduler", names("scheduler"))
 def test_optimizer_and_scheduler(optimizer, scheduler):
     cfg = compose("logistic", optimizer, scheduler)
     step(build(cfg), cfg)

@@ -12,6 +12,7 @@ from torch import nn
 from medfed.config.compose import build, load
 from medfed.federation.split import ParameterSplit, float_entries
 from medfed.models.networks.personal_part import PERSONAL, default_personal, known_personal, nearest
+from tests.sweeps import sweep
 
 CONVS = {"kernel_size": [3, 3, 3], "strides": [1, 2, 2], "upsample_kernel_size": [2, 2]}
 TRANSFORMER = {"hidden_size": 48, "mlp_dim": 96, "num_heads": 4, "spatial_dims": 2}
@@ -86,7 +87,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], float, set[str]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@sweep("name", NETWORKS)
 def test_the_share_and_the_modules(name):
     build, percent, modules = NETWORKS[name]
     network = build()
@@ -132,7 +133,7 @@ DOCUMENTED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", DOCUMENTED)
+@sweep("name", DOCUMENTED)
 def test_the_yamls_have_the_parameters_that_they_say(name):
     facts = {"in_channels": 1, "out_channels": 2} if name == "resnet" else {"in_channels": 4}
     facts = {"spatial_dims": 2, "out_channels": 3, **facts}

@@ -15,6 +15,7 @@ from medfed.datamodules.client_data import ClientData
 from medfed.models.classification import focal_loss
 from medfed.models.segmentation import dice_bce_loss, dice_ce_loss
 from tests.models.tiny import make_task
+from tests.sweeps import sweep
 
 
 @pytest.fixture
@@ -83,8 +84,8 @@ def client_of(label: torch.Tensor, classes: int, balanced: bool = True) -> Clien
     return ClientData("a", block, {}, present, counts, parts, 8, balanced=balanced)
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("absent", [(), (1,)])
+@sweep("smoothing", [0.0, 0.1])
+@sweep("absent", [(), (1,)])
 def test_balanced_weights_are_those_of_scikit_learn_in_pytorchs_loss(smoothing, absent):
     g = torch.Generator().manual_seed(7)
     label = torch.randint(4, (40,), generator=g).clamp(max=2)

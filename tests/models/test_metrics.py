@@ -18,6 +18,7 @@ from medfed.models.regression import regression_metrics
 from medfed.models.segmentation import SegmentationMeter, dice_bce_loss
 from medfed.models.segmentation_meter import margins
 from tests.models.tiny import make_batch, make_task
+from tests.sweeps import sweep
 
 
 def numpy_ece(probs: np.ndarray, label: np.ndarray, bins: int) -> float:
@@ -30,8 +31,8 @@ def numpy_ece(probs: np.ndarray, label: np.ndarray, bins: int) -> float:
     return total
 
 
-@pytest.mark.parametrize("k", [2, 4])
-@pytest.mark.parametrize("seed", range(3))
+@sweep("k", [2, 4])
+@sweep("seed", range(3))
 def test_classification_metrics_agree_with_sklearn(k, seed):
     g = torch.Generator().manual_seed(seed)
     probs = (2 * torch.randn(200, k, generator=g)).softmax(1)

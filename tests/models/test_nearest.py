@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pytest
 import torch
 from monai.networks import nets
 from torch import Tensor, nn
@@ -13,6 +12,7 @@ from torch.nn.utils import parametrizations
 from medfed.models.networks.outputs import heads
 from medfed.models.networks.personal_part import last_activation, nearest
 from tests.federation.test_tied_weights import dynunet
+from tests.sweeps import sweep
 
 IMAGE = torch.randn(2, 1, 16, 16, generator=torch.Generator().manual_seed(0))
 
@@ -98,7 +98,7 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CASES)
+@sweep("name", CASES)
 def test_what_stands_next_to_the_output(name):
     build, expected = CASES[name]
     network = build()
@@ -108,7 +108,7 @@ def test_what_stands_next_to_the_output(name):
     assert all(torch.equal(before[n], t) for n, t in network.state_dict().items())
 
 
-@pytest.mark.parametrize(
+@sweep(
     ("network", "expected"),
     [
         (nets.SegResNet(2, 8, 1, 2), {"conv_final.2.conv.*"}),
@@ -122,13 +122,12 @@ def test_what_stands_next_to_the_output(name):
             {"classification_head.0.*"},
         ),
     ],
-    ids=["segresnet", "dynunet", "resnet", "densenet", "vit"],
 )  # fmt: skip
 def test_networks_of_monai_as_if_they_were_unknown(network, expected):
     assert set(nearest(network, lambda net, x: heads(net(x), x), IMAGE)) == expected
 
 
-@pytest.mark.parametrize(
+@sweep(
     ("layer", "name"),
     [(nn.Sigmoid(), "Sigmoid"), (nn.Softmax(1), "Softmax"), (nn.Tanh(), "Tanh"),
      (nn.ReLU(), "Relu"), (nn.LogSoftmax(1), None), (nn.Identity(), None), (nn.PReLU(), None)],

@@ -13,6 +13,7 @@ from medfed.models.networks.densenet import densenet121, densenet_bc
 from medfed.models.networks.personal_part import default_personal
 from medfed.models.networks.small import LinearRegression, LogisticRegression, SmallCNN
 from medfed.models.networks.unet import basic_unet, unet
+from tests.sweeps import sweep
 
 COUNTS = [
     (densenet_bc(2, 1, 2), 198_224),
@@ -35,13 +36,13 @@ def picked(net: nn.Module, patterns: tuple[str, ...]) -> list[str]:
     return [name for name in names if any(fnmatchcase(name, p) for p in patterns)]
 
 
-@pytest.mark.parametrize(("net", "count"), COUNTS)
+@sweep(("net", "count"), COUNTS)
 def test_parameter_count(net, count):
     assert sum(p.numel() for p in net.parameters()) == count
 
 
-@pytest.mark.parametrize("spatial_dims", [2, 3])
-@pytest.mark.parametrize(
+@sweep("spatial_dims", [2, 3])
+@sweep(
     ("build", "out"),
     [
         (lambda d: densenet_bc(d, 2, 3, block_config=(2, 2)), (2, 3)),
@@ -84,8 +85,8 @@ def test_basic_unet_personal_is_up_path_and_output(published):
     }
 
 
-@pytest.mark.parametrize("depth", [2, 3, 5])
-@pytest.mark.parametrize("units", [0, 2])
+@sweep("depth", [2, 3, 5])
+@sweep("units", [0, 2])
 def test_unet_personal_is_up_path_and_output(depth, units):
     widths = tuple(2 * 2**i for i in range(depth))
     net = unet(2, 1, 1, channels=widths, strides=(2,) * (depth - 1), num_res_units=units)
@@ -113,7 +114,7 @@ def test_other_networks_have_no_default():
     assert default_personal(nn.Linear(2, 2)) == ()
 
 
-@pytest.mark.parametrize(
+@sweep(
     ("build", "words"),
     [
         (lambda: densenet_bc(4, 1, 2), "spatial_dims must be 2 or 3"),

@@ -19,6 +19,7 @@ from medfed.common.errors import ConfigError
 from medfed.common.scores import failed, failures_count, smaller_is_better, worst_value
 from medfed.config.compose import build
 from medfed.models.task import TaskModule
+from tests.sweeps import sweep
 
 SGD = {"_target_": "torch.optim.SGD", "_partial_": True, "lr": 0.1}
 TASKS: dict[str, dict[str, Any]] = {
@@ -122,7 +123,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("task", "loss"), REFUSED)
+@sweep(("task", "loss"), REFUSED)
 def test_losses_that_do_not_fit_are_refused_in_a_sentence(task, loss):
     name, *more = loss.split()
     keys = {"sigmoid": {"sigmoid": True}, "sum": {"reduction": "sum"}}
@@ -248,7 +249,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("said", WRONG)
+@sweep("said", WRONG)
 def test_metrics_that_do_not_fit_are_refused_in_a_sentence(said):
     with pytest.raises(ConfigError, match=said) as caught:
         make("overlapping", metrics=WRONG[said])

@@ -15,6 +15,7 @@ from medfed.common.errors import ConfigError
 from medfed.models.segmentation import SegmentationMeter, dice_bce_loss
 from medfed.models.segmentation_meter import surface_metrics
 from tests.models.tiny import make_task
+from tests.sweeps import sweep
 
 
 def positive(logits: torch.Tensor) -> torch.Tensor:
@@ -169,8 +170,8 @@ def surface_dice(pred: np.ndarray, truth: np.ndarray, mm: np.ndarray, tolerance:
     return near / (a.sum() + b.sum())
 
 
-@pytest.mark.parametrize("tolerance", [0.0, 0.8, 2.1, 5.0])
-@pytest.mark.parametrize("seed", range(3))
+@sweep("tolerance", [0.0, 0.8, 2.1, 5.0])
+@sweep("seed", range(3))
 def test_surface_dice_of_slices_agrees_with_all_pairs(seed, tolerance):
     mm = np.array([0.7, 1.9])
     g = np.random.default_rng(seed)
@@ -181,8 +182,8 @@ def test_surface_dice_of_slices_agrees_with_all_pairs(seed, tolerance):
     assert found.item() == pytest.approx(surface_dice(pred, truth, mm, tolerance), rel=1e-5)
 
 
-@pytest.mark.parametrize("tolerance", [0.0, 1.0, 3.1])
-@pytest.mark.parametrize("spacing", [(0.8, 0.8, 5.0), (1.0, 2.0, 0.7)])
+@sweep("tolerance", [0.0, 1.0, 3.1])
+@sweep("spacing", [(0.8, 0.8, 5.0), (1.0, 2.0, 0.7)])
 def test_surface_dice_of_volumes_weighs_by_area(spacing, tolerance):
     mm = np.array(spacing)
     pred, truth = np.zeros((2, 12, 11, 9), bool)
@@ -204,7 +205,7 @@ def test_every_region_has_its_own_tolerance():
     assert scores["nsd/whole"] == 1.0 > scores["nsd/core"]
 
 
-@pytest.mark.parametrize(
+@sweep(
     ("tolerance", "sentence"),
     [
         ({"whole": 1.0, "cor": 1.0}, r"names the region cor \(did you mean core\?\)"),

@@ -23,6 +23,7 @@ from medfed.models.networks.small import LinearRegression, LogisticRegression
 from medfed.models.regression import RegressionTask
 from medfed.models.segmentation import SegmentationTask
 from tests.models.tiny import SGD, make_batch, make_samples, make_task
+from tests.sweeps import sweep
 
 # Facts about a tiny run on a small machine, not about the task.
 pytestmark = [
@@ -62,7 +63,7 @@ def test_evaluate_gives_the_declared_metrics(kind):
     assert all(isinstance(v, float) and math.isfinite(v) for v in scores.values())
 
 
-@pytest.mark.parametrize("training", [True, False])
+@sweep("training", [True, False])
 def test_evaluate_leaves_no_trace(kind, training):
     task = make_task(kind).train(training)
     frozen = next(m for m in task.network.modules() if not list(m.children()))
@@ -91,7 +92,7 @@ def test_evaluate_of_nothing_is_nan(kind):
     assert all(math.isnan(v) for v in make_task(kind).evaluate([]).values())
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@sweep("bad", [math.nan, math.inf])
 def test_one_prediction_that_is_not_finite_makes_every_metric_the_worst(kind, bad):
     task, batch = make_task(kind), make_batch(kind)
     good, forward = task.evaluate([batch]), task.forward
@@ -298,7 +299,7 @@ def test_a_loss_of_ones_own_is_given_the_outcome_in_its_unit():
     assert [t.tolist() for t in seen[-1]] == [[450.0] * 3, [400.0, 450.0, 500.0]]
 
 
-@pytest.mark.parametrize("scale", [[450, 0], [450, -1], [450], [math.nan, 1], [1, 2, 3], ["a", 1]])
+@sweep("scale", [[450, 0], [450, -1], [450], [math.nan, 1], [1, 2, 3], ["a", 1]])
 def test_a_scale_that_is_none_is_refused(scale):
     with pytest.raises(ConfigError, match="must be a mean and a deviation above 0"):
         RegressionTask(LinearRegression(2), SGD, scale=scale)
@@ -319,7 +320,7 @@ def test_personal_can_be_overridden():
     )
 
 
-@pytest.mark.parametrize(
+@sweep(
     ("build", "words"),
     [
         (lambda: make_task("classification", loss="focl"), "choose cross_entropy or focal"),

@@ -12,11 +12,12 @@ from medfed.personalize.fedbn import FedBN
 from medfed.personalize.fedper import FedPer
 from medfed.personalize.local import Local
 from tests.personalize.whole_runs import assert_one_sentence, gap, models, run
+from tests.sweeps import sweep
 from tests.toys import ToyData, toy_data, toy_federation
 
 
-@pytest.mark.parametrize("weighting", ["samples", "uniform"])
-@pytest.mark.parametrize("kind", [FedAvg, FedPer, FedBN])
+@sweep("weighting", ["samples", "uniform"])
+@sweep("kind", [FedAvg, FedPer, FedBN])
 def test_one_client_trains_alone(kind, weighting):
     """Averaging over one client does nothing, whatever of the model is personal."""
     data = toy_data(4, dtype=torch.float64)[2:3]

@@ -9,11 +9,12 @@ from medfed.federation.local_client import LocalClient
 from medfed.federation.reference import run_reference
 from medfed.personalize.fedrep import FedRep
 from tests.personalize.whole_runs import assert_one_sentence
+from tests.sweeps import sweep
 from tests.toys import toy_federation
 
 
-@pytest.mark.parametrize("share", [0.01, 0.1, 0.3, 0.5, 0.9, 0.99])
-@pytest.mark.parametrize("steps", [2, 3, 5, 10])
+@sweep("share", [0.01, 0.1, 0.3, 0.5, 0.9, 0.99])
+@sweep("steps", [2, 3, 5, 10])
 def test_head_and_body_share_the_budget(share, steps, monkeypatch):
     calls = []
     train = LocalClient.train

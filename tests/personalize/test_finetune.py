@@ -15,6 +15,7 @@ from medfed.personalize.finetune import FineTune
 from medfed.personalize.local import Local
 from tests.references import loops
 from tests.references.pairing import assert_same, run_both_ways
+from tests.sweeps import sweep
 from tests.toys import ToyTask, toy_data, toy_federation
 
 MINIBATCHES = {"steps": 4, "momentum": 0.9, "kept": True, "cohort": Cohort(fraction=0.5)}
@@ -92,7 +93,7 @@ def test_some_of_the_model_may_be_personal_before():
     assert len(set(models(federation))) == 4
 
 
-@pytest.mark.parametrize(("share", "first"), [(0, 10), (0.01, 9), (0.2, 8), (0.95, 0), (1, 0)])
+@sweep(("share", "first"), [(0, 10), (0.01, 9), (0.2, 8), (0.95, 0), (1, 0)])
 def test_any_share_is_a_round_at_least(share, first):
     assert FineTune(local_share=share, rounds=10).first_local == first
 

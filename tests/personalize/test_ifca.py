@@ -13,6 +13,7 @@ from medfed.federation.reference import run_reference
 from medfed.personalize.fedavg import FedAvg
 from medfed.personalize.ifca import IFCA
 from tests.personalize.planted import federate, groups
+from tests.sweeps import sweep
 from tests.toys import ToyTask, canonical_toy, toy_data, toy_federation
 
 
@@ -26,8 +27,8 @@ def run(algorithm, rounds=3, **changes):
     return run_reference(build(algorithm, **changes), rounds)
 
 
-@pytest.mark.parametrize("mix", ["outputs", "parameters"])
-@pytest.mark.parametrize("norm", [False, True])
+@sweep("mix", ["outputs", "parameters"])
+@sweep("norm", [False, True])
 def test_one_model_is_fedavg(mix, norm):
     """Bit for bit, minibatches and kept momentum included: there is nothing to choose."""
     changes = {"momentum": 0.9, "kept": True, "cohort": Cohort(fraction=0.5)}
@@ -48,7 +49,7 @@ def test_one_model_is_fedavg(mix, norm):
 RECOVERED = {0: 0.5, 1: 1.0, 2: 1.0, 3: 0.5, 4: 1.0}
 
 
-@pytest.mark.parametrize("seed", sorted(RECOVERED))
+@sweep("seed", sorted(RECOVERED))
 def test_planted_groups(seed):
     """Three groups that call the same classes by permuted names; PPFL recovers all five."""
     chosen = groups(federate(IFCA(), seed, rounds=6))

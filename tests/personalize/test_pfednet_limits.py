@@ -15,6 +15,7 @@ from medfed.personalize.local import Local
 from medfed.personalize.pfednet import PFedNet
 from medfed.personalize.similarity import SimilarityGraph
 from tests.personalize.whole_runs import assert_one_sentence, gap, models, run
+from tests.sweeps import sweep
 from tests.toys import ToyData, ToyTask, toy_data, toy_federation
 
 RING = SimilarityGraph(kind="ring")
@@ -36,7 +37,7 @@ def test_without_strength_z_is_trained_locally():
     assert gap(run(PFedNet(z_step="literal", **options)), local) > 1e-2
 
 
-@pytest.mark.parametrize(
+@sweep(
     ("p", "strength", "kind"),
     [
         *[(p, s, "ring") for p in (1.0, 2.0, math.inf) for s in (1e3, math.inf)],
@@ -93,7 +94,7 @@ def test_a_personal_parameter_may_be_a_scalar():
     assert len({*scales, 2.0}) == 4
 
 
-@pytest.mark.parametrize(
+@sweep(
     ("make", "culprit"),
     [
         (lambda: PFedNet(strength=-0.1), "algorithm.strength"),

@@ -13,6 +13,7 @@ from medfed.federation.wire.channel import Channel
 from medfed.federation.wire.codecs.dense import Dense
 from medfed.personalize.pfednet import PFedNet
 from medfed.personalize.similarity import SimilarityGraph
+from tests.sweeps import sweep
 from tests.toys import ToyTask, toy_data, toy_federation
 
 RING = SimilarityGraph(kind="ring")
@@ -142,8 +143,8 @@ def test_buffers_of_the_shared_part_are_averaged_in_x_phases_only(log):
         assert len(statistics) == (2 if message.phase == "shared" else 0)
 
 
-@pytest.mark.parametrize(("dtype", "width"), [("float32", 4), ("float64", 8)])
-@pytest.mark.parametrize("sketched", [False, True])
+@sweep(("dtype", "width"), [("float32", 4), ("float64", 8)])
+@sweep("sketched", [False, True])
 def test_bytes_equal_the_hand_count(dtype, width, sketched):
     """I = J = 1: x up, z up and the step size; x down, z down; 12 bytes before each of them.
 

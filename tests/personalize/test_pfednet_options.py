@@ -11,6 +11,7 @@ from medfed.functional.graph import edge_similarity
 from medfed.functional.network_lasso import solve_network_lasso
 from medfed.personalize.pfednet import PFedNet
 from medfed.personalize.similarity import SimilarityGraph
+from tests.sweeps import sweep
 from tests.toys import ToyTask, toy_data, toy_federation
 
 LR = 0.05
@@ -62,8 +63,8 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("steps", [3, None], ids=["steps", "epoch"])
+@sweep("variant", VARIANTS)
+@sweep("steps", [3, None])
 def test_every_variant_has_the_same_budget(variant, steps):
     """One epoch of 6, 8, 10 and 12 samples in batches of 2 is 3, 4, 5 and 6 steps."""
     data = toy_data(4, batch=2)

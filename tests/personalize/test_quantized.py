@@ -25,6 +25,7 @@ from medfed.personalize.quantized_base import deal_bits, layer_weights
 from medfed.personalize.qupel import QuPeL
 from tests.references.test_quantized import QUANTIZED, deep_task
 from tests.references.test_quantized import build as deep_federation
+from tests.sweeps import sweep
 from tests.toys import ToyTask, toy_data, toy_federation
 
 NETWORKS = {
@@ -48,8 +49,8 @@ def test_first_and_last_layer_are_those_that_the_input_meets_first_and_last(name
     assert (met[0], met[-1]) == (weights[0], weights[-1])
 
 
-@pytest.mark.parametrize("tuned", [0.0, 0.5], ids=["main", "fine-tuned"])
-@pytest.mark.parametrize("name", METHODS)
+@sweep("tuned", [0.0, 0.5])
+@sweep("name", METHODS)
 def test_every_quantised_weight_equals_one_of_its_centres(name, tuned):
     over = [f"algorithm={name}", "algorithm.bits=2", f"algorithm.finetune_share={tuned}"]
     algorithm = build(load([*over, "rounds=2"]).algorithm)
@@ -111,7 +112,7 @@ def test_soft_steps_descend_the_printed_objective():
     torch.testing.assert_close(state["centers"][QUANTIZED], expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("bits", [1, 2, 2.25, 2.5, 2.75, 3, 7.6, 32])
+@sweep("bits", [1, 2, 2.25, 2.5, 2.75, 3, 7.6, 32])
 def test_dealt_bits_have_the_mean(bits):
     dealt = list(deal_bits(bits, [f"c{i}" for i in range(20)]).values())
     assert np.mean(dealt) == pytest.approx(bits)
@@ -130,7 +131,7 @@ def test_schedules():
     assert [algorithm.phases(t) for t in range(10)] == [("fit",)] * 7 + [("tune",)] * 3
 
 
-@pytest.mark.parametrize(
+@sweep(
     ("share", "rounds", "tail"),
     [
         (0.0, 5, 0),
@@ -187,7 +188,7 @@ def test_layers_and_clients_with_their_own_bits():
     assert sizes["c2"] == {QUANTIZED: 2, "head.weight": 4}
 
 
-@pytest.mark.parametrize(
+@sweep(
     ("options", "words"),
     [
         ({"bits": 0}, "algorithm.bits must be a number from 1 to 8 or 32, not 0"),

@@ -10,6 +10,7 @@ from medfed.common.errors import ConfigError
 from medfed.federation.reference import run_reference
 from medfed.personalize.pfednet import PFedNet
 from medfed.personalize.similarity import SimilarityGraph
+from tests.sweeps import sweep
 from tests.toys import ToyData, ToyTask, toy_data, toy_federation
 
 CLIENTS = ("north", "east", "south")
@@ -108,7 +109,7 @@ def test_edge_list_from_a_file(tmp_path):
     assert built["edges"].tolist() == [[0, 2]]
 
 
-@pytest.mark.parametrize(
+@sweep(
     ("options", "culprit"),
     [
         ({"kind": "rign"}, r"graph\.kind='rign' is unknown \(did you mean ring"),

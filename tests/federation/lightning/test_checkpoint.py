@@ -16,6 +16,7 @@ from medfed.federation.lightning.checkpoint import (
     seal,
 )
 from tests.contract import harness
+from tests.sweeps import sweep
 
 
 def write(folder, name):
@@ -73,7 +74,7 @@ class Killed(BaseException):
     """In place of SIGKILL."""
 
 
-@pytest.mark.parametrize("position", range(5))
+@sweep("position", range(5))
 def test_killed_while_sealing(position, tmp_path, monkeypatch):
     """Dies before the n-th renaming or linking of round 1, and resumes as if straight."""
     straight, _ = harness.lightning("ditto", tmp_path / "straight")

@@ -5,6 +5,7 @@ import torch
 
 from medfed.common.scores import Record
 from medfed.federation.lightning.callbacks import PersonalEvaluation
+from tests.sweeps import sweep
 
 
 def evaluation(mode: str, *rounds: tuple[float, ...]) -> PersonalEvaluation:
@@ -17,7 +18,7 @@ def evaluation(mode: str, *rounds: tuple[float, ...]) -> PersonalEvaluation:
     return made
 
 
-@pytest.mark.parametrize(
+@sweep(
     ("mode", "rounds", "best"),
     [
         ("max", [(0.1, 0.3), (0.5, 0.5), (0.4, 0.2)], 1),

@@ -3,12 +3,13 @@ import itertools
 import pytest
 
 from medfed.federation.lightning.ranks import EvaluationTasks, deal, tasks_of_round
+from tests.sweeps import sweep
 
 CLIENTS = [f"c{i}" for i in range(5)]
 
 
-@pytest.mark.parametrize("together", [1, 2, 5, 8])
-@pytest.mark.parametrize("chosen", [CLIENTS, ["c0", "c2", "c4"], ["c3"], []])
+@sweep("together", [1, 2, 5, 8])
+@sweep("chosen", [CLIENTS, ["c0", "c2", "c4"], ["c3"], []])
 def test_every_client_has_its_turn_in_every_phase(chosen, together):
     phases = ("sketch", "fit", "fit")
     tasks = tasks_of_round(4, phases, chosen, together)

@@ -6,7 +6,6 @@ import math
 from functools import partial
 
 import numpy as np
-import pytest
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
@@ -24,6 +23,7 @@ from medfed.federation.wire.codecs.stc import STC
 from medfed.federation.wire.link import Link
 from medfed.personalize.fedavg import FedAvg
 from tests.federation.wire.codecs.cases import CASES
+from tests.sweeps import sweep
 from tests.toys import ToyData, ToyTask
 
 D = 100
@@ -87,8 +87,8 @@ def test_one_percent_by_stc_needs_the_residual() -> None:
 NOISY = {n: c for n, c in CASES.items() if c.unbiased and 1 <= c.error_bound(D) <= 2}
 
 
-@pytest.mark.parametrize("shift", [0.2, "auto"])
-@pytest.mark.parametrize("codec", NOISY.values(), ids=NOISY)
+@sweep("shift", [0.2, "auto"])
+@sweep("codec", NOISY.values())
 def test_shifts_remove_the_noise(codec, shift) -> None:
     assert distance(Link(codec, shift=shift), rounds=100, rate=0.3) < 1e-6
     assert distance(Link(codec), rounds=100, rate=0.3) > 0.03
@@ -103,8 +103,8 @@ def test_lossy_both_ways() -> None:
 LOSSY = {n: c for n, c in CASES.items() if not c.lossless and not c.cast}
 
 
-@pytest.mark.parametrize("mode", ["state", "update"])
-@pytest.mark.parametrize("codec", LOSSY.values(), ids=LOSSY)
+@sweep("mode", ["state", "update"])
+@sweep("codec", LOSSY.values())
 def test_with_memory_every_codec_arrives(codec, mode) -> None:
     """RandomK(0.01) multiplies what it sends by 100: fed back unscaled, that explodes."""
     link, rng = Link(codec, feedback=True), np.random.default_rng(0)

@@ -16,6 +16,7 @@ from medfed.federation.wire.codecs.sparse import RandomK, TopK
 from medfed.federation.wire.codecs.stc import STC
 from medfed.federation.wire.link import CER, Link
 from medfed.functional.fused_lasso import fused_lasso
+from tests.sweeps import sweep
 
 CPU = torch.device("cpu")
 D = 40
@@ -175,8 +176,8 @@ def test_double_precision_is_kept_at_both_ends() -> None:
     assert (got - values).abs().max() < 1e-9
 
 
-@pytest.mark.parametrize("kind", ["state", "update"])
-@pytest.mark.parametrize("cut", [0, 3, 10, -1])
+@sweep("kind", ["state", "update"])
+@sweep("cut", [0, 3, 10, -1])
 def test_torn_bytes_are_refused(kind: str, cut: int) -> None:
     link, vector = Link(RandomK(0.2), feedback=True), torch.from_numpy(vectors(1)[0])
     data, _, memory = link.encode(vector, LAYOUT, kind)

@@ -6,13 +6,14 @@ import pytest
 
 from medfed.common.errors import CodecError, ConfigError
 from medfed.federation.wire.link import compress, decompress
+from tests.sweeps import sweep
 
 zstandard = pytest.importorskip("zstandard")
 DATA = b"".join(i.to_bytes(4, "little") for i in range(5000))
 
 
-@pytest.mark.parametrize("level", [1, 3, 22])
-@pytest.mark.parametrize("data", [b"", b"x", DATA, bytes(10**6)], ids=["0", "1", "text", "zeros"])
+@sweep("level", [1, 3, 22])
+@sweep("data", [b"", b"x", DATA, bytes(10**6)])
 def test_round_trip(data, level):
     frame = compress(data, level)
     assert decompress(frame, limit=len(data)) == data

@@ -15,6 +15,7 @@ from medfed.federation.wire.codecs import base
 from medfed.federation.wire.codecs.base import HEADER_BYTES, Codec
 from medfed.federation.wire.codecs.dense import Dense
 from tests.federation.wire.codecs.cases import CASES, EVERY
+from tests.sweeps import sweep
 
 
 def rng(seed=0):
@@ -46,7 +47,7 @@ def test_the_number_is_its_own(codec):
     assert codec.code in codec.codes
 
 
-@pytest.mark.parametrize("codes", [(), (Dense.codes[0],), (100,), (0,), (256,), (200, 100)])
+@sweep("codes", [(), (Dense.codes[0],), (100,), (0,), (256,), (200, 100)])
 def test_numbers_that_are_missing_taken_or_out_of_range_are_refused(codes):
     before = dict(base._REGISTER)
     with pytest.raises(
@@ -68,8 +69,8 @@ def test_numbers_of_other_packages(monkeypatch):
 
 
 @EVERY
-@pytest.mark.parametrize("d", [0, 1, 2, 63, 5000])
-@pytest.mark.parametrize("make", [gaussian, stairs, torch.zeros])
+@sweep("d", [0, 1, 2, 63, 5000])
+@sweep("make", [gaussian, stairs, torch.zeros])
 def test_shape_and_type_come_back(codec, d, make):
     values = make(d)
     back = cycle(codec, values)
@@ -120,7 +121,7 @@ def test_decoding_needs_no_arguments(codec):
 
 
 @EVERY
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@sweep("bad", [math.nan, math.inf, -math.inf])
 def test_what_is_not_finite_is_refused(codec, bad):
     values = gaussian(20)
     values[7] = bad
@@ -149,8 +150,8 @@ def relative_errors(codec, values, repeats):
 
 
 @EVERY
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("shape", ["gaussian", "heavy", "one", "equal"])
+@sweep("seed", range(3))
+@sweep("shape", ["gaussian", "heavy", "one", "equal"])
 def test_error_bound(codec, seed, shape):
     d = 400
     values = gaussian(d, seed).double()
@@ -173,7 +174,7 @@ def test_error_bound(codec, seed, shape):
 UNBIASED = {name: codec for name, codec in CASES.items() if codec.unbiased}
 
 
-@pytest.mark.parametrize("codec", UNBIASED.values(), ids=UNBIASED)
+@sweep("codec", UNBIASED.values())
 def test_unbiased(codec):
     d, repeats = 60, 1000
     values = gaussian(d, 3)

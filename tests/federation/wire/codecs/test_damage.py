@@ -10,6 +10,7 @@ import torch
 from medfed.common.errors import CodecError
 from medfed.federation.wire.codecs.base import HEADER_BYTES, MAX_UNCHECKED, Codec
 from tests.federation.wire.codecs.cases import CASES, EVERY
+from tests.sweeps import sweep
 
 D = 700
 VECTORS = {
@@ -33,7 +34,7 @@ def outcome(codec: Codec, data: bytes, length: int | None = None) -> bool:
 
 
 @EVERY
-@pytest.mark.parametrize("vector", VECTORS)
+@sweep("vector", VECTORS)
 def test_every_truncation_is_refused(codec, vector):
     data = codec.encode(VECTORS[vector], np.random.default_rng(0))
     assert outcome(codec, data, D)
@@ -43,7 +44,7 @@ def test_every_truncation_is_refused(codec, vector):
 
 
 @EVERY
-@pytest.mark.parametrize("vector", VECTORS)
+@sweep("vector", VECTORS)
 def test_flipped_bits(codec, vector):
     data = codec.encode(VECTORS[vector], np.random.default_rng(0))
     source = np.random.default_rng(1)
@@ -87,14 +88,14 @@ def test_another_length_than_expected_is_refused(codec):
 
 
 @EVERY
-@pytest.mark.parametrize("d", [MAX_UNCHECKED + 1, 2**60])
+@sweep("d", [MAX_UNCHECKED + 1, 2**60])
 def test_a_long_vector_in_few_bytes_must_be_expected(codec, d):
     with pytest.raises(CodecError, match="bytes claim"):
         codec.decode(codec.header(d) + bytes(100))
 
 
 @EVERY
-@pytest.mark.parametrize("d", [2**22, 2**40, 2**64 - 1])
+@sweep("d", [2**22, 2**40, 2**64 - 1])
 def test_claims_allocate_no_more_than_the_vector(codec, d):
     payloads = [
         bytes([fill]) * n + bytes(200) for fill in (0, 1, 2, 0x7F, 0xFF) for n in (1, 7, 90)

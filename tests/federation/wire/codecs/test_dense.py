@@ -9,6 +9,7 @@ import torch
 from medfed.common.errors import CodecError, ConfigError
 from medfed.federation.wire.codecs.base import HEADER_BYTES
 from medfed.federation.wire.codecs.dense import Dense
+from tests.sweeps import sweep
 
 VALUES = torch.tensor([0.0, -0.0, 1e-45, 3.4e38, -1.5, 1 / 3])
 
@@ -55,7 +56,7 @@ def test_double_in_float32_is_rounded_once() -> None:
 GOOD = Dense().encode(torch.ones(3))
 
 
-@pytest.mark.parametrize(
+@sweep(
     "data",
     [
         b"",
@@ -66,7 +67,6 @@ GOOD = Dense().encode(torch.ones(3))
         GOOD[:2] + b"\x02" + GOOD[3:],
         Dense("float64").encode(torch.ones(3, dtype=torch.float64)),
     ],
-    ids=["empty", "short header", "truncated", "too long", "magic", "version", "other codec"],
 )
 def test_foreign_and_torn_bytes_are_refused(data: bytes) -> None:
     with pytest.raises(CodecError):
@@ -91,7 +91,7 @@ def test_half_precision_takes_two_bytes_and_says_it_is_lossy() -> None:
     assert not Dense("bfloat16").lossless
 
 
-@pytest.mark.parametrize("scale", [1e-38, 1e-6, 1.0, 65504.0, 1e6, 1e37])
+@sweep("scale", [1e-38, 1e-6, 1.0, 65504.0, 1e6, 1e37])
 def test_float16_neither_overflows_nor_underflows(scale: float) -> None:
     values = torch.randn(1000, generator=torch.Generator().manual_seed(0)).double() * scale
     values = values.float()
@@ -115,7 +115,7 @@ def test_bfloat16_is_torchs_rounding_and_saturates() -> None:
     assert round_trip("bfloat16", values).tolist() == expected.clamp(-limit, limit).tolist()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+@sweep("dtype", ["float32", "float64", "float16", "bfloat16"])
 def test_no_elements(dtype: str) -> None:
     assert round_trip(dtype, torch.zeros(0)).shape == (0,)
 

@@ -8,6 +8,7 @@ import pytest
 from medfed.common.errors import CodecError
 from medfed.federation.wire.codecs.base import Payload
 from medfed.federation.wire.codecs.support import IntegerCode, best_rice, golomb_code
+from tests.sweeps import sweep
 
 CODES = [IntegerCode("rice", b) for b in (0, 1, 6, 30)]
 CODES += [IntegerCode(kind) for kind in ("gamma", "delta", "omega")]
@@ -40,7 +41,7 @@ def word(code: IntegerCode, value: int) -> str:
     return groups + "0"
 
 
-@pytest.mark.parametrize("code", CODES, ids=str)
+@sweep("code", CODES)
 def test_bits_are_those_of_the_definition(code: IntegerCode) -> None:
     values = np.array(VALUES if code.b or code.kind != "rice" else VALUES[:-1])
     text = "".join(word(code, int(v)) for v in values)
@@ -51,7 +52,7 @@ def test_bits_are_those_of_the_definition(code: IntegerCode) -> None:
     assert "".join(map(str, bits[: len(text)])) == text
 
 
-@pytest.mark.parametrize("code", CODES, ids=str)
+@sweep("code", CODES)
 def test_round_trip_leaves_the_payload_behind_the_numbers(code: IntegerCode) -> None:
     values = np.random.default_rng(0).geometric(0.01, 5000)
     payload = Payload(memoryview(code.pack(values) + b"rest"))
@@ -60,7 +61,7 @@ def test_round_trip_leaves_the_payload_behind_the_numbers(code: IntegerCode) -> 
     assert bytes(payload.take(4)) == b"rest"
 
 
-@pytest.mark.parametrize("code", CODES, ids=str)
+@sweep("code", CODES)
 def test_what_is_torn_or_too_large_is_refused(code: IntegerCode) -> None:
     values = np.arange(100)
     data = code.pack(values)
@@ -74,7 +75,7 @@ def test_what_is_torn_or_too_large_is_refused(code: IntegerCode) -> None:
             code.unpack(Payload(memoryview(data)), absurd, limit=10**6)
 
 
-@pytest.mark.parametrize(
+@sweep(
     ("kind", "pattern"),
     [
         ("gamma", b"\0" * 8 + b"\xff" * 40),
@@ -98,7 +99,7 @@ def test_golomb_is_within_three_percent_of_the_entropy(p: float) -> None:
     assert 0.99 * entropy < bits < 1.03 * entropy
 
 
-@pytest.mark.parametrize("mean", [0.01, 0.6, 1, 3, 10, 1000, 123456])
+@sweep("mean", [0.01, 0.6, 1, 3, 10, 1000, 123456])
 def test_best_rice_is_the_best_of_all(mean: float) -> None:
     values = np.random.default_rng(2).geometric(1 / (1 + mean), 2000) - 1
     least = min(IntegerCode("rice", b).bits(values) for b in range(40))

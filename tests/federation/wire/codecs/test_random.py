@@ -12,6 +12,7 @@ from medfed.federation.wire.codecs.sparse import RandomK, random_positions
 from medfed.federation.wire.codecs.support import round_randomly
 from medfed.federation.wire.codecs.terngrad import TernGrad
 from tests.federation.wire.codecs.test_codecs import cycle, gaussian, rng
+from tests.sweeps import sweep
 
 
 def qsgd_error(codec, v):
@@ -34,7 +35,7 @@ def randomk_error(codec, v):
     return (len(v) / math.ceil(codec.fraction * len(v)) - 1) * (v**2).sum()
 
 
-@pytest.mark.parametrize(
+@sweep(
     ("codec", "definition"),
     [
         *((codec, qsgd_error) for codec in (QSGD(), *QSGD.examples())),

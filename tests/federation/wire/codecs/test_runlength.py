@@ -9,6 +9,7 @@ import torch
 from medfed.common.errors import ConfigError
 from medfed.federation.wire.codecs.base import HEADER_BYTES
 from medfed.federation.wire.codecs.runlength import RunLength
+from tests.sweeps import sweep
 
 RNG = np.random.default_rng(0)
 
@@ -56,8 +57,8 @@ def test_more_bits_lose_less():
     assert all(a > 3 * b for a, b in itertools.pairwise(losses[1:]))
 
 
-@pytest.mark.parametrize("bits", range(1, 9))
-@pytest.mark.parametrize("power", [1, 5])
+@sweep("bits", range(1, 9))
+@sweep("power", [1, 5])
 def test_a_codebook_loses_no_more_than_the_mean_would(bits, power):
     values = torch.from_numpy(RNG.standard_normal(400) ** power).float()
     codec = RunLength(codebook_bits=bits)

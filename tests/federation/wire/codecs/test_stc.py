@@ -9,6 +9,7 @@ import torch
 
 from medfed.common.errors import ConfigError
 from medfed.federation.wire.codecs.stc import STC
+from tests.sweeps import sweep
 
 
 def definition(values: np.ndarray, p: float) -> np.ndarray:
@@ -37,8 +38,8 @@ VECTORS = {
 }
 
 
-@pytest.mark.parametrize("sparsity", [0.001, 0.01, 0.1, 0.5, 1.0])
-@pytest.mark.parametrize("name", VECTORS)
+@sweep("sparsity", [0.001, 0.01, 0.1, 0.5, 1.0])
+@sweep("name", VECTORS)
 def test_is_the_definition(name, sparsity):
     values = VECTORS[name]
     codec = STC(sparsity)

@@ -6,6 +6,7 @@ import pytest
 from medfed.common.errors import CodecError
 from medfed.federation.wire.codecs.base import Payload
 from medfed.federation.wire.codecs.support import largest, pack_support, unpack_support
+from tests.sweeps import sweep
 
 RNG = np.random.default_rng(0)
 SCATTERED = np.flatnonzero(RNG.random(5000) < 0.03)
@@ -31,7 +32,7 @@ def round_trip(indices, length, negative):
     return data
 
 
-@pytest.mark.parametrize("case", CASES)
+@sweep("case", CASES)
 def test_round_trip(case):
     indices, length = CASES[case]
     round_trip(indices, length, None)
@@ -57,8 +58,8 @@ def test_positions_outside_are_refused():
         unpack_support(Payload(memoryview(data)), 39, signed=False)
 
 
-@pytest.mark.parametrize("ties", [False, True])
-@pytest.mark.parametrize("k", [0, 1, 7, 300, 999, 1000, 2000])
+@sweep("ties", [False, True])
+@sweep("k", [0, 1, 7, 300, 999, 1000, 2000])
 def test_largest_is_a_stable_sort(k, ties):
     values = RNG.standard_normal(1000).astype(np.float32)
     if ties:
