@@ -32,7 +32,8 @@ def test_plugins_meet_the_contracts(tmp_path):
     assert done.returncode == 0, done.stdout
     cases = [case.get("name", "") for case in ET.parse(report).iter("testcase")]
     found = {n: [case for case in cases if n in case] for n in NAMES.values()}
-    assert all(len(of_one) >= 10 for of_one in found.values())
+    assert all(len(of_one) >= 3 for of_one in found.values())
+    assert len(found["kindred"]) >= 20
     assert set(cases) == set().union(*found.values())
 
 

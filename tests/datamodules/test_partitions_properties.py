@@ -95,7 +95,7 @@ def check(partition, patients, seed):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("case", range(6))
+@sweep("case", range(6))
 def test_configured_partitions(name, case, make):
     """They keep their word about all data that they accept, and there are such data."""
     accepted = []

@@ -6,6 +6,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from medfed.common.errors import ConfigError
 from medfed.datamodules.partitions.by_label import apportion, largest_fit, thin
@@ -34,8 +36,7 @@ def nearest(size, shares):
     return min(candidates, key=lambda c: sum(abs(n - size * s) for n, s in zip(c, shares)))  # noqa: B905
 
 
-@sweep("available", list(itertools.product((0, 1, 4, 7), repeat=2)))
-@sweep("positive", POSITIVE)
+@given(st.tuples(st.integers(0, 9), st.integers(0, 9)), st.sampled_from(POSITIVE))
 def test_two_classes_keep_as_many_as_any_subset(available, positive):
     shares = (float(1 - positive), float(positive))
     labels = np.repeat([0, 1], available)
@@ -43,7 +44,7 @@ def test_two_classes_keep_as_many_as_any_subset(available, positive):
     assert (int((kept == 0).sum()), int(kept.sum())) == best_of_two(available, positive)
 
 
-@sweep("case", range(20))
+@given(st.integers(0, 2**32 - 1))
 def test_three_classes_keep_as_many_as_any_subset(case):
     rng = np.random.default_rng(case)
     shares, available = rng.dirichlet([1, 1, 1]), rng.integers(0, 7, size=3)

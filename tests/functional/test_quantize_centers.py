@@ -3,6 +3,8 @@ import math
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
 from medfed.common.errors import ConfigError
@@ -48,12 +50,14 @@ def found_by(mu, x, tau):
     return prox_centers(*arrays, tau).numpy()
 
 
-@sweep("step", range(len(STEPS)))
-@sweep("tau", TAUS)
-@sweep("name", WEIGHTS)
-def test_optimal(name, tau, step):
+@given(
+    st.lists(st.floats(-3, 3) | st.sampled_from([*CENTERS, 0.0])),
+    st.sampled_from(TAUS),
+    st.tuples(*4 * [st.floats(-5, 5)]),
+)
+def test_optimal(weights, tau, step):
     """0 lies between the slopes a little to the left and to the right; the cost is convex."""
-    x, mu = WEIGHTS[name], CENTERS + STEPS[step]
+    x, mu = np.array(weights, float), CENTERS + np.array(step)
     found = found_by(mu, x, tau)
     for j in range(4):
         members, c = members_of(x, j), found[j]

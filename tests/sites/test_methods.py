@@ -1,4 +1,4 @@
-"""Every method across sites equals its simulation, with and without lossy codecs."""
+"""Methods across sites equal their simulation, with and without lossy codecs; one of each shape."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.harness import NAMES as METHODS
 from tests.contract.harness import algorithm, lightning
+from tests.contract.shapes import MESSAGES, STATES
 from tests.sites.toy_sites import NAMES, ROUNDS, coordinated, fit, lossy, plain, toy_sites
 
-ACROSS = [name for name in METHODS if not algorithm(name).pools]
+CASES = [
+    pytest.param(name, settings, id=f"{name}-{codec}")
+    for names, settings, codec in ((STATES, plain, "fp32"), (MESSAGES, lossy, "stc-topk"))
+    for name in names
+    if not algorithm(name).pools
+]
 
 
-@pytest.mark.parametrize("settings", [plain, lossy], ids=["fp32", "stc-topk"])
-@pytest.mark.parametrize("name", ACROSS)
+@pytest.mark.parametrize(("name", "settings"), CASES)
 def test_equal_hashes_metrics_and_ledger(name, settings, tmp_path: Path):
     """Also what every site keeps, and the steps and passes that it took."""
     expected, record = lightning(name, rounds=ROUNDS, **settings())

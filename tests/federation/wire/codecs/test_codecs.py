@@ -174,7 +174,7 @@ def test_error_bound(codec, seed, shape):
 UNBIASED = {name: codec for name, codec in CASES.items() if codec.unbiased}
 
 
-@sweep("codec", UNBIASED.values())
+@pytest.mark.parametrize("codec", UNBIASED.values(), ids=UNBIASED)
 def test_unbiased(codec):
     d, repeats = 60, 1000
     values = gaussian(d, 3)
