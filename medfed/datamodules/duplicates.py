@@ -134,13 +134,13 @@ def find_duplicates(
     """
     order = {(c, s): n for n, (c, s) in enumerate((c, s) for c in clients for s in clients[c])}
     place = {i: (c, s) for c, parts in clients.items() for s, ids in parts.items() for i in ids}
-    found: dict[object, list[Place]] = {}
+    places: dict[object, list[Place]] = {}
     for sample in samples:
         if sample.patient in place:
-            found.setdefault(sample.content, []).append(Place(*place[sample.patient], sample))
+            places.setdefault(sample.content, []).append(Place(*place[sample.patient], sample))
     groups = [
         sorted(group, key=lambda p: order[p.client, p.split])
-        for group in found.values()
+        for group in places.values()
         if len({(p.client, p.split) for p in group}) > 1
     ]
     return Duplicates(what, groups)

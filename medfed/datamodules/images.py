@@ -132,6 +132,6 @@ class ImageDataModule(OnDiskDataModule):
 def _by_content(data: ImageSet) -> Iterator[Sample]:
     samples = data.samples
     for n, patient in enumerate(samples.patients):
-        if (found := content(data.images[n])) is not None:
+        if (key := content(data.images[n])) is not None:
             name = f"{samples.files[n].name} of {patient}" if samples.grouped else patient
-            yield Sample(patient, name, found, int(samples.labels[n]))
+            yield Sample(patient, name, key, int(samples.labels[n]))

@@ -145,11 +145,11 @@ class Luna16DataModule(CachedDataModule[Luna16Reader]):
         images, labels = self.store.array("image"), self.store.array("label")
         used = (i for plan in self.plans.values() for ids in plan.patients.values() for i in ids)
         return "patches", (
-            Sample(series, f"candidate {n - rows.start} of {series}", found, int(labels[n]))
+            Sample(series, f"candidate {n - rows.start} of {series}", key, int(labels[n]))
             for series in used
             for rows in [self.store.rows(series)]
             for n in rows
-            if (found := content(images[n])) is not None
+            if (key := content(images[n])) is not None
         )
 
     def preprocessing(self, client: str) -> dict[str, Any]:
@@ -199,8 +199,8 @@ class Luna16DataModule(CachedDataModule[Luna16Reader]):
         """
         assert self.store is not None
         record = self.scans.record()
-        found = {str(self.scans.path / record["candidates"]): str(record["sha256"])}
+        hashes = {str(self.scans.path / record["candidates"]): str(record["sha256"])}
         for series in patients:
             entry, files = self.store.entry(series), self._patients[series].files
-            found |= {str(f): entry.hashes.get(f.name, entry.checksum) for f in files.values()}
-        return dict(sorted(found.items()))
+            hashes |= {str(f): entry.hashes.get(f.name, entry.checksum) for f in files.values()}
+        return dict(sorted(hashes.items()))

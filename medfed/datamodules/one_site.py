@@ -117,8 +117,8 @@ class OwnData(Wrapped):
             )
         return ""
 
-    def _own(self, found: dict[str, _T]) -> dict[str, _T]:
-        return {client: of for client, of in found.items() if client == self.site}
+    def _own(self, by_client: dict[str, _T]) -> dict[str, _T]:
+        return {client: of for client, of in by_client.items() if client == self.site}
 
 
 def setup_alone(data: FederatedDataModule, site: str) -> Generator[bytes, bytes, None]:

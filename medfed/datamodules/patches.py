@@ -158,8 +158,8 @@ def brain_slices(brain: Tensor, every: int = 1) -> Tensor:
         >>> brain_slices(brain).tolist(), brain_slices(brain, every=3).tolist()
         ([1, 2, 3], [2])
     """
-    found = brain.flatten(0, 1).any(dim=0).nonzero().ravel()
-    return found[min(every // 2, max(len(found) - 1, 0)) :: every]
+    slices = brain.flatten(0, 1).any(dim=0).nonzero().ravel()
+    return slices[min(every // 2, max(len(slices) - 1, 0)) :: every]
 
 
 def axial(volume: Tensor, slices: Tensor) -> Tensor:
@@ -238,8 +238,8 @@ def bounding_box(mask: NDArray[np.bool_]) -> tuple[slice, ...]:
         (slice(1, 3, None), slice(2, 3, None), slice(0, 1, None))
     """
     axes = range(mask.ndim)
-    found = [np.flatnonzero(mask.any(axis=tuple({*axes} - {axis}))).tolist() for axis in axes]
-    return tuple(slice(at[0], at[-1] + 1) if at else slice(0, 1) for at in found)
+    occupied = [np.flatnonzero(mask.any(axis=tuple({*axes} - {axis}))).tolist() for axis in axes]
+    return tuple(slice(at[0], at[-1] + 1) if at else slice(0, 1) for at in occupied)
 
 
 Places = NDArray[np.int32]
@@ -284,11 +284,11 @@ class Volume:
             return
         box = tuple(slice(a, b) for a, b in zip(inner, ends, strict=True))
         into = tuple(slice(a - b, e - b) for a, e, b in zip(inner, ends, low, strict=True))
-        found = source[:, *box]
+        stored = source[:, *box]
         if labels or self.values is None:
-            out[:, *into] = found
+            out[:, *into] = stored
         else:
-            for channel, values, codes in zip(out, self.values, found, strict=True):
+            for channel, values, codes in zip(out, self.values, stored, strict=True):
                 channel[into] = values.take(codes)
         if not labels and self.present is not None:
             out[~self.present] = 0
@@ -357,13 +357,13 @@ def places_of(
         >>> off.tolist(), on.tolist()
         ([[0, 0, 0], [0, 1, 0], [1, 1, 0]], [[1, 0, 0]])
     """
-    found = []
+    places = []
     for mask in (inside & ~label.any(axis=0), *label.astype(bool)):
         flat = np.flatnonzero(mask)
         if len(flat) > LARGEST:
             flat = flat[np.sort(rng.choice(len(flat), LARGEST, replace=False))]
-        found.append(np.stack(np.unravel_index(flat, mask.shape), axis=1).astype(np.int32))
-    return tuple(found)
+        places.append(np.stack(np.unravel_index(flat, mask.shape), axis=1).astype(np.int32))
+    return tuple(places)
 
 
 @dataclass(frozen=True)

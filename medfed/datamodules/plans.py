@@ -61,11 +61,11 @@ def by_id(patients: Sequence[Patient]) -> dict[str, Patient]:
         >>> list(by_id([Patient("b"), Patient("a")]))
         ['b', 'a']
     """
-    found = {p.id: p for p in patients}
-    if len(found) < len(patients):
+    patients_by_id = {p.id: p for p in patients}
+    if len(patients_by_id) < len(patients):
         twice = Counter(p.id for p in patients).most_common(1)[0][0]
         raise DataError(f"Patient {twice} is listed twice; patient ids must be unique.")
-    return found
+    return patients_by_id
 
 
 def plan_clients(
@@ -137,13 +137,13 @@ def remarks(partition: Partition, patients: Sequence[Patient]) -> list[str]:
         ['The hospitals of 1 of 2 patients are invented: the data name none, and \
 data.reader.hospitals cuts the sorted list into blocks.']
     """
-    found = [sentence] if (sentence := partition.remark(patients)) else []
+    sentences = [sentence] if (sentence := partition.remark(patients)) else []
     if count := sum(p.invented for p in patients):
-        found.append(
+        sentences.append(
             f"The hospitals of {count} of {len(patients)} patients are invented: the data name "
             "none, and data.reader.hospitals cuts the sorted list into blocks."
         )
-    return found
+    return sentences
 
 
 def check_keep_out(keep_out: Sequence[str], clients: Sequence[str]) -> None:

@@ -304,9 +304,9 @@ class Preparation:
 
             wanted = (*self.spacing, spacing[2])[:3]
             resample = Spacing(wanted, mode="bilinear", padding_mode="border")
-            found = resample(MetaTensor(image, affine=torch.from_numpy(affine)))
-            grid = np.linalg.inv(found.affine.numpy()) @ affine @ grid
-            image = found.as_tensor().float().contiguous()
+            resampled = resample(MetaTensor(image, affine=torch.from_numpy(affine)))
+            grid = np.linalg.inv(resampled.affine.numpy()) @ affine @ grid
+            image = resampled.as_tensor().float().contiguous()
         return Prepared(image, torch.from_numpy(grid))
 
     def _box(self, voxels: Tensor) -> tuple[list[int], list[int]]:
@@ -368,5 +368,5 @@ def prepared_case(
         return reader.read(case)
     raw = reader.raw(case)
     image, grid = preparation.apply(raw["image"], reader.spacing(case))
-    found = {"image": image, "label": raw["label"]}
-    return found if preparation.keeps_grid else {**found, "grid": grid}
+    prepared = {"image": image, "label": raw["label"]}
+    return prepared if preparation.keeps_grid else {**prepared, "grid": grid}

@@ -160,9 +160,9 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
             return None
         rules = rules_of(setting, self.scans.channels)
         mm = None if self.spacing is None else tuple(map(float, self.spacing))
-        found = Preparation(rules, mm, self.crop_foreground)
-        plain = found.keeps_grid and {rule.name for rule in rules} == {"zscore_nonzero"}
-        return None if plain else found
+        chosen = Preparation(rules, mm, self.crop_foreground)
+        plain = chosen.keeps_grid and {rule.name for rule in rules} == {"zscore_nonzero"}
+        return None if plain else chosen
 
     def facts(self) -> dict[str, Any]:
         """See the base class; also whether regions exclude each other."""
@@ -206,8 +206,8 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
 
     def cases_among(self, patients: Sequence[str]) -> list[tuple[str, int]]:
         """The cases of patients, and each one's patient's place in the list."""
-        found = [(n, self.scans.cases_of(self._patients[p])) for n, p in enumerate(patients)]
-        return [(case.id, n) for n, own in found for case in own]
+        listed = [(n, self.scans.cases_of(self._patients[p])) for n, p in enumerate(patients)]
+        return [(case.id, n) for n, own in listed for case in own]
 
     def recipe(self) -> Recipe:
         """What the cache is made of: every patient's volume, as the reader gives it."""
@@ -227,8 +227,8 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
         shape = tuple(self.scans.shape(self.cases[case]))
         if self.spacing is None:
             return shape
-        found = zip(shape, self.scans.spacing(self.cases[case]), self.spacing, strict=False)
-        resampled = tuple(max(1, round(n * old / new)) for n, old, new in found)
+        axes = zip(shape, self.scans.spacing(self.cases[case]), self.spacing, strict=False)
+        resampled = tuple(max(1, round(n * old / new)) for n, old, new in axes)
         return resampled + shape[len(resampled) :]
 
     def file_hashes(self, patients: Sequence[str]) -> dict[str, str]:
@@ -237,8 +237,8 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
         if self.store is None:
             files = {file for case in cases for file in case_files(case)}
             return {str(path): sha256(path) for path in sorted(files)}
-        found = [cached_hashes(self.store, case) for case in cases]
-        return dict(sorted(item for hashes in found for item in hashes.items()))
+        hashes_of_cases = [cached_hashes(self.store, case) for case in cases]
+        return dict(sorted(item for hashes in hashes_of_cases for item in hashes.items()))
 
     def seen(self, case: str, plan: ClientPlan) -> Seen:
         """A case as a client's network sees it."""

@@ -79,7 +79,7 @@ def test_every_row_of_a_table_is_used(table, centre, tmp_path, capsys):
     )
     assert kept["patients"] == {"used": 60, "of": 60}
     (remark,) = kept["remarks"]
-    assert remark.endswith("partition=label_imbalance, for whoever names it.")
+    assert remark.endswith("partition=label_imbalance to use it.")
     out = capsys.readouterr().out
     assert remark in out
     if centre:

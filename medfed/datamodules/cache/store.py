@@ -69,12 +69,12 @@ def checksum(arrays: Arrays) -> str:
         >>> one == checksum({"image": np.zeros((2, 1), np.int16)})
         False
     """
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])
-        found.update(json.dumps([name, array.dtype.str, list(array.shape)]).encode())
-        found.update(array.data)
-    return found.hexdigest()
+        digest.update(json.dumps([name, array.dtype.str, list(array.shape)]).encode())
+        digest.update(array.data)
+    return digest.hexdigest()
 
 
 # Raise when the layout of a cache changes, or what is found wrong: 1 took some damaged scans.
@@ -107,7 +107,7 @@ class Item:
         Raises:
             DataError: If a file is gone.
         """
-        found = []
+        rows = []
         for path in self.files:
             try:
                 stat = path.stat()
@@ -115,8 +115,8 @@ class Item:
                 raise DataError(
                     f"{path} of {self.id} cannot be read ({error.strerror})."
                 ) from error
-            found.append([path.name, stat.st_size, stat.st_mtime_ns])
-        return found
+            rows.append([path.name, stat.st_size, stat.st_mtime_ns])
+        return rows
 
 
 @dataclass(frozen=True)

@@ -73,17 +73,19 @@ def cached_volume(store: Store, patient: str) -> dict[str, Tensor]:
     """
     arrays = store.arrays(patient)
     image, label = decode(arrays)
-    found = {"image": torch.from_numpy(image), "label": torch.from_numpy(label)}
+    volume = {"image": torch.from_numpy(image), "label": torch.from_numpy(label)}
     return (
-        {**found, "grid": torch.from_numpy(np.array(arrays["grid"]))} if "grid" in arrays else found
+        {**volume, "grid": torch.from_numpy(np.array(arrays["grid"]))}
+        if "grid" in arrays
+        else volume
     )
 
 
 def cached_hashes(store: Store, patient: Patient) -> dict[str, str]:
     """Returns the SHA-256 of a patient's files as they were when the cache was made, by path."""
     digests = store.arrays(patient.id)["sha256"]
-    found = zip(case_files(patient), digests, strict=True)
-    return {str(path): digest.tobytes().hex() for path, digest in found}
+    pairs = zip(case_files(patient), digests, strict=True)
+    return {str(path): digest.tobytes().hex() for path, digest in pairs}
 
 
 def encode(image: NDArray[np.float32], label: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
@@ -283,8 +285,8 @@ def spacing_summary(spacings: Iterable[tuple[float, ...]]) -> dict[str, Any]:
         >>> spacing_summary([(1.0, 1.0, 2.0), (1.0, 1.0, 5.0), (0.5, 0.5, 2.5)])
         {'spacing': [1.0, 1.0, 2.5], 'spacing_range': [[0.5, 0.5, 2.0], [1.0, 1.0, 5.0]]}
     """
-    found = np.array(list(spacings))
+    table = np.array(list(spacings))
     return {
-        "spacing": np.median(found, axis=0).tolist(),
-        "spacing_range": [found.min(axis=0).tolist(), found.max(axis=0).tolist()],
+        "spacing": np.median(table, axis=0).tolist(),
+        "spacing_range": [table.min(axis=0).tolist(), table.max(axis=0).tolist()],
     }

@@ -188,15 +188,15 @@ def add_nodules(rng: Rng, chest: Chest, hospital: CtHospital) -> list[Nodule]:
     Returns:
         The nodules, none of which touches another or the end of the volume.
     """
-    found: list[Nodule] = []
+    nodules: list[Nodule] = []
     for _ in range(max(int(rng.poisson(hospital.nodules)), 1)):
         diameter = float(np.clip(rng.lognormal(np.log(hospital.diameter), 0.38), *DIAMETERS))
         pleural = rng.random() < hospital.pleural
-        centre = _free_place(rng, chest, found, diameter, (0.88, 0.97) if pleural else (0, 0.85))
+        centre = _free_place(rng, chest, nodules, diameter, (0.88, 0.97) if pleural else (0, 0.85))
         if centre is not None:
-            found.append(Nodule(centre, diameter))
-            paint_nodule(rng, chest.canvas, found[-1], rng.random() < hospital.subsolid)
-    return found
+            nodules.append(Nodule(centre, diameter))
+            paint_nodule(rng, chest.canvas, nodules[-1], rng.random() < hospital.subsolid)
+    return nodules
 
 
 def add_lookalikes(

@@ -205,9 +205,9 @@ def _tumours(
     for _ in range(int(rng.integers(1, 4))):
         radius = hospital.tumour_size * rng.uniform(0.6, 1.3)
         centre = (58 + rng.uniform(-34, 34), 8 + rng.uniform(-34, 34), 38 + rng.uniform(-30, 30))
-        found = (at(centre, tuple(radius * rng.uniform(0.8, 1.2, 3)), 0.12) < 1) & inside
-        image[found] = liver - rng.uniform(30, 60)
-        label[found] = LABELS.index("tumour")
+        tumour = (at(centre, tuple(radius * rng.uniform(0.8, 1.2, 3)), 0.12) < 1) & inside
+        image[tumour] = liver - rng.uniform(30, 60)
+        label[tumour] = LABELS.index("tumour")
 
 
 def _scanned(rng: Rng, image: Array, hospital: AbdomenHospital) -> NDArray[np.int16]:

@@ -49,11 +49,11 @@ class ByCentre(Partition):
                 )
         known = sorted({str(p.centre) for p in patients})
         names = known if self.centres is None else check_names("centre", self.centres, known)
-        found: dict[str, list[str]] = {name: [] for name in names}
+        assigned: dict[str, list[str]] = {name: [] for name in names}
         for patient in patients:
-            if patient.centre in found:
-                found[patient.centre].append(patient.id)
-        return found
+            if patient.centre in assigned:
+                assigned[patient.centre].append(patient.id)
+        return assigned
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class CentreSplit(Partition):
                     f"partition.parts names {name}, which is no centre"
                     f"{did_you_mean(name, centres)}; the centres are {', '.join(centres)}."
                 )
-        found: dict[str, list[str]] = {}
+        assigned: dict[str, list[str]] = {}
         for centre, ids in centres.items():
             count = self.parts if isinstance(self.parts, int) else named.get(centre, 1)
             if count > len(ids):
@@ -110,8 +110,8 @@ class CentreSplit(Partition):
             order = numpy_rng(seed, "centre split", centre).permutation(len(ids))
             for n in range(count):
                 name = f"{centre}_{n}" if count > 1 else centre
-                found[name] = sorted(ids[i] for i in order[n::count])
-        return found
+                assigned[name] = sorted(ids[i] for i in order[n::count])
+        return assigned
 
 
 CLIENTS, LEAST = 5, 3  # of equal parts, unless that leaves below three patients to a client
@@ -161,19 +161,19 @@ class Auto(Partition):
         named = sum(p.centre is not None for p in patients)
         if named == len(patients):
             count = len({p.centre for p in patients})
-            told = f"Each of the {count} hospitals of the data is a client"
+            sentence = f"Each of the {count} hospitals of the data is a client"
         else:
             lack = f" for {len(patients) - named} of them" * bool(named)
             parts = self._parts(len(patients))
-            told = (
+            sentence = (
                 f"All {len(patients):,} patients are dealt to {parts} clients at random, as the "
                 f"data name no hospitals{lack}"
             )
         if self.protocol is None:
-            return "" if named == len(patients) else f"{told} (partition=auto)."
+            return "" if named == len(patients) else f"{sentence} (partition=auto)."
         return (
-            f"{told} (partition=auto); the experiment's own protocol is partition={self.protocol}, "
-            "for whoever names it."
+            f"{sentence} (partition=auto). The protocol of this experiment is another one: set "
+            f"partition={self.protocol} to use it."
         )
 
     def _parts(self, count: int) -> int:

@@ -90,13 +90,13 @@ class LabelGroups(Dealt):
         group_of = {label: n for n, group in enumerate(self.groups) for label in group}
         groups = np.full(len(patients), -1)
         for i, row in enumerate(count_classes(patients)):
-            found = {group_of.get(int(label), -1) for label in np.flatnonzero(row)}
-            if len(found) > 1:
+            groups_of_row = {group_of.get(int(label), -1) for label in np.flatnonzero(row)}
+            if len(groups_of_row) > 1:
                 raise ConfigError(
                     f"Patient {patients[i].id} has samples of more than one label group; "
                     "partition=label_groups needs patients whose labels are all in one group."
                 )
-            groups[i] = next(iter(found), -1)
+            groups[i] = next(iter(groups_of_row), -1)
         return groups
 
 
@@ -131,10 +131,10 @@ def group_of(client: str) -> int:
         >>> group_of("group_3_hospital_0")
         3
     """
-    found = re.fullmatch(r"group_(\d+)_hospital_\d+", client)
-    if found is None:
+    match = re.fullmatch(r"group_(\d+)_hospital_\d+", client)
+    if match is None:
         raise ConfigError(f"Client {client} is in no label group; use partition=label_groups.")
-    return int(found[1])
+    return int(match[1])
 
 
 @dataclass(frozen=True)

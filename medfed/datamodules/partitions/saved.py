@@ -70,27 +70,27 @@ class Saved(Partition):
 
     def class_shares(self, clients: Ids, num_classes: int, seed: int) -> dict[str, Shares]:
         """See `Partition.class_shares`."""
-        found = self._recorded(clients, "class_shares")
-        return {client: tuple(map(float, shares)) for client, shares in found.items()}
+        recorded = self._recorded(clients, "class_shares")
+        return {client: tuple(map(float, shares)) for client, shares in recorded.items()}
 
     def scanners_of(self, clients: Ids, seed: int) -> dict[str, Scanner]:
         """See `Partition.scanners_of`; fields and noise are those of the earlier run."""
-        found = self._recorded(clients, "site")
+        recorded = self._recorded(clients, "site")
         try:
-            return {client: Scanner(**settings) for client, settings in found.items()}
+            return {client: Scanner(**settings) for client, settings in recorded.items()}
         except TypeError as error:
             raise DataError(f"{self.file}: a scanner cannot be used as it is: {error}.") from error
 
     def label_orders(self, clients: Ids, num_classes: int, seed: int) -> dict[str, Order]:
         """See `Partition.label_orders`."""
-        found = self._recorded(clients, "label_order")
-        for client, order in found.items():
+        recorded = self._recorded(clients, "label_order")
+        for client, order in recorded.items():
             if sorted(order, key=repr) != sorted(range(num_classes), key=repr):
                 raise DataError(
                     f"{self.file}: the label_order of client {client} is no order of "
                     f"{num_classes} classes: {order}."
                 )
-        return {client: tuple(order) for client, order in found.items()}
+        return {client: tuple(order) for client, order in recorded.items()}
 
     def splits(self, clients: Ids) -> dict[str, dict[Split, list[str]]]:
         """See `Partition.splits`."""
@@ -103,8 +103,8 @@ class Saved(Partition):
     def _recorded(self, clients: Ids, key: str) -> dict[str, Any]:
         """What the file says about clients, as far as it does."""
         records = self._content.get("partition", {})
-        found = {client: records.get(client, {}).get(key) for client in clients}
-        return {client: value for client, value in found.items() if value is not None}
+        values = {client: records.get(client, {}).get(key) for client in clients}
+        return {client: value for client, value in values.items() if value is not None}
 
     @cached_property
     def _content(self) -> Mapping[str, Any]:

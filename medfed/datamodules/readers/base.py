@@ -172,7 +172,7 @@ def are_exclusive(regions: Mapping[str, Collection[int]]) -> bool:
         >>> are_exclusive({"liver": [1], "tumour": [2]}), are_exclusive({"a": [1, 2], "b": [2]})
         (True, False)
     """
-    values = [value for found in regions.values() for value in set(found)]
+    values = [value for labels in regions.values() for value in set(labels)]
     return len(values) == len(set(values))
 
 
@@ -238,10 +238,10 @@ mean FLAIR?).
         if name.lower() not in lower:
             hint = did_you_mean(name, known)
             raise ConfigError(f"Unknown {kind} {name}; known: {few(known)}{hint}.")
-    found = tuple(lower[name.lower()] for name in wanted)
-    if not found or len(set(found)) < len(found):
+    names = tuple(lower[name.lower()] for name in wanted)
+    if not names or len(set(names)) < len(names):
         raise ConfigError(f"Each {kind} must be named once; got: {', '.join(wanted) or 'none'}.")
-    return found
+    return names
 
 
 def with_hospitals(patients: Sequence[Patient], hospitals: int | None) -> list[Patient]:

@@ -106,18 +106,18 @@ def find_file(folder: Path, role: str, pattern: Pattern) -> Path:
     patterns = [pattern] if isinstance(pattern, str) else list(pattern)
     # Archives made on a Mac hold a hidden shadow of every file.
     visible = sorted(f for f in folder.iterdir() if not f.name.startswith("."))
-    found: list[Path] = []
+    matches: list[Path] = []
     for one in patterns:
-        found = found or [f for f in visible if f.match(one)]
-    if len(found) != 1:
+        matches = matches or [f for f in visible if f.match(one)]
+    if len(matches) != 1:
         what = "mask" if role == "label" else f"modality {role}"
         names = ", ".join(f.name for f in visible[:8])
         raise DataError(
-            f"{folder}: {len(found)} files match {' or '.join(patterns)} ({what}), but exactly "
+            f"{folder}: {len(matches)} files match {' or '.join(patterns)} ({what}), but exactly "
             f"one must; the folder has: {names or 'nothing'}. Add the file, mend data.reader, or "
             "remove the case."
         )
-    return found[0]
+    return matches[0]
 
 
 # The channels have the names that MSD gives them, so that a partition fits both layouts.

@@ -144,8 +144,8 @@ class Sheet:
             DataError: If there is no row, a column's name cannot be one or occurs twice, or a row
                 is of another length.
         """
-        with csv_rows(path, "set data.path to a CSV file") as found:
-            rows = list(found)
+        with csv_rows(path, "set data.path to a CSV file") as lines:
+            rows = list(lines)
         columns = [c.strip() for c in (rows.pop(0) if header is None and rows else header or [])]
         if not rows:
             raise DataError(f"{path} has no data rows.")
@@ -202,8 +202,8 @@ class Sheet:
         Raises:
             DataError: Naming the first cell that is no number, and how many others are none.
         """
-        found = np.empty((len(self.rows), len(names)))
-        commas = [n for c, n in enumerate(names) if self._read_column(n, found[:, c])]
+        numbers = np.empty((len(self.rows), len(names)))
+        commas = [n for c, n in enumerate(names) if self._read_column(n, numbers[:, c])]
         if commas:
             first = next(t for _, t in self.cells(commas[0]) if "," in t)
             log.warning(
@@ -213,7 +213,7 @@ class Sheet:
                 first,
                 first.replace(",", "."),
             )
-        return found
+        return numbers
 
     def _read_column(self, name: str, into: NDArray[np.float64]) -> bool:
         """Fills in the numbers of a column; says whether they are written with decimal commas."""
@@ -341,13 +341,13 @@ def institutions(folder: Path, cases: Sequence[str]) -> dict[str, str]:
         >>> institutions(Path("."), ["Brats18_TCIA08_242_1", "BraTS20_Training_001"])
         {'Brats18_TCIA08_242_1': 'TCIA08'}
     """
-    found: dict[str, str] = {}
+    centres: dict[str, str] = {}
     mapping = folder / "name_mapping.csv"
     for row in _rows(mapping) if mapping.exists() else []:
         if older := [match[1] for name in row if (match := _INSTITUTION.match(name))]:
-            found |= dict.fromkeys(row, older[0])
-    found |= {case: match[1] for case in cases if (match := _INSTITUTION.match(case))}
-    return {case: found[case] for case in cases if case in found}
+            centres |= dict.fromkeys(row, older[0])
+    centres |= {case: match[1] for case in cases if (match := _INSTITUTION.match(case))}
+    return {case: centres[case] for case in cases if case in centres}
 
 
 def _from_json(path: Path) -> dict[str, str]:

@@ -45,32 +45,32 @@ def listed_labels(labels: object, path: Path) -> Regions:
         >>> listed_labels({"background": 0, "whole": [1, 2], "core": 2}, Path("dataset.json"))
         {'whole': (1, 2), 'core': (2,)}
     """
-    found: Regions = {}
+    regions: Regions = {}
     try:
         assert isinstance(labels, Mapping)
         if all(str(key).isdigit() for key in labels):
             by_value = sorted((int(key), str(name)) for key, name in labels.items())
-            found = {name: (value,) for value, name in by_value if value}
-            assert len(found) == len([value for value, _ in by_value if value])
+            regions = {name: (value,) for value, name in by_value if value}
+            assert len(regions) == len([value for value, _ in by_value if value])
         else:
             for name, given in labels.items():
                 values = tuple(given) if isinstance(given, list | tuple) else (given,)
                 assert values
                 assert all(type(v) is int and 0 <= v < 256 for v in values)
                 if values != (0,):
-                    found[str(name)] = values
-        assert found
+                    regions[str(name)] = values
+        assert regions
     except (AssertionError, TypeError, ValueError):
         raise DataError(
             f'{path} has no usable labels ({str(labels)[:80]}); write {{"0": "background", "1": '
             '"NAME", ...}, or set data.reader.regions={NAME: [1]}.'
         ) from None
-    if "ignore" in found:
+    if "ignore" in regions:
         raise DataError(
             f"{path} has the label ignore, which is not supported: its voxels would count as "
             "background; give them a value in the masks, and remove the label."
         )
-    return found
+    return regions
 
 
 def chosen_regions(
@@ -98,15 +98,15 @@ def chosen_regions(
         if isinstance(wanted, str):
             wanted = [wanted]
         return {name: listed[name] for name in check_names("region", wanted, list(listed))}
-    found = {str(name): tuple(values) for name, values in wanted.items()}
-    values = [value for each in found.values() for value in each]
+    regions = {str(name): tuple(values) for name, values in wanted.items()}
+    values = [value for each in regions.values() for value in each]
     whole = all(type(v) is int and 0 < v < 256 for v in values)
-    if not found or not all(found.values()) or not whole:
+    if not regions or not all(regions.values()) or not whole:
         raise ConfigError(
             f"data.reader.regions={dict(wanted)} must give each region its label values, such as "
             "{liver: [1, 2], tumour: [2]}, or name regions of the data set."
         )
-    return found
+    return regions
 
 
 log = logging.getLogger(__name__)
@@ -171,7 +171,7 @@ class DatalistReader(CaseReader):
     def cases(self) -> list[Patient]:
         """See `CaseReader.cases`."""
         ids = self._ids()
-        found = []
+        patients = []
         for name, (entry, split) in zip(ids, self._entries, strict=True):
             images = self._images(entry)
             if len(images) > 1:
@@ -180,18 +180,20 @@ class DatalistReader(CaseReader):
                 files = {"image": images[0]}
             centre = entry.get(self._centre)
             files = {**files, "label": self._place(entry["label"])}
-            found.append(Patient(name, files, None if centre is None else str(centre), split=split))
+            patients.append(
+                Patient(name, files, None if centre is None else str(centre), split=split)
+            )
         self._persons_of = {
             name: str(entry[self._patient])
             for name, (entry, _) in zip(ids, self._entries, strict=True)
             if self._patient in entry
         }
-        return found
+        return patients
 
     def person(self, case: Patient) -> str:
         """See `CaseReader.person`."""
-        found = search_name("patient", self._pattern, case.id, self._file)
-        return found or self._persons_of.get(case.id, case.id)
+        patient = search_name("patient", self._pattern, case.id, self._file)
+        return patient or self._persons_of.get(case.id, case.id)
 
     def layout(self) -> dict[str, object]:
         """See `VolumeReader.layout`."""
@@ -199,33 +201,33 @@ class DatalistReader(CaseReader):
 
     def _listed(self, fold: int | None) -> list[tuple[Mapping[str, Any], Split | None]]:
         """The entries with a mask, and the split that the list puts them in, where it is known."""
-        found: list[tuple[Mapping[str, Any], Split | None]] = []
+        listed: list[tuple[Mapping[str, Any], Split | None]] = []
         for name, split in _LISTS.items():
             entries = self._index.get(name, [])
             for entry in entries if isinstance(entries, list) else []:
                 if isinstance(entry, dict) and "image" in entry and "label" in entry:
-                    found.append((entry, split))
+                    listed.append((entry, split))
                 elif name == "training":
                     raise DataError(
                         f"{self._file}: the training case {str(entry)[:80]} is no pair of image "
                         "and label."
                     )
-        if not any(split == "train" for _, split in found):
+        if not any(split == "train" for _, split in listed):
             raise DataError(f"{self._file} lists no training cases.")
         if fold is not None:
-            if not any(entry.get("fold") == fold for entry, _ in found):
-                folds = sorted({str(entry["fold"]) for entry, _ in found if "fold" in entry})
+            if not any(entry.get("fold") == fold for entry, _ in listed):
+                folds = sorted({str(entry["fold"]) for entry, _ in listed if "fold" in entry})
                 raise ConfigError(
                     f"data.reader.fold={fold} has no cases in {self._file}; it has the folds "
                     f"{', '.join(folds) or 'none'}."
                 )
-            found = [(e, "test" if e.get("fold") == fold else None) for e, _ in found]
-        elif {split for _, split in found} == {"train"}:
-            found = [(entry, None) for entry, _ in found]
+            listed = [(e, "test" if e.get("fold") == fold else None) for e, _ in listed]
+        elif {split for _, split in listed} == {"train"}:
+            listed = [(entry, None) for entry, _ in listed]
         else:
             # Training cases are dealt to what the list has no cases for.
-            found = [(entry, None if split == "train" else split) for entry, split in found]
-        return found
+            listed = [(entry, None if split == "train" else split) for entry, split in listed]
+        return listed
 
     def _channel_names(self) -> list[str]:
         names = self._index.get("modality", self._index.get("channel_names"))
@@ -238,10 +240,10 @@ class DatalistReader(CaseReader):
         if isinstance(names, str):
             return [names]
         try:
-            found = [str(name) for _, name in sorted((int(k), v) for k, v in names.items())]
+            channels = [str(name) for _, name in sorted((int(k), v) for k, v in names.items())]
             # MSD's prostate and others repeat a name.
-            twice = {name for name, count in Counter(found).items() if count > 1}
-            return [f"{name}_{n}" if name in twice else name for n, name in enumerate(found)]
+            twice = {name for name, count in Counter(channels).items() if count > 1}
+            return [f"{name}_{n}" if name in twice else name for n, name in enumerate(channels)]
         except (AttributeError, ValueError):
             raise DataError(
                 f"{self._file} has no usable channel names ({str(names)[:80]}); write "
@@ -303,7 +305,7 @@ class NnunetReader(DatalistReader):
                 f'{self._file} lacks channel_names; write {{"channel_names": {{"0": "CT"}}}}.'
             )
         channels = len(self._channel_names())
-        found: list[tuple[Mapping[str, Any], Split | None]] = []
+        entries: list[tuple[Mapping[str, Any], Split | None]] = []
         for name in names:
             case = name.removesuffix(ending)
             files = [images / f"{case}_{n:04d}{ending}" for n in range(channels)]
@@ -315,14 +317,14 @@ class NnunetReader(DatalistReader):
                     )
             # As lists have them: from the folder of the list.
             beside = [str(f.relative_to(self._folder)) for f in (*files, labels / name)]
-            found.append(({"image": beside[:-1], "label": beside[-1]}, None))
+            entries.append(({"image": beside[:-1], "label": beside[-1]}, None))
         self._ending = ending
-        return found
+        return entries
 
     def layout(self) -> dict[str, object]:
         """See `VolumeReader.layout`."""
-        found = super().layout()
+        layout = super().layout()
         if len(self._known) == 1:
-            return found
+            return layout
         numbers = {name: self._known.index(name) for name in self.channels}
-        return {**found, "files": {c: [f"*_{n:04d}{self._ending}"] for c, n in numbers.items()}}
+        return {**layout, "files": {c: [f"*_{n:04d}{self._ending}"] for c, n in numbers.items()}}

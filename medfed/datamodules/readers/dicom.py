@@ -54,12 +54,12 @@ def files(folder: Path) -> list[Path]:
     """
     if not folder.is_dir():
         raise missing(folder)
-    found = sorted(path for path in folder.iterdir() if _is_dicom(path))
-    if not found:
+    slices = sorted(path for path in folder.iterdir() if _is_dicom(path))
+    if not slices:
         raise DataError(
             f"{folder} holds no DICOM files; name a volume's file, or the folder of one series."
         )
-    return found
+    return slices
 
 
 def in_order(folder: Path) -> list[Path]:

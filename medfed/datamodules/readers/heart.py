@@ -151,11 +151,11 @@ def check_counts(file: Path, centre: str, labels: NDArray[np.int64]) -> None:
         >>> check_counts(Path("processed.va.data"), "va", np.repeat([0, 1], [51, 149]))
     """
     rows, healthy = PUBLISHED[centre]
-    found = int((labels == 0).sum())
+    count = int((labels == 0).sum())
     if len(labels) != rows:
         log.warning("%s has %d rows, the published file %d.", file, len(labels), rows)
-    elif found != healthy:
+    elif count != healthy:
         raise DataError(
-            f"{file} has {found} patients without disease, the published file {healthy} of its "
+            f"{file} has {count} patients without disease, the published file {healthy} of its "
             f"{rows}; the target seems recoded (inverted copies are about), so take UCI's own file."
         )

@@ -58,12 +58,12 @@ def read_image_folder(
     check_known("data.reader.color", color, ("grey", "rgb"))
     names = tuple(classes) if classes is not None else _class_folders(path)
     if len(names) < 2:
-        found = ", ".join(names) or "none"
+        existing = ", ".join(names) or "none"
         raise DataError(
-            f"{path} must hold a folder for each of two classes or more; found: {found}."
+            f"{path} must hold a folder for each of two classes or more; found: {existing}."
         )
     folders = {name: _images_in(path / name) for name in names}
-    files = [file for found in folders.values() for file in found]
+    files = [file for files_of_class in folders.values() for file in files_of_class]
     with ThreadPoolExecutor(max_workers=4) as pool:  # decoding releases the interpreter's lock
         images = list(pool.map(partial(read_image, size=size, color=color), files))
     patients = [search_name("patient", patient_pattern, f.name, f) for f in files]
@@ -71,7 +71,9 @@ def read_image_folder(
     where = zip(below, files, strict=True)
     centres = [search_name("centre", centre_pattern, name, f) for name, f in where]
     samples = Samples(
-        labels=np.repeat(np.arange(len(names)), [len(found) for found in folders.values()]),
+        labels=np.repeat(
+            np.arange(len(names)), [len(files_of_class) for files_of_class in folders.values()]
+        ),
         num_classes=len(names),
         patients=patients if patient_pattern else below,
         centres=centres if centre_pattern else (),
@@ -190,10 +192,10 @@ def search_name(what: str, pattern: str | None, text: str, file: Path) -> str:
             f"data.reader.{what}_pattern={pattern} has {expression.groups} groups; it needs one, "
             "such as ^(p[0-9]+)_."
         )
-    found = expression.search(text)
-    if found is None or not found[1]:
+    match = expression.search(text)
+    if match is None or not match[1]:
         raise DataError(
             f"{file}: data.reader.{what}_pattern={pattern} finds no {what} in {text}; mend the "
             "pattern or the name."
         )
-    return str(found[1])
+    return str(match[1])

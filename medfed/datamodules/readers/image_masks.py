@@ -92,12 +92,12 @@ def by_other_reader(pairs: Sequence[Pair], others: Mapping[str, str]) -> list[Pa
                 f"data.reader.other_masks names {centre}, which is no centre"
                 f"{did_you_mean(centre, known)}; the centres are {few(sorted(known))}."
             )
-    found = []
+    replaced = []
     for pair in pairs:
         more = others.get(pair.centre or "", "")
-        found.append(pair._replace(mask=pair.mask.with_stem(pair.mask.stem + more)))
-        _check_there(found[-1].mask, pair.place)
-    return found
+        replaced.append(pair._replace(mask=pair.mask.with_stem(pair.mask.stem + more)))
+        _check_there(replaced[-1].mask, pair.place)
+    return replaced
 
 
 def _from_csv(index: Path, columns: Mapping[str, str]) -> list[Pair]:
@@ -128,10 +128,10 @@ def _from_csv(index: Path, columns: Mapping[str, str]) -> list[Pair]:
 
 def _places(index: Path, header: Sequence[str], columns: Mapping[str, str]) -> dict[str, int]:
     """Finds the columns; only those of patients and centres may lack, if nobody named them."""
-    found = {}
+    columns_of = {}
     for role, name in columns.items():
         if header.count(name) == 1:
-            found[role] = header.index(name)
+            columns_of[role] = header.index(name)
         elif header.count(name) > 1:
             raise DataError(f"{index} has two columns {name}; rename one.")
         elif role in ("image", "mask") or name != role:
@@ -139,13 +139,13 @@ def _places(index: Path, header: Sequence[str], columns: Mapping[str, str]) -> d
                 f"{index} has no column {name}{did_you_mean(name, header)}; it has "
                 f"{few(header) or 'none'}: set data.reader.{role}=COLUMN."
             )
-    if "patient" not in found:
+    if "patient" not in columns_of:
         log.warning(
             "%s has no column patient: every picture counts as a patient. Where one has "
             "several, name the column by data.reader.patient=COLUMN.",
             index,
         )
-    return found
+    return columns_of
 
 
 def _from_folders(path: Path, pattern: str | None) -> list[Pair]:
@@ -202,15 +202,15 @@ def _check_there(file: Path, place: str) -> None:
 
 def _by_stem(folder: Path) -> dict[str, Path]:
     """The pictures of a folder by their names without the ending."""
-    found: dict[str, Path] = {}
+    by_stem: dict[str, Path] = {}
     for file in sorted(folder.iterdir()):
         if file.name.startswith(".") or file.suffix.lower() not in SUFFIXES:
             continue
-        if (twin := found.setdefault(file.stem, file)) != file:
+        if (twin := by_stem.setdefault(file.stem, file)) != file:
             raise DataError(f"{folder} has {twin.name} and {file.name}; remove or rename one.")
-    if not found:
+    if not by_stem:
         raise DataError(f"{folder} has no pictures ({', '.join(SUFFIXES)}); add them.")
-    return found
+    return by_stem
 
 
 log = logging.getLogger(__name__)

@@ -109,16 +109,16 @@ def inflated(data: bytes, length: int) -> bytes:
         zlib.error: the compressed data end too early
     """
     stream = zlib.decompressobj(wbits=47)
-    found = stream.decompress(data, length + 1)
-    if len(found) > length:
+    voxels = stream.decompress(data, length + 1)
+    if len(voxels) > length:
         raise zlib.error("more is packed in it than the header says")
     # The checksum, too, is only read when there is room for more.
-    found += stream.decompress(stream.unconsumed_tail, 1)
+    voxels += stream.decompress(stream.unconsumed_tail, 1)
     if not stream.eof:
         raise zlib.error("the compressed data end too early")
     if stream.unused_data:
         raise zlib.error("something follows the compressed data")
-    return found
+    return voxels
 
 
 def storage_of(header: Path) -> Storage:
@@ -172,7 +172,7 @@ def _of_right_length(storage: Storage, from_end: bool) -> Storage:
     """Checks what the file's size tells; of compressed voxels, whether they can be as many."""
     file, header, wanted = storage.file, storage.header, storage.length
     try:
-        found = file.stat().st_size - storage.start
+        size = file.stat().st_size - storage.start
     except OSError:
         raise DataError(
             f"{file} is missing, but {header.name} names it; copy it there or leave the scan out."
@@ -180,12 +180,12 @@ def _of_right_length(storage: Storage, from_end: bool) -> Storage:
     if not file.is_file():
         raise DataError(f"{file} is no file, but {header.name} names it; mend the header.")
     if storage.compressed:
-        if wanted > _INFLATION * found:
-            raise _other_length(file, found, header, wanted)
-    elif from_end and found > wanted:
-        return Storage(**{**vars(storage), "start": found - wanted})
-    elif found != wanted:
-        raise _other_length(file, found, header, wanted)
+        if wanted > _INFLATION * size:
+            raise _other_length(file, size, header, wanted)
+    elif from_end and size > wanted:
+        return Storage(**{**vars(storage), "start": size - wanted})
+    elif size != wanted:
+        raise _other_length(file, size, header, wanted)
     return storage
 
 
@@ -216,14 +216,14 @@ def _numbers(
 ) -> tuple[float, ...]:
     """The numbers of a field."""
     try:
-        found = tuple(map(int if whole else float, fields.get(key, default).split()))
+        numbers = tuple(map(int if whole else float, fields.get(key, default).split()))
     except ValueError:
-        found = ()
-    if len(found) != count or not all(abs(x) < 1e9 and x >= least for x in found):
+        numbers = ()
+    if len(numbers) != count or not all(abs(x) < 1e9 and x >= least for x in numbers):
         kind = "whole numbers" if whole else "numbers"
         above = f" of at least {least:g}" if math.isfinite(least) else ""
         raise _bad(header, fields, key, f"{count} {kind}{above}")
-    return found
+    return numbers
 
 
 def _bad(header: Path, fields: dict[str, str], key: str, wanted: str) -> DataError:
@@ -257,9 +257,9 @@ def _is_true(text: str) -> bool:
     return text[:1] in ("T", "t", "1")
 
 
-def _other_length(file: Path, found: int, header: Path, wanted: int) -> DataError:
+def _other_length(file: Path, size: int, header: Path, wanted: int) -> DataError:
     return DataError(
-        f"{file} has {found} bytes, but {header.name} says {wanted}; copy it again or leave the "
+        f"{file} has {size} bytes, but {header.name} says {wanted}; copy it again or leave the "
         "scan out."
     )
 

@@ -81,11 +81,11 @@ def _check_length(path: Path, image: Any) -> int:
         raise DataError(f"{path} has shape {image.shape}, in which nothing can be; write it anew.")
     stored = image.dataobj
     wanted: int = int(stored.offset) + math.prod(image.shape) * int(stored.dtype.itemsize)
-    found = path.stat().st_size
-    most = found * _INFLATION if path.suffix == ".gz" else found
+    size = path.stat().st_size
+    most = size * _INFLATION if path.suffix == ".gz" else size
     if path.suffix in (".gz", ".nii") and (wanted > most or wanted < 0):
         raise DataError(
-            f"{path} is truncated or corrupt ({found} bytes cannot hold the {wanted} of its "
+            f"{path} is truncated or corrupt ({size} bytes cannot hold the {wanted} of its "
             "header); copy it again or leave the patient out."
         )
     return wanted

@@ -46,10 +46,10 @@ def header(path: Path) -> tuple[tuple[int, ...], int, NDArray[np.float64]]:
             f"{path} has shape {size}; a volume needs three dimensions, and a file of its own for "
             "every channel."
         )
-    found = sum(p.stat().st_size for p in {path, data_file(path)})
-    if wanted > found * _INFLATION:
+    available = sum(p.stat().st_size for p in {path, data_file(path)})
+    if wanted > available * _INFLATION:
         raise DataError(
-            f"{path} is truncated or corrupt ({found} bytes cannot hold the {wanted} of its "
+            f"{path} is truncated or corrupt ({available} bytes cannot hold the {wanted} of its "
             "header); copy it again or leave the patient out."
         )
     return tuple(size), channels, affine_of(reader)
@@ -87,10 +87,10 @@ def data_file(path: Path) -> Path:
     Raises:
         DataError: If the header cannot be read, or names another place or several files.
     """
-    found = re.search(r"^data ?file:[ \t]*(.*?)\s*$", _head(path)[0], re.MULTILINE | re.IGNORECASE)
-    if found is None:
+    match = re.search(r"^data ?file:[ \t]*(.*?)\s*$", _head(path)[0], re.MULTILINE | re.IGNORECASE)
+    if match is None:
         return path
-    name = found[1]
+    name = match[1]
     beside = Path(name)
     if beside.is_absolute() or ".." in beside.parts or re.search(r"^LIST|%|\0|\s\d", name):
         raise DataError(

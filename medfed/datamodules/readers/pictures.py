@@ -118,8 +118,8 @@ def zscore(pixels: Pixels) -> Pixels:
     """
     mean = pixels.mean(axis=(1, 2), keepdims=True, dtype=np.float64)
     sd = pixels.std(axis=(1, 2), keepdims=True, dtype=np.float64)
-    found: Pixels = ((pixels - mean) / np.where(sd == 0, 1, sd)).astype(np.float32)
-    return found
+    scores: Pixels = ((pixels - mean) / np.where(sd == 0, 1, sd)).astype(np.float32)
+    return scores
 
 
 def read_mask(file: Path) -> NDArray[np.int64]:
@@ -256,8 +256,8 @@ def shrink_mask(values: NDArray[np.int64], scale: float) -> NDArray[np.int64]:
     shares = shrink(np.stack([values == value for value in known]).astype(np.float32), scale)
     # argmax takes the first of equals; rounded, since equal sums may differ in their last bit.
     last = len(known) - 1 - shares[::-1].round(5).argmax(axis=0)
-    found: NDArray[np.int64] = known[last]
-    return found
+    shrunk: NDArray[np.int64] = known[last]
+    return shrunk
 
 
 def upright(pixels: NDArray[Any]) -> NDArray[Any]:

@@ -218,7 +218,7 @@ def check_classes(where: Path, labels: NDArray[np.int64], classes: Sequence[str]
     Example:
         >>> check_classes(Path("a.npz"), np.array([0, 1]), ["benign", "malignant"])
     """
-    found = np.unique(labels)
-    if len(found) < 2:
-        only = f"only the class {classes[found[0]]}" if len(found) else "no images"
+    present = np.unique(labels)
+    if len(present) < 2:
+        only = f"only the class {classes[present[0]]}" if len(present) else "no images"
         raise DataError(f"{where} has {only}; a classification needs images of two classes.")

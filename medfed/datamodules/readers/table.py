@@ -92,9 +92,9 @@ def _declared(sheet: Sheet, names: Sequence[str], categorical: Sequence[str]) ->
 
 
 def _named(sheet: Sheet, name: str) -> tuple[str, ...]:
-    found = tuple(sorted({text for text in sheet.texts(name) if text is not None}, key=in_order))
-    check_count(name, len(found))
-    return found
+    names = tuple(sorted({text for text in sheet.texts(name) if text is not None}, key=in_order))
+    check_count(name, len(names))
+    return names
 
 
 def check_count(name: str, count: int) -> None:
@@ -115,8 +115,8 @@ def check_count(name: str, count: int) -> None:
 
 def _texts_of(sheet: Sheet, name: str) -> tuple[str, ...]:
     """The categories of a column; none where it holds a number, or nothing."""
-    found = {text for text in sheet.texts(name) if text is not None}
-    return () if any(map(like_a_number, found)) else tuple(sorted(found))
+    texts = {text for text in sheet.texts(name) if text is not None}
+    return () if any(map(like_a_number, texts)) else tuple(sorted(texts))
 
 
 def _are_row_numbers(sheet: Sheet, name: str) -> bool:
@@ -175,15 +175,15 @@ def read_cells(sheet: Sheet, names: Sequence[str], categories: Categories) -> ND
         DataError: If a cell of another column is no number.
     """
     numeric = [at for at, name in enumerate(names) if name not in categories]
-    found = np.empty((len(sheet.rows), len(names)))
-    found[:, numeric] = sheet.numbers([names[at] for at in numeric])
+    cells = np.empty((len(sheet.rows), len(names)))
+    cells[:, numeric] = sheet.numbers([names[at] for at in numeric])
     for at, name in enumerate(names):
         if name in categories:
             position = {text: float(code) for code, text in enumerate(categories[name])}
-            found[:, at] = [
+            cells[:, at] = [
                 np.nan if text is None else position.get(text, -1.0) for text in sheet.texts(name)
             ]
-    return found
+    return cells
 
 
 def recode(
@@ -204,13 +204,13 @@ def recode(
         >>> recode(np.array([[0.0], [1.0]]), ["sex"], {"sex": ("m", "f")}, {"sex": ("f",)}).tolist()
         [[-1.0], [0.0]]
     """
-    found = features.copy()
+    recoded = features.copy()
     for at, name in enumerate(names):
         if name in old:
             codes = [float(new[name].index(t)) if t in new[name] else -1.0 for t in old[name]]
             known = features[:, at] >= 0  # neither missing nor unknown
-            found[known, at] = np.array([*codes, -1.0])[features[known, at].astype(int)]
-    return found
+            recoded[known, at] = np.array([*codes, -1.0])[features[known, at].astype(int)]
+    return recoded
 
 
 log = logging.getLogger(__name__)
@@ -311,8 +311,8 @@ def read_csv(
     count = len(sheet.rows)
     patients = sheet.known(patient) if patient else [f"row_{i}" for i in range(count)]
     centres, files = sheet.known(centre) if centre else (), [path] * count
-    found = read_cells(sheet, names, categories)
-    return Table(names, found, labels, classes, patients, centres, files, categories)
+    cells = read_cells(sheet, names, categories)
+    return Table(names, cells, labels, classes, patients, centres, files, categories)
 
 
 def read_features(
@@ -431,15 +431,15 @@ def with_categories(table: Table, names: Sequence[str]) -> Table:
 def _outcomes(sheet: Sheet, name: str) -> NDArray[np.float64]:
     """One number per row."""
     cells = sheet.known(name)
-    found = np.array([as_number(text) for text in sheet.with_points(cells)])
-    if not np.isfinite(found).all():
-        worst = int(np.flatnonzero(~np.isfinite(found))[0])
+    outcomes = np.array([as_number(text) for text in sheet.with_points(cells)])
+    if not np.isfinite(outcomes).all():
+        worst = int(np.flatnonzero(~np.isfinite(outcomes))[0])
         raise sheet.bad(
             worst + 1,
             f", column {name}: the outcome {cells[worst][:60]!r} is not a number; mend the row or "
             "set data.outcome=classes.",
         )
-    return found
+    return outcomes
 
 
 def _classes(

@@ -348,8 +348,8 @@ class CaseReader(VolumeReader):
         Raises:
             DataError: See `raw`.
         """
-        found = self.raw(patient)
-        return {**found, "image": zscore(found["image"])}
+        raw = self.raw(patient)
+        return {**raw, "image": zscore(raw["image"])}
 
     def raw(self, patient: Patient) -> dict[str, Tensor]:
         """See `VolumeReader.raw`.

@@ -62,19 +62,19 @@ def converse(
     """
     answers: list[bytes] = []
     exchanged: list[Exchanged] = []
-    told = [step(client, None) for client in clients]
+    messages = [step(client, None) for client in clients]
     next(server, None)
-    while all(content is not None for content in told):
-        contents = [content for content in told if content is not None]
+    while all(content is not None for content in messages):
+        contents = [content for content in messages if content is not None]
         exchanged += [(c, "up", len(t)) for c, t in zip(clients, contents, strict=True)]
         try:
             answers.append(server.send(contents))
         except StopIteration:
             break
         exchanged += [(c, "down", len(answers[-1])) for c in clients]
-        told = [step(client, answers[-1]) for client in clients]
-    if any(content is not None for content in told):
-        odd = clients[next(at for at, content in enumerate(told) if content is not None)]
+        messages = [step(client, answers[-1]) for client in clients]
+    if any(content is not None for content in messages):
+        odd = clients[next(at for at, content in enumerate(messages) if content is not None)]
         raise DataError(
             f"{odd} has more to agree on about its data than the others; read them alike."
         )
@@ -117,16 +117,16 @@ def unpacked(content: bytes, form: Mapping[str, Any]) -> dict[str, Any]:
 its count is not as asked for.
     """
     try:
-        found = parse_strict_json(content)
-        if not isinstance(found, dict) or found.keys() != form.keys():
+        fields = parse_strict_json(content)
+        if not isinstance(fields, dict) or fields.keys() != form.keys():
             raise ValueError(f"it must hold {', '.join(form)}")
-        if odd := [name for name, wanted in form.items() if not _is_like(found[name], wanted)]:
+        if odd := [name for name, wanted in form.items() if not _is_like(fields[name], wanted)]:
             raise ValueError(f"its {odd[0]} is not as asked for")
     except ValueError as error:
         raise DataError(
             f"A message about the columns of a table is none of ours: {error}."
         ) from error
-    return found
+    return fields
 
 
 def _is_like(value: object, wanted: int | Sequence[str] | Mapping[str, Any]) -> bool:
@@ -159,11 +159,11 @@ def sums_of(outcomes: Array) -> list[float]:
     return [float(len(outcomes)), float(outcomes.sum()), float(np.square(outcomes).sum())]
 
 
-def scale_of(told: Sequence[Sequence[float]]) -> list[float]:
+def scale_of(sums: Sequence[Sequence[float]]) -> list[float]:
     """Returns mean and deviation (divided by N) of all outcomes together.
 
     Args:
-        told: `sums_of` the outcomes of every client.
+        sums: `sums_of` the outcomes of every client.
 
     Returns:
         The deviation is 1 where all outcomes are the same. Of its 16 digits, sums about 0 leave
@@ -173,7 +173,7 @@ def scale_of(told: Sequence[Sequence[float]]) -> list[float]:
         >>> scale_of([sums_of(np.array([5.0, 7.0])), sums_of(np.array([3.0, 9.0]))])
         [6.0, 2.23606797749979]
     """
-    count, total, squares = (np.array([column]) for column in np.sum(told, axis=0))
+    count, total, squares = (np.array([column]) for column in np.sum(sums, axis=0))
     mean, sd = moments(count, np.zeros(1), total, squares)
     return [float(mean[0]), float(sd[0])]
 
@@ -348,15 +348,15 @@ def merge(
         ends = ("minimum", "maximum") if normalization == "minmax" else ("low", "median", "high")
         asked |= dict.fromkeys(("count", *ends), width)
     asked |= {"outcome": SUMS} if continuous else {}
-    told = [unpacked(content, asked) for content in (yield b"")]
-    answer = _merged(told, names, categorical, indicator, pooled)
+    messages = [unpacked(content, asked) for content in (yield b"")]
+    answer = _merged(messages, names, categorical, indicator, pooled)
     if continuous:
-        answer["outcome"] = scale_of([one["outcome"] for one in told])
+        answer["outcome"] = scale_of([one["outcome"] for one in messages])
     contents = yield packed(answer)
     if pooled and normalization == "standard":
         sums = dict.fromkeys(("count", "sum", "squares"), width)
-        told = [unpacked(content, sums) for content in contents]
-        count, total, squares = (np.sum([one[name] for one in told], axis=0) for name in sums)
+        messages = [unpacked(content, sums) for content in contents]
+        count, total, squares = (np.sum([one[name] for one in messages], axis=0) for name in sums)
         mean, sd = moments(count, np.array(answer["median"]), total, squares)
         yield packed({"mean": mean.tolist(), "sd": sd.tolist()})
 
@@ -365,55 +365,55 @@ def _about(
     rows: Array, names: Sequence[str], categories: Categories, indicator: Indicator
 ) -> dict[str, Any]:
     """What a client says of its columns."""
-    found: dict[str, Any] = {}
+    message: dict[str, Any] = {}
     if indicator == "auto":
         gaps = np.flatnonzero(np.isnan(rows).any(axis=0))
-        found["missing"] = [names[at] for at in gaps.tolist()]
+        message["missing"] = [names[at] for at in gaps.tolist()]
     if categories:
         codes = {name: np.unique(rows[:, names.index(name)]) for name in categories}
-        found["categories"] = {
+        message["categories"] = {
             name: [texts[int(code)] for code in codes[name] if code >= 0]
             for name, texts in categories.items()
         }
-    return found
+    return message
 
 
 def _extent(values: Array, normalization: Normalization) -> dict[str, Any]:
     """How far a client's values reach, as far as the server needs to know."""
     count = (~np.isnan(values)).sum(axis=0)
-    found: dict[str, Any] = {"count": count.tolist()}
+    message: dict[str, Any] = {"count": count.tolist()}
     if normalization == "minmax":
         fitted = fit_minmax(values)
-        return found | {"minimum": fitted.minimum.tolist(), "maximum": fitted.maximum.tolist()}
+        return message | {"minimum": fitted.minimum.tolist(), "maximum": fitted.maximum.tolist()}
     for name, own in zip(("low", "median", "high"), limits(values), strict=True):
-        found[name] = (count * own).tolist()
-    return found
+        message[name] = (count * own).tolist()
+    return message
 
 
 def _merged(
-    told: Sequence[Mapping[str, Any]],
+    messages: Sequence[Mapping[str, Any]],
     names: Sequence[str],
     categories: Sequence[str],
     indicator: Indicator,
     pooled: bool,
 ) -> dict[str, Any]:
     """What the server makes of the first messages."""
-    gaps = {name for one in told for name in one.get("missing", ())}
+    gaps = {name for one in messages for name in one.get("missing", ())}
     chosen = gaps if indicator == "auto" else {*names} if indicator else set()
     union = {
-        name: sorted({text for one in told for text in one["categories"][name]}, key=in_order)
+        name: sorted({text for one in messages for text in one["categories"][name]}, key=in_order)
         for name in categories
     }
-    found = {"indicators": [n for n in names if n in chosen], "categories": union}
+    answer = {"indicators": [n for n in names if n in chosen], "categories": union}
     if not pooled:
-        return found
-    counts = np.array([one["count"] for one in told])
-    if "minimum" in told[0]:
+        return answer
+    counts = np.array([one["count"] for one in messages])
+    if "minimum" in messages[0]:
         for name, end, none in (("minimum", np.min, np.inf), ("maximum", np.max, -np.inf)):
-            values = np.where(counts > 0, np.array([one[name] for one in told]), none)
-            found[name] = np.where(counts.any(axis=0), end(values, axis=0), 0.0).tolist()
-        return found
+            values = np.where(counts > 0, np.array([one[name] for one in messages]), none)
+            answer[name] = np.where(counts.any(axis=0), end(values, axis=0), 0.0).tolist()
+        return answer
     for name in ("low", "median", "high"):
-        total = np.sum([one[name] for one in told], axis=0)
-        found[name] = (total / np.maximum(counts.sum(axis=0), 1)).tolist()
-    return found
+        total = np.sum([one[name] for one in messages], axis=0)
+        answer[name] = (total / np.maximum(counts.sum(axis=0), 1)).tolist()
+    return answer

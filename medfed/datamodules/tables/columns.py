@@ -64,18 +64,18 @@ class Columns:
             >>> columns.inputs()
             [('age', 'age'), ('sex=m', 'sex'), ('age missing', 'age')]
         """
-        found = [
+        inputs = [
             (name, name) if shown is None else (f"{name}={shown}", name)
             for name in self.names
             for shown in self._shown(name)
         ]
-        found += [(f"{name} missing", name) for name in self.indicators]
+        inputs += [(f"{name} missing", name) for name in self.indicators]
         seen: set[str] = set()
-        for name, _ in found:
+        for name, _ in inputs:
             if name in seen:
                 raise DataError(f"Two inputs would be called {name}; rename a column of the table.")
             seen.add(name)
-        return found
+        return inputs
 
     def _shown(self, name: str) -> Sequence[str | None]:
         """The categories of a column that have an input, or None for its numbers."""
@@ -100,21 +100,21 @@ class Columns:
             >>> columns.encode(rows, np.array([[0.5], [0.0]])).tolist()
             [[0.5, 1.0, 0.0], [0.0, 0.0, 1.0]]
         """
-        found = np.empty((len(rows), len(self.inputs())), dtype=np.float32)
+        encoded = np.empty((len(rows), len(self.inputs())), dtype=np.float32)
         place, number = 0, 0
         for at, name in enumerate(self.names):
             if name not in self.categories:
-                found[:, place] = numbers[:, number]
+                encoded[:, place] = numbers[:, number]
                 place, number = place + 1, number + 1
                 continue
             shown = self._shown(name)
             first = len(self.categories[name]) - len(shown)
             for code in range(first, first + len(shown)):
-                found[:, place] = rows[:, at] == code
+                encoded[:, place] = rows[:, at] == code
                 place += 1
         gaps = [self.names.index(name) for name in self.indicators]
-        found[:, place:] = np.isnan(rows[:, gaps])
-        return found
+        encoded[:, place:] = np.isnan(rows[:, gaps])
+        return encoded
 
     def facts(self) -> dict[str, Any]:
         """What reads a row again as in training, as JSON; see `from_facts`."""
@@ -296,12 +296,12 @@ def limits(train: Array) -> tuple[Array, Array, Array]:
         >>> [x.tolist() for x in limits(mostly)]
         [[-3.0], [0.0], [4.0]]
     """
-    found = np.zeros((3, train.shape[1]))
+    table = np.zeros((3, train.shape[1]))
     for at, column in enumerate(train.T):
         known = column[~np.isnan(column)]
         if len(known):
-            found[:, at] = _limits(known)
-    low, median, high = found
+            table[:, at] = _limits(known)
+    low, median, high = table
     return low, median, high
 
 
@@ -401,18 +401,18 @@ def role_remarks(names: Sequence[str], centre: str | None, patient: str | None) 
         ['If the column patient_id tells patients apart, set data.patient=patient_id: else the \
 rows of one may stand in several splits.']
     """
-    found = []
+    sentences = []
     for name in names:
         if centre is None and _HOSPITAL.fullmatch(name):
-            found.append(
+            sentences.append(
                 f"If the column {name} says where patients come from, set data.centre={name}."
             )
         if patient is None and _PATIENT.fullmatch(name):
-            found.append(
+            sentences.append(
                 f"If the column {name} tells patients apart, set data.patient={name}: else the "
                 "rows of one may stand in several splits."
             )
-    return found
+    return sentences
 
 
 def say_unknown(columns: Columns, rows: Array) -> None:
@@ -431,10 +431,10 @@ def _far_out(
     columns: Columns, train: Mapping[str, Array], scalings: Mapping[str, Scaling]
 ) -> Counter[str]:
     """Training values beyond the limits, by column."""
-    found: Counter[str] = Counter()
+    counts_by_name: Counter[str] = Counter()
     for client, scaling in scalings.items():
         if isinstance(scaling, Standard):
             counts = scaling.far_out(train[client][:, columns.numeric]).tolist()
             names = [columns.names[at] for at in columns.numeric]
-            found.update({n: c for n, c in zip(names, counts, strict=True) if c})
-    return found
+            counts_by_name.update({n: c for n, c in zip(names, counts, strict=True) if c})
+    return counts_by_name

@@ -265,10 +265,10 @@ class TabularDataModule(TableRows):
         """Lets the clients agree and scales by training statistics; see the base class."""
         table, chosen = self.table, self._chosen(plans)
         if self.agreement is None:
-            told = {c: rows for c, rows in self.train_rows.items() if c not in self.keep_out}
+            trained = {c: rows for c, rows in self.train_rows.items() if c not in self.keep_out}
             outcomes = self.train_outcomes if self._asks_scale else None
             self.agreement, self.exchanged = agree(
-                told, *self._columns, **self._how, outcomes=outcomes
+                trained, *self._columns, **self._how, outcomes=outcomes
             )
         columns = self.columns
         rows = recode(table.features, table.names, table.categories, columns.categories)
@@ -287,12 +287,12 @@ class TabularDataModule(TableRows):
 
     def _chosen(self, plans: Mapping[str, ClientPlan]) -> dict[str, dict[Split, Rows]]:
         """The rows of every client and split; those to train on are kept."""
-        found = {client: self._select(client, plan) for client, plan in plans.items()}
+        chosen_rows = {client: self._select(client, plan) for client, plan in plans.items()}
         features, labels = self.table.features, self.samples.labels
-        chosen = {client: rows["train"][0] for client, rows in found.items()}
+        chosen = {client: rows["train"][0] for client, rows in chosen_rows.items()}
         self.train_rows = {client: features[index] for client, index in chosen.items()}
         self.train_outcomes = {client: labels[index] for client, index in chosen.items()}
-        return found
+        return chosen_rows
 
     def agreeing(self) -> Generator[bytes, bytes, None]:
         """See the base class: what is missing, categories, sums of outcomes, pooled scaling."""
