@@ -54,13 +54,13 @@ def file_names(names: Iterable[str]) -> dict[str, str]:
         >>> file_names(["../x", "a", "A"])
         {'../x': '_x-d6b96a97', 'a': 'a-ca978112', 'A': 'A-559aead0'}
     """
-    found = {name: safe if (safe := _safe(name)) == name else _marked(name) for name in names}
+    files = {name: safe if (safe := _safe(name)) == name else _marked(name) for name in names}
     while True:
-        count = Counter(map(_folded, found.values()))
-        twins = [n for n, file in found.items() if count[_folded(file)] > 1]
+        count = Counter(map(_folded, files.values()))
+        twins = [n for n, file in files.items() if count[_folded(file)] > 1]
         if not twins:
-            return found
-        found |= {name: _marked(found[name], name) for name in twins}
+            return files
+        files |= {name: _marked(files[name], name) for name in twins}
 
 
 def shown(name: str, most: int = _SHOWN) -> str:

@@ -147,8 +147,8 @@ def go_by_rank() -> None:
     Not all processes of srun are ranks: it may also start runs that have nothing to do with each
     other. So whoever knows that this run takes several devices says so.
     """
-    if (found := launched()) is not None:
-        os.environ["RANK"] = str(found.rank)
+    if (place := launched()) is not None:
+        os.environ["RANK"] = str(place.rank)
 
 
 def number(environ: Mapping[str, str] = os.environ) -> int:
@@ -161,8 +161,8 @@ def number(environ: Mapping[str, str] = os.environ) -> int:
         >>> number({"NODE_RANK": "1", "LOCAL_RANK": "0"}), number({})
         (1, 0)
     """
-    told = [int(environ.get(name, "0")) for name in ("RANK", "NODE_RANK", "LOCAL_RANK")]
-    return next(filter(None, told), 0)
+    ranks = [int(environ.get(name, "0")) for name in ("RANK", "NODE_RANK", "LOCAL_RANK")]
+    return next(filter(None, ranks), 0)
 
 
 def is_first_process() -> bool:

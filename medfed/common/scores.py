@@ -159,13 +159,13 @@ def failure_sentences(
 the worst possible.']
     """
     lost = failed(clients)
-    told = [
+    sentences = [
         f"{where}The loss or the predictions of {client} on its {split} data are not finite; "
         f"{client} counts as the worst possible."
         for client in lost[:_TOLD]
     ]
     more = len(lost) - _TOLD
-    return told + [f"{where}The same is so of {more} more clients."] * (more > 0)
+    return sentences + [f"{where}The same is so of {more} more clients."] * (more > 0)
 
 
 def federation_statistics(values: Sequence[float], falls: bool = False) -> dict[str, float]:
@@ -217,7 +217,7 @@ def span(counts: Iterable[int]) -> str:
         >>> span([4, 4]), span([9, 2, 4])
         ('4', '2 to 9')
     """
-    least, most = min(found := list(counts)), max(found)
+    least, most = min(numbers := list(counts)), max(numbers)
     return f"{least}" if least == most else f"{least} to {most}"
 
 

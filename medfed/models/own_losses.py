@@ -57,10 +57,10 @@ def value_of(
     """
     if prediction.dtype in (torch.float16, torch.bfloat16):
         prediction = prediction.float()
-    found = loss(prediction, target)
+    value = loss(prediction, target)
     if weights is None:
-        return found.mean()
-    each = found.reshape(len(weights), -1).mean(1)
+        return value.mean()
+    each = value.reshape(len(weights), -1).mean(1)
     return (each * weights).sum() / weights.sum()
 
 
@@ -109,7 +109,7 @@ input size (torch.Size([2, 2])).
     size = len(tried.target)
     with torch.random.fork_rng(devices=[]):
         free = tried.right.clone().requires_grad_()
-        found = _called(loss, name, tried, free, tried.target)
+        value = _called(loss, name, tried, free, tried.target)
         right, *wrong = (
             _called(loss, name, tried, p.detach(), tried.target).mean()
             for p in (free, *tried.wrong)
@@ -118,12 +118,12 @@ input size (torch.Size([2, 2])).
         twice = _called(
             loss, name, tried, torch.cat([worst, worst]), torch.cat([tried.target, tried.target])
         )
-    if weighted and not (found.ndim and len(found) == size):
+    if weighted and not (value.ndim and len(value) == size):
         raise ConfigError(
             f"model.class_weights weighs samples, but {name} gives one number for all; add "
             "reduction: none to it, or give it the weights itself."
         )
-    if not found.requires_grad:
+    if not value.requires_grad:
         raise ConfigError(f"{name} gives no gradient of the predictions; nothing could be trained.")
     if not torch.isclose(twice.mean(), wrong[0], rtol=1e-3, atol=1e-6):
         raise ConfigError(
@@ -174,19 +174,19 @@ def _check_logits(loss: OwnLoss, name: str, tried: Tried) -> None:
 def _called(loss: OwnLoss, name: str, tried: Tried, prediction: Tensor, target: Tensor) -> Tensor:
     """What the loss gives, checked."""
     try:
-        found = loss(prediction, target)
+        value = loss(prediction, target)
     except Exception as error:  # whatever code of the user's raises
         raise ConfigError(
             f"{name} cannot take what this task gives, {tried.what}: {first_line(error)}."
         ) from error
-    if not isinstance(found, Tensor) or (found.ndim and len(found) != len(target)):
-        shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+    if not isinstance(value, Tensor) or (value.ndim and len(value) != len(target)):
+        shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
         raise ConfigError(
             f"{name} gives {shape} for {len(target)} samples; it must be a mean or a value each."
         )
-    if not bool(found.isfinite().all()):
+    if not bool(value.isfinite().all()):
         raise ConfigError(f"{name} is not finite for {tried.what}.")
-    return found
+    return value
 
 
 def _check_module(loss: nn.Module, name: str, tried: Tried) -> None:

@@ -297,8 +297,8 @@ class SegmentationMeter:
         values = {"iou": iou, "dice": dice, "dice_case": iou_and_dice(cases)[1].mean(0)}
         if self.tolerances is not None:
             # (cases, 2, R)
-            found = [self._surfaces_of(case) for case in self.surfaces]
-            measured = torch.stack(found or [nowhere[0, :, :2].T])
+            surfaces = [self._surfaces_of(case) for case in self.surfaces]
+            measured = torch.stack(surfaces or [nowhere[0, :, :2].T])
             values |= dict(zip(_SURFACE, measured.mean(0), strict=True))
         out = {"loss": self.loss_sum / self.images if self.images else math.nan}
         for name, per_region in values.items():
@@ -334,7 +334,7 @@ def overlap_scores(cases: Columns, regions: Sequence[str], weights: Floats) -> d
     Returns:
         (W,) per metric and region, and the means over regions.
     """
-    found: dict[str, Floats] = {}
+    scores: dict[str, Floats] = {}
     for region in regions:
         rows = cases["region"] == region
         w = weights[:, rows]
@@ -347,7 +347,7 @@ def overlap_scores(cases: Columns, regions: Sequence[str], weights: Floats) -> d
         by_case |= {n: cases[n][rows].astype(float) for n in _SURFACE if n in cases}
         with np.errstate(divide="ignore", invalid="ignore"):
             values |= {n: (w * v).sum(1) / w.sum(1) for n, v in by_case.items()}
-        found |= {f"{n}/{region}": v for n, v in values.items()}
-    names = dict.fromkeys(n.split("/")[0] for n in found)
-    means = {n: np.mean([found[f"{n}/{r}"] for r in regions], axis=0) for n in names}
-    return means | found
+        scores |= {f"{n}/{region}": v for n, v in values.items()}
+    names = dict.fromkeys(n.split("/")[0] for n in scores)
+    means = {n: np.mean([scores[f"{n}/{r}"] for r in regions], axis=0) for n in names}
+    return means | scores

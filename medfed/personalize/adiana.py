@@ -98,8 +98,8 @@ class ADIANA(GradientMethod):
 
     def vectors(self, split: ParameterSplit, weights: Tensors) -> dict[str, int]:
         """And ``kept``, the entries that travel."""
-        found = super().vectors(split, weights)
-        return {**found, "kept": number_kept(found["weights"], self.keep)}
+        lengths = super().vectors(split, weights)
+        return {**lengths, "kept": number_kept(lengths["weights"], self.keep)}
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         """All points start equal, all shifts at 0."""

@@ -116,8 +116,8 @@ class AnchoredMethod(KnownModels):
         """Trains the client's model tied to its anchor; alone where it is to be onboarded."""
         if message.phase == "alone":
             client.state["model"] = client.train(client.weights, steps=client.share(0, 2))
-            told = select(client.state["model"], client.split.parameters("shared"))
-            return Message("alone", {"model": told})
+            sent = select(client.state["model"], client.split.parameters("shared"))
+            return Message("alone", {"model": sent})
         before = client.state["model"]
         client.state["model"] = self.tied_steps(client, message.parts["model"], client.steps)
         update = subtract(select(client.state["model"], message.parts["model"]), before)

@@ -67,10 +67,10 @@ class CanonicalMethod(OnboardingRules, FedAvg):
 
     def vectors(self, split: ParameterSplit, weights: Tensors) -> dict[str, int]:
         """And ``instance``, one of K, and ``common``, what all share."""
-        found = super().vectors(split, weights)
+        lengths = super().vectors(split, weights)
         common = sum(t.numel() for n, t in weights.items() if n.startswith("common."))
-        instance = (found["shared"] - common) // weights[MEMBERSHIP].numel()
-        return {**found, "common": common, "instance": instance}
+        instance = (lengths["shared"] - common) // weights[MEMBERSHIP].numel()
+        return {**lengths, "common": common, "instance": instance}
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         """All memberships start at 1/K."""
@@ -113,14 +113,16 @@ class CanonicalMethod(OnboardingRules, FedAvg):
     def onboard(self, client: Client, message: Message) -> Tensors:
         """An onboarded client fits its membership and nothing else."""
         start = self.onboarding_start(client, message)
-        found = self.fit_membership(client, start, client.steps)
-        return with_statistics(client, {**start, MEMBERSHIP: found})
+        membership = self.fit_membership(client, start, client.steps)
+        return with_statistics(client, {**start, MEMBERSHIP: membership})
 
     def fine_tune(self, client: Client, message: Message) -> Tensors:
         """Half of the steps fit the membership as in :meth:`onboard`, half train all else."""
         start = self.onboarding_start(client, message)
-        found = self.fit_membership(client, start, share_of(client.steps, 0, 2))
-        return self.shared_steps(client, {**start, MEMBERSHIP: found}, share_of(client.steps, 1, 2))
+        membership = self.fit_membership(client, start, share_of(client.steps, 0, 2))
+        return self.shared_steps(
+            client, {**start, MEMBERSHIP: membership}, share_of(client.steps, 1, 2)
+        )
 
     def alone(self, client: Client) -> Tensors:
         """Instance 0 alone: the network that a method without canonical parts starts from."""

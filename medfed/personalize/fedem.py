@@ -115,8 +115,8 @@ class FedEM(CanonicalMethod):
         pi = at[MEMBERSHIP]
         if len(pi) == 1:
             return pi
-        found = client.gradient(at, update="personal", batches=self.membership_batches)
-        slope = found[MEMBERSHIP].double()
+        gradient = client.gradient(at, update="personal", batches=self.membership_batches)
+        slope = gradient[MEMBERSHIP].double()
         wide = pi.double()
         raised = wide * (1 - slope + (wide * slope).sum()).clamp(min=0)
         if not float(raised.sum()) > 0 or not math.isfinite(float(raised.sum())):

@@ -85,8 +85,8 @@ class FedMGDA(FedAvg):
         if bool((norms > 0).all()):
             units, prior = rows / norms, np.array(self.weights(server, replies))
             gram = (units @ units.T).cpu().numpy()
-            found = minimum_norm(gram, prior / prior.sum(), self.epsilon)
-            step = self.server_lr * self.decay**round * (torch.from_numpy(found).to(units) @ units)
+            convex = minimum_norm(gram, prior / prior.sum(), self.epsilon)
+            step = self.server_lr * self.decay**round * (torch.from_numpy(convex).to(units) @ units)
         shared = add(server["shared"], self.mean(server, replies, "shared"))
         moved = add(select(server["shared"], server["parameters"]), cut(step, layout_of(moves[0])))
         return {**server, "shared": {**shared, **moved}}

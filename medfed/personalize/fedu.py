@@ -90,8 +90,8 @@ class FedU(KnownModels):
         """Models go out and come back; then the step on the Laplacian."""
         server = self.joined(server, cohort)
         if self.graph.needs_sketches:
-            told = yield {c: Message("sketch") for c in cohort if c not in server["sketches"]}
-            server["sketches"] = {**server["sketches"], **sent_by_each(told, "sketch")}
+            sketches = yield {c: Message("sketch") for c in cohort if c not in server["sketches"]}
+            server["sketches"] = {**server["sketches"], **sent_by_each(sketches, "sketch")}
             server["graph"] = self.graph.build(list(server["num_samples"]), server["sketches"])
         models = models_of(server)
         replies = yield {c: Message("fit", {"model": models[c]}) for c in cohort}

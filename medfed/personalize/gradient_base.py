@@ -39,15 +39,15 @@ class GradientMethod(FedAvg):
 
     def vectors(self, split: ParameterSplit, weights: Tensors) -> dict[str, int]:
         """And ``statistics``, those that are averaged."""
-        found = super().vectors(split, weights)
-        return {**found, "statistics": found["shared"] - found["weights"]}
+        lengths = super().vectors(split, weights)
+        return {**lengths, "statistics": lengths["shared"] - lengths["weights"]}
 
     def reply(self, client: Client, message: Message, model: Tensors, parts: State) -> Message:
         """Returns what a client found, with how the statistics moved, if there are any."""
-        found = statistics_at(client, model)
-        personal = {n: t for n, t in found.items() if n in client.split.personal}
+        statistics = statistics_at(client, model)
+        personal = {n: t for n, t in statistics.items() if n in client.split.personal}
         client.state["personal"] = {**client.state["personal"], **personal}
-        if shared := {n: t for n, t in found.items() if n not in personal}:
+        if shared := {n: t for n, t in statistics.items() if n not in personal}:
             parts = {**parts, "statistics": subtract(shared, model)}
         kinds = dict.fromkeys(parts, "update")
         return Message(message.phase, parts, {"rate": client.learning_rate}, kinds)  # type: ignore[arg-type]

@@ -157,9 +157,9 @@ def parts_of(names: Sequence[str], count: int, choice: int) -> tuple[list[str], 
     known = set(names)
     common, own = [], []
     for name in names:
-        found = re.match(r"canonical\.(\d+)\.", name)
-        if found and all(f"canonical.{k}.{name[found.end() :]}" in known for k in range(count)):
-            if int(found[1]) == choice:
+        match = re.match(r"canonical\.(\d+)\.", name)
+        if match and all(f"canonical.{k}.{name[match.end() :]}" in known for k in range(count)):
+            if int(match[1]) == choice:
                 own.append(name)
         else:
             common.append(name)

@@ -79,15 +79,15 @@ class L2GD(MixtureMethod):
     def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
         """Xbar goes out, with two draws for all; how far each x_i is from it comes back."""
         tails, heads = numpy_rng(self.seed, round, "coins").random(2)
-        told = {"tails": tails, "heads": heads} if self.coins == "random" else {}
-        replies = yield {c: Message("fit", {"shared": server["shared"]}, told) for c in cohort}
+        scalars = {"tails": tails, "heads": heads} if self.coins == "random" else {}
+        replies = yield {c: Message("fit", {"shared": server["shared"]}, scalars) for c in cohort}
         return {**server, "shared": add(server["shared"], self.mean(server, replies, "shared"))}
 
     def fit(self, client: Client, message: Message) -> Message:
         """The heads of last time, whose xbar has come; then tails."""
-        chance, told = 1 / (client.steps + 1), message.scalars
-        tails = run_of(1 - chance, told["tails"]) if told else client.steps
-        heads = run_of(chance, told["heads"]) if told else 1
+        chance, scalars = 1 / (client.steps + 1), message.scalars
+        tails = run_of(1 - chance, scalars["tails"]) if scalars else client.steps
+        heads = run_of(chance, scalars["heads"]) if scalars else 1
         end = client.train(self.personal_model(client, message), steps=tails)
         kappa = min(1.0, self.strength * client.reach(client.steps))
         left = torch.tensor((1 - kappa) ** heads, dtype=torch.float64)

@@ -99,10 +99,10 @@ class MARINA(GradientMethod):
     def fit(self, client: Client, message: Message) -> Message:
         """The gradient at w, or its difference from that at the w before."""
         w = {**message.parts["shared"], **client.state["personal"]}
-        found, part = client.gradient(w, same=True), "gradient"
+        gradient, part = client.gradient(w, same=True), "gradient"
         if message.phase == "difference":
             before = {**w, **client.state["previous"]}
-            found, part = subtract(found, client.gradient(before, same=True)), "difference"
+            gradient, part = subtract(gradient, client.gradient(before, same=True)), "difference"
         parameters = client.split.parameters("shared")
         client.state["previous"] = select(message.parts["shared"], parameters)
-        return self.reply(client, message, w, {part: found})
+        return self.reply(client, message, w, {part: gradient})

@@ -171,8 +171,8 @@ class PPFL(CanonicalMethod):
     def _receive(self, server: State, replies: Replies) -> None:
         """Keeps the cohort's memberships; absent clients keep theirs."""
         server["membership"] = {**server["membership"], **sent_by_each(replies, "membership")}
-        if told := sent_by_each(replies, "sketch"):
-            server["sketches"] = {**server["sketches"], **told}
+        if sketches := sent_by_each(replies, "sketch"):
+            server["sketches"] = {**server["sketches"], **sketches}
             self._tie(server)
 
     def _tie(self, server: State) -> None:
@@ -224,10 +224,10 @@ class PPFL(CanonicalMethod):
 
     def _step(self, client: Client, at: Tensors, weight: float, pull: Tensor | None) -> Tensor:
         """c_i <- softmax(log c_i - eta_2 (p_i grad_c f_i + 2 lambda (LC)_i))."""
-        found = client.gradient(at, update="personal", batches=self.membership_batches)
-        if not bool(torch.isfinite(found[MEMBERSHIP]).all()):
+        slopes = client.gradient(at, update="personal", batches=self.membership_batches)
+        if not bool(torch.isfinite(slopes[MEMBERSHIP]).all()):
             raise NonFiniteError("the loss became NaN or infinite; lower optimizer.lr")
-        gradient = weight * found[MEMBERSHIP]
+        gradient = weight * slopes[MEMBERSHIP]
         if pull is not None:
             gradient = gradient + pull
         return exponentiated_gradient(at[MEMBERSHIP], gradient, self.membership_lr)

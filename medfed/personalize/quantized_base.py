@@ -114,7 +114,7 @@ def matching(patterns: Mapping[str, _V], names: Iterable[str], key: str) -> dict
         >>> matching({"a.*": 2, "*": 3}, ["a.weight", "b.weight"], "layer_bits")
         {'a.weight': 2, 'b.weight': 3}
     """
-    known, found = list(names), {}
+    known, matches = list(names), {}
     for pattern, value in patterns.items():
         hits = [n for n in known if fnmatchcase(n, pattern)]
         if not hits:
@@ -123,8 +123,8 @@ def matching(patterns: Mapping[str, _V], names: Iterable[str], key: str) -> dict
             raise ConfigError(
                 f"The pattern {pattern!r} of algorithm.{key} matches no {kind}{hint}."
             )
-        found.update({n: value for n in hits if n not in found})
-    return found
+        matches.update({n: value for n in hits if n not in matches})
+    return matches
 
 
 def check_bits(value: object, key: str, fractional: bool = False) -> None:
@@ -407,15 +407,15 @@ class QuantizedMethod(OnboardingRules, Algorithm):
         """The numbers of a round that clients are told."""
         return {}
 
-    def told(self, server: State, client: str) -> dict[str, float]:
+    def scalars_of(self, server: State, client: str) -> dict[str, float]:
         """What a client is told with every message: its bits."""
         return {"bits": float(server["bits"][client])} if client in server["bits"] else {}
 
     def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
         """Sends numbers only; nothing comes back."""
         (phase,) = self.phases(round)
-        told = self.scalars(round)
-        yield {c: Message(phase, scalars={**told, **self.told(server, c)}) for c in cohort}
+        scalars = self.scalars(round)
+        yield {c: Message(phase, scalars={**scalars, **self.scalars_of(server, c)}) for c in cohort}
         return server
 
     def fit(self, client: Client, message: Message) -> Message:
@@ -462,7 +462,7 @@ class QuantizedMethod(OnboardingRules, Algorithm):
 
     def broadcast(self, server: State, client: str) -> Message:
         """The client's bits, for one that has not trained yet."""
-        return Message("deliver", scalars=self.told(server, client))
+        return Message("deliver", scalars=self.scalars_of(server, client))
 
     def personal_model(self, client: Client, message: Message) -> Tensors:
         """The client's own model, quantised."""
@@ -478,8 +478,8 @@ class QuantizedMethod(OnboardingRules, Algorithm):
         if message.parts:
             self.tune(client, Message("onboard", scalars=self.scalars(self.rounds - 1)))
         else:
-            told = Message("onboard", scalars=self.scalars(0))
-            self.advance(client, told, self.present_centers(client, told))
+            opening = Message("onboard", scalars=self.scalars(0))
+            self.advance(client, opening, self.present_centers(client, opening))
         return self.personal_model(client, message)
 
     def centers(self, client: Client, message: Message) -> Tensors:

@@ -100,8 +100,10 @@ class QuPeL(Quantized):
         """Sends w and receives the mean of its displacements, except in fine-tuning."""
         if self.phases(round) == (TUNE,):
             return (yield from super().round(server, cohort, round))
-        told, parts = self.scalars(round), {"shared": server["shared"]}
-        replies = yield {c: Message("fit", parts, {**told, **self.told(server, c)}) for c in cohort}
+        scalars, parts = self.scalars(round), {"shared": server["shared"]}
+        replies = yield {
+            c: Message("fit", parts, {**scalars, **self.scalars_of(server, c)}) for c in cohort
+        }
         return {**server, "shared": add(server["shared"], self.mean(server, replies, "shared"))}
 
     def fit(self, client: Client, message: Message) -> Message:

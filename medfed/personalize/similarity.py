@@ -220,9 +220,9 @@ class Affinity:
             sketches: What clients have sent so far, one at least; not of ``given`` weights.
         """
         known, rows = _rows(clients, sketches)
-        found = torch.zeros(len(clients), rows.shape[1], dtype=torch.float64)
-        found[known] = spread_rows(rows if self.kind == "data" else rows.clamp(min=0))
-        return found
+        rows_of_all = torch.zeros(len(clients), rows.shape[1], dtype=torch.float64)
+        rows_of_all[known] = spread_rows(rows if self.kind == "data" else rows.clamp(min=0))
+        return rows_of_all
 
     def laplacian(self, clients: Sequence[str], sketches: Mapping[str, Tensor]) -> Tensor:
         """Returns L = D - W, ``(N, N)`` in float64.
@@ -251,15 +251,15 @@ class Affinity:
                 if isinstance(self.weights, str)
                 else np.array(self.weights, dtype=np.float64)
             )
-            found = laplacian(torch.as_tensor(rows))
+            matrix = laplacian(torch.as_tensor(rows))
         except (OSError, ValueError, TypeError) as error:
             raise ConfigError(f"algorithm.affinity.weights cannot be used: {error}") from error
-        if len(found) != count:
+        if len(matrix) != count:
             raise ConfigError(
-                f"algorithm.affinity.weights has {len(found)} rows for {count} clients; give a row "
-                "and a column per client."
+                f"algorithm.affinity.weights has {len(matrix)} rows for {count} clients; give a "
+                "row and a column per client."
             )
-        return found
+        return matrix
 
 
 def _data_sketch(client: Client, inputs: int, size: int) -> Tensor:

@@ -96,8 +96,8 @@ class SuPerFed(OnboardingRules, FedAvg):
 
     def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
         """FedAvg's, which also says whether models are mixed by now."""
-        told = {"mix": 1.0} if round >= int(self.start * self.rounds) else {}
-        replies = yield {c: Message("fit", {"shared": server["shared"]}, told) for c in cohort}
+        scalars = {"mix": 1.0} if round >= int(self.start * self.rounds) else {}
+        replies = yield {c: Message("fit", {"shared": server["shared"]}, scalars) for c in cohort}
         return {**server, "shared": add(server["shared"], self.mean(server, replies, "shared"))}
 
     def fit(self, client: Client, message: Message) -> Message:

@@ -63,20 +63,20 @@ def machine(folder: Path) -> list[Row]:
     ]
     for index in range(torch.cuda.device_count()):
         gpu = torch.cuda.get_device_properties(index)
-        told = f"{gpu.name}, {size(gpu.total_memory)}, compute capability {gpu.major}.{gpu.minor}"
-        rows.append(Row(f"GPU {index}", f"{told}, driver {driver() or 'unknown'}"))
+        text = f"{gpu.name}, {size(gpu.total_memory)}, compute capability {gpu.major}.{gpu.minor}"
+        rows.append(Row(f"GPU {index}", f"{text}, driver {driver() or 'unknown'}"))
     return rows if torch.cuda.device_count() else [*rows, Row("GPU", "none that PyTorch can use")]
 
 
 def units() -> list[str]:
     """Returns the vector units that PyTorch finds, such as AVX512 and bf16."""
-    found = [torch.backends.cpu.get_cpu_capability()]
+    names = [torch.backends.cpu.get_cpu_capability()]
     tests = {"bf16": "_is_avx512_bf16_supported", "AMX": "_is_amx_tile_supported"}
     for name, test in tests.items():
         known: Callable[[], bool] | None = getattr(torch.cpu, test, None)
         if known is not None and known():
-            found.append(name)
-    return found
+            names.append(name)
+    return names
 
 
 def memory() -> str:
@@ -103,9 +103,9 @@ def driver() -> str | None:
 
 def compiler() -> str | None:
     """Returns the C++ compiler that torch.compile would use, if it can: it needs headers, too."""
-    found = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
+    path = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
     headers = Path(sysconfig.get_path("include"), "Python.h").is_file()
-    return found if headers else None
+    return path if headers else None
 
 
 def features(config: DictConfig, task: TaskModule) -> list[Row]:
@@ -132,8 +132,8 @@ def features(config: DictConfig, task: TaskModule) -> list[Row]:
     ]
     cores = os.cpu_count() or 1
     if cores > 1 and not gpu:
-        told = f"not active: trainer=ddp trainer.devices={cores} trains as many clients at a time"
-        rows.append(Row("several ranks", told))
+        text = f"not active: trainer=ddp trainer.devices={cores} trains as many clients at a time"
+        rows.append(Row("several ranks", text))
     return rows
 
 
@@ -185,7 +185,7 @@ def wrong_packages(extra: str = "") -> list[str]:
     Args:
         extra: Of the optional ones, those of an extra; by default the ones that medfed needs.
     """
-    told = []
+    sentences = []
     for line in importlib.metadata.requires("medfed") or ():
         wanted = Requirement(line)
         marker = wanted.marker
@@ -196,11 +196,13 @@ def wrong_packages(extra: str = "") -> list[str]:
         try:
             version = importlib.metadata.version(wanted.name)
         except importlib.metadata.PackageNotFoundError:
-            told.append(f"{wanted.name} is not installed: {mend}.")
+            sentences.append(f"{wanted.name} is not installed: {mend}.")
             continue
         if not wanted.specifier.contains(version, prereleases=True):
-            told.append(f"{wanted.name} is {version}, and {wanted.specifier} is needed: {mend}.")
-    return told
+            sentences.append(
+                f"{wanted.name} is {version}, and {wanted.specifier} is needed: {mend}."
+            )
+    return sentences
 
 
 def mistakes(config: DictConfig, folder: Path) -> Iterator[str]:

@@ -123,24 +123,24 @@ class Memberships:
             K, the selected round, how many models lead some client, and how well what was planted
             is recovered; under ``last`` the same after the last round, where that is another one.
         """
-        found: dict[str, Any] = {"models": self.rows.shape[1], **self._recovery(self.round)}
+        summary: dict[str, Any] = {"models": self.rows.shape[1], **self._recovery(self.round)}
         if self.truth is not None:
-            found["half_l1_at_start"] = float(half_l1(self.history[0], self.truth).mean())
+            summary["half_l1_at_start"] = float(half_l1(self.history[0], self.truth).mean())
         if self.round != self.final:
-            found["last"] = self._recovery(self.final)
-        return found
+            summary["last"] = self._recovery(self.final)
+        return summary
 
     def _recovery(self, round: int) -> dict[str, Any]:
         rows = np.asarray(self.history[round])
-        found: dict[str, Any] = {"round": round, "leading": len(set(rows.argmax(1).tolist()))}
+        recovery: dict[str, Any] = {"round": round, "leading": len(set(rows.argmax(1).tolist()))}
         if self.groups is not None:
             from sklearn.metrics import adjusted_rand_score  # late: few runs have such groups
 
-            found["planted_groups"] = len(set(self.groups))
-            found["adjusted_rand"] = float(adjusted_rand_score(self.groups, rows.argmax(1)))
+            recovery["planted_groups"] = len(set(self.groups))
+            recovery["adjusted_rand"] = float(adjusted_rand_score(self.groups, rows.argmax(1)))
         if self.truth is not None:
-            found["half_l1"] = float(half_l1(rows, self.truth).mean())
-        return found
+            recovery["half_l1"] = float(half_l1(rows, self.truth).mean())
+        return recovery
 
     def to_csv(self) -> str:
         """Returns a row per round and client; round 0 is the start."""
@@ -235,18 +235,18 @@ def half_l1(rows: Floats, truth: Floats) -> Floats:
     return np.asarray(np.abs(matched(rows, truth) - true).sum(1) / 2)
 
 
-def served(found: Memberships, counts: Floats) -> Floats:
+def served(memberships: Memberships, counts: Floats) -> Floats:
     """Says what each canonical model serves.
 
     Args:
-        found: The memberships.
+        memberships: The memberships.
         counts: (N, L) what each client has, such as samples per label.
 
     Returns:
         (K, L) shares; row k is how the clients' counts, weighted by membership in k, divide. A
         model that serves nothing has zeros.
     """
-    weighted = found.rows.T @ counts
+    weighted = memberships.rows.T @ counts
     total = weighted.sum(1, keepdims=True)
     shares = np.divide(weighted, total, out=np.zeros_like(weighted), where=total > 0)
     return np.asarray(shares)
@@ -273,11 +273,11 @@ def membership_line(summary: Mapping[str, Any]) -> str:
     return f"{line}."
 
 
-def _recovery(found: Mapping[str, Any], models: int) -> str:
-    parts = [f"{found['leading']} of {models} models lead a client"]
-    if "adjusted_rand" in found:
-        index, groups = found["adjusted_rand"], found["planted_groups"]
+def _recovery(recovery: Mapping[str, Any], models: int) -> str:
+    parts = [f"{recovery['leading']} of {models} models lead a client"]
+    if "adjusted_rand" in recovery:
+        index, groups = recovery["adjusted_rand"], recovery["planted_groups"]
         parts.append(f"adjusted Rand index {index:.3f} to {groups} groups")
-    if "half_l1" in found:
-        parts.append(f"half L1 distance to the truth {found['half_l1']:.3f}")
+    if "half_l1" in recovery:
+        parts.append(f"half L1 distance to the truth {recovery['half_l1']:.3f}")
     return ", ".join(parts)

@@ -154,12 +154,12 @@ def _bands(axes: Axes, x: Floats, table: Floats) -> None:
         axes.fill_between(x, *ends, color=shade, lw=0, label=label)
 
 
-def draw_run(experiment: Experiment, found: Memberships | None) -> dict[str, Figure | None]:
+def draw_run(experiment: Experiment, memberships: Memberships | None) -> dict[str, Figure | None]:
     """Draws all pictures of a run; None stands where there is nothing to draw.
 
     Args:
         experiment: The finished run.
-        found: The memberships of its clients, where there are canonical models.
+        memberships: The memberships of its clients, where there are canonical models.
     """
     evaluation, federation = experiment.evaluation, experiment.module.federation
     figures: dict[str, Figure | None] = {"bytes": None}
@@ -174,86 +174,86 @@ def draw_run(experiment: Experiment, found: Memberships | None) -> dict[str, Fig
     method = type(federation.algorithm).__name__.lower()
     if cases := read_predictions({method: experiment.folder}, federation.ids):
         figures["contours"] = experiment.task.picture(cases)
-    return figures if found is None else {**figures, **membership_figures(found)}
+    return figures if memberships is None else {**figures, **membership_figures(memberships)}
 
 
-def membership_figures(found: Memberships) -> dict[str, Figure]:
+def membership_figures(memberships: Memberships) -> dict[str, Figure]:
     """Draws the memberships of the selected round and over rounds, and what each model serves."""
-    order = leaf_order(found.rows)
+    order = leaf_order(memberships.rows)
     figures = {
-        "memberships": selected_heatmap(found, order),
-        "memberships_over_rounds": heatmap_over_rounds(found, order),
+        "memberships": selected_heatmap(memberships, order),
+        "memberships_over_rounds": heatmap_over_rounds(memberships, order),
     }
-    if found.label_names:  # a coordinator of sites is not told their labels
-        figures["memberships_serve"] = bars_of_what_is_served(found, order)
+    if memberships.label_names:  # a coordinator of sites is not told their labels
+        figures["memberships_serve"] = bars_of_what_is_served(memberships, order)
     return figures
 
 
-def selected_heatmap(found: Memberships, order: Sequence[int]) -> Figure:
+def selected_heatmap(memberships: Memberships, order: Sequence[int]) -> Figure:
     """Draws a row per client, beside the true mixtures where they are known.
 
     The memberships are those of the selected round, as the exported models have them.
 
     Args:
-        found: The memberships.
+        memberships: The memberships.
         order: Positions of the clients, top to bottom.
     """
-    panels = [(_title(found), found.rows)]
-    if found.truth is not None:
-        own = matched(found.rows, found.truth)
-        width = own.shape[1] - found.truth.shape[1]
+    panels = [(_title(memberships), memberships.rows)]
+    if memberships.truth is not None:
+        own = matched(memberships.rows, memberships.truth)
+        width = own.shape[1] - memberships.truth.shape[1]
         panels = [
             (f"found ({panels[0][0]}),\nrenumbered", own),
-            ("true mixtures", np.pad(found.truth, ((0, 0), (0, width)))),
+            ("true mixtures", np.pad(memberships.truth, ((0, 0), (0, width)))),
         ]
     models = panels[0][1].shape[1]
-    figure, row = _heatmaps(found, order, panels, 1.6 + len(panels) * (1.4 + 0.5 * models))
+    figure, row = _heatmaps(memberships, order, panels, 1.6 + len(panels) * (1.4 + 0.5 * models))
     for axes in row:
         axes.set_xticks(range(models))
         axes.set_xlabel("canonical model")
     return figure
 
 
-def heatmap_over_rounds(found: Memberships, order: Sequence[int]) -> Figure:
+def heatmap_over_rounds(memberships: Memberships, order: Sequence[int]) -> Figure:
     """Draws a panel per canonical model: a row per client, a column per round.
 
     A line marks the selected round where it is not the last one.
     """
-    models = found.rows.shape[1]
-    panels = [(f"canonical model {k}", found.history[:, :, k].T) for k in range(models)]
-    figure, row = _heatmaps(found, order, panels, 2.6 + 2.1 * models)
+    models = memberships.rows.shape[1]
+    panels = [(f"canonical model {k}", memberships.history[:, :, k].T) for k in range(models)]
+    figure, row = _heatmaps(memberships, order, panels, 2.6 + 2.1 * models)
     for axes in row:
-        if found.round != found.final:
-            axes.axvline(found.round, color="white", lw=2.6)
-            axes.axvline(found.round, color="black", lw=1.2, ls="--")
+        if memberships.round != memberships.final:
+            axes.axvline(memberships.round, color="white", lw=2.6)
+            axes.axvline(memberships.round, color="black", lw=1.2, ls="--")
         axes.set_xlabel("round")
         axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
-    if found.round != found.final:
-        figure.suptitle(f"Memberships over rounds (dashed: {_title(found)})", fontsize=10)
+    if memberships.round != memberships.final:
+        figure.suptitle(f"Memberships over rounds (dashed: {_title(memberships)})", fontsize=10)
     return figure
 
 
-def bars_of_what_is_served(found: Memberships, order: Sequence[int]) -> Figure:
+def bars_of_what_is_served(memberships: Memberships, order: Sequence[int]) -> Figure:
     """Draws a row per canonical model: the labels, channels and clients that it serves.
 
     A tick at each bar is what a model would have that served all clients alike. Labels are left out
     where there is only one (a continuous outcome), channels where every client has all of them.
     """
     columns: list[tuple[str, Floats, tuple[str, ...]]] = []
-    if len(found.label_names) > 1:
-        columns.append(("labels", found.labels, found.label_names))
-    if not found.channels.all():
-        counts = found.channels * found.samples[:, None]
-        columns.append(("channels", counts, found.channel_names))
+    if len(memberships.label_names) > 1:
+        columns.append(("labels", memberships.labels, memberships.label_names))
+    if not memberships.channels.all():
+        counts = memberships.channels * memberships.samples[:, None]
+        columns.append(("channels", counts, memberships.channel_names))
     from scipy.sparse import diags_array  # late: few runs have memberships
 
-    ordered: Any = diags_array(found.samples).tocsr()[:, list(order)]
-    columns.append(("clients", ordered, tuple(caption(found.clients[i]) for i in order)))
-    models = found.rows.shape[1]
+    ordered: Any = diags_array(memberships.samples).tocsr()[:, list(order)]
+    columns.append(("clients", ordered, tuple(caption(memberships.clients[i]) for i in order)))
+    models = memberships.rows.shape[1]
     figure = Figure(figsize=(2.0 + 4.2 * len(columns), 1.5 + 1.5 * models), layout="constrained")
     grid = figure.subplots(models, len(columns), squeeze=False, sharex="col", sharey="col")
     for j, (title, counts, names) in enumerate(columns):
-        shares, everyone = served(found, counts), counts.sum(0) / counts.sum()
+        shares, everyone = served(memberships, counts), counts.sum(0) / counts.sum()
         x = np.arange(len(names))
         for k in range(models):
             axes, colour = grid[k, j], _COLOURS[k % len(_COLOURS)]
@@ -268,7 +268,7 @@ def bars_of_what_is_served(found: Memberships, order: Sequence[int]) -> Figure:
             axes.margins(x=0.02)
             axes.grid(axis="y", alpha=0.3)
             if j == 0:
-                weight = found.samples @ found.rows[:, k] / found.samples.sum()
+                weight = memberships.samples @ memberships.rows[:, k] / memberships.samples.sum()
                 axes.set_ylabel(f"model {k}\n({weight:.0%} of all)", fontsize=9)
         grid[0, j].set_title(title, fontsize=10)
         shown = names if len(names) <= _NAMES else ()
@@ -276,21 +276,24 @@ def bars_of_what_is_served(found: Memberships, order: Sequence[int]) -> Figure:
         grid[-1, j].set_xticks(x[: len(shown)], shown, fontsize=7, rotation=0 if upright else 90)
     figure.suptitle(
         "Share of what each canonical model serves, weighted by membership\n"
-        f"({_title(found)}; lines: of all clients)",
+        f"({_title(memberships)}; lines: of all clients)",
         fontsize=10,
     )
     return figure
 
 
-def _title(found: Memberships) -> str:
+def _title(memberships: Memberships) -> str:
     """Says which round is shown, and that it was selected where it is not the last one."""
-    if found.round == found.final:
-        return f"after round {found.final}"
-    return f"round {found.round}, selected"
+    if memberships.round == memberships.final:
+        return f"after round {memberships.final}"
+    return f"round {memberships.round}, selected"
 
 
 def _heatmaps(
-    found: Memberships, order: Sequence[int], panels: Sequence[tuple[str, Floats]], width: float
+    memberships: Memberships,
+    order: Sequence[int],
+    panels: Sequence[tuple[str, Floats]],
+    width: float,
 ) -> tuple[Figure, list[Axes]]:
     """Draws a row per client in every panel, and names the clients, if they are not too many."""
     figure = Figure(figsize=(width, min(1.6 + 0.21 * len(order), 9.5)), layout="constrained")
@@ -300,7 +303,9 @@ def _heatmaps(
         image = axes.imshow(values[list(order)], aspect="auto", interpolation="nearest", **scale)
         axes.set_title(title, fontsize=10)
     if len(order) <= _NAMES:
-        row[0].set_yticks(range(len(order)), [caption(found.clients[i]) for i in order], fontsize=7)
+        row[0].set_yticks(
+            range(len(order)), [caption(memberships.clients[i]) for i in order], fontsize=7
+        )
     else:
         row[0].set_yticks([])
         row[0].set_ylabel(f"{len(order)} clients, like ones next to each other")

@@ -248,15 +248,15 @@ def merged(network: nn.Module, weights: Mapping[str, Tensor]) -> Tensors:
     """
     if not getattr(network, "frozen_entries", None):
         return dict(weights)
-    whole, found = {**float_entries(network), **weights}, Tensors()
+    whole, merged_weights = {**float_entries(network), **weights}, Tensors()
     with torch.no_grad():
         for name, tensor in whole.items():
             layer, adapted, which = name.partition(PLACE)
             if not adapted:
-                found[name] = tensor.detach()
+                merged_weights[name] = tensor.detach()
             elif which == "original":
                 low = network.get_submodule(f"{layer}{PLACE}0")
                 assert isinstance(low, LowRank)
                 a, b = (whole[f"{layer}{PLACE}0.lora_{matrix}"] for matrix in "AB")
-                found[f"{layer}weight"] = merge(tensor.to(a), a, b, low.scale)
-    return found
+                merged_weights[f"{layer}weight"] = merge(tensor.to(a), a, b, low.scale)
+    return merged_weights

@@ -129,7 +129,7 @@ class Canonical(nn.Module):
 
     def mixed(self) -> dict[str, Tensor]:
         """Returns sum_k c_k theta_k under the names that it has within the network."""
-        found: dict[str, Tensor] = {}
+        weights: dict[str, Tensor] = {}
         done: set[int] = set()  # of tied weights the first name will do
         for i, name in enumerate(self._names):
             parts = [dict(_layers(k)[i].named_parameters()) for k in self.canonical]
@@ -139,8 +139,8 @@ class Canonical(nn.Module):
                 done.add(id(parts[0][inner]))
                 stacked = torch.stack([p[inner] for p in parts])
                 full = f"{name}.{inner}" if inner else name
-                found[full] = torch.tensordot(self.membership, stacked, dims=1)
-        return found
+                weights[full] = torch.tensordot(self.membership, stacked, dims=1)
+        return weights
 
     def ordinary(self, name: str) -> str | None:
         """Returns what an entry is called in the ordinary network; ``None`` of the membership.

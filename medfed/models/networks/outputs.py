@@ -44,17 +44,17 @@ def heads(output: object, image: Tensor) -> list[Tensor]:
     """
     if isinstance(output, Tensor):
         return list(output.unbind(1)) if output.ndim == image.ndim + 1 else [output]
-    found = [t for t in _parts(output) if isinstance(t, Tensor)]
-    if not found:
+    candidates = [t for t in _parts(output) if isinstance(t, Tensor)]
+    if not candidates:
         raise ConfigError(
             f"The network returns {type(output).__name__} without a tensor of its own; it must "
             "return its logits, alone or first."
         )
     # Only a segmentation has heads that are as large as the image, or that many times smaller.
-    main = found[0]
+    main = candidates[0]
     if main.ndim != image.ndim or main.ndim < 3:
         return [main]
-    return [main, *(t for t in found[1:] if _is_head(t, main))]
+    return [main, *(t for t in candidates[1:] if _is_head(t, main))]
 
 
 def extras(output: object, image: Tensor) -> int:
@@ -67,8 +67,8 @@ def extras(output: object, image: Tensor) -> int:
     """
     if isinstance(output, Tensor):
         return 0
-    found = [t for part in _parts(output) for t in _flat(part)]
-    return len(found) - len(heads(output, image))
+    tensors = [t for part in _parts(output) for t in _flat(part)]
+    return len(tensors) - len(heads(output, image))
 
 
 def shares(count: int) -> list[float]:

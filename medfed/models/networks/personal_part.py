@@ -59,12 +59,12 @@ def nearest(network: nn.Module, outputs: Outputs, image: Tensor) -> tuple[str, .
             module.eval()
     with torch.enable_grad(), torch.random.fork_rng(devices=[]):
         image = image.detach().clone().requires_grad_(True)
-        found = outputs(network, image)
+        answers = outputs(network, image)
     leaves = {id(p): n for n, p in network.named_parameters()}
     norms = {
         id(p) for m in network.modules() if isinstance(m, NORMALIZATION) for p in m.parameters()
     }
-    met = {leaves[i] for i in _met([t.grad_fn for t in found], image, norms) if i in leaves}
+    met = {leaves[i] for i in _met([t.grad_fn for t in answers], image, norms) if i in leaves}
     return tuple(dict.fromkeys(_pattern(network, n) for n in leaves.values() if n in met))
 
 
@@ -253,18 +253,18 @@ def part_roots(network: nn.Module, parts: Sequence[str]) -> list[str]:
     if not hit:
         raise nothing_personal(network, "A canonical model")
     whole = {name for name, t in named.items() if id(t) in hit}
-    found: dict[int, str] = {}
+    root_of: dict[int, str] = {}
     for root in _roots(network, "", whole, positions(network)):
-        found.setdefault(id(network.get_submodule(root)), root)
-    return list(found.values())
+        root_of.setdefault(id(network.get_submodule(root)), root)
+    return list(root_of.values())
 
 
 def positions(network: nn.Module) -> dict[int, list[str]]:
     """Returns all names of every layer, by its id; DynUNet has some of its layers twice."""
-    found: dict[int, list[str]] = {}
+    paths: dict[int, list[str]] = {}
     for name, module in network.named_modules(remove_duplicate=False):
-        found.setdefault(id(module), []).append(name)
-    return found
+        paths.setdefault(id(module), []).append(name)
+    return paths
 
 
 def _roots(
@@ -301,9 +301,9 @@ def take(network: nn.Module, places: Iterable[str]) -> dict[str, nn.Module]:
         ({'1': Linear(in_features=3, out_features=1, bias=True)}, ['0.weight', '0.bias'])
     """
     layers, slots = {}, {name: place(network, name) for name in places}
-    for name, found in slots.items():
+    for name, slots_of_part in slots.items():
         layers[name] = network.get_submodule(name)
-        for children, leaf in found:
+        for children, leaf in slots_of_part:
             children[leaf] = None
     return layers
 
@@ -316,12 +316,12 @@ def place(network: nn.Module, name: str) -> list[tuple[dict[str, nn.Module | Non
         >>> children[leaf]
         Linear(in_features=2, out_features=3, bias=True)
     """
-    found = {}
+    slots = {}
     for path in positions(network)[id(network.get_submodule(name))]:
         parent, _, leaf = path.rpartition(".")
         children = network.get_submodule(parent)._modules
-        found[id(children), leaf] = (children, leaf)
-    return list(found.values())
+        slots[id(children), leaf] = (children, leaf)
+    return list(slots.values())
 
 
 def remainder(network: nn.Module, places: Sequence[str], name: str = "") -> Iterator[nn.Module]:

@@ -389,11 +389,11 @@ def _voxels(data: FederatedDataModule, client: str) -> list[Array]:
     held = data.clients[client]
     images = held.train_inputs(_SAMPLES).cpu().transpose(0, 1).flatten(1).numpy()
     scaled = np.abs(images).max() <= 1 + 1e-5
-    found = []
+    voxels = []
     for values, present in zip(images, held.channels.tolist(), strict=True):
         kept = values if scaled else values[values != 0]
-        found.append(kept[:: 1 + len(kept) // _VOXELS] if present else kept[:0])
-    return found
+        voxels.append(kept[:: 1 + len(kept) // _VOXELS] if present else kept[:0])
+    return voxels
 
 
 def _ridges(axes: Axes, rows: Sequence[Array], pooled: Array) -> None:

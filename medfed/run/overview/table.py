@@ -94,8 +94,12 @@ def _summarise(data: FederatedDataModule, client: ClientData) -> ClientSummary:
     for split in SPLITS:
         labels, samples, units = torch.zeros(data.num_classes, dtype=torch.int64), 0, 0
         for block in [client.train] if split == "train" else client.evaluation[split]:
-            found, of = count_labels(block, data.num_classes)
-            labels, samples, units = labels + found, samples + block["image"].shape[0], units + of
+            block_labels, of = count_labels(block, data.num_classes)
+            labels, samples, units = (
+                labels + block_labels,
+                samples + block["image"].shape[0],
+                units + of,
+            )
         counts[split] = Count(len(client.patients[split]), samples, units, tuple(labels.tolist()))
     has = list(zip(data.plan_names, plan.channels.tolist(), strict=True))
     held = {i for ids in plan.patients.values() for i in ids}
@@ -346,9 +350,9 @@ def cohort_record(data: FederatedDataModule) -> CohortRecord:
         of.setdefault(patient.centre, []).append(patient)
     had = {name: _had(data, clients[name], plan, kind, of) for name, plan in data.plans.items()}
     what, samples = data.contents()
-    found = find_duplicates(what, {n: p.patients for n, p in data.plans.items()}, samples)
-    if found.groups and getattr(data, "duplicates", "warn") == "error":
-        raise DataError(f"{found.sentence()} This stops the run by data.duplicates=error.")
+    duplicates = find_duplicates(what, {n: p.patients for n, p in data.plans.items()}, samples)
+    if duplicates.groups and getattr(data, "duplicates", "warn") == "error":
+        raise DataError(f"{duplicates.sentence()} This stops the run by data.duplicates=error.")
     return CohortRecord(
         clients=had,
         kind=kind,
@@ -357,7 +361,7 @@ def cohort_record(data: FederatedDataModule) -> CohortRecord:
         used=sum(h.patients for h in had.values()),
         patients=len(data.patients),
         remarks=list(data.remarks),
-        duplicates=found,
+        duplicates=duplicates,
     )
 
 
@@ -385,7 +389,11 @@ def _had(
     blocks: dict[Split, Sequence[Block]] = {"train": [client.train], **client.evaluation}
     counts = {s: _label_counts(client, s, blocks[s], kind, data.num_classes) for s in SPLITS}
     if plan.label_order is not None:  # back to the order of the data
-        counts = {s: found[list(plan.label_order)] for s, found in counts.items() if len(found)}
+        counts = {
+            s: split_counts[list(plan.label_order)]
+            for s, split_counts in counts.items()
+            if len(split_counts)
+        }
     if kind == "classes":
         after = _shares(np.sum(list(counts.values()), axis=0))
     elif kind == "regions":
@@ -406,9 +414,9 @@ def _had(
         before=_shares(_counted(pool, data.num_classes)),
         after=after,
         missing={
-            split: [n for n, count in zip(data.class_names, found, strict=True) if not count]
-            for split, found in counts.items()
-            if kind != "outcome" and found.any()
+            split: [n for n, count in zip(data.class_names, split_counts, strict=True) if not count]
+            for split, split_counts in counts.items()
+            if kind != "outcome" and split_counts.any()
         },
         notes=list(_notes(data, client, plan)),
     )
@@ -422,8 +430,8 @@ def _label_counts(
         return client.label_counts[1:].numpy().astype(np.float64)
     if kind == "regions" and not isinstance(blocks, list):
         return np.empty(0)
-    found = [count_labels(block, num_classes)[0].numpy() for block in blocks]
-    total: Floats = np.sum([np.zeros(num_classes), *found], axis=0)
+    counts = [count_labels(block, num_classes)[0].numpy() for block in blocks]
+    total: Floats = np.sum([np.zeros(num_classes), *counts], axis=0)
     return total
 
 
@@ -545,8 +553,8 @@ def _missing(had: Had) -> Iterator[str]:
     empty = [split for split in SPLITS if not had.splits[split]]
     if empty:
         yield f"no patient in {', '.join(empty)}"
-    found = list(had.missing.values())
-    nowhere = [name for name in (found[0] if found else []) if all(name in m for m in found)]
+    gaps = list(had.missing.values())
+    nowhere = [name for name in (gaps[0] if gaps else []) if all(name in m for m in gaps)]
     if nowhere:
         yield f"no {few(nowhere, 3)}"
     for split, names in had.missing.items():
@@ -557,10 +565,10 @@ def _missing(had: Had) -> Iterator[str]:
 def _ranges(cohort: CohortRecord) -> Iterator[str]:
     """The same in sentences, for many clients."""
     had = cohort.clients
-    told = [f"{len(had)} clients have {cohort.used:,} of {cohort.patients:,} patients"]
-    told += [f"{span(h.patients for h in had.values())} each"]
-    told += [f"{span(h.splits[s] for h in had.values())} in {s}" for s in SPLITS]
-    yield f"{', '.join(told)}."
+    parts = [f"{len(had)} clients have {cohort.used:,} of {cohort.patients:,} patients"]
+    parts += [f"{span(h.patients for h in had.values())} each"]
+    parts += [f"{span(h.splits[s] for h in had.values())} in {s}" for s in SPLITS]
+    yield f"{', '.join(parts)}."
     title, shown = _prevalence(cohort)
     if all(h.after for h in had.values()):
         order = sorted(had.values(), key=lambda h: h.after[-1])
