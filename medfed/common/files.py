@@ -20,12 +20,13 @@ import hashlib
 import io
 import json
 import logging
+import math
 import os
 import platform
 import re
 import shutil
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,7 +35,6 @@ from typing import BinaryIO
 from filelock import FileLock, Timeout
 
 from medfed.common.errors import ConfigError, MedfedError, WriteError
-from medfed.common.strict_json import json_text
 
 _log = logging.getLogger(__name__)
 PARTIAL = ".partial-"
@@ -136,6 +136,41 @@ def write_text(path: Path, text: str) -> None:
     """Writes a file that is whole or not there, in a folder that is made for it."""
     with atomic(path, sync=False) as file:
         file.write(text.encode())
+
+
+def json_text(content: object) -> str:
+    """Returns JSON that every parser reads, which Python's own NaN and Infinity are not.
+
+    Args:
+        content: What JSON can hold, and numbers that are not finite: NaN becomes null, and infinity
+            a number that is larger than any other.
+
+    Example:
+        >>> print(json_text({"iou": math.nan, "loss": math.inf}))
+        {
+         "iou": null,
+         "loss": 1e999
+        }
+        >>> json.loads("1e999")
+        inf
+    """
+    text = json.dumps(_plain(content), indent=1, allow_nan=False)
+    return text.replace(json.dumps(_INFINITE), "1e999").replace(
+        json.dumps(f"-{_INFINITE}"), "-1e999"
+    )
+
+
+_INFINITE = "\0infinite"  # no other text in JSON of ours has such a character
+
+
+def _plain(content: object) -> object:
+    if isinstance(content, float) and not math.isfinite(content):
+        return None if math.isnan(content) else f"{'-' * (content < 0)}{_INFINITE}"
+    if isinstance(content, Mapping):
+        return {key: _plain(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_plain(value) for value in content]
+    return content
 
 
 def write_json(path: Path, content: object, sync: bool = False) -> None:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from medfed.common.errors import CheckpointError, MedfedError, first_line
 from medfed.common.files import original
-from medfed.common.strict_json import read_strict_json
+from medfed.common.schemas import fit, parse_json
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-ANY = "*"
-NUMBER = (int, float)
+T = TypeVar("T")
 _DEPTH = 64  # of nested YAML; no configuration comes near
 
 
@@ -55,83 +54,36 @@ string to float: 'x'); copy it again or repeat the run.
         ) from error
 
 
-def misfit(content: Any, shape: Any, place: str = "it") -> str | None:
-    """Says where content is not of a shape.
-
-    Args:
-        content: What JSON or YAML gave.
-        shape: A type, or several of which one will do; ``[shape]`` for a list; a mapping from names
-            that must be there, or from :data:`ANY` for all names, to shapes.
-        place: What the content is called.
-
-    Returns:
-        What is wrong, or ``None``.
-
-    Example:
-        >>> shape = {"rounds": int, "clients": {ANY: {ANY: NUMBER}}}
-        >>> misfit({"rounds": 3, "clients": {"a": {"dice": 0.5}}}, shape)
-        >>> misfit({"rounds": 3, "clients": {"a": {"dice": "0.5"}}}, shape)
-        "clients.a.dice is '0.5'"
-        >>> misfit([], shape), misfit({"rounds": 3}, shape)
-        ('it is a list', 'clients is missing')
-    """
-    if isinstance(shape, Mapping):
-        if not isinstance(content, Mapping):
-            return f"{place} is {_told(content)}"
-        for name, inner in shape.items():
-            if name != ANY and name not in content:
-                return f"{name if place == 'it' else f'{place}.{name}'} is missing"
-            for key in content if name == ANY else [name]:
-                below = str(key) if place == "it" else f"{place}.{key}"
-                wrong = misfit(content[key], inner, below) if isinstance(key, str) else below
-                if wrong:
-                    return wrong
-        return None
-    if isinstance(shape, list):
-        if not isinstance(content, list):
-            return f"{place} is {_told(content)}"
-        found = (misfit(c, shape[0], f"{place}[{i}]") for i, c in enumerate(content))
-        return next((f for f in found if f), None)
-    is_bool_by_chance = isinstance(content, bool) and shape is not bool
-    return (
-        None
-        if isinstance(content, shape) and not is_bool_by_chance
-        else (f"{place} is {_told(content)}")
-    )
-
-
-def _told(content: object) -> str:
-    kinds = {list: "a list", dict: "a mapping", type(None): "empty"}
-    return kinds.get(type(content), f"{content!r:.60}")
-
-
-def read_json(path: Path, shape: Any = None) -> dict[str, Any]:
-    """Reads a JSON file that holds a mapping.
+@overload
+def read_json(path: Path) -> dict[str, Any]: ...
+@overload
+def read_json(path: Path, kind: type[T]) -> T: ...
+def read_json(path: Path, kind: Any = dict[str, Any]) -> Any:
+    """Reads a JSON file as a type.
 
     Args:
         path: The file.
-        shape: What it must hold; see :func:`misfit`.
+        kind: What it must hold; see :func:`medfed.common.schemas.fit`.
 
     Raises:
-        CheckpointError: If it is missing, torn, or of another shape.
+        CheckpointError: If it is missing, torn, or holds something else.
     """
     with reading(path):
-        content = read_strict_json(path, finite=False)  # a metric may be NaN
-        _check(path, content, shape)
-    return dict(content)
+        content = parse_json(path, finite=False)  # a metric may be NaN
+        return _fitted(path, content, kind)
 
 
-def read_yaml(path: Path, shape: Any = None) -> dict[str, Any]:
+def read_yaml(path: Path, kind: Any = dict[str, Any]) -> dict[str, Any]:
     """Reads a YAML file that holds a mapping of plain values, as a program wrote it.
 
     Aliases, which can unfold without end, depth that no program writes, and tags are refused.
 
     Args:
         path: The file.
-        shape: What it must hold; see :func:`misfit`.
+        kind: What it must hold, beside other keys.
 
     Raises:
-        CheckpointError: If it is missing, torn, or of another shape.
+        CheckpointError: If it is missing, torn, or holds something else.
     """
     import yaml  # type: ignore[import-untyped]
     from omegaconf._utils import get_yaml_loader
@@ -147,15 +99,17 @@ def read_yaml(path: Path, shape: Any = None) -> dict[str, Any]:
             if depth > _DEPTH:
                 raise ValueError(f"it is nested more than {_DEPTH} deep")
         content = yaml.load(text, Loader=get_yaml_loader())  # a SafeLoader
-        _check(path, content, shape)
-    return dict(content)
+        _fitted(path, content, kind)
+        return dict(content)
 
 
-def _check(path: Path, content: Any, shape: Any) -> None:
-    if wrong := misfit(content, {} if shape is None else shape):
+def _fitted(path: Path, content: Any, kind: type[T]) -> T:
+    try:
+        return fit(content, kind)
+    except ValueError as error:
         raise CheckpointError(
-            f"{path} does not hold what a run writes ({wrong}); copy it again or repeat the run."
-        )
+            f"{path} does not hold what a run writes ({error}); copy it again or repeat the run."
+        ) from error
 
 
 def read_rows(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:

@@ -30,8 +30,7 @@ from omegaconf import DictConfig, OmegaConf
 
 import medfed
 from medfed.common.errors import CheckpointError, DataError
-from medfed.common.files import digest, write_json
-from medfed.common.strict_json import json_text
+from medfed.common.files import digest, json_text, write_json
 from medfed.common.untrusted import read_json
 from medfed.config.allowed import is_plugin
 from medfed.config.compose import resolved
@@ -158,7 +157,16 @@ _PLACES = (
     "checkpoint",
 )
 _SAMPLE = 1 << 16  # bytes of each file that a fingerprint reads
-_SHAPE = {"name": str, "key": str, "result": {}, "sha256": str}
+
+
+@dataclass(frozen=True)
+class _File:
+    """What the file of a cell holds."""
+
+    name: str
+    key: str
+    result: dict[str, Any]
+    sha256: str
 
 
 @dataclass(frozen=True)
@@ -294,15 +302,13 @@ def read_cell(out: Path, cell: Cell) -> dict[str, Any] | None:
     path = cell.file(out)
     if not path.is_file():
         return None
-    content = read_json(path, _SHAPE)
-    told = (content["name"], content["key"])
-    if told != (cell.place, cell.key) or digest(content["result"]) != content["sha256"]:
+    kept = read_json(path, _File)
+    if (kept.name, kept.key, digest(kept.result)) != (cell.place, cell.key, kept.sha256):
         raise CheckpointError(
             f"{path} is not as the benchmark has written it; remove it, and the cell "
             f"{cell.place} is run again."
         )
-    result: dict[str, Any] = content["result"]
-    return result
+    return kept.result
 
 
 def stale_cells(out: Path, cells: list[Cell]) -> Iterator[str]:

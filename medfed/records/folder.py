@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NotRequired, TypedDict
 
 import safetensors.torch
 import torch
@@ -24,11 +24,9 @@ from torch import Tensor, nn
 from medfed.common.console import file_names
 from medfed.common.errors import CheckpointError, CodecError, ConfigError, did_you_mean, first_line
 from medfed.common.files import atomic, write_json, write_text
+from medfed.common.schemas import Count, fit
 from medfed.common.scores import Record, declare
 from medfed.common.untrusted import (
-    ANY,
-    NUMBER,
-    misfit,
     read_json,
     read_rows,
     read_tensors,
@@ -49,38 +47,75 @@ NOT_THE_EXPERIMENT = (
     *("data.workers", "data.memory_gb", "data.cache", "data.device_gb", "local.graphs"),
     *("cohort.memory_gb", "local.offload", "local.slots"),
 )
-# What whoever reads a run relies on; see `medfed.common.untrusted.misfit`.
-_SECTIONS = ("algorithm", "codec", "cohort", "data", "local", "model", "optimizer", "trainer")
-CONFIG = {"name": str, "seed": int, "rounds": int, **{key: {} for key in _SECTIONS}}
-SPLITS = {"clients": {ANY: {ANY: [str]}}, "files": {ANY: str}}
-SUMMARY = {
-    "name": str,
-    "algorithm": str,
-    "selection": [str],
-    "selected_round": (int, type(None)),
-    "rounds": int,
-    "clients": {ANY: {ANY: (*NUMBER, type(None))}},
-    "federation": {ANY: dict.fromkeys(("mean", "sd", "worst"), (*NUMBER, type(None)))},
-    "bytes": dict.fromkeys(("up", "down"), int),
-    "savings": dict.fromkeys(("up", "down"), NUMBER),
-    "bytes_by_client": {ANY: dict.fromkeys(("up", "down"), int)},
-    "steps": {ANY: int},
-}
-# What a run of this version adds, and whoever reads it relies on where it is there.
-_MEASURED = (*NUMBER, type(None))
-FOUND = {
-    "constant": {
-        ANY: {
-            "clients": {ANY: {ANY: _MEASURED}},
-            "federation": {ANY: dict.fromkeys(("mean", "sd", "worst"), _MEASURED)},
-        }
-    },
-    "intervals": {
-        "clients": {ANY: {ANY: [_MEASURED]}},
-        "mean": {ANY: [_MEASURED]},
-        "pooled": {ANY: [_MEASURED]},
-    },
-}
+_Values = dict[str, float | None]  # null where NaN was written
+
+
+class _Mean(TypedDict):
+    mean: float | None
+    sd: float | None
+    worst: float | None
+
+
+class _Bytes(TypedDict):
+    up: Count
+    down: Count
+
+
+class _Config(TypedDict):
+    """What of ``config.yaml`` whoever reads a run relies on."""
+
+    name: str
+    seed: int
+    rounds: Count
+    algorithm: dict[str, Any]
+    codec: dict[str, Any]
+    cohort: dict[str, Any]
+    data: dict[str, Any]
+    local: dict[str, Any]
+    model: dict[str, Any]
+    optimizer: dict[str, Any]
+    trainer: dict[str, Any]
+
+
+class _Splits(TypedDict):
+    """What ``splits.json`` holds."""
+
+    clients: dict[str, dict[str, list[str]]]
+    files: dict[str, str]
+
+
+class _Constant(TypedDict):
+    """What predicting the same for every patient comes to."""
+
+    clients: dict[str, _Values]
+    federation: dict[str, _Mean]
+
+
+class _Intervals(TypedDict):
+    """Both ends of each metric's interval."""
+
+    clients: dict[str, dict[str, list[float | None]]]
+    mean: dict[str, list[float | None]]
+    pooled: dict[str, list[float | None]]
+
+
+class _Summary(TypedDict):
+    """What of ``summary.json`` whoever reads a run relies on."""
+
+    name: str
+    algorithm: str
+    selection: tuple[str, Literal["min", "max"]]
+    selected_round: Count | None
+    rounds: Count
+    clients: dict[str, _Values]
+    federation: dict[str, _Mean]
+    bytes: _Bytes
+    savings: TypedDict("_Savings", {"up": float, "down": float})  # type: ignore[valid-type]
+    bytes_by_client: dict[str, _Bytes]
+    steps: dict[str, Count]
+    constant: NotRequired[dict[str, _Constant]]
+    intervals: NotRequired[_Intervals]
+    memberships: NotRequired[dict[str, float | dict[str, Any] | None]]  # of canonical models
 
 
 def git_commit(folder: Path) -> str:
@@ -171,7 +206,7 @@ def read_config(folder: Path) -> DictConfig:
     """
     path = _config_file(folder)
     _check_version(folder)
-    plain = read_yaml(path, CONFIG)
+    plain = read_yaml(path, _Config)
     # A run writes values; what stands for one could read the environment of whoever opens the run.
     if "${" in repr(plain):
         raise CheckpointError(
@@ -187,7 +222,7 @@ def _check_version(folder: Path) -> None:
     """Refuses a run of an earlier minor version, whose classes and keys may have other names."""
     if not (folder / "versions.json").is_file():
         return
-    made, ours = str(read_json(folder / "versions.json", {}).get("medfed")), versions()["medfed"]
+    made, ours = str(read_json(folder / "versions.json").get("medfed")), versions()["medfed"]
     # A clone that is not installed has no version to compare.
     comparable = made[:1].isdigit() and ours[:1].isdigit()
     if comparable and made.rpartition(".")[0] != ours.rpartition(".")[0]:
@@ -213,7 +248,7 @@ def read_splits(folder: Path) -> dict[str, Any]:
         CheckpointError: If they are missing or torn, or of other clients than the run's.
     """
     path = folder / "splits.json"
-    splits = read_json(path, SPLITS)
+    splits: dict[str, Any] = {**read_json(path, _Splits)}
     with reading(path):
         if lacking := set(finished(folder)["clients"]) - set(splits["clients"]):
             raise ValueError(f"it lacks the client {min(lacking)} of summary.json")
@@ -236,15 +271,10 @@ def finished(folder: Path) -> dict[str, Any]:
             f"The run in {folder} has not finished (it has no summary.json); finish it with the "
             f"overrides that started it and resume={folder}."
         )
-    summary = read_json(path, SUMMARY)
+    summary = read_json(path)
     with reading(path):
-        given = {"memberships": summary.get("memberships", {})}  # only canonical models have them
-        if wrong := misfit(given, {"memberships": {ANY: (*NUMBER, dict, type(None))}}):
-            raise ValueError(wrong)
-        for key, shape in FOUND.items():
-            if wrong := misfit(summary.get(key), shape, key) if key in summary else None:
-                raise ValueError(wrong)
-    for key in FOUND.keys() & summary.keys():
+        fit(summary, _Summary)
+    for key in {"constant", "intervals"} & summary.keys():
         summary[key] = _with_nan(summary[key])
     for of in ("clients", "federation"):  # JSON has no NaN
         summary[of] = {
@@ -258,7 +288,7 @@ def finished(folder: Path) -> dict[str, Any]:
             raise ValueError("its clients do not have the same metrics")
         if any(set(summary[key]) != set(clients) for key in ("steps", "bytes_by_client")):
             raise ValueError("steps and bytes are not of its clients")
-        if not {*summary["selection"][:1]} <= metrics or not summary["selection"]:
+        if summary["selection"][0] not in metrics:
             raise ValueError("the metric that selected its round is not among its metrics")
     return summary
 

@@ -54,7 +54,7 @@ def own_report(folders: Sequence[Path], metric: str | None = None) -> Report:
         "Settings are those of the runs; nothing here says that all methods were tuned alike.",
     ]
     report.commands = [c for own in methods.values() for run in own if (c := _command(run))]
-    versions = read_json(runs[0].folder / "versions.json", {})
+    versions = read_json(runs[0].folder / "versions.json")
     report.libraries = {n: str(v) for n, v in versions.items() if n not in ("commit", "plugins")}
     return report
 

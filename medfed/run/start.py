@@ -26,7 +26,7 @@ from medfed.common.errors import CheckpointError, ConfigError, first_line
 from medfed.common.files import sha256, write_json
 from medfed.common.seeding import torch_rng
 from medfed.common.tensors import Tensors, first_non_finite
-from medfed.common.untrusted import ANY, read_json, read_tensors, reading
+from medfed.common.untrusted import read_json, read_tensors, reading
 from medfed.config.compose import build
 from medfed.federation.lightning.collect import rank
 from medfed.federation.split import float_entries, match
@@ -360,6 +360,19 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
+class StartRecord:
+    """What of ``start.json`` is read again.
+
+    Attributes:
+        files: Hashes of the files that the run started from.
+        adopted: Values by key that it took from them.
+    """
+
+    files: dict[str, str]
+    adopted: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class Start:
     """What a run starts from; nothing by default.
 
@@ -385,7 +398,7 @@ class Start:
             return cls()
         if config.resume is not None:
             folder = Path(config.resume)
-            adopt(config, read_json(folder / ACCOUNT, {"adopted": {}})["adopted"])
+            adopt(config, read_json(folder / ACCOUNT, StartRecord).adopted)
             return cls(folder=folder)
         source: Source = build(init)
         weights = source.read()
@@ -508,7 +521,7 @@ def restore(network: nn.Module, folder: Path) -> None:
     Raises:
         CheckpointError: If the folder's record of it is missing, torn or of another network.
     """
-    about, path = read_json(folder / ACCOUNT, {"files": {ANY: str}}), folder / WEIGHTS
+    about, path = read_json(folder / ACCOUNT, StartRecord), folder / WEIGHTS
     tensors, entries = read_tensors(path), float_entries(network)
     with reading(path):
         if {n: t.shape for n, t in tensors.items()} != {n: t.shape for n, t in entries.items()}:
@@ -516,7 +529,7 @@ def restore(network: nn.Module, folder: Path) -> None:
         with torch.no_grad():
             for name, own in entries.items():
                 own.copy_(tensors[name])
-    for file, sha in about["files"].items():
+    for file, sha in about.files.items():
         try:
             changed = Path(file).is_file() and sha256(Path(file)) != sha
         except OSError as error:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from medfed.common.console import shown
 from medfed.common.errors import CodecError, ConfigError, SiteError
 from medfed.datamodules.base import Exchanged
-from medfed.sites.wire import Facts, Greeting, Reply, Request, Silent, Transport
+from medfed.sites.wire import Facts, Greeting, Kind, Reply, Request, Silent, Transport
 
 Found = TypeVar("Found")
 Merging = Generator[bytes, Sequence[bytes], None]
@@ -77,7 +77,7 @@ class Caller:
         self.session = secrets.token_hex(8)
         self.lacking: dict[str, str] = {}
 
-    def request(self, kind: str, site: str, **rest: Any) -> Request:
+    def request(self, kind: Kind, site: str, **rest: Any) -> Request:
         """Returns a request of this session."""
         return Request(kind, site, self.session, **rest)
 

@@ -321,6 +321,13 @@ class Coordinator:
                 if error.client is None:
                     raise
                 raise Lost({error.client: str(error).rstrip(".")}) from error
+            except KeyError as error:
+                # The method asks for parts and scalars by name, and nobody else knows which.
+                name = error.args[0]
+                lacking = [c for c, p in packets.items() if name not in {*p.parts, *p.scalars}]
+                if not lacking:
+                    raise
+                raise Lost(dict.fromkeys(lacking, f"its message has no {name!s:.60}")) from error
         return [c for c in federation.ids if c in trained]
 
     def _check(self, packet: Packet, phase: str, forms: dict[str, Any]) -> None:
@@ -340,10 +347,7 @@ class Coordinator:
             forms.setdefault(part, form)
 
     def _note(self, site: str, reply: Reply) -> None:
-        passes = reply.content["passes"]
-        if len(passes) != 2 or min(passes) < 0 or reply.content["steps"] < 0:
-            raise Lost({site: "its count of steps is none"})
-        self.standing.spent[site] = reply.content["steps"], Passes(*passes)
+        self.standing.spent[site] = reply.content["steps"], Passes(*reply.content["passes"])
 
     def _needed(self, asked: Mapping[str, Request]) -> dict[str, Reply]:
         """Asks sites that must all answer."""

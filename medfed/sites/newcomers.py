@@ -13,6 +13,7 @@ own to make.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -26,7 +27,7 @@ from medfed.common.errors import CheckpointError, CodecError, ConfigError, SiteE
 from medfed.common.files import csv_text, write_json, write_text
 from medfed.common.scores import label_of, number
 from medfed.common.tensors import Tensors, to_device
-from medfed.common.untrusted import ANY, NUMBER, read_checkpoint, read_json
+from medfed.common.untrusted import read_checkpoint, read_json
 from medfed.config.allowed import check_plugins
 from medfed.datamodules.base import Exchanged
 from medfed.federation.algorithm import ClientInfo
@@ -46,7 +47,7 @@ from medfed.run.federating import federation_of, preprocessing
 from medfed.sites.calls import Caller, Terms, agree_again, compare, compare_models
 from medfed.sites.terms import Agreed, fingerprints
 from medfed.sites.wire import Facts, Greeting, Transport
-from medfed.sites.withdrawal import SITES
+from medfed.sites.withdrawal import SITES, SitesRecord
 
 
 def onboard(
@@ -106,6 +107,7 @@ def onboard(
             raise SiteError(f"{shown(site)}: {reply}.")
         return reply.content["metrics"], reply.body
 
+    packet: Packet | None = None
     generator = rules_of(federation.algorithm).onboarding(federation.server, info)
     try:
         question = next(generator)
@@ -123,6 +125,10 @@ def onboard(
         raise SiteError(
             f"{shown(site)}: its message cannot be used: {str(error).rstrip('.')}."
         ) from error
+    except KeyError as error:
+        if packet is None or error.args[0] in {*packet.parts, *packet.scalars}:
+            raise
+        raise SiteError(f"{shown(site)}: its message has no {error.args[0]!s:.60}.") from error
     return info.num_samples, dict(metrics), ledger
 
 
@@ -188,8 +194,7 @@ class Newcomer:
 
 
 AGREED, RECORD = "agreed.json", "onboarding.json"
-_SITES = {"job": str, "clients": {ANY: {}}, "answers": [str], "greeting": {}}
-_ROW = {"client": str, "samples": int, "rule": str, "steps": int, "up": int, "down": int}
+_COLUMNS = ("client", "samples", "rule", "steps", "up", "down")
 
 
 @dataclass(frozen=True)
@@ -213,6 +218,19 @@ class Joined:
     metrics: dict[str, float]
     up: int
     down: int
+
+
+class _Written(Joined):
+    """As it is written: what is undefined is null in JSON."""
+
+    metrics: dict[str, float | None]  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
+class _Record:
+    """What of ``onboarding.json`` is read again."""
+
+    rows: list[_Written]
 
 
 def agreed_for(folder: Path, site: str) -> Agreed:
@@ -257,7 +275,7 @@ def join(
     """
     folder = Path(config.folder)
     summary, kept, others = finished(folder), _sites_of(folder, site), _joined_before(folder)
-    facts = {c: Facts.of(said) for c, said in kept["clients"].items()}
+    facts = kept.clients
     like = next(iter(facts.values()))
     federation = _reopened(folder, facts)
     caller = Caller(transport, [site], terms or Terms())
@@ -265,10 +283,10 @@ def join(
     if isinstance(reply, str):
         raise SiteError(f"{shown(site)}: {reply}; see to it, and onboard it again.")
     said = Greeting(reply.content["agreed"], reply.content["data"])
-    compare(Greeting(fingerprints(config), kept["greeting"]), said, "the run", site)
-    answers = [answer.encode() for answer in kept["answers"]]
+    compare(Greeting(fingerprints(config), kept.greeting), said, "the run", site)
+    answers = [answer.encode() for answer in kept.answers]
     samples, metrics, ledger = onboard(
-        caller, federation, site, answers, steps, job=kept["job"], like=like
+        caller, federation, site, answers, steps, job=kept.job, like=like
     )
     if odd := {*metrics} ^ {name for of in summary["clients"].values() for name in of}:
         raise SiteError(f"{shown(site)} has other metrics than the run: {shown(min(odd))}.")
@@ -280,15 +298,15 @@ def join(
     return joined
 
 
-def _sites_of(folder: Path, site: str) -> dict[str, Any]:
+def _sites_of(folder: Path, site: str) -> SitesRecord:
     """Returns what the run keeps of its sites, of which the newcomer is none."""
     if not (folder / SITES).is_file():
         raise ConfigError(
             f"The run in {folder} is a simulation; onboard to it by medfed evaluate run={folder} "
             "onboard=..."
         )
-    kept: dict[str, Any] = read_json(folder / SITES, _SITES)
-    if site in kept["clients"]:
+    kept = SitesRecord.read(folder)
+    if site in kept.clients:
         raise ConfigError(
             f"onboard={site} was one of the sites of the run in {folder}, and has its model; name "
             "one that was not."
@@ -319,22 +337,26 @@ def _joined_before(folder: Path) -> list[Joined]:
     """Returns who has joined earlier."""
     if not (folder / RECORD).is_file():
         return []
-    shape = {"rows": [{**_ROW, "metrics": {ANY: (*NUMBER, type(None))}}]}
-    rows = read_json(folder / RECORD, shape)["rows"]
-    undefined = float("nan")  # is null in JSON
-    return [
-        Joined(
-            **{key: row[key] for key in _ROW},
-            metrics={n: undefined if v is None else float(v) for n, v in row["metrics"].items()},
-        )
-        for row in rows
-    ]
+    rows = read_json(folder / RECORD, _Record).rows
+    return [replace(row, metrics=numbers(row.metrics)) for row in rows]
+
+
+def numbers(metrics: Mapping[str, float | None]) -> dict[str, float]:
+    """Returns metrics as they were: what is undefined is null in JSON.
+
+    Example:
+        >>> numbers({"loss": 0.5, "auroc": None})
+        {'loss': 0.5, 'auroc': nan}
+    """
+    return {name: math.nan if value is None else value for name, value in metrics.items()}
 
 
 def _write(folder: Path, summary: Mapping[str, Any], rows: list[Joined]) -> None:
     names = list(dict.fromkeys(n for row in rows for n in row.metrics))
-    lines = ([*(getattr(r, f) for f in _ROW), *(r.metrics.get(n, "") for n in names)] for r in rows)
-    write_text(folder / "onboarding.csv", csv_text([*_ROW, *names], lines))
+    lines = (
+        [*(getattr(r, f) for f in _COLUMNS), *(r.metrics.get(n, "") for n in names)] for r in rows
+    )
+    write_text(folder / "onboarding.csv", csv_text([*_COLUMNS, *names], lines))
     kept = ("name", "algorithm", "selection", "selected_round")
     record = {name: summary[name] for name in kept}
     write_json(folder / RECORD, record | {"rows": [asdict(row) for row in rows]})

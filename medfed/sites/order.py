@@ -9,15 +9,17 @@ from collections.abc import Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from medfed.common.errors import MedfedError
 from medfed.common.files import write_json
+from medfed.common.schemas import parse_json
 from medfed.common.untrusted import read_json
 
 if TYPE_CHECKING:
     from medfed.sites.wire import Answers, Transport
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 OUTCOME, SAID = "outcome.json", "said.txt"
 BEGUN, FINISHED, STOPPED = "begun", "finished", "stopped"
@@ -81,8 +83,7 @@ class Order:
     @classmethod
     def of(cls, text: str) -> Order:
         """Reads what :meth:`text` returned."""
-        known = opened(text)
-        return cls(**{**known, "alone": tuple(known["alone"])})
+        return opened(text, cls)
 
 
 def sealed(content: Mapping[str, Any]) -> str:
@@ -95,16 +96,17 @@ def sealed(content: Mapping[str, Any]) -> str:
     return base64.b64encode(json.dumps(content).encode()).decode()
 
 
-def opened(text: str) -> dict[str, Any]:
+def opened(text: str, kind: type[T] = dict[str, Any]) -> T:  # type: ignore[assignment]
     """Reads what :func:`sealed` returned.
+
+    Args:
+        text: That.
+        kind: What it must hold.
 
     Raises:
         ValueError: If it is something else.
     """
-    found = json.loads(base64.b64decode(text, validate=True))
-    if not isinstance(found, dict):
-        raise ValueError("no mapping")
-    return found
+    return parse_json(base64.b64decode(text, validate=True), kind)
 
 
 def outcome(folder: Path) -> tuple[str, str]:
@@ -112,8 +114,8 @@ def outcome(folder: Path) -> tuple[str, str]:
     path = folder / OUTCOME
     if not path.is_file():
         return "", ""
-    told = read_json(path, {"how": str, "why": str})
-    return told["how"], told["why"]
+    ended = read_json(path, dict[str, str])
+    return ended.get("how", ""), ended.get("why", "")
 
 
 def carry_out(text: str, transport: Transport) -> None:
@@ -194,10 +196,9 @@ def start_site(own: Path, agreed: str, name: str) -> Answers:
 def _site(own: Path, agreed: str, name: str) -> Answers:
     from medfed.common.errors import ConfigError
     from medfed.sites.own_folder import hospital
-    from medfed.sites.terms import Agreed, SiteFile
+    from medfed.sites.terms import Agreed, AgreedRecord, SiteFile
 
-    known = opened(agreed)
-    found = Agreed(tuple(known["sites"]), tuple(known["overrides"]), known["cut"], known["medfed"])
+    found = Agreed(**opened(agreed, AgreedRecord))
     file = SiteFile.read(own)
     if file.site != name:
         raise ConfigError(f"{own} is of site {file.site}, and FLARE calls this one {name}.")

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,10 @@ from medfed.common.console import file_names
 from medfed.common.errors import MedfedError
 from medfed.common.figures import save_figures
 from medfed.common.files import write_json, write_text
+from medfed.common.schemas import Count
 from medfed.common.scores import Record, failures_count, undefined_in
-from medfed.common.strict_json import read_strict_json
 from medfed.common.tensors import Tensors
+from medfed.common.untrusted import read_json
 from medfed.config.compose import load
 from medfed.datamodules.base import Exchanged
 from medfed.delivery.export.export import export_run
@@ -38,13 +40,29 @@ from medfed.run import results
 from medfed.run.experiment import Experiment
 from medfed.run.federating import preprocessing
 from medfed.run.overview.table import cohort_record
-from medfed.sites.newcomers import Newcomer
+from medfed.sites.newcomers import Newcomer, numbers
 from medfed.sites.site import ConfiguredSite, Site
 from medfed.sites.terms import Agreed, SiteFile
 from medfed.sites.wire import START, Reply, Request
 
 LOG = "log.txt"  # in the folder of all federations
 _LEDGER, _VALIDATION = "ledger.csv", "validation.json"
+
+
+@dataclass(frozen=True)
+class _Spent:
+    """What the rounds have taken."""
+
+    steps: Count
+    passes: Passes
+
+
+@dataclass(frozen=True)
+class _Validation:
+    """What ``validation.json`` holds: metrics by round, null where they are undefined."""
+
+    metrics: Sequence[tuple[Count, Mapping[str, float | None]]]
+    spent: _Spent
 
 
 def hospital(agreed: Agreed, own: SiteFile) -> Site:
@@ -100,9 +118,9 @@ class OwnFolder:
         if config.resume and (folder / _LEDGER).is_file():
             self.ledger = Ledger.from_csv((folder / _LEDGER).read_text())
         if config.resume and (folder / _VALIDATION).is_file():
-            kept = read_strict_json(folder / _VALIDATION, finite=False)
-            self.history = [Record(n, self.name, _numbers(m)) for n, m in kept["metrics"]]
-            self._spent = kept["spent"]["steps"], Passes(*kept["spent"]["passes"])
+            kept = read_json(folder / _VALIDATION, _Validation)
+            self.history = [Record(n, self.name, numbers(m)) for n, m in kept.metrics]
+            self._spent = kept.spent.steps, kept.spent.passes
 
     def after(self, site: Site, asked: Request, reply: Reply) -> None:
         """Takes note of a request that was answered."""
@@ -156,9 +174,9 @@ class OwnFolder:
 
     def _keep(self, folder: Path) -> None:
         steps, passes = self._spent
-        metrics = [[r.round, r.metrics] for r in self.history]
-        spent = {"steps": steps, "passes": list(passes)}
-        write_json(folder / _VALIDATION, {"metrics": metrics, "spent": spent})
+        metrics = [(r.round, r.metrics) for r in self.history]
+        kept = _Validation(metrics, _Spent(steps, passes))
+        write_json(folder / _VALIDATION, asdict(kept))
 
     def _finish(self, site: Site, asked: Request, metrics: dict[str, float]) -> None:
         """Writes the model of the selected round, what was measured of it, and its bundle."""
@@ -238,8 +256,3 @@ def listen(site: Site, path: Path) -> None:
 
 def _before(phase: str) -> bool:
     return phase == "preprocessing"
-
-
-def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Metrics as they were: what is undefined is null in JSON."""
-    return {name: float("nan") if v is None else float(v) for name, v in metrics.items()}

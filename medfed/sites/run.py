@@ -11,6 +11,7 @@ import json
 import logging
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from medfed.common.figures import save_figures
 from medfed.common.files import Before, write_json, write_text
 from medfed.common.scores import Record, metrics_csv
 from medfed.common.tensors import digest
-from medfed.common.untrusted import ANY, read_checkpoint, read_json
+from medfed.common.untrusted import read_checkpoint
 from medfed.federation.algorithm import ClientInfo
 from medfed.federation.budget import Passes
 from medfed.federation.engine.loop import LocalTrainer
@@ -56,7 +57,7 @@ from medfed.sites.coordinator import Coordinator, Metrics, Standing
 from medfed.sites.site import FACTS
 from medfed.sites.terms import fingerprints
 from medfed.sites.wire import Facts, Greeting, Transport
-from medfed.sites.withdrawal import kept_answers, replayed, withdrawn_of
+from medfed.sites.withdrawal import SITES, SitesRecord, replayed, withdrawn_of
 
 
 class SitesEvaluation(PersonalEvaluation):
@@ -166,8 +167,7 @@ class SitesModule(FederatedModule):
 
 
 _log = logging.getLogger(__name__)
-SITES, ABSENCES = "sites.json", "absences.json"
-_SITES = {"job": str, "clients": {ANY: {"num_samples": int, "data": {}, "weights": str}}}
+ABSENCES = "absences.json"
 
 
 def coordinate(
@@ -218,7 +218,7 @@ def _coordinate(
     if caller.lacking:
         _log.warning("Not there yet: %s.", sentence(caller.lacking))
     if gone or caller.lacking:
-        merging = replayed(kept_answers(folder))
+        merging = replayed(SitesRecord.read(folder).answers)
     facts, answers, exchanged = converse(caller, merging)
     if config.resume is not None:
         facts = as_before(folder, facts)
@@ -249,10 +249,9 @@ def _coordinate(
         kept.checkpoint.every = 1
     trainer = trainer_of(config, [*callbacks_of(kept, evaluation), Absences(folder, coordinator)])
     open_folder(config, {"clients": {c: {} for c in sites}, "files": {}}, {}, {})
-    told = {c: facts[c].content() for c in sites}
     said = [answer.decode() for answer in answers]
-    known = {"job": job, "greeting": dict(greeting.data), "clients": told, "answers": said}
-    write_json(folder / SITES, known)
+    record = SitesRecord(job, dict(greeting.data), {c: facts[c] for c in sites}, said)
+    write_json(folder / SITES, asdict(record))
     with together(trainer):
         trainer.fit(module, ckpt_path=checkpoint, weights_only=True)
         write_json(folder / "hashes.json", coordinator.digests(module.next_round))
@@ -281,7 +280,7 @@ def as_before(folder: Path, facts: Mapping[str, Facts]) -> dict[str, Facts]:
     Raises:
         SiteError: If a site has other data, or builds another model.
     """
-    kept = {c: Facts.of(said) for c, said in kept_clients(folder).items()}
+    kept = SitesRecord.read(folder).clients
     for site, now in facts.items():
         compare_models(kept[site], now, "when the run began", site)
         if now.num_samples != kept[site].num_samples:
@@ -290,12 +289,6 @@ def as_before(folder: Path, facts: Mapping[str, Facts]) -> dict[str, Facts]:
                 f"{kept[site].num_samples} when the run began; give it the same data, or start a "
                 "new run."
             )
-    return kept
-
-
-def kept_clients(folder: Path) -> dict[str, Any]:
-    """Returns what the sites of a run have said of themselves, as its folder keeps it."""
-    kept: dict[str, Any] = read_json(folder / SITES, _SITES)["clients"]
     return kept
 
 
@@ -328,19 +321,19 @@ def before_of(config: DictConfig, sites: Sequence[str]) -> tuple[str, Standing |
     if config.resume is None:
         return secrets.token_hex(16), None, None
     folder = Path(config.resume)
-    kept = read_json(folder / SITES, _SITES)
-    if list(kept["clients"]) != list(sites):
+    kept = SitesRecord.read(folder)
+    if list(kept.clients) != list(sites):
         raise ConfigError(
-            f"The run in {folder} is of the sites {', '.join(map(shown, kept['clients']))}; resume "
+            f"The run in {folder} is of the sites {', '.join(map(shown, kept.clients))}; resume "
             "it with the same ones, in the same order."
         )
     checkpoint = last_whole(folder / "checkpoints")
     if checkpoint is None:
-        return kept["job"], None, None
+        return kept.job, None, None
     saved = read_checkpoint(checkpoint)
     if "sites" not in saved:
         raise ConfigError(f"The run in {folder} is a simulation; resume it by medfed train.")
-    return kept["job"], Standing.of(saved["sites"]), checkpoint
+    return kept.job, Standing.of(saved["sites"]), checkpoint
 
 
 class Absences(pl.Callback):

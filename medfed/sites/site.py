@@ -17,15 +17,16 @@ import re
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
 import torch
 from omegaconf import DictConfig, OmegaConf
 
 from medfed.common.errors import CheckpointError, CodecError, DataError
 from medfed.common.files import write_json
+from medfed.common.schemas import Count, fit
 from medfed.common.tensors import Tensors, digest, map_state
-from medfed.common.untrusted import ANY, misfit, read_checkpoint, read_json
+from medfed.common.untrusted import read_checkpoint, read_json
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.one_site import OwnData, setup_alone
 from medfed.federation.algorithm import ClientInfo
@@ -44,18 +45,27 @@ from medfed.run.federating import federate
 from medfed.run.start import Start
 from medfed.sites.newcomers import Newcomer
 from medfed.sites.terms import Agreed, SiteFile, fingerprints
-from medfed.sites.wire import START, Facts, Greeting, Reply, Request
+from medfed.sites.wire import START, Facts, Greeting, Reply, Request, RoundNumber, Status
 
 JOB = "job.json"
-_ROUND = {"site": str, "round": int, "steps": int, "passes": [int], "client": {ANY: {}}}
 FIRST = ("hello", "agree", "begin", "onboard")  # kinds of requests that belong to no round
 Kept = dict[str, Any]
+
+
+class _Round(TypedDict):
+    """What a file of a round holds."""
+
+    site: str
+    round: RoundNumber
+    steps: Count
+    passes: tuple[Count, Count]
+    client: dict[str, dict[str, Any]]
 
 
 class Refusal(Exception):  # noqa: N818 - it becomes a reply
     """A request that cannot be followed as it is, by one of the wire's words."""
 
-    def __init__(self, reason: str, status: str = "refused") -> None:
+    def __init__(self, reason: str, status: Status = "refused") -> None:
         super().__init__(reason)
         self.reason, self.status = reason, status
 
@@ -212,7 +222,7 @@ class Site:
         job = asked.content["job"]
         self.folder = self._folder_of(asked)
         kept = self.folder / JOB
-        if kept.is_file() and read_json(kept, {"job": str})["job"] != job:
+        if kept.is_file() and read_json(kept, dict[str, str]).get("job") != job:
             raise Refusal("job")
         if not asked.session:
             raise Refusal("session")
@@ -395,9 +405,12 @@ class Site:
     def _read(self, number: int) -> Kept:
         path = self._file(number)
         kept: Kept = read_checkpoint(path)
-        wrong = misfit(kept, _ROUND)
-        if wrong or kept["site"] != self.name:
-            raise CheckpointError(f"{path} is no round of {self.name} ({wrong or kept['site']}).")
+        try:
+            fit(kept, _Round)
+            if kept["site"] != self.name:
+                raise ValueError(kept["site"])
+        except ValueError as error:
+            raise CheckpointError(f"{path} is no round of {self.name} ({error}).") from error
         return kept
 
 

@@ -46,7 +46,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
@@ -95,12 +95,20 @@ READING = (
     *("data.reader.candidates", "data.reader.missing", "data.reader.fold"),
 )
 PRECISION = "trainer.precision"
-_SHAPE = {"medfed": str, "sites": [str], "cut": bool, "overrides": [str]}
 _HERE = "data.path=here"  # as if somebody had data of their own
 _MOST = 1000  # overrides, and letters of each
 # What a site builds for itself, never because others say so.
 _NOT = ("pytorch_lightning.", "hydra.", "medfed.commands.", "medfed.run.", "medfed.delivery.export")
 _ALLOWED = ("medfed.run.assembly.CanonicalParts",)
+
+
+class AgreedRecord(TypedDict):
+    """An agreement as it travels, and as ``agreed.json`` has it."""
+
+    medfed: str
+    sites: tuple[str, ...]
+    cut: bool
+    overrides: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -186,13 +194,16 @@ class Agreed:
             CheckpointError: If it cannot be read.
             ConfigError: If what it says cannot be used.
         """
-        found = read_json(path, _SHAPE)
-        return cls(tuple(found["sites"]), tuple(found["overrides"]), found["cut"], found["medfed"])
+        return cls(**read_json(path, AgreedRecord))
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> AgreedRecord:
         """Returns it as JSON, which is all that travels."""
-        listed = {"sites": list(self.sites), "cut": self.cut, "overrides": list(self.overrides)}
-        return {"medfed": self.medfed, **listed}
+        return {
+            "medfed": self.medfed,
+            "sites": self.sites,
+            "cut": self.cut,
+            "overrides": self.overrides,
+        }
 
     def write(self, path: Path) -> None:
         """Writes it, for the sites to look at beforehand."""

@@ -47,13 +47,15 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from typing import Any, Protocol
+from typing import Annotated, Any, Literal, Protocol, TypeVar
+
+import msgspec
 
 from medfed.common.errors import CodecError, first_line
-from medfed.common.untrusted import ANY, NUMBER, misfit
+from medfed.common.schemas import Count, fit, parse_json
 
 MAGIC = b"mfs1"
 _HASH = 16
@@ -62,35 +64,81 @@ HEAD_LIMIT = 1 << 24
 """Bytes of the largest head."""
 START = -1
 """Where a site is before its first round."""
-KINDS = ("hello", "agree", "begin", "fit", "evaluate", "commit", "load", "onboard")
-STATUSES = ("ok", "busy", "unready", "refused", "failed")
+Kind = Literal["hello", "agree", "begin", "fit", "evaluate", "commit", "load", "onboard"]
+Status = Literal["ok", "busy", "unready", "refused", "failed"]
 REASONS = ("bytes", "site", "session", "job", "stale", "order", "replay", "round", "message")
-_CONTENTS: dict[str, Any] = {
-    "hello": {},
-    "agree": {},
-    "begin": {"clients": [{"id": str, "num_samples": int}], "job": str},
-    "fit": {},
-    "evaluate": {"split": str, "trained": bool},
-    "commit": {"needed": [int]},
-    "load": {},
-    "onboard": {
-        "last": bool,
-        "steps": int,
-        "job": str,
-        "clients": [{"id": str, "num_samples": int}],
-    },
+RoundNumber = Annotated[int, msgspec.Meta(ge=START, lt=1 << 31)]
+Samples = Annotated[int, msgspec.Meta(ge=1, lt=1 << 48)]
+
+
+class _Content(msgspec.Struct, forbid_unknown_fields=True):
+    """What a request or reply of one kind has beside its head."""
+
+
+class _Client(_Content):
+    id: str
+    num_samples: Samples
+
+
+class _Begin(_Content):
+    clients: list[_Client]
+    job: str
+
+
+class _Evaluate(_Content):
+    split: str
+    trained: bool
+    selected: RoundNumber = START
+
+
+class _Commit(_Content):
+    needed: list[RoundNumber]
+
+
+class _Onboard(_Content):
+    last: bool
+    steps: int
+    job: str
+    clients: list[_Client]
+
+
+class _Greeted(_Content):
+    agreed: dict[str, str]
+    data: dict[str, Any]
+
+
+class _AgreedOn(_Content):
+    facts: dict[str, Any]
+
+
+class _Begun(_Content):
+    rounds: list[RoundNumber]
+
+
+class _Spent(_Content):
+    steps: Count
+    passes: tuple[Count, Count]
+
+
+class _Measured(_Content):
+    metrics: dict[str, float]
+
+
+class _Loaded(_Content):
+    digest: str
+
+
+_CONTENTS: dict[Kind, tuple[type[_Content], type[_Content]]] = {
+    "hello": (_Content, _Greeted),
+    "agree": (_Content, _AgreedOn),
+    "begin": (_Begin, _Begun),
+    "fit": (_Content, _Spent),
+    "evaluate": (_Evaluate, _Measured),
+    "commit": (_Commit, _Spent),
+    "load": (_Content, _Loaded),
+    "onboard": (_Onboard, _Measured),
 }
-_SPENT = {"steps": int, "passes": [int]}
-_REPLIES: dict[str, Any] = {
-    "hello": {"agreed": {ANY: str}, "data": {}},
-    "agree": {"facts": {}},
-    "begin": {"rounds": [int]},
-    "fit": _SPENT,
-    "evaluate": {"metrics": {ANY: NUMBER}},
-    "commit": _SPENT,
-    "load": {"digest": str},
-    "onboard": {"metrics": {ANY: NUMBER}},
-}
+"""Of each kind what its requests and its replies hold."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +146,7 @@ class Head:
     """What a request says of itself, and its reply repeats.
 
     Attributes:
-        kind: One of :data:`KINDS`.
+        kind: What is asked for.
         site: Whom the request is for.
         session: Of the coordinator's process, drawn anew whenever it starts.
         round: The round's number.
@@ -107,13 +155,13 @@ class Head:
         at: The last round that the site took part in, as the coordinator believes.
     """
 
-    kind: str
+    kind: Kind
     site: str
     session: str = ""
-    round: int = START
-    attempt: int = 0
-    phase: int = 0
-    at: int = START
+    round: RoundNumber = START
+    attempt: RoundNumber = 0
+    phase: RoundNumber = 0
+    at: RoundNumber = START
 
 
 @dataclass(frozen=True)
@@ -140,10 +188,12 @@ class Request(Head):
             CodecError: If the bytes are foreign, torn, or state what no request has.
         """
         head, body = _unpacked(data)
-        with _Reading("request"):
-            found = cls(**_checked(cls, head), body=body)
-            _fits(found.content, _CONTENTS[found.kind])
-            return found
+        try:
+            found = _checked(cls, head)
+            _check_content(found.content, _CONTENTS[found.kind][0])
+        except ValueError as error:
+            raise CodecError(f"A request cannot be read ({first_line(error)}).") from error
+        return replace(found, body=body)
 
 
 @dataclass(frozen=True)
@@ -151,19 +201,19 @@ class Reply(Head):
     """What a site answers.
 
     Attributes:
-        status: One of :data:`STATUSES`.
+        status: Whether it was done.
         reason: Of what is refused, one of :data:`REASONS`; of what failed, the error's type.
         content: What else the kind's reply has.
         body: A packet.
     """
 
-    status: str = "ok"
+    status: Status = "ok"
     reason: str = ""
     content: Mapping[str, Any] = field(default_factory=dict)
     body: bytes = field(default=b"", repr=False)
 
     @classmethod
-    def to(cls, request: Request, status: str = "ok", reason: str = "", **rest: Any) -> Reply:
+    def to(cls, request: Request, status: Status = "ok", reason: str = "", **rest: Any) -> Reply:
         """Returns a reply to a request."""
         asked = {f.name: getattr(request, f.name) for f in fields(Head)}
         return cls(**asked, status=status, reason=reason, **rest)
@@ -184,16 +234,17 @@ class Reply(Head):
             CodecError: If the bytes are foreign, torn, or state what no reply has.
         """
         head, body = _unpacked(data)
-        with _Reading("reply"):
-            found = cls(**_checked(cls, head), body=body)
-            if found.status not in STATUSES:
-                raise ValueError(f"{found.status!r:.40} is no status")
+        try:
+            found = _checked(cls, head)
             if found.status == "failed" and not re.fullmatch(r"\w{1,80}", found.reason):
                 raise ValueError("the type of an error is no name")
             if found.status == "refused" and found.reason not in REASONS:
                 raise ValueError(f"{found.reason!r:.40} is no reason")
-            _fits(found.content, _REPLIES[found.kind] if found.status == "ok" else {})
-            return found
+            kind = _CONTENTS[found.kind][1] if found.status == "ok" else _Content
+            _check_content(found.content, kind)
+        except ValueError as error:
+            raise CodecError(f"A reply cannot be read ({first_line(error)}).") from error
+        return replace(found, body=body)
 
 
 @dataclass(frozen=True)
@@ -206,7 +257,7 @@ class Facts:
         data: What the network must fit, such as numbers of channels and classes, as JSON.
     """
 
-    num_samples: int
+    num_samples: Samples
     weights: str
     data: Mapping[str, Any]
 
@@ -221,10 +272,12 @@ class Facts:
         Raises:
             CodecError: If they are none.
         """
-        shape = {"num_samples": int, "weights": str, "data": {}}
-        if wrong := misfit(content, shape) or (content["num_samples"] < 1 and "no sample"):
-            raise CodecError(f"What the site says of itself is not understood ({wrong}).")
-        return cls(**{name: content[name] for name in shape})
+        try:
+            return fit(content, cls)
+        except ValueError as error:
+            raise CodecError(
+                f"What the site says of itself is not understood ({error})."
+            ) from error
 
 
 @dataclass(frozen=True)
@@ -240,18 +293,7 @@ class Greeting:
     data: Mapping[str, Any]
 
 
-class _Reading:
-    """Turns whatever is wrong with a head into one sentence."""
-
-    def __init__(self, what: str) -> None:
-        self.what = what
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if isinstance(error, ValueError | TypeError | KeyError | AttributeError):
-            raise CodecError(f"A {self.what} cannot be read ({first_line(error)}).") from error
+Message = TypeVar("Message", "Request", "Reply")
 
 
 def _packed(message: Request | Reply) -> bytes:
@@ -283,38 +325,32 @@ def _unpacked(data: bytes) -> tuple[dict[str, Any], bytes]:
     if size > min(HEAD_LIMIT, len(data) - _FIRST):
         raise CodecError(f"A head of {size} bytes is announced, and is not there or too long.")
     try:
-        head = json.loads(data[_FIRST : _FIRST + size].decode())
-    except (ValueError, RecursionError) as error:
+        # A metric that the data leave undefined is NaN.
+        head = parse_json(data[_FIRST : _FIRST + size], dict[str, Any], finite=False)
+    except ValueError as error:
         raise CodecError(f"The head cannot be read ({first_line(error)}).") from error
-    if not isinstance(head, dict):
-        raise CodecError("The head is no mapping.")
     return head, data[_FIRST + size :]
 
 
-def _checked(cls: type[Request] | type[Reply], head: dict[str, Any]) -> dict[str, Any]:
-    """Returns a head that has all fields, each of its type."""
-    shape: dict[str, Any] = {
-        f.name: {"int": int, "str": str}.get(str(f.type), {}) for f in fields(cls)
-    }
-    del shape["body"]
-    if wrong := misfit(head, shape) or (set(head) - set(shape) and "it has unknown fields"):
-        raise ValueError(wrong)
-    if head["kind"] not in KINDS:
-        raise ValueError(f"{head['kind']!r:.40} is no kind")
-    numbers = [head[name] for name in ("round", "attempt", "phase", "at")]
-    if not all(START <= n < 1 << 31 for n in numbers):
-        raise ValueError("a number is out of range")
-    for text in (head["site"], head["session"]):
-        if not text.isprintable() or len(text) > 1000:
-            raise ValueError("a name cannot be printed")
-    return head
+def _checked(cls: type[Message], head: dict[str, Any]) -> Message:
+    """Returns a message without body of a head that has all fields, each of its type.
+
+    Raises:
+        ValueError: If it has not.
+    """
+    found = fit(head, cls)
+    if odd := {f.name for f in fields(cls) if f.name != "body"} ^ head.keys():
+        raise ValueError(f"its {min(odd)!r:.40} is missing or unknown")
+    if any(not text.isprintable() or len(text) > 1000 for text in (found.site, found.session)):
+        raise ValueError("a name cannot be printed")
+    return found
 
 
-def _fits(content: Mapping[str, Any], shape: Mapping[str, Any]) -> None:
-    if wrong := misfit(content, shape, "content"):
-        raise ValueError(wrong)
-    if ANY not in shape and (extra := set(content) - set(shape) - {"selected"}):
-        raise ValueError(f"content has {min(extra)!r:.40}, which is unknown")
+def _check_content(content: Mapping[str, Any], kind: type[_Content]) -> None:
+    try:
+        fit(content, kind)
+    except ValueError as error:
+        raise ValueError(f"its content: {error}") from None
 
 
 LIMIT = 1 << 32

@@ -9,6 +9,7 @@ took place. The run folder's ``withdrawn.json`` says when, and what was forgotte
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +18,66 @@ from torch import Tensor
 
 from medfed.common.errors import ConfigError, did_you_mean
 from medfed.common.files import write_json
+from medfed.common.schemas import Count
 from medfed.common.tensors import State
-from medfed.common.untrusted import ANY, read_checkpoint, read_json
+from medfed.common.untrusted import read_checkpoint, read_json
 from medfed.config.compose import build
 from medfed.federation.lightning.checkpoint import BEST, rounds_in, save_sealed
 from medfed.records.folder import read_config
+from medfed.sites.wire import Facts
 
 FILE, SITES = "withdrawn.json", "sites.json"
-_SHAPE = {"sites": {ANY: {"after": int, "forgotten": [str]}}}
+
+
+@dataclass(frozen=True)
+class SitesRecord:
+    """What the run folder's ``sites.json`` holds: what the sites said when the run began.
+
+    Attributes:
+        job: Names the federation.
+        greeting: What all said of their data before they read them.
+        clients: What each said of its data and model.
+        answers: What the server said about the data of all.
+    """
+
+    job: str
+    greeting: dict[str, Any]
+    clients: dict[str, Facts]
+    answers: list[str]
+
+    @classmethod
+    def read(cls, folder: Path) -> SitesRecord:
+        """Reads it.
+
+        Raises:
+            CheckpointError: If it is missing, torn, or holds something else.
+        """
+        return read_json(folder / SITES, cls)
+
+
+@dataclass(frozen=True)
+class _Withdrawal:
+    """One site's: after how many rounds, and what the server has forgotten of it."""
+
+    after: Count
+    forgotten: list[str]
+
+
+@dataclass(frozen=True)
+class _Withdrawals:
+    """What ``withdrawn.json`` holds."""
+
+    sites: dict[str, _Withdrawal] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, folder: Path) -> _Withdrawals:
+        path = folder / FILE
+        return read_json(path, cls) if path.is_file() else cls()
 
 
 def withdrawn_of(folder: Path) -> list[str]:
     """Returns the sites that have withdrawn from the run of a folder."""
-    path = folder / FILE
-    return list(read_json(path, _SHAPE)["sites"]) if path.is_file() else []
+    return list(_Withdrawals.read(folder).sites)
 
 
 def withdraw(folder: Path, site: str, forget: bool = False) -> list[str]:
@@ -49,8 +96,7 @@ def withdraw(folder: Path, site: str, forget: bool = False) -> list[str]:
         ConfigError: If there is no such site, or the run cannot go on without it.
     """
     config = read_config(folder)
-    sites = list(read_json(folder / SITES, {"job": str, "clients": {ANY: {}}})["clients"])
-    known = read_json(folder / FILE, _SHAPE)["sites"] if (folder / FILE).is_file() else {}
+    sites, known = list(SitesRecord.read(folder).clients), _Withdrawals.read(folder).sites
     left = [name for name in sites if name not in known and name != site]
     if site not in sites:
         raise ConfigError(
@@ -67,15 +113,16 @@ def withdraw(folder: Path, site: str, forget: bool = False) -> list[str]:
         raise ConfigError(f"Without {site} nobody is left in the run in {folder}.")
     found = sorted(rounds_in(folder / "checkpoints"))
     last = int(found[-1].stem.removeprefix("round_")) + 1 if found else 0
-    forgotten = known.get(site, {}).get("forgotten", [])
+    earlier = known.get(site, _Withdrawal(last, []))
+    forgotten = earlier.forgotten
     if forget:
         best = folder / "checkpoints" / BEST
         for path in [*found, *([best] if best.is_file() else [])]:
             forgotten = sorted({*forgotten, *_forget_in(path, site, len(sites))})
-    known[site] = {"after": known.get(site, {}).get("after", last), "forgotten": forgotten}
-    write_json(folder / FILE, {"sites": known})
+    now = _Withdrawals({**known, site: _Withdrawal(earlier.after, forgotten)})
+    write_json(folder / FILE, asdict(now))
     said = [
-        f"{site} takes part in no round after round {known[site]['after']} of the run in {folder}; "
+        f"{site} takes part in no round after round {earlier.after} of the run in {folder}; "
         f"resume it among {', '.join(left)}."
     ]
     if forget:
@@ -163,9 +210,3 @@ def replayed(answers: Sequence[str]) -> Generator[bytes, Sequence[bytes], None]:
     yield b""
     for answer in answers:
         yield answer.encode()
-
-
-def kept_answers(folder: Path) -> list[str]:
-    """Returns what the server of a run has said about the data of all sites."""
-    kept: dict[str, Any] = read_json(folder / SITES)
-    return [str(answer) for answer in kept.get("answers", [])]

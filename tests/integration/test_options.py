@@ -14,7 +14,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from medfed.common.strict_json import json_text
+from medfed.common.files import json_text
 from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.lightning.checkpoint import last_whole
 from medfed.federation.lightning.module import FederatedModule

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from medfed.common.errors import DataError
 from medfed.common.files import ExistingPath
-from medfed.common.strict_json import read_strict_json
+from medfed.common.schemas import parse_json
 from medfed.datamodules.partitions.base import Ids, Order, Partition, Shares, Traits
 from medfed.datamodules.readers.base import Patient, check_names
 from medfed.datamodules.scanner import Scanner
@@ -132,7 +132,7 @@ def read_partition(path: Path) -> dict[str, Any]:
         {'clients': {'a': ['p1', 'p2']}}
     """
     try:
-        content = read_strict_json(path)
+        content = parse_json(path)
     except OSError as error:
         raise DataError(
             f"{path} cannot be read ({error.strerror}); set partition.file to the splits.json of a "

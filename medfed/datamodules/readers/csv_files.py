@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from medfed.common.errors import DataError
 from medfed.common.files import original
-from medfed.common.strict_json import read_strict_json
+from medfed.common.schemas import parse_json
 
 _MAGIC = {
     b"PK\x03\x04": "an Excel or zip file",
@@ -385,7 +385,7 @@ def read_json(path: Path) -> dict[str, Any]:
         DataError: If it is missing or no such file.
     """
     try:
-        content = read_strict_json(path)
+        content = parse_json(path)
     except (OSError, ValueError) as error:
         raise DataError(f"{path} is not readable JSON ({error}); copy it again.") from error
     if not isinstance(content, dict):

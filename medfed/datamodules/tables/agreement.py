@@ -28,7 +28,7 @@ from typing import Any, Literal, TypedDict, TypeGuard
 import numpy as np
 
 from medfed.common.errors import DataError
-from medfed.common.strict_json import parse_strict_json
+from medfed.common.schemas import parse_json
 from medfed.datamodules.base import Exchanged
 from medfed.datamodules.readers.table import Categories, in_order
 from medfed.datamodules.tables.columns import (
@@ -117,7 +117,7 @@ def unpacked(content: bytes, form: Mapping[str, Any]) -> dict[str, Any]:
 its count is not as asked for.
     """
     try:
-        fields = parse_strict_json(content)
+        fields = parse_json(content)
         if not isinstance(fields, dict) or fields.keys() != form.keys():
             raise ValueError(f"it must hold {', '.join(form)}")
         if odd := [name for name, wanted in form.items() if not _is_like(fields[name], wanted)]:

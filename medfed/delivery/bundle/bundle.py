@@ -39,7 +39,7 @@ from torch import Tensor, nn
 from medfed.common.console import shown
 from medfed.common.errors import CheckpointError, DataError
 from medfed.common.files import replacing_folder, restore_folder, sha256, write_json, writing
-from medfed.common.strict_json import read_strict_json
+from medfed.common.schemas import parse_json
 from medfed.delivery.bundle import scripts, weights
 from medfed.delivery.bundle.documents import CARD, model_card, readme
 from medfed.delivery.bundle.inference_config import inference_config
@@ -95,7 +95,7 @@ def read_hashes(path: Path) -> dict[str, str]:
         CheckpointError: If it is missing or holds something else.
     """
     try:
-        content = read_strict_json(path)
+        content = parse_json(path)
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing; copy the bundle again.") from None
     except (OSError, ValueError) as error:
@@ -299,7 +299,7 @@ def write_bundle(
 def _read_metadata(folder: Path) -> dict[str, Any]:
     path = folder / METADATA
     try:
-        metadata: dict[str, Any] = read_strict_json(path)
+        metadata: dict[str, Any] = parse_json(path)
     except (FileNotFoundError, NotADirectoryError):
         raise CheckpointError(f"{folder} is no bundle (it has no {METADATA}).") from None
     except (OSError, ValueError, RecursionError) as error:

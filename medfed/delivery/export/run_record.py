@@ -14,7 +14,7 @@ from torch import Tensor
 from medfed.common.console import file_names
 from medfed.common.errors import ConfigError, did_you_mean
 from medfed.common.files import digest, sha256
-from medfed.common.untrusted import ANY, read_json, read_tensors, reading
+from medfed.common.untrusted import read_json, read_tensors, reading
 from medfed.config.allowed import check_plugins, check_targets
 from medfed.config.compose import build
 from medfed.delivery.bundle.metadata import FORMAT_VERSION
@@ -27,7 +27,7 @@ from medfed.models.segmentation import chosen_activation
 from medfed.models.task import TaskModule
 from medfed.records.folder import finished, read_config, read_splits
 from medfed.run.assembly import build_task, mixes_models
-from medfed.run.start import ACCOUNT
+from medfed.run.start import ACCOUNT, StartRecord
 
 _TASKS = {
     "SegmentationTask": "segmentation",
@@ -70,7 +70,7 @@ class RunRecord:
         check_plugins(config, folder)
         check_targets(OmegaConf.to_container(config), found=True)
         path = folder / "preprocessing.json"
-        preprocessing = read_json(path, {ANY: {}})
+        preprocessing = read_json(path, dict[str, dict[str, Any]])
         with reading(path):
             if lacking := set(summary["clients"]) - set(preprocessing):
                 raise ValueError(f"it has no client {min(lacking)}")
@@ -219,7 +219,7 @@ class RunRecord:
         hashes = {name: sha256(path) for name, path in files.items() if path.is_file()}
         account = self.folder / ACCOUNT
         if account.is_file():
-            began = read_json(account, {"files": {ANY: str}})["files"]
+            began = read_json(account, StartRecord).files
             hashes |= {f"Start, {Path(file).name}": sha for file, sha in began.items()}
         return hashes
 

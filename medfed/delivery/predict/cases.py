@@ -33,7 +33,7 @@ from rich.table import Table
 from medfed.common.console import cell, say
 from medfed.common.errors import ConfigError, DataError, MedfedError
 from medfed.common.files import csv_text, digest, locked, original, write_json, write_text, writing
-from medfed.common.strict_json import read_strict_json
+from medfed.common.schemas import parse_json
 from medfed.delivery.bundle.bundle import Bundle
 from medfed.delivery.predict import outputs
 from medfed.delivery.predict.options import PredictOptions, attempt
@@ -222,7 +222,7 @@ def _text(value: object) -> object:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        found = read_strict_json(path)
+        found = parse_json(path)
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(
             f"{path} cannot be read ({error}), so it is unknown what made this folder; choose "

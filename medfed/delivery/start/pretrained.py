@@ -32,7 +32,7 @@ from torch import Tensor
 from medfed.common.console import file_names
 from medfed.common.errors import CheckpointError, ConfigError, MedfedError, did_you_mean, first_line
 from medfed.common.files import sha256
-from medfed.common.strict_json import read_strict_json
+from medfed.common.schemas import parse_json
 from medfed.common.tensors import Tensors
 from medfed.common.untrusted import read_checkpoint, read_tensors, read_yaml
 from medfed.delivery.bundle.bundle import read_bundle
@@ -148,7 +148,7 @@ def _read(path: Path) -> dict[str, Any]:
     if path.suffix == ".yaml":
         return read_yaml(path)
     try:
-        whole = read_strict_json(path)
+        whole = parse_json(path)
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(
             f"{path} cannot be read ({first_line(error)}); copy the bundle again."
@@ -421,7 +421,7 @@ def read_bundle_folder(folder: Path, adopt: bool = False) -> Weights:
             f"{METADATA})."
         )
     try:
-        metadata = read_strict_json(folder / METADATA)
+        metadata = parse_json(folder / METADATA)
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(
             f"{folder / METADATA} cannot be read ({first_line(error)}); copy the bundle again."

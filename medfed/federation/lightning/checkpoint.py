@@ -6,7 +6,7 @@ import errno
 import logging
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import pytorch_lightning as pl
 import torch
@@ -15,24 +15,29 @@ from pytorch_lightning.plugins import TorchCheckpointIO
 
 from medfed.common.errors import CheckpointError
 from medfed.common.files import sha256, whole_or_none, write_text
-from medfed.common.untrusted import ANY, misfit, read_checkpoint
+from medfed.common.schemas import Count, fit
+from medfed.common.untrusted import read_checkpoint
 from medfed.federation.lightning.callbacks import PersonalEvaluation
 from medfed.federation.lightning.module import FederatedModule
 
 _log = logging.getLogger(__name__)
 BEST = "best.ckpt"
-# What `FederatedModule.on_save_checkpoint` writes.
-_CONTENT = {
-    "federation": {
-        "algorithm": str,
-        "next_round": int,
-        "steps": {ANY: int},
-        "server": {},
-        "memory": {},
-        "clients": {ANY: {}},
-        "ledger": {ANY: list},
-    }
-}
+
+
+class _Federation(TypedDict):
+    """What `FederatedModule.on_save_checkpoint` writes."""
+
+    algorithm: str
+    next_round: Count
+    steps: dict[str, Count]
+    server: dict[str, Any]
+    memory: dict[str, Any]
+    clients: dict[str, dict[str, Any]]
+    ledger: dict[str, list[Any]]
+
+
+class _Checkpoint(TypedDict):
+    federation: _Federation
 
 
 class RoundCheckpoint(Checkpoint):
@@ -157,11 +162,13 @@ def check_federation(path: Path) -> None:
     Raises:
         CheckpointError: If it cannot be read, would run code, or is not of a federation.
     """
-    wrong = misfit(read_checkpoint(path, map_location="meta"), _CONTENT)
-    if wrong:
+    content = read_checkpoint(path, map_location="meta")
+    try:
+        fit(content, _Checkpoint)
+    except ValueError as error:
         raise CheckpointError(
-            f"{path} is no checkpoint of a medfed run ({wrong}); resume or repeat the run."
-        )
+            f"{path} is no checkpoint of a medfed run ({error}); resume or repeat the run."
+        ) from error
 
 
 def rounds_in(folder: Path) -> list[Path]:
