@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
+from collections.abc import Iterator
 
 from medfed.benchmark.advice import ALONE, FEW, Advice, Gain
-from medfed.common.console import cell, few, say, shown, size, wide_console
+from medfed.common.console import few, say, shown, size, wide_console
+from medfed.reports.tables import Table
 
 METHODS = ("method", "mean", "better than alone by", "", "sent in a run", "CPU time of a run")
 HOSPITALS = ("hospital", "patients", "better than alone by", "")
@@ -181,6 +179,7 @@ def markdown(found: Advice, command: str) -> str:
     first, *rest = sentences(found)
     title = f"use {found.use}" if found.use else "cannot tell"
     better = "smaller" if found.task.falls else "larger"
+    tables = _tables(found)
     return "\n".join(
         [
             f"# Advice: {title}",
@@ -195,23 +194,23 @@ def markdown(found: Advice, command: str) -> str:
             "",
             f"## Methods, {found.task.metric} ({better} is better)",
             "",
-            *_lines(METHODS, method_rows(found)),
+            *tables[0].markdown(),
             "",
             _of_costs(found),
             "",
             f"## Hospitals, with {found.shown}",
             "",
-            *_lines(HOSPITALS, hospital_rows(found)),
+            *tables[1].markdown(),
             "",
             "Of all methods, how much better than alone; * where the interval has no 0 in it:",
             "",
-            *_every(found),
+            *_every(found).markdown(),
             "",
         ]
     )
 
 
-def _every(found: Advice) -> list[str]:
+def _every(found: Advice) -> Table:
     """A line per hospital, a column per method."""
     names = [name for name in found.methods if name != ALONE]
     rows = []
@@ -220,16 +219,15 @@ def _every(found: Advice) -> list[str]:
         told = ["–" if math.isnan(g.mean) else f"{g.mean:+.4f}" for g in gains]
         sure = ["" if g.says == "cannot tell" else " *" for g in gains]
         rows.append([client, *(a + b for a, b in zip(told, sure, strict=True))])
-    return _lines(["hospital", *names], rows)
+    return Table.of(["hospital", *names], rows, prose=(0,))
 
 
-def _lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    safe = ([text.replace("|", "\\|") for text in row] for row in rows)
-    return [
-        f"| {' | '.join(head)} |",
-        f"|{'---|' * len(head)}",
-        *(f"| {' | '.join(row)} |" for row in safe),
-    ]
+def _tables(found: Advice) -> tuple[Table, Table]:
+    """Methods, and hospitals with the method that is shown."""
+    return (
+        Table.of(METHODS, method_rows(found), prose=(0, 3)),
+        Table.of(HOSPITALS, hospital_rows(found), prose=(0, 3)),
+    )
 
 
 def _of_costs(found: Advice) -> str:
@@ -253,16 +251,7 @@ def print_advice(found: Advice, command: str) -> None:
     first, *rest = sentences(found)
     console.print()
     console.print(first, style="bold", highlight=False, markup=False)
-    tables = (
-        (f"Methods: {found.task.metric}", METHODS, method_rows(found)),
-        (f"Hospitals, with {found.shown}", HOSPITALS, hospital_rows(found)),
-    )
-    for title, head, rows in tables:
-        table = Table(box=SIMPLE_HEAD, title=title, title_justify="left")
-        for number, column in enumerate(head):
-            numeric = number in (1, 2) or column.endswith("run")
-            table.add_column(column, justify="right" if numeric else "left")
-        for row in rows:
-            table.add_row(cell(row[0]), *(text.replace("[", r"\[") for text in row[1:]))
-        console.print(table)
+    titles = (f"Methods: {found.task.metric}", f"Hospitals, with {found.shown}")
+    for title, table in zip(titles, _tables(found), strict=True):
+        console.print(table.printed(title))
     say(console, *rest, _of_costs(found), f"To train so: {command}")

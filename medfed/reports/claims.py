@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from html import escape
 from typing import Any
 
-from medfed.reports.task_pictures import table, words
+from medfed.reports.tables import Table
 
 YES, NO, UNKNOWN, MISSING = "yes", "no", "cannot tell", "not measured"
 
@@ -70,6 +68,18 @@ class JudgedClaim:
         del content["name"]
         return content
 
+    def table(self) -> Table:
+        """Returns a line for each question: what is asked, where, the answer, the number."""
+        return Table.of(
+            ("", "where", "statement", "answer", "mean over splits [95 %], p by Holm"),
+            [
+                (kind, a.where, a.asks + (f" ({a.note})" if a.note else ""), a.answer, number(a))
+                for kind, answers in (("part", self.parts), ("why", self.reasons))
+                for a in answers
+            ],
+            prose=range(5),
+        )
+
 
 def sentence(found: JudgedClaim) -> str:
     """Returns the verdict in words: what holds, what does not, and what cannot be told."""
@@ -84,15 +94,6 @@ def sentence(found: JudgedClaim) -> str:
     return ". ".join(told) + "."
 
 
-def rows(found: JudgedClaim) -> list[tuple[str, ...]]:
-    """Returns a line for each question: what is asked, where, the answer, the number."""
-    return [
-        (kind, a.where, a.asks + (f" ({a.note})" if a.note else ""), a.answer, number(a))
-        for kind, answers in (("part", found.parts), ("why", found.reasons))
-        for a in answers
-    ]
-
-
 def number(found: Answer) -> str:
     """Returns the mean, its interval and the bound.
 
@@ -105,30 +106,3 @@ def number(found: Answer) -> str:
     ends = "" if math.isnan(found.low) else f" [{found.low:+.4f}, {found.high:+.4f}]"
     p = "" if math.isnan(found.p) else f", p = {found.p:.2g}"
     return f"{found.mean:+.4f}{ends} against {found.bound:g}{p}, {found.splits} splits"
-
-
-HEAD = ("", "where", "statement", "answer", "mean over splits [95 %], p by Holm")
-
-
-def markdown(claims: Sequence[JudgedClaim]) -> list[str]:
-    """Returns the section of a report in Markdown."""
-    lines = ["## Claims", ""] if claims else []
-    for one in claims:
-        lines += [f"**{one.claim}** {one.verdict.capitalize()}. ({one.source})", ""]
-        lines += [f"| {' | '.join(HEAD)} |", "|" + "---|" * len(HEAD)]
-        lines += [f"| {' | '.join(row)} |" for row in rows(one)] + [""]
-    return lines
-
-
-def section(claims: Sequence[JudgedClaim]) -> str:
-    """Returns the section of the page, in HTML; empty without claims."""
-    if not claims:
-        return ""
-    told = ['<section id="claims"><h2>Claims</h2>']
-    for one in claims:
-        told += [
-            f"<h3>{escape(one.claim)} <em>{one.verdict.capitalize()}.</em></h3>",
-            f'<p class="note">{escape(one.source)}</p>',
-            table(HEAD, ([words(cell) for cell in row] for row in rows(one))),
-        ]
-    return "".join(told) + "</section>"

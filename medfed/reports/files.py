@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-
-from medfed.common.console import cell as as_cell
-from medfed.common.console import say, size, wide_console
+from medfed.common.console import say, wide_console
 from medfed.common.files import csv_text, replacing, write_json, write_text
 from medfed.reports.charts import Canvas
-from medfed.reports.claims import markdown as claims_lines
 from medfed.reports.findings import Report
-from medfed.reports.page import dial_pictures, page, place, ranks_picture
+from medfed.reports.page import page, place
 from medfed.reports.runs import REFERENCES
 from medfed.reports.sentences import details
-from medfed.reports.task_pictures import by_mean, pictures_of
+from medfed.reports.tables import BRIEF, PAPER, methods_table
+from medfed.reports.task_pictures import Picture, dial_pictures, pictures_of, ranks_picture
+from medfed.reports.tasks import Task
 from medfed.reports.verdicts import Verdict
 
 COLUMNS = (
@@ -95,16 +92,16 @@ def write(folder: Path, report: Report, figures: bool = True) -> None:
 
 def _canvases(report: Report) -> Iterator[tuple[str, Canvas]]:
     """The pictures that papers show: of each suite's first task, of dials, of ranks."""
-    seen = set()
+    pictures: dict[str, Picture] = {}
+    suites: dict[str, Task] = {}
     for task, verdicts in report.tasks:
-        if task.suite not in seen:
-            seen.add(task.suite)
-            for name, picture in pictures_of(task, verdicts).items():
-                yield f"{place(task.name)}-{name}", picture.canvas
-    for suite, picture in dial_pictures(report).items():
-        yield f"{place(suite)}-dial", picture.canvas
+        if suites.setdefault(task.suite, task) is task:
+            drawn = pictures_of(task, verdicts)
+            pictures |= {f"{place(task.name)}-{name}": one for name, one in drawn.items()}
+    pictures |= {f"{place(n)}-dial": one for n, one in dial_pictures(report).items()}
     if report.ranks:
-        yield "ranks", ranks_picture(report).canvas
+        pictures["ranks"] = ranks_picture(report)
+    return ((name, one.canvas) for name, one in pictures.items() if one.canvas is not None)
 
 
 def _save(path: Path, canvas: Canvas) -> None:
@@ -128,73 +125,31 @@ def markdown(report: Report) -> str:
     """Returns the report: verdicts in words first, then a table for each task.
 
     Args:
-        report: What was found.
+        report: The report.
     """
     lines = [f"# {report.title}", "", *(f"- {s}" for s in report.sentences), ""]
-    head = (
-        *("method", "mean [95 %]", "worst client", "worst decile", "against local"),
-        *("against FedAvg", "harmed", "sent"),
-    )
     for task, verdicts in report.tasks:
         better = "smaller" if task.falls else "larger"
         lines += [f"## {task.name}", "", f"{task.metric}, {better} is better.", ""]
-        lines += [f"| {' | '.join(head)} |", "|---|" + "---:|" * (len(head) - 1)]
-        lines += [f"| {' | '.join(row)} |" for row in shown(task, verdicts)] + [""]
+        lines += [*methods_table(task, verdicts).only(BRIEF).markdown(), ""]
         lines += [f"- {s}" for s in (*details(task, verdicts), *task.notes)] + [""]
-    lines += claims_lines(report.claims)
+    lines += ["## Claims", ""] if report.claims else []
+    for one in report.claims:
+        lines += [f"**{one.claim}** {one.verdict.capitalize()}. ({one.source})", ""]
+        lines += [*one.table().markdown(), ""]
     return "\n".join(lines).rstrip() + "\n"
-
-
-def shown(task: Any, verdicts: Mapping[str, Verdict]) -> list[tuple[str, ...]]:
-    """The lines of a table for people, best first."""
-    rows = []
-    for name in by_mean(verdicts):
-        v = verdicts[name]
-        low, high = sorted((task.raw(v.mean.low), task.raw(v.mean.high)))
-        gaps = []
-        for reference in REFERENCES:
-            a = v.against.get(reference)
-            gaps.append("" if a is None else f"{a.difference.mean:+.4f} {a.verdict}")
-        harm = "" if v.harm is None else f"{v.harm.share:.0%} [{v.harm.low:.0%}, {v.harm.high:.0%}]"
-        rows.append(
-            (
-                name,
-                f"{task.raw(v.mean.mean):.4f} [{low:.4f}, {high:.4f}]",
-                f"{task.raw(v.worst):.4f}",
-                f"{task.raw(v.decile):.4f}",
-                *gaps,
-                harm.replace("nan%", "–"),
-                size(round(sum(v.scores.sent))),
-            )
-        )
-    return rows
 
 
 def latex(report: Report) -> str:
     r"""Returns a table for a paper, of booktabs: a line per method, best first, for each task.
 
     Args:
-        report: What a benchmark found.
+        report: The report.
     """
     lines = []
     for task, verdicts in report.tasks:
-        lines += [
-            f"% {task.name}: {task.metric}",
-            r"\begin{tabular}{lrrrrr}",
-            r"\toprule",
-            r"method & mean & worst & $-$ local & $-$ FedAvg & harmed \\",
-            r"\midrule",
-        ]
-        for name, v in sorted(verdicts.items(), key=lambda item: -item[1].mean.mean):
-            cells = [name.replace("_", r"\_"), f"{task.raw(v.mean.mean):.4f}"]
-            cells.append(f"{task.raw(v.worst):.4f}")
-            for reference in REFERENCES:
-                a = v.against.get(reference)
-                star = "" if a is None or a.verdict not in ("better", "worse") else "*"
-                cells.append("" if a is None else f"${a.difference.mean:+.4f}${star}")
-            cells.append("" if v.harm is None else f"{v.harm.share:.0%}".replace("%", r"\%"))
-            lines.append(" & ".join(cells) + r" \\")
-        lines += [r"\bottomrule", r"\end{tabular}", ""]
+        lines.append(f"% {task.name}: {task.metric}")
+        lines += [*methods_table(task, verdicts).only(PAPER).latex(), ""]
     return "\n".join(lines)
 
 
@@ -202,19 +157,6 @@ def print_tables(report: Report) -> None:
     """Prints a table for each task."""
     console = wide_console()
     for task, verdicts in report.tasks:
-        table = Table(box=SIMPLE_HEAD, title=f"{task.name}: {task.metric}", title_justify="left")
-        for column in (
-            "method",
-            "mean",
-            "worst",
-            "decile",
-            "− local",
-            "− FedAvg",
-            "harmed",
-            "sent",
-        ):
-            table.add_column(column, justify="left" if column == "method" else "right")
-        for row in shown(task, verdicts):
-            table.add_row(*(as_cell(text) if text else "" for text in row))
-        console.print(table)
+        table = methods_table(task, verdicts).only(BRIEF)
+        console.print(table.printed(f"{task.name}: {task.metric}"))
         say(console, *task.left_out.values())

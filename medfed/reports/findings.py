@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from medfed.reports.charts import SERIES
 from medfed.reports.claims import JudgedClaim, sentence
 from medfed.reports.runs import CEILINGS, Runs, notes_on, with_references
 from medfed.reports.sentences import LABELS, answer, short_of
@@ -25,26 +24,6 @@ from medfed.reports.verdicts import (
 )
 
 Judged = tuple[Task, Mapping[str, Verdict]]
-
-
-def colours_of(dials: Mapping[str, Any]) -> dict[str, str]:
-    """Returns a colour for every method, the same on all dials, and unlike all others of a dial.
-
-    Args:
-        dials: By suite, with ``curves`` by method.
-
-    Example:
-        >>> found = colours_of({"x": {"curves": {"a": [], "b": []}}, "y": {"curves": {"c": []}}})
-        >>> found["a"] != found["b"], found["a"] == found["c"]
-        (True, True)
-    """
-    found: dict[str, str] = {}
-    for name in dict.fromkeys(n for dial in dials.values() for n in dial["curves"]):
-        drawn = [dial["curves"] for dial in dials.values() if name in dial["curves"]]
-        beside = {found[other] for curves in drawn for other in curves if other in found}
-        free = [colour for colour in SERIES if colour not in beside]
-        found[name] = free[0] if free else SERIES[len(found) % len(SERIES)]
-    return found
 
 
 @dataclass

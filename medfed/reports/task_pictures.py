@@ -1,23 +1,15 @@
-"""What a run folder has of single cases: patients drawn anew, and predicted slices.
-
-The pictures of a task, for the page and for files.
-
-What the models of a task look like: contours, graphs and clusters, memberships.
-
-The tables of a page: methods, who is harmed, hospital by hospital.
-"""
+"""The pictures of a report, for the page and for files: scores, models, dials, ranks."""
 
 from __future__ import annotations
 
 import base64
 import io
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from html import escape
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from medfed.common.console import evenly, size
-from medfed.common.scores import label_of, mean_of_known
+from medfed.common.console import evenly
+from medfed.common.scores import label_of
 from medfed.reports.charts import (
     SERIES,
     Canvas,
@@ -29,24 +21,27 @@ from medfed.reports.charts import (
     scatter,
     shares,
 )
+from medfed.reports.findings import Report
 from medfed.reports.runs import CEILINGS, REFERENCES
 from medfed.reports.tasks import Task
-from medfed.reports.verdicts import Verdict, best_of, ceiling_of, floor_of
+from medfed.reports.verdicts import Verdict, best_of, by_mean, ceiling_of, floor_of
 
 _LINES = 7  # curves that can be told apart
 _HOSPITALS = 40  # that have a line each
 
 
 class Picture(NamedTuple):
-    """A picture and what stands below it."""
+    """A picture and what stands below it.
 
-    canvas: Canvas
+    Attributes:
+        canvas: The picture, or None where it is an image.
+        caption: The words.
+        source: Of an image, its content as an address.
+    """
+
+    canvas: Canvas | None
     caption: str
-
-    def html(self) -> str:
-        """Returns both for a page."""
-        words = escape(self.caption)
-        return f"<figure>{self.canvas.svg()}<figcaption>{words}</figcaption></figure>"
+    source: str = ""
 
 
 def pictures_of(task: Task, verdicts: Mapping[str, Verdict]) -> dict[str, Picture]:
@@ -81,11 +76,6 @@ def colour_of(name: str, verdict: Verdict) -> str:
         return "ink"
     words = {a.verdict for a in verdict.against.values()}
     return "bad" if "worse" in words else "good" if "better" in words else "c0"
-
-
-def by_mean(verdicts: Mapping[str, Verdict]) -> list[str]:
-    """Returns the methods, best first."""
-    return sorted(verdicts, key=lambda n: -verdicts[n].mean.mean)
 
 
 def _forest(task: Task, verdicts: Mapping[str, Verdict]) -> Picture:
@@ -185,17 +175,15 @@ def _courses(task: Task, verdicts: Mapping[str, Verdict], best: str) -> dict[str
 _GRAPHS, _CLIENTS = 2, 3
 
 
-def looks_of(task: Task, verdicts: Mapping[str, Verdict]) -> str:
+def looks_of(task: Task, verdicts: Mapping[str, Verdict]) -> list[Picture]:
     """Returns pictures of the first split's models.
 
     Args:
         task: The task.
         verdicts: By method.
     """
-    parts = [_contours(task, verdicts), *_graphs(verdicts)]
-    if picture := memberships(verdicts):
-        parts.append(picture.html())
-    return "".join(parts)
+    parts = [_contours(task, verdicts), *_graphs(verdicts), memberships(verdicts)]
+    return [part for part in parts if part is not None]
 
 
 def memberships(verdicts: Mapping[str, Verdict]) -> Picture | None:
@@ -218,7 +206,7 @@ def memberships(verdicts: Mapping[str, Verdict]) -> Picture | None:
     return None
 
 
-def _graphs(verdicts: Mapping[str, Verdict]) -> list[str]:
+def _graphs(verdicts: Mapping[str, Verdict]) -> list[Picture]:
     found = []
     for name in by_mean(verdicts):
         for title, svg in verdicts[name].scores.looks.get("pictures", {}).items():
@@ -229,14 +217,14 @@ def _graphs(verdicts: Mapping[str, Verdict]) -> list[str]:
     return found[:_GRAPHS]
 
 
-def _contours(task: Task, verdicts: Mapping[str, Verdict]) -> str:
+def _contours(task: Task, verdicts: Mapping[str, Verdict]) -> Picture | None:
     best, (ceiling, _) = best_of(verdicts), ceiling_of(task)
     names = [n for n in ("local", "fedavg", best, ceiling) if n in verdicts]
     if best in ("local", "fedavg"):
         names += [n for n in by_mean(verdicts) if n not in names][:1]
     kept = {n: s for n in dict.fromkeys(names) if (s := verdicts[n].scores.looks.get("slices"))}
     if not kept:
-        return ""
+        return None
     from medfed.models.contours import contour_grid
     from medfed.records.predictions import unpacked
 
@@ -257,168 +245,67 @@ def _contours(task: Task, verdicts: Mapping[str, Verdict]) -> str:
     return _image(drawn.getvalue(), "webp", told)
 
 
-def _image(content: bytes, kind: str, told: str) -> str:
-    data = base64.b64encode(content).decode()
-    label = escape(told, quote=True)
-    return (
-        f'<figure><img alt="{label}" loading="lazy" src="data:image/{kind};base64,{data}">'
-        f"<figcaption>{escape(told)}</figcaption></figure>"
-    )
+def _image(content: bytes, kind: str, told: str) -> Picture:
+    return Picture(None, told, f"data:image/{kind};base64,{base64.b64encode(content).decode()}")
 
 
-def table(head: Sequence[str], lines: Iterable[Iterable[str]], kind: str = "") -> str:
-    """Returns a table that scrolls by itself where it is wider than the page.
+def colours_of(dials: Mapping[str, Any]) -> dict[str, str]:
+    """Returns a colour for every method, the same on all dials, and unlike all others of a dial.
 
     Args:
-        head: What stands above the columns.
-        lines: Of each line its cells, as HTML.
-        kind: A class of the table.
+        dials: By suite, with ``curves`` by method.
+
+    Example:
+        >>> found = colours_of({"x": {"curves": {"a": [], "b": []}}, "y": {"curves": {"c": []}}})
+        >>> found["a"] != found["b"], found["a"] == found["c"]
+        (True, True)
     """
-    body = [[*cells] for cells in lines]
-    kinds = [' class="words"' * c.startswith('<td class="words"') for c in (body or [[*head]])[0]]
-    titles = "".join(f"<th{k}>{escape(h)}</th>" for k, h in zip(kinds, head, strict=True))
-    rows = "".join(f"<tr>{''.join(cells)}</tr>" for cells in body)
-    named = f' class="{kind}"' if kind else ""
-    return (
-        f'<div class="wide"><table{named}><thead><tr>{titles}</tr></thead><tbody>{rows}</tbody>'
-        "</table></div>"
-    )
+    found: dict[str, str] = {}
+    for name in dict.fromkeys(n for dial in dials.values() for n in dial["curves"]):
+        drawn = [dial["curves"] for dial in dials.values() if name in dial["curves"]]
+        beside = {found[other] for curves in drawn for other in curves if other in found}
+        free = [colour for colour in SERIES if colour not in beside]
+        found[name] = free[0] if free else SERIES[len(found) % len(SERIES)]
+    return found
 
 
-def folded(title: str, body: str) -> str:
-    """Returns what is shown on request, and in print."""
-    return f"<details><summary>{escape(title)}</summary>{body}</details>" if body else ""
-
-
-def number(value: float, digits: int = 4, kind: str = "", sign: str = "") -> str:
-    """Returns a cell with a number, a dash where there is none."""
-    named = f' class="{kind}"' if kind else ""
-    if math.isnan(value):
-        return f"<td{named}>–</td>"
-    return f'<td{named} data-v="{value:.6g}">{value:{sign}.{digits}f}</td>'
-
-
-def words(text: str) -> str:
-    """Returns a cell with words."""
-    return f'<td class="words">{escape(text)}</td>'
-
-
-def methods_table(task: Task, verdicts: Mapping[str, Verdict]) -> str:
-    """Returns a line for each method, best first.
+def dial_pictures(report: Report) -> dict[str, Picture]:
+    """Draws the dials.
 
     Args:
-        task: The task.
-        verdicts: By method.
+        report: The report.
+
+    Returns:
+        By suite.
     """
-    head = ["method", "mean [95 %]", "worst hospital", "worst decile"]
-    shown = [r for r in REFERENCES if any(r in v.against for v in verdicts.values())]
-    for reference in shown:
-        label = "local" if reference == "local" else "FedAvg"
-        head += [f"− {label} [95 %]", "p (Holm)", "seen from"]
-    head += ["harmed", "sent", "passes"]
-    lines = []
-    for name in by_mean(verdicts):
-        v = verdicts[name]
-        low, high = sorted((task.raw(v.mean.low), task.raw(v.mean.high)))
-        cells = [f"<td>{escape(name)}</td>", _between(task.raw(v.mean.mean), low, high)]
-        cells += [number(task.raw(x)) for x in (v.worst, v.decile)]
-        for reference in shown:
-            if (a := v.against.get(reference)) is None:
-                cells += ["<td></td>"] * 3
-                continue
-            d = a.difference
-            kind = a.verdict if a.verdict in ("better", "worse") else ""
-            cells.append(_between(d.mean, d.low, d.high, kind, "+"))
-            cells += [number(a.p, 3), number(d.visible)]
-        cells.append(_share(v))
-        sent = sum(v.scores.sent)
-        cells.append(f'<td data-v="{sent:.6g}">{size(round(sent))}</td>')
-        cells.append(number(v.scores.passes, 2))
-        lines.append(cells)
-    return (
-        table(head, lines) + '<p class="note">Green: better, told apart; orange: worse. Seen from: '
-        "the smallest difference that could have been seen. Harmed: the share of hospitals that "
-        "would be better off alone. Passes: gradient passes as a share of the budget. Click on a "
-        "head to sort.</p>"
-    )
-
-
-def _between(value: float, low: float, high: float, kind: str = "", sign: str = "") -> str:
-    """A cell with a number and its interval."""
-    if math.isnan(low):
-        return number(value, kind=kind, sign=sign)
-    ends = f" <small>[{low:{sign}.3f}, {high:{sign}.3f}]</small></td>"
-    return number(value, kind=kind, sign=sign).replace("</td>", ends)
-
-
-def _share(v: Verdict) -> str:
-    if v.harm is None:
-        return "<td></td>"
-    ends = "" if math.isnan(v.harm.low) else f" [{v.harm.low:.0%}, {v.harm.high:.0%}]"
-    return f'<td data-v="{v.harm.share:.6g}">{v.harm.share:.0%}{ends}</td>'
-
-
-def harmed_table(task: Task, verdicts: Mapping[str, Verdict]) -> str:
-    """Returns who would be better off alone, by method; the most harmful first.
-
-    Args:
-        task: The task.
-        verdicts: By method.
-    """
-    harms = {n: v.harm for n, v in verdicts.items() if n not in CEILINGS and v.harm is not None}
-    if not harms:
-        return ""
-    if not task.same:
-        return (
-            '<p class="note">Hospitals are others in every split, so that they have no names.</p>'
+    found, colours = {}, colours_of(report.dials)
+    for suite, dial in report.dials.items():
+        metric = next(task.metric for task, _ in report.tasks if task.suite == suite)
+        lines = {n: list(zip(dial["at"], c, strict=True)) for n, c in dial["curves"].items()}
+        where = "; ".join(
+            f"{pair} at {', '.join(f'{x:.3g}' for x in at)}"
+            for pair, at in dial["crossings"].items()
         )
-    order = sorted(harms, key=lambda n: (-len(harms[n].surely), -harms[n].share))
-    lines = []
-    for name in order:
-        harm = harms[name]
-        perhaps = [c for c in harm.clients if c not in harm.surely]
-        if harm.clients:
-            cells = [f"<td>{escape(name)}</td>", _share(verdicts[name])]
-            who = [f"surely {', '.join(harm.surely)}"] * bool(harm.surely)
-            who += [f"perhaps {', '.join(perhaps)}"] * bool(perhaps)
-            lines.append([*cells, words("; ".join(who))])
-    nobody = [name for name in order if not harms[name].clients]
-    told = f"Nobody would be with {', '.join(nobody)}. " if nobody else ""
-    return (table(("method", "harmed", "who"), lines, "list") if lines else "") + (
-        f'<p class="note">{escape(told)}Surely: it is worse off after Holm\'s correction for the '
-        "number of hospitals, too; perhaps: its mean is. The share's interval is from those that "
-        "are surely worse off to all but those that are surely better off.</p>"
+        crossed = [tuple(point) for points in dial["crossed"].values() for point in points]
+        caption = (
+            f"Crossings: {where}."
+            if where
+            else "No curve crosses that of local training or of FedAvg."
+        )
+        canvas = curves(
+            lines, dial["dial"], label_of(metric), evenly=True, crossed=crossed, colours=colours
+        )
+        found[suite] = Picture(canvas, caption)
+    return found
+
+
+def ranks_picture(report: Report) -> Picture:
+    """Draws mean ranks, each with half of the critical difference to both sides."""
+    ordered = sorted(report.ranks["ranks"].items(), key=lambda item: float(item[1]))
+    half = report.ranks["critical_difference"] / 2
+    rows = [Row(n, r, r - half, r + half) for n, r in ordered]
+    return Picture(
+        forest(rows, {}, "mean rank"),
+        f"Mean ranks over {report.ranks['blocks']} blocks of suite and split; intervals that do "
+        f"not overlap differ by more than the critical difference. {report.ranks['remark']}",
     )
-
-
-def hospitals_table(task: Task, verdicts: Mapping[str, Verdict]) -> str:
-    """Returns what each hospital reaches alone, and gains with each method.
-
-    Args:
-        task: The task.
-        verdicts: By method.
-    """
-    local = verdicts.get("local")
-    if local is None or not task.same or not task.clients:
-        return ""
-    alone = _means(local)
-    lines = [["<td>local</td>", *(number(task.raw(v), 3) for v in alone)]]
-    for name in by_mean(verdicts):
-        harm = verdicts[name].harm
-        if harm is None:
-            continue
-        cells = [f"<td>{escape(name)}</td>"]
-        for client in task.clients:
-            gain, low, high = harm.gains[client]
-            kind = "worse" if high < 0 else "better" if low > 0 else ""
-            cells.append(number(gain, 3, kind, "+"))
-        lines.append(cells)
-    return (
-        table(("method", *task.clients), lines, "cells")
-        + f'<p class="note">First line: {escape(task.metric)} of local training, over splits. '
-        "Others: the gain over it. Coloured: its interval lies on one side of 0.</p>"
-    )
-
-
-def _means(verdict: Verdict) -> list[float]:
-    return [float(v) for v in mean_of_known(verdict.scores.values, axis=0)]

@@ -291,3 +291,8 @@ def better_than(methods: Verdicts, reference: str) -> list[str]:
         if reference in v.against and v.against[reference].verdict == "better"
     ]
     return sorted(found, key=lambda n: -methods[n].mean.mean)
+
+
+def by_mean(verdicts: Verdicts) -> list[str]:
+    """Returns the methods, best first."""
+    return sorted(verdicts, key=lambda n: -verdicts[n].mean.mean)

@@ -11,7 +11,10 @@ from scipy.stats import ttest_1samp
 from medfed.benchmark.claims import judge_claims, read_claims
 from medfed.benchmark.suite import ALWAYS, suites
 from medfed.common.errors import ConfigError
-from medfed.reports.claims import markdown, section, sentence
+from medfed.reports.claims import sentence
+from medfed.reports.files import markdown
+from medfed.reports.findings import Report
+from medfed.reports.page import page
 
 RNG = np.random.default_rng(0)
 CLIENTS = {"a": 0.1, "b": -0.1}
@@ -135,11 +138,11 @@ def test_words_say_where_it_holds_and_where_not(tmp_path):
     )
     assert found.parts[3].answer == "not measured"
     assert found.parts[3].note == "lacks absent on mine/one"
-    text = "\n".join(markdown([found]))
+    text = markdown(Report(claims=[found]))
     assert "| why | mine/one | it is <so> | yes | +0." in text
-    assert '>it is &lt;so&gt;</td><td class="words">yes</td>' in section([found])
+    assert '>it is &lt;so&gt;</td><td class="words">yes</td>' in page(Report(claims=[found]))
     assert ask(tmp_path, "{suite: other, better: better, than: plain}") is None
-    assert not section([])
+    assert 'id="claims"' not in page(Report())
 
 
 def test_other_patients_are_not_compared(tmp_path):

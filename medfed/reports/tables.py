@@ -1,0 +1,290 @@
+"""Tables of a report: built once, and written for a terminal, as Markdown and as LaTeX.
+
+The page has the same tables, see ``templates/report.html``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table as Printed
+
+from medfed.common.console import cell as escaped
+from medfed.common.console import size
+from medfed.common.scores import mean_of_known
+from medfed.reports.runs import CEILINGS, REFERENCES
+from medfed.reports.tasks import Task
+from medfed.reports.verdicts import Verdict, Verdicts, by_mean
+
+_SHORT = {"local": "local", "fedavg": "FedAvg"}
+
+
+class Cell(NamedTuple):
+    """What stands in a table.
+
+    Attributes:
+        text: A number or words.
+        ends: The interval of the number.
+        word: What the number says: ``better``, ``worse`` or ``not told apart``.
+        value: By what a page sorts.
+    """
+
+    text: str = ""
+    ends: str = ""
+    word: str = ""
+    value: float = math.nan
+
+    @property
+    def brief(self) -> str:
+        """The number, with its verdict where it has one, else with its interval."""
+        return f"{self.text} {self.word or self.ends}".rstrip()
+
+    @property
+    def kind(self) -> str:
+        """The colour of the cell on a page."""
+        return self.word if self.word in ("better", "worse") else ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table.
+
+    Attributes:
+        head: What stands above the columns.
+        rows: The cells of each line.
+        prose: Columns of words.
+        kind: A class of the table on a page.
+        note: What stands below it on a page.
+    """
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    prose: Sequence[int] = ()
+    kind: str = ""
+    note: str = ""
+
+    @classmethod
+    def of(
+        cls, head: Sequence[str], rows: Iterable[Sequence[str]], prose: Sequence[int] = ()
+    ) -> Table:
+        """Returns a table of plain texts."""
+        return cls(head, [[Cell(text) for text in row] for row in rows], prose)
+
+    def only(self, columns: Sequence[str]) -> Table:
+        """Returns the columns of these heads, those that are there."""
+        kept = [i for i, title in enumerate(self.head) if title in columns]
+        rows = [[row[i] for i in kept] for row in self.rows]
+        prose = [n for n, i in enumerate(kept) if i in self.prose]
+        return Table([self.head[i] for i in kept], rows, prose)
+
+    def markdown(self) -> list[str]:
+        r"""Returns the lines of the table in Markdown.
+
+        Example:
+            >>> Table.of(["a", "b"], [["x|y", "1"]], prose=[0]).markdown()
+            ['| a | b |', '|---|---:|', '| x\\|y | 1 |']
+        """
+        rule = "".join("---|" if i in self.prose else "---:|" for i in range(len(self.head)))
+        texts = ([cell.brief.replace("|", r"\|") for cell in row] for row in self.rows)
+        return [
+            f"| {' | '.join(self.head)} |",
+            f"|{rule}",
+            *(f"| {' | '.join(row)} |" for row in texts),
+        ]
+
+    def printed(self, title: str) -> Printed:
+        """Returns the table for a terminal."""
+        table = Printed(box=SIMPLE_HEAD, title=title, title_justify="left")
+        for i, column in enumerate(self.head):
+            table.add_column(escaped(column), justify="left" if i in self.prose else "right")
+        for row in self.rows:
+            table.add_row(*(escaped(cell.brief) if cell.brief else "" for cell in row))
+        return table
+
+    def latex(self) -> list[str]:
+        r"""Returns the lines of the table in LaTeX, with booktabs; a star is a verdict.
+
+        Example:
+            >>> Table.of(["method"], [["a_b"]]).latex()[2]
+            'method \\\\'
+        """
+        return [
+            rf"\begin{{tabular}}{{l{'r' * (len(self.head) - 1)}}}",
+            r"\toprule",
+            *([" & ".join(map(_latex, self.head)) + r" \\", r"\midrule"]),
+            *(" & ".join(map(_latex_cell, row)) + r" \\" for row in self.rows),
+            r"\bottomrule",
+            r"\end{tabular}",
+        ]
+
+
+def _latex(text: str) -> str:
+    plain = re.sub(r"([_%&#{}$])", r"\\\1", text.replace("\\", r"\textbackslash "))
+    return plain.replace("−", "$-$").replace("~", r"\~{}").replace("^", r"\^{}")
+
+
+def _latex_cell(cell: Cell) -> str:
+    return f"${cell.text}${'*' * bool(cell.kind)}" if cell.word else _latex(cell.text)
+
+
+def number(value: float, digits: int = 4, sign: str = "", word: str = "") -> Cell:
+    """Returns a cell with a number, a dash where there is none.
+
+    Example:
+        >>> number(0.5), number(math.nan).text
+        (Cell(text='0.5000', ends='', word='', value=0.5), '–')
+    """
+    text = "–" if math.isnan(value) else f"{value:{sign}.{digits}f}"
+    return Cell(text, "", word, value)
+
+
+def _between(value: float, low: float, high: float, sign: str = "", word: str = "") -> Cell:
+    ends = "" if math.isnan(low) else f"[{low:{sign}.4f}, {high:{sign}.4f}]"
+    return number(value, sign=sign, word=word)._replace(ends=ends)
+
+
+def _share(v: Verdict) -> Cell:
+    if v.harm is None:
+        return Cell()
+    ends = "" if math.isnan(v.harm.low) else f"[{v.harm.low:.0%}, {v.harm.high:.0%}]"
+    return Cell("–" if math.isnan(v.harm.share) else f"{v.harm.share:.0%}", ends, "", v.harm.share)
+
+
+# The columns of texts and of papers; the page has all.
+BRIEF = (
+    *("method", "mean", "worst", "decile", "− local", "− FedAvg"),
+    *("harmed", "sent"),
+)
+PAPER = ("method", "mean", "worst", "− local", "− FedAvg", "harmed")
+
+
+def methods_table(task: Task, verdicts: Verdicts) -> Table:
+    """Returns a line for each method, best first.
+
+    Args:
+        task: The task.
+        verdicts: By method.
+    """
+    head = ["method", "mean", "worst", "decile"]
+    references = [r for r in REFERENCES if any(r in v.against for v in verdicts.values())]
+    for reference in references:
+        head += [f"− {_SHORT[reference]}", "p (Holm)", "seen from"]
+    head += ["harmed", "sent", "passes"]
+    rows = []
+    for name in by_mean(verdicts):
+        v = verdicts[name]
+        low, high = sorted((task.raw(v.mean.low), task.raw(v.mean.high)))
+        cells = [Cell(name), _between(task.raw(v.mean.mean), low, high)]
+        cells += [number(task.raw(x)) for x in (v.worst, v.decile)]
+        for reference in references:
+            if (a := v.against.get(reference)) is None:
+                cells += [Cell()] * 3
+                continue
+            d = a.difference
+            cells.append(_between(d.mean, d.low, d.high, "+", a.verdict))
+            cells += [number(a.p, 3), number(d.visible)]
+        sent = sum(v.scores.sent)
+        cells += [_share(v), Cell(size(round(sent)), value=sent), number(v.scores.passes, 2)]
+        rows.append(cells)
+    return Table(
+        head,
+        rows,
+        prose=(0,),
+        note="In brackets: 95 % intervals. Worst and decile: the worst hospital, the worst tenth. "
+        "Green: better, told apart; orange: worse. Seen from: the smallest difference that could "
+        "have been seen. Harmed: the share of hospitals that would be better off alone. Passes: "
+        "gradient passes as a share of the budget. Click on a head to sort.",
+    )
+
+
+def harmed_table(task: Task, verdicts: Verdicts) -> Table | None:
+    """Returns who would be better off alone, by method; the most harmful first.
+
+    Args:
+        task: The task.
+        verdicts: By method.
+    """
+    harms = {n: v.harm for n, v in verdicts.items() if n not in CEILINGS and v.harm is not None}
+    if not harms:
+        return None
+    if not task.same:
+        return Table(
+            (), (), note="Hospitals are others in every split, so that they have no names."
+        )
+    order = sorted(harms, key=lambda n: (-len(harms[n].surely), -harms[n].share))
+    rows, nobody = [], []
+    for name in order:
+        harm = harms[name]
+        if not harm.clients:
+            nobody.append(name)
+            continue
+        perhaps = [c for c in harm.clients if c not in harm.surely]
+        who = [f"surely {', '.join(harm.surely)}"] * bool(harm.surely)
+        who += [f"perhaps {', '.join(perhaps)}"] * bool(perhaps)
+        rows.append([Cell(name), _share(verdicts[name]), Cell("; ".join(who))])
+    return Table(
+        ("method", "harmed", "who") if rows else (),
+        rows,
+        prose=(0, 2),
+        kind="list",
+        note=f"Nobody would be with {', '.join(nobody)}. "
+        * bool(nobody)
+        + "Surely: it is worse off after Holm's correction for the "
+        "number of hospitals, too; perhaps: its mean is. The share's interval is from those that "
+        "are surely worse off to all but those that are surely better off.",
+    )
+
+
+def hospitals_table(task: Task, verdicts: Verdicts) -> Table | None:
+    """Returns what each hospital reaches alone, and gains with each method.
+
+    Args:
+        task: The task.
+        verdicts: By method.
+    """
+    local = verdicts.get("local")
+    if local is None or not task.same or not task.clients:
+        return None
+    alone = mean_of_known(local.scores.values, axis=0)
+    rows = [[Cell("local"), *(number(task.raw(float(v)), 3) for v in alone)]]
+    for name in by_mean(verdicts):
+        if (harm := verdicts[name].harm) is None:
+            continue
+        cells = [Cell(name)]
+        for client in task.clients:
+            gain, low, high = harm.gains[client]
+            word = "worse" if high < 0 else "better" if low > 0 else ""
+            cells.append(number(gain, 3, "+", word))
+        rows.append(cells)
+    return Table(
+        ("method", *task.clients),
+        rows,
+        prose=(0,),
+        kind="cells",
+        note=f"First line: {task.metric} of local training, over splits. "
+        "Others: the gain over it. Coloured: its interval lies on one side of 0.",
+    )
+
+
+def settings_table(tasks: Iterable[tuple[Task, Mapping[str, Verdict]]]) -> Table:
+    """Returns the settings that were used, and the hashes of cells.
+
+    Args:
+        tasks: Each with the verdicts of its methods.
+    """
+    rows = [
+        (
+            task.name,
+            name,
+            " ".join(f"{k}={v:g}" for k, v in verdict.scores.setting.items()) or "defaults",
+            " ".join(k[:12] if len(k) == 64 else k for k in verdict.scores.keys),
+        )
+        for task, verdicts in tasks
+        for name, verdict in verdicts.items()
+    ]
+    return Table.of(("task", "method", "setting", "cells, by split"), rows, prose=(0, 1, 2, 3))
