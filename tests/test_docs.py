@@ -31,19 +31,23 @@ EXPLAINED = {
 }
 
 
-def commands() -> list[tuple[Path, str]]:
-    found = []
-    for page in PAGES:
-        for line in page.read_text().splitlines():
-            match = re.match(r"\s*(?:\$ )?(medfed|python) (\S+.*?)(?:\s+#.*)?$", line)
-            if match and (match[1] == "medfed" or ".py" in match[2]):
-                found.append((page, match[2]))
-    return found
+def commands(page: Path) -> list[str]:
+    matches = (
+        re.match(r"\s*(?:\$ )?(medfed|python) (\S+.*?)(?:\s+#.*)?$", line)
+        for line in page.read_text().splitlines()
+    )
+    return list(dict.fromkeys(m[2] for m in matches if m and (m[1] == "medfed" or ".py" in m[2])))
 
 
-@pytest.mark.parametrize(("page", "command"), commands(), ids=lambda v: getattr(v, "stem", None))
-def test_command_composes(page, command, tmp_path, monkeypatch):
+@pytest.mark.parametrize("page", [p for p in PAGES if commands(p)], ids=lambda page: page.stem)
+def test_commands_compose(page, tmp_path, monkeypatch, subtests):
     monkeypatch.setattr(sys, "path", [*sys.path])
+    for command in commands(page):
+        with subtests.test(command=command):
+            composes(page, command, tmp_path)
+
+
+def composes(page, command, tmp_path):
     if "MY_FOLDER" in command:
         command = command.replace("MY_FOLDER", str(write_files(page, tmp_path)))
     script, *arguments = shlex.split(command)

@@ -426,8 +426,15 @@ def test_a_folder_opens_whole_or_not_at_all(tmp_path, monkeypatch):
     assert not (tmp_path / "other").exists()
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("undisturbed") / "run"
+    run(folder, *SMALL)
+    return folder
+
+
 @pytest.mark.parametrize("writes", [None, 0, 1, 2, 3])
-def test_a_run_killed_before_it_was_opened_begins_anew(writes, tmp_path):
+def test_a_run_killed_before_it_was_opened_begins_anew(writes, tmp_path, undisturbed):
     """What it leaves is known by its names; the same command does what it would have done."""
     folder = tmp_path / "run"
     config = load([*SMALL, f"folder={folder}"])
@@ -455,8 +462,7 @@ def test_a_run_killed_before_it_was_opened_begins_anew(writes, tmp_path):
     assert len(written) == (writes or 0)
     assert "config.yaml" not in written
     run(folder, *SMALL)
-    run(tmp_path / "other", *SMALL)
-    after, other = state(folder), state(tmp_path / "other")
+    after, other = state(folder), state(undisturbed)
     assert {*after} == {*other}
     assert after["summary.json"] == other["summary.json"]
     with pytest.raises(ConfigError, match="is not empty"):
