@@ -90,30 +90,6 @@ def coin(chance: float, *key: object) -> bool:
 
 
 @contextmanager
-def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Runs its body (dropout, augmentation) under ``seed`` and restores the global streams.
-
-    Args:
-        seed: Seed of the body.
-        device: The device on which the body draws.
-    """
-    import torch
-
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        if device.type in ("cpu", "cuda"):
-            # torch.manual_seed would also seed all other GPUs, or format a stack trace for one
-            # that is not in use.
-            torch.default_generator.manual_seed(seed)
-        else:
-            torch.manual_seed(seed)
-        if device.type == "cuda":
-            index = torch.cuda.current_device() if device.index is None else device.index
-            torch.cuda.default_generators[index].manual_seed(seed)
-        yield
-
-
-@contextmanager
 def one_thread() -> Iterator[None]:
     """Runs PyTorch on one thread, and restores the number afterwards.
 

@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from medfed.common.errors import ConfigError
-from medfed.common.seeding import one_thread, seeded, torch_rng
+from medfed.common.seeding import one_thread, torch_rng
+from medfed.common.streams import seeded
 from medfed.common.tensors import onto
 
 
@@ -334,7 +335,7 @@ def augmented(augment: Augment, image: Tensor, label: Tensor, seed: int) -> tupl
     Returns:
         Image and label, of the same types.
     """
-    with seeded(seed, torch.device("cpu")), one_thread():
+    with seeded(seed), one_thread():
         if isinstance(augment, Chain):
             return augment(image, label, seed)
         if callable(set_state := getattr(augment, "set_random_state", None)):

@@ -452,8 +452,13 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
 
     def val_dataloader(self) -> DataLoader[Batch]:
         """Validation batches of all clients, in fixed order."""
-        return DataLoader(EvaluationBatches(list(self.clients.values()), "val"), batch_size=None)
+        return self._in_order("val")
 
     def test_dataloader(self) -> DataLoader[Batch]:
         """Test batches of all clients, in fixed order."""
-        return DataLoader(EvaluationBatches(list(self.clients.values()), "test"), batch_size=None)
+        return self._in_order("test")
+
+    def _in_order(self, split: Literal["val", "test"]) -> DataLoader[Batch]:
+        batches = EvaluationBatches(list(self.clients.values()), split)
+        # A loader draws a seed for its workers, also where it has none.
+        return DataLoader(batches, batch_size=None, generator=torch.Generator())

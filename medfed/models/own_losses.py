@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from medfed.common.errors import ConfigError, first_line
+from medfed.common.streams import seeded
 
 OwnLoss = Callable[[Tensor, Tensor], Tensor]
 """From predictions and labels to a mean (a scalar), or to a value or several per sample."""
@@ -107,7 +108,7 @@ input size (torch.Size([2, 2])).
     if isinstance(loss, nn.Module):
         _check_module(loss, name, tried)
     size = len(tried.target)
-    with torch.random.fork_rng(devices=[]):
+    with seeded():
         free = tried.right.clone().requires_grad_()
         value = _called(loss, name, tried, free, tried.target)
         right, *wrong = (
@@ -142,7 +143,7 @@ def _check_logits(loss: OwnLoss, name: str, tried: Tried) -> None:
     """Checks that zero is undecided, certainty ends somewhere, and every region has its own."""
     right = tried.right
     halves = (right.clamp(min=0), right.clamp(max=0))  # undecided on what is not, on what is there
-    with torch.random.fork_rng(devices=[]):
+    with seeded():
         one, two, four, moved, mild, *others = (
             _called(loss, name, tried, p, tried.target).mean()
             for p in (

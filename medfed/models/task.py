@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from medfed.common.checks import check_known
 from medfed.common.errors import ConfigError
+from medfed.common.streams import seeded
 from medfed.functional.scores import Floats
 from medfed.models.meters import (
     Batch,
@@ -313,8 +314,8 @@ class TaskModule(pl.LightningModule):
         flags = [(module, module.training) for module in self.modules()]
         self.eval()
         try:
-            # Starting a DataLoader draws a seed from the global stream; fork_rng gives it back.
-            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            # Starting a DataLoader draws a seed, too.
+            with torch.no_grad(), seeded():
                 yield
         finally:
             for module, training in flags:

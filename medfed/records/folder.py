@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
 import safetensors.torch
-import torch
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
@@ -436,8 +435,7 @@ class Run:
             )
         path = self.folder / "models" / f"{file_names(self.clients)[client]}.safetensors"
         weights = read_tensors(path)
-        with torch.random.fork_rng(devices=[]):
-            network: nn.Module = build_task(self.config).network
+        network: nn.Module = build_task(self.config).network
         with reading(path):
             if not set(float_entries(network)) <= set(weights) <= set(aliases(network)):
                 raise ValueError("its entries are not those of the run's network")

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from medfed.common.console import shown
 from medfed.common.errors import ConfigError, MedfedError, first_line
 from medfed.common.seeding import derive_seed
+from medfed.common.streams import own_stream, seeded
 from medfed.config.compose import build
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.splits import check_measurable
@@ -55,7 +56,7 @@ def try_model(task: TaskModule, data: FederatedDataModule) -> None:
     trial = copy.copy(task)
     trial._modules = {**task._modules, "network": copy.deepcopy(task.network)}
     few = {name: values[:2] for name, values in batch.items()}
-    with _explained(task, batch), torch.random.fork_rng(devices=[]):
+    with _explained(task, batch), seeded():
         trial.network.train()
         with torch.enable_grad():
             trial.loss(few)
@@ -65,7 +66,7 @@ def try_model(task: TaskModule, data: FederatedDataModule) -> None:
         _say(found, extras(trial.network(few["image"]), few["image"]))
     if getattr(task, "patch_size", ()) is None:  # whole images are segmented at once
         batch = next(iter(next(iter(data.clients.values())).eval_batches("val")), batch)
-    with _explained(task, batch), torch.random.fork_rng(devices=[]), torch.no_grad():
+    with _explained(task, batch), seeded(), torch.no_grad():
         trial.network.eval()
         if getattr(task, "patch_size", ()) is None:
             trial.evaluate([{name: values[:1] for name, values in batch.items()}])
@@ -371,8 +372,8 @@ def build_task(config: DictConfig) -> TaskModule:
 
 def plain_task(config: DictConfig) -> TaskModule:
     """Builds the task without canonical parts; see :func:`build_task`."""
-    torch.manual_seed(derive_seed(config.seed, "initial weights"))
-    task: TaskModule = build(config.model)
+    with own_stream(derive_seed(config.seed, "initial weights")):
+        task: TaskModule = build(config.model)
     return task
 
 
@@ -381,8 +382,8 @@ def mixed(config: DictConfig, task: TaskModule) -> TaskModule:
     chosen: CanonicalParts = build(config.canonical)
     networks = [task.network]
     for k in range(1, chosen.count):
-        torch.manual_seed(derive_seed(config.seed, "initial weights", k))
-        further: nn.Module = build(config.model.network, _convert_="all")
+        with own_stream(derive_seed(config.seed, "initial weights", k)):
+            further: nn.Module = build(config.model.network, _convert_="all")
         networks.append(further)
     patterns = task.personal if chosen.parts is None else chosen.parts
     task.network = Canonical(networks, patterns, chosen.mix, task.activation)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from medfed.common.errors import ConfigError
-from medfed.common.seeding import seeded
+from medfed.common.streams import seeded
 from medfed.federation.budget import LocalBudget
 from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.engine.slots import Alone, Backend, Slots, slots_of, twin

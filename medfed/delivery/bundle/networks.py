@@ -33,6 +33,7 @@ from torch.nn.modules.module import (
 )
 
 from medfed.common.errors import CheckpointError, ConfigError, first_line
+from medfed.common.streams import own_stream
 from medfed.config.allowed import LIBRARIES, check_targets
 from medfed.delivery.bundle import scripts
 from medfed.delivery.bundle.source_code import PACKAGE, check_accepted, describe_code, source_of
@@ -427,6 +428,7 @@ def is_foreign(plain: Mapping[str, Any]) -> bool:
     return is_library(target) or target.startswith(f"{PACKAGE}.")
 
 
+@own_stream(0)  # all that is drawn is overwritten
 def build_network(
     plain: Mapping[str, Any],
     code: Mapping[str, Any] | None = None,

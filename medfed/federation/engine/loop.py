@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 from medfed.common.errors import ConfigError, NonFiniteError, first_line
-from medfed.common.seeding import derive_seed, seeded
+from medfed.common.seeding import derive_seed
+from medfed.common.streams import seeded
 from medfed.common.tensors import Tensors, gradient_of, select, to_device
 from medfed.federation.budget import (
     LocalBudget,

@@ -25,6 +25,7 @@ import torch
 from torch import nn
 
 from medfed.common.errors import first_line
+from medfed.common.streams import has_global_stream, stand_in
 
 _log = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -214,7 +215,10 @@ class Slots(Generic[T]):
         waiting = iter(list(enumerate(jobs)))
         done = threading.Event()
 
+        global_stream = has_global_stream()
+
         def work(number: int) -> None:
+            stand_in(global_stream)
             slot = self._slots[number]
             slot.turn.acquire()
             try:

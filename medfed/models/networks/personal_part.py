@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from medfed.common.errors import ConfigError, did_you_mean
+from medfed.common.streams import seeded
 from medfed.federation.split import NORMALIZATION, aliases, nothing_personal
 
 _ELEMENTWISE = ("Add", "Addcmul", "Sub", "Rsub", "Mul", "Div", "Lerp", "Pow")
@@ -57,7 +58,7 @@ def nearest(network: nn.Module, outputs: Outputs, image: Tensor) -> tuple[str, .
     for module in network.modules():
         if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats:
             module.eval()
-    with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+    with torch.enable_grad(), seeded():
         image = image.detach().clone().requires_grad_(True)
         answers = outputs(network, image)
     leaves = {id(p): n for n, p in network.named_parameters()}

@@ -1,0 +1,172 @@
+"""Random numbers that PyTorch draws without being given a generator: initial weights, dropout.
+
+Of themselves they come from one stream of the whole process, which threads take numbers from each
+other. Here they come from a stream of the seed's.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_thread = threading.local()
+_CPU = torch.device("cpu")
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+
+
+@contextmanager
+def own_stream(seed: int) -> Iterator[None]:
+    """Lets all that this thread draws on the CPU come from a generator of its own.
+
+    The numbers are those after ``torch.manual_seed(seed)``. What other threads draw is not touched,
+    nor is PyTorch's global stream. Each operation becomes some microseconds slower.
+
+    Args:
+        seed: Seed of the body.
+
+    Raises:
+        RuntimeError: If an operation draws that takes no generator; or if a backward pass draws, as
+            checkpointed activations are computed again with the numbers of the global stream.
+
+    Example:
+        >>> before = torch.get_rng_state()
+        >>> with own_stream(3):
+        ...     mine = torch.rand(2), torch.nn.Linear(2, 2).weight
+        >>> bool((torch.get_rng_state() == before).all())
+        True
+        >>> random = torch.Generator().manual_seed(3)
+        >>> torch.equal(mine[0], torch.rand(2, generator=random))
+        True
+    """
+    with _OwnStream(torch.Generator().manual_seed(seed)):
+        yield
+
+
+@contextmanager
+def seeded(seed: int = 0, device: torch.device = _CPU) -> Iterator[None]:
+    """Runs its body (dropout, augmentation) under ``seed`` and restores the global streams.
+
+    In the main thread the body draws from the global stream, which costs nothing per operation and
+    is what checkpointed activations and compiled code need. Any other thread has an
+    :func:`own_stream` on the CPU. PyTorch cannot give operations on a GPU another stream, so only
+    one thread at a time may train there.
+
+    Args:
+        seed: Seed of the body.
+        device: The device on which the body draws.
+
+    Example:
+        >>> with seeded(3):
+        ...     first = torch.nn.functional.dropout(torch.ones(9))
+        >>> with seeded(3):
+        ...     torch.equal(first, torch.nn.functional.dropout(torch.ones(9)))
+        True
+    """
+    if device.type == "cpu" and not has_global_stream():
+        with own_stream(seed):
+            yield
+        return
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        if device.type in ("cpu", "cuda"):
+            # torch.manual_seed would also seed all other GPUs, or format a stack trace for one
+            # that is not in use.
+            torch.default_generator.manual_seed(seed)
+        else:
+            torch.manual_seed(seed)
+        if device.type == "cuda":
+            index = torch.cuda.current_device() if device.index is None else device.index
+            torch.cuda.default_generators[index].manual_seed(seed)
+        yield
+
+
+def has_global_stream() -> bool:
+    """Whether this thread may use the global stream: the main one, or one that stands in for it."""
+    main = threading.current_thread() is threading.main_thread()
+    return main or getattr(_thread, "stands_in", False)
+
+
+def stand_in(whether: bool = True) -> None:
+    """Declares that this thread runs only while one waits that has the global stream.
+
+    Args:
+        whether: What is declared.
+    """
+    _thread.stands_in = whether
+
+
+class _OwnStream(TorchDispatchMode):
+    """Gives each operation on the CPU that draws a generator, unless it has one."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        super().__init__()
+        self._generator = generator
+
+    def __torch_dispatch__(
+        self,
+        func: OpOverload,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Runs an operation."""
+        kwargs = dict(kwargs or {})
+        if not _draws(func) or not _on_cpu(args, kwargs):
+            return func(*args, **kwargs)
+        found = _drawing(func)
+        if found is None:  # made of operations that do
+            with self:
+                return func._op_dk(_COMPOSITE, *args, **kwargs)
+        draw, place = found
+        if place < len(args):  # given by place, as some older operations have it
+            given, args = args[place], args[:place]
+            kwargs["generator"] = given
+        if kwargs.get("generator") is None:
+            if torch._C._current_graph_task_id() != -1:
+                raise RuntimeError(
+                    "A backward pass draws random numbers, as checkpointed activations with "
+                    "dropout do; such a network can be trained in the main thread of a process only."
+                )
+            kwargs["generator"] = self._generator
+        return draw(*args, **kwargs)
+
+
+@cache
+def _draws(func: OpOverload) -> bool:
+    # The CPU's fused attention is marked as one that draws, but is not chosen where it would.
+    fused = func.name() == "aten::_scaled_dot_product_flash_attention_for_cpu"
+    return torch.Tag.nondeterministic_seeded in func.tags and not fused
+
+
+def _on_cpu(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    tensors = [a for a in args if isinstance(a, torch.Tensor)]
+    device = kwargs.get("device") or (tensors[0].device if tensors else _CPU)
+    return torch.device(device).type == "cpu"
+
+
+@cache
+def _drawing(func: OpOverload) -> tuple[OpOverload, int] | None:
+    """The operation with a generator, and the generator's place; ``None`` for a composite one."""
+    names = [a.name for a in func._schema.arguments]
+    if "generator" in names:
+        return func, names.index("generator")
+    wanted = _arguments(func)
+    for name in func.overloadpacket.overloads():
+        other: OpOverload = getattr(func.overloadpacket, name)
+        theirs = _arguments(other)
+        if theirs.pop("generator", None) and theirs == wanted:
+            return other, len(theirs) + 1
+    if func.has_kernel_for_dispatch_key(_COMPOSITE):
+        return None
+    raise RuntimeError(f"{func} draws random numbers, and takes no generator of a thread's own.")
+
+
+def _arguments(func: OpOverload) -> dict[str, str]:
+    return {a.name: str(a.type) for a in func._schema.arguments}

@@ -1,0 +1,147 @@
+"""Threads that initialise and train at once draw what each would draw alone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from medfed.common.streams import own_stream, seeded
+from medfed.federation.engine.loop import LocalTrainer
+from medfed.federation.split import ParameterSplit
+from medfed.run.assembly import plain_task
+from tests.toys import toy_data
+
+CONFIG = OmegaConf.create(
+    {
+        "seed": 3,
+        "model": {
+            "_target_": "torch.nn.Sequential",
+            "_args_": [
+                {"_target_": "torch.nn.Linear", "in_features": 3, "out_features": 8},
+                {"_target_": "torch.nn.Dropout", "p": 0.5},
+                {"_target_": "torch.nn.Linear", "in_features": 8, "out_features": 1},
+            ],
+        },
+    }
+)
+
+
+def trained() -> tuple[Tensor, ...]:
+    """Initial weights as a run draws them, and those of twenty steps with dropout."""
+    network = plain_task(CONFIG)
+    first = [p.detach().clone() for p in network.parameters()]
+    split = ParameterSplit.of(network, ())
+    local = LocalTrainer(
+        network, lambda b: network(b["image"]).square().mean(), split, torch.optim.SGD, seed=3
+    )
+    end, _ = local.run(toy_data(1)[0], local.initial(), (0, "c0"), 0.05, 20, None)
+    return (*first, *end.values())
+
+
+@contextmanager
+def drawing() -> Iterator[None]:
+    """Another thread draws from the global stream all the time."""
+    done = threading.Event()
+
+    def draw() -> None:
+        while not done.is_set():
+            torch.rand(())
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def test_threads_that_initialise_and_train_at_once_change_nothing():
+    expected = trained()
+    with drawing(), ThreadPoolExecutor(4) as pool:
+        for found in pool.map(lambda _: trained(), range(16)):
+            assert all(map(torch.equal, found, expected))
+
+
+DRAWS: dict[str, Callable[[], Tensor]] = {
+    "normal": lambda: torch.empty(40).normal_(1, 2),
+    "uniform": lambda: torch.empty(3, 5).uniform_(-1, 1),
+    "kaiming": lambda: nn.Conv2d(2, 3, 3).weight.detach(),
+    "truncated": lambda: nn.init.trunc_normal_(torch.empty(20)),
+    "orthogonal": lambda: nn.init.orthogonal_(torch.empty(4, 4)),
+    "embedding": lambda: nn.Embedding(3, 4).weight.detach(),
+    "rand": lambda: torch.rand(3, dtype=torch.float64),
+    "randn_like": lambda: torch.randn_like(torch.ones(40)),
+    "randint": lambda: torch.randint(2, 9, (7,)),
+    "randint_like": lambda: torch.randint_like(torch.ones(7), 2, 9),
+    "randperm": lambda: torch.randperm(9),
+    "bernoulli": lambda: torch.bernoulli(torch.full((9,), 0.5)),
+    "multinomial": lambda: torch.multinomial(torch.ones(9), 4),
+    "gamma": lambda: torch.distributions.Gamma(2.0, 1.0).sample((3,)),
+    "dropout": lambda: nn.functional.dropout(torch.ones(20)),
+    "dropout3d": lambda: nn.functional.dropout3d(torch.ones(2, 9, 1, 1, 1)),
+    "alpha_dropout": lambda: nn.functional.alpha_dropout(torch.ones(20), training=True),
+    "rrelu": lambda: nn.functional.rrelu(-torch.ones(20), training=True),
+    "gumbel": lambda: nn.functional.gumbel_softmax(torch.ones(5)),
+    "attention": lambda: nn.functional.scaled_dot_product_attention(
+        *torch.ones(3, 1, 1, 4, 4), dropout_p=0.5
+    ),
+    "fused attention": lambda: nn.functional.scaled_dot_product_attention(
+        *torch.ones(3, 1, 1, 4, 4)
+    ),
+    "lstm": lambda: nn.LSTM(2, 3, 2, dropout=0.5)(torch.ones(4, 1, 2))[0].detach(),
+}
+
+
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("name", DRAWS)
+def test_an_own_stream_has_the_numbers_of_the_global_one(name, inference):
+    with torch.inference_mode(inference):
+        torch.manual_seed(3)
+        expected = [DRAWS[name](), torch.rand(())]
+        before = torch.get_rng_state()
+        with own_stream(3):
+            found = [DRAWS[name](), torch.rand(())]
+    assert all(map(torch.equal, found, expected))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_generator_of_the_callers_stays_in_use():
+    given = torch.Generator().manual_seed(5)
+    with own_stream(3):
+        found = torch.randperm(9, generator=given)
+    assert torch.equal(found, torch.randperm(9, generator=torch.Generator().manual_seed(5)))
+
+
+def test_streams_within_streams():
+    with own_stream(3):
+        expected = torch.rand(4)
+    with own_stream(3):
+        first = torch.rand(2)
+        with own_stream(7):
+            torch.rand(5)
+        assert torch.equal(torch.cat([first, torch.rand(2)]), expected)
+
+
+def recomputed(seed: int) -> Tensor:
+    torch.manual_seed(0)
+    x = torch.ones(50, requires_grad=True)
+    with seeded(seed):
+        y = checkpoint(nn.functional.dropout, x, use_reentrant=False)
+        y.sum().backward()
+    assert torch.equal(x.grad, y.detach())
+    return y.detach()
+
+
+def test_checkpointed_activations_draw_again_in_the_main_thread_and_nowhere_else():
+    recomputed(3)
+    with ThreadPoolExecutor(1) as pool, pytest.raises(RuntimeError, match="A backward pass draws"):
+        pool.submit(recomputed, 3).result()
