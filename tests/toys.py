@@ -21,6 +21,16 @@ from medfed.federation.wire.codecs.dense import Dense
 from medfed.models.networks.canonical import Canonical
 
 
+def assert_alike(found: Tensor, expected: Tensor, share: float = 1e-5) -> None:
+    """Computed in other orders: equal to a share of the largest magnitude, or of 1.
+
+    How far sums of single precision differ goes with the magnitudes that are added, and which of
+    them are depends on the processor.
+    """
+    limit = share * max(1.0, float(expected.abs().max()))
+    torch.testing.assert_close(found, expected, rtol=0, atol=limit)
+
+
 class ToyData:
     """Regression data of one client; one batch is the whole set unless a size is given."""
 

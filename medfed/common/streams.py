@@ -132,7 +132,7 @@ class _OwnStream(TorchDispatchMode):
             if torch._C._current_graph_task_id() != -1:
                 raise RuntimeError(
                     "A backward pass draws random numbers, as checkpointed activations with "
-                    "dropout do; such a network can be trained in the main thread of a process only."
+                    "dropout do; such a network is trained in the main thread of a process."
                 )
             kwargs["generator"] = self._generator
         return draw(*args, **kwargs)

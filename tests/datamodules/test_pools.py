@@ -15,6 +15,10 @@ import pytest
 from medfed.common import processes as pools
 from medfed.common.processes import WatchedPool
 
+# The first process of a server waits until the server has imported PyTorch, MONAI and more
+# (tests/processes.py): on a busy machine longer than any wait that could tell a hang.
+PATIENCE = 300
+
 
 def _half_an_answer():
     """Sends the length of an answer and its first byte, then dies as by the system's hand."""
@@ -29,12 +33,12 @@ def _half_an_answer():
 def test_half_an_answer_breaks_the_pool(way, monkeypatch):
     monkeypatch.setattr(pools, "EVERY", 0.1)
     with WatchedPool(2, multiprocessing.get_context(way)) as pool:
-        assert pool.submit(abs, -3).result(30) == 3
-        other = pool.submit(time.sleep, 60)
+        assert pool.submit(abs, -3).result(PATIENCE) == 3
+        other = pool.submit(time.sleep, 2 * PATIENCE)
         with pytest.raises(BrokenProcessPool):
-            pool.submit(_half_an_answer).result(30)
+            pool.submit(_half_an_answer).result(PATIENCE)
         with pytest.raises(BrokenProcessPool):
-            other.result(30)
+            other.result(PATIENCE)
         with pytest.raises(BrokenProcessPool):
             pool.submit(abs, -3)
 

@@ -30,6 +30,7 @@ from medfed.delivery.export.client_model import choose_bits, quantise
 from medfed.federation.split import float_entries
 from medfed.run.assembly import build_task
 from tests.sweeps import sweep
+from tests.toys import assert_alike
 
 ANY = pytest.mark.filterwarnings("ignore")  # of MONAI's own making
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,7 +77,7 @@ def test_bundle_and_training_side_agree(hospital, tmp_path, name, bits):
     with torch.no_grad():
         own = bundle.network()(image)
     assert not torch.allclose(own, logits(made.task.network, made_weights(made), image))
-    torch.testing.assert_close(own, logits(made.task.network, weights, image), rtol=0, atol=1e-5)
+    assert_alike(own, logits(made.task.network, weights, image))
 
 
 def made_weights(made):
@@ -157,7 +158,7 @@ def run_in_this_process(bundle: Path, inputs: Path, output: Path, patch) -> list
 
 def check_probabilities(made, rows, batch):
     found = torch.tensor([[float(cell) for cell in row[1:]] for row in rows])
-    torch.testing.assert_close(found, made.task.predict(batch), rtol=0, atol=1e-5)
+    assert_alike(found, made.task.predict(batch))
 
 
 @ANY

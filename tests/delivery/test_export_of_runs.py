@@ -22,6 +22,7 @@ from medfed.delivery.predict.prediction import predict
 from medfed.models.networks.canonical import Canonical
 from medfed.run.assembly import build_task
 from medfed.run.train import train
+from tests.toys import assert_alike
 
 QUIET = ("local.steps=2", "logger=none", "progress=false", "threads=1", "pictures.format=none")
 CNN = ("model.network.channels=[4,4,4]",)
@@ -61,7 +62,7 @@ def test_learned_centres_survive(tmp_path):
         assert len(values) == 4
         assert bundle.facts["bits"][name] == 2
         assert set(bundle.state[name].unique().tolist()) <= set(values.tolist())
-    torch.testing.assert_close(bundle.network()(pictures()), network(pictures()), rtol=0, atol=1e-5)
+    assert_alike(bundle.network()(pictures()), network(pictures()))
 
 
 @torch.no_grad()
@@ -72,7 +73,7 @@ def test_mixed_outputs_as_trained_and_quantised(tmp_path):
     assert isinstance(network, Canonical)
     assert bundle.facts["network"]["count"] == 2
     expected = network(pictures())
-    torch.testing.assert_close(bundle.network()(pictures()), expected, rtol=0, atol=1e-5)
+    assert_alike(bundle.network()(pictures()), expected)
     membership = bundle.state["membership"]
     packed, _ = export(folder, "bits=3", "finetune_steps=2", "finetune_lr=1e-2")
     assert set(packed.facts["bits"].values()) == {3}
@@ -114,7 +115,7 @@ def test_a_continuous_outcome_is_predicted_in_its_unit(tmp_path, monkeypatch):
     expected = network(scaled).squeeze(1) * deviation + mean
     assert expected.std() > 1e-3
     predictions = torch.tensor([float(row[-1]) for row in found])
-    torch.testing.assert_close(predictions, expected, rtol=1e-6, atol=1e-5)
+    assert_alike(predictions, expected, 1e-6)
     # What MONAI runs without medfed writes the same numbers.
     (tmp_path / "tables").mkdir()
     (tmp_path / "tables" / "a.csv").write_bytes(source.read_bytes())
@@ -130,4 +131,4 @@ def test_a_continuous_outcome_is_predicted_in_its_unit(tmp_path, monkeypatch):
         names, *found = csv.reader(file)
     assert names == ["input", "prediction"]
     predictions = torch.tensor([float(row[1]) for row in found])
-    torch.testing.assert_close(predictions, expected, rtol=1e-6, atol=1e-5)
+    assert_alike(predictions, expected, 1e-6)

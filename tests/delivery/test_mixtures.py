@@ -26,6 +26,7 @@ from medfed.delivery.export.client_model import (
 from medfed.federation.split import float_entries
 from medfed.models.networks.personal_part import part_roots
 from medfed.run.assembly import build_task
+from tests.toys import assert_alike
 
 CNN = ("model=small_cnn", "model.network.channels=[4,4,4]", "in_channels=3", "out_channels=4")
 BASIC = ("model=basic_unet", "model.network.features=[4,4,8,8,8,4]")
@@ -90,13 +91,13 @@ def test_the_mixture_is_that_of_the_run(case):
     }
     image, own = image_of(case), loaded(model)
     expected = network(image)
-    torch.testing.assert_close(own(image), expected, rtol=0, atol=1e-5)
+    assert_alike(own(image), expected)
     # A copy computes with its own weights, and nothing is left of the last batch.
     twin = copy.deepcopy(own)
     for tensor in own.state_dict().values():
         tensor.zero_()
-    torch.testing.assert_close(twin(image), expected, rtol=0, atol=1e-5)
-    torch.testing.assert_close(twin(image + 1), network(image + 1), rtol=0, atol=1e-5)
+    assert_alike(twin(image), expected)
+    assert_alike(twin(image + 1), network(image + 1))
 
 
 @torch.no_grad()
@@ -106,7 +107,7 @@ def test_one_instance_alone_is_an_ordinary_network(case):
     network, model = exported(case, [0.0, 1.0, 0.0])
     assert "CanonicalMixture" not in model.plain["_target_"]
     image = image_of(case)
-    torch.testing.assert_close(loaded(model)(image), network(image), rtol=0, atol=1e-5)
+    assert_alike(loaded(model)(image), network(image))
 
 
 @torch.no_grad()
@@ -189,9 +190,9 @@ def test_a_quantised_bundle_runs_without_medfed(hospital, tmp_path):
     network.load_state_dict(bundle.state, strict=False)
     with torch.no_grad():
         expected = network(image)
-        torch.testing.assert_close(bundle.network()(image), expected, rtol=0, atol=1e-5)
+        assert_alike(bundle.network()(image), expected)
     alone = torch.load(folder / "output.pt", weights_only=True)
-    torch.testing.assert_close(alone, expected, rtol=0, atol=1e-5)
+    assert_alike(alone, expected)
 
 
 def test_the_ends_of_every_path_keep_single_precision():
@@ -229,4 +230,4 @@ def test_onnx_runtime_computes_the_same_mixture(tmp_path, case):
     save_onnx(tmp_path / "model.onnx", network, books, tuple(image.shape[1:]))
     expected = network(image)
     found = OnnxNetwork(tmp_path / "model.onnx")(image)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    assert_alike(found, expected)

@@ -25,6 +25,7 @@ from medfed.delivery.predict.predictor import make_predictor
 from medfed.federation.split import float_entries
 from medfed.run.assembly import build_task
 from tests.sweeps import sweep
+from tests.toys import assert_alike
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -86,7 +87,7 @@ def test_pytorch_and_onnx_runtime_agree(tmp_path, name, bits):
         image = torch.randn(batch, 3, *shape, generator=torch.Generator().manual_seed(batch))
         with torch.no_grad():
             expected = network(image)
-        torch.testing.assert_close(session(image), expected, rtol=0, atol=1e-5)
+        assert_alike(session(image), expected)
         assert 1e-4 < expected.abs().max() < 10
 
 
@@ -98,7 +99,7 @@ def test_volumes(tmp_path):
     with torch.no_grad():
         expected = network(image)
     found = OnnxNetwork(tmp_path / "model.onnx")(image)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    assert_alike(found, expected)
 
 
 def test_equal_weights_and_mixed_outputs(tmp_path):
@@ -115,7 +116,7 @@ def test_equal_weights_and_mixed_outputs(tmp_path):
     with torch.no_grad():
         expected = network(image)
     found = OnnxNetwork(tmp_path / "model.onnx")(image)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    assert_alike(found, expected)
     assert sum(n.endswith("head.weight") for n in books) == 2
 
 
@@ -194,7 +195,7 @@ def test_bundle_and_its_onnx_file_predict_alike(hospital, tmp_path, name):
         task = make_predictor(bundle, wanted(backend=backend)).task
         for _ in range(2):  # auto computes the first by both
             found = task.predict({"image": image})
-            torch.testing.assert_close(found, own, rtol=0, atol=1e-5)
+            assert_alike(found, own)
     assert own.std() > 0
 
 

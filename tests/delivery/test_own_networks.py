@@ -30,6 +30,7 @@ from medfed.delivery.bundle.source_code import PLUGINS, describe_code
 from medfed.delivery.export.client_model import choose_bits, quantise
 from medfed.federation.split import float_entries
 from tests.delivery.hospitals import Hospital, make_hospital, run_by_monai
+from tests.toys import assert_alike
 
 onnx = pytest.importorskip("onnx")
 NETS = "monai.networks.nets"
@@ -130,7 +131,7 @@ def test_the_bundle_and_its_onnx_file_answer_as_the_run_does(made, tmp_path, nam
     expected = answer(hospital, image)
     with torch.no_grad():
         found = bundle.network(accepted(bundle))(image)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+    assert_alike(found, expected, 1e-6)
     assert len(bundle.state) == len(float_entries(hospital.task.network))
     books = quantise(bundle.state, choose_bits(hospital.task.network, 4, {"*": 4}))
     dense = {n: t for n, t in bundle.state.items() if n not in books}
@@ -142,7 +143,7 @@ def test_the_bundle_and_its_onnx_file_answer_as_the_run_does(made, tmp_path, nam
     with torch.no_grad():
         expected = few.network(accepted(few))(image)
     assert not torch.allclose(expected, found)
-    torch.testing.assert_close(OnnxNetwork(few.folder / ONNX)(image), expected, rtol=0, atol=1e-5)
+    assert_alike(OnnxNetwork(few.folder / ONNX)(image), expected)
 
 
 @pytest.mark.filterwarnings("ignore")  # of MONAI's own making
@@ -180,7 +181,7 @@ def test_source_runs_by_monai_as_it_did_in_training(made, tmp_path):
     rows = (tmp_path / "out" / "probabilities.csv").read_text().splitlines()[1:]
     found = torch.tensor([[float(cell) for cell in row.split(",")[1:]] for row in rows])
     expected = answer(hospital, images).softmax(1)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    assert_alike(found, expected)
     assert not [n for n in sys.modules if n == "unused"]
 
 

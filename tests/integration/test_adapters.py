@@ -20,7 +20,7 @@ from medfed.records.folder import Run
 from medfed.run.evaluation import evaluate_run
 from medfed.run.experiment import base_entries
 from tests.integration.runs import outcome, resume, run
-from tests.toys import ToyTask
+from tests.toys import ToyTask, assert_alike
 
 DIGITS = (
     *("experiment=digits_pfednet", "partition=round_robin", "partition.num_clients=2"),
@@ -85,7 +85,7 @@ def test_what_is_kept_and_exported_is_the_plain_network(folder):
     image = torch.rand(3, 1, 8, 8)
     with torch.no_grad():
         exported = read_bundle(folder / "bundles" / client).network()(image)
-        torch.testing.assert_close(exported, network(image), rtol=0, atol=1e-6)
+        assert_alike(exported, network(image), 1e-6)
 
 
 @pytest.mark.parametrize(
