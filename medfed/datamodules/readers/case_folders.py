@@ -28,7 +28,7 @@ class FolderReader(CaseReader):
 
     Args:
         path: The folder that holds the case folders. A ``centres.json`` or ``centres.csv`` in it
-            names the hospitals, see `readers.centres.named_centres`.
+            names the hospitals, see `readers.csv_files.named_centres`.
         modalities: File name or glob pattern per channel, such as ``{FLAIR: "*_flair.nii.gz"}``, or
             a list of alternatives.
         label: File name or glob pattern of the mask, or alternatives.
@@ -189,7 +189,7 @@ class MSDReader(CaseReader):
 
     Args:
         path: The folder with ``dataset.json``. A ``centres.json`` or ``centres.csv`` beside it
-            names the hospitals, see `readers.centres.named_centres`.
+            names the hospitals, see `readers.csv_files.named_centres`.
         channels: Channels to read, in this order.
         regions: Any of ``whole``, ``core`` and ``enhancing``.
         hospitals: Where no hospital is named: into how many contiguous blocks of cases to cut.

@@ -119,7 +119,7 @@ class DatalistReader(CaseReader):
 
     Args:
         path: The JSON file, or the folder with its ``dataset.json``. A ``centres.json`` or
-            ``centres.csv`` beside it names the hospitals, see `readers.centres.named_centres`.
+            ``centres.csv`` beside it names the hospitals, see `readers.csv_files.named_centres`.
         channels: Channels to read, in this order; None reads all.
         regions: What is segmented: label values by region, ``{liver: [1, 2], tumour: [2]}``; or
             names of the list's labels; None takes all of these. Regions without a common value are

@@ -228,7 +228,7 @@ class ImageMasksReader(VolumeReader):
     Args:
         path: A CSV file; a folder with ``images.csv``; or a folder with the folders ``images`` and
             ``masks``, whose files have equal names but for the ending. There, a ``centres.csv`` or
-            ``centres.json`` names the hospital of each picture, see `centres.named_centres`.
+            ``centres.json`` names the hospital of each picture, see `csv_files.named_centres`.
         image: The CSV's column of pictures, as paths from the CSV's folder.
         mask: That of masks.
         patient: That of patients. Where there is none, every picture counts as a patient, which is

@@ -234,7 +234,7 @@ class Luna16Reader(Reader):
 
     Args:
         path: The folder with the subsets and the CSV files. A ``centres.json`` (or
-            ``.csv``) there is used, see `readers.centres.named_centres`.
+            ``.csv``) there is used, see `readers.csv_files.named_centres`.
         candidates: Name of the candidates' CSV; None takes V2 where it is present, else the first.
         negatives_per_positive: How many non-nodules to keep for every nodule of the data set; None
             keeps all. Nodules are always kept.

@@ -281,7 +281,7 @@ def read_csv(
         outcome: What the label column holds: ``classes``, or numbers that are ``continuous``.
         categorical: Names of the feature columns that hold categories, whatever they are written
             as; ``auto`` takes those that hold texts, and leaves out what cannot be a feature; see
-            `column_kinds.find_kinds`.
+            `find_kinds`.
 
     Returns:
         The table.

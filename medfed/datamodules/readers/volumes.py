@@ -277,7 +277,7 @@ class CaseReader(VolumeReader):
 
     Args:
         path: The data. A ``centres.json`` or ``centres.csv`` there names the hospitals, see
-            `readers.centres.named_centres`.
+            `readers.csv_files.named_centres`.
         channels: Channel names.
         regions: Label values of every region, by region name, in the order of the output.
         known_labels: Label values that may occur beside 0; another one stops the run.

@@ -56,9 +56,19 @@ from medfed.datamodules.tables.columns import (
 log = logging.getLogger(__name__)
 
 
+Rows = tuple[Index, Index]
+
+
 @dataclass(eq=False, repr=False)
-class TableRows(FederatedDataModule):
-    """Reads any CSV, or a table that scikit-learn has.
+class TabularDataModule(FederatedDataModule):
+    """Rows of a table; ``image`` is (B, C), ``label`` (B,) int64 or an outcome.
+
+    The table is any CSV file, what a reader reads, or a table that scikit-learn has.
+
+    What the C inputs are the clients agree on: see `columns.Columns` and `agreement`.
+
+    An outcome is float32, in its own unit: it is the model that answers in standard units, by the
+    mean and deviation that the clients have agreed on.
 
     Attributes:
         path: A CSV file (or what `reader` reads); None takes the table `embedded`.
@@ -69,7 +79,7 @@ class TableRows(FederatedDataModule):
         positive: Label values that count as class 1; None makes every distinct value a class.
         header: Column names of a file without a header line.
         categorical: Columns that hold categories, also numbered ones; None takes the columns of a
-            CSV file that hold texts, as `readers.column_kinds.find_kinds` says.
+            CSV file that hold texts, as `readers.table.find_kinds` says.
         reader: Reads `path` where it is no CSV file; the columns are then the reader's affair.
         negative: Label values that count as class 0, where `positive` is given; None takes all
             others.
@@ -77,9 +87,20 @@ class TableRows(FederatedDataModule):
             numbers.
         embedded: A table that comes with scikit-learn: ``"breast_cancer"`` or ``"diabetes"``.
         eval_batch_size: Rows per evaluation batch.
+        normalization: ``"standard"``: mean 0 and standard deviation 1, missing cells the median;
+            ``"minmax"``: from -1 to 1, missing cells 0; see `columns`.
+        scaling: Whose training rows the numbers for it come from. ``"client"``: the client's own,
+            so that they do not leave a hospital; ``"pooled"``: all clients', so that one unit means
+            the same everywhere, at the price of sums that are exchanged before the first round.
+        missing_indicator: Which columns have an input that is 1 where the cell is missing: all
+            (True), none, or with ``"auto"`` those in which any client misses a training cell.
+        outcome_scale: Mean and deviation of continuous outcomes, in which a model answers; None:
+            those of all clients' training rows, of which each tells the others three sums. ``(0,
+            1)`` leaves outcomes as they are.
 
     Raises:
-        ConfigError: If classes are named of a continuous outcome, or it is neither.
+        ConfigError: If a choice is unknown, a scale is given that is none, or classes are named of
+            a continuous outcome.
     """
 
     _: KW_ONLY
@@ -96,6 +117,10 @@ class TableRows(FederatedDataModule):
     outcome: Outcome = "classes"
     embedded: str = "breast_cancer"
     eval_batch_size: int = 1024
+    normalization: Normalization = "standard"
+    scaling: Literal["client", "pooled"] = "client"
+    missing_indicator: Indicator = "auto"
+    outcome_scale: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -105,6 +130,17 @@ class TableRows(FederatedDataModule):
                 "data.positive and data.negative name classes; leave them out with "
                 "data.outcome=continuous."
             )
+        check_known("data.scaling", self.scaling, ("client", "pooled"))
+        check_known("data.normalization", self.normalization, NORMALIZATIONS)
+        check_known(
+            "data.missing_indicator", str(self.missing_indicator).lower(), ("auto", "true", "false")
+        )
+        if self.outcome_scale is not None:
+            self.outcome_scale = checked_scale(self.outcome_scale, "data.outcome_scale")
+        self.agreement: Agreement | None = None
+        self.scalings: dict[str, Scaling] = {}
+        self.train_rows: dict[str, Array] = {}
+        self.train_outcomes: dict[str, Array] = {}
 
     @cached_property
     def table(self) -> Table:
@@ -137,7 +173,12 @@ class TableRows(FederatedDataModule):
         return Samples(t.labels, len(t.classes), t.patients, t.centres, files=t.files)
 
     def prepare_data(self) -> None:
-        """Reads the table, so that names and sizes are known."""
+        """Reads the table, so that names and sizes are known.
+
+        Raises:
+            ConfigError: If classes are given the scale of an outcome.
+            DataError: If no cell has a value.
+        """
         count, names = len(self.table.features), self.table.names
         empty = np.isnan(self.table.features).all(axis=0)
         if empty.all():
@@ -153,6 +194,8 @@ class TableRows(FederatedDataModule):
             )
         self.channel_names = names  # until the clients have agreed
         self.class_names = self.table.classes
+        if self.outcome_scale is not None and not self.samples.continuous:
+            raise ConfigError("data.outcome_scale is for continuous outcomes; leave it at null.")
 
     def data_remarks(self) -> list[str]:
         """See the base class: columns that may have another role than that of a feature."""
@@ -178,55 +221,6 @@ class TableRows(FederatedDataModule):
         """One patient per distinct id, with its centre, and its label where all its rows agree."""
         return self.samples.list_patients()
 
-
-Rows = tuple[Index, Index]
-
-
-@dataclass(eq=False, repr=False)
-class TabularDataModule(TableRows):
-    """Rows of a table; ``image`` is (B, C), ``label`` (B,) int64 or an outcome.
-
-    What the C inputs are the clients agree on: see `table_columns.Columns` and `agreement`.
-
-    An outcome is float32, in its own unit: it is the model that answers in standard units, by the
-    mean and deviation that the clients have agreed on.
-
-    Attributes:
-        normalization: ``"standard"``: mean 0 and standard deviation 1, missing cells the median;
-            ``"minmax"``: from -1 to 1, missing cells 0; see `table_scaling`.
-        scaling: Whose training rows the numbers for it come from. ``"client"``: the client's own,
-            so that they do not leave a hospital; ``"pooled"``: all clients', so that one unit means
-            the same everywhere, at the price of sums that are exchanged before the first round.
-        missing_indicator: Which columns have an input that is 1 where the cell is missing: all
-            (True), none, or with ``"auto"`` those in which any client misses a training cell.
-        outcome_scale: Mean and deviation of continuous outcomes, in which a model answers; None:
-            those of all clients' training rows, of which each tells the others three sums. ``(0,
-            1)`` leaves outcomes as they are.
-
-    Raises:
-        ConfigError: If a choice is unknown, or a scale is given that is none.
-    """
-
-    _: KW_ONLY
-    normalization: Normalization = "standard"
-    scaling: Literal["client", "pooled"] = "client"
-    missing_indicator: Indicator = "auto"
-    outcome_scale: Sequence[float] | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_known("data.scaling", self.scaling, ("client", "pooled"))
-        check_known("data.normalization", self.normalization, NORMALIZATIONS)
-        check_known(
-            "data.missing_indicator", str(self.missing_indicator).lower(), ("auto", "true", "false")
-        )
-        if self.outcome_scale is not None:
-            self.outcome_scale = checked_scale(self.outcome_scale, "data.outcome_scale")
-        self.agreement: Agreement | None = None
-        self.scalings: dict[str, Scaling] = {}
-        self.train_rows: dict[str, Array] = {}
-        self.train_outcomes: dict[str, Array] = {}
-
     @property
     def columns(self) -> Columns:
         """What the inputs are; call `setup` first."""
@@ -250,16 +244,6 @@ class TabularDataModule(TableRows):
         self.categorical = tuple(other.columns.categories)
         if self.path is not None and self.reader is None:
             self.features = other.columns.names
-
-    def prepare_data(self) -> None:
-        """See the base class.
-
-        Raises:
-            ConfigError: If classes are given the scale of an outcome.
-        """
-        super().prepare_data()
-        if self.outcome_scale is not None and not self.samples.continuous:
-            raise ConfigError("data.outcome_scale is for continuous outcomes; leave it at null.")
 
     def build_clients(self, plans: Mapping[str, ClientPlan]) -> dict[str, ClientData]:
         """Lets the clients agree and scales by training statistics; see the base class."""

@@ -36,7 +36,7 @@ def unusual_cells(
     """Names the cells of which a model has learnt nothing.
 
     Args:
-        rows: (N, F), see `column_kinds.read_cells`.
+        rows: (N, F), see `readers.table.read_cells`.
         columns: What the columns are.
         facts: Of the bundle.
         texts: (N) cells of the columns with categories.
