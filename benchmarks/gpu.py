@@ -46,9 +46,8 @@ from medfed.common.tensors import digest
 from medfed.common.untrusted import read_checkpoint
 from medfed.datamodules.client_data import ClientData
 from medfed.federation.budget import LocalBudget
+from medfed.federation.engine.gpu.slots import slots_of
 from medfed.federation.engine.loop import LocalTrainer
-from medfed.federation.engine.plan import Feed
-from medfed.federation.engine.slots import slots_of
 from medfed.federation.federation import Round
 from medfed.federation.reference import assemble
 from medfed.federation.wire.packet import Packet
@@ -150,7 +149,7 @@ def federated(
         optimizer=task.optimizer,
         budget=LocalBudget(steps=steps, graphs="auto" if side in ("graphs", "slots") else False),
     )
-    local.feed = Feed(0.0 if side == "eager" else None)
+    local.device_gb = 0.0 if side == "eager" else None
     federation.to(device)
     slots = slots_of(local, SLOTS) if side == "slots" else None
     if slots is not None:

@@ -32,12 +32,12 @@ FAILING = {
 # Runs a script up to the first backward pass, where a federation begins to train.
 FIRST_STEP = """
 import os, resource, runpy, sys
-from medfed.federation.engine.loop import LocalTrainer
+from medfed.federation.engine.gradients import Gradients
 def stop(*_, **__):
     used = resource.getrusage(resource.RUSAGE_SELF)
     print("CPU", used.ru_utime + used.ru_stime, flush=True)
     os._exit(0)
-LocalTrainer.add = stop
+Gradients.add = stop
 sys.argv = ["scripts/train.py", *sys.argv[1:]]
 runpy.run_path("scripts/train.py", run_name="__main__")
 """

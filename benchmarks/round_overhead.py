@@ -327,10 +327,10 @@ def breakdown(setting: Setting, rounds: int) -> dict[str, float]:
     clock.timed(module, "training_step", "client, outside training")
     clock.timed(local, "run", "training, beyond the steps")
     clock.timed(local, "load", "load weights")
-    clock.timed(local, "_prepare", "prepare optimizer")
-    clock.timed(local, "loss", "forward")
-    clock.timed(local, "backward", "backward")
-    make: Callable[..., torch.optim.Optimizer] = local.make_optimizer
+    clock.timed(local, "_begin", "prepare optimizer")
+    clock.timed(local.gradients, "loss", "forward")
+    clock.timed(local.gradients, "backward", "backward")
+    make: Callable[..., torch.optim.Optimizer] = local.model.make_optimizer
 
     def make_timed(parameters: Any) -> torch.optim.Optimizer:
         optimizer = make(parameters)
@@ -338,7 +338,7 @@ def breakdown(setting: Setting, rounds: int) -> dict[str, float]:
         clock.timed(optimizer, "zero_grad", "optimizer zero_grad")
         return optimizer
 
-    local.make_optimizer = make_timed
+    local.model.make_optimizer = make_timed
     fit(module, WARM_UP + rounds, clock)
     parts = clock.rounds[WARM_UP:]
     medians = {n: statistics.median(r[n] for r in parts) for n in parts[0]}

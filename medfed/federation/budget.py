@@ -9,7 +9,7 @@ in ordinary layout, and their numbers are those of the elements, not of their pl
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
@@ -89,7 +89,7 @@ def _kernels(module: nn.Module) -> Tensor | None:
     return kernels if kernels is not None and kernels.ndim in _FORMATS else None
 
 
-OptimizerFactory = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
+OptimizerFactory = Callable[[Any], torch.optim.Optimizer]  # of parameters, or groups of them
 SchedulerFactory = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
 
 

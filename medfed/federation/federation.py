@@ -66,7 +66,7 @@ class Federation:
         channel: Channel | None = None,
         cohort: Cohort | None = None,
         seed: int = 0,
-        model: LocalTrainer | None = None,
+        trainer: LocalTrainer | None = None,
     ) -> None:
         self.cohort = cohort or Cohort()
         algorithm.check_cohort(self.cohort)
@@ -82,10 +82,10 @@ class Federation:
         self.client_start: State = next((dict(c.state) for c in self.clients.values()), {})
         self.shelf: Path | None = None
         self.channel.seed = seed
-        self.model = model or next((c.trainer for c in self.clients.values()), None)
+        self.trainer = trainer or next((c.trainer for c in self.clients.values()), None)
         # No lossy codec may touch buffers; every client has the same model.
-        if self.model is not None:
-            self.channel.buffers = self.model.split.buffers
+        if self.trainer is not None:
+            self.channel.buffers = self.trainer.split.buffers
 
     def to(self, device: torch.device) -> None:
         """Moves all states to a device."""
@@ -128,7 +128,8 @@ class Federation:
     @property
     def most_elements(self) -> int:
         """More than any reply holds: many models, or what few bytes may claim anyway."""
-        size = 0 if self.model is None else sum(map(Tensor.numel, self.model.entries.values()))
+        entries = {} if self.trainer is None else self.trainer.model.entries
+        size = sum(map(Tensor.numel, entries.values()))
         return max(MAX_UNCHECKED, 64 * size)
 
     def open(self, round: int) -> Round:

@@ -147,7 +147,8 @@ class LocalClient:
 
     def reach(self, steps: int, along: Callable[[], Tensor] | None = None) -> float:
         """See :meth:`medfed.federation.client.Client.reach`."""
-        return reach(self.trainer.make_optimizer, self.learning_rate, steps, self._fresh, along)
+        optimizer = self.trainer.model.make_optimizer
+        return reach(optimizer, self.learning_rate, steps, self._fresh, along)
 
     def begin(self, round: int, phase: str, index: int) -> None:
         """Says what the next calls belong to; their randomness is drawn from it."""
@@ -207,9 +208,9 @@ class LocalClient:
     @contextmanager
     def _counted(self) -> Iterator[None]:
         """Counts what the trainer, which all clients share, does meanwhile as this client's."""
-        before = self.trainer.passes
+        before = self.trainer.gradients.passes
         yield
-        new = (done - old for done, old in zip(self.trainer.passes, before, strict=True))
+        new = (done - old for done, old in zip(self.trainer.gradients.passes, before, strict=True))
         self.passes = Passes(*map(sum, zip(self.passes, new, strict=True)))
 
     @property
@@ -252,12 +253,12 @@ class LocalClient:
     @property
     def home(self) -> torch.device:
         """Where what the client keeps is while others are at work."""
-        return torch.device("cpu") if self.trainer.budget.offload else self.trainer.device
+        return torch.device("cpu") if self.trainer.budget.offload else self.trainer.model.device
 
     @contextmanager
     def present(self) -> Iterator[Self]:
         """Has what the client keeps where its network is, while it is at work."""
-        self._move(self.trainer.device)
+        self._move(self.trainer.model.device)
         try:
             yield self
         finally:

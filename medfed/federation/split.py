@@ -11,7 +11,7 @@ from collections.abc import Collection, Container, Iterable, Iterator, Mapping, 
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
@@ -160,6 +160,32 @@ def match(patterns: Sequence[str], names: Iterable[str]) -> list[str]:
 def _shorten(names: Sequence[str], count: int = 6) -> str:
     more = f" and {len(names) - count} more" if len(names) > count else ""
     return ", ".join(names[:count]) + more
+
+
+def parameter_groups(
+    parameters: Mapping[str, Tensor], personal: Container[str]
+) -> list[dict[str, Any]]:
+    """Returns the groups of an optimizer: the shared parameters, and the personal ones.
+
+    Federated and central training build their optimizers of the same groups, so that each part
+    can have a step size of its own.
+
+    Args:
+        parameters: What is trained, by name.
+        personal: Names of the personal part, among others.
+
+    Returns:
+        A group for each part of which something is trained, with the part's ``name``.
+
+    Example:
+        >>> found = parameter_groups(dict(nn.Linear(2, 1).named_parameters()), {"bias"})
+        >>> [(group["name"], len(group["params"])) for group in found]
+        [('shared', 1), ('personal', 1)]
+    """
+    groups: dict[str, list[Tensor]] = {"shared": [], "personal": []}
+    for name, parameter in parameters.items():
+        groups["personal" if name in personal else "shared"].append(parameter)
+    return [{"params": params, "name": name} for name, params in groups.items() if params]
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from medfed.common.checks import check_known
 from medfed.common.errors import ConfigError
 from medfed.common.streams import seeded
+from medfed.federation.split import aliases, match, parameter_groups
 from medfed.functional.scores import Floats
 from medfed.models.meters import (
     Batch,
@@ -275,8 +276,15 @@ class TaskModule(pl.LightningModule):
         self._log_meter("test")
 
     def configure_optimizers(self) -> Any:
-        """Builds optimizer and schedule for central training."""
-        optimizer = self.optimizer(self.network.parameters())
+        """Builds optimizer and schedule for central training.
+
+        The optimizer has a group of the shared and one of the personal parameters, as the clients'
+        optimizers have: see :func:`medfed.federation.split.parameter_groups`.
+        """
+        parameters = dict(self.network.named_parameters())
+        first_names = aliases(self.network)  # a pattern may name a tied tensor by another name
+        personal = {first_names[n] for n in match(self.personal, first_names)}
+        optimizer = self.optimizer(parameter_groups(parameters, personal))
         if self.scheduler is None:
             return optimizer
         return {"optimizer": optimizer, "lr_scheduler": self.scheduler(optimizer)}

@@ -19,7 +19,6 @@ from medfed.federation.algorithm import Algorithm, ClientInfo
 from medfed.federation.budget import learning_rates, remembers_elsewhere
 from medfed.federation.client import Batch, ClientData
 from medfed.federation.engine.loop import LocalTrainer
-from medfed.federation.engine.plan import Feed
 from medfed.federation.federation import Federation
 from medfed.federation.local_client import Pool
 from medfed.federation.reference import assemble
@@ -52,7 +51,7 @@ def federate(
     clients = list(data.clients.values())
     federation, local = federation_of(config, task, clients, everyone)
     federation.shelf = shelf_of(federation, Path(config.folder))
-    local.feed = Feed(data.device_gb)
+    local.device_gb = data.device_gb
     federation.ledger = Ledger(preprocessing(data.exchanged))
     return federation, local
 

@@ -337,8 +337,8 @@ class Coordinator:
             raise CodecError(f"It is of phase {packet.phase!r:.40}.")
         if extra := set(packet.parts) - set(federation.algorithm.leaves):
             raise CodecError(f"It holds {min(extra)!r:.40}, which may not leave a site.")
-        assert federation.model is not None
-        entries = federation.model.entries
+        assert federation.trainer is not None
+        entries = federation.trainer.model.entries
         for part, encoded in packet.parts.items():
             form = (encoded.kind, encoded.layout)
             known = all(n in entries and entries[n].shape == shape for n, shape, _ in form[1])

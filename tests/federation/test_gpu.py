@@ -10,11 +10,11 @@ import torch
 
 from medfed.datamodules.augmentation import Augmentation
 from medfed.federation.budget import LocalBudget
-from medfed.federation.engine.graphs import CudaGraphs, Graphs
-from medfed.federation.engine.plan import Feed
+from medfed.federation.engine.gpu.graphs import CudaGraphs, Graphs
+from medfed.federation.engine.gpu.samples import Samples
 from medfed.federation.reference import run_reference
-from tests.federation.test_feed import client
 from tests.federation.test_graphs import ADAM, METHODS, MOMENTUM, NEVER, dropping
+from tests.federation.test_samples import client
 from tests.sweeps import sweep
 from tests.toys import ToyTask, toy_data, toy_federation
 
@@ -31,14 +31,14 @@ def federated(algorithm: Any, often: int, optimizer: Any, network: Any = None, *
     federation, local = toy_federation(algorithm, task, toy_data(batch=4), rounds=3)[1:]
     task.network.to(device)
     federation.to(device)
-    local.make_optimizer = optimizer
+    local.model.make_optimizer = optimizer
     local.rates = [0.05, 0.02, 0.01]
     local.budget = LocalBudget(**{"steps": 12, **budget})
-    assert local.entries
-    assert isinstance(local.graphs, Graphs)  # nobody has to ask for them
-    local.graphs = Graphs(CudaGraphs(device), often, often)
+    assert local.model.entries
+    assert isinstance(local.gpu.graphs, Graphs)  # nobody has to ask for them
+    local.gpu.graphs = Graphs(CudaGraphs(device), often, often)
     run_reference(federation, 3)
-    return federation, local.graphs
+    return federation, local.gpu.graphs
 
 
 @sweep("optimizer", [MOMENTUM, ADAM])
@@ -87,7 +87,7 @@ def test_batches_are_those_of_main_memory():
     recipe = Augmentation(flip_chance=0.5, affine_chance=0.5, rotation=20.0, noise_chance=0.5)
     for gigabytes in (None, 0.0):
         data = client(augment=recipe.build((6, 6), flips=(0, 1)))
-        batches = list(Feed(gigabytes).batches(data, 3, device))
+        batches = list(Samples(gigabytes).batches(data, 3, device))
         for ours, theirs in zip(batches, data.train_batches(3), strict=True):
             assert ours["image"].device == device
             torch.testing.assert_close(ours["image"].cpu(), theirs["image"].cpu())

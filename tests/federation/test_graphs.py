@@ -12,7 +12,8 @@ from torch import nn
 
 from medfed.common.tensors import digest
 from medfed.federation.budget import LocalBudget
-from medfed.federation.engine.graphs import Graphs, Tape, UncapturableError, Watch, anatomy
+from medfed.federation.engine.gpu.graphs import Graphs, Tape, UncapturableError, Watch, anatomy
+from medfed.federation.engine.gpu.steps import GpuSteps
 from medfed.federation.local_client import LocalClient
 from medfed.federation.reference import run_reference
 from medfed.functional.prox import Linear, Proximity
@@ -52,10 +53,10 @@ def federated(
     if network is not None:
         task.network = network
     federation, local = toy_federation(algorithm, task, toy_data(batch=4), rounds=3)[1:]
-    local.make_optimizer = optimizer
+    local.model.make_optimizer = optimizer
     local.rates = [0.05, 0.02, 0.01]
     local.budget = LocalBudget(steps=5, **budget)
-    local.graphs = Graphs(Tape(), often, often)
+    local.gpu = GpuSteps(torch.device("cpu"), Graphs(Tape(), often, often))
     run_reference(federation, rounds)
     return federation, local
 
@@ -70,7 +71,7 @@ def same(algorithm: Any, **how: Any) -> Graphs:
         for f in (captured, plain)
     )
     assert ours == theirs
-    return local.graphs
+    return local.gpu.graphs
 
 
 @sweep("optimizer", [MOMENTUM, ADAM])
@@ -110,7 +111,7 @@ def test_dropout_draws_what_it_drew():
     plain, _ = federated(FedAvg(), NEVER, network=dropping())
     captured, local = federated(FedAvg(), 1, network=dropping())
     assert captured.digests() == plain.digests()
-    assert local.graphs.replayed
+    assert local.gpu.graphs.replayed
 
 
 def test_a_resumed_run_is_a_straight_one():
@@ -123,7 +124,7 @@ def test_a_resumed_run_is_a_straight_one():
         client.load_state_dict(first.clients[name].state_dict())
     run_reference(second, 3, start=2)
     assert second.digests() == straight.digests()
-    assert local.graphs.replayed
+    assert local.gpu.graphs.replayed
 
 
 def test_parts_may_have_their_own_step_sizes():
@@ -137,16 +138,16 @@ def test_parts_may_have_their_own_step_sizes():
             ends.append(digest(client.train(client.weights, rates=rates)))
     assert ends[:3] == ends[3:]
     assert len(set(ends)) == 3
-    assert local.graphs.captured == 1
-    assert not local.graphs.reasons
+    assert local.gpu.graphs.captured == 1
+    assert not local.gpu.graphs.reasons
 
 
 def test_autocast_is_captured_with_its_casts():
     def trained(often: int, precision: Any):
         federation, local = federated(FedAvg(), often, rounds=0)
-        local.precision = precision
+        local.gradients.precision = precision
         run_reference(federation, 2)
-        return federation.digests(), local.graphs
+        return federation.digests(), local.gpu.graphs
 
     half = partial(torch.autocast, "cpu", dtype=torch.bfloat16, cache_enabled=False)
     (plain, _), (captured, graphs) = trained(NEVER, half), trained(1, half)
@@ -157,10 +158,10 @@ def test_autocast_is_captured_with_its_casts():
 
 def test_a_network_that_is_moved_is_captured_anew():
     federation, local = federated(FedAvg(), 1, rounds=2)
-    before = local.graphs.captured
+    before = local.gpu.graphs.captured
     local.network.norm.running_mean = local.network.norm.running_mean.clone()
     run_reference(federation, 3, start=2)
-    assert local.graphs.captured == 2 * before
+    assert local.gpu.graphs.captured == 2 * before
     assert federation.digests() == federated(FedAvg(), NEVER)[0].digests()
 
 
@@ -193,15 +194,15 @@ def test_what_cannot_be_captured_runs_and_is_said_once(reason, caplog):
     caplog.set_level("INFO")
     for often in (NEVER, 1):
         federation, local = federated(**how, often=often, rounds=0)
-        local.half = half
+        local.gradients.half = half
         for name, value in norm.items():
             setattr(local.network.norm, name, value)
         run_reference(federation, 3)
         ends.append(federation.digests())
     assert ends[0] == ends[1]
-    assert local.graphs.captured == local.graphs.replayed == 0
-    assert len(local.graphs.reasons) == 1
-    assert reason in local.graphs.reasons[0]
+    assert local.gpu.graphs.captured == local.gpu.graphs.replayed == 0
+    assert len(local.gpu.graphs.reasons) == 1
+    assert reason in local.gpu.graphs.reasons[0]
     assert sum(reason in message for message in caplog.messages) in (1, 2)  # once per run
 
 
@@ -210,17 +211,17 @@ def test_a_penalty_of_unknown_make_runs_uncaptured():
     client = federation.clients["c1"]
     client.begin(0, "fit", 0)
     client.train(client.weights, penalty=lambda weights: weights["head.bias"].sum())
-    (reason,) = local.graphs.reasons
+    (reason,) = local.gpu.graphs.reasons
     assert "does not say what it depends on" in reason
-    assert not local.graphs.captured
+    assert not local.gpu.graphs.captured
 
 
 def test_steps_beside_the_loss_are_no_graphs_and_say_nothing():
     plain, _ = federated(PerFedAvg(), NEVER)
     other, local = federated(PerFedAvg(), 1)
     assert other.digests() == plain.digests()
-    assert not local.graphs.captured
-    assert not local.graphs.reasons
+    assert not local.gpu.graphs.captured
+    assert not local.gpu.graphs.reasons
 
 
 def test_an_anatomy_tells_values_from_structure():

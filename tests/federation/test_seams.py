@@ -12,7 +12,7 @@ from torch import nn
 from medfed.common.errors import ConfigError
 from medfed.common.tensors import digest
 from medfed.federation.budget import LocalBudget
-from medfed.federation.engine.gradients import Gradients, Look
+from medfed.federation.engine.gradients import Gradients, WatchedForward
 from medfed.federation.local_client import LocalClient
 from medfed.personalize.ditto import Ditto
 from medfed.personalize.fedper import FedPer
@@ -155,16 +155,16 @@ def test_features_of_positions_are_averaged_and_a_model_without_a_head_has_none(
     network, x = nn.Sequential(nn.Conv1d(1, 2, 3), nn.Conv1d(2, 1, 1)), torch.randn(4, 1, 9)
     live = dict(network.named_parameters())
     for head, known in ((["1.weight", "1.bias"], True), (["membership"], False)):
-        look = Look(network, live, head, lambda *_: None, None, Gradients(lambda _: x))
-        with look.looking():
+        watched = WatchedForward(network, live, head, lambda *_: None, None, Gradients(lambda _: x))
+        with watched.watching():
             network(x)
         if known:
             expected = network[0](x).mean(2)
-            assert torch.equal(look(live, features=True), expected)
-            assert torch.equal(look({**live}, features=True), expected)
+            assert torch.equal(watched(live, features=True), expected)
+            assert torch.equal(watched({**live}, features=True), expected)
         else:
             with pytest.raises(ConfigError, match=r"model\.personal"):
-                look(live, features=True)
+                watched(live, features=True)
 
 
 def test_loss_of_validation():

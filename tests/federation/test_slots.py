@@ -15,8 +15,8 @@ from torch import nn
 from medfed.common.errors import ConfigError
 from medfed.common.streams import seeded
 from medfed.federation.budget import LocalBudget
-from medfed.federation.engine.loop import LocalTrainer
-from medfed.federation.engine.slots import Alone, Backend, Slots, slots_of, twin
+from medfed.federation.engine.gpu.slots import Backend, Slots, slots_of, twin
+from medfed.federation.engine.loop import LocalTrainer, Turns
 from medfed.federation.reference import run_reference
 from tests.contract import harness
 from tests.sweeps import sweep
@@ -29,19 +29,15 @@ class Trainer:
     """Takes steps that only say that they were taken."""
 
     def __init__(self) -> None:
-        self.network, self.loss, self.measure = nn.Linear(1, 1), torch.sum, None
-        self.lane = Alone()
-
-    def forget(self) -> None:
-        pass
+        self.network, self.turns = nn.Linear(1, 1), Turns()
 
 
 def steps(name: str, count: int, told: list[str], trainer: Trainer) -> None:
-    with trainer.lane.working():
+    with trainer.turns.working():
         for _ in range(count):
             told.append(name)
-            trainer.lane.pause()
-        trainer.lane.finish()
+            trainer.turns.pause()
+        trainer.turns.finish()
 
 
 def test_slots_take_turns_and_whoever_is_free_takes_the_next_job():
@@ -51,7 +47,7 @@ def test_slots_take_turns_and_whoever_is_free_takes_the_next_job():
     slots = Slots([Trainer(), Trainer()])
     slots.run(jobs)
     assert "".join(told) == "abacacd"
-    assert all(isinstance(t.lane, Alone) for t in slots.trainers)
+    assert all(type(t.turns) is Turns for t in slots.trainers)
     slots.run([])
 
 
@@ -63,7 +59,7 @@ def test_only_one_thread_runs_at_a_time():
             assert running.acquire(blocking=False)
             time.sleep(0.0005)
             running.release()
-            trainer.lane.pause()
+            trainer.turns.pause()
 
     Slots([Trainer() for _ in range(4)]).run([job] * 6)
 
@@ -75,7 +71,7 @@ def test_each_job_draws_what_it_would_draw_alone():
         with seeded(seed, CPU):
             for _ in range(3 + seed % 2):
                 found.setdefault(seed, []).append(float(torch.rand(())))
-                trainer.lane.pause()
+                trainer.turns.pause()
 
     slots = Slots([Trainer() for _ in range(3)])
     torch.manual_seed(5)
@@ -118,8 +114,8 @@ def test_after_an_error_no_job_begins_and_the_first_in_order_is_told():
 
     def job(number: int, trainer: Trainer) -> None:
         begun.append(number)
-        trainer.lane.pause()
-        trainer.lane.pause() if number == 0 else None
+        trainer.turns.pause()
+        trainer.turns.pause() if number == 0 else None
         raise ValueError(str(number))
 
     slots = Slots([Trainer(), Trainer()])
@@ -134,7 +130,7 @@ def test_ctrl_c_ends_all_slots():
             signal.raise_signal(signal.SIGINT)
         while True:
             time.sleep(0.001)
-            trainer.lane.pause()
+            trainer.turns.pause()
 
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -165,7 +161,7 @@ def test_a_run_with_slots_is_that_of_the_plain_loop(name, count, monkeypatch):
     module, _ = harness.lightning(name)
     assert module.slots is not None
     assert len(module.slots.trainers) == count
-    assert [t.passes.gradient > 0 for t in module.slots.trainers[:2]] == [True, True]
+    assert [t.gradients.passes.gradient > 0 for t in module.slots.trainers[:2]] == [True, True]
     assert module.federation.digests() == expected.digests()
     assert module.federation.ledger.to_csv() == expected.ledger.to_csv()
     for client, local in module.federation.clients.items():
@@ -183,18 +179,18 @@ def test_a_twin_has_a_network_loss_and_measure_of_its_own():
     made = twin(local)
     batch = {"image": torch.ones(4, 3), "label": torch.ones(4)}
     made.network.eval(), local.network.eval()
-    assert torch.equal(made.loss(batch), local.loss(batch))
+    assert torch.equal(made.gradients.loss(batch), local.gradients.loss(batch))
     with torch.no_grad():
         made.network.body.bias += 1
-    assert not torch.equal(made.loss(batch), local.loss(batch))
+    assert not torch.equal(made.gradients.loss(batch), local.gradients.loss(batch))
     assert made.measure([]) == pytest.approx(local.measure([]) + 1)
-    assert all(made.entries[n] is not local.entries[n] for n in local.entries)
+    assert all(made.model.entries[n] is not t for n, t in local.model.entries.items())
 
 
 def test_a_network_that_cannot_be_copied_has_one_slot_and_says_so(caplog):
     local: LocalTrainer = harness.federation("fedavg")[2]
     network = local.network
-    local.loss = lambda batch: network(batch["image"]).sum()
+    local.gradients.loss = lambda batch: network(batch["image"]).sum()
     assert slots_of(local, 2) is None
     assert "local.slots=2 is not used: the network cannot be copied (its loss is" in caplog.text
     assert slots_of(local, 1) is None

@@ -14,7 +14,7 @@ from medfed.common.errors import ConfigError, NonFiniteError
 from medfed.common.tensors import Tensors, digest
 from medfed.federation.budget import LocalBudget, Passes, learning_rates, reach, remembers_elsewhere
 from medfed.federation.client import with_statistics
-from medfed.federation.engine import loop as live
+from medfed.federation.engine import network as live
 from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.local_client import LocalClient
 from medfed.federation.reference import run_reference
@@ -107,7 +107,7 @@ def test_any_optimizer_is_of_one_client_alone(kind: type, kept: bool) -> None:
         return  # refused
     task, data = ToyTask(norm=False, dtype=DOUBLE), toy_data(dtype=DOUBLE)
     _, federation, local = toy_federation(FedAvg(), task, data, lr=0.01, steps=3, kept=kept)
-    local.make_optimizer, local._plans = partial(kind, lr=0.01), {}
+    local.model.make_optimizer, local.model._plans = partial(kind, lr=0.01), {}
     plain: dict[str, tuple[nn.Module, torch.optim.Optimizer]] = {}
     weights = {c: federation.clients[c].weights for c in ("c0", "c1")}
     for number in range(3):
@@ -230,17 +230,17 @@ def test_accumulated_batches_equal_a_batch_as_large(steps: int, changes: dict) -
 
 def test_scaled_losses_change_nothing_and_overflow_is_repeated() -> None:
     plain, scaled = toy_client(), toy_client()
-    scaled.trainer.half, limit, tried = True, 1000.0, []
+    scaled.trainer.gradients.half, limit, tried = True, 1000.0, []
 
     def backward(loss: Tensor) -> None:  # as in float16, where large gradients are infinite
         tried.append(loss.item())
         (loss if loss.item() < limit else loss * math.inf).backward()
 
-    scaled.trainer.backward = backward
+    scaled.trainer.gradients.backward = backward
     assert_close(scaled.train(scaled.weights), plain.train(plain.weights))
     assert scaled.steps_done == plain.steps_done == 3
     assert scaled.passes.gradient == len(tried) > 3  # what was repeated is counted
-    scaled.trainer.backward = lambda loss: (loss * math.inf).backward()
+    scaled.trainer.gradients.backward = lambda loss: (loss * math.inf).backward()
     with pytest.raises(NonFiniteError, match=r"overflow in float16; choose .*bf16-mixed"):
         scaled.train(scaled.weights)
 
@@ -254,7 +254,10 @@ def test_float16_trains_as_single_precision_and_keeps_weights_in_it() -> None:
         client = federation.clients["c1"]
         client.begin(0, "fit", 0)
         if half:
-            local.half, local.precision = True, partial(torch.autocast, "cpu", torch.float16)
+            local.gradients.half, local.gradients.precision = (
+                True,
+                partial(torch.autocast, "cpu", torch.float16),
+            )
         ends[half], passes[half] = client.train(client.weights), client.passes.gradient
     assert passes[True] > passes[False] == 6
     assert not torch.equal(ends[True]["head.weight"], client.weights["head.weight"])
@@ -417,7 +420,7 @@ def test_a_second_gradient_leaves_the_statistics_of_the_step() -> None:
 
 def test_gradient_of_an_unused_parameter_is_zero() -> None:
     client = toy_client()
-    client.trainer.loss = lambda batch: client.trainer.network.head.bias.square().sum()
+    client.trainer.gradients.loss = lambda batch: client.trainer.network.head.bias.square().sum()
     got = client.gradient(client.weights)
     assert got["body.weight"].count_nonzero() == 0
     assert got["head.bias"].item() == pytest.approx(2 * client.weights["head.bias"].item())
@@ -474,7 +477,7 @@ def test_a_client_without_batches_is_named() -> None:
 
 def test_randomness_is_drawn_from_the_key_alone() -> None:
     client = toy_client()
-    client.trainer.loss = lambda batch: (
+    client.trainer.gradients.loss = lambda batch: (
         square_loss(client.trainer.network, batch["image"], batch["label"]) * torch.rand(())
     )
     torch.manual_seed(5)
@@ -565,8 +568,8 @@ def test_optimizer_state_survives_a_save() -> None:
 def test_a_lone_last_sample_is_no_batch_for_batchnorm(policy):
     data = toy_data(1, batch=5)  # six samples: five and one
     _, federation, local = toy_federation(FedAvg(), data=data, steps=4, buffers=policy)
-    sizes, loss = [], local.loss
-    local.loss = lambda batch: sizes.append(len(batch["label"])) or loss(batch)
+    sizes, loss = [], local.gradients.loss
+    local.gradients.loss = lambda batch: sizes.append(len(batch["label"])) or loss(batch)
     run_reference(federation, 1)
     assert sizes == ([5, 5, 5, 5] if policy == "averaged" else [5, 1, 5, 1])
     assert federation.clients["c0"].steps_done == 4

@@ -8,7 +8,7 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from medfed.federation.engine.graphs import Watch
+from medfed.federation.engine.gpu.graphs import Watch
 from medfed.models.task import TaskModule
 from tests.sweeps import sweep
 

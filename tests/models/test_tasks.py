@@ -344,6 +344,15 @@ def test_no_scheduler():
     assert isinstance(task.configure_optimizers(), torch.optim.Adam)
 
 
+def test_a_part_may_have_a_step_size_of_its_own():
+    network = torch.nn.Sequential(torch.nn.Linear(5, 3), torch.nn.Linear(3, 1))
+    task = RiskTask(network, SGD, personal=["1.*"])
+    shared, personal = task.configure_optimizers().param_groups
+    assert [shared["name"], personal["name"]] == ["shared", "personal"]
+    assert shared["params"] == list(network[0].parameters())
+    assert personal["params"] == list(network[1].parameters())
+
+
 @pytest.mark.parametrize("exclusive", [True, False, None])
 def test_classes_are_exclusive_where_the_data_say_so(exclusive):
     found = SegmentationTask(torch.nn.Conv2d(2, 3, 1), SGD, regions=["a", "b"], exclusive=exclusive)

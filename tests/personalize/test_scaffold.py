@@ -83,7 +83,7 @@ def test_statistics_are_averaged_whatever_the_server_does():
 
 def test_an_optimizer_without_proportion_is_refused_in_the_first_round():
     _, federation, local = toy_federation(Scaffold())
-    local.make_optimizer = partial(torch.optim.Adam, lr=0.01)
+    local.model.make_optimizer = partial(torch.optim.Adam, lr=0.01)
     with pytest.raises(ConfigError, match=r"choose optimizer=sgd\."):
         run_reference(federation, 1)
 

@@ -1,11 +1,13 @@
-"""Losses and gradients of batches: the only place that calls ``backward``.
+"""Gradients of batches, the one place that calls ``backward``, and what a method sees of a step.
 
-What a method may ask for within a local step: gradients elsewhere, and forward passes.
+:class:`Gradients` adds the gradient of a step's batches to the network's parameters.
+:class:`StepGradient` and :class:`WatchedForward` are what a method may ask for meanwhile: gradients
+at other weights, and the forward passes of a batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol, runtime_checkable
 
@@ -13,27 +15,16 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from medfed.common.errors import ConfigError, NonFiniteError
+from medfed.common.errors import ConfigError, NonFiniteError, first_line
 from medfed.common.tensors import Tensors, gradient_of
 from medfed.federation.budget import Passes, ordinary
 from medfed.federation.client import Batch, BatchPenalty, Outputs, Penalty
-from medfed.federation.engine.plan import forget
 
 FIRST_SCALE = 2.0**16  # of the losses in float16, as PyTorch's GradScaler begins
 
 
-class Looking(Protocol):
-    """Sees the network while it computes a loss; see :class:`Look`."""
-
-    def looking(self) -> AbstractContextManager[None]:
-        """Returns the context in which a loss is computed."""
-
-    def penalty(self, batch: Batch, loss: Tensor) -> Tensor | None:
-        """Returns a term to be added to the loss of a batch."""
-
-
 @runtime_checkable
-class Closed(Protocol):
+class KnownGradient(Protocol):
     """A penalty whose gradient is known, so that autograd need not find it."""
 
     def add_gradient(self, parameters: Mapping[str, Tensor]) -> None:
@@ -45,42 +36,47 @@ class Gradients:
 
     Args:
         loss: Gives the scalar loss of a batch under the network.
+        compile: Whether ``torch.compile`` makes another one of it for batches of ``full_size``
+            samples into whose passes no method looks.
 
     Attributes:
+        loss: See there.
+        full_size: Samples of a batch of full size.
         backward: Computes gradients of a loss.
         precision: The context in which losses are computed, such as one of mixed precision;
             weights, penalties and whatever else a method computes stay as they are.
         half: Whether it computes in float16, whose small gradients need a scaled loss.
-        quick: The loss compiled, for batches of ``full`` samples into whose passes nobody looks.
-        full: See there.
+        gradient_passes: Passes of batches through the network and back so far, of all clients.
+        forward_passes: Passes without a gradient.
     """
 
-    def __init__(self, loss: Callable[[Batch], Tensor]) -> None:
+    def __init__(self, loss: Callable[[Batch], Tensor], compile: bool = False) -> None:
         self.loss = loss
-        self.quick: Callable[[Batch], Tensor] | None = None
-        self.full = 0
+        self.compiled_loss = compiled(loss) if compile else None
+        self.full_size = 0
         self.backward: Callable[[Tensor], None] = torch.Tensor.backward
         self.precision: Callable[[], AbstractContextManager[None]] = nullcontext
         self.half = False
-        self._gradient_passes = self._forward_passes = 0
+        self.gradient_passes = self.forward_passes = 0
         self._scale = FIRST_SCALE
 
     @property
     def passes(self) -> Passes:
         """Passes of batches through the network so far, of all clients."""
-        return Passes(self._gradient_passes, self._forward_passes)
+        return Passes(self.gradient_passes, self.forward_passes)
 
-    def begin(self) -> None:
-        """Starts the scale of float16 anew, lest a result depend on whoever trained before it."""
-        self._scale = FIRST_SCALE
+    def begin(self, full_size: int) -> None:
+        """Begins one client's training.
 
-    def count_forward(self, passes: int = 1) -> None:
-        """Counts forward passes that are made elsewhere."""
-        self._forward_passes += passes
+        Args:
+            full_size: Samples of its full batches.
+        """
+        self.full_size = full_size
+        self._scale = FIRST_SCALE  # else a result would depend on whoever trained before
 
     def loss_of(self, batch: Batch) -> Tensor:
         """Returns the loss of a batch, a forward pass alone."""
-        self.count_forward()
+        self.forward_passes += 1
         with self.precision():
             return self.loss(batch)
 
@@ -90,7 +86,7 @@ class Gradients:
         trained: Mapping[str, Tensor],
         buffers: Sequence[Tensor],
         penalty: Penalty | None = None,
-        look: Looking | None = None,
+        watch: WatchedForward | None = None,
     ) -> Tensor:
         """Adds the gradients of the mean loss over a group's samples, and of the penalty.
 
@@ -102,7 +98,7 @@ class Gradients:
             trained: The parameters, without gradients where ``half``.
             buffers: What a pass changes beside them, and a repeated one must not change twice.
             penalty: A term added to the loss.
-            look: Looks into the network meanwhile; its term is added, too.
+            watch: Sees the forward passes meanwhile; its term is added, too.
 
         Returns:
             The mean loss, without the penalties.
@@ -111,13 +107,15 @@ class Gradients:
             NonFiniteError: If gradients overflow at any scale.
         """
         if not self.half:
-            return self._add(group, trained, penalty, look)
+            return self._add(group, trained, penalty, watch)
+        # A pass moves running statistics, also one whose gradients overflow and are thrown away.
         before = [t.clone() for t in buffers]
         while self._scale >= 1:
-            loss = self._add(group, trained, penalty, look, self._scale)
-            found = [t.grad for t in trained.values() if t.grad is not None]
-            torch._foreach_div_(found, self._scale)
-            if not bool(loss.isfinite()) or bool(_finite(found)):
+            loss = self._add(group, trained, penalty, watch, self._scale)
+            gradients = [t.grad for t in trained.values() if t.grad is not None]
+            torch._foreach_div_(gradients, self._scale)
+            # No smaller scale mends a loss that is itself infinite: the end of the call names it.
+            if not bool(loss.isfinite()) or bool(_finite(gradients)):
                 return loss
             self._scale /= 2
             forget(trained.values())
@@ -132,16 +130,16 @@ class Gradients:
         group: Sequence[Batch],
         trained: Mapping[str, Tensor],
         penalty: Penalty | None,
-        look: Looking | None,
+        watch: WatchedForward | None,
         scale: float = 1.0,
     ) -> Tensor:
         if len(group) == 1:
-            return self._backward(group[0], trained, penalty, look, scale)
-        sizes = [_size(batch) for batch in group]
+            return self._backward(group[0], trained, penalty, watch, scale)
+        sizes = [size_of(batch) for batch in group]
         losses = []
         for batch, size in zip(group, sizes, strict=True):
             share = size / sum(sizes)
-            loss = self._backward(batch, trained, penalty, look, scale * size / sum(sizes))
+            loss = self._backward(batch, trained, penalty, watch, scale * size / sum(sizes))
             losses.append(loss * share)
         return torch.stack(losses).sum()
 
@@ -150,31 +148,33 @@ class Gradients:
         batch: Batch,
         trained: Mapping[str, Tensor],
         penalty: Penalty | None,
-        look: Looking | None,
+        watch: WatchedForward | None,
         factor: float,
     ) -> Tensor:
         forward = self.loss
-        if self.quick is not None and look is None and _size(batch) == self.full:
-            forward = self.quick
+        if self.compiled_loss is not None and watch is None and size_of(batch) == self.full_size:
+            forward = self.compiled_loss
         with torch.enable_grad():
-            with self.precision(), nullcontext() if look is None else look.looking():
+            with self.precision(), nullcontext() if watch is None else watch.watching():
                 loss = forward(batch)
-            # Of a scaled loss autograd adds it, so that its share is rounded as it always was.
+            # Its gradient is added below, which spares autograd a graph over all parameters. Of a
+            # scaled loss, or one of several batches, it is a part, so that the factor reaches it.
             closed = None
-            if penalty is not None and factor == 1 and isinstance(penalty, Closed):
+            if penalty is not None and factor == 1 and isinstance(penalty, KnownGradient):
                 closed = penalty
             whole = loss if penalty is None or closed else loss + penalty(trained)
-            if look is not None and (term := look.penalty(batch, loss)) is not None:
+            if watch is not None and (term := watch.penalty(batch, loss)) is not None:
                 whole = whole + term
             self.backward(whole if factor == 1 else whole * factor)
         if closed is not None:
             with torch.no_grad():
                 closed.add_gradient(trained)
-        self._gradient_passes += 1
+        self.gradient_passes += 1
         return loss.detach()
 
 
-def _size(batch: Batch) -> int:
+def size_of(batch: Batch) -> int:
+    """Returns the number of samples of a batch."""
     return len(next(iter(batch.values())))
 
 
@@ -217,25 +217,28 @@ class StepGradient:
         """See :class:`medfed.federation.client.GradientAt`."""
         names = list(self._trained)
         live = [self._trained[n] for n in names]
+        # The values are put into the live tensors, and not passed by functional_call: so the loss
+        # may be any function that knows the network.
         statistics = [t.clone() for t in self._buffers]
         kept = [t.detach().clone() for t in live]
         with torch.no_grad():
             torch._foreach_copy_(live, [at[n] for n in names])
         forget(live)
+        # Fresh batches come off the stream of the steps, so that no later step sees them again.
         while len(self._groups) <= fresh:
             self._groups.append(next(self._stream))
         loss = self._gradients.add(self._groups[fresh], self._trained, self._buffers)
-        found = {n: ordinary(gradient_of(t)) for n, t in zip(names, live, strict=True)}
+        result = {n: ordinary(gradient_of(t)) for n, t in zip(names, live, strict=True)}
         with torch.no_grad():
             torch._foreach_copy_(live, kept)
             if statistics and (self._taken or self.loss is not None):
                 torch._foreach_copy_(self._buffers, statistics)
         self.loss = loss if self.loss is None else self.loss
-        return found
+        return result
 
 
-class Look:
-    """Looks into the network while it computes the loss of a batch.
+class WatchedForward:
+    """The forward passes of a batch, watched while the network computes its loss.
 
     Args:
         network: The network, in training mode.
@@ -267,7 +270,7 @@ class Look:
         self._seen: dict[str, Tensor] = {}
 
     @contextmanager
-    def looking(self) -> Iterator[None]:
+    def watching(self) -> Iterator[None]:
         """Keeps what passes through the network, and has its outputs changed, meanwhile."""
 
         def called(_: nn.Module, args: Any, kwargs: Any) -> None:
@@ -296,7 +299,7 @@ class Look:
             yield module.register_forward_pre_hook(entered)
 
     def penalty(self, batch: Batch, loss: Tensor) -> Tensor | None:
-        """Returns the term of a batch whose loss was computed while looking."""
+        """Returns the term of a batch whose loss was computed while watching."""
         self.loss = loss
         return None if self._penalty is None else self._penalty(batch, self._trained, self)
 
@@ -310,11 +313,12 @@ class Look:
                 "No layer of the network is known as its head, whose input are the features; name "
                 "its layers by model.personal."
             )
-        found = seen["features"]
-        return found.flatten(2).mean(2) if found.ndim > 2 else found
+        entering = seen["features"]
+        return entering.flatten(2).mean(2) if entering.ndim > 2 else entering
 
     def _under(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Passes the batch through the network with other weights, in evaluation mode."""
+        # The head's hooks write to _seen: what the live pass left there is put aside.
         flags = {m: m.training for m in self._network.modules()}
         live, self._seen = self._seen, {}
         hooks = list(self._watch_heads())
@@ -323,7 +327,7 @@ class Look:
         try:
             with torch.no_grad(), self._gradients.precision():
                 output = functional_call(self._network, dict(weights), args, kwargs)
-            self._gradients.count_forward()
+            self._gradients.forward_passes += 1
             return {**self._seen, "outputs": output}
         finally:
             self._seen = live
@@ -335,9 +339,61 @@ class Look:
 
 def _modules(network: nn.Module, names: Sequence[str]) -> list[nn.Module]:
     """Returns the modules below the network all of whose parameters are among the names."""
+    # By identity, as a tied parameter is an entry under its first name alone.
     known = {id(p) for n, p in network.named_parameters(remove_duplicate=False) if n in set(names)}
     return [
         module
         for name, module in network.named_modules()
-        if name and (own := list(module.parameters())) and all(id(p) in known for p in own)
+        if name and (inside := list(module.parameters())) and all(id(p) in known for p in inside)
     ]
+
+
+def forget(tensors: Iterable[Tensor]) -> None:
+    """Forgets the gradients of some parameters; a backward pass then writes and does not add.
+
+    Example:
+        >>> weight = torch.ones(2, requires_grad=True)
+        >>> weight.grad = torch.ones(2)
+        >>> forget([weight])
+        >>> weight.grad is None
+        True
+    """
+    for tensor in tensors:
+        tensor.grad = None
+
+
+def compiled(loss: Callable[[Batch], Tensor]) -> Callable[[Batch], Tensor]:
+    """Returns a loss that is compiled when it is first called, once per structure of its batches.
+
+    Shapes are fixed, so that which code computes a batch depends on the batch alone and not on
+    those before it: a resumed run equals itself. Random numbers are those of uncompiled code.
+
+    Args:
+        loss: Gives the scalar loss of a batch.
+
+    Raises:
+        ConfigError: If there is no C++ compiler; and later, if PyTorch cannot compile the loss.
+    """
+    from torch._dynamo.exc import TorchDynamoException  # slow to import
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler as error:
+        raise ConfigError(
+            "local.compile=true needs a C++ compiler on this machine; install g++ (Debian: "
+            "apt-get install g++) or choose local.compile=false."
+        ) from error
+    quick = torch.compile(loss, dynamic=False, options={"fallback_random": True})
+
+    def tried(batch: Batch) -> Tensor:
+        try:
+            return quick(batch)
+        except TorchDynamoException as error:
+            raise ConfigError(
+                f"PyTorch cannot compile the loss of this model ({first_line(error)}); choose "
+                "local.compile=false."
+            ) from error
+
+    return tried

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
@@ -18,7 +18,6 @@ from medfed.common.errors import CodecError, NonFiniteError
 from medfed.common.tensors import to_device
 from medfed.federation.client import Batch
 from medfed.federation.engine.loop import LocalTrainer
-from medfed.federation.engine.slots import slots_of
 from medfed.federation.federation import Federation, Round, naming
 from medfed.federation.lightning.collect import Gathering, world_size
 from medfed.federation.lightning.ranks import (
@@ -29,6 +28,9 @@ from medfed.federation.lightning.ranks import (
     tasks_of_round,
 )
 from medfed.federation.wire.packet import Packet
+
+if TYPE_CHECKING:
+    from medfed.federation.engine.gpu.slots import Slots
 
 EvalSplit = Literal["train", "val", "test"]
 # Lightning warns who returns no optimizer that nothing will train; here clients have their own.
@@ -80,7 +82,13 @@ class FederatedModule(DealtClients):
         super().__init__(federation)
         self.task = task
         self.local = local
-        self.slots = slots_of(local, local.budget.slots)  # before Lightning hangs on the task
+        self.slots: Slots[LocalTrainer] | None = None
+        if local.budget.slots > 1:
+            # Experimental, so imported by whoever asks for it. Before Lightning hangs on the task,
+            # which is copied.
+            from medfed.federation.engine.gpu.slots import slots_of
+
+            self.slots = slots_of(local, local.budget.slots)
         self.automatic_optimization = False
         self.strict_loading = False
         self.open_round: Round | None = None
@@ -124,9 +132,9 @@ class FederatedModule(DealtClients):
         training = stage == "fit"
         plugin = self.trainer.precision_plugin
         for local in [self.local] if self.slots is None else self.slots.trainers:
-            local.precision = plugin.forward_context if training else nullcontext
+            local.gradients.precision = plugin.forward_context if training else nullcontext
             # The plugin's own scaler would carry the scale of one client to the next.
-            local.half = training and getattr(plugin, "scaler", None) is not None
+            local.gradients.half = training and getattr(plugin, "scaler", None) is not None
 
     def on_fit_start(self) -> None:
         """Moves all states, and the networks of all slots, to where training runs."""

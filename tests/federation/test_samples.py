@@ -6,7 +6,7 @@ import torch
 
 from medfed.datamodules.augmentation import Augmentation, ChannelDropout
 from medfed.datamodules.client_data import ClientData
-from medfed.federation.engine.plan import SHARE, Feed
+from medfed.federation.engine.gpu.samples import SHARE, Samples
 from medfed.federation.local_client import Pool
 from tests.toys import toy_data
 
@@ -51,15 +51,15 @@ def test_clients_are_kept_while_there_is_room():
     first, second, third = (client(n) for n in (10, 20, 5))
     size = first.device_bytes
     assert size == 10 * (2 * 6 * 6 * 4 + 8)
-    feed = Feed(2 * size / 1e9)
-    assert feed.keep(first, CPU, free=None)
-    assert not feed.keep(second, CPU, free=None)
-    assert feed.keep(third, CPU, free=None)
-    assert feed.keep(first, CPU, free=None)  # again, at no cost
-    assert feed.left == size / 2
-    assert Feed().keep(first, CPU, free=lambda: size / SHARE)
-    assert not Feed().keep(first, CPU, free=lambda: size / SHARE - 1)
-    assert not Feed(0.0).keep(first, CPU, free=None)
+    room = Samples(2 * size / 1e9)
+    assert room.keep(first, CPU, free=None)
+    assert not room.keep(second, CPU, free=None)
+    assert room.keep(third, CPU, free=None)
+    assert room.keep(first, CPU, free=None)  # again, at no cost
+    assert room.left == size / 2
+    assert Samples().keep(first, CPU, free=lambda: size / SHARE)
+    assert not Samples().keep(first, CPU, free=lambda: size / SHARE - 1)
+    assert not Samples(0.0).keep(first, CPU, free=None)
 
 
 def test_what_is_made_in_main_memory_alone_is_not_kept():
@@ -67,9 +67,9 @@ def test_what_is_made_in_main_memory_alone_is_not_kept():
     mapped.train = {**mapped.train, "image": object()}
     pooled = Pool(client(), [client(), client(20)])
     for data in (mapped, own, pooled, toy_data()[0]):
-        assert not Feed(1.0).keep(data, CPU, free=None)
+        assert not Samples(1.0).keep(data, CPU, free=None)
 
 
 def test_on_the_cpu_batches_are_the_clients_own():
     data = client(channel_dropout=ChannelDropout(0.5))
-    assert equal(Feed(1.0).batches(data, 2, CPU), data.train_batches(2))
+    assert equal(Samples(1.0).batches(data, 2, CPU), data.train_batches(2))

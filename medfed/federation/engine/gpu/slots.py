@@ -1,4 +1,6 @@
-"""Several clients at once on one GPU: slots that take turns, each with a network of its own.
+"""Experimental: several clients at once on a GPU, in slots that take turns.
+
+It has run on CPUs alone, where it gains nothing.
 
 A small network's step leaves most of a GPU idle, however fast it is launched. A slot has its own
 weights, captured graphs and stream. Its client's steps are launched by a thread; but only one
@@ -26,54 +28,24 @@ from torch import nn
 
 from medfed.common.errors import first_line
 from medfed.common.streams import has_global_stream, stand_in
+from medfed.federation.engine.loop import LocalTrainer, Turns
 
 _log = logging.getLogger(__name__)
-Result = TypeVar("Result")
 T = TypeVar("T", bound="Trainer")
 
 
-class Lane(Protocol):
-    """Where a trainer's steps run."""
-
-    def working(self) -> Any:
-        """Returns the context in which steps are taken."""
-
-    def pause(self) -> None:
-        """Lets others take a step; called after each."""
-
-    def finish(self) -> None:
-        """Lets others take steps until those of this lane are done."""
-
-
 class Trainer(Protocol):
-    """What slots need of :class:`medfed.federation.engine.loop.LocalTrainer`."""
+    """What slots need of a trainer."""
 
-    network: nn.Module
-    loss: Callable[[Any], torch.Tensor]
-    measure: Callable[[Any], float] | None
-    lane: Lane
+    turns: Turns
 
-    def forget(self) -> None:
-        """Forgets all that is kept of the network."""
-
-
-class Alone:
-    """The only lane, on the usual stream."""
-
-    @contextmanager
-    def working(self) -> Iterator[None]:
-        """Changes nothing."""
-        yield
-
-    def pause(self) -> None:
-        """Goes on."""
-
-    def finish(self) -> None:
-        """Goes on; whoever reads a result waits for it."""
+    @property
+    def network(self) -> nn.Module:
+        """The network itself."""
 
 
 class Backend:
-    """What lanes need of a device; of the CPU: nothing, as it is done when it returns."""
+    """What slots need of a device; of the CPU: nothing, as it is done when it returns."""
 
     def stream(self) -> Any:
         """Returns a stream of its own."""
@@ -139,7 +111,7 @@ class Stopped(BaseException):
     """Ends a slot whose turn never comes again."""
 
 
-class Slot:
+class Slot(Turns):
     """A trainer with a network of its own, whose steps run on a stream of its own.
 
     Args:
@@ -195,8 +167,13 @@ class Slots(Generic[T]):
 
     def move(self, device: torch.device) -> None:
         """Moves all networks to a device."""
+        shared = None
         for trainer in self.trainers:
             trainer.network.to(device)
+            if isinstance(trainer, LocalTrainer):
+                trainer.model.entries  # noqa: B018  # looked up: the trainer notices where it is
+                if trainer.gpu is not None:  # room for samples is the GPU's, not a slot's
+                    shared = trainer.gpu.samples = shared or trainer.gpu.samples
         if device.type == "cuda":
             self.backend = Cuda(device)
 
@@ -241,9 +218,11 @@ class Slots(Generic[T]):
         begun = self.backend.random()
         self._ring, self._stopped = deque(range(count)), False
         self._random = [begun for _ in range(count)]
+        usual: list[Turns] = []
         threads = [threading.Thread(target=work, args=(n,), daemon=True) for n in range(count)]
         for slot, thread in zip(self._slots, threads, strict=False):
-            slot.trainer.lane = slot
+            usual.append(slot.trainer.turns)
+            slot.trainer.turns = slot
             thread.start()
         self._slots[0].turn.release()
         try:
@@ -251,9 +230,9 @@ class Slots(Generic[T]):
                 pass
         finally:
             self._stopped = True
-            for slot, thread in zip(self._slots, threads, strict=False):
+            for slot, thread, turns in zip(self._slots, threads, usual, strict=False):
                 thread.join()
-                slot.trainer.lane = Alone()
+                slot.trainer.turns = turns
             self.backend.set_random(begun)
         if errors:
             raise errors[min(errors)]
@@ -277,7 +256,7 @@ class Slots(Generic[T]):
         self.backend.set_random(self._random[number])
 
 
-def slots_of(local: T, count: int) -> Slots[T] | None:
+def slots_of(local: LocalTrainer, count: int) -> Slots[LocalTrainer] | None:
     """Returns slots, of which the first has a trainer itself and the others copies of it.
 
     Where it cannot be copied there is one slot, and a line says why.
@@ -291,6 +270,7 @@ def slots_of(local: T, count: int) -> Slots[T] | None:
     """
     if count == 1:
         return None
+    _log.warning("local.slots=%d is experimental: it has not run on a GPU yet.", count)
     try:
         return Slots([local, *(twin(local) for _ in range(count - 1))])
     except Exception as error:
@@ -301,7 +281,7 @@ def slots_of(local: T, count: int) -> Slots[T] | None:
         return None
 
 
-def twin(local: T) -> T:
+def twin(local: LocalTrainer) -> LocalTrainer:
     """Returns a trainer like another one, with a network, loss and measure of its own.
 
     Args:
@@ -310,10 +290,9 @@ def twin(local: T) -> T:
     Raises:
         TypeError: If one of them is a function that keeps the network to itself.
     """
-    made, own = copy.copy(local), (local.network, local.loss, local.measure)
-    made.network, made.loss, made.measure = copy.deepcopy(own)
-    same = made.loss is local.loss, made.measure is not None and made.measure is local.measure
-    if any(same):
+    own = (local.network, local.gradients.loss, local.measure)
+    network, loss, measure = copy.deepcopy(own)  # together, so that the loss is of the copy
+    # A function is copied as itself: it would go on with the network of the other slot.
+    if loss is local.gradients.loss or (measure is not None and measure is local.measure):
         raise TypeError("its loss is a function that keeps the network to itself")
-    made.forget()
-    return made
+    return local.twin(network, loss, measure)

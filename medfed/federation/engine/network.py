@@ -1,0 +1,219 @@
+"""The network whose weights all clients of a process overwrite in turn, and the parts that train.
+
+One network serves all clients: it holds whatever weights were loaded last. So it is looked over
+once (its entries, what of them a kind of training changes, an optimizer of these), and a client's
+turn costs the copies alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from medfed.common.tensors import Tensors, select
+from medfed.federation.budget import (
+    ChannelsLast,
+    OptimizerFactory,
+    lay_out,
+    ordinary,
+    restore_optimizer,
+)
+from medfed.federation.engine.gradients import forget
+from medfed.federation.split import (
+    ParameterSplit,
+    Update,
+    float_entries,
+    normalises_batches,
+    parameter_groups,
+    training_mode,
+)
+
+Rates = Mapping[Literal["shared", "personal"], float]
+
+# Optimizers whose steps are equal to the bit over many tensors together and over one by one.
+_EITHER_WAY = (
+    *(torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW),
+    *(torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.Adamax),
+)
+_SMALL = 2**16
+
+
+@dataclass
+class Plan:
+    """What one kind of training works on: the tensors that it trains, fixes and changes.
+
+    Attributes:
+        trained: The network's parameters that it trains.
+        fixed: All its other parameters.
+        changing: The entries that training may change: ``trained`` and their buffers.
+        buffers: All running statistics.
+        optimizer: The optimizer of ``trained``, in groups of shared and of personal parameters.
+    """
+
+    trained: Tensors
+    fixed: list[Tensor]
+    changing: Tensors
+    buffers: list[Tensor]
+    optimizer: torch.optim.Optimizer
+
+    def __post_init__(self) -> None:
+        self.parameters = list(self.trained.values())
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Chooses how the optimizer steps: over all tensors together where these are small."""
+        # Less Python per step. Large tensors would fall out of the cache between two operations.
+        together = type(self.optimizer) in _EITHER_WAY
+        together = together and all(t.device.type == "cpu" for t in self.parameters)
+        size = sum(map(Tensor.numel, self.parameters))
+        for options in self.optimizer.param_groups:
+            chosen = options.get("foreach") is not None or options.get("fused")
+            if together and size < _SMALL * len(self.parameters) and not chosen:
+                options["foreach"] = True
+
+    def begin(
+        self, rate: float, rates: Rates | None = None, memory: Mapping[str, Tensor] | None = None
+    ) -> None:
+        """Puts gradients, step sizes and optimizer state in place for one client's training.
+
+        Args:
+            rate: The step size.
+            rates: Those of the parts instead.
+            memory: The optimizer's state; nothing for a fresh one.
+        """
+        for group, needed in ((self.parameters, True), (self.fixed, False)):
+            for parameter in group:
+                # Asking costs less than setting, and mostly nothing has to be set.
+                if parameter.requires_grad is not needed:
+                    parameter.requires_grad_(needed)
+        forget([*self.fixed, *self.parameters])
+        for options in self.optimizer.param_groups:
+            self.set_rate(options, rates[options["name"]] if rates else rate)
+        if memory:
+            self.restore(memory)
+        else:
+            self.refresh()
+
+    def set_rate(self, options: dict[str, Any], rate: float) -> None:
+        """Sets the step size of a group."""
+        options["lr"] = rate
+
+    def restore(self, memory: Mapping[str, Tensor]) -> None:
+        """Lets the optimizer go on from a state."""
+        restore_optimizer(self.optimizer, memory)
+
+    def refresh(self) -> None:
+        """Lets the optimizer begin without a memory."""
+        self.optimizer.state.clear()
+
+
+class WorkingNetwork:
+    """A network whose weights are overwritten by whichever client trains.
+
+    Args:
+        network: The model; its entries are named as in ``split``.
+        split: Shared and personal names.
+        optimizer: Makes an optimizer of a list of parameters or groups of them.
+        channels_last: The layout of convolutions; see :func:`medfed.federation.budget.lay_out`.
+        moved: Called with the network's device when its tensors have changed places.
+
+    Attributes:
+        make_optimizer: See ``optimizer``.
+        normalises: Whether a layer makes statistics of a batch.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        split: ParameterSplit,
+        optimizer: OptimizerFactory,
+        channels_last: ChannelsLast = False,
+        moved: Callable[[torch.device], None] = lambda _: None,
+    ) -> None:
+        self.network, self.split, self.make_optimizer = network, split, optimizer
+        self.normalises = False
+        self._channels_last, self._moved = channels_last, moved
+        self._plans: dict[Update, Plan] = {}
+        self._entries: Tensors = {}
+        self._places: list[tuple[dict[str, Any], str, Tensor | None]] = []
+        self._device: torch.device | None = None
+        self._modules: list[nn.Module] = []
+        self._first: nn.Parameter = next(network.parameters())
+
+    @property
+    def entries(self) -> Tensors:
+        """The network's live parameters and float buffers, but those that never change."""
+        # A network that is moved keeps its parameters but gets new buffers, also on the way back.
+        moved = self._device != self.device
+        if moved or not all(where.get(name) is t for where, name, t in self._places):
+            self._look_over()
+        return self._entries
+
+    def _look_over(self) -> None:
+        """Finds the network's tensors anew; all plans of the old ones are void."""
+        self._first = next(self.network.parameters())
+        self._device = self.device
+        # Before its tensors are listed: the layout gives each kernel other memory.
+        lay_out(self.network, self._channels_last)
+        every, base = float_entries(self.network), self.split.base
+        self._entries = {n: t for n, t in every.items() if n not in base}
+        self._modules = list(self.network.modules())
+        # Where each module keeps its tensors, to notice when it keeps another one there.
+        self._places = [
+            (where, name, tensor)
+            for module in self._modules
+            for where in (module._parameters, module._buffers)
+            for name, tensor in where.items()
+        ]
+        self.normalises = normalises_batches(self.network)
+        self._plans.clear()
+        self._moved(self.device)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the network is."""
+        return self._first.device
+
+    def initial(self) -> Tensors:
+        """Returns a copy of the network's present entries."""
+        return {n: ordinary(t) for n, t in self.entries.items()}
+
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        """Copies all entries into the network."""
+        entries = self.entries
+        with torch.no_grad():
+            torch._foreach_copy_(list(entries.values()), [weights[n] for n in entries])
+
+    def training(self) -> AbstractContextManager[None]:
+        """Returns training mode, with whatever statistics never change."""
+        # The modules are known, and the walk through a deep network takes as long as a small step.
+        return training_mode(self.network, self.split.policy, self.split.base, self._modules)
+
+    def plan(self, update: Update, kind: Callable[..., Plan] = Plan) -> Plan:
+        """Returns the plan of training one part, or both.
+
+        Args:
+            update: Which part.
+            kind: Makes the plan of what is in it.
+        """
+        entries = self.entries
+        if (plan := self._plans.get(update)) is None:
+            trained = select(entries, self.split.parameters(update))
+            outside = self.split.buffers.union(trained)
+            plan = kind(
+                trained,
+                [t for n, t in entries.items() if n not in outside],
+                select(entries, self.split.names(update)),
+                [entries[n] for n in self.split.buffers],
+                self.make_optimizer(parameter_groups(trained, self.split.personal)),
+            )
+            # PyTorch's optimizers keep nothing beside their state, which every call puts back or
+            # clears. Of somebody's own nobody knows: each call of a client gets a new one.
+            if type(plan.optimizer).__module__.startswith("torch.optim."):
+                self._plans[update] = plan
+        return plan
