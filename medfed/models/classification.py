@@ -14,6 +14,7 @@ from torch import Tensor
 from medfed.common.checks import check_known
 from medfed.common.errors import ConfigError
 from medfed.functional.scores import CLASS_SCORES, Floats, class_scores
+from medfed.models.inference import ClassInference
 from medfed.models.meters import Batch, Columns, WholeSplit
 from medfed.models.networks.canonical import Activation
 from medfed.models.own_losses import OwnLoss, Tried, check_loss, value_of
@@ -47,6 +48,7 @@ class ClassificationTask(TaskModule):
     """
 
     activation: Activation = "softmax"
+    inference = ClassInference()
     default_selection: ClassVar[tuple[str, str]] = ("auroc", "max")
 
     def __init__(
@@ -142,7 +144,7 @@ class ClassificationTask(TaskModule):
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """Returns the softmax over classes."""
-        return logits.softmax(1)
+        return self.inference.probabilities(logits)
 
     def meter(self, *, test: bool = False) -> WholeSplit:
         """Returns an empty meter."""

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from medfed.common.checks import checked_scale
 from medfed.functional.scores import OUTCOME_SCORES, Floats, outcome_scores
+from medfed.models.inference import OutcomeInference
 from medfed.models.meters import Batch, Columns, WholeSplit
 from medfed.models.networks.canonical import Activation
 from medfed.models.own_losses import OwnLoss, Tried, check_loss, value_of
@@ -62,6 +63,7 @@ class RegressionTask(TaskModule):
         **more: Any,
     ) -> None:
         self.mean, self.deviation = checked_scale(scale or (0.0, 1.0), "model.scale")
+        self.inference = OutcomeInference(self.mean, self.deviation)
         super().__init__(*common, **more)
         self.own_loss = loss
 
@@ -99,7 +101,7 @@ class RegressionTask(TaskModule):
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """Returns the predictions in the outcome's unit."""
-        return logits * self.deviation + self.mean
+        return self.inference.probabilities(logits)
 
     def meter(self, *, test: bool = False) -> WholeSplit:
         """Returns an empty meter."""

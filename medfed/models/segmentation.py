@@ -9,23 +9,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 import torch.nn.functional as F
-from monai.inferers import sliding_window_inference
 from monai.losses import DiceLoss
 from torch import Tensor
 
 from medfed.common.checks import check_known
 from medfed.common.errors import ConfigError, did_you_mean
-from medfed.functional.grids import on_grid
 from medfed.functional.scores import Floats
+from medfed.models.inference import RegionInference
 from medfed.models.meters import Batch, Columns
 from medfed.models.networks.canonical import Activation
 from medfed.models.own_losses import OwnLoss, Tried, check_loss, value_of
-from medfed.models.segmentation_meter import (
-    SegmentationMeter,
-    exclusive_masks,
-    margins,
-    overlap_scores,
-)
+from medfed.models.segmentation_meter import SegmentationMeter, overlap_scores
 from medfed.models.task import TaskModule
 
 if TYPE_CHECKING:
@@ -38,7 +32,6 @@ __all__ = ["SegmentationMeter", "SegmentationTask", "dice_bce_loss", "dice_ce_lo
 _DICE = DiceLoss(sigmoid=True, batch=True)
 _DICE_OF_CLASSES = DiceLoss(softmax=True, include_background=False, batch=True)
 _CHOICES = ("auto", "sigmoid", "softmax")
-_CERTAIN = 10.0  # logit of what was cropped away as background
 
 
 class SegmentationTask(TaskModule):
@@ -110,10 +103,13 @@ class SegmentationTask(TaskModule):
             raise ConfigError("model.dice_weight and model.ce_weight are of the loss that ships.")
         self.regions = tuple(regions)
         self.activation = chosen_activation(activation, len(regions), exclusive)
-        self.patch_size = None if patch_size is None else tuple(patch_size)
-        self.overlap = overlap
-        self.window_batch = window_batch
-        self.threshold = threshold
+        self.inference = RegionInference(
+            self.activation == "softmax",
+            threshold,
+            None if patch_size is None else tuple(patch_size),
+            overlap,
+            window_batch,
+        )
         self.dice_weight = dice_weight
         self.ce_weight = ce_weight
         self.tolerances = _tolerances(tolerance, self.regions) if surface else None
@@ -164,13 +160,11 @@ class SegmentationTask(TaskModule):
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """Returns the probability of each region ``(B, R, *spatial)``, without the background."""
-        return logits.softmax(1)[:, 1:] if self.activation == "softmax" else logits.sigmoid()
+        return self.inference.probabilities(logits)
 
     def masks(self, probabilities: Tensor) -> Tensor:
         """Returns which voxels belong to which region, bool ``(B, R, *spatial)``."""
-        if self.activation == "softmax":
-            return exclusive_masks(probabilities)
-        return probabilities > self.threshold
+        return self.inference.masks(probabilities)
 
     def logits(self, batch: Batch) -> Tensor:
         """Returns logits of whole images, blended from overlapping windows if they are larger.
@@ -178,24 +172,9 @@ class SegmentationTask(TaskModule):
         Where the label has voxels of its own, a ``grid`` of the batch leads from these to the
         image's, and the logits are on the label's; what lies outside of the image is background.
         """
-        found = self._of_image(batch["image"])
-        if "grid" not in batch:
-            return found
-        outside = torch.full((found.shape[1],), -_CERTAIN, device=found.device)
-        if self.activation == "softmax":
-            outside[0] = _CERTAIN
-        size = batch["label"].shape[2:]
-        parts = zip(found, batch["grid"], strict=True)
-        return torch.stack([on_grid(one, grid, size, outside=outside) for one, grid in parts])
-
-    def _of_image(self, image: Tensor) -> Tensor:
-        if self.patch_size is None or tuple(image.shape[2:]) == self.patch_size:
-            return self.forward(image)
-        logits = sliding_window_inference(
-            image, self.patch_size, self.window_batch, self.forward, self.overlap, mode="gaussian"
-        )
-        assert isinstance(logits, Tensor)
-        return logits
+        grids = batch.get("grid")
+        size = () if grids is None else batch["label"].shape[2:]
+        return self.inference.logits(self.forward, batch["image"], grids, size)
 
     def picture(self, cases: Mapping[str, Case]) -> Figure | None:
         """Draws true and predicted contours, see :func:`medfed.models.contours.contour_grid`.
@@ -211,14 +190,10 @@ class SegmentationTask(TaskModule):
         exclusive = self.activation == "softmax"
         return contour_grid(cases, self.regions, threshold=self.level, exclusive=exclusive)
 
-    def outlines(self, probabilities: Tensor) -> Tensor:
-        """Returns what contours are drawn of, at :attr:`level`, both ``(R, *spatial)``."""
-        return margins(probabilities) if self.activation == "softmax" else probabilities
-
     @property
     def level(self) -> float:
-        """Where the contours of :meth:`outlines` are drawn."""
-        return 0.5 if self.activation == "softmax" else self.threshold
+        """Where contours of predictions are drawn."""
+        return self.inference.level
 
     def meter(self, *, test: bool = False) -> SegmentationMeter:
         """Returns an empty meter, at test with surfaces if they are wanted."""

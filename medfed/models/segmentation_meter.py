@@ -80,47 +80,6 @@ def iou_and_dice(counts: Tensor) -> tuple[Tensor, Tensor]:
     return iou.masked_fill(nowhere, 1.0), dice.masked_fill(nowhere, 1.0)
 
 
-def exclusive_masks(probabilities: Tensor) -> Tensor:
-    """Gives every voxel to its likeliest class, where no voxel is in two regions.
-
-    Args:
-        probabilities: ``(B, R, *spatial)`` of the R regions; what they lack of 1 is background.
-
-    Returns:
-        The same shape, bool.
-
-    Example:
-        >>> exclusive_masks(torch.tensor([[[0.3, 0.4, 0.2], [0.1, 0.35, 0.45]]])).int().tolist()
-        [[[0, 1, 0], [0, 0, 1]]]
-    """
-    background = 1 - probabilities.sum(1, keepdim=True)
-    winner = torch.cat([background, probabilities], dim=1).argmax(1, keepdim=True)
-    number = torch.arange(1, probabilities.shape[1] + 1, device=winner.device)
-    return winner == number.view(1, -1, *[1] * (probabilities.ndim - 2))
-
-
-def margins(probabilities: Tensor) -> Tensor:
-    """Maps the probabilities of exclusive regions so that 0.5 is where two classes are equal.
-
-    A contour at 0.5 then lies between the voxels of :func:`exclusive_masks` and the others.
-
-    Args:
-        probabilities: ``(R, *spatial)``.
-
-    Returns:
-        The same shape: half of 1 plus the lead over the likeliest other class.
-
-    Example:
-        >>> margins(torch.tensor([[0.25, 0.375], [0.0, 0.375]]))
-        tensor([[0.2500, 0.5000],
-                [0.1250, 0.5000]])
-    """
-    classes = torch.cat([1 - probabilities.sum(0, keepdim=True), probabilities])
-    best, second = classes.topk(2, dim=0).values
-    others = torch.where(probabilities == best, second, best)
-    return (1 + probabilities - others) / 2
-
-
 def bounding_box(mask: Tensor) -> tuple[slice, ...]:
     """Returns the smallest box that holds a mask ``(*spatial)``, which is not empty.
 

@@ -190,18 +190,18 @@ def test_bundle_and_its_onnx_file_predict_alike(hospital, tmp_path, name):
     made = hospital(name)
     bundle = read_bundle(with_onnx(made, tmp_path / "bundle", 4))
     image = next(iter(made.data.clients[made.client].eval_batches("test")))["image"][:3]
-    own = make_predictor(bundle, wanted(backend="torch")).task.predict({"image": image})
+    own = make_predictor(bundle, wanted(backend="torch")).answer(image, "test")
     for backend in ("onnx", "auto"):
-        task = make_predictor(bundle, wanted(backend=backend)).task
+        predictor = make_predictor(bundle, wanted(backend=backend))
         for _ in range(2):  # auto computes the first by both
-            found = task.predict({"image": image})
+            found = predictor.answer(image, "test")
             assert_alike(found, own)
     assert own.std() > 0
 
 
-def computed_by(task) -> str:
+def computed_by(predictor) -> str:
     """What has answered the second of two equal batches."""
-    network, seen = task.network, []
+    network, seen = predictor.network, []
     image = torch.linspace(-1, 1, 120).reshape(2, 60)
     for part in network.children():
         part.register_forward_hook(lambda part, *_: seen.append(part))
@@ -215,19 +215,19 @@ def computed_by(task) -> str:
 def test_auto_is_onnx_runtime_as_long_as_it_agrees(hospital, tmp_path, caplog, monkeypatch):
     made = hospital("table")
     folder = with_onnx(made, tmp_path / "bundle", 4)
-    assert computed_by(make_predictor(read_bundle(folder), wanted()).task) == "onnx"
+    assert computed_by(make_predictor(read_bundle(folder), wanted())) == "onnx"
     assert caplog.text == ""
     # An ONNX file of other weights, as a trace that depends on what it was traced with.
     other = with_onnx(made, tmp_path / "other", 1)
     shutil.copy(other / ONNX, folder / ONNX)
     write_manifest(folder)
-    assert computed_by(make_predictor(read_bundle(folder), wanted()).task) == "torch"
+    assert computed_by(make_predictor(read_bundle(folder), wanted())) == "torch"
     assert "ONNX Runtime differs from PyTorch by" in caplog.text
     assert "of the largest logit on inputs of 60; PyTorch goes on alone" in caplog.text
     caplog.clear()
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    task = make_predictor(read_bundle(folder), wanted()).task
-    assert type(task.network).__name__ == "LogisticRegression"
+    predictor = make_predictor(read_bundle(folder), wanted())
+    assert type(predictor.network).__name__ == "LogisticRegression"
     assert "is computed by PyTorch, although it holds models/model.onnx" in caplog.text
     assert "pip install onnxruntime" in caplog.text
 

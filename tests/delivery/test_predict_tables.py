@@ -2,6 +2,8 @@
 
 import csv
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -187,6 +189,19 @@ def test_missing_cells_and_columns(hospital, tmp_path):
     with pytest.raises(DataError, match="data row 3, column mean radius: 'high' is not a number"):
         made.predict(input=tmp_path / "bad.csv", output=tmp_path / "other.csv")
     assert not (tmp_path / "other.csv").exists()
+
+
+def test_a_prediction_does_not_import_lightning(hospital, tmp_path):
+    made, output = hospital("table"), tmp_path / "out.csv"
+    rows = made.data.table.features[:2].tolist()
+    source = write(tmp_path / "in.csv", made.data.table.names, rows)
+    keys = [f"bundle={made.bundle}", f"input={source}", f"output={output}"]
+    script = (
+        "import sys\nfrom medfed.commands.predict import main\nmain()\n"
+        "assert not {'pytorch_lightning', 'lightning'} & {*sys.modules}\n"
+    )
+    subprocess.run([sys.executable, "-c", script, *keys], check=True, cwd=tmp_path)
+    assert len(read(output)[1]) == 2
 
 
 def test_a_bundle_that_is_not_as_exported(hospital, tmp_path):

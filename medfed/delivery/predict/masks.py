@@ -41,7 +41,6 @@ from medfed.delivery.predict.predictor import Committee, Predictor
 from medfed.delivery.predict.scans import Scan, ScanFiles, find_scans, read_scan
 from medfed.delivery.predict.verdict import judged
 from medfed.functional.grids import on_grid
-from medfed.models.segmentation import SegmentationTask
 
 _SCHEME = "99MEDFED"
 _NAME = 64  # characters of a segment's label
@@ -317,7 +316,6 @@ def _draw(
     predictor: Predictor, scan: str, image: Tensor, probabilities: Tensor, aspect: float, path: Path
 ) -> None:
     """The axial slice with most foreground, once per contrast that the client has."""
-    assert isinstance(predictor.task, SegmentationTask)
     # Imported on first use: most predictions are without pictures.
     from medfed.common.figures import save_figures
     from medfed.models.contours import prediction_row
@@ -329,11 +327,11 @@ def _draw(
         number = int((image != 0).any(dim=0).sum((0, 1)).argmax())
     figure = prediction_row(
         image[predictor.present][..., number],
-        predictor.task.outlines(probabilities[..., number]),
+        predictor.of_regions.outlines(probabilities[..., number]),
         [name for name in predictor.facts["channels"] if name in predictor.facts["present"]],
         predictor.labels,
         title=f"{scan}, axial slice {number + 1} of {image.shape[-1]}",
-        threshold=predictor.task.level,
+        threshold=predictor.of_regions.level,
         aspect=aspect,
     )
     save_figures(path.parent, {path.stem: figure})

@@ -24,7 +24,6 @@ from medfed.delivery.predict.options import PredictOptions
 from medfed.delivery.predict.predictor import Committee, Predictor
 from medfed.delivery.predict.scans import say_left_out, stem_below, walk
 from medfed.delivery.predict.verdict import judged
-from medfed.models.segmentation import SegmentationTask
 
 log = logging.getLogger(__name__)
 
@@ -123,14 +122,13 @@ def _draw(
     from medfed.common.figures import save_figures
     from medfed.models.contours import prediction_row
 
-    assert isinstance(predictor.task, SegmentationTask)
     figure = prediction_row(
         image[predictor.present],
-        predictor.task.outlines(probabilities),
+        predictor.of_regions.outlines(probabilities),
         [c for c in predictor.facts["channels"] if c in predictor.facts["present"]],
         predictor.labels,
         title=name,
-        threshold=predictor.task.level,
+        threshold=predictor.of_regions.level,
     )
     save_figures(path.parent, {path.stem: figure})
 

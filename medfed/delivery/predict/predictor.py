@@ -1,11 +1,8 @@
-"""A bundle's model with what its metadata say of the input: from tensors to probabilities.
+"""The models of one or several bundles: from tensors to probabilities, which are averaged.
 
-The network runs inside the task module that evaluated it after training, so that windows, slices
-and activations are those of the evaluation.
-
-What computes a bundle's network: PyTorch, or ONNX Runtime.
-
-Several bundles that answer together, or one: probabilities are averaged, differences measured.
+What a network's outputs mean is read by :mod:`medfed.models.inference`, as the task module of the
+training does, so that windows and activations are those of the evaluation. PyTorch or ONNX Runtime
+computes the network.
 
 Every bundle prepares a scan in its own way, as its hospital did in training; what is averaged are
 the probabilities of the same classes on the scan's own voxels, or of the same row or image.
@@ -30,10 +27,12 @@ from medfed.delivery.bundle.scripts.volumes import largest_part
 from medfed.delivery.predict.options import PredictOptions
 from medfed.functional.grids import plane_of
 from medfed.functional.mixing import entropies, mean_and_spread
-from medfed.models.classification import ClassificationTask
-from medfed.models.regression import RegressionTask
-from medfed.models.segmentation import SegmentationTask
-from medfed.models.task import TaskModule
+from medfed.models.inference import (
+    ClassInference,
+    Inference,
+    OutcomeInference,
+    RegionInference,
+)
 
 _log = logging.getLogger(__name__)
 _ALIKE = 1e-4  # of the largest logit
@@ -147,13 +146,15 @@ class Predictor:
     """A network in evaluation mode, and the facts that its training data left behind.
 
     Attributes:
-        task: Segmentation, regression or classification; risk is a classification here.
+        network: From images or features to logits, in evaluation mode.
+        inference: What the logits mean.
         facts: The part of the metadata under ``medfed``.
         options: What is wanted.
         name: The bundle's folder.
     """
 
-    task: TaskModule
+    network: nn.Module
+    inference: Inference
     facts: Mapping[str, Any]
     options: PredictOptions
     name: str = ""
@@ -175,10 +176,15 @@ class Predictor:
         """(C,) bool, the channels that the client has; the network has always seen 0 in others."""
         return torch.tensor([name in self.facts["present"] for name in self.facts["channels"]])
 
+    @property
+    def of_regions(self) -> RegionInference:
+        """The inference of a segmentation."""
+        assert isinstance(self.inference, RegionInference)
+        return self.inference
+
     def masks(self, probabilities: Tensor) -> Tensor:
         """Returns which voxels belong to which region, bool ``(R, H, W, D)``."""
-        assert isinstance(self.task, SegmentationTask)
-        masks = self.task.masks(probabilities[None])[0]
+        masks = self.of_regions.masks(probabilities[None])[0]
         for name in self.facts.get("largest_part") or ():
             place = self.labels.index(name)
             masks[place] = largest_part(masks[place])
@@ -211,12 +217,12 @@ class Predictor:
         size = tuple(image.shape[1:]) if grid is None else size
         image = patches.with_neighbours(image, self.facts["input"].get("adjacent_slices") or 1)
         if not self.facts.get("slices"):
-            return self._predict(image[None], source, grid, size)[0]
+            return self.answer(image[None], source, grid, size)[0]
         found = torch.zeros(len(self.labels), *size)
         below = 0 if grid is None else -int(grid[2, 3].round())  # slices that were cropped away
         plane = None if grid is None else plane_of(grid)
         for part in patches.brain_slices(body).split(self.options.batch_size):
-            one = self._predict(patches.axial(image, part), source, plane, size[:2])
+            one = self.answer(patches.axial(image, part), source, plane, size[:2])
             found[..., part + below] = one.permute(1, 2, 3, 0)
         return found
 
@@ -234,21 +240,38 @@ class Predictor:
             DataError: If the network cannot take them.
         """
         parts = images.split(self.options.batch_size)
-        return torch.cat([self._predict(part, source) for part in parts])
+        return torch.cat([self.answer(part, source) for part in parts])
 
-    def _predict(
+    @torch.no_grad()
+    def answer(
         self,
         image: Tensor,
         source: object,
         grid: Tensor | None = None,
         size: Sequence[int] = (),
     ) -> Tensor:
-        batch = {"image": image}
-        if grid is not None:  # the answer is wanted on other voxels, as if there were a label
-            batch["grid"] = grid.expand(len(image), *grid.shape)
-            batch["label"] = torch.zeros(()).expand(len(image), 1, *size)
+        """Computes the probabilities of a batch, or its outcomes.
+
+        Args:
+            image: ``(B, C, *spatial)`` or ``(B, F)``.
+            source: Where it is from, for error sentences.
+            grid: From the wanted voxels to those of the image; None where they are the same.
+            size: With a grid: the wanted voxels.
+
+        Raises:
+            DataError: If the network cannot take it, or answers what is no number.
+            CheckpointError: If it does not answer as many outputs as there are labels.
+        """
+        like = next(self.network.parameters())
+        grids = None if grid is None else grid.expand(len(image), *grid.shape).to(like.device)
+
+        def network(part: Tensor) -> Tensor:
+            found: Tensor = self.network(part.to(like.dtype))
+            return found
+
         try:
-            found = self.task.predict(batch).cpu()
+            logits = self.inference.logits(network, image.to(like.device), grids, size)
+            found = self.inference.probabilities(logits.float()).cpu()
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
             raise DataError(
                 f"{source}: the network cannot take images of shape {tuple(image.shape[2:])} "
@@ -267,7 +290,7 @@ class Predictor:
 
 
 def make_predictor(bundle: Bundle, options: PredictOptions) -> Predictor:
-    """Builds the network of a bundle and the task around it.
+    """Builds the network of a bundle, and what its logits mean.
 
     Args:
         bundle: Checked by `read_bundle`.
@@ -282,29 +305,26 @@ def make_predictor(bundle: Bundle, options: PredictOptions) -> Predictor:
     """
     facts = bundle.facts
     network = network_of(bundle, options)
-    task: TaskModule
+    inference: Inference
     if facts["task"] == "segmentation":
-        activation = facts.get("activation", "sigmoid")
-        if activation == "softmax" and options.threshold is not None:
+        exclusive = facts.get("activation") == "softmax"
+        if exclusive and options.threshold is not None:
             raise ConfigError(
                 f"threshold={options.threshold} is for regions that may overlap; this model gives "
                 "each voxel to its likeliest class: leave it out."
             )
-        task = SegmentationTask(
-            network,
-            torch.optim.SGD,
-            regions=facts["labels"],
-            activation=activation,
-            threshold=float(facts["threshold"] if options.threshold is None else options.threshold),
-            patch_size=facts.get("patch_size"),
-            overlap=float(facts.get("overlap", 0.25)),
-            window_batch=options.batch_size,
+        inference = RegionInference(
+            exclusive,
+            float(facts["threshold"] if options.threshold is None else options.threshold),
+            tuple(facts["patch_size"]) if facts.get("patch_size") else None,
+            float(0.25 if facts.get("overlap") is None else facts["overlap"]),
+            options.batch_size,
         )
     elif facts["task"] == "regression":
-        task = RegressionTask(network, torch.optim.SGD, scale=facts.get("outcome_scale"))
+        inference = OutcomeInference(*map(float, facts.get("outcome_scale") or (0, 1)))
     else:
-        task = ClassificationTask(network, torch.optim.SGD, num_classes=len(facts["labels"]))
-    return Predictor(task, facts, options, str(bundle.folder))
+        inference = ClassInference()
+    return Predictor(network, inference, facts, options, str(bundle.folder))
 
 
 Answer = TypeVar("Answer")

@@ -1,0 +1,187 @@
+"""What a network's outputs mean: images by windows, probabilities, masks; nothing that trains.
+
+A task module holds one of these (``task.inference``), a prediction needs nothing else of the task.
+So nothing here may import Lightning, which takes seconds.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from monai.inferers import sliding_window_inference
+from torch import Tensor
+
+from medfed.functional.grids import on_grid
+
+Network = Callable[[Tensor], Tensor]
+CERTAIN = 10.0  # logit of what was cropped away as background
+
+
+@dataclass(frozen=True)
+class Inference(ABC):
+    """From images to logits to probabilities."""
+
+    def logits(
+        self,
+        network: Network,
+        image: Tensor,
+        grids: Tensor | None = None,
+        size: Sequence[int] = (),
+    ) -> Tensor:
+        """Returns the logits of images, which may be larger than training patches.
+
+        Args:
+            network: From images to logits.
+            image: ``(B, C, *spatial)`` or ``(B, F)``.
+            grids: ``(B, d + 1, d + 1)``, from the voxels that the answer is wanted on to those of
+                the image; None where they are the same, or the answer has no voxels.
+            size: With grids: the wanted voxels.
+        """
+        return network(image)
+
+    @abstractmethod
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """Turns logits into probabilities, or into the outcome."""
+
+
+@dataclass(frozen=True)
+class ClassInference(Inference):
+    """Exclusive classes, ``(B, K)``.
+
+    Example:
+        >>> ClassInference().probabilities(torch.zeros(1, 2)).tolist()
+        [[0.5, 0.5]]
+    """
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """Returns the softmax over classes."""
+        return logits.softmax(1)
+
+
+@dataclass(frozen=True)
+class OutcomeInference(Inference):
+    """A continuous outcome, of which the network answers in standard units.
+
+    Attributes:
+        mean: Of the outcome, in its unit.
+        deviation: Of the outcome, above 0.
+
+    Example:
+        >>> OutcomeInference(450.0, 60.0).probabilities(torch.tensor([[1.0]])).tolist()
+        [[510.0]]
+    """
+
+    mean: float = 0.0
+    deviation: float = 1.0
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """Returns the outcome in its unit."""
+        return logits * self.deviation + self.mean
+
+
+@dataclass(frozen=True)
+class RegionInference(Inference):
+    """Regions of images or volumes.
+
+    Attributes:
+        exclusive: Whether no voxel is in two regions (softmax, the first logit is the background's)
+            or regions may overlap (sigmoid).
+        threshold: Probability above which a voxel belongs to a region that may overlap others.
+        patch_size: Window; None passes whole images through the network.
+        overlap: Fraction by which neighbouring windows overlap.
+        window_batch: Windows per forward pass.
+    """
+
+    exclusive: bool = False
+    threshold: float = 0.5
+    patch_size: tuple[int, ...] | None = None
+    overlap: float = 0.25
+    window_batch: int = 16
+
+    def logits(
+        self,
+        network: Network,
+        image: Tensor,
+        grids: Tensor | None = None,
+        size: Sequence[int] = (),
+    ) -> Tensor:
+        """See the base class: blended from overlapping windows where images are larger than these.
+
+        What lies outside of the image is background.
+        """
+        if self.patch_size is None or tuple(image.shape[2:]) == self.patch_size:
+            found = network(image)
+        else:
+            blended = sliding_window_inference(
+                image, self.patch_size, self.window_batch, network, self.overlap, mode="gaussian"
+            )
+            assert isinstance(blended, Tensor)
+            found = blended
+        if grids is None:
+            return found
+        outside = torch.full((found.shape[1],), -CERTAIN, device=found.device)
+        if self.exclusive:
+            outside[0] = CERTAIN
+        parts = zip(found, grids, strict=True)
+        return torch.stack([on_grid(one, grid, size, outside=outside) for one, grid in parts])
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """Returns the probability of each region ``(B, R, *spatial)``, without the background."""
+        return logits.softmax(1)[:, 1:] if self.exclusive else logits.sigmoid()
+
+    def masks(self, probabilities: Tensor) -> Tensor:
+        """Returns which voxels belong to which region, bool ``(B, R, *spatial)``."""
+        return exclusive_masks(probabilities) if self.exclusive else probabilities > self.threshold
+
+    def outlines(self, probabilities: Tensor) -> Tensor:
+        """Returns what contours are drawn of, at :attr:`level`, both ``(R, *spatial)``."""
+        return margins(probabilities) if self.exclusive else probabilities
+
+    @property
+    def level(self) -> float:
+        """Where the contours of :meth:`outlines` are drawn."""
+        return 0.5 if self.exclusive else self.threshold
+
+
+def exclusive_masks(probabilities: Tensor) -> Tensor:
+    """Gives every voxel to its likeliest class, where no voxel is in two regions.
+
+    Args:
+        probabilities: ``(B, R, *spatial)`` of the R regions; what they lack of 1 is background.
+
+    Returns:
+        The same shape, bool.
+
+    Example:
+        >>> exclusive_masks(torch.tensor([[[0.3, 0.4, 0.2], [0.1, 0.35, 0.45]]])).int().tolist()
+        [[[0, 1, 0], [0, 0, 1]]]
+    """
+    background = 1 - probabilities.sum(1, keepdim=True)
+    winner = torch.cat([background, probabilities], dim=1).argmax(1, keepdim=True)
+    number = torch.arange(1, probabilities.shape[1] + 1, device=winner.device)
+    return winner == number.view(1, -1, *[1] * (probabilities.ndim - 2))
+
+
+def margins(probabilities: Tensor) -> Tensor:
+    """Maps the probabilities of exclusive regions so that 0.5 is where two classes are equal.
+
+    A contour at 0.5 then lies between the voxels of :func:`exclusive_masks` and the others.
+
+    Args:
+        probabilities: ``(R, *spatial)``.
+
+    Returns:
+        The same shape: half of 1 plus the lead over the likeliest other class.
+
+    Example:
+        >>> margins(torch.tensor([[0.25, 0.375], [0.0, 0.375]]))
+        tensor([[0.2500, 0.5000],
+                [0.1250, 0.5000]])
+    """
+    classes = torch.cat([1 - probabilities.sum(0, keepdim=True), probabilities])
+    best, second = classes.topk(2, dim=0).values
+    others = torch.where(probabilities == best, second, best)
+    return (1 + probabilities - others) / 2
