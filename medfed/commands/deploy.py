@@ -20,6 +20,7 @@ from medfed.commands.command_line import loading, one_sentence
 from medfed.commands.help import print_help
 from medfed.common.errors import ConfigError
 from medfed.config.compose import CONFIG_DIR, load
+from medfed.sites import actions
 
 NAME = "deploy"
 _OF_A_RUN = ("sites=", "cut=", "folder=", "resume=", "provision=")
@@ -92,26 +93,19 @@ def deploy(own: DictConfig, rest: Sequence[str], given: Sequence[str]) -> None:
         rest: The overrides that are also those of ``medfed train``.
         given: The whole command line, to be shown again.
     """
-    # Imported late, so that --help and mistakes in the command line answer at once.
-    from medfed.sites.deploying import make_kits, needs_flare
-
     if own.provision is not None:
-        make_kits(Path(own.provision), list(map(str, own.sites)), str(own.server), int(own.port))
-        return
-    with loading():
-        from medfed.sites.deploying import Follower, joining_order, order_of, write
-    order = order_of(own, rest) if own.onboard is None else joining_order(own)
-    if own.dry_run is not None:
-        agreed, job = Path(own.dry_run) / "agreed.json", Path(own.dry_run) / order.name
-        order.write_agreed(agreed)
-        print(
-            f"{write(order, job)}: the job; {agreed}: what all sites agree on, for them to check."
+        actions.make_kits(
+            Path(own.provision), list(map(str, own.sites)), str(own.server), int(own.port)
         )
         return
-    follower = Follower(order, Path(own.kit), int(own.attempts), float(own.terms.patience))
+    with loading():
+        order = actions.order_of(own, rest)
+    if own.dry_run is not None:
+        job, agreed = actions.write_job(order, Path(own.dry_run))
+        print(f"{job}: the job; {agreed}: what all sites agree on, for them to check.")
+        return
     try:
-        with needs_flare():
-            follower.run()
+        actions.carry_out(order, Path(own.kit), int(own.attempts), float(own.terms.patience))
     except KeyboardInterrupt as error:
         again = [o for o in given if not o.startswith(("resume=", "folder="))]
         again += [f"resume={order.folder}"] * (own.onboard is None)

@@ -8,7 +8,6 @@ at the coordinator; with ``forget=true`` the server forgets what it keeps of it.
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 from medfed.commands.command_line import loading, one_sentence
 from medfed.commands.help import print_usage
 from medfed.common.errors import ConfigError, did_you_mean
+from medfed.sites import actions
 
 USAGE = "medfed site check agreed=FILE local=FILE; medfed site withdraw run=FOLDER site=NAME"
 _KEYS = {"check": ("agreed", "local"), "withdraw": ("run", "site", "forget")}
@@ -75,23 +75,12 @@ def _withdraw(own: dict[str, str]) -> None:
     folder = Path(own["run"]).expanduser()
     if not (folder / "config.yaml").is_file():
         raise ConfigError(f"run={folder} is no run folder (it has no config.yaml).")
-    from medfed.sites.withdrawal import withdraw
-
-    for line in withdraw(folder, own["site"], forget == "true"):
+    for line in actions.withdraw(folder, own["site"], forget == "true"):
         print(line)
 
 
 def _check(own: dict[str, str]) -> None:
-    # Imported late: mistakes on the command line are answered at once.
-    from medfed.sites.terms import Agreed, SiteFile
-
-    agreed, local = (Path(own[key]).expanduser() for key in ("agreed", "local"))
-    terms, site = Agreed.read(agreed), SiteFile.read(local)
-    config = site.config(terms)
-    from medfed.sites.check import check_site
-
-    logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(message)s")
-    check_site(terms, site, config)
+    actions.check(*(Path(own[key]).expanduser() for key in ("agreed", "local")))
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from medfed.federation.wire.link import CER, Link, closest_factor
 from medfed.federation.wire.message import Message
 from medfed.federation.wire.packet import EncodedPart, Packet
 from medfed.personalize.fedavg import FedAvg
+from medfed.sites.wire import Facts, Reply, Request
 from tests.sweeps import sweep
 from tests.toys import toy_federation
 
@@ -416,3 +417,54 @@ def test_ledgers_that_no_run_writes(text: str, word: str) -> None:
 def test_names_of_clients_come_back() -> None:
     entries = [Entry(-1, "join", 'a "b", c', "up", "s", 0, 2)]
     assert Ledger.from_csv(Ledger(entries).to_csv()).entries == entries
+
+
+# Heads of what sites and their coordinator send
+
+
+def clients(samples: object) -> Request:
+    content = {"clients": [{"id": "a", "num_samples": samples}], "job": "j"}
+    return Request("begin", "a", "s", content=content)
+
+
+SITES: dict[str, tuple[Request | Reply, str]] = {
+    "negative samples": (clients(-5), r"content: clients\[0\].num_samples: expected int >= 1"),
+    "samples of 400 digits": (clients(10**400), "more than 64 bits"),
+    "samples of text": (clients("5"), "expected int, got str"),
+    "another key": (Request("fit", "a", "s", content={"x": 1}), "content: x is unknown"),
+    "no key": (Request("commit", "a", "s"), "content: needed is missing"),
+    "a kind that is none": (Request("stop", "a", "s"), "kind: invalid enum value 'stop'"),  # type: ignore[arg-type]
+    "a round before all": (Request("load", "a", "s", round=-2), "round: expected int >= -1"),
+    "a metric of 400 digits": (
+        Reply("evaluate", "a", "s", content={"metrics": {"auroc": 10**400}}),
+        "more than 64 bits",
+    ),
+    "a metric of text": (
+        Reply("evaluate", "a", "s", content={"metrics": {"auroc": "1"}}),
+        "expected float, got str",
+    ),
+    "one count of passes": (
+        Reply("fit", "a", "s", content={"steps": 1, "passes": [1]}),
+        "passes: expected array of length 2",
+    ),
+    "negative steps": (
+        Reply("fit", "a", "s", content={"steps": -1, "passes": [1, 1]}),
+        "steps: expected int >= 0",
+    ),
+}
+
+
+@pytest.mark.parametrize(("sent", "word"), SITES.values(), ids=SITES)
+def test_heads_that_no_site_sends(sent: Request | Reply, word: str) -> None:
+    with pytest.raises(CodecError, match=word) as error:
+        type(sent).from_bytes(sent.to_bytes())
+    refused(error)
+
+
+@pytest.mark.parametrize(
+    "samples", [0, -5, 10**400, 2.5, "3", None], ids=lambda samples: f"{samples!s:.6}"
+)
+def test_facts_that_no_site_has(samples: object) -> None:
+    with pytest.raises(CodecError, match=r"is not understood \(num_samples: ") as error:
+        Facts.of({"num_samples": samples, "weights": "", "data": {}})
+    refused(error)

@@ -13,6 +13,7 @@ import pytest
 from medfed.common.errors import NonFiniteError, SiteError
 from medfed.common.untrusted import read_checkpoint
 from medfed.federation.algorithm import Cohort
+from medfed.federation.wire.packet import Packet
 from medfed.sites.coordinator import Standing
 from medfed.sites.site import Site
 from medfed.sites.wire import Reply, Request
@@ -97,6 +98,26 @@ def test_a_commit_that_never_answers_takes_the_round_back(tmp_path: Path):
     """Although the site has kept the round, it goes back to the one before with all others."""
     module, evaluation, _ = across(tmp_path, lose=is_at("commit", "c1", 1))
     assert result(module, evaluation)[::2] == simulated(absent=((1, ("c1",)),))[::2]
+
+
+@pytest.mark.parametrize(("method", "part"), [("fedrep", "shared"), ("pfednet", "personal")])
+def test_a_reply_without_a_part_names_its_site(method, part, tmp_path: Path):
+    """The round is begun anew without it, and nothing of the attempt is kept."""
+
+    class Lacking(Faulty):
+        def call(self, site: str, request: bytes, timeout: float) -> bytes:
+            answered = Reply.from_bytes(super().call(site, request, timeout))
+            if (answered.kind, site, answered.round) == ("fit", "c1", 1):
+                packet = Packet.from_bytes(answered.body)
+                parts = {n: p for n, p in packet.parts.items() if n != part}
+                body = dataclasses.replace(packet, parts=parts).to_bytes()
+                answered = dataclasses.replace(answered, body=body)
+            return answered.to_bytes()
+
+    module = coordinated(Lacking(toy_sites(tmp_path, method, lossy)), method, lossy)
+    evaluation = fit(module, tmp_path / "server", ROUNDS)
+    assert module.coordinator.standing.left_out == [(1, "c1", f"its message has no {part}")]
+    assert result(module, evaluation)[::2] == simulated(absent=((1, ("c1",)),), method=method)[::2]
 
 
 def test_repeated_and_late_requests_change_nothing(tmp_path: Path):

@@ -1,0 +1,95 @@
+"""What the commands do with runs across hospitals; the rest of this folder is its own affair.
+
+Each function imports what it needs when it is called, so that a mistake in a file or key is
+answered before PyTorch is imported.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from medfed.sites.order import Order
+
+
+def check(agreed: Path, local: Path) -> None:
+    """Reads a site's data as all have agreed, and says what would leave; nothing does.
+
+    Args:
+        agreed: The file of what all have agreed on.
+        local: The site's own file.
+
+    Raises:
+        MedfedError: If a file cannot be read, or they do not go together.
+    """
+    from medfed.sites.terms import Agreed, SiteFile
+
+    terms, own = Agreed.read(agreed), SiteFile.read(local)
+    config = own.config(terms)
+    from medfed.sites.check import check_site
+
+    logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(message)s")
+    check_site(terms, own, config)
+
+
+def withdraw(folder: Path, site: str, forget: bool) -> list[str]:
+    """Takes a site out of the rounds to come; see :func:`medfed.sites.withdrawal.withdraw`."""
+    from medfed.sites import withdrawal
+
+    return withdrawal.withdraw(folder, site, forget)
+
+
+def make_kits(folder: Path, sites: Sequence[str], server: str, port: int) -> Path:
+    """Makes the kits of a federation; see :func:`medfed.sites.deploying.make_kits`."""
+    from medfed.sites import deploying
+
+    return deploying.make_kits(folder, sites, server, port)
+
+
+def order_of(own: Any, overrides: Sequence[str]) -> Order:
+    """Returns what a command line of ``medfed deploy`` asks for: a run, or that a hospital joins.
+
+    Args:
+        own: The keys of ``medfed deploy``.
+        overrides: Those of ``medfed train``.
+
+    Raises:
+        MedfedError: If they cannot be used.
+    """
+    from medfed.sites import deploying
+
+    if own.onboard is not None:
+        return deploying.joining_order(own)
+    return deploying.order_of(own, overrides)
+
+
+def write_job(order: Order, folder: Path) -> tuple[Path, Path]:
+    """Writes the job of an order and what all sites agree on; returns where both are."""
+    from medfed.sites import deploying
+
+    agreed = folder / "agreed.json"
+    order.write_agreed(agreed)
+    return deploying.write(order, folder / order.name), agreed
+
+
+def carry_out(order: Order, kit: Path, attempts: int, patience: float) -> None:
+    """Hands an order to FLARE, and follows it until it is done.
+
+    Args:
+        order: What is to be done.
+        kit: The folder of the coordinator's own kit.
+        attempts: Jobs in a row that may come to nothing.
+        patience: Seconds to wait for a site or the server.
+
+    Raises:
+        ConfigError: If FLARE is not installed.
+        SiteError: If a site, the server or the run itself gives up.
+    """
+    from medfed.sites.deploying import Follower, needs_flare
+
+    with needs_flare():
+        Follower(order, kit, attempts, patience).run()
