@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -22,12 +22,19 @@ from medfed.benchmark.pilot import Question
 from medfed.benchmark.runner import Progress
 from medfed.common.errors import MedfedError
 from medfed.common.scores import mean_of_known
-from medfed.functional.statistics import Difference, Floats, difference, noncentrality, percentiles
+from medfed.functional.statistics import (
+    LEVEL,
+    Difference,
+    Floats,
+    difference,
+    noncentrality,
+    percentiles,
+)
+from medfed.reports.intervals import mean_drawn, paired
 from medfed.reports.tasks import Scores, Task
-from medfed.reports.verdicts import floor_of
+from medfed.reports.verdicts import floor_of, side
 
-Says = Literal["better", "worse", "cannot tell"]
-LEVEL, POWER = 0.95, 0.8
+POWER = 0.8
 FEW = 10
 """Patients below which nothing is said of a hospital."""
 LEAST = 3
@@ -58,7 +65,7 @@ class Gain:
     low: float
     high: float
     visible: float
-    says: Says
+    says: str
     why: str
     repetitions: int
     patients: int
@@ -112,8 +119,8 @@ def gain_of(
     if found.error == 0:
         same = "there is no difference" if found.mean == 0 else "all repetitions give the same"
         return Gain(*known, "cannot tell", same, count, patients)
-    if low > 0 or high < 0:
-        return Gain(*known, "better" if low > 0 else "worse", "", count, patients)
+    if says := side(low, high):
+        return Gain(*known, says, "", count, patients)
     times, repeats = needed(found, count, overlap, level)
     why = _words(found, patients, times, repeats, count)
     return Gain(*known, "cannot tell", why, count, patients, times, repeats)
@@ -392,36 +399,28 @@ class _Comparison:
 
     def all(self, name: str, other: str, looks: int) -> Gain:
         """One method against another, mean over hospitals."""
-        own, given = self.task.scores[name], self.task.scores[other]
-        values = mean_of_known(own.values - given.values, axis=1)
-        drawn = mean_of_known(_drawn(own, given), axis=2)
+        gaps, drawn = paired(self.task.scores[name], self.task.scores[other])
         patients = sum(map(len, self.asked.patients.values()))
-        return self._gain([float(v) for v in values], drawn, patients, looks)
+        return self._gain(mean_of_known(gaps, axis=1), mean_drawn(gaps, drawn), patients, looks)
 
     def each(self, name: str) -> dict[str, Gain]:
         """A method against training alone, at each hospital."""
-        own, given = self.task.scores[name], self.task.scores[ALONE]
-        drawn, clients = _drawn(own, given), self.task.clients
+        gaps, drawn = paired(self.task.scores[name], self.task.scores[ALONE])
+        clients = self.task.clients
         return {
             client: self._gain(
-                [float(v) for v in own.values[:, n] - given.values[:, n]],
-                drawn[:, :, n],
+                gaps[:, n],
+                mean_of_known(drawn[:, :, n], axis=0),
                 len(self.asked.patients[client]),
                 len(clients),
             )
             for n, client in enumerate(clients)
         }
 
-    def _gain(self, values: list[float], drawn: Any, patients: int, looks: int) -> Gain:
-        over = mean_of_known(drawn, axis=0)
+    def _gain(self, values: Floats, drawn: Floats, patients: int, looks: int) -> Gain:
         overlap, again = self.task.overlap, self.again
-        return gain_of(values, over, patients, overlap=overlap, again=again, looks=looks)
-
-
-def _drawn(own: Scores, other: Scores) -> Any:
-    """(S, W, C) differences of patients drawn anew."""
-    width = min(own.drawn.shape[1], other.drawn.shape[1])
-    return own.drawn[:, :width] - other.drawn[:, :width]
+        gaps = values.tolist()
+        return gain_of(gaps, drawn, patients, overlap=overlap, again=again, looks=looks)
 
 
 def _cost(own: Progress, scores: Scores, times: float) -> Cost:

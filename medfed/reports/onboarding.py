@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -22,10 +22,8 @@ from medfed.common.scores import (
     number,
     smaller_is_better,
 )
+from medfed.records.evaluations import Onboarding, Row
 from medfed.reports.scores import method_style
-
-if TYPE_CHECKING:
-    from medfed.run.onboarding import Onboarding, Row
 
 
 def by_rule(found: Onboarding) -> dict[str, list[Row]]:

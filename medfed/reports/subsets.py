@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from graphlib import TopologicalSorter
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -22,11 +22,9 @@ from medfed.common.figures import save_figures
 from medfed.common.files import csv_text, write_text
 from medfed.common.scores import label_of, mean_of_known, number, smaller_is_better
 from medfed.common.untrusted import read_rows, reading
+from medfed.records.evaluations import Subsets
 from medfed.records.folder import Run
 from medfed.reports.methods import Cell, Comparison, Finding
-
-if TYPE_CHECKING:
-    from medfed.run.subsets import Subsets
 
 _FEW = 8  # clients with a column each
 

@@ -19,7 +19,7 @@ from medfed.common.console import size
 from medfed.common.scores import mean_of_known
 from medfed.reports.runs import CEILINGS, REFERENCES
 from medfed.reports.tasks import Task
-from medfed.reports.verdicts import Verdict, Verdicts, by_mean
+from medfed.reports.verdicts import Verdict, Verdicts, by_mean, side
 
 _SHORT = {"local": "local", "fedavg": "FedAvg"}
 
@@ -258,8 +258,7 @@ def hospitals_table(task: Task, verdicts: Verdicts) -> Table | None:
         cells = [Cell(name)]
         for client in task.clients:
             gain, low, high = harm.gains[client]
-            word = "worse" if high < 0 else "better" if low > 0 else ""
-            cells.append(number(gain, 3, "+", word))
+            cells.append(number(gain, 3, "+", side(low, high)))
         rows.append(cells)
     return Table(
         ("method", *task.clients),

@@ -161,6 +161,23 @@ def verdict(found: Difference, p: float) -> str:
     return "better" if found.mean > 0 else "worse"
 
 
+def side(low: float, high: float) -> str:
+    """Says on which side of no difference an interval lies.
+
+    The rule of what is looked at many at a time: single hospitals, and a pilot's methods, whose
+    intervals hold for all of them at once.
+
+    Args:
+        low: The lower end.
+        high: The upper end.
+
+    Example:
+        >>> side(0.1, 0.2), side(-0.2, -0.1), side(-0.1, 0.1)
+        ('better', 'worse', '')
+    """
+    return "better" if low > 0 else "worse" if high < 0 else ""
+
+
 def _harm(own: Scores, local: Scores, task: Task) -> Harm:
     differences, drawn = paired(own, local)
     if not task.same:  # each split has hospitals of its own

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
 
 from omegaconf import DictConfig
 
@@ -22,55 +21,9 @@ from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.onboarding import rules_of
 from medfed.federation.reference import exchange, onboarded_client
 from medfed.federation.wire.ledger import Ledger
+from medfed.records.evaluations import RULES, Onboarding, Row, Rule
 from medfed.records.folder import finished
 from medfed.run.experiment import Experiment, reopen_selected
-
-Rule = Literal["own", "fine_tuning", "local"]
-RULES: tuple[Rule, ...] = ("own", "fine_tuning", "local")
-
-
-@dataclass(frozen=True)
-class Row:
-    """One onboarded client under one rule with its first patients.
-
-    Attributes:
-        client: The onboarded client.
-        k: How many training patients it was to use.
-        patients: How many it used.
-        samples: Their training samples.
-        rule: ``own``, the method's; ``fine_tuning`` of all that arrived; ``local`` training.
-        metrics: On its test patients.
-        seconds: CPU time of this process for both halves, without the evaluation.
-        up: Bytes to the server.
-        down: Bytes to the onboarded client.
-    """
-
-    client: str
-    k: int
-    patients: int
-    samples: int
-    rule: Rule
-    metrics: dict[str, float]
-    seconds: float
-    up: int
-    down: int
-
-
-@dataclass(frozen=True)
-class Onboarding:
-    """What was measured.
-
-    Attributes:
-        summary: Of the run, as ``summary.json`` holds it.
-        steps: Gradient steps that each rule may take.
-        rows: In the order of onboarded clients, k and rules.
-        notes: Sentences on what was not as asked for.
-    """
-
-    summary: dict[str, Any]
-    steps: int
-    rows: tuple[Row, ...]
-    notes: tuple[str, ...] = ()
 
 
 def onboard(

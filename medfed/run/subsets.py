@@ -5,9 +5,8 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor
@@ -20,42 +19,13 @@ from medfed.datamodules.client_data import ClientData
 from medfed.datamodules.readers.base import check_names
 from medfed.federation.client import Batch
 from medfed.federation.lightning.module import EvalSplit
+from medfed.records.evaluations import Subset, Subsets
 from medfed.records.folder import finished
 from medfed.run.experiment import reopen_selected
 
 MOST = 6
 """Channels of which all subsets are measured: 63."""
 _log = logging.getLogger(__name__)
-
-Subset = tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Subsets:
-    """What was measured.
-
-    Attributes:
-        summary: Of the run, as ``summary.json`` holds it.
-        split: On which split.
-        channels: The names of all channels.
-        subsets: Those that were asked for, in the order of tables.
-        present: The channels of each client.
-        metrics: By client and subset; a subset that a client lacks a channel of is not there.
-    """
-
-    summary: dict[str, Any]
-    split: EvalSplit
-    channels: tuple[str, ...]
-    subsets: tuple[Subset, ...]
-    present: dict[str, Subset]
-    metrics: dict[str, dict[Subset, dict[str, float]]]
-
-    def values(self, metric: str) -> dict[str, list[float]]:
-        """Returns a metric by client, a value per subset, NaN where there is none."""
-        return {
-            client: [found.get(s, {}).get(metric, float("nan")) for s in self.subsets]
-            for client, found in self.metrics.items()
-        }
 
 
 def measure_subsets(folder: Path, wanted: str | Sequence[str], split: str = "test") -> Subsets:

@@ -199,7 +199,7 @@ _COLUMNS = ("client", "samples", "rule", "steps", "up", "down")
 
 @dataclass(frozen=True)
 class Joined:
-    """A hospital that has joined; fields as those of :class:`medfed.run.onboarding.Row`.
+    """A hospital that has joined; fields as those of :class:`medfed.records.evaluations.Row`.
 
     Attributes:
         client: The hospital.
