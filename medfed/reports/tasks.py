@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from omegaconf import OmegaConf
 
 from medfed.common.files import digest
 from medfed.common.scores import federation_statistics, mean_of_known, smaller_is_better
+from medfed.common.streams import own_stream
 from medfed.common.untrusted import read_rows, reading
 from medfed.config.compose import build
 from medfed.functional.statistics import RESAMPLES, patients_anew
@@ -314,7 +314,7 @@ def drawn_of(run: Run, metric: str, clients: Sequence[str]) -> Floats:
 
 def _task_of(run: Run) -> TaskModule:
     """The task of a run, which knows how cases are measured; its weights are of no interest."""
-    with torch.random.fork_rng(devices=[]):
+    with own_stream(0):
         task: TaskModule = build(run.config.model)
     return task
 
