@@ -19,7 +19,7 @@ from sklearn.metrics import accuracy_score, roc_auc_score
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from medfed.config.compose import load
+from medfed.config.compose import described
 from medfed.datamodules.base import FederatedDataModule
 from medfed.models.networks.small import SmallCNN
 from medfed.run.train import train
@@ -37,7 +37,7 @@ def federated(folder: Path, seed: int, epochs: int) -> tuple[list[float], Federa
     # The optimizer's state is kept over rounds, as a loop keeps it.
     more = (f"seed={seed}", f"rounds={epochs}", f"evaluation.every={epochs}")
     kept = ("local.optimizer_state=kept", f"folder={folder}")
-    summary, experiment = train(load([*ONE_CLIENT, *more, *kept]))
+    summary, experiment = train(described([*ONE_CLIENT, *more, *kept]))
     (metrics,) = summary["clients"].values()
     return [metrics["accuracy"], metrics["auroc"]], experiment.data
 

@@ -22,7 +22,7 @@ from medfed.config.compose import load
 from medfed.delivery.bundle.weights import entropy_bound, load_weights, save_weights
 from medfed.delivery.export.client_model import choose_bits, quantise
 from medfed.federation.split import float_entries
-from medfed.run.assembly import build_task
+from medfed.records.tasks import build_task
 
 MODELS = {
     "basic_unet": ["in_channels=4", "out_channels=1", "regions=[whole]"],
@@ -35,7 +35,7 @@ MODELS = {
 def measure(name: str, bits: int, folder: Path) -> None:
     """Prints one line of the table."""
     config = load([f"model={name}", "spatial_dims=2", *MODELS[name]])
-    network = build_task(config).network
+    network = build_task(config.model, None, config.seed).network
     weights = {n: t.detach() for n, t in float_entries(network).items()}
     began = time.perf_counter()
     books = quantise(weights, choose_bits(network, bits))

@@ -19,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from medfed.config.compose import load
+from medfed.config.compose import described
 from medfed.delivery.export.client_model import choose_bits
 from medfed.delivery.export.finetuning import open_data, quantise_and_tune
 from medfed.delivery.export.run_record import RunRecord
@@ -50,7 +50,7 @@ def runs(cases: str, out: Path) -> list[Path]:
     for seed, folder in zip(SEEDS, folders, strict=True):
         if not (folder / "summary.json").is_file():
             paths = (f"data.path={cases}", f"data.root={out / 'cache'}", f"folder={folder}")
-            train(load([*OVERRIDES, *paths, f"seed={seed}"]))
+            train(described([*OVERRIDES, *paths, f"seed={seed}"]))
     return folders
 
 

@@ -217,13 +217,15 @@ _SHORT = (
 
 def _bundles(folder: Path) -> Iterable[Family]:
     from medfed.common.untrusted import read_tensors
+    from medfed.config.description import checked
     from medfed.delivery.bundle.bundle import MANIFEST, read_bundle, write_manifest
     from medfed.delivery.bundle.metadata import METADATA
     from medfed.delivery.bundle.weights import MODEL, load_weights
     from medfed.delivery.export.export import export_run
 
     run = medfed.train(*_SHORT, folder=folder / "run").folder
-    export_run(load([f"run={run}", "bits=2", "client=hospital_0", "finetune_steps=0"], "export"))
+    given = [f"run={run}", "bits=2", "client=hospital_0", "finetune_steps=0"]
+    export_run(checked(load(given, "export")))
     bundle = run / "bundles" / "hospital_0"
     whole, other = (bundle / MODEL).read_bytes(), folder / "weights.pt"
 

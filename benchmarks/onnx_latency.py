@@ -26,7 +26,7 @@ from medfed.delivery.bundle.onnx_file import OnnxNetwork, save_onnx
 from medfed.delivery.bundle.weights import entropy_bound
 from medfed.delivery.export.client_model import choose_bits, quantise
 from medfed.federation.split import float_entries
-from medfed.run.assembly import build_task
+from medfed.records.tasks import build_task
 
 SEGMENTS = ["in_channels=4", "out_channels=1", "regions=[whole]"]
 CLASSES = ["in_channels=1", "out_channels=2"]
@@ -49,7 +49,8 @@ def cpu_time(network: OnnxNetwork, image: Tensor, runs: int) -> float:
 def write(name: str, bits: int, folder: Path) -> tuple[Path, Path, int]:
     """Writes the packed file and the plain one; returns them, and the entropy bound in bytes."""
     overrides, shape = MODELS[name]
-    network = build_task(load([f"model={name}", "spatial_dims=2", *overrides])).network.eval()
+    config = load([f"model={name}", "spatial_dims=2", *overrides])
+    network = build_task(config.model, None, config.seed).network.eval()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():  # like vectors would be stored once
         for tensor in float_entries(network).values():

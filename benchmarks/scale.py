@@ -31,7 +31,7 @@ def one(method: str, clients: int) -> dict[str, float]:
     """Measures one run in this process."""
     import pytorch_lightning as pl
 
-    from medfed.config.compose import load
+    from medfed.config.compose import described
     from medfed.federation.lightning.module import FederatedModule
     from medfed.run.train import train
 
@@ -55,7 +55,7 @@ def one(method: str, clients: int) -> dict[str, float]:
     canonical = ["canonical.count=3"] if method == "ppfl" else ["canonical=none"]
     begun = _peak()
     with tempfile.TemporaryDirectory() as folder:
-        config = load(
+        config = described(
             [
                 *("experiment=synthetic_ppfl", f"algorithm={method}", *canonical),
                 *(f"rounds={ROUNDS}", f"evaluation.every={ROUNDS}", "local.steps=5"),

@@ -119,11 +119,11 @@ def main() -> None:
         # Scans are generated once for all runs of a demo, so that it is no part of this one.
         mark, imported = time.process_time(), seconds["imports"]
         with redirect_stdout(io.StringIO()):
-            assembly.read_data(compose.load(overrides))
+            assembly.read_data(compose.described(overrides))
         generated = time.process_time() - mark - (seconds["imports"] - imported)
         clocks()
         with redirect_stdout(io.StringIO()):
-            train.train(compose.load(overrides))
+            train.train(compose.described(overrides))
     report(time.process_time() - generated)
 
 

@@ -13,8 +13,9 @@ import torch
 
 from medfed.common.console import without_remarks
 from medfed.common.errors import ConfigError
-from medfed.config.check import check, several
+from medfed.config.check import several
 from medfed.config.compose import load
+from medfed.config.description import describe, written
 from medfed.records.folder import Run
 from medfed.run.train import train as trained
 
@@ -36,14 +37,13 @@ def train(*overrides: str, folder: str | Path | None = None, **keys: Any) -> Run
         >>> run.summary["federation"]["accuracy"]["mean"]  # doctest: +SKIP
     """
     given = [*overrides, *(f"{k.replace('__', '.')}={_written(v)}" for k, v in keys.items())]
-    config = load(given)
+    source = written(load(given))
     if folder is None:
-        method = config.algorithm["_target_"].rpartition(".")[2].lower()
+        method = source["algorithm"]["_target_"].rpartition(".")[2].lower()
         now = datetime.now().strftime("%Y-%m-%d_%H-%M-%S-%f")
-        folder = config.resume or Path("outputs") / config.name / method / now
+        folder = source["resume"] or Path("outputs") / source["name"] / method / now
     folder = Path(folder).expanduser().resolve()
-    config.folder = str(folder)
-    check(config)
+    config = describe({**source, "folder": str(folder)})
     if several(config.trainer):
         raise ConfigError(
             f"trainer.devices={config.trainer.devices} starts further processes, which Python's "

@@ -12,6 +12,7 @@ import torch
 
 import medfed
 from medfed.common.errors import CheckpointError, ConfigError, DataError, MedfedError
+from medfed.config.description import describe
 from medfed.federation.algorithm import Cohort
 from medfed.federation.wire.channel import Channel
 from medfed.federation.wire.link import Link
@@ -55,7 +56,7 @@ def test_a_run_tells_what_its_folder_holds(trained):
 
 def test_a_model_is_the_clients_own(trained):
     """Its test loss is the one that the summary holds."""
-    data, _ = data_and_task(trained.config)
+    data, _ = data_and_task(describe(trained.config))
     name = trained.clients[1]
     model = trained.model(name)
     assert not model.training

@@ -4,8 +4,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from medfed.common.errors import ConfigError
-from medfed.config.check import check_values
 from medfed.config.compose import CONFIG_DIR, build, changed_keys, check_overrides, load
+from medfed.config.description import checked
 from medfed.federation.algorithm import Cohort
 from medfed.federation.budget import LocalBudget
 
@@ -16,8 +16,8 @@ EXPERIMENTS = sorted(p.stem for p in (CONFIG_DIR / "experiment").glob("*.yaml"))
 def test_every_experiment_composes(experiment):
     # An experiment on data that cannot be generated leaves their path to the user; data that are
     # generated only have none.
-    config = load([f"experiment={experiment}", "folder=nowhere", "++data.path=nowhere"])
-    check_values(config)
+    config = load([f"experiment={experiment}", "folder=nowhere", "++data.path=.", "init.weights=."])
+    checked(config)
     assert isinstance(build(config.local), LocalBudget)
     assert isinstance(build(config.cohort), Cohort)
 

@@ -16,7 +16,7 @@ from medfed.commands.deploy import split
 from medfed.commands.help import COMMANDS
 from medfed.commands.methods import main
 from medfed.commands.site import read
-from medfed.config.compose import CONFIG_DIR, compositions
+from medfed.config.compose import CONFIG_DIR, composed
 from medfed.sites.terms import Agreed
 from tests.pages import DOCS, PAGES, ROOT, write_files
 
@@ -63,7 +63,7 @@ def composes(page, command, tmp_path):
         assert (ROOT / script).is_file() or f'title="{script}"' in page.read_text()
     if script in COMMANDS or script.startswith("scripts/"):
         placed = [a for a in arguments if "_FOLDER" not in a]  # of a run that a reader has
-        compositions([a for a in placed if not a.startswith("-")], name=Path(script).stem)
+        composed([a for a in placed if not a.startswith("-")], name=Path(script).stem)
 
 
 def test_links_lead_somewhere():

@@ -13,16 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf, open_dict
-
 from medfed.benchmark.plan import Group, Setting
 from medfed.benchmark.suite import Method, Size, Suite, Variant
 from medfed.common.console import file_names
 from medfed.common.errors import ConfigError, DataError
 from medfed.common.files import digest, write_json
 from medfed.common.seeding import derive_seed
-from medfed.config.check import check, several
-from medfed.config.compose import load, resolved
+from medfed.config.check import several
+from medfed.config.compose import described
+from medfed.config.description import RunDescription, written
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.splits import Split, split_patients
 from medfed.federation.card import Range
@@ -77,7 +76,7 @@ class Pilot(Group):
         """What the user has set, untuned."""
         return [{}]
 
-    def config(self, variant: str, as_arm: bool = False) -> DictConfig:
+    def config(self, variant: str, as_arm: bool = False) -> RunDescription:
         """Composes what the user would train with, by this method.
 
         Args:
@@ -89,13 +88,10 @@ class Pilot(Group):
         """
         if (variant, "") not in self._composed:
             config = composed(self.overrides, self.method.name)
-            config.rounds = min(self.rounds or config.rounds, config.rounds)
-            config.evaluation.every = min(config.evaluation.every, config.rounds)
+            rounds = min(self.rounds or config.rounds, config.rounds)
+            changed = {"rounds": rounds, "evaluation.every": min(config.evaluation.every, rounds)}
             # Its seeds stay, whatever initial weights a repetition starts from.
-            whole = resolved(config.data)
-            with open_dict(config):
-                config.data = whole
-            self._composed[variant, ""] = config
+            self._composed[variant, ""] = config.replacing({**changed, "data": config.data.plain()})
         return self._composed[variant, ""]
 
     @property
@@ -108,25 +104,22 @@ class Pilot(Group):
         division = self.divisions[split]
         key, _ = cell_key(self._dealt(variant, split, Path(division.name)), stage, False)
         file = self.out / "divisions" / division.name
-        plain = OmegaConf.to_container(self._dealt(variant, split, file.resolve()), resolve=False)
+        plain = written(self._dealt(variant, split, file.resolve()))
         name = self.method.name
         return PilotCell(self.suite.name, variant, name, stage, trial, split, plain, key)  # type: ignore[arg-type]
 
-    def _dealt(self, variant: str, split: int, file: Path) -> DictConfig:
-        config = self.config(variant).copy()
+    def _dealt(self, variant: str, split: int, file: Path) -> RunDescription:
+        config = self.config(variant)
         saved = {
             "_target_": "medfed.datamodules.partitions.saved.Saved",
             "_convert_": "all",
             "file": str(file),
         }
-        with open_dict(config):
-            config.partition = saved
-            config.data.partition = saved
-            config.seed += split
-        return config
+        seed = config.seed + split
+        return config.replacing({"partition": saved, "data.partition": saved, "seed": seed})
 
 
-def composed(overrides: Sequence[str], method: str) -> DictConfig:
+def composed(overrides: Sequence[str], method: str) -> RunDescription:
     """Composes and checks what the user would train with, by a method.
 
     Args:
@@ -138,8 +131,7 @@ def composed(overrides: Sequence[str], method: str) -> DictConfig:
     """
     kept = [o for o in overrides if _key(o) not in _ITS_OWN and not _key(o).startswith("hydra.")]
     kept += [f"algorithm={method}", "logger=none", "progress=false", "pictures.format=none"]
-    config = load([*kept, "folder=nowhere"])
-    check(config)
+    config = described([*kept, "folder=nowhere"])
     if several(config.trainer):
         raise ConfigError(
             f"trainer.devices={config.trainer.devices}: each run of a pilot is on one device; "

@@ -9,9 +9,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
 from medfed.benchmark.suite import (
     ALWAYS,
     TUNING,
@@ -25,9 +22,10 @@ from medfed.benchmark.suite import (
     points,
     search_space,
 )
-from medfed.common.errors import ConfigError, first_line
-from medfed.config.check import check
+from medfed.common.errors import ConfigError
 from medfed.config.compose import load
+from medfed.config.description import RunDescription, describe, written
+from medfed.config.sections import select
 from medfed.federation.card import Card
 from medfed.records.cells import Cell, Stage, cell_key
 from medfed.reports.runs import CEILINGS
@@ -57,7 +55,7 @@ class Group:
     common: tuple[str, ...] = ()
     root: str = "data"
     arm: Arm | None = None
-    _composed: dict[tuple[str, str], DictConfig] = field(
+    _composed: dict[tuple[str, str], RunDescription] = field(
         default_factory=dict, compare=False, repr=False
     )
 
@@ -78,7 +76,7 @@ class Group:
             return [{}]
         return points(search_space(self.card, self.suite.lr), self.size.trials)
 
-    def config(self, variant: str, as_arm: bool = False) -> DictConfig:
+    def config(self, variant: str, as_arm: bool = False) -> RunDescription:
         """Composes the task with this method, at its defaults and of no split in particular.
 
         Args:
@@ -101,12 +99,12 @@ class Group:
                 *self.common,
             ]
             try:
-                config = load(overrides)
-                if "root" in config.data:
-                    config.data.root = self.root
+                source = written(load(overrides))
+                if "root" in source["data"]:
+                    source["data"]["root"] = self.root
                 if arm:
-                    arm.scale(config)
-                check(config)
+                    arm.scale(source)
+                config = describe(source)
             except ConfigError as error:
                 raise ConfigError(f"{named}: {error}") from error
             if config.local.steps is None:
@@ -130,19 +128,21 @@ class Group:
             ConfigError: If a key of the setting or of the split is unknown.
         """
         as_arm = self.arm is not None and stage == "final"
-        config = self.config(variant, as_arm).copy()
+        config, changed = self.config(variant, as_arm), dict[str, Any]()
         if self.arm is not None and as_arm:
             setting = self.arm.setting(setting)
         # A step of two gradients is half as many steps.
         if not self.is_ceiling and self.card.passes > 1:
-            config.local.steps = max(1, round(config.local.steps / self.card.passes))
-        try:
-            for key, value in {**self.suite.seeds(split), **setting}.items():
-                if OmegaConf.select(config, key.rpartition(".")[0] or key) is None:
-                    raise ConfigError(f"suite={self.suite.name} has no section of {key}.")
-                OmegaConf.update(config, key, value)
-        except OmegaConfBaseException as error:
-            raise ConfigError(f"suite={self.suite.name}: {first_line(error)}.") from error
+            changed["local.steps"] = max(1, round(config.local.steps / self.card.passes))
+        for key, value in {**self.suite.seeds(split), **setting}.items():
+            place, _, leaf = key.rpartition(".")
+            section = select(config.values, place) if place else config.values
+            if section is None:
+                raise ConfigError(f"suite={self.suite.name} has no section of {key}.")
+            if leaf not in section:
+                raise ConfigError(f"suite={self.suite.name}: {place} has no key {leaf}.")
+            changed[key] = value
+        config = config.replacing(changed)
         # What is trained on from is tuned; its cells are those of its own.
         finetuned = self.method.finetuned and stage == "final"
         method = self.method.name if stage == "final" else self.method.algorithm
@@ -237,7 +237,7 @@ def groups(
             check_paths({suite.name: path}, suites)
             own.append(f'data.path="{Path(path).expanduser().resolve()}"')
         chosen = tuple(suite.chosen(variants))
-        composed: dict[str, dict[tuple[str, str], DictConfig]] = {}
+        composed: dict[str, dict[tuple[str, str], RunDescription]] = {}
         for method in methods[suite.name]:
             shared = composed.setdefault(method.name, {})
             everywhere = named or method.name in {*ALWAYS, *suite.methods}

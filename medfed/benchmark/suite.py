@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml  # type: ignore[import-untyped]
-from hydra.utils import get_class
-from omegaconf import DictConfig, OmegaConf
 
 from medfed.common.errors import ConfigError, did_you_mean
-from medfed.config.compose import CONFIG_DIR
+from medfed.config.compose import CONFIG_DIR, class_of
+from medfed.config.description import RunDescription
+from medfed.config.sections import put, select
 from medfed.federation.card import Card, Range
 from medfed.reports.runs import CEILINGS, REFERENCES
 
@@ -84,18 +84,19 @@ class Arm:
         """
         return {key: value for key, value in tuned.items() if key not in self.own}
 
-    def scale(self, config: DictConfig) -> None:
+    def scale(self, source: dict[str, Any]) -> None:
         """Multiplies what `times` names.
 
         Raises:
             ConfigError: If it names no number of the configuration.
         """
         for key, factor in self.times.items():
-            value = OmegaConf.select(config, key)
+            value = select(source, key)
             if not isinstance(value, int) or isinstance(value, bool):
                 raise ConfigError(f"arm {self.name}: times.{key} names no whole number.")
-            OmegaConf.update(config, key, max(1, round(value * factor)))
-        config.evaluation.every = min(config.evaluation.every, config.rounds)
+            put(source, key, max(1, round(value * factor)))
+        evaluation = source["evaluation"]
+        evaluation["every"] = min(evaluation["every"], source["rounds"])
 
 
 def read_arms(content: Mapping[str, Any], variants: Collection[str]) -> dict[str, Arm]:
@@ -535,9 +536,9 @@ def chosen_methods(
     return [Method.of(name) for name in dict.fromkeys([*ALWAYS, *names])]
 
 
-def card_of(config: DictConfig) -> Card:
+def card_of(config: RunDescription) -> Card:
     """Returns what the method of a configuration tells of itself."""
-    card: Card = get_class(config.algorithm._target_).card
+    card: Card = class_of(config.algorithm).card
     return card
 
 

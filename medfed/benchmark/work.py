@@ -18,15 +18,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from omegaconf import DictConfig, OmegaConf
 
 from medfed.common.console import evenly, without_remarks
 from medfed.common.errors import ConfigError, NonFiniteError
 from medfed.common.files import digest
+from medfed.config.description import RunDescription, describe
 from medfed.federation.lightning.strategy import together
 from medfed.records.cells import Stage
 from medfed.records.predictions import packed, read_predictions
 from medfed.run.experiment import Experiment, build_experiment, examined, test_selected
+from medfed.run.loggers import NO_LOGGER
 from medfed.run.memberships import Memberships
 from medfed.run.results import save_predictions
 from medfed.run.train import train
@@ -117,7 +118,6 @@ def _svg(figure: Any) -> str:
 
 RESAMPLES = 400
 """Draws of the patients of a split that a cell keeps, for intervals."""
-_NO_LOGGER = {"_target_": "medfed.run.loggers.no_logger"}
 
 
 def run_cell(
@@ -137,12 +137,11 @@ def run_cell(
     """
     began = time.process_time()
     with tempfile.TemporaryDirectory(prefix="medfed-cell-") as folder, _quiet():
-        own = OmegaConf.create(dict(config))
-        own.logger, own.progress = OmegaConf.create(_NO_LOGGER), False
         try:
+            own = describe({**config, "logger": NO_LOGGER, "progress": False})
             if finetuned:
-                _pool_first(own, Path(folder) / "pooled")
-            own.folder = str(Path(folder) / "run")
+                own = _pool_first(own, Path(folder) / "pooled")
+            own = own.replacing({"folder": str(Path(folder) / "run")})
             found = _measured(own, stage, shows)
         except NonFiniteError as error:
             found = {"failed": str(error)}
@@ -151,25 +150,28 @@ def run_cell(
     return {**found, "cpu_seconds": round(time.process_time() - began, 2)}
 
 
-def _pool_first(config: DictConfig, folder: Path) -> None:
-    """Trains the pooled model, and lets the clients go on from it, alone, a third as long."""
-    first = config.copy()
-    first.folder = str(folder)
-    train(first)
-    config.algorithm = OmegaConf.create(
+def _pool_first(config: RunDescription, folder: Path) -> RunDescription:
+    """Trains the pooled model; clients then go on from it, alone, a third as long."""
+    train(config.replacing({"folder": str(folder)}))
+    alone = {
+        "_target_": "medfed.personalize.local.Local",
+        "_convert_": "all",
+        "personal": "none",
+        "weighting": "samples",
+    }
+    rounds = max(1, config.rounds // 3)
+    every = min(config.evaluation.every, rounds)
+    return config.replacing(
         {
-            "_target_": "medfed.personalize.local.Local",
-            "_convert_": "all",
-            "personal": "none",
-            "weighting": "samples",
+            "algorithm": alone,
+            "rounds": rounds,
+            "evaluation.every": every,
+            "init.weights": str(folder),
         }
     )
-    config.rounds = max(1, config.rounds // 3)
-    config.evaluation.every = min(config.evaluation.every, config.rounds)
-    config.init.weights = str(folder)
 
 
-def _measured(config: DictConfig, stage: Stage, shows: bool) -> dict[str, Any]:
+def _measured(config: RunDescription, stage: Stage, shows: bool) -> dict[str, Any]:
     experiment = build_experiment(config)
     module, evaluation = experiment.module, experiment.evaluation
     with together(experiment.trainer):

@@ -12,17 +12,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, ListConfig, OmegaConf
-
 from medfed.commands.command_line import command, loading
 from medfed.common.errors import ConfigError, did_you_mean
 from medfed.config.compose import CONFIG_DIR
+from medfed.config.description import RunDescription
 
 OWN = ("methods", "folds", "repeats", "pilot_rounds", "out", "workers")
 LARGEST = 1000  # of what is counted; beyond it nobody's pilot ends
 
 
-def check(configs: Sequence[DictConfig], sweep: bool) -> None:
+def check(configs: Sequence[RunDescription], sweep: bool) -> None:
     """Looks at the question before anything large is loaded.
 
     Raises:
@@ -38,7 +37,7 @@ def check(configs: Sequence[DictConfig], sweep: bool) -> None:
             )
         if key == "resume":
             raise ConfigError("resume is for medfed train; a pilot goes on by itself.")
-    for config in configs:
+    for config in (each.values for each in configs):
         _check_whole("folds", config.folds, 2, LARGEST)
         _check_whole("repeats", config.repeats, 1, LARGEST)
         if config.pilot_rounds is not None:
@@ -86,28 +85,26 @@ compared.
 
 
 def _listed(value: Any) -> list[str]:
-    if isinstance(value, ListConfig):
-        return [str(v) for v in OmegaConf.to_container(value) or ()]
+    if isinstance(value, list):
+        return [str(v) for v in value]
     return [] if value is None else [str(value)]
 
 
-@command("advise", check)
-def main(config: DictConfig) -> None:
+@command("advise", check, runs=True)
+def main(config: RunDescription) -> None:
     """Runs the pilot, and writes and prints what it says."""
-    from hydra.core.hydra_config import HydraConfig
-
     with loading():
         from medfed.benchmark.main import advise
 
-    given = list(HydraConfig.get().overrides.task)
+    asked = config.values
     advise(
-        [o for o in given if o.partition("=")[0].lstrip("+~") not in OWN],
-        list(dict.fromkeys(_listed(config.methods))),
-        folds=config.folds,
-        repeats=config.repeats,
-        rounds=config.pilot_rounds,
-        out=Path(str(config.out)),
-        workers=config.workers or len(os.sched_getaffinity(0)),
+        [o for o in config.overrides or () if o.partition("=")[0].lstrip("+~") not in OWN],
+        list(dict.fromkeys(_listed(asked.methods))),
+        folds=asked.folds,
+        repeats=asked.repeats,
+        rounds=asked.pilot_rounds,
+        out=Path(str(asked.out)),
+        workers=asked.workers or len(os.sched_getaffinity(0)),
     )
 
 

@@ -13,17 +13,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, ListConfig, OmegaConf
-
 from medfed.commands.command_line import command, loading
 from medfed.common.errors import ConfigError
+from medfed.config.sections import Section
 
 
 def _plain(value: Any) -> Any:
-    return OmegaConf.to_container(value) if isinstance(value, DictConfig | ListConfig) else value
+    return value.plain() if isinstance(value, Section) else value
 
 
-def check(configs: Sequence[DictConfig], sweep: bool) -> None:
+def check(configs: Sequence[Section], sweep: bool) -> None:
     """Looks for all that is named before anything large is loaded.
 
     Raises:
@@ -60,17 +59,17 @@ def check(configs: Sequence[DictConfig], sweep: bool) -> None:
         chosen_arms(_plain(config.arms), {s.name: s.arms for s in chosen}, known)
 
 
-def _shard(config: DictConfig) -> str | None:
+def _shard(config: Section) -> str | None:
     return None if config.shard is None else str(config.shard)
 
 
-def _folders(config: DictConfig) -> list[str]:
+def _folders(config: Section) -> list[str]:
     plugins = _plain(config.plugins)
     return [plugins] if isinstance(plugins, str) else list(plugins or ())
 
 
 @command("benchmark", check)
-def _main(config: DictConfig) -> None:
+def _main(config: Section) -> None:
     """Runs the cells that are missing, and writes and prints the report."""
     with loading():
         from medfed.benchmark.main import benchmark

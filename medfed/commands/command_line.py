@@ -14,6 +14,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -36,12 +37,14 @@ from medfed.common.errors import (
 )
 from medfed.common.files import SWEEP, Before, refuse_full
 from medfed.common.processes import end_with_parent, ended_by_signals, is_first_process
-from medfed.config.compose import CONFIG_DIR, check_overrides, compositions
+from medfed.config.compose import CONFIG_DIR, Composition, composed, source_of
+from medfed.config.description import checked, describe
 from medfed.config.spelling import spelled
 
 Main = Callable[..., None]
-Run = Callable[[DictConfig], Any]
-Check = Callable[[Sequence[DictConfig], bool], None]
+Run = Callable[[Any], Any]
+Check = Callable[[Sequence[Any], bool], None]
+Task = Callable[[DictConfig], Any]
 # Hydra's own that are of use here; the others would load code, pickles or configurations from
 # anywhere.
 FULL_ERROR = "HYDRA_FULL_ERROR"
@@ -49,12 +52,14 @@ _users: str | None = None  # what the user has set it to
 FLAGS = ("-m", "--multirun", "--cfg", "--resolve", "--package", "-p", "-c", "--info")
 
 
-def command(name: str, check: Check | None = None) -> Callable[[Run], Main]:
-    """Makes a command of a function that takes the composed configuration.
+def command(name: str, check: Check | None = None, runs: bool = False) -> Callable[[Run], Main]:
+    """Makes a command of a function that takes what the command line asks for.
 
     Args:
         name: The command, and its primary config.
         check: What else can be wrong with what was composed; also told whether it is a sweep.
+        runs: Whether the configuration describes a run, which the function then gets as a
+            :class:`~medfed.config.description.RunDescription`; else it gets the keys.
 
     Returns:
         A decorator; what it returns takes the command line without the program, by default this
@@ -63,47 +68,67 @@ def command(name: str, check: Check | None = None) -> Callable[[Run], Main]:
 
     def decorate(run: Run) -> Main:
         @functools.wraps(run)
-        def told(config: DictConfig) -> Any:
-            folder = config.get("folder") or config.get("run")
-            # Within Hydra, whose log is still open then.
-            with one_sentence(None if folder is None else Path(str(folder))):
-                return run(config)
-
-        @functools.wraps(run)
         def main(arguments: Sequence[str] | None = None) -> None:
             end_with_parent()
             with ended_by_signals():
-                _start(name, told, inspect.getfile(run), arguments, check)
+                _start(_Command(name, run, check, runs), arguments)
 
         return main
 
     return decorate
 
 
-def _start(
-    name: str, run: Run, file: str, arguments: Sequence[str] | None, check: Check | None
-) -> None:
+@dataclass(frozen=True)
+class _Command:
+    name: str
+    run: Run
+    check: Check | None
+    describes: bool
+
+    def read(self, source: dict[str, Any], overrides: Sequence[str]) -> Any:
+        """Checks a configuration."""
+        return describe(source, tuple(overrides)) if self.describes else checked(source)
+
+    def answer(self, asked: Any) -> Any:
+        """Carries it out; within Hydra, whose log is still open then."""
+        folder = asked.folder if self.describes else asked.get("run")
+        with one_sentence(None if folder is None else Path(str(folder))):
+            return self.run(asked)
+
+
+def _start(command: _Command, arguments: Sequence[str] | None) -> None:
     # Ranks start anew with the file of the command and the same arguments.
+    file = inspect.getfile(command.run)
     sys.argv = [file, *(sys.argv[1:] if arguments is None else arguments)]
     if {"-h", "--help"} & set(sys.argv):
-        print_help(name, inspect.getmodule(inspect.unwrap(run)).__doc__ or "")
+        print_help(command.name, inspect.getmodule(inspect.unwrap(command.run)).__doc__ or "")
         return
+    task: Task = lambda config: command.answer(  # noqa: E731
+        command.read(source_of(config), HydraConfig.get().overrides.task)
+    )
+    single: Composition | None = None
     with one_sentence(), loading():
         flags = checked_flags(sys.argv[1:])
         overrides = spelled([a for a in sys.argv[1:] if a not in flags])
         sys.argv[1:] = [*flags, *overrides]
-        if {"--cfg", "-c", "--info"} & set(flags):
-            compositions(overrides, name)  # what is unfinished may be shown
+        compositions = composed(overrides, command.name)
+        if not {"--cfg", "-c", "--info"} & set(flags):  # what is unfinished may be shown
+            found = [command.read(each.source(), each.overrides) for each in compositions]
+            if command.check is not None:
+                command.check(found, bool({"-m", "--multirun"} & set(flags)))
+        if not flags and not compositions[0].sweeps:
+            (single,), (asked,) = compositions, found
+            task = lambda _: command.answer(asked)  # noqa: E731
+    with without_remarks(), one_sentence(), hydra_raising(task) as raising:
+        if single is not None:
+            single.run(raising)
         else:
-            configs = check_overrides(overrides, name)
-            if check is not None:
-                check(configs, bool({"-m", "--multirun"} & set(flags)))
-    with without_remarks(), one_sentence(), hydra_raising(run) as raising:
-        hydra.main(version_base="1.3", config_path=str(CONFIG_DIR), config_name=name)(raising)()
+            folder = str(CONFIG_DIR)
+            hydra.main(version_base="1.3", config_path=folder, config_name=command.name)(raising)()
 
 
 @contextmanager
-def hydra_raising(run: Run) -> Iterator[Run]:
+def hydra_raising(run: Task) -> Iterator[Task]:
     """Has Hydra raise its own errors, such as a folder that cannot be made, instead of printing.
 
     It does so under the variable with which users ask for tracebacks; the run itself, and the ranks

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from omegaconf import DictConfig, ListConfig
-
 from medfed.commands.command_line import command
+from medfed.config.sections import Section
 
 
 @command("compare")
-def main(config: DictConfig) -> None:
+def main(config: Section) -> None:
     """Prints the table and writes CSV, Markdown and pictures."""
     # Imported late, so that --help and mistakes in the configuration answer at once.
     from medfed.reports.comparison import compare_runs
 
-    runs = config.runs if isinstance(config.runs, ListConfig) else [config.runs]
+    runs = config.runs if isinstance(config.runs, list) else [config.runs]
     out = None if config.out is None else Path(str(config.out))
     compare_runs([str(r) for r in runs], out, config.metric, config.pictures.format)
 

@@ -14,12 +14,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
+import yaml  # type: ignore[import-untyped]
 
 from medfed.commands.command_line import loading, one_sentence
 from medfed.commands.help import print_help
 from medfed.common.errors import ConfigError
 from medfed.config.compose import CONFIG_DIR, load
+from medfed.config.description import resolved
+from medfed.config.sections import Section
 from medfed.sites import actions
 
 NAME = "deploy"
@@ -41,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         deploy(own, rest, given)
 
 
-def split(given: Sequence[str]) -> tuple[DictConfig, list[str]]:
+def split(given: Sequence[str]) -> tuple[Section, list[str]]:
     """Parts a command line into the keys of this command, composed and checked, and those of train.
 
     Raises:
@@ -49,13 +51,13 @@ def split(given: Sequence[str]) -> tuple[DictConfig, list[str]]:
     """
     if flag := next((a for a in given if a.startswith("-")), None):
         raise ConfigError(f"medfed {NAME} takes KEY=VALUE, and not {flag}; it runs one experiment.")
-    known = set(OmegaConf.load(CONFIG_DIR / f"{NAME}.yaml").keys())
+    known = set(yaml.safe_load((CONFIG_DIR / f"{NAME}.yaml").read_text()))
     rest = [a for a in given if a.partition("=")[0].partition(".")[0] not in known]
     listed = (re.sub(r"^sites=([^\[].*)", r"sites=[\1]", a) for a in given if a not in rest)
-    own = load(list(listed), NAME)
+    own = Section(resolved(load(list(listed), NAME)))
     if own.run is not None or own.onboard is not None:
         _check_joining(own, [*rest, *(a for a in given if a.startswith(_OF_A_RUN))])
-    elif OmegaConf.is_missing(own, "sites") or not own.sites:
+    elif own.sites in ("???", []):
         raise ConfigError("Name the hospitals by sites=[NAME,NAME], as their kits are called.")
     if own.provision is None and own.dry_run is None and own.kit is None:
         raise ConfigError(
@@ -65,7 +67,7 @@ def split(given: Sequence[str]) -> tuple[DictConfig, list[str]]:
     return own, rest
 
 
-def _check_joining(own: DictConfig, odd: Sequence[str]) -> None:
+def _check_joining(own: Section, odd: Sequence[str]) -> None:
     """Checks the command line by which a hospital joins a finished run.
 
     Raises:
@@ -85,7 +87,7 @@ def _check_joining(own: DictConfig, odd: Sequence[str]) -> None:
         raise ConfigError(f"onboard_steps must be at least 1, not {own.onboard_steps}.")
 
 
-def deploy(own: DictConfig, rest: Sequence[str], given: Sequence[str]) -> None:
+def deploy(own: Section, rest: Sequence[str], given: Sequence[str]) -> None:
     """Makes kits, writes a job, or carries the experiment out.
 
     Args:

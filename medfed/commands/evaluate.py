@@ -8,37 +8,36 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from omegaconf import DictConfig, ListConfig
-
 from medfed.commands.command_line import command
 from medfed.common.errors import ConfigError
+from medfed.config.sections import Section
 
 
-def onboard(config: DictConfig, folder: Path) -> None:
+def onboard(config: Section, folder: Path) -> None:
     """Lets hospitals join the run, writes what was measured and prints the table."""
     from medfed.reports.onboarding import print_onboarding, write_onboarding
     from medfed.run.onboarding import onboard as measured
 
-    counts = list(config.k) if isinstance(config.k, ListConfig) else [config.k]
+    counts = list(config.k) if isinstance(config.k, list) else [config.k]
     found = measured(folder, str(config.onboard), counts, config.onboard_steps)
     write_onboarding(found, folder)
     print_onboarding(found, folder)
 
 
-def subsets(config: DictConfig, folder: Path) -> None:
+def subsets(config: Section, folder: Path) -> None:
     """Measures the run on subsets of the channels, writes that and prints the tables."""
     from medfed.reports.subsets import print_subsets, write_subsets
     from medfed.run.subsets import measure_subsets
 
     given = config.subsets
-    wanted = [str(s) for s in given] if isinstance(given, ListConfig) else str(given)
+    wanted = [str(s) for s in given] if isinstance(given, list) else str(given)
     found = measure_subsets(folder, wanted, str(config.split))
     write_subsets(found, folder)
     print_subsets(found, folder)
 
 
 @command("evaluate")
-def main(config: DictConfig) -> None:
+def main(config: Section) -> None:
     """Evaluates the run and prints the table of its clients, or of hospitals that join it."""
     folder = Path(str(config.run))
     if config.subsets is not None:

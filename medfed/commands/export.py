@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from omegaconf import DictConfig
-
 from medfed.commands.command_line import command
+from medfed.config.sections import Section
 
 
 @command("export")
-def main(config: DictConfig) -> None:
+def main(config: Section) -> None:
     """Writes a bundle per client and prints their sizes and metrics."""
     # Imported late, so that --help and mistakes in the configuration answer at once.
     from medfed.delivery.export.export import export_run

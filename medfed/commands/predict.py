@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from omegaconf import DictConfig
-
 from medfed.commands.command_line import command
+from medfed.config.sections import Section
 
 
 @command("predict")
-def main(config: DictConfig) -> None:
+def main(config: Section) -> None:
     """Predicts and prints what was written."""
     # Imported late, so that --help and mistakes in the configuration answer at once.
     from medfed.delivery.predict.prediction import predict

@@ -5,20 +5,17 @@ What every client would get: ``medfed prepare data=luna16 partition=label_imbala
 
 from __future__ import annotations
 
-from omegaconf import DictConfig
-
 from medfed.commands.command_line import command
+from medfed.config.description import RunDescription
 
 
-@command("prepare")
-def main(config: DictConfig) -> None:
+@command("prepare", runs=True)
+def main(config: RunDescription) -> None:
     """Makes the cache, or completes or verifies the one that is there."""
     # Imported late, so that --help and mistakes in the configuration answer at once.
-    from hydra.core.hydra_config import HydraConfig
-
     from medfed.run.prepare import prepare
 
-    prepare(config, list(HydraConfig.get().overrides.task))
+    prepare(config)
 
 
 if __name__ == "__main__":

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from omegaconf import DictConfig, ListConfig
-
 from medfed.commands.command_line import command
+from medfed.config.sections import Section
 
 
 @command("report")
-def main(config: DictConfig) -> None:
+def main(config: Section) -> None:
     """Writes the page, tables and pictures, and prints the table."""
     # Imported late, so that --help and mistakes in the configuration answer at once.
     from medfed.reports.report import report_runs
 
-    runs = config.runs if isinstance(config.runs, ListConfig) else [config.runs]
+    runs = config.runs if isinstance(config.runs, list) else [config.runs]
     out = None if config.out is None else Path(str(config.out))
     report_runs([str(r) for r in runs], out, config.metric, config.figures)
 

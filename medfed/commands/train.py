@@ -11,17 +11,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
-
 from medfed.commands.command_line import command, loading
 from medfed.common.errors import ConfigError
 from medfed.common.processes import go_by_rank, launched
-from medfed.config.allowed import check_targets
 from medfed.config.check import several
 from medfed.config.compose import build
+from medfed.config.description import RunDescription
 
 
-def check(configs: Sequence[DictConfig], sweep: bool) -> None:
+def check(configs: Sequence[RunDescription], sweep: bool) -> None:
     """Lets the algorithm and what surrounds it judge their values, before anything else is loaded.
 
     Raises:
@@ -29,7 +27,7 @@ def check(configs: Sequence[DictConfig], sweep: bool) -> None:
             would start the whole sweep again, or ranks would have a folder each.
     """
     for config in configs:
-        ranks = config.trainer.devices
+        ranks = config.trainer["devices"]
         if sweep and several(config.trainer):
             raise ConfigError(
                 f"-m cannot be combined with trainer.devices={ranks}; sweep with one rank per run, "
@@ -42,41 +40,39 @@ def check(configs: Sequence[DictConfig], sweep: bool) -> None:
                     "name it by hydra.run.dir=FOLDER, on a disk that all of them see."
                 )
             go_by_rank()
-        check_targets(OmegaConf.to_container(config), found=True)  # before any of it is built
         build(config.local)
         build(config.algorithm).check_cohort(build(config.cohort))
 
 
 @contextmanager
-def says_how_to_go_on(folder: Path) -> Iterator[None]:
+def says_how_to_go_on(config: RunDescription) -> Iterator[None]:
     """Tells who stops a run how to continue it."""
+    folder = Path(config.folder)
     try:
         yield
     except KeyboardInterrupt as error:
         opened = (folder / "config.yaml").exists()
-        error.args = (_go_on(folder) if opened else "nothing was begun: run it again.",)
+        error.args = (_go_on(config, folder) if opened else "nothing was begun: run it again.",)
         raise
 
 
-def _go_on(folder: Path) -> str:
-    from hydra.core.hydra_config import HydraConfig
-
-    given = [o for o in HydraConfig.get().overrides.task if not o.startswith("resume=")]
+def _go_on(config: RunDescription, folder: Path) -> str:
+    given = [o for o in config.overrides or () if not o.startswith("resume=")]
     command = shlex.join(["medfed", "train", *given, f"resume={folder}"])
     if any((folder / "checkpoints").glob("round_*.ckpt")):
         return f"go on after the last finished round by: {command}"
     return f"no round was finished; start it again by: {command}"
 
 
-@command("train", check)
-def main(config: DictConfig) -> float | None:
+@command("train", check, runs=True)
+def main(config: RunDescription) -> float | None:
     """Runs the composed configuration and returns the selection metric's mean on validation."""
     # Imported late, so that --help and mistakes in the configuration answer at once.
     with loading():
         from medfed.commands.command_line import Watch
         from medfed.run.train import train
 
-    with says_how_to_go_on(Path(config.folder)):
+    with says_how_to_go_on(config):
         _, experiment = train(config, Watch.seen)
     best = experiment.evaluation.best_round()
     return None if best is None else experiment.evaluation.score(best)

@@ -33,7 +33,6 @@ from pathlib import Path
 from typing import Any
 
 from hydra._internal.utils import _locate
-from omegaconf import DictConfig
 
 from medfed.common.errors import ConfigError, did_you_mean, first_line
 
@@ -113,7 +112,7 @@ def is_plugin(name: str) -> bool:
     return any(Path(p).resolve().is_relative_to(f) for p in places if p for f in _active)
 
 
-def check_plugins(config: DictConfig, folder: Path) -> None:
+def check_plugins(config: Mapping[str, Any], folder: Path) -> None:
     """Checks that the user has named the plugins of a run that is opened again.
 
     Args:
@@ -131,14 +130,10 @@ def check_plugins(config: DictConfig, folder: Path) -> None:
         )
 
 
-def fingerprints(config: DictConfig) -> dict[str, str]:
-    """Returns a hash of all Python and yaml files of each plugin folder, for the record.
-
-    Args:
-        config: The configuration of a run.
-    """
+def fingerprints(folders: Iterable[str]) -> dict[str, str]:
+    """Returns a hash of all Python and yaml files of each plugin folder, for the record."""
     found = {}
-    for name in config.get("plugins") or ():
+    for name in folders:
         sha = hashlib.sha256()
         files = [p for kind in ("*.py", "*.yaml") for p in Path(name).rglob(kind)]
         for path in sorted(files):

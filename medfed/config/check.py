@@ -12,18 +12,16 @@ from __future__ import annotations
 import ast
 import importlib.util
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from types import NoneType
-from typing import NamedTuple
-
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from typing import Any, NamedTuple
 
 from medfed.common.checks import check_known
 from medfed.common.errors import CheckpointError, ConfigError, DataError, did_you_mean
 from medfed.common.processes import Launched, launched
-from medfed.config.allowed import check_targets
+from medfed.config.sections import select
 
 PLAIN = {"int": int, "float": float, "bool": bool, "str": str, "None": type(None)}
 # medfed.common.files.ExistingPath, which is text to everybody else.
@@ -51,12 +49,14 @@ class Accepts(NamedTuple):
     existing: bool = False
 
 
-def check_types(node: DictConfig, paths: bool = False) -> None:
+def check_types(source: Mapping[str, Any], paths: bool = False, place: str = "") -> None:
     """Compares plain values with the annotations of the constructors that will receive them.
 
     Args:
-        node: Any node; those with ``_target_``, itself or below it, are checked.
+        source: A section as it is written; where ``_target_`` stands, in it or below it, arguments
+            are checked.
         paths: Whether files and folders that must be there are looked for, too.
+        place: Its key.
 
     Raises:
         ConfigError: If a value is of another type; the key is named.
@@ -64,20 +64,19 @@ def check_types(node: DictConfig, paths: bool = False) -> None:
 
     Example:
         >>> node = {"_target_": "medfed.federation.algorithm.Cohort", "fraction": "half"}
-        >>> check_types(OmegaConf.create({"cohort": node}))
+        >>> check_types({"cohort": node})
         Traceback (most recent call last):
         ...
         medfed.common.errors.ConfigError: cohort.fraction must be a number, not 'half'.
     """
-    hints = accepted(str(node["_target_"])) if "_target_" in node else {}
-    for key in node:
-        if OmegaConf.is_interpolation(node, str(key)):
+    hints = accepted(str(source["_target_"])) if "_target_" in source else {}
+    for key, value in source.items():
+        where = f"{place}.{key}" if place else str(key)
+        if isinstance(value, str) and "${" in value:
             continue  # checked where it is defined
-        value = node[key]
-        if isinstance(value, DictConfig):
-            check_types(value, paths)
+        if isinstance(value, Mapping):
+            check_types(value, paths, where)
         elif (hint := hints.get(str(key))) is not None:
-            where = node._get_full_key(str(key))
             if not _is_any_of(value, hint.kinds):
                 words = " or ".join(word for kind, word in _WORDS.items() if kind in hint.kinds)
                 raise ConfigError(f"{where} must be {words}, not {value!r}.")
@@ -307,47 +306,54 @@ PICTURES = ("png", "pdf", "svg", "none")
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed", "64-true", "32", "bf16", "16", "64")
 
 
-def check(config: DictConfig) -> None:
-    """Checks all that can be told from the configuration alone.
+def check_missing(source: Mapping[str, Any]) -> None:
+    """Checks that nothing is left open.
 
     Args:
-        config: What Hydra composed, of any command.
+        source: A configuration as it is written.
 
     Raises:
-        ConfigError: If a value is missing, of another type or out of range; the key is named.
-        DataError: If a file or folder that must be there is not.
-        CheckpointError: If a run folder or bundle is none.
-    """
-    check_targets(OmegaConf.to_container(config))
-    check_values(config)
-    check_folders(config)
-    check_runtime(config)
-    check_types(config, paths=True)
-
-
-def check_values(config: DictConfig) -> None:
-    """Checks that nothing is left open, and the numbers that no constructor checks.
-
-    Args:
-        config: A composed configuration.
-        numbers: Keys of whole numbers: the smallest one, and whether null will do.
-
-    Raises:
-        ConfigError: If a value is missing, or a number is not whole or too small, or the clients
-            of a list are no list.
+        ConfigError: If a value is missing; the key is named.
 
     Example:
-        >>> check_values(OmegaConf.create({"rounds": 0}))
+        >>> check_missing({"data": {"path": "???"}})
+        Traceback (most recent call last):
+        ...
+        medfed.common.errors.ConfigError: data.path has no value yet; set it by data.path=VALUE.
+    """
+    if missing := next(_missing(source), None):
+        where = source.get("source") if missing == "data.path" else None
+        where = f" ({where})" if where else ""
+        raise ConfigError(f"{missing} has no value yet; set it by {missing}=VALUE{where}.")
+
+
+def _missing(node: Mapping[str, Any], place: str = "") -> Iterator[str]:
+    for key, value in node.items():
+        if value == "???":
+            yield f"{place}{key}"
+        elif isinstance(value, Mapping):
+            yield from _missing(value, f"{place}{key}.")
+
+
+def check_values(values: Mapping[str, Any]) -> None:
+    """Checks numbers, folders and devices, which no constructor checks.
+
+    Args:
+        values: A configuration without interpolations.
+
+    Raises:
+        ConfigError: If a number is not whole or too small, or the clients of a list are no list, or
+            what Lightning would refuse late, or silently change.
+        CheckpointError: If a run folder or bundle is none.
+
+    Example:
+        >>> check_values({"rounds": 0})
         Traceback (most recent call last):
         ...
         medfed.common.errors.ConfigError: rounds must be a whole number of at least 1, not 0.
     """
-    if missing := next(_missing(config), None):
-        source = config.get("source") if missing == "data.path" else None
-        where = f" ({source})" if source else ""
-        raise ConfigError(f"{missing} has no value yet; set it by {missing}=VALUE{where}.")
     for key, (least, optional) in WHOLE_NUMBERS.items():
-        value = OmegaConf.select(config, key, default=least)
+        value = select(values, key, least)
         if value is None and optional:
             continue
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
@@ -357,52 +363,42 @@ def check_values(config: DictConfig) -> None:
             )
         if value > (most := LARGEST.get(key, value)):
             raise ConfigError(f"{key} must be a whole number of at most {most}, not {value}.")
-    kind = OmegaConf.select(config, "pictures.format", default="png")
-    check_known("pictures.format", kind, PICTURES)
-    keep_out = config.get("keep_out", ListConfig([]))
-    if not isinstance(keep_out, ListConfig):
+    check_known("pictures.format", select(values, "pictures.format", "png"), PICTURES)
+    keep_out = values.get("keep_out", [])
+    if not isinstance(keep_out, list):
         raise ConfigError(f"keep_out must be a list of clients; write keep_out=[{keep_out}].")
+    check_folders(values)
+    check_runtime(values)
 
 
-def _missing(node: DictConfig) -> Iterator[str]:
-    """Yields the keys without a value; interpolations are left alone, as some need a run."""
-    for key in node:
-        if OmegaConf.is_missing(node, key):
-            yield node._get_full_key(str(key))
-        elif not OmegaConf.is_interpolation(node, str(key)):
-            value = node[key]
-            if isinstance(value, DictConfig):
-                yield from _missing(value)
-
-
-def check_folders(config: DictConfig) -> None:
+def check_folders(values: Mapping[str, Any]) -> None:
     """Checks that run folders and bundles are such, before Hydra would make the folder.
 
     Raises:
         CheckpointError: If one is not; the key is named.
 
     Example:
-        >>> check_folders(OmegaConf.create({"run": "/no/such/run"}))
+        >>> check_folders({"run": "/no/such/run"})
         Traceback (most recent call last):
         ...
         medfed.common.errors.CheckpointError: run=/no/such/run is no run folder (it has no \
 config.yaml).
     """
     for key, (file, kind) in FOLDERS.items():
-        value = config.get(key)
-        for one in value if isinstance(value, ListConfig) else [value]:
+        value = values.get(key)
+        for one in value if isinstance(value, list) else [value]:
             if one is not None and not (Path(str(one)) / file).is_file():
                 raise CheckpointError(f"{key}={one} is no {kind} (it has no {file}).")
-    start = OmegaConf.select(config, "init.weights")
-    if start is None and OmegaConf.select(config, "init.adopt"):
+    start = select(values, "init.weights")
+    if start is None and select(values, "init.adopt"):
         raise ConfigError(
             "init.weights has no value yet, and init.adopt asks for its network or data; set it by "
             "init.weights=BUNDLE or RUN_FOLDER."
         )
-    if start is not None and config.get("resume") is None:  # a run that goes on has its own copy
+    if start is not None and values.get("resume") is None:  # a run that goes on has its own copy
         check_exists("init.weights", str(start))
-    runs = config.get("runs", ListConfig(["."]))
-    names = list(runs) if isinstance(runs, ListConfig) else [runs]
+    runs = values.get("runs", ["."])
+    names = list(runs) if isinstance(runs, list) else [runs]
     if not names or None in names:
         raise CheckpointError("runs names no folder; name one that holds finished runs.")
     for name in names:
@@ -410,33 +406,34 @@ config.yaml).
             raise CheckpointError(f"runs={name} is no folder; name one that holds finished runs.")
 
 
-def check_runtime(config: DictConfig) -> None:
+def check_runtime(values: Mapping[str, Any]) -> None:
     """Checks what Lightning would refuse late, or silently change.
 
     Raises:
         ConfigError: If the precision, the devices or the rounds of evaluation cannot be used.
     """
-    if "trainer" in config:
-        check_devices(config.trainer)
-    precision = str(OmegaConf.select(config, "trainer.precision", default=PRECISIONS[0]))
+    if "trainer" in values:
+        check_devices(values["trainer"])
+    precision = str(select(values, "trainer.precision", PRECISIONS[0]))
     if precision not in PRECISIONS:
         raise ConfigError(
             f"trainer.precision={precision} is not supported, as weights stay in single or double "
             f"precision; choose {', '.join(PRECISIONS[:4])}."
         )
-    if precision.startswith("16") and OmegaConf.select(config, "trainer.accelerator") == "cpu":
+    if precision.startswith("16") and select(values, "trainer.accelerator") == "cpu":
         raise ConfigError(
             f"trainer.precision={precision} is for GPUs; choose bf16-mixed on the CPU, or "
             "trainer=gpu."
         )
-    if OmegaConf.select(config, "evaluation.every", default=0) > config.get("rounds", 0):
+    every, rounds = select(values, "evaluation.every", 0), values.get("rounds", 0)
+    if every > rounds:
         raise ConfigError(
-            f"evaluation.every={config.evaluation.every} is more than rounds={config.rounds}, so "
-            "that no round could be selected; evaluate more often."
+            f"evaluation.every={every} is more than rounds={rounds}, so that no round could be "
+            "selected; evaluate more often."
         )
 
 
-def check_devices(trainer: DictConfig) -> None:
+def check_devices(trainer: Mapping[str, Any]) -> None:
     """Checks that clients are dealt to devices by our own strategy.
 
     Args:
@@ -446,21 +443,21 @@ def check_devices(trainer: DictConfig) -> None:
         ConfigError: If another strategy, or an unusable number of devices or machines is asked for.
 
     Example:
-        >>> check_devices(OmegaConf.create({"devices": 2, "strategy": "ddp"}))
+        >>> check_devices({"devices": 2, "strategy": "ddp"})
         Traceback (most recent call last):
         ...
         medfed.common.errors.ConfigError: trainer.strategy=ddp cannot be used, as it could mix the \
 gradients of clients; leave it at auto, which deals the clients to the devices.
     """
     strategy, devices = trainer.get("strategy", "auto"), trainer.get("devices", 1)
-    target = strategy.get("_target_") if isinstance(strategy, DictConfig) else strategy
+    target = strategy.get("_target_") if isinstance(strategy, Mapping) else strategy
     if target not in ("auto", OURS):
         raise ConfigError(
             f"trainer.strategy={target} cannot be used, as it could mix the gradients of clients; "
             "leave it at auto, which deals the clients to the devices."
         )
     check_machines(trainer)
-    named = isinstance(devices, ListConfig)
+    named = isinstance(devices, list)
     numbers = list(devices) if named else [devices]
     whole = all(type(n) is int and n >= (0 if named else 1) for n in numbers)
     if whole and numbers and len(set(numbers)) == len(numbers):
@@ -474,7 +471,7 @@ gradients of clients; leave it at auto, which deals the clients to the devices.
     )
 
 
-def check_machines(trainer: DictConfig, found: Launched | None = None) -> None:
+def check_machines(trainer: Mapping[str, Any], found: Launched | None = None) -> None:
     """Checks that whoever has started this process started as many as the run takes.
 
     Args:
@@ -486,8 +483,8 @@ def check_machines(trainer: DictConfig, found: Launched | None = None) -> None:
 
     Example:
         >>> two = Launched("torchrun", rank=0, ranks=4, machines=2)
-        >>> check_machines(OmegaConf.create({"devices": 2, "num_nodes": 2}), two)
-        >>> check_machines(OmegaConf.create({"devices": 4}), two)
+        >>> check_machines({"devices": 2, "num_nodes": 2}, two)
+        >>> check_machines({"devices": 4}, two)
         Traceback (most recent call last):
         ...
         medfed.common.errors.ConfigError: torchrun has started 4 processes on 2 machines, but the \
@@ -500,7 +497,7 @@ run takes trainer.devices=4 trainer.num_nodes=1; set trainer.devices=2 trainer.n
         )
     found = found or launched()
     if found is not None and (found.by == "torchrun" or several(trainer)):
-        count = len(devices) if isinstance(devices, ListConfig) else devices
+        count = len(devices) if isinstance(devices, list) else devices
         count = count * _sharing(trainer) if type(count) is int else count
         if nodes != found.machines or (type(count) is int and count != found.devices):
             raise ConfigError(
@@ -515,22 +512,22 @@ run takes trainer.devices=4 trainer.num_nodes=1; set trainer.devices=2 trainer.n
         )
 
 
-def _sharing(trainer: DictConfig) -> int:
+def _sharing(trainer: Mapping[str, Any]) -> int:
     """How many ranks share a device."""
-    return int(OmegaConf.select(trainer, "strategy.ranks_per_device", default=1))
+    return int(select(trainer, "strategy.ranks_per_device", 1))
 
 
-def several(trainer: DictConfig) -> bool:
+def several(trainer: Mapping[str, Any]) -> bool:
     """Returns whether a run may take more than one process: one per device, or more.
 
     Args:
         trainer: The section of a checked configuration.
 
     Example:
-        >>> several(OmegaConf.create({"devices": "auto"}))
+        >>> several({"devices": "auto"})
         True
     """
     devices = trainer.get("devices", 1)
     if trainer.get("num_nodes", 1) != 1 or _sharing(trainer) != 1:
         return True
-    return devices != 1 and not (isinstance(devices, ListConfig) and len(devices) == 1)
+    return devices != 1 and not (isinstance(devices, list) and len(devices) == 1)

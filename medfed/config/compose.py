@@ -5,30 +5,38 @@ Losses and metrics of a user's own, as a configuration writes them and as they a
 
 from __future__ import annotations
 
-import copy
 import inspect
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hydra import compose, initialize_config_dir
+from hydra._internal.callbacks import Callbacks
 from hydra._internal.utils import _locate
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.utils import run_job
 from hydra.errors import HydraException, InstantiationException, MissingConfigException
-from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf, open_dict
+from hydra.types import HydraContext
+from hydra.utils import get_class, instantiate
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from medfed.common.errors import ConfigError, MedfedError, did_you_mean, first_line
 from medfed.config.allowed import CONFIG_DIR as CONFIG_DIR
 from medfed.config.allowed import check_targets
-from medfed.config.check import check, check_types
+from medfed.config.check import check_types
+from medfed.config.description import RunDescription, checked, describe, resolved, written
+from medfed.config.sections import Section
 from medfed.config.spelling import GROUPS, spelled
 
 OWN_METRIC = "medfed.models.meters.OwnMetric"
 
 
-def with_own_parts(node: DictConfig) -> DictConfig:
+def with_own_parts(node: dict[str, Any]) -> dict[str, Any]:
     """Returns a model's section as it is built.
 
     A metric is written ``name: {_target_: ..., direction: max}``, and the direction is no argument
@@ -39,32 +47,34 @@ def with_own_parts(node: DictConfig) -> DictConfig:
 
     Example:
         >>> metric = {"_target_": "monai.metrics.MeanIoU", "direction": "max"}
-        >>> built = with_own_parts(DictConfig({"metrics": {"mine": metric}}))
-        >>> built.metrics.mine.direction, dict(built.metrics.mine.metric)
+        >>> built = with_own_parts({"metrics": {"mine": metric}})["metrics"]["mine"]
+        >>> built["direction"], built["metric"]
         ('max', {'_target_': 'monai.metrics.MeanIoU'})
     """
-    loss, metrics = (node.get(key) for key in ("loss", "metrics"))
-    if not isinstance(loss, DictConfig) and not isinstance(metrics, DictConfig):
-        return node
-    node = copy.deepcopy(node)
-    with open_dict(node):
-        if isinstance(loss, DictConfig):
-            _hand_over(node.loss)
-        for name, written in (metrics or {}).items():
-            if not isinstance(written, DictConfig) or "_target_" not in written:
-                continue
-            inner = node.metrics[name]
-            said = {key: inner.pop(key, None) for key in ("direction", "worst")}
-            _hand_over(inner)
-            node.metrics[name] = {"_target_": OWN_METRIC, "metric": inner, **said}
+    loss, metrics = node.get("loss"), node.get("metrics")
+    if isinstance(loss, dict):
+        node = {**node, "loss": _handed_over(loss)}
+    if isinstance(metrics, dict):
+        node = {**node, "metrics": {name: _metric(own) for name, own in metrics.items()}}
     return node
 
 
-def _hand_over(part: DictConfig) -> None:
-    if "_target_" in part and "_partial_" not in part:
-        part._partial_ = inspect.isfunction(_locate(part._target_))
-        if not part._partial_:
-            del part["_partial_"]
+def _metric(written: Any) -> Any:
+    if not isinstance(written, dict) or "_target_" not in written:
+        return written
+    said = {key: written.get(key) for key in ("direction", "worst")}
+    inner = {key: value for key, value in written.items() if key not in said}
+    return {"_target_": OWN_METRIC, "metric": _handed_over(inner), **said}
+
+
+def _handed_over(part: dict[str, Any]) -> dict[str, Any]:
+    if (
+        "_target_" in part
+        and "_partial_" not in part
+        and inspect.isfunction(_locate(part["_target_"]))
+    ):
+        return {**part, "_partial_": True}
+    return part
 
 
 # Sections that a value must not replace; a group's options are chosen by group=OPTION.
@@ -85,8 +95,6 @@ SECTIONS = (
     *("partition.assignment", "partition.assignment.assignment"),
 )
 _LISTED = 20  # keys that an error lists
-# ${either:a,b} is a where it is set and b where it is null.
-OmegaConf.register_new_resolver("either", lambda a, b: b if a is None else a, replace=True)
 
 
 def load(overrides: Sequence[str] = (), name: str = "train") -> DictConfig:
@@ -100,44 +108,97 @@ def load(overrides: Sequence[str] = (), name: str = "train") -> DictConfig:
     Raises:
         ConfigError: If a key, an option of a group or a value is unknown; the known ones are named.
     """
-    return _composed(spelled(overrides), name)
+    config = _composed(spelled(overrides), name).config
+    with open_dict(config), read_write(config):
+        del config["hydra"]
+        if "${hydra:" in str(written(config).get("folder")):
+            config.folder = "."  # Hydra names one where it runs a command
+    return config
 
 
-def _composed(overrides: Sequence[str], name: str) -> DictConfig:
+def described(
+    overrides: Sequence[str] = (), name: str = "train", /, **values: Any
+) -> RunDescription:
+    """Composes and describes a run; see :func:`load` and :func:`~.description.describe`.
+
+    Args:
+        overrides: As people write them.
+        name: The primary config.
+        values: What else is set, such as ``folder``.
+    """
+    return describe({**written(load(overrides, name)), **values})
+
+
+@dataclass(frozen=True)
+class Composition:
+    """What a command line asks for.
+
+    Attributes:
+        config: What Hydra composed, its own section included.
+        loader: What found its files.
+        sweeps: Whether a key has several values, or Hydra is told to sweep.
+    """
+
+    config: DictConfig
+    loader: ConfigLoader
+    sweeps: bool = False
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """What was typed."""
+        return tuple(self.config.hydra.overrides.task)
+
+    def source(self) -> dict[str, Any]:
+        """Returns the configuration as it is written; ``folder`` is where Hydra will run it."""
+        config, hydra = self.config, HydraConfig.instance()
+        before = hydra.cfg
+        try:
+            hydra.set_config(config)  # whose values ${hydra:...} asks for
+            runs_in = OmegaConf.select(config, "hydra.run.dir")
+            with read_write(config.hydra.runtime), open_dict(config.hydra.runtime):
+                config.hydra.runtime.output_dir = os.path.abspath(str(runs_in))
+            hydra.set_config(config)
+            return source_of(config)
+        except OmegaConfBaseException as error:
+            raise ConfigError(f"hydra.run.dir cannot be resolved: {first_line(error)}.") from error
+        finally:
+            hydra.cfg = before
+
+    def run(self, task: Callable[[DictConfig], Any]) -> Any:
+        """Runs it in its folder as Hydra does, which composes it no second time."""
+        callbacks = Callbacks(self.config)
+        context = HydraContext(self.loader, callbacks)
+        callbacks.on_run_start(config=self.config, config_name=None)
+        done = run_job(task, self.config, "hydra.run.dir", None, context)
+        callbacks.on_run_end(config=self.config, config_name=None, job_return=done)
+        return done.return_value
+
+
+def _composed(overrides: Sequence[str], name: str) -> Composition:
     _check_kept(overrides)
     GlobalHydra.instance().clear()
-    with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
+    with initialize_config_dir(str(CONFIG_DIR), job_name=name, version_base="1.3"):
         try:
-            config: DictConfig = compose(name, overrides=list(overrides))
+            config = compose(name, overrides=list(overrides), return_hydra_config=True)
+            loader = GlobalHydra.instance().config_loader()
         except MissingConfigException as error:
             raise ConfigError(_explain_option(error)) from error
         except (HydraException, OmegaConfBaseException) as error:
             raise ConfigError(_explain_key(error, overrides, name)) from error
     _check_sections(config)
-    return config
+    return Composition(config, loader)
 
 
-def check_overrides(arguments: Sequence[str], name: str = "train") -> list[DictConfig]:
-    """Checks the command line before Hydra takes over, so that a mistake is one sentence.
-
-    Args:
-        arguments: The command line without the program.
-        name: The primary config.
-
-    Returns:
-        What was composed; see :func:`compositions`.
-
-    Raises:
-        ConfigError: See :func:`load`; also if a value is of another type, missing or out of range.
-        DataError: If a file or folder that must be there is not.
-    """
-    found = compositions(arguments, name)
-    for config in found:
-        check(config)
-    return found
+def source_of(config: DictConfig) -> dict[str, Any]:
+    """Returns a configuration as it is written, its folder as it is while Hydra runs it."""
+    source = written(config)
+    source.pop("hydra", None)
+    if "folder" in source and not OmegaConf.is_missing(config, "folder"):
+        source["folder"] = config.folder
+    return source
 
 
-def compositions(arguments: Sequence[str], name: str = "train") -> list[DictConfig]:
+def composed(arguments: Sequence[str], name: str = "train") -> list[Composition]:
     """Composes what a command line asks for.
 
     Args:
@@ -161,20 +222,31 @@ def compositions(arguments: Sequence[str], name: str = "train") -> list[DictConf
         else str(o.input_line)
         for o in parsed
     ]
-    further = []
+    asked = [single]
     for i, override in enumerate(parsed):
         values = list(override.sweep_string_iterator()) if override.is_sweep_override() else []
         for value in values[1:]:
             changed = f"{override.get_key_element()}={value}"
-            further.append(_composed([*single[:i], changed, *single[i + 1 :]], name))
-    return [_composed(single, name), *further]
+            asked.append([*single[:i], changed, *single[i + 1 :]])
+    sweeps = any(o.is_sweep_override() or o.get_key_element() == "hydra.mode" for o in parsed)
+    return [replace(_composed(each, name), sweeps=sweeps) for each in asked]
+
+
+def check_overrides(arguments: Sequence[str], name: str = "train") -> list[Section]:
+    """Composes and checks what a command line asks for; see :func:`composed`.
+
+    Raises:
+        ConfigError: See :func:`load`; also if a value is of another type, missing or out of range.
+        DataError: If a file or folder that must be there is not.
+    """
+    return [checked(asked.source()) for asked in composed(arguments, name)]
 
 
 def build(node: Any, **kwargs: Any) -> Any:
-    """Instantiates a config node; an error of its constructor comes out as it was raised.
+    """Instantiates a section; an error of its constructor comes out as it was raised.
 
     Args:
-        node: A node with ``_target_``.
+        node: A section with ``_target_``, of a description or of what Hydra composed.
         kwargs: Further arguments of the constructor.
 
     Raises:
@@ -183,49 +255,40 @@ def build(node: Any, **kwargs: Any) -> Any:
 
     Example:
         >>> node = {"_target_": "medfed.federation.algorithm.Cohort", "fraction": "half"}
-        >>> build(OmegaConf.create({"cohort": node}).cohort)
+        >>> build(Section(node, "cohort"))
         Traceback (most recent call last):
         ...
         medfed.common.errors.ConfigError: cohort.fraction must be a number, not 'half'.
     """
-    if not isinstance(node, DictConfig):
+    source = node
+    if isinstance(node, DictConfig):
+        node = Section(resolved(node), node._get_full_key(None))
+    if not isinstance(node, Section):
         raise ConfigError(f"{node!r} stands where the configuration needs a section.")
-    place = node._get_full_key(None)
-    check_targets(resolved(node), place, found=True)
-    check_types(node)
+    values = node.plain()
+    if not node.checked:
+        check_targets(values, node.place, found=True)
+        check_types(written(source), place=node.place)
     try:
-        return instantiate(with_own_parts(node), **kwargs)
+        return instantiate(with_own_parts(values), **kwargs)
     except InstantiationException as error:
         cause: BaseException = error
         while not isinstance(cause, MedfedError) and cause.__cause__ is not None:
             cause = cause.__cause__
         if isinstance(cause, MedfedError):
             raise cause from error
-        what = place or str(node.get("_target_"))
+        what = node.place or str(node.get("_target_"))
         raise ConfigError(f"{what} cannot be used as it is: {first_line(cause)}.") from error
 
 
-def resolved(node: DictConfig) -> Any:
-    """Returns a node as it will be built, every interpolation replaced.
-
-    Raises:
-        ConfigError: If an interpolation has no value, or is another interpolation.
-
-    Example:
-        >>> resolved(OmegaConf.create({"a": 1, "b": "${a}"}))
-        {'a': 1, 'b': 1}
-    """
-    place = node._get_full_key(None)
-    try:
-        plain = OmegaConf.to_container(node, resolve=True)
-    except (OmegaConfBaseException, RecursionError) as error:
-        raise ConfigError(f"{place} cannot be resolved: {first_line(error)}.") from error
-    if "${" in repr(plain):  # Hydra would resolve once more what has been looked at
-        raise ConfigError(f"{place} holds an interpolation of an interpolation; write its value.")
-    return plain
+def class_of(section: Section) -> Any:
+    """Returns the class of which a checked section is an instance."""
+    return get_class(section["_target_"])
 
 
-def changed_keys(old: DictConfig, new: DictConfig, ignore: Sequence[str] = ()) -> list[str]:
+def changed_keys(
+    old: Mapping[str, Any], new: Mapping[str, Any], ignore: Sequence[str] = ()
+) -> list[str]:
     """Names the leaves in which two configurations differ.
 
     Args:
@@ -234,8 +297,8 @@ def changed_keys(old: DictConfig, new: DictConfig, ignore: Sequence[str] = ()) -
         ignore: Top-level keys that may differ, and leaves such as ``data.workers``.
 
     Example:
-        >>> a = OmegaConf.create({"seed": 0, "local": {"steps": 1}, "resume": None})
-        >>> b = OmegaConf.create({"seed": 0, "local": {"steps": 2}, "resume": "x"})
+        >>> a = {"seed": 0, "local": {"steps": 1}, "resume": None}
+        >>> b = {"seed": 0, "local": {"steps": 2}, "resume": "x"}
         >>> changed_keys(a, b, ignore=["resume"])
         ['local.steps: 1 -> 2']
     """
@@ -247,19 +310,17 @@ def changed_keys(old: DictConfig, new: DictConfig, ignore: Sequence[str] = ()) -
     ]
 
 
-def _leaves(config: DictConfig, ignore: Sequence[str]) -> dict[str, Any]:
+def _leaves(config: Mapping[str, Any], ignore: Sequence[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
 
     def walk(node: Any, path: str) -> None:
-        if isinstance(node, dict):
+        if isinstance(node, Mapping):
             for key, value in node.items():
                 walk(value, f"{path}.{key}" if path else str(key))
         else:
             found[path] = node
 
-    resolved = OmegaConf.to_container(config, resolve=True)
-    assert isinstance(resolved, dict)
-    walk({k: v for k, v in resolved.items() if k not in ignore}, "")
+    walk({k: v for k, v in config.items() if k not in ignore}, "")
     return found
 
 
@@ -309,14 +370,14 @@ def _explain_key(error: Exception, overrides: Sequence[str], name: str) -> str:
             key = key.rpartition("@")[2]  # group@place: the place is what there is none of
             parent, _, leaf = key.rpartition(".")
             try:
-                config = _composed(rest, name)
+                config = _composed(rest, name).config
                 node = OmegaConf.select(config, parent) if parent else config
                 while parent and not isinstance(node, DictConfig):
                     parent, _, leaf = parent.rpartition(".")
                     node = OmegaConf.select(config, parent) if parent else config
             except ConfigError:
                 break
-            known = [str(k) for k in node if not str(k).startswith("_")]
+            known = [str(k) for k in node if not str(k).startswith("_") and k != "hydra"]
             if leaf in known:
                 inner = ", ".join(f"{key}.{k}" for k in node[leaf])
                 example = f", such as {key}.up=fp32" if leaf == "codec" else ""

@@ -26,14 +26,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
-from omegaconf import DictConfig, OmegaConf
-
 import medfed
 from medfed.common.errors import CheckpointError, DataError
 from medfed.common.files import digest, json_text, write_json
 from medfed.common.untrusted import read_json
 from medfed.config.allowed import is_plugin
-from medfed.config.compose import resolved
+from medfed.config.description import RunDescription, written
 from medfed.records.folder import NOT_THE_EXPERIMENT
 
 _PACKAGE = Path(medfed.__file__).parent
@@ -212,15 +210,15 @@ class Cell:
         return out / "cells" / f"{self.place}-{self.key[:16]}.json"
 
 
-def cell_key(config: DictConfig, stage: Stage, finetuned: bool) -> tuple[str, dict[str, Any]]:
+def cell_key(config: RunDescription, stage: Stage, finetuned: bool) -> tuple[str, dict[str, Any]]:
     """Returns the hash of all that a cell depends on, and its configuration to be sent.
 
     Args:
-        config: The composed configuration.
+        config: What is run.
         stage: See :class:`Cell`.
         finetuned: Whether a copy of the model is trained on at every client.
     """
-    plain: dict[str, Any] = resolved(config)
+    plain = config.values.plain()
     settings = _without(plain, (*NOT_THE_EXPERIMENT, *_PLACES))
     content = {
         "stage": stage,
@@ -232,7 +230,7 @@ def cell_key(config: DictConfig, stage: Stage, finetuned: bool) -> tuple[str, di
         "libraries": libraries(),
     }
     # As it is written: facts of the data are filled in where it is run.
-    return digest(content), OmegaConf.to_container(config, resolve=False)  # type: ignore[return-value]
+    return digest(content), written(config)
 
 
 @cache

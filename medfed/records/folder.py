@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
 import safetensors.torch
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
 from medfed.common.console import file_names
@@ -34,6 +32,8 @@ from medfed.common.untrusted import (
 )
 from medfed.config.allowed import fingerprints
 from medfed.config.compose import changed_keys
+from medfed.config.description import RunDescription, as_yaml
+from medfed.config.sections import Section, optional, select
 from medfed.federation.split import aliases, float_entries
 from medfed.federation.wire.ledger import Ledger
 
@@ -153,7 +153,7 @@ def versions() -> dict[str, str]:
 
 
 def open_folder(
-    config: DictConfig,
+    config: RunDescription,
     splits: Mapping[str, Any],
     preprocessing: Mapping[str, Any],
     cohort: Mapping[str, Any],
@@ -161,7 +161,7 @@ def open_folder(
     """Writes what is known before the first round, or checks it against a run to be continued.
 
     Args:
-        config: The resolved configuration.
+        config: What the run is to do, facts of the data filled in.
         splits: The data's splits.
         preprocessing: What becomes of each client's scans before its network sees them.
         cohort: What each client has, and what is found twice.
@@ -171,23 +171,25 @@ def open_folder(
     """
     folder = Path(config.folder)
     if config.resume is not None:
-        changed = changed_keys(read_config(folder), config, NOT_THE_EXPERIMENT)
+        changed = changed_keys(read_config(folder), config.values, NOT_THE_EXPERIMENT)
         if changed:
             raise CheckpointError(
                 f"The run in {folder} has another configuration ({'; '.join(changed[:5])}); "
                 "resume with the same overrides or start a new run."
             )
         return
-    code = {"commit": git_commit(Path(__file__).parents[2]), "plugins": fingerprints(config)}
+    code = {
+        "commit": git_commit(Path(__file__).parents[2]),
+        "plugins": fingerprints(config.plugins),
+    }
     write_json(folder / "versions.json", {**versions(), **code})
     write_json(folder / "splits.json", splits)
     write_json(folder / "preprocessing.json", preprocessing)
     write_json(folder / "cohort.json", cohort)
-    if HydraConfig.initialized():  # what was typed, for whoever resumes the run
-        typed = OmegaConf.to_yaml(HydraConfig.get().overrides.task)
-        write_text(folder / "overrides.yaml", typed)
+    if config.overrides is not None:  # what was typed, for whoever resumes the run
+        write_text(folder / "overrides.yaml", as_yaml(list(config.overrides)))
     # The last one: by it a run folder is known.
-    write_text(folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
+    write_text(folder / "config.yaml", config.yaml())
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -197,7 +199,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
         file.write(safetensors.torch.save(copies))
 
 
-def read_config(folder: Path) -> DictConfig:
+def read_config(folder: Path) -> Section:
     """Reads the configuration of a run.
 
     Raises:
@@ -211,10 +213,9 @@ def read_config(folder: Path) -> DictConfig:
         raise CheckpointError(
             f"{path} holds an interpolation (${{...}}), which no run writes; write its value."
         )
-    config = OmegaConf.create(plain)
-    for name, own in (OmegaConf.select(config, "model.metrics") or {}).items():
+    for name, own in (select(plain, "model.metrics") or {}).items():
         declare(str(name), str(own.get("direction")), own.get("worst"))
-    return config
+    return Section(plain)
 
 
 def _check_version(folder: Path) -> None:
@@ -373,7 +374,7 @@ class Run:
         finished(self.folder)
 
     @cached_property
-    def config(self) -> DictConfig:
+    def config(self) -> Section:
         """The resolved configuration, facts of the data filled in."""
         return read_config(self.folder)
 
@@ -426,7 +427,7 @@ class Run:
             ConfigError: If there is no such client.
             CheckpointError: If its file is missing or torn, or of another network.
         """
-        from medfed.run.assembly import build_task  # the other questions need no network
+        from medfed.records.tasks import build_task  # the other questions need no network
 
         if client not in self.clients:
             raise ConfigError(
@@ -435,7 +436,8 @@ class Run:
             )
         path = self.folder / "models" / f"{file_names(self.clients)[client]}.safetensors"
         weights = read_tensors(path)
-        network: nn.Module = build_task(self.config).network
+        config, mixes = self.config, optional(self.config, "canonical")
+        network: nn.Module = build_task(config.model, mixes, self.seed).network
         with reading(path):
             if not set(float_entries(network)) <= set(weights) <= set(aliases(network)):
                 raise ValueError("its entries are not those of the run's network")

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
-from omegaconf import OmegaConf
 
+from medfed.config.sections import select
 from medfed.records.folder import Run
 from medfed.reports.findings import Report, report_on
 from medfed.reports.runs import (
@@ -69,7 +69,7 @@ class Method:
 
     def setting(self, key: str) -> Any:
         """Returns a setting, or ``None`` where the method has no such key."""
-        return OmegaConf.select(self.runs[0].config, key)
+        return select(self.runs[0].config, key)
 
     def over_seeds(self, read: Callable[[dict[str, Any]], float]) -> Cell:
         """Returns mean and spread over seeds of what ``read`` finds in a summary."""

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-from omegaconf import DictConfig, OmegaConf
 
 from medfed.common.errors import CheckpointError, ConfigError, did_you_mean
 from medfed.common.scores import (
@@ -24,6 +23,7 @@ from medfed.common.scores import (
     undefined_sentences,
 )
 from medfed.config.compose import changed_keys
+from medfed.config.sections import select
 from medfed.records.folder import NOT_THE_EXPERIMENT, Run
 
 T = TypeVar("T")
@@ -78,8 +78,8 @@ def differences(one: Run, other: Run) -> list[str]:
 
 def place(run: Run) -> Place:
     """Returns what decides on which patients, and from which weights, a run started."""
-    fold = OmegaConf.select(run.config, "data.fold")
-    return run.seed, OmegaConf.select(run.config, "data.seed"), str(fold)
+    fold = select(run.config, "data.fold")
+    return run.seed, select(run.config, "data.seed"), str(fold)
 
 
 def grouped(items: Iterable[T], same: Callable[[T, T], bool]) -> list[list[T]]:
@@ -270,14 +270,14 @@ def method_names(runs: Sequence[Run]) -> list[str]:
 def _setting(run: Run, key: str, keys: Sequence[str]) -> str:
     """Writes a setting as ``strength=0.1``, with its parent where the last name is ambiguous."""
     *parents, leaf = key.split(".")
-    value = OmegaConf.select(run.config, key)
+    value = select(run.config, key)
     text = f"{value:g}" if isinstance(value, float) else str(value)
     if parents[-1:] == ["client_bits"]:
         return f"client_bits={text}"  # once, however many clients have them
     if leaf == "_target_":
         return f"{'.'.join(parents)}={text.split('.')[-1]}"
     rivals = [k for k in keys if k.split(".")[-1] == leaf]
-    if any(OmegaConf.select(run.config, k) != value for k in rivals):
+    if any(select(run.config, k) != value for k in rivals):
         leaf = ".".join([*parents[-1:], leaf])
     return f"{leaf}={text}"
 
@@ -285,8 +285,8 @@ def _setting(run: Run, key: str, keys: Sequence[str]) -> str:
 def _has(run: Run, key: str) -> bool:
     """Whether a run has a setting at all: another codec has other keys."""
     parent, _, leaf = key.rpartition(".")
-    section = OmegaConf.select(run.config, parent) if parent else run.config
-    return isinstance(section, DictConfig) and leaf in section
+    section = select(run.config, parent) if parent else run.config
+    return isinstance(section, Mapping) and leaf in section
 
 
 def _natural(text: str) -> list[tuple[int, str]]:

@@ -10,11 +10,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
-from omegaconf import DictConfig
 
 from medfed.common.console import caption, size
 from medfed.common.figures import colours, legend_right
 from medfed.common.scores import label_of, mean_of_known, smaller_is_better
+from medfed.config.sections import Section
 from medfed.models.contours import Case, contour_grid
 from medfed.models.segmentation import chosen_activation
 from medfed.records.predictions import read_predictions
@@ -45,7 +45,7 @@ def find(comparison: Comparison) -> Finding:
     return Finding(pictures=figures, captions=_CAPTIONS)
 
 
-def _contours(cases: Mapping[str, Case], config: DictConfig) -> Figure:
+def _contours(cases: Mapping[str, Case], config: Section) -> Figure:
     """Draws the predictions as the task of the first run decides them."""
     regions, model = list(config.regions), config.model
     wanted = model.get("activation", "sigmoid")

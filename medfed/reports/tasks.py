@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from omegaconf import OmegaConf
 
 from medfed.common.files import digest
 from medfed.common.scores import federation_statistics, mean_of_known, smaller_is_better
 from medfed.common.streams import own_stream
 from medfed.common.untrusted import read_rows, reading
 from medfed.config.compose import build
+from medfed.config.sections import select
 from medfed.functional.statistics import RESAMPLES, patients_anew
 from medfed.models.segmentation import chosen_activation
 from medfed.models.task import TaskModule
@@ -336,7 +336,7 @@ def slices_of(run: Run, name: str, clients: Sequence[str]) -> dict[str, Any]:
     """
     cases = read_predictions({name: run.folder}, clients)
     model = run.config.model
-    if not cases or OmegaConf.select(run.config, "model.threshold") is None:
+    if not cases or select(run.config, "model.threshold") is None:
         return {}
     regions = list(run.config.regions)
     wanted = model.get("activation", "sigmoid")

@@ -8,19 +8,18 @@ from __future__ import annotations
 import copy
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from typing import Any
 
 import torch
-from omegaconf import DictConfig, open_dict
 from torch import Tensor, nn
 
 from medfed.common.console import shown
 from medfed.common.errors import ConfigError, MedfedError, first_line
-from medfed.common.seeding import derive_seed
-from medfed.common.streams import own_stream, seeded
+from medfed.common.streams import seeded
 from medfed.config.compose import build
+from medfed.config.description import RunDescription
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.splits import check_measurable
 from medfed.federation.lightning.collect import rank
@@ -31,12 +30,12 @@ from medfed.federation.split import (
     nothing_personal,
     proposal,
 )
-from medfed.models.networks.canonical import Canonical, Mix
 from medfed.models.networks.outputs import extras, shares
 from medfed.models.networks.personal_part import last_activation, nearest
 from medfed.models.regression import RegressionTask
 from medfed.models.segmentation import SegmentationTask, chosen_activation
 from medfed.models.task import Batch, TaskModule
+from medfed.records.tasks import mixed, plain_task
 
 SLIVER = 0.01  # of a segmentation network; its decoder is what the papers keep
 
@@ -140,21 +139,24 @@ def next_to_outputs(task: TaskModule, data: FederatedDataModule) -> tuple[str, .
     return nearest(task.network, task.outputs, _first_batch(data)["image"][:2])
 
 
-def settle_personal(config: DictConfig, task: TaskModule, data: FederatedDataModule) -> None:
+def personal_part(
+    config: RunDescription, task: TaskModule, data: FederatedDataModule
+) -> tuple[str, ...]:
     """Finds the personal part of a network that nobody has described, if the method asks for one.
 
-    It is written into the configuration, so that the run folder knows it and resuming finds it.
-
     Args:
-        config: The configuration; ``model.personal`` is set if it was null.
-        task: The task, whose ``personal`` is set; without canonical parts.
+        config: What the run is to do.
+        task: The task, without canonical parts.
         data: Whose first batch goes through the network.
+
+    Returns:
+        Patterns of parameter names; empty where the task has some, or nobody asks.
 
     Raises:
         ConfigError: If nothing is found, or of a segmentation network less than a hundredth.
     """
     if task.personal or not _asks(config):
-        return
+        return ()
     network, method = task.network, type(build(config.algorithm)).__name__
     found = next_to_outputs(task, data)
     if not found:
@@ -175,17 +177,14 @@ def settle_personal(config: DictConfig, task: TaskModule, data: FederatedDataMod
             f"{own:,}",
             100 * share,
         )
-    task.personal = found
-    with open_dict(config):
-        config.model.personal = list(found)
+    return found
 
 
-def _asks(config: DictConfig) -> bool:
+def _asks(config: RunDescription) -> bool:
     """Whether what the model calls personal is used: by the method, or as the canonical part."""
-    canonical = config.get("canonical") or {}
-    if "_target_" in canonical:
-        return canonical.get("parts") is None
-    return build(config.algorithm).personal in ("task", "body")
+    if config.canonical is not None:
+        return bool(config.canonical.get("parts") is None)
+    return bool(build(config.algorithm).personal in ("task", "body"))
 
 
 def _share(network: nn.Module, patterns: tuple[str, ...]) -> tuple[int, float]:
@@ -199,21 +198,21 @@ def _share(network: nn.Module, patterns: tuple[str, ...]) -> tuple[int, float]:
 _log = logging.getLogger(__name__)
 
 
-def data_and_task(config: DictConfig) -> tuple[FederatedDataModule, TaskModule]:
+def data_and_task(config: RunDescription) -> tuple[FederatedDataModule, TaskModule]:
     """Reads the data and builds the task, whose channels and classes the data decide.
 
     Args:
-        config: The configuration; facts of the data that are null are filled in.
+        config: What the run is to do.
     """
     data = read_data(config)
-    return data, task_for(config, data)
+    return data, task_for(config, data)[1]
 
 
-def read_data(config: DictConfig) -> FederatedDataModule:
+def read_data(config: RunDescription) -> FederatedDataModule:
     """Reads the data, and says what they are.
 
     Args:
-        config: The configuration.
+        config: What the run is to do.
     """
     data = unread_data(config)
     data.setup()
@@ -221,15 +220,15 @@ def read_data(config: DictConfig) -> FederatedDataModule:
     return data
 
 
-def unread_data(config: DictConfig) -> FederatedDataModule:
+def unread_data(config: RunDescription) -> FederatedDataModule:
     """Builds the data module, which has read nothing yet.
 
     Args:
-        config: The configuration.
+        config: What the run is to do.
     """
     torch.set_num_threads(config.threads)
     data: FederatedDataModule = build(config.data)
-    data.keep_out = tuple(str(c) for c in config.get("keep_out") or ())
+    data.keep_out = config.keep_out
     data.balanced = config.model.get("class_weights") == "balanced"
     return data
 
@@ -247,28 +246,20 @@ def say_data(data: FederatedDataModule) -> None:
             _log.info("Kept out of training: %s.", ", ".join(map(shown, data.kept_out)))
 
 
-def task_for(config: DictConfig, data: FederatedDataModule) -> TaskModule:
+def task_for(
+    config: RunDescription, data: FederatedDataModule
+) -> tuple[RunDescription, TaskModule]:
     """Builds the task of data that are read, and tries it on them.
 
     Args:
-        config: The configuration; facts of the data that are null are filled in.
+        config: What the run is to do.
         data: The data.
+
+    Returns:
+        The same with what the data, and the network, decide; and the task.
     """
-    spatial_dims = getattr(data, "spatial_dims", 2)
-    facts = {
-        "in_channels": data.in_channels,
-        "regions": list(data.class_names),
-        "exclusive": getattr(data, "exclusive", None),
-        "millimetres": getattr(data, "millimetres", False),
-        "outcome_scale": getattr(data, "agreed_outcome_scale", None),
-        "spatial_dims": spatial_dims,
-        "patch_size": getattr(data, "window", None),
-    }
-    with open_dict(config):
-        for key, value in facts.items():
-            _settle(config, key, list(value) if isinstance(value, tuple) else value)
-        _settle(config, "out_channels", data.num_classes + has_background(config))
-    task = plain_task(config)
+    config = settled(config, data)
+    task = plain_task(config.model, config.seed)
     if isinstance(task, RegressionTask) and task.deviation != 1 and rank() == 0:
         _log.info(
             "The outcome %s is learnt in standard units: its mean in training is %.4g, its "
@@ -276,116 +267,63 @@ def task_for(config: DictConfig, data: FederatedDataModule) -> TaskModule:
             *(data.class_names[0], task.mean, task.deviation),
         )
     try_model(task, data)
-    settle_personal(config, task, data)
-    if mixes_models(config):
-        task = mixed(config, task)
+    if found := personal_part(config, task, data):
+        task.personal = found
+        # Into the run folder, so that resuming finds it.
+        config = config.replacing({"model.personal": list(found)})
+    task = mixed(task, config.model, config.canonical, config.seed)
     if str(config.trainer.precision).startswith("64"):
         task.double()
-    return task
+    return config, task
 
 
-def _settle(config: DictConfig, key: str, fact: object) -> None:
-    """Takes a fact from the data; one that is set must be the same, or the network is another's.
+def settled(config: RunDescription, data: FederatedDataModule) -> RunDescription:
+    """Fills in the facts of the data; one that is set must be the same, or nothing fits.
 
     How large windows are is no fact, but only segmentation has windows.
+
+    Raises:
+        ConfigError: If one is set to something else.
     """
-    given = config.get(key)
-    if given is None:
-        config[key] = fact
-    elif key == "patch_size":
+    said: dict[str, Any] = {
+        "in_channels": data.in_channels,
+        "regions": list(data.class_names),
+        "exclusive": getattr(data, "exclusive", None),
+        "millimetres": getattr(data, "millimetres", False),
+        "outcome_scale": getattr(data, "agreed_outcome_scale", None),
+        "spatial_dims": getattr(data, "spatial_dims", 2),
+        "patch_size": getattr(data, "window", None),
+    }
+    said = {key: list(v) if isinstance(v, tuple) else v for key, v in said.items()}
+    given = {key: v for key, v in vars(config.facts).items() if v is not None}
+    facts = {**said, **given}
+    background = has_background(config.model, facts)
+    said["out_channels"] = data.num_classes + background
+    facts = {**said, **given}
+    for key, value in given.items():
+        if key != "patch_size" and value != said[key]:
+            raise ConfigError(f"{key} is {value}, but the data say {said[key]}; leave it at null.")
+    if (window := given.get("patch_size")) is not None:
         if "patch_size" not in config.model:
             raise ConfigError("patch_size is for segmentation by windows; leave it at null.")
-        if len(given) != config.spatial_dims or min(given) < 1:
+        if len(window) != facts["spatial_dims"] or min(window) < 1:
             raise ConfigError(
-                f"patch_size={list(given)} must be {config.spatial_dims} positive numbers, or null."
+                f"patch_size={window} must be {facts['spatial_dims']} positive numbers, or null."
             )
-    elif given != fact:
-        raise ConfigError(f"{key} is {given}, but the data say {fact}; leave it at null.")
+    return config.replacing(facts)
 
 
-def has_background(config: DictConfig) -> bool:
+def has_background(model: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
     """Says whether the network has an output for the background: of exclusive regions.
 
     Args:
-        config: The configuration, ``regions`` and ``exclusive`` filled in.
+        model: The section.
+        facts: Of the data: ``regions`` and ``exclusive``.
 
     Raises:
         ConfigError: If exclusive classes are asked for where regions overlap.
     """
-    wanted = config.model.get("activation")
-    if "regions" not in config.model or wanted is None:
+    wanted = model.get("activation")
+    if "regions" not in model or wanted is None:
         return False
-    return chosen_activation(wanted, len(config.regions), config.exclusive) == "softmax"
-
-
-@dataclass(frozen=True)
-class CanonicalParts:
-    """What of a network is canonical, and how its instances are mixed.
-
-    Attributes:
-        count: K, the instances.
-        mix: ``outputs`` or ``parameters``.
-        parts: Patterns of parameter names; ``None``: what the model calls personal, its head.
-
-    Raises:
-        ConfigError: If the count is below 1.
-    """
-
-    count: int = 4
-    mix: Mix = "outputs"
-    parts: list[str] | None = None
-
-    def __post_init__(self) -> None:
-        if self.count < 1:
-            raise ConfigError(f"canonical.count must be 1 or more, not {self.count}.")
-
-
-def mixes_models(config: DictConfig) -> bool:
-    """Says whether a run has canonical parts.
-
-    With another algorithm, what an experiment says about their number has no section to change and
-    means nothing.
-
-    Example:
-        >>> from omegaconf import OmegaConf
-        >>> mixes_models(OmegaConf.create({"canonical": {"count": 2}}))
-        False
-    """
-    return "_target_" in (config.get("canonical") or {})
-
-
-def build_task(config: DictConfig) -> TaskModule:
-    """Builds the task of a run from initial weights that depend on the seed alone.
-
-    With ``canonical=...`` the network is built anew for each further instance, under a seed of its
-    own; the first one, and all that is common, is the network of a run without canonical parts.
-
-    Args:
-        config: The configuration, facts of the data filled in.
-
-    Raises:
-        ConfigError: If the model has no such part, or its instances would be equal.
-    """
-    task = plain_task(config)
-    return mixed(config, task) if mixes_models(config) else task
-
-
-def plain_task(config: DictConfig) -> TaskModule:
-    """Builds the task without canonical parts; see :func:`build_task`."""
-    with own_stream(derive_seed(config.seed, "initial weights")):
-        task: TaskModule = build(config.model)
-    return task
-
-
-def mixed(config: DictConfig, task: TaskModule) -> TaskModule:
-    """Gives a task canonical parts; see :func:`build_task`."""
-    chosen: CanonicalParts = build(config.canonical)
-    networks = [task.network]
-    for k in range(1, chosen.count):
-        with own_stream(derive_seed(config.seed, "initial weights", k)):
-            further: nn.Module = build(config.model.network, _convert_="all")
-        networks.append(further)
-    patterns = task.personal if chosen.parts is None else chosen.parts
-    task.network = Canonical(networks, patterns, chosen.mix, task.activation)
-    task.personal = Canonical.personal
-    return task
+    return chosen_activation(wanted, len(facts["regions"]), facts["exclusive"]) == "softmax"

@@ -13,7 +13,6 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytorch_lightning as pl
-from omegaconf import DictConfig
 
 from medfed.common.errors import ConfigError, DataError, MedfedError
 from medfed.common.files import (
@@ -30,6 +29,7 @@ from medfed.common.files import (
 )
 from medfed.common.processes import is_first_process
 from medfed.config.check import check_folders
+from medfed.config.description import RunDescription
 from medfed.datamodules.base import FederatedDataModule
 from medfed.federation.lightning.collect import gather_named, rank
 
@@ -38,13 +38,13 @@ _ELSEWHERE = "choose another run folder"
 
 
 @contextmanager
-def claimed(config: DictConfig, before: Before | None = None) -> Iterator[None]:
+def claimed(config: RunDescription, before: Before | None = None) -> Iterator[None]:
     """Holds a run's folder for one training; ranks after the first share what the first holds.
 
     Where the run ends before it is opened, what it made until then goes again, and nothing else.
 
     Args:
-        config: The composed configuration.
+        config: What the run is to do.
         before: What was there before the command made the folder, which then also gets a log;
             None if nothing has been made yet.
 
@@ -68,7 +68,7 @@ def claimed(config: DictConfig, before: Before | None = None) -> Iterator[None]:
                 f"resume={config.resume} goes on in its own folder; leave out the other, {folder}."
             )
         else:
-            check_folders(config)
+            check_folders(config.values)
         with ExitStack() as held:
             with writing(folder, _ELSEWHERE):
                 folder.mkdir(parents=True, exist_ok=True)

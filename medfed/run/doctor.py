@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from omegaconf import DictConfig
 from packaging.requirements import Requirement
 
 from medfed.common.console import size
-from medfed.config.compose import build, load
-from medfed.federation.algorithm import Algorithm
+from medfed.config.compose import build, described
+from medfed.config.description import RunDescription
 from medfed.federation.budget import channels_last_pays
 from medfed.federation.reference import ArrayClient, assemble
 from medfed.models.task import TaskModule
-from medfed.run.assembly import plain_task
+from medfed.personalize.fedavg import FedAvg
+from medfed.records.tasks import plain_task
 
 SECONDS = 2.0  # in which steps are counted
 EXTRAS = {
@@ -108,7 +108,7 @@ def compiler() -> str | None:
     return path if headers else None
 
 
-def features(config: DictConfig, task: TaskModule) -> list[Row]:
+def features(config: RunDescription, task: TaskModule) -> list[Row]:
     """Returns what of medfed's speed is active by default here, and why the rest is not.
 
     Args:
@@ -205,7 +205,7 @@ def wrong_packages(extra: str = "") -> list[str]:
     return sentences
 
 
-def mistakes(config: DictConfig, folder: Path) -> Iterator[str]:
+def mistakes(config: RunDescription, folder: Path) -> Iterator[str]:
     """Yields what is wrong here, a sentence each with what mends it.
 
     Args:
@@ -239,15 +239,20 @@ def wandb_login() -> str:
     return f"{who}: runs are kept offline in their folder, and sent by wandb sync"
 
 
-def default_run() -> tuple[DictConfig, TaskModule]:
+def default_run() -> tuple[RunDescription, TaskModule]:
     """Returns the configuration of the default run, and its task at its first weights."""
-    config = load([f"folder={tempfile.gettempdir()}"])
-    facts = {"in_channels": 4, "out_channels": 1, "spatial_dims": 2, "regions": ["whole"]}
-    config.merge_with({**facts, "patch_size": None, "exclusive": False, "millimetres": False})
-    return config, plain_task(config)
+    facts: dict[str, Any] = {
+        "in_channels": 4,
+        "out_channels": 1,
+        "spatial_dims": 2,
+        "regions": ["whole"],
+    }
+    facts |= {"exclusive": False, "millimetres": False}
+    config = described(folder=tempfile.gettempdir(), **facts)
+    return config, plain_task(config.model, config.seed)
 
 
-def steps_per_second(config: DictConfig, task: TaskModule) -> str:
+def steps_per_second(config: RunDescription, task: TaskModule) -> str:
     """Measures gradient steps of the default network on random patches, on one CPU thread or a GPU.
 
     Args:
@@ -260,9 +265,8 @@ def steps_per_second(config: DictConfig, task: TaskModule) -> str:
     batch, patch = config.data.batch_size, list(config.data.patch_size)
     images = torch.randn(2 * batch, 4, *patch, device=device)
     client: Any = ArrayClient("one", images, (images[:, :1] > 0).float(), batch)
-    algorithm: Algorithm = build(load(["algorithm=fedavg"]).algorithm)
     federation, _ = assemble(
-        algorithm,
+        FedAvg(),
         task.network,
         task.loss,
         [client],

@@ -12,17 +12,17 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from medfed.common.console import say, wide_console
-from medfed.common.errors import CheckpointError, ConfigError, first_line
+from medfed.common.errors import CheckpointError, ConfigError
 from medfed.common.scores import failed
 from medfed.common.tensors import Tensors, layout_of, select
 from medfed.common.untrusted import read_checkpoint
-from medfed.config.allowed import check_plugins, check_targets
-from medfed.config.check import check, several
-from medfed.config.compose import build, resolved
+from medfed.config.allowed import check_plugins
+from medfed.config.check import several
+from medfed.config.compose import build
+from medfed.config.description import LacksKeyError, RunDescription, describe
+from medfed.config.sections import Section
 from medfed.datamodules.base import FederatedDataModule
 from medfed.federation.lightning.callbacks import (
     CommunicationLogger,
@@ -51,22 +51,12 @@ from medfed.run.assembly import next_to_outputs, read_data, task_for
 from medfed.run.claim import SameEverywhere
 from medfed.run.federating import federate
 from medfed.run.intervals import Examined
-from medfed.run.loggers import remember
+from medfed.run.loggers import NO_LOGGER, remember
 from medfed.run.overview.table import cohort_record, print_cohort
 from medfed.run.start import Account, Start
 
 
-def has_adapters(config: DictConfig) -> bool:
-    """Says whether a run trains low-rank adapters on a frozen network.
-
-    Example:
-        >>> has_adapters(DictConfig({"adapters": {}})), has_adapters(DictConfig({}))
-        (False, False)
-    """
-    return "_target_" in (config.get("adapters") or {})
-
-
-def adapt(config: DictConfig, task: TaskModule, data: FederatedDataModule) -> None:
+def adapt(config: RunDescription, task: TaskModule, data: FederatedDataModule) -> None:
     """Puts adapters on the network of a task, if they are asked for, and says what trains.
 
     Args:
@@ -77,7 +67,7 @@ def adapt(config: DictConfig, task: TaskModule, data: FederatedDataModule) -> No
     Raises:
         ConfigError: If there is nothing to adapt, or the method has no personal part for them.
     """
-    if not has_adapters(config):
+    if config.adapters is None:
         return
     adapters: Adapters = build(config.adapters)
     if adapters.part == "personal":
@@ -98,7 +88,7 @@ def adapt(config: DictConfig, task: TaskModule, data: FederatedDataModule) -> No
         say(wide_console(), *lines)
 
 
-def base_entries(config: DictConfig, task: TaskModule, clients: Sequence[str]) -> list[Entry]:
+def base_entries(config: RunDescription, task: TaskModule, clients: Sequence[str]) -> list[Entry]:
     """Counts what is frozen: once for each client, where it cannot have it otherwise.
 
     Random weights are drawn from the seed, by whoever needs them.
@@ -108,7 +98,7 @@ def base_entries(config: DictConfig, task: TaskModule, clients: Sequence[str]) -
         task: Its network has its adapters.
         clients: All of the federation.
     """
-    if not has_adapters(config) or config.init.weights is None or config.adapters.base == "known":
+    if config.adapters is None or config.init.weights is None or config.adapters.base == "known":
         return []
     entries = float_entries(task.network)
     frozen = select(entries, [n for n in entries if n in task.network.frozen_entries])  # type: ignore[operator]
@@ -120,7 +110,7 @@ def base_entries(config: DictConfig, task: TaskModule, clients: Sequence[str]) -
 class Experiment:
     """The objects of a run, for whoever wants to look closer than its folder."""
 
-    config: DictConfig
+    config: RunDescription
     data: FederatedDataModule
     task: TaskModule
     module: FederatedModule
@@ -129,18 +119,19 @@ class Experiment:
     folder: Path
 
 
-def build_experiment(config: DictConfig) -> Experiment:
+def build_experiment(config: RunDescription) -> Experiment:
     """Builds all objects of a run and opens its folder.
 
     Args:
-        config: The composed configuration.
+        config: What to do.
 
     Raises:
         MedfedError: If something in the configuration, the data or the run folder does not fit.
     """
-    start = read_start(config)
+    start, config = read_start(config)
     data = read_data(config)
-    task, begun, account = task_from(config, data, start)
+    begun = begin(config, data, start)
+    config, task = begun.config, begun.task
     federation, local = federate(config, data, task)
     for entry in base_entries(config, task, federation.ids):
         federation.ledger.add(entry)
@@ -164,55 +155,67 @@ def build_experiment(config: DictConfig) -> Experiment:
             found = cohort_record(data)
             print_cohort(found)
             cohort = found.record()
-            start.write(folder, begun, account)
+            start.write(folder, begun.entries, begun.account)
         open_folder(config, data.splits(), {c: data.preprocessing(c) for c in data.plans}, cohort)
     if trainer.logger and rank() == 0:
         remember(trainer.logger, folder)
         if config.resume is None:  # else they are known, and MLflow refuses what has changed
-            trainer.logger.log_hyperparams(resolved(config))
+            trainer.logger.log_hyperparams(config.values.plain())
     return Experiment(config, data, task, module, evaluation, trainer, folder)
 
 
-def read_start(config: DictConfig) -> Start:
-    """Checks a configuration, whole, before any of it is built, and reads what it starts from.
+def read_start(config: RunDescription) -> tuple[Start, RunDescription]:
+    """Reads what a run starts from, before any of it is built.
+
+    Returns:
+        The start, and what the run is to do with what is adopted.
 
     Raises:
         MedfedError: If it cannot be used.
     """
-    check(config)
-    start = Start.read(config)
-    check(config)  # with what it has adopted
-    check_targets(resolved(config), found=True)
+    start, config = Start.read(config)
     check_device(config)
-    return start
+    return start, config
 
 
-def task_from(
-    config: DictConfig, data: FederatedDataModule, start: Start
-) -> tuple[TaskModule, Tensors, Account | None]:
+@dataclass(frozen=True)
+class Begun:
+    """A task at the weights that its run starts from.
+
+    Attributes:
+        config: What the run is to do, facts of the data filled in.
+        task: The task.
+        entries: Its entries before any adapters.
+        account: What became of the start's weights.
+    """
+
+    config: RunDescription
+    task: TaskModule
+    entries: Tensors
+    account: Account | None
+
+
+def begin(config: RunDescription, data: FederatedDataModule, start: Start) -> Begun:
     """Builds the task of a run, at the weights that it starts from.
 
     Args:
-        config: The configuration; facts of the data that are null are filled in.
+        config: What the run is to do.
         data: The data.
         start: What it starts from.
-
-    Returns:
-        The task, its entries before any adapters, and what became of the start's weights.
     """
-    task = task_for(config, data)
+    config, task = task_for(config, data)
     names = {"channels": data.channel_names, "labels": data.class_names}
     account = start.begin(config, task, names)
-    begun = float_entries(task.network)
+    entries = float_entries(task.network)
     adapt(config, task, data)
-    return task, begun, account
+    return Begun(config, task, entries, account)
 
 
-def trainer_of(config: DictConfig, callbacks: list[pl.Callback], **more: Any) -> pl.Trainer:
+def trainer_of(config: RunDescription, callbacks: list[pl.Callback], **more: Any) -> pl.Trainer:
     """Builds the Lightning Trainer of a run.
 
     Args:
-        config: The configuration.
+        config: What the run is to do.
         callbacks: What happens beside the rounds.
         more: Further arguments.
     """
@@ -233,7 +236,7 @@ def trainer_of(config: DictConfig, callbacks: list[pl.Callback], **more: Any) ->
     return trainer
 
 
-def check_device(config: DictConfig) -> None:
+def check_device(config: RunDescription) -> None:
     """Checks that there is a GPU where one is asked for.
 
     Raises:
@@ -251,7 +254,7 @@ def check_device(config: DictConfig) -> None:
         )
 
 
-def callbacks_of(config: DictConfig, evaluation: PersonalEvaluation) -> list[pl.Callback]:
+def callbacks_of(config: RunDescription, evaluation: PersonalEvaluation) -> list[pl.Callback]:
     """Returns what records, shows and saves the rounds of a run."""
     kept, folder = config.checkpoint, Path(config.folder)
     saves = RoundCheckpoint(folder / "checkpoints", kept.keep, kept.every, evaluation)
@@ -295,6 +298,23 @@ def best_checkpoint(folder: Path) -> Path:
     return best
 
 
+def reopened(config: Section, folder: Path, **trainer: Any) -> RunDescription:
+    """Describes a finished run so that its objects can be built again.
+
+    Args:
+        config: As its folder has it.
+        folder: The run folder.
+        trainer: Further keys of the trainer.
+    """
+    source = config.plain()
+    source |= {"resume": str(folder), "folder": str(folder), "progress": False}
+    source["logger"] = NO_LOGGER
+    source["trainer"] |= {"devices": 1, "strategy": "auto", **trainer}  # however many trained it
+    if "num_nodes" in source["trainer"]:
+        source["trainer"]["num_nodes"] = 1
+    return describe(source)
+
+
 def reopen(folder: Path) -> Experiment:
     """Rebuilds the objects of a finished run from its folder, for evaluation.
 
@@ -307,15 +327,9 @@ def reopen(folder: Path) -> Experiment:
     config, kept = read_config(folder), read_splits(folder)
     check_plugins(config, folder)
     try:
-        config.resume, config.folder = str(folder), str(folder)
-        config.logger = OmegaConf.create({"_target_": "medfed.run.loggers.no_logger"})
-        config.trainer.devices, config.trainer.strategy = 1, "auto"  # however many trained it
-        if "num_nodes" in config.trainer:
-            config.trainer.num_nodes = 1
-        config.progress = False
-        experiment = build_experiment(config)
-    except OmegaConfBaseException as error:
-        raise CheckpointError(f"{folder}/config.yaml lacks a key: {first_line(error)}.") from error
+        experiment = build_experiment(reopened(config, folder))
+    except LacksKeyError as error:
+        raise CheckpointError(f"{folder}/config.yaml lacks a key: {error}.") from error
     splits = experiment.data.splits()
     if kept["clients"] != splits["clients"]:
         raise CheckpointError(

@@ -9,11 +9,10 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
-from omegaconf import DictConfig
-
 from medfed.common.console import size
 from medfed.common.errors import ConfigError, did_you_mean, first_line
 from medfed.config.compose import build
+from medfed.config.description import RunDescription
 from medfed.datamodules.base import Exchanged, FederatedDataModule
 from medfed.federation.algorithm import Algorithm, ClientInfo
 from medfed.federation.budget import learning_rates, remembers_elsewhere
@@ -26,13 +25,12 @@ from medfed.federation.wire.channel import Channel
 from medfed.federation.wire.ledger import Entry, Ledger
 from medfed.federation.wire.link import Link
 from medfed.models.task import TaskModule
-from medfed.run.assembly import mixes_models
 
 _log = logging.getLogger(__name__)
 
 
 def federate(
-    config: DictConfig,
+    config: RunDescription,
     data: FederatedDataModule,
     task: TaskModule,
     everyone: Sequence[ClientInfo] | None = None,
@@ -40,7 +38,7 @@ def federate(
     """Builds the federation of all clients and their common training loop.
 
     Args:
-        config: The configuration.
+        config: What the run is to do.
         data: The data.
         task: The task, its network at its initial weights.
         everyone: All clients, in order, where the data are of one alone.
@@ -84,7 +82,7 @@ def preprocessing(exchanged: Iterable[Exchanged]) -> list[Entry]:
 
 
 def federation_of(
-    config: DictConfig,
+    config: RunDescription,
     task: TaskModule,
     clients: Sequence[ClientData],
     everyone: Sequence[ClientInfo] | None = None,
@@ -93,7 +91,7 @@ def federation_of(
     """Builds a federation of the clients of this process, all of them or one or none.
 
     Args:
-        config: The configuration.
+        config: What the run is to do.
         task: The task, its network at its initial weights.
         clients: Those of this process.
         everyone: All clients, in order, where they are not all in this process.
@@ -104,7 +102,7 @@ def federation_of(
             does not have them.
     """
     algorithm = build(config.algorithm)
-    if mixes_models(config) and not algorithm.mixes:
+    if config.canonical is not None and not algorithm.mixes:
         raise ConfigError(
             f"{type(algorithm).__name__} would train the membership vectors of canonical models as "
             "if they were weights; choose canonical=none, or algorithm=ppfl or ifca."
@@ -154,11 +152,11 @@ def mean_loss(task: TaskModule, batches: Iterable[Batch]) -> float:
     return task.evaluate(batches)["loss"]
 
 
-def build_channel(config: DictConfig, algorithm: Algorithm) -> Channel:
+def build_channel(config: RunDescription, algorithm: Algorithm) -> Channel:
     """Builds both directions of the channel, from the sections ``codec`` and ``channel``.
 
     Args:
-        config: The whole configuration.
+        config: What the run is to do.
         algorithm: Whose parts travel.
 
     Raises:

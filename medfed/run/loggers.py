@@ -20,6 +20,7 @@ from medfed.common.files import write_json
 from medfed.common.untrusted import read_json
 
 FILE = "logger.json"
+NO_LOGGER = {"_target_": "medfed.run.loggers.no_logger"}
 
 
 def wandb_logger(

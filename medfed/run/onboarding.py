@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from omegaconf import DictConfig
-
 from medfed.common.errors import ConfigError, DataError, did_you_mean
 from medfed.common.tensors import to_device
 from medfed.config.compose import build
@@ -129,7 +127,7 @@ def hospital_at(experiment: Experiment, path: Path) -> ClientData:
         ConfigError: If the run's data have no path.
         DataError: If there is nothing, or it has other channels or classes.
     """
-    config: DictConfig = experiment.config.copy()
+    config = experiment.config
     if "path" not in config.data:
         raise ConfigError(
             f"onboard={path}: the data of this run are generated, so that no other hospital's can "
@@ -137,9 +135,8 @@ def hospital_at(experiment: Experiment, path: Path) -> ClientData:
         )
     if not path.exists():
         raise DataError(f"onboard={path} does not exist; name a file or folder of patients.")
-    config.data.path = str(path)
     one = {"_target_": f"{RoundRobin.__module__}.RoundRobin", "num_clients": 1}
-    config.data.partition = one
+    config = config.replacing({"data.path": str(path), "data.partition": one})
     data: FederatedDataModule = build(config.data)
     if isinstance(data, TabularDataModule) and isinstance(experiment.data, TabularDataModule):
         data.join(experiment.data)

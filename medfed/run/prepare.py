@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from omegaconf import DictConfig
 from rich.markup import escape
 from rich.tree import Tree
 from torch import nn
@@ -20,8 +19,8 @@ from torch import nn
 from medfed.common.console import size, wide_console
 from medfed.common.figures import save_figures
 from medfed.common.files import refuse_full, write_json, write_text, writing
-from medfed.config.check import check_values
 from medfed.config.compose import CONFIG_DIR, build
+from medfed.config.description import RunDescription
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.cache.store import Store
 from medfed.datamodules.cache.volumes import CachedDataModule
@@ -49,12 +48,11 @@ LIKE = {
 }
 
 
-def prepare(config: DictConfig, overrides: Sequence[str] = ()) -> FederatedDataModule:
+def prepare(config: RunDescription) -> FederatedDataModule:
     """Makes the cache of the configured data, or completes or verifies the one that is there.
 
     Args:
         config: The composed ``configs/prepare.yaml``.
-        overrides: What was typed, for the command to train with the same data.
 
     Returns:
         The data module; it has been set up only if ``show`` asks for the clients.
@@ -63,23 +61,23 @@ def prepare(config: DictConfig, overrides: Sequence[str] = ()) -> FederatedDataM
         MedfedError: If a value, a source or the cache's folder cannot be used, or the folder of
             what is shown holds something.
     """
-    check_values(config)
-    if config.show:
+    overrides, shows = config.overrides or (), bool(config.values.show)
+    if shows:
         refuse_full(Path(config.folder), otherwise=" by folder=FOLDER")
     data: FederatedDataModule = build(config.data)
     data.prepare_data()
     _log.info("%s", data.description)
     if isinstance(data, CachedDataModule):
         began = time.monotonic()
-        store = data.build_cache(config.workers)
+        store = data.build_cache(config.values.workers)
         _log.info("%s", report(store, data.class_names, time.monotonic() - began))
     else:
         _log.info("These data need no preparation: training reads them as they are.")
-    if config.show:
+    if shows:
         data.setup()
         if _names_model(overrides):
             show_split(config, data)
-        saved = show(data, Path(config.folder), config.pictures.format)
+        saved = show(data, Path(config.folder), config.pictures)
         _log.info("Clients and pictures: %s", saved.parent)
         _log.info("These clients again: %s", train_command(overrides, saved))
     else:
@@ -87,11 +85,11 @@ def prepare(config: DictConfig, overrides: Sequence[str] = ()) -> FederatedDataM
     return data
 
 
-def show_split(config: DictConfig, data: FederatedDataModule) -> None:
+def show_split(config: RunDescription, data: FederatedDataModule) -> None:
     """Prints what of the configured model is shared and what personal.
 
     Args:
-        config: The composed ``configs/prepare.yaml``; facts of the data are filled in.
+        config: The composed ``configs/prepare.yaml``.
         data: A data module that is set up.
 
     Raises:
@@ -99,7 +97,7 @@ def show_split(config: DictConfig, data: FederatedDataModule) -> None:
     """
     from medfed.run.assembly import task_for  # late: the other questions need no network
 
-    task, algorithm = task_for(config, data), build(config.algorithm)
+    (config, task), algorithm = task_for(config, data), build(config.algorithm)
     split = algorithm.split(task.network, task.personal, config.buffers)
     wide_console().print(split_tree(task.network, split, type(algorithm).__name__))
 

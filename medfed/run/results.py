@@ -80,7 +80,7 @@ def write(experiment: Experiment, memberships: Tensor | None = None) -> dict[str
 
 def draw(experiment: Experiment, found: Memberships | None) -> dict[str, Path]:
     """Draws the pictures of a run where they are wanted; returns name to file."""
-    if (kind := experiment.config.pictures.format) == "none":
+    if (kind := experiment.config.pictures) == "none":
         return {}
     from medfed.run.pictures import draw_run  # late: before the end, nothing is drawn
 

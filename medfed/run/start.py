@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from omegaconf import DictConfig, OmegaConf, open_dict
 from torch import Tensor, nn
 
 from medfed.common.console import say, wide_console
@@ -28,6 +27,8 @@ from medfed.common.seeding import torch_rng
 from medfed.common.tensors import Tensors, first_non_finite
 from medfed.common.untrusted import read_json, read_tensors, reading
 from medfed.config.compose import build
+from medfed.config.description import RunDescription, describe, written
+from medfed.config.sections import put, select
 from medfed.federation.lightning.collect import rank
 from medfed.federation.split import float_entries, match
 from medfed.models.networks.canonical import Canonical
@@ -387,29 +388,32 @@ class Start:
     folder: Path | None = None
 
     @classmethod
-    def read(cls, config: DictConfig) -> Start:
+    def read(cls, config: RunDescription) -> tuple[Start, RunDescription]:
         """Reads what ``init.weights`` names, before any data.
+
+        Returns:
+            The start, and what the run is to do with what is adopted from its source.
 
         Raises:
             MedfedError: If it cannot be used.
         """
-        init = config.get("init")
-        if init is None or init.weights is None:
-            return cls()
+        init = config.init
+        if init.weights is None:
+            return cls(), config
         if config.resume is not None:
             folder = Path(config.resume)
-            adopt(config, read_json(folder / ACCOUNT, StartRecord).adopted)
-            return cls(folder=folder)
+            adopted = read_json(folder / ACCOUNT, StartRecord).adopted
+            return cls(folder=folder), adopt(config, adopted)[0]
         source: Source = build(init)
         weights = source.read()
-        told = adopt(config, weights.adopted)
+        config, told = adopt(config, weights.adopted)
         if told and rank() == 0:
             say(wide_console(), f"Of {init.weights}, as init.adopt says: {'; '.join(told)}.")
-        return cls(source, weights)
+        return cls(source, weights), config
 
     def begin(
         self,
-        config: DictConfig,
+        config: RunDescription,
         task: TaskModule,
         names: Mapping[str, Sequence[str]] | None = None,
     ) -> Account | None:
@@ -466,24 +470,19 @@ class Start:
         write_json(folder / ACCOUNT, {**about, **account.record()})
 
 
-def adopt(config: DictConfig, adopted: Mapping[str, Any]) -> list[str]:
-    """Sets keys to what a source was trained with, in place; those that the data have not stay out.
+def adopt(config: RunDescription, adopted: Mapping[str, Any]) -> tuple[RunDescription, list[str]]:
+    """Sets keys to what a source was trained with; those that the data have not stay out.
 
     Args:
         config: Of the run.
         adopted: Values by key, such as ``model.network``.
 
     Returns:
-        What has changed, in words.
+        The description with them, and what has changed, in words.
 
     Raises:
         ConfigError: If the source was trained for another task than ``model``.
         CheckpointError: If it would set anything else, or read the environment by a value.
-
-    Example:
-        >>> config = DictConfig({"data": {"spacing": None}, "model": {"network": {}}})
-        >>> adopt(config, {"data.spacing": [2.0, 2.0], "data.normalize": "zscore"})
-        ['data.spacing=[2.0, 2.0]']
     """
     for key, value in adopted.items():
         known = key in (TASK, "model.network") or key.startswith("data.")
@@ -499,20 +498,20 @@ def adopt(config: DictConfig, adopted: Mapping[str, Any]) -> list[str]:
             f"init.weights is a model of {task.rpartition('.')[2]}, and model= chooses "
             f"{config.model['_target_'].rpartition('.')[2]}; choose a model of the same task."
         )
-    told = []
+    told, changed = [], {}
     for key, value in adopted.items():
-        there = OmegaConf.select(config, key)
         place, _, leaf = key.rpartition(".")
-        node = OmegaConf.select(config, place)
-        if key == TASK or node is None or leaf not in node:
-            continue
-        before = OmegaConf.to_container(there) if OmegaConf.is_config(there) else there
-        if before != value:
+        node = select(config.values, place)
+        if key != TASK and isinstance(node, Mapping) and leaf in node and node[leaf] != value:
             short = value.get("_target_") if isinstance(value, Mapping) else value
             told.append(f"{key}={short}")
-            with open_dict(config):
-                OmegaConf.update(config, key, value, merge=False)
-    return told
+            changed[key] = value
+    if changed:
+        source = written(config)
+        for key, value in changed.items():
+            put(source, key, value)
+        config = describe(source, config.overrides)  # once more checked, with what others wrote
+    return config, told
 
 
 def restore(network: nn.Module, folder: Path) -> None:
@@ -541,7 +540,9 @@ def restore(network: nn.Module, folder: Path) -> None:
             )
 
 
-def _part(config: DictConfig, task: TaskModule, part: str | Sequence[str]) -> Sequence[str] | None:
+def _part(
+    config: RunDescription, task: TaskModule, part: str | Sequence[str]
+) -> Sequence[str] | None:
     """The entries that ``init.part`` names."""
     if part == "all":
         return None

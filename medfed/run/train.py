@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from omegaconf import DictConfig
-
 from medfed.common.files import Before
+from medfed.config.description import RunDescription
 from medfed.federation.lightning.checkpoint import last_whole
 from medfed.federation.lightning.strategy import together
 from medfed.run import results
@@ -14,13 +13,15 @@ from medfed.run.claim import claimed
 from medfed.run.experiment import Experiment, build_experiment, test_selected
 
 
-def train(config: DictConfig, before: Before | None = None) -> tuple[dict[str, Any], Experiment]:
+def train(
+    config: RunDescription, before: Before | None = None
+) -> tuple[dict[str, Any], Experiment]:
     """Runs or resumes an experiment.
 
     The round with the best validation score is selected; the test split is read once, at the end.
 
     Args:
-        config: The composed configuration.
+        config: What to do.
         before: See :func:`medfed.run.claim.claimed`.
 
     Returns:
@@ -33,7 +34,7 @@ def train(config: DictConfig, before: Before | None = None) -> tuple[dict[str, A
         return _train(config)
 
 
-def _train(config: DictConfig) -> tuple[dict[str, Any], Experiment]:
+def _train(config: RunDescription) -> tuple[dict[str, Any], Experiment]:
     experiment = build_experiment(config)
     checkpoints = experiment.folder / "checkpoints"
     start = last_whole(checkpoints) if config.resume is not None else None

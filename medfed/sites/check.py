@@ -14,13 +14,12 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from omegaconf import DictConfig, open_dict
 from rich.console import Console
 from rich.table import Table
 
 from medfed.common.console import say, size, wide_console
 from medfed.common.errors import ConfigError
-from medfed.config.check import check
+from medfed.config.description import RunDescription
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.one_site import OwnData, setup_alone
 from medfed.datamodules.readers.base import few
@@ -31,10 +30,9 @@ from medfed.federation.federation import Federation
 from medfed.federation.wire.ledger import Direction, Ledger
 from medfed.models.task import TaskModule
 from medfed.run.assembly import task_for, unread_data
-from medfed.run.experiment import check_device
+from medfed.run.experiment import read_start
 from medfed.run.federating import federate
 from medfed.run.overview.table import cohort_record, print_clients, print_cohort, summarise_clients
-from medfed.run.start import Start
 from medfed.sites.terms import Agreed, SiteFile, fingerprints
 
 WORDS = {
@@ -84,7 +82,7 @@ class Traffic:
 
 
 def try_rounds(
-    config: DictConfig, data: FederatedDataModule, task: TaskModule, sites: Sequence[str]
+    config: RunDescription, data: FederatedDataModule, task: TaskModule, sites: Sequence[str]
 ) -> Federation:
     """Carries out two short rounds at one site, which answers for all others, too.
 
@@ -103,9 +101,7 @@ def try_rounds(
     (own,) = data.clients.values()
     together = copy.copy(data)
     together.clients = {name: replace(own, id=name) for name in sites}
-    short = config.copy()
-    with open_dict(short):
-        short.local.steps = 1
+    short = config.replacing({"local.steps": 1})
     federation, _ = federate(short, together, task)
     if federation.algorithm.pools:
         raise ConfigError(
@@ -179,7 +175,7 @@ def print_traffic(traffic: Sequence[Traffic], rounds: int, console: Console) -> 
 
 
 def sentences(
-    config: DictConfig, data: FederatedDataModule, federation: Federation, site: str
+    config: RunDescription, data: FederatedDataModule, federation: Federation, site: str
 ) -> list[str]:
     """Says what else leaves a site, and what never does.
 
@@ -235,7 +231,7 @@ def sentences(
 _log = logging.getLogger(__name__)
 
 
-def check_site(terms: Agreed, own: SiteFile, config: DictConfig) -> list[Traffic]:
+def check_site(terms: Agreed, own: SiteFile, config: RunDescription) -> list[Traffic]:
     """Reads a site's data, and says what would leave.
 
     Nothing is sent, and nothing is kept but what reading leaves in the site's own cache.
@@ -251,10 +247,8 @@ def check_site(terms: Agreed, own: SiteFile, config: DictConfig) -> list[Traffic
     Raises:
         MedfedError: If anything does not fit; nobody else need know.
     """
-    check_device(config)
-    start = Start.read(config)
-    check(config)
-    hashes = fingerprints(config)
+    start, config = read_start(config)
+    hashes = fingerprints(config.values)
     data = unread_data(config)
     if not terms.cut:
         data.partition = OwnData(data.partition, own.site, terms.sites)
@@ -267,7 +261,7 @@ def check_site(terms: Agreed, own: SiteFile, config: DictConfig) -> list[Traffic
     # Who has the other patients of a common data set, the other sites know.
     print_cohort(replace(cohort, patients=cohort.used) if terms.cut else cohort, console)
     print_clients(summarise_clients(data), data.class_names, console)
-    task = task_for(config, data)
+    config, task = task_for(config, data)
     start.begin(config, task, {"channels": data.channel_names, "labels": data.class_names})
     federation = try_rounds(config, data, task, terms.sites)
     traffic = traffic_of(federation.ledger, own.site)

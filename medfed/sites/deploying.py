@@ -19,11 +19,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from omegaconf import DictConfig, OmegaConf
-
 from medfed.common.console import shown
 from medfed.common.errors import ConfigError, SiteError
 from medfed.common.files import refuse_full, write_text
+from medfed.config.description import as_yaml
+from medfed.config.sections import Section
 from medfed.records.folder import read_config
 from medfed.sites.calls import Terms
 from medfed.sites.flare.job import LOST, PREFIXES, write_job
@@ -42,7 +42,7 @@ _SETTLING = 8  # looks after which a job without processes is believed to be los
 _ENDING = 60.0  # seconds in which a finished run's job may end, too
 
 
-def order_of(own: DictConfig, typed: Sequence[str]) -> Order:
+def order_of(own: Section, typed: Sequence[str]) -> Order:
     """Returns what a command line asks for, and says what of it is not agreed among the sites.
 
     Args:
@@ -75,7 +75,7 @@ def order_of(own: DictConfig, typed: Sequence[str]) -> Order:
     )
 
 
-def joining_order(own: DictConfig) -> Order:
+def joining_order(own: Section) -> Order:
     """Returns the order by which a hospital joins a finished run.
 
     Args:
@@ -312,7 +312,7 @@ def make_kits(folder: Path, sites: Sequence[str], server: str, port: int) -> Pat
 
     content = project(PROJECT, sites, server, port, ADMIN)
     kits = provision(content, folder)
-    write_text(folder / "project.yml", OmegaConf.to_yaml(content))
+    write_text(folder / "project.yml", as_yaml(content))
     print(
         f"The kits are in {kits}; each holds a key, so that it goes to its owner alone.\n"
         f"  {server}: unpack on the server's machine, open port {port}, startup/start.sh\n"

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import DictConfig
 
 from medfed.common.console import say, shown, size, wide_console
 from medfed.common.errors import CheckpointError, CodecError, ConfigError, SiteError
@@ -29,6 +28,7 @@ from medfed.common.scores import label_of, number
 from medfed.common.tensors import Tensors, to_device
 from medfed.common.untrusted import read_checkpoint, read_json
 from medfed.config.allowed import check_plugins
+from medfed.config.description import RunDescription
 from medfed.datamodules.base import Exchanged
 from medfed.federation.algorithm import ClientInfo
 from medfed.federation.federation import Federation, check_reply, count
@@ -41,8 +41,8 @@ from medfed.federation.wire.ledger import Direction, Ledger
 from medfed.federation.wire.message import Message
 from medfed.federation.wire.packet import Packet
 from medfed.records.folder import finished, read_config
-from medfed.run.assembly import build_task
-from medfed.run.experiment import best_checkpoint, read_start
+from medfed.records.tasks import build_task
+from medfed.run.experiment import best_checkpoint, read_start, reopened
 from medfed.run.federating import federation_of, preprocessing
 from medfed.sites.calls import Caller, Terms, agree_again, compare, compare_models
 from medfed.sites.terms import Agreed, fingerprints
@@ -256,7 +256,7 @@ def agreed_for(folder: Path, site: str) -> Agreed:
 
 
 def join(
-    config: DictConfig, transport: Transport, site: str, steps: int, terms: Terms | None = None
+    config: RunDescription, transport: Transport, site: str, steps: int, terms: Terms | None = None
 ) -> Joined:
     """Onboards a hospital to the selected round of a finished run; the run stays as it is.
 
@@ -283,7 +283,7 @@ def join(
     if isinstance(reply, str):
         raise SiteError(f"{shown(site)}: {reply}; see to it, and onboard it again.")
     said = Greeting(reply.content["agreed"], reply.content["data"])
-    compare(Greeting(fingerprints(config), kept.greeting), said, "the run", site)
+    compare(Greeting(fingerprints(config.values), kept.greeting), said, "the run", site)
     answers = [answer.encode() for answer in kept.answers]
     samples, metrics, ledger = onboard(
         caller, federation, site, answers, steps, job=kept.job, like=like
@@ -318,16 +318,14 @@ def _reopened(folder: Path, facts: Mapping[str, Facts]) -> Federation:
     """Returns the server's half as it was after the selected round."""
     config = read_config(folder)
     check_plugins(config, folder)
-    config.resume = config.folder = str(folder)
-    config.trainer.accelerator, config.trainer.devices = "cpu", 1
-    start = read_start(config)
-    task = build_task(config)
-    if str(config.trainer.precision).startswith("64"):
+    start, described = read_start(reopened(config, folder, accelerator="cpu"))
+    task = build_task(described.model, described.canonical, described.seed)
+    if str(described.trainer.precision).startswith("64"):
         task.double()
-    start.begin(config, task)
+    start.begin(described, task)
     everyone = [ClientInfo(c, said.num_samples) for c, said in facts.items()]
     shape = next(iter(facts.values())).data["shape"]
-    federation, local = federation_of(config, task, [], everyone, shape)
+    federation, local = federation_of(described, task, [], everyone, shape)
     module = FederatedModule(task, federation, local)
     module.restore(read_checkpoint(best_checkpoint(folder)))
     return federation

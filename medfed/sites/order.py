@@ -154,19 +154,18 @@ def carry_out(text: str, transport: Transport) -> None:
 
 
 def _coordinate(order: Order, transport: Transport) -> None:
-    from omegaconf import OmegaConf, open_dict
-
     from medfed.common.files import Before
     from medfed.config.compose import load
+    from medfed.config.description import describe, written
     from medfed.sites.calls import Terms
     from medfed.sites.newcomers import AGREED, join
     from medfed.sites.run import coordinate
 
-    config = load([*order.agreed["overrides"], *order.alone, f"folder={order.folder}"])
-    with open_dict(config):
-        config.resume = order.folder if order.resume and not order.onboard else None
-        if OmegaConf.is_missing(config.data, "path"):
-            config.data.path = None  # the data are the sites'
+    source = written(load([*order.agreed["overrides"], *order.alone, f"folder={order.folder}"]))
+    source["resume"] = order.folder if order.resume and not order.onboard else None
+    if source["data"].get("path") == "???":
+        source["data"]["path"] = None  # the data are the sites'
+    config = describe(source)
     folder = Path(order.folder)
     if order.onboard:
         join(config, transport, order.onboard, order.steps, Terms(**order.terms))

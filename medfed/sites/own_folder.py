@@ -16,8 +16,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, open_dict
-
 from medfed.common.console import file_names
 from medfed.common.errors import MedfedError
 from medfed.common.figures import save_figures
@@ -27,6 +25,7 @@ from medfed.common.scores import Record, failures_count, undefined_in
 from medfed.common.tensors import Tensors
 from medfed.common.untrusted import read_json
 from medfed.config.compose import load
+from medfed.config.description import RunDescription, checked
 from medfed.datamodules.base import Exchanged
 from medfed.delivery.export.export import export_run
 from medfed.federation.budget import Passes
@@ -104,10 +103,9 @@ class OwnFolder:
         """Opens the folder, or goes on with what it holds."""
         folder, place = site.folder, self.workplace
         self._hospitals = len(asked.content["clients"])
-        config: DictConfig = place.config.copy()
-        with open_dict(config):
-            config.folder = str(folder)
-            config.resume = str(folder) if (folder / "config.yaml").is_file() else None
+        there = (folder / "config.yaml").is_file()
+        resume = str(folder) if there else None
+        config = place.config.replacing({"folder": str(folder), "resume": resume})
         data = place.data
         steps = {self.name: data.preprocessing(self.name)}
         cohort = {} if config.resume else cohort_record(data).record()
@@ -152,9 +150,7 @@ class OwnFolder:
     ) -> None:
         """Writes the folder of a site that has joined a federation which had trained."""
         place, folder, federation = self.workplace, site.folder, newcomer.module.federation
-        config: DictConfig = place.config.copy()
-        with open_dict(config):
-            config.folder, config.resume = str(folder), None
+        config = place.config.replacing({"folder": str(folder), "resume": None})
         steps = {self.name: place.data.preprocessing(self.name)}
         open_folder(config, place.data.splits(), steps, cohort_record(place.data).record())
         file = file_names([self.name])[self.name]
@@ -190,9 +186,7 @@ class OwnFolder:
         ledger = Ledger([e for e in self.ledger.entries if e.phase != "deliver"])
         count(ledger, packet, asked.round, "deliver", self.name, "down")
         federation.ledger, module.next_round = ledger, asked.round
-        config: DictConfig = place.config.copy()
-        with open_dict(config):
-            config.folder = str(folder)
+        config = place.config.replacing({"folder": str(folder)})
         experiment = self._experiment(config, module, evaluation)
         federation.arrived[self.name] = packet
         try:
@@ -206,7 +200,7 @@ class OwnFolder:
         self._report(site, experiment, best, self._spent)
 
     def _experiment(
-        self, config: DictConfig, module: FederatedModule, evaluation: PersonalEvaluation
+        self, config: RunDescription, module: FederatedModule, evaluation: PersonalEvaluation
     ) -> Experiment:
         place, folder = self.workplace, Path(config.folder)
         data, task, trainer = place.data, place.task, module.trainer
@@ -224,12 +218,12 @@ class OwnFolder:
         results.write_tables(experiment, summary, best)
         self._draw(experiment, best)
         try:
-            export_run(load([f"run={folder}", f"out={folder / 'bundle'}"], "export"))
+            export_run(checked(load([f"run={folder}", f"out={folder / 'bundle'}"], "export")))
         except MedfedError as error:  # the model is there, and so are the others' results
             site.log.warning("There is no bundle: %s", error)
 
     def _draw(self, experiment: Experiment, best: int | None) -> None:
-        if (kind := experiment.config.pictures.format) == "none":
+        if (kind := experiment.config.pictures) == "none":
             return
         from medfed.records.predictions import read_predictions
         from medfed.run.pictures import bytes_per_client, metric_curves  # late: they draw

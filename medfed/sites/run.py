@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-from omegaconf import DictConfig, open_dict
 
 from medfed.common.console import shown
 from medfed.common.errors import CheckpointError, ConfigError, SiteError
@@ -25,6 +24,7 @@ from medfed.common.files import Before, write_json, write_text
 from medfed.common.scores import Record, metrics_csv
 from medfed.common.tensors import digest
 from medfed.common.untrusted import read_checkpoint
+from medfed.config.description import RunDescription
 from medfed.federation.algorithm import ClientInfo
 from medfed.federation.budget import Passes
 from medfed.federation.engine.loop import LocalTrainer
@@ -38,12 +38,12 @@ from medfed.federation.split import float_entries
 from medfed.federation.wire.ledger import Ledger
 from medfed.models.task import TaskModule
 from medfed.records.folder import open_folder
-from medfed.run.assembly import build_task, unread_data
+from medfed.records.tasks import build_task
+from medfed.run.assembly import unread_data
 from medfed.run.claim import claimed
 from medfed.run.experiment import (
     best_checkpoint,
     callbacks_of,
-    has_adapters,
     read_start,
     trainer_of,
 )
@@ -171,7 +171,7 @@ ABSENCES = "absences.json"
 
 
 def coordinate(
-    config: DictConfig,
+    config: RunDescription,
     transport: Transport,
     sites: Sequence[str],
     terms: Terms | None = None,
@@ -180,7 +180,7 @@ def coordinate(
     """Runs or resumes an experiment across sites, and leaves an ordinary run folder.
 
     Args:
-        config: The composed configuration; its data are not read.
+        config: What the run is to do; its data are not read.
         transport: Reaches the sites.
         sites: Their names, in the order of the clients of the simulation that is to be equalled.
         terms: When to wait, and when to go on without a site.
@@ -192,7 +192,7 @@ def coordinate(
     Raises:
         MedfedError: If something does not fit, a site among it.
     """
-    if has_adapters(config):
+    if config.adapters is not None:
         raise ConfigError("adapters are not for runs across sites yet; set adapters=none.")
     if not sites or len(set(sites)) < len(sites):
         raise ConfigError(f"sites={list(sites)} must name at least one site, and each once.")
@@ -201,11 +201,11 @@ def coordinate(
 
 
 def _coordinate(
-    config: DictConfig, transport: Transport, sites: Sequence[str], terms: Terms
+    config: RunDescription, transport: Transport, sites: Sequence[str], terms: Terms
 ) -> dict[str, Any]:
     folder = Path(config.folder)
-    agreed = fingerprints(config)
-    start = read_start(config)
+    agreed = fingerprints(config.values)
+    start, config = read_start(config)
     gone = withdrawn_of(folder) if config.resume is not None else []
     there = [c for c in sites if c not in gone]
     job, standing, checkpoint = before_of(config, sites)
@@ -223,8 +223,8 @@ def _coordinate(
     if config.resume is not None:
         facts = as_before(folder, facts)
     first = facts[sites[0]]
-    take_facts(config, first.data)
-    task: TaskModule = build_task(config)
+    config = take_facts(config, first.data)
+    task: TaskModule = build_task(config.model, config.canonical, config.seed)
     if str(config.trainer.precision).startswith("64"):
         task.double()
     names = {key: first.data[key] for key in ("channels", "labels")}
@@ -243,11 +243,11 @@ def _coordinate(
     )
     coordinator.begin()
     module = SitesModule(task, federation, local, coordinator)
-    kept: DictConfig = config.copy()
+    each = config
     if config.checkpoint.every > 1:
         _log.info("Across sites every round is a checkpoint, whatever checkpoint.every says.")
-        kept.checkpoint.every = 1
-    trainer = trainer_of(config, [*callbacks_of(kept, evaluation), Absences(folder, coordinator)])
+        each = config.replacing({"checkpoint.every": 1})
+    trainer = trainer_of(config, [*callbacks_of(each, evaluation), Absences(folder, coordinator)])
     open_folder(config, {"clients": {c: {} for c in sites}, "files": {}}, {}, {})
     said = [answer.decode() for answer in answers]
     record = SitesRecord(job, dict(greeting.data), {c: facts[c] for c in sites}, said)
@@ -292,11 +292,11 @@ def as_before(folder: Path, facts: Mapping[str, Facts]) -> dict[str, Facts]:
     return kept
 
 
-def take_facts(config: DictConfig, data: Mapping[str, Any]) -> None:
+def take_facts(config: RunDescription, data: Mapping[str, Any]) -> RunDescription:
     """Takes from the sites what a simulation takes from the data.
 
     Args:
-        config: The configuration; it is changed.
+        config: What the run is to do.
         data: What all sites have alike.
 
     Raises:
@@ -305,18 +305,18 @@ def take_facts(config: DictConfig, data: Mapping[str, Any]) -> None:
     """
     if lacking := {*FACTS, "personal", "shape", "channels", "labels"} - set(data):
         raise SiteError(f"The sites do not say {min(lacking)}; give all ends the same version.")
-    with open_dict(config):
-        for key in FACTS:
-            if config.get(key) is not None and config[key] != data[key] and key != "patch_size":
-                raise ConfigError(
-                    f"{key} is {config[key]}, but the data say {data[key]}; leave it at null."
-                )
-            config[key] = data[key]
-        if data["personal"] is not None:
-            config.model.personal = data["personal"]
+    for key, given in vars(config.facts).items():
+        if given is not None and given != data[key] and key != "patch_size":
+            raise ConfigError(f"{key} is {given}, but the data say {data[key]}; leave it at null.")
+    settled = {key: data[key] for key in FACTS}
+    if data["personal"] is not None:
+        settled["model.personal"] = data["personal"]
+    return config.replacing(settled)
 
 
-def before_of(config: DictConfig, sites: Sequence[str]) -> tuple[str, Standing | None, Path | None]:
+def before_of(
+    config: RunDescription, sites: Sequence[str]
+) -> tuple[str, Standing | None, Path | None]:
     """Returns the name of the federation, where the sites are, and what to go on from."""
     if config.resume is None:
         return secrets.token_hex(16), None, None
@@ -379,7 +379,7 @@ def override(absent: Mapping[int, Sequence[str]]) -> str:
 
 
 def write(
-    config: DictConfig,
+    config: RunDescription,
     module: SitesModule,
     evaluation: SitesEvaluation,
     trainer: pl.Trainer,
@@ -388,7 +388,7 @@ def write(
     """Writes metrics, ledger, summary and pictures of a finished run; models are at the sites.
 
     Args:
-        config: The configuration.
+        config: What the run is to do.
         module: The run.
         evaluation: What the sites have measured.
         trainer: Whose logger gets the last word.
@@ -428,7 +428,7 @@ def write(
     if evaluation.history:
         metric = evaluation.metric
         figures[f"val_{metric}"] = metric_curves(evaluation.history, metric, best)
-    pictures = save_figures(folder / "pictures", figures, config.pictures.format)
+    pictures = save_figures(folder / "pictures", figures, config.pictures)
     end_logging(trainer.logger, pictures, summary)
     print_summary(summary, folder)
     return summary

@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any, Protocol, TypedDict
 
 import torch
-from omegaconf import DictConfig, OmegaConf
 
 from medfed.common.errors import CheckpointError, CodecError, DataError
 from medfed.common.files import write_json
 from medfed.common.schemas import Count, fit
 from medfed.common.tensors import Tensors, digest, map_state
 from medfed.common.untrusted import read_checkpoint, read_json
+from medfed.config.description import RunDescription
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.one_site import OwnData, setup_alone
 from medfed.federation.algorithm import ClientInfo
@@ -40,8 +40,9 @@ from medfed.federation.wire.packet import Packet
 from medfed.models.task import TaskModule
 from medfed.records.folder import save_tensors
 from medfed.run.assembly import say_data, unread_data
-from medfed.run.experiment import read_start, task_from, trainer_of
+from medfed.run.experiment import begin, read_start, trainer_of
 from medfed.run.federating import federate
+from medfed.run.loggers import NO_LOGGER
 from medfed.run.start import Start
 from medfed.sites.newcomers import Newcomer
 from medfed.sites.terms import Agreed, SiteFile, fingerprints
@@ -440,8 +441,10 @@ class ConfiguredSite:
             are here, as in a rehearsal, and the agreed partition deals them out.
     """
 
-    def __init__(self, config: DictConfig, name: str, sites: Sequence[str] | None = None) -> None:
-        self.config: DictConfig = config.copy()
+    def __init__(
+        self, config: RunDescription, name: str, sites: Sequence[str] | None = None
+    ) -> None:
+        self.config = config
         self.name = name
         self.sites = sites
         self._greeting: Greeting | None = None
@@ -478,8 +481,8 @@ class ConfiguredSite:
     def greeting(self) -> Greeting:
         """See :meth:`medfed.sites.site.Workplace.greeting`."""
         if self._greeting is None:
-            agreed = fingerprints(self.config)
-            self._start = read_start(self.config)
+            agreed = fingerprints(self.config.values)
+            self._start, self.config = read_start(self.config)
             data = unread_data(self.config)
             if self.sites is not None:
                 data.partition = OwnData(data.partition, self.name, self.sites)
@@ -516,13 +519,13 @@ class ConfiguredSite:
         """Builds the model, once the data are read."""
         if self._told[-1] is not None:
             return
-        config = self.config
         say_data(self.data)
-        self._task, _, _ = task_from(config, self.data, self._start)
+        begun = begin(self.config, self.data, self._start)
+        self.config, self._task = begun.config, begun.task
         entries = float_entries(self._task.network)
         self._initial = {n: t.detach().clone() for n, t in entries.items()}
         samples = self.data.clients[self.name].num_samples
-        self._facts = Facts(samples, digest(self._initial), facts_of(config, self.data))
+        self._facts = Facts(samples, digest(self._initial), facts_of(self.config, self.data))
 
     @property
     def exchanged(self) -> tuple[list[bytes], list[bytes]]:
@@ -542,10 +545,8 @@ class ConfiguredSite:
                 tensor.copy_(self._initial[name])
         module = SiteModule(task, *federate(config, self.data, task, everyone))
         # Precision and device are those of a Trainer, which carries out nothing here.
-        quiet: DictConfig = config.copy()
-        quiet.progress = False
-        quiet.logger = OmegaConf.create({"_target_": "medfed.run.loggers.no_logger"})
-        trainer = trainer_of(quiet, [])
+        quiet = {"progress": False, "logger": NO_LOGGER}
+        trainer = trainer_of(config.replacing(quiet), [])
         trainer.strategy.connect(module)
         module.trainer = trainer
         module.setup("fit")
@@ -554,7 +555,7 @@ class ConfiguredSite:
         return module
 
 
-def facts_of(config: DictConfig, data: FederatedDataModule) -> dict[str, Any]:
+def facts_of(config: RunDescription, data: FederatedDataModule) -> dict[str, Any]:
     """Returns what all sites must have alike of their data, and the coordinator builds with.
 
     Args:
@@ -562,10 +563,8 @@ def facts_of(config: DictConfig, data: FederatedDataModule) -> dict[str, Any]:
         data: The site's.
     """
     (client,) = data.clients.values()
-    plain = OmegaConf.to_container(config, resolve=True)
-    assert isinstance(plain, dict)
-    return {key: plain.get(key) for key in FACTS} | {
-        "personal": plain["model"].get("personal"),
+    return {key: getattr(config.facts, key) for key in FACTS} | {
+        "personal": config.model.get("personal"),
         "shape": list(client.train_inputs(1).shape[1:]),
         "channels": list(data.channel_names),
         "labels": list(data.class_names),

@@ -38,6 +38,7 @@ A site whose files are in another layout names a reader of its own, whole:
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import re
@@ -50,7 +51,6 @@ from typing import Any, TypedDict
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf, open_dict
 
 from medfed import __version__
 from medfed.common.console import shown
@@ -58,8 +58,9 @@ from medfed.common.errors import ConfigError, MedfedError, did_you_mean, first_l
 from medfed.common.files import write_text
 from medfed.common.untrusted import read_json, read_yaml
 from medfed.config.allowed import fingerprints as plugin_hashes
-from medfed.config.check import check
-from medfed.config.compose import load, resolved
+from medfed.config.compose import load
+from medfed.config.description import RunDescription, describe, written
+from medfed.config.sections import put, select
 from medfed.config.spelling import hydra_spelling, with_whole_data
 
 # A site's alone, with what stands there until the site's file says otherwise.
@@ -99,7 +100,6 @@ _HERE = "data.path=here"  # as if somebody had data of their own
 _MOST = 1000  # overrides, and letters of each
 # What a site builds for itself, never because others say so.
 _NOT = ("pytorch_lightning.", "hydra.", "medfed.commands.", "medfed.run.", "medfed.delivery.export")
-_ALLOWED = ("medfed.run.assembly.CanonicalParts",)
 
 
 class AgreedRecord(TypedDict):
@@ -174,7 +174,7 @@ class Agreed:
         kept = [o for o in typed if o not in apart]
         alone = [o for o in apart if not _key(o).startswith(_DATA)]
         precision = load([*kept, *alone]).trainer.precision
-        if precision != usual().trainer.precision and not any(_key(o) == PRECISION for o in kept):
+        if precision != select(usual(), PRECISION) and not any(_key(o) == PRECISION for o in kept):
             kept.append(f"{PRECISION}={precision}")
         said = [
             f"{o} counts at the coordinator alone; sites say so in their own files."
@@ -209,7 +209,18 @@ class Agreed:
         """Writes it, for the sites to look at beforehand."""
         write_text(path, json.dumps(self.record(), indent=1) + "\n")
 
-    def config(self, plugins: Sequence[str] = ()) -> DictConfig:
+    def config(self, plugins: Sequence[str] = ()) -> RunDescription:
+        """Describes the agreed run; what is a site's own stands at its default.
+
+        Args:
+            plugins: The folders that this site has named; code from nowhere else is found.
+
+        Raises:
+            ConfigError: If it cannot be composed, or names what no site builds for others.
+        """
+        return describe(self.source(plugins))
+
+    def source(self, plugins: Sequence[str] = ()) -> dict[str, Any]:
         """Composes the agreed configuration; what is a site's own stands at its default.
 
         Args:
@@ -219,49 +230,45 @@ class Agreed:
             ConfigError: If it cannot be composed, or names what no site builds for others.
         """
         named = [f"plugins=[{','.join(plugins)}]"] if plugins else []
-        config, plain = load([*self.overrides, *named]), usual()
-        precision = config.trainer.precision
-        with open_dict(config):
-            for key, value in OWN.items():
-                _put(config, key, plain.get(key) if key in _SECTIONS else value)
-            config.trainer.precision = precision
-            config.plugins = list(plugins) or None
-            config.folder = "."
-            if "hydra" in config:
-                del config["hydra"]
-        _check_targets(config)
-        if not self.cut and "path" not in list(config.data):  # also where it is ???
+        source, plain = written(load([*self.overrides, *named])), usual()
+        precision = source["trainer"]["precision"]
+        for key, value in OWN.items():
+            if _is_there(source, key):
+                put(source, key, copy.deepcopy(plain[key]) if key in _SECTIONS else value)
+        source["trainer"]["precision"] = precision
+        source |= {"plugins": list(plugins) or None, "folder": "."}
+        _check_targets(source)
+        if not self.cut and "path" not in source["data"]:  # also where it is ???
+            made_by = source["data"]["_target_"].rpartition(".")[2]
             raise ConfigError(
-                f"The data of {config.data['_target_'].rpartition('.')[2]} are generated, so that "
+                f"The data of {made_by} are generated, so that "
                 "no site can have its own; agree on cut=true, or on data of a path."
             )
-        if config.get("keep_out"):
+        if source.get("keep_out"):
             raise ConfigError(
                 "keep_out is for simulations; leave the sites out of the list of sites."
             )
-        check(config)
-        return config
+        return source
 
 
 @cache
-def usual() -> DictConfig:
+def usual() -> dict[str, Any]:
     """Returns the configuration without any override; leave it as it is."""
-    return load()
+    return written(load())
 
 
-def agreed_values(config: DictConfig) -> dict[str, Any]:
+def agreed_values(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what all must have alike of a configuration, key by key, as JSON.
 
     Args:
-        config: Composed; facts of the data are not filled in.
+        config: Its values; facts of the data are not filled in.
 
     Example:
-        >>> config = OmegaConf.create({"seed": 1, "threads": 4, "data": {"path": "/a", "seed": 1}})
-        >>> agreed_values(config)
+        >>> agreed_values({"seed": 1, "threads": 4, "data": {"path": "/a", "seed": 1}})
         {'seed': 1, 'data.seed': 1}
     """
     found: dict[str, Any] = {}
-    waiting = [("", resolved(_without_own(config)))]
+    waiting = [("", _without_own(config))]
     while waiting:
         place, node = waiting.pop()
         for key, value in node.items():
@@ -270,18 +277,18 @@ def agreed_values(config: DictConfig) -> dict[str, Any]:
                 waiting.append((name, value))
             else:
                 found[name] = value
-    codes = sorted(plugin_hashes(config).values())
+    codes = sorted(plugin_hashes(config.get("plugins") or ()).values())
     return {**found, **({"plugins": codes} if codes else {})}
 
 
-def fingerprints(config: DictConfig) -> dict[str, str]:
+def fingerprints(config: Mapping[str, Any]) -> dict[str, str]:
     """Returns a hash of each agreed value, by key, so that no value travels.
 
     Args:
         config: As for `agreed_values`.
 
     Example:
-        >>> fingerprints(OmegaConf.create({"seed": 1}))
+        >>> fingerprints({"seed": 1})
         {'seed': '6b86b273ff34fce1'}
     """
     return {
@@ -290,27 +297,23 @@ def fingerprints(config: DictConfig) -> dict[str, str]:
     }
 
 
-def _without_own(config: DictConfig) -> DictConfig:
+def _without_own(config: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of a configuration without keys that are a site's own, or may be; precision stays."""
-    config = config.copy()
-    precision = OmegaConf.select(config, PRECISION)
-    with open_dict(config):
-        for key in (*OWN, *READING):
-            place, _, leaf = key.rpartition(".")
-            node = OmegaConf.select(config, place) if place else config
-            if isinstance(node, DictConfig) and leaf in list(node):
-                del node[leaf]
-        if precision is not None:
-            config.trainer = {"precision": precision}
-    return config
+    made = written(config)
+    precision = select(made, PRECISION)
+    for key in (*OWN, *READING):
+        place, _, leaf = key.rpartition(".")
+        if _is_there(made, key):
+            del (select(made, place) if place else made)[leaf]
+    if precision is not None:
+        made["trainer"] = {"precision": precision}
+    return made
 
 
-def _put(config: DictConfig, key: str, value: Any) -> None:
-    """Sets a key that is there."""
+def _is_there(config: Mapping[str, Any], key: str) -> bool:
     place, _, leaf = key.rpartition(".")
-    node = OmegaConf.select(config, place) if place else config
-    if isinstance(node, DictConfig) and leaf in list(node):
-        node[leaf] = value
+    node = select(config, place) if place else config
+    return isinstance(node, dict) and leaf in node
 
 
 def _key(override: str) -> str:
@@ -353,14 +356,14 @@ def _check_overrides(overrides: Sequence[str]) -> None:
             )
 
 
-def _check_targets(config: DictConfig) -> None:
+def _check_targets(config: Mapping[str, Any]) -> None:
     """Refuses names that a site builds for itself alone, wherever they stand.
 
     Raises:
         ConfigError: If there is one; the key is named.
     """
-    for key, target in _targets("", OmegaConf.to_container(_without_own(config))):
-        if str(target).startswith(_NOT) and target not in _ALLOWED:
+    for key, target in _targets("", _without_own(config)):
+        if str(target).startswith(_NOT):
             raise ConfigError(
                 f"{key}={target!s:.100} is nothing that sites build for each other; leave it out."
             )
@@ -438,8 +441,8 @@ class SiteFile:
                 values[key] = str(_placed(home, key, values[key]))
         return cls(**known, values=values)
 
-    def config(self, agreed: Agreed) -> DictConfig:
-        """Composes this site's configuration: the agreed one, with its own keys.
+    def config(self, agreed: Agreed) -> RunDescription:
+        """Describes this site's run: the agreed one, with its own keys.
 
         Args:
             agreed: What all sites have agreed on.
@@ -453,43 +456,34 @@ class SiteFile:
                 f"site: {self.site} is none of those who agree"
                 f"{did_you_mean(self.site, agreed.sites)}; they are {', '.join(agreed.sites)}."
             )
-        config = agreed.config(self.plugins)
+        source = written(agreed.config(self.plugins))
         if not agreed.cut and not self.values.get("data.path"):
             raise ConfigError(
                 f"The file of site {self.site} does not say where its data are; add data: "
                 "{path: ...}."
             )
-        precision = config.trainer.precision
         option = [f"trainer={self.trainer}"] if isinstance(self.trainer, str) else []
-        groups = load([*option, f"logger={self.logger}"])
-        with open_dict(config):
-            config.trainer = self._own_keys(groups.trainer)
-            config.trainer.precision = precision
-            config.logger = groups.logger
-            config.folder = str(self.folder)
-            if "root" in list(config.data):
-                config.data.root = str(self.folder / "data")
-            if f"{_READER}._target_" in self.values:
-                config.data.reader = {}
-            for key, value in self.values.items():
-                self._set(config, key, value)
-        check(config)
-        return config
+        groups = written(load([*option, f"logger={self.logger}"]))
+        trainer = {**self._own_keys(groups["trainer"]), "precision": select(source, PRECISION)}
+        source |= {"trainer": trainer, "logger": groups["logger"], "folder": str(self.folder)}
+        if "root" in source["data"]:
+            source["data"]["root"] = str(self.folder / "data")
+        if f"{_READER}._target_" in self.values:
+            source["data"]["reader"] = {}
+        for key, value in self.values.items():
+            if _is_there(source, key) or key.startswith(f"{_READER}."):
+                put(source, key, value)
+            elif key in OWN:
+                what = "has no meaning here: these data have none."
+                _log.info("%s of site %s %s", key, self.site, what)
+            else:
+                raise ConfigError(
+                    f"{key} is no key of what all have agreed on, so that site {self.site} cannot "
+                    "set it; take it out of its file."
+                )
+        return describe(source)
 
-    def _set(self, config: DictConfig, key: str, value: Any) -> None:
-        place, _, leaf = key.rpartition(".")
-        node = OmegaConf.select(config, place) if place else config
-        if isinstance(node, DictConfig) and (leaf in list(node) or place.startswith(_READER)):
-            node[leaf] = value
-        elif key in OWN:
-            _log.info("%s of site %s has no meaning here: these data have none.", key, self.site)
-        else:
-            raise ConfigError(
-                f"{key} is no key of what all have agreed on, so that site {self.site} cannot set "
-                "it; take it out of its file."
-            )
-
-    def _own_keys(self, found: DictConfig) -> DictConfig:
+    def _own_keys(self, found: dict[str, Any]) -> dict[str, Any]:
         """The trainer as this site has it: one device, chosen by itself."""
         if not isinstance(self.trainer, str):
             if odd := [key for key in self.trainer if key not in _TRAINER]:
@@ -497,10 +491,10 @@ class SiteFile:
                     f"trainer.{odd[0]} is not for a site to set; it chooses "
                     f"{' and '.join(_TRAINER)}."
                 )
-            found.update(self.trainer)
-        found.strategy = "auto"
-        devices = found.devices
-        if devices != 1 and not (OmegaConf.is_list(devices) and len(devices) == 1):
+            found |= self.trainer
+        found["strategy"] = "auto"
+        devices = found["devices"]
+        if devices != 1 and not (isinstance(devices, list) and len(devices) == 1):
             raise ConfigError(
                 f"trainer.devices={devices} are several, and a site trains one client; give it "
                 "one, such as devices: [0]."

@@ -10,7 +10,7 @@ import torch
 
 from medfed.common.errors import ConfigError, DataError
 from medfed.common.seeding import numpy_rng
-from medfed.config.compose import load
+from medfed.config.compose import described
 from medfed.datamodules.partitions.by_centre import ByCentre
 from medfed.datamodules.readers.heart import FEATURES, PUBLISHED, TARGET, read_heart
 from medfed.datamodules.tables.datamodule import TabularDataModule
@@ -130,7 +130,7 @@ def test_hospitals_train_even_where_a_test_split_has_one_class(folder, tmp_path)
         *("rounds=2", "local.steps=3", "logger=none", "progress=false"),
         *("data.test_fraction=0.1", "data.val_fraction=0.1", f"folder={tmp_path / 'run'}"),
     ]
-    summary, experiment = train(load(overrides))
+    summary, experiment = train(described(overrides))
     labels = [b["label"] for b in experiment.data.clients["switzerland"].eval_batches("test")]
     assert len(torch.cat(labels).unique()) == 1
     measured = summary["clients"]["switzerland"]

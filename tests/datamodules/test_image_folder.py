@@ -11,6 +11,7 @@ from PIL import Image
 from medfed.common.errors import ConfigError, DataError
 from medfed.common.seeding import numpy_rng
 from medfed.config.compose import load
+from medfed.config.description import describe
 from medfed.datamodules.images import ImageDataModule
 from medfed.datamodules.partitions.by_centre import ByCentre
 from medfed.datamodules.partitions.by_label import LabelImbalance
@@ -190,7 +191,7 @@ def test_from_the_command_line(folder):
             *(f'data.reader.centre_pattern="{CENTRE}"', "data.reader.color=rgb"),
         ]
     )
-    data, task = data_and_task(config)
+    data, task = data_and_task(describe(config))
     batch = next(data.clients["Bern"].train_batches(0))
     assert batch["image"].shape[1:] == (3, 64, 64)
     assert task(batch["image"]).shape[1:] == (2,)

@@ -9,7 +9,8 @@ from sklearn.datasets import load_digits
 
 from medfed.common.errors import ConfigError, DataError
 from medfed.common.seeding import numpy_rng
-from medfed.config.compose import load
+from medfed.config.compose import described, load
+from medfed.config.description import describe
 from medfed.datamodules.client_data import ArrayRows
 from medfed.datamodules.generated.medmnist import CLASSES, BloodCells
 from medfed.datamodules.images import ImageDataModule
@@ -20,7 +21,7 @@ from medfed.datamodules.partitions.round_robin import RoundRobin
 from medfed.datamodules.readers.medmnist import read_medmnist
 from medfed.datamodules.readers.scikit_learn import read_digits
 from medfed.datamodules.splits import SPLITS
-from medfed.run.assembly import data_and_task
+from medfed.run.assembly import read_data, task_for
 from medfed.run.train import train
 from tests.sweeps import sweep
 
@@ -231,7 +232,7 @@ def test_digits_are_scikit_learns_and_fall_into_groups():
 def test_shipped_experiments_learn(tmp_path, overrides):
     more = ["rounds=2", "local.steps=3", "logger=none", "progress=false"]
     folders = [f"data.root={tmp_path}", f"folder={tmp_path / 'run'}"]
-    summary, experiment = train(load([*overrides, *more, *folders]))
+    summary, experiment = train(described([*overrides, *more, *folders]))
     losses = [m["loss"] for m in summary["clients"].values()]
     assert np.mean(losses) < 1.05 * np.log(experiment.data.num_classes)
 
@@ -240,6 +241,9 @@ def test_volumes_pass_a_network_of_three_dimensions(tmp_path):
     path = save(tmp_path, arrays(SHAPES["volume"]))
     wanted = ["data=medmnist", f"data.path={path}", "partition=round_robin", "model=small_cnn"]
     config = load([*wanted, "partition.num_clients=3"])
-    data, task = data_and_task(config)
-    assert (config.spatial_dims, config.in_channels, config.out_channels) == (3, 1, 3)
+    described = describe(config)
+    data = read_data(described)
+    settled, task = task_for(described, data)
+    facts = settled.facts
+    assert (facts.spatial_dims, facts.in_channels, facts.out_channels) == (3, 1, 3)
     assert task(next(data.clients["hospital_0"].train_batches(0))["image"]).shape == (8, 3)

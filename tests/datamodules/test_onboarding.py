@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from medfed.common.errors import ConfigError
-from medfed.config.check import check_values
 from medfed.config.compose import build, load
+from medfed.config.description import checked
 from medfed.datamodules.client_data import ClientData
 from medfed.datamodules.plans import first_patients
 from tests.sweeps import sweep
@@ -137,4 +137,4 @@ def test_keep_out_is_a_list():
     config = load(["experiment=clinical_pfednet", "keep_out=hospital_1"])
     config.folder, config.resume = "x", None
     with pytest.raises(ConfigError, match=r"write keep_out=\[hospital_1\]"):
-        check_values(config)
+        checked(config)

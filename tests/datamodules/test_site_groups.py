@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from medfed.common.errors import ConfigError, DataError
-from medfed.config.compose import load
+from medfed.config.compose import described, load
+from medfed.config.description import describe
 from medfed.datamodules.ct_patches import PatchSpec
 from medfed.datamodules.generated.luna16 import LunaCohort
 from medfed.datamodules.luna16 import Luna16DataModule
@@ -84,7 +85,7 @@ def digits():
     """The same digits with and without planted groups."""
     planted = ("partition.label_shift=3", "partition.scanners=[{},{gamma: 2.0}]")
     options = [(), planted]
-    return [data_and_task(load([*DIGITS, "model=small_cnn", *o]))[0] for o in options]
+    return [data_and_task(described([*DIGITS, "model=small_cnn", *o]))[0] for o in options]
 
 
 def test_labels_of_all_splits_are_renamed_and_nothing_else(digits):
@@ -111,7 +112,7 @@ def test_the_record_makes_the_same_clients_again(digits, tmp_path):
     file = tmp_path / "splits.json"
     file.write_text(json.dumps(shifted.splits()))
     config = load(["data=digits", "model=small_cnn", "partition=saved", f"partition.file={file}"])
-    again = data_and_task(config)[0]
+    again = data_and_task(describe(config))[0]
     for name, client in shifted.clients.items():
         assert torch.equal(again.clients[name].train["label"], client.train["label"])
     record = shifted.splits()["partition"]

@@ -13,9 +13,10 @@ import monai.bundle
 import nibabel as nib
 import numpy as np
 import torch
-from omegaconf import DictConfig
 
-from medfed.config.compose import load
+from medfed.config.compose import described, load
+from medfed.config.description import checked
+from medfed.config.sections import Section
 from medfed.datamodules.base import FederatedDataModule
 from medfed.delivery.bundle.bundle import write_bundle
 from medfed.delivery.bundle.networks import code_of, describe
@@ -23,7 +24,7 @@ from medfed.delivery.export.run_record import RunRecord
 from medfed.delivery.predict.prediction import predict
 from medfed.federation.split import float_entries
 from medfed.models.task import TaskModule
-from medfed.run.assembly import data_and_task
+from medfed.run.assembly import read_data, task_for
 
 HEADS = ("data.generated.patients=4", "data.generated.hospitals=2", "data.patches_per_patient=1")
 EXPERIMENTS = {
@@ -71,7 +72,7 @@ class Hospital:
     """
 
     client: str
-    config: DictConfig
+    config: Section
     data: FederatedDataModule
     task: TaskModule
     bundle: Path
@@ -80,7 +81,7 @@ class Hospital:
         """Does what the script does."""
         spelled = {k: v for k, v in {"bundle": self.bundle, **keys}.items() if v is not None}
         texts = {k: f'"{v}"' if isinstance(v, Path) else v for k, v in spelled.items()}
-        predict(load([f"{k}={v}" for k, v in texts.items()], "predict"))
+        predict(checked(load([f"{k}={v}" for k, v in texts.items()], "predict")))
 
     def copy(self, folder: Path) -> Path:
         """Returns a copy of the bundle that a test may damage."""
@@ -108,8 +109,10 @@ def make_hospital(name: str, root: Path, *overrides: str) -> Hospital:
     settings = [] if name in ("digits", "table") else [f"data.root={root}"]
     if name.startswith("classes"):
         settings += [f"data.path={write_organs(root / name)}"]
-    config = load([*EXPERIMENTS[name], *settings, *overrides, f"folder={root}", "threads=1"])
-    data, task = data_and_task(config)
+    run = described([*EXPERIMENTS[name], *settings, *overrides, f"folder={root}", "threads=1"])
+    data = read_data(run)
+    run, task = task_for(run, data)
+    config = run.values
     client = next(iter(data.plans))
     generator = torch.Generator().manual_seed(7)
     for tensor in task.network.state_dict().values():

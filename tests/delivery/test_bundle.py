@@ -28,7 +28,7 @@ from medfed.delivery.bundle.networks import TARGETS, describe
 from medfed.delivery.bundle.weights import MODEL, fit, save_weights
 from medfed.delivery.export.client_model import choose_bits, quantise
 from medfed.federation.split import float_entries
-from medfed.run.assembly import build_task
+from medfed.records.tasks import build_task
 from tests.sweeps import sweep
 from tests.toys import assert_alike
 
@@ -218,7 +218,7 @@ MODELS = {
 def test_two_bits_take_a_tenth_of_the_bytes(name, hospital, tmp_path):
     factor, like, overrides = MODELS[name]
     config = load([*overrides, "spatial_dims=2"])
-    network = build_task(config).network
+    network = build_task(config.model, None, config.seed).network
     weights = {n: t.detach() for n, t in float_entries(network).items()}
     books = quantise(weights, choose_bits(network, 2))
     dense = {n: t for n, t in weights.items() if n not in books}

@@ -19,7 +19,8 @@ import torch
 
 from medfed.common.errors import CheckpointError, ConfigError
 from medfed.common.files import sha256
-from medfed.config.compose import load
+from medfed.config.compose import described, load
+from medfed.config.description import checked
 from medfed.delivery.bundle.bundle import read_bundle
 from medfed.delivery.bundle.weights import with_codebooks
 from medfed.delivery.export.client_model import choose_bits, collapse, quantise
@@ -47,7 +48,7 @@ SMALL = (
 @pytest.fixture(scope="module")
 def finished_run(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("export") / "run"
-    train(load([*SMALL, "model.network.channels=[4,4,4]", f"folder={folder}"]))
+    train(described([*SMALL, "model.network.channels=[4,4,4]", f"folder={folder}"]))
     return folder
 
 
@@ -57,7 +58,7 @@ def run(finished_run, tmp_path) -> Path:
 
 
 def export(run: Path, *overrides: str) -> list[Path]:
-    return export_run(load([f"run={run}", *overrides], "export"))
+    return export_run(checked(load([f"run={run}", *overrides], "export")))
 
 
 def first_client(run: Path) -> str:

@@ -12,15 +12,17 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from omegaconf import OmegaConf
 from sklearn.datasets import load_diabetes
 
-from medfed.config.compose import load
+from medfed.config.compose import described, load
+from medfed.config.description import checked
+from medfed.config.sections import optional
 from medfed.delivery.bundle.bundle import read_bundle
 from medfed.delivery.export.export import export_run
 from medfed.delivery.predict.prediction import predict
 from medfed.models.networks.canonical import Canonical
-from medfed.run.assembly import build_task
+from medfed.records.folder import read_config
+from medfed.records.tasks import build_task
 from medfed.run.train import train
 from tests.toys import assert_alike
 
@@ -29,15 +31,18 @@ CNN = ("model.network.channels=[4,4,4]",)
 
 
 def run(folder: Path, *overrides: str) -> Path:
-    train(load([*overrides, *QUIET, f"folder={folder}"]))
+    train(described([*overrides, *QUIET, f"folder={folder}"]))
     return folder
 
 
 def export(folder: Path, *overrides: str):
     """Exports the first client; returns the bundle, and the run's network with its model."""
     client = next(iter(json.loads((folder / "summary.json").read_text())["clients"]))
-    (bundle,) = export_run(load([f"run={folder}", f"client={client}", *overrides], "export"))
-    network = build_task(OmegaConf.load(folder / "config.yaml")).network
+    (bundle,) = export_run(
+        checked(load([f"run={folder}", f"client={client}", *overrides], "export"))
+    )
+    config = read_config(folder)
+    network = build_task(config.model, optional(config, "canonical"), config.seed).network
     state = safetensors.torch.load_file(folder / "models" / f"{client}.safetensors")
     counters = {n: t for n, t in network.state_dict().items() if not t.is_floating_point()}
     network.load_state_dict({**counters, **state})
@@ -100,7 +105,9 @@ def test_a_continuous_outcome_is_predicted_in_its_unit(tmp_path, monkeypatch):
     with source.open("w", newline="") as file:
         header = ["patient", *facts["input"]["features"]]
         csv.writer(file).writerows([header, *([f"p{i}", *r] for i, r in enumerate(rows.tolist()))])
-    predict(load([f"bundle={bundle.folder}", f"input={source}", f"output={output}"], "predict"))
+    predict(
+        checked(load([f"bundle={bundle.folder}", f"input={source}", f"output={output}"], "predict"))
+    )
     with output.open(newline="") as file:
         names, *found = csv.reader(file)
     assert names == ["row", "patient", "warning", "prediction"]

@@ -13,6 +13,7 @@ from monai.networks.nets import UNet
 
 from medfed.common.errors import CheckpointError, ConfigError, MedfedError
 from medfed.config.compose import load
+from medfed.config.description import checked
 from medfed.delivery.bundle.bundle import read_bundle, write_bundle
 from medfed.delivery.bundle.weights import fit as quantised
 from medfed.delivery.export.export import export_run
@@ -39,7 +40,7 @@ def root(tmp_path_factory) -> Path:
     """A run, a bundle of it, and one that fine-tunes it on other patients."""
     root = tmp_path_factory.mktemp("finetune")
     run(root / "first", *imaging(root / "data"), *FIRST)
-    export_run(load([f"run={root / 'first'}", "client=hospital_0"], "export"))
+    export_run(checked(load([f"run={root / 'first'}", "client=hospital_0"], "export")))
     shutil.copytree(root / "first" / "bundles" / "hospital_0", root / "bundle")
     run(root / "tuned", *tuned(root))
     return root

@@ -25,7 +25,7 @@ from medfed.delivery.export.client_model import (
 )
 from medfed.federation.split import float_entries
 from medfed.models.networks.personal_part import part_roots
-from medfed.run.assembly import build_task
+from medfed.records.tasks import build_task
 from tests.toys import assert_alike
 
 CNN = ("model=small_cnn", "model.network.channels=[4,4,4]", "in_channels=3", "out_channels=4")
@@ -51,7 +51,7 @@ def made(case: str, membership: list[float]):
     dims = [] if case in ("logistic", "linear") else ["spatial_dims=2"]
     count = f"canonical.count={len(membership)}"
     config = load(["canonical=outputs", "algorithm=ppfl", count, *CASES[case], *dims])
-    network = build_task(config).network.eval()
+    network = build_task(config.model, config.canonical, config.seed).network.eval()
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for tensor in network.state_dict().values():

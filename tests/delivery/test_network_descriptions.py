@@ -10,7 +10,7 @@ import torch
 from medfed.common.errors import CheckpointError, ConfigError
 from medfed.config.compose import load
 from medfed.delivery.bundle.networks import build_network, describe
-from medfed.run.assembly import build_task
+from medfed.records.tasks import build_task
 from tests.toys import assert_alike
 
 CASES = {
@@ -35,7 +35,7 @@ def test_the_plain_network_is_that_of_the_run(case):
     (channels, out), overrides = CASES[case]
     facts = [f"in_channels={channels}", f"out_channels={out}", "spatial_dims=2", "regions=[a,b,c]"]
     config = load([*overrides, *facts])
-    network = build_task(config).network.eval()
+    network = build_task(config.model, None, config.seed).network.eval()
     plain = json.loads(json.dumps(describe(dict(config.model.network))))
     again = build_network(plain).eval()
     again.load_state_dict(network.state_dict())

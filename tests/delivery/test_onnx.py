@@ -23,7 +23,7 @@ from medfed.delivery.export.client_model import choose_bits, quantise
 from medfed.delivery.predict.options import PredictOptions
 from medfed.delivery.predict.predictor import make_predictor
 from medfed.federation.split import float_entries
-from medfed.run.assembly import build_task
+from medfed.records.tasks import build_task
 from tests.sweeps import sweep
 from tests.toys import assert_alike
 
@@ -46,7 +46,8 @@ NETWORKS = {
 def network_of(name: str, *overrides: str, dims: int = 2) -> torch.nn.Module:
     """A network in evaluation mode with other biases, norms and buffers than at the start."""
     sizes = [] if name in TABULAR else [f"spatial_dims={dims}"]
-    network = build_task(load([f"model={name}", *sizes, *overrides])).network.eval()
+    config = load([f"model={name}", *sizes, *overrides])
+    network = build_task(config.model, None, config.seed).network.eval()
     generator = torch.Generator().manual_seed(3)
     for tensor in network.state_dict().values():
         if tensor.is_floating_point() and tensor.ndim == 1:

@@ -13,6 +13,7 @@ import torch
 
 from medfed.config.allowed import with_plugins
 from medfed.config.compose import load
+from medfed.config.description import checked, describe
 from medfed.delivery.bundle.bundle import read_bundle
 from medfed.delivery.bundle.onnx_file import ONNX, OnnxNetwork
 from medfed.delivery.export.export import export_run
@@ -47,12 +48,12 @@ def test_trained_exported_and_predicted(name, tmp_path, monkeypatch):
     config.rounds = 1
     if name == "tied":
         config.model.network._target_ = "own_tied.Tied"
-    train(config)
+    train(describe(config))
     run = RunRecord.read(tmp_path / "run")
     client = run.clients("all")[0]
     width = "null" if method == "qupel" else "4"
     options = [f"run={run.folder}", f"client={client}", f"bits={width}", "onnx=true"]
-    (folder,) = export_run(load([*options, "finetune_steps=2"], "export"))
+    (folder,) = export_run(checked(load([*options, "finetune_steps=2"], "export")))
     bundle = read_bundle(folder)
     facts = bundle.facts
     assert facts["bits"]
@@ -79,7 +80,7 @@ def test_trained_exported_and_predicted(name, tmp_path, monkeypatch):
         np.save(tmp_path / "in" / f"{i}.npy", values)
     run_by_monai(folder, tmp_path / "in", tmp_path / "out", monkeypatch)
     keys = {"bundle": folder, "input": tmp_path / "in", "output": tmp_path / "own.csv"}
-    predict(load([accept, *(f"{k}={v}" for k, v in keys.items())], "predict"))
+    predict(checked(load([accept, *(f"{k}={v}" for k, v in keys.items())], "predict")))
     theirs, own = (
         np.array([[float(c) for c in row.split(",")[1:11]] for row in path.read_text().split()[1:]])
         for path in (tmp_path / "out" / "probabilities.csv", tmp_path / "own.csv")
@@ -94,7 +95,7 @@ def check_masks(run, client, folder: Path, tmp_path: Path, accept: str, patch) -
     (tmp_path / "in" / "a.nii.gz").symlink_to(file)
     run_by_monai(folder, tmp_path / "in", tmp_path / "out", patch)
     keys = {"bundle": folder, "input": file, "output": tmp_path / "own.nii.gz"}
-    predict(load([accept, *(f"{k}={v}" for k, v in keys.items())], "predict"))
+    predict(checked(load([accept, *(f"{k}={v}" for k, v in keys.items())], "predict")))
     theirs = np.asarray(nib.load(tmp_path / "out" / "a_pred.nii.gz").dataobj) > 0
     own = np.asarray(nib.load(tmp_path / "own.nii.gz").dataobj) > 0
     theirs = theirs.any(-1) if theirs.ndim == 4 else theirs

@@ -19,6 +19,7 @@ import torch
 
 from medfed.common.errors import CheckpointError, DataError
 from medfed.config.compose import load
+from medfed.config.description import checked
 from medfed.datamodules.readers.volumes import read_geometry
 from medfed.delivery.bundle.bundle import read_bundle, write_bundle, write_manifest
 from medfed.delivery.bundle.metadata import FORMAT_VERSION
@@ -122,7 +123,7 @@ def finds_ball(tmp_path_factory):
 def run(bundle: Path, source: Path, target: Path, **keys) -> None:
     named = {"bundle": bundle, "input": source, "output": target, **keys}
     texts = {k: f'"{v}"' if isinstance(v, Path) else v for k, v in named.items()}
-    predict(load([f"{key}={value}" for key, value in texts.items()], "predict"))
+    predict(checked(load([f"{key}={value}" for key, value in texts.items()], "predict")))
 
 
 def distances(mask: sitk.Image) -> tuple[np.ndarray, np.ndarray]:

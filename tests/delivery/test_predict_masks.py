@@ -16,6 +16,7 @@ from nibabel.orientations import axcodes2ornt, io_orientation, ornt_transform
 
 from medfed.common.errors import DataError, MedfedError
 from medfed.config.compose import load
+from medfed.config.description import checked
 from medfed.datamodules import patches
 from medfed.datamodules.readers.volumes import read_geometry, read_volume
 from medfed.delivery.bundle.bundle import read_bundle, write_bundle
@@ -436,7 +437,7 @@ def test_the_largest_part_alone_is_kept(parts, tmp_path, monkeypatch):
         np.testing.assert_array_equal(found["parts"][..., channel] > 0, expected)
     assert read_bundle(bundle).metadata["required_packages_version"]["scipy"]
     options = [f"bundle={bundle}", f"input={tmp_path / 'in'}", f"output={tmp_path / 'own'}"]
-    predict(load([*options, "spacing_tolerance=null"], "predict"))
+    predict(checked(load([*options, "spacing_tolerance=null"], "predict")))
     own = np.asarray(nib.load(tmp_path / "own" / "a.nii.gz").dataobj)
     np.testing.assert_array_equal(own > 0, found["parts"].any(-1))
     np.testing.assert_array_equal(own == 2, found["parts"][..., 1] > 0)
@@ -452,7 +453,7 @@ def test_twenty_cases_of_one_file_name_get_twenty_masks(tmp_path, monkeypatch):
         nib.save(nib.Nifti1Image(voxels, np.eye(4)), folder / "t1.nii.gz")
     run_by_monai(bundle, tmp_path / "in", tmp_path / "monai", monkeypatch)
     options = [f"bundle={bundle}", f"input={tmp_path / 'in'}", f"output={tmp_path / 'own'}"]
-    predict(load(options, "predict"))
+    predict(checked(load(options, "predict")))
     for folder in ("monai", "own"):
         masks = sorted((tmp_path / folder).rglob("*.nii.gz"))
         assert len(masks) == 20

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from medfed.common.streams import own_stream, seeded
 from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.split import ParameterSplit
-from medfed.run.assembly import plain_task
+from medfed.records.tasks import plain_task
 from tests.toys import toy_data
 
 CONFIG = OmegaConf.create(
@@ -36,7 +36,7 @@ CONFIG = OmegaConf.create(
 
 def trained() -> tuple[Tensor, ...]:
     """Initial weights as a run draws them, and those of twenty steps with dropout."""
-    network = plain_task(CONFIG)
+    network = plain_task(CONFIG.model, CONFIG.seed)
     first = [p.detach().clone() for p in network.parameters()]
     split = ParameterSplit.of(network, ())
     local = LocalTrainer(

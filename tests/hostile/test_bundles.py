@@ -22,6 +22,8 @@ from medfed.common.errors import CheckpointError, MedfedError
 from medfed.common.files import csv_text, original, write_text
 from medfed.common.scores import Record, metrics_csv
 from medfed.config.compose import load
+from medfed.config.description import resolved
+from medfed.config.sections import Section
 from medfed.datamodules.readers.csv_files import csv_rows
 from medfed.datamodules.readers.table import read_features
 from medfed.delivery.bundle.bundle import MANIFEST, read_bundle, write_bundle, write_manifest
@@ -68,7 +70,7 @@ def refused(made: Hospital, tmp_path: Path, damage: Damage, backend: str = "torc
     config.bundle, config.input = str(folder), str(made.bundle.parent / "patients.csv")
     config.output, config.backend = str(tmp_path / "out.csv"), backend
     with pytest.raises(MedfedError) as caught:
-        predict(config)
+        predict(Section(resolved(config)))
     assert sorted(tmp_path.rglob("*")) == before
     sentence = str(caught.value)
     assert "\n" not in sentence

@@ -30,7 +30,8 @@ from medfed.common import files
 from medfed.common.console import cell, file_names, shown
 from medfed.common.errors import ConfigError, DataError, MedfedError, WriteError
 from medfed.common.files import FIRST_FILES, Before
-from medfed.config.compose import load
+from medfed.config.compose import described, load
+from medfed.config.description import checked
 from medfed.delivery.export.export import export_run
 from medfed.federation.lightning.callbacks import RoundProgress
 from medfed.records.folder import git_commit, open_folder, save_tensors
@@ -272,7 +273,7 @@ def test_each_client_has_its_own_model(named):
 def test_what_reads_the_run_works(named, capsys):
     evaluate_run(named)
     compare_runs(str(named))
-    bundles = export_run(load([f"run={named}"], "export"))
+    bundles = export_run(checked(load([f"run={named}"], "export")))
     assert all(b.parent == named / "bundles" for b in bundles)
     for name, bundle in zip(medfed.Run(named).clients, bundles, strict=True):
         facts = json.loads((bundle / "configs" / "metadata.json").read_text())["medfed"]
@@ -403,14 +404,14 @@ def test_a_disk_that_fills_while_a_bundle_is_written(tmp_path):
     run(tmp_path / "run", *SMALL)
     before = state(tmp_path)
     with largest_file(1000), pytest.raises(WriteError, match=r"Cannot write .*bundles/hospital_0 "):
-        export_run(load([f"run={tmp_path / 'run'}"], "export"))
+        export_run(checked(load([f"run={tmp_path / 'run'}"], "export")))
     after = {n: text for n, text in state(tmp_path).items() if n != "run/bundles"}
     assert after == before
 
 
 def test_a_folder_opens_whole_or_not_at_all(tmp_path, monkeypatch):
     """Its config.yaml comes last: without it nothing takes it for a run."""
-    config = load([*SMALL, f"folder={tmp_path / 'run'}"])
+    config = described([*SMALL, f"folder={tmp_path / 'run'}"])
 
     def full(path: Path, *_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -437,7 +438,7 @@ def undisturbed(tmp_path_factory) -> Path:
 def test_a_run_killed_before_it_was_opened_begins_anew(writes, tmp_path, undisturbed):
     """What it leaves is known by its names; the same command does what it would have done."""
     folder = tmp_path / "run"
-    config = load([*SMALL, f"folder={folder}"])
+    config = described([*SMALL, f"folder={folder}"])
     child = os.fork()
     if not child:  # killed at the next file, half of which is there
         left = writes or 0

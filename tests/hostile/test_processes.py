@@ -18,8 +18,8 @@ import medfed
 from medfed.common.errors import ConfigError
 from medfed.common.files import PARTIAL, write_text
 from medfed.common.processes import Terminated, ended_by_signals, held
-from medfed.config.check import check
 from medfed.config.compose import load
+from medfed.config.description import checked
 from medfed.federation.algorithm import Cohort
 from medfed.federation.lightning.checkpoint import RoundCheckpoint, rounds_in
 from medfed.federation.lightning.strategy import Launcher
@@ -79,14 +79,14 @@ def config():
 @pytest.mark.parametrize(("words", "sentence"), REFUSED.items())
 def test_a_number_of_processes_that_cannot_be(words, sentence, config):
     with pytest.raises(ConfigError) as caught:
-        check(OmegaConf.merge({"workers": 1}, config, OmegaConf.from_dotlist(words.split())))
+        checked(OmegaConf.merge({"workers": 1}, config, OmegaConf.from_dotlist(words.split())))
     assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("words", FINE)
 def test_numbers_of_processes_that_can_be(words, config):
-    check(OmegaConf.merge(config, OmegaConf.from_dotlist(words.split())))
+    checked(OmegaConf.merge(config, OmegaConf.from_dotlist(words.split())))
 
 
 def test_more_devices_than_clients_are_refused(tmp_path):

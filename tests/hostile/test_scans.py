@@ -16,7 +16,7 @@ import SimpleITK as sitk
 from PIL import Image
 
 from medfed.common.errors import DataError, MedfedError
-from medfed.config.compose import load
+from medfed.config.compose import described
 from medfed.datamodules.readers.ct_scan import open_scan
 from medfed.datamodules.readers.medmnist import read_medmnist
 from medfed.datamodules.readers.pictures import load_picture
@@ -215,7 +215,7 @@ def test_nothing_enters_the_cache(name, tmp_path):
     sitk.WriteImage(image_of(voxels), str(path), packed)
     damage(path)
     with pytest.raises(DataError) as caught:
-        prepare(load([*settings("luna16", folder, tmp_path), "show=false"], "prepare"))
+        prepare(described([*settings("luna16", folder, tmp_path), "show=false"], "prepare"))
     assert path.stem in str(caught.value)
     assert not list((tmp_path / "root").rglob("00000*.npy"))
     assert not list((tmp_path / "root").rglob("manifest.json"))

@@ -6,10 +6,13 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from medfed.config.compose import load
+from medfed.config.compose import described
+from medfed.config.description import RunDescription
 from medfed.run.experiment import Experiment
 from medfed.run.train import train
 from tests import processes
@@ -54,7 +57,12 @@ def imaging(root: Path, hospitals: int = 2) -> tuple[str, ...]:
 
 def run(folder: Path, *overrides: str) -> tuple[dict[str, Any], Experiment]:
     """Runs an experiment in this process, without pictures unless they are asked for."""
-    return train(load([*UNDRAWN, *overrides, f"folder={folder}"]))
+    return train(described([*UNDRAWN, *overrides, f"folder={folder}"]))
+
+
+def typed(overrides: Sequence[str]) -> RunDescription:
+    """What ``medfed prepare`` gets of its command line."""
+    return replace(described(overrides, "prepare"), overrides=tuple(overrides))
 
 
 def resume(folder: Path, *overrides: str) -> tuple[dict[str, Any], Experiment]:

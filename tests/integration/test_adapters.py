@@ -11,7 +11,8 @@ import safetensors.torch
 import torch
 
 from medfed.common.errors import ConfigError
-from medfed.config.compose import load
+from medfed.config.compose import described, load
+from medfed.config.description import checked
 from medfed.delivery.bundle.bundle import read_bundle
 from medfed.delivery.export.export import export_run
 from medfed.federation.split import float_entries
@@ -81,7 +82,7 @@ def test_what_is_kept_and_exported_is_the_plain_network(folder):
     assert {n.rpartition(".")[2] for n in moved} == {"weight", "bias"}
     assert "head.bias" in moved
     assert not [n for n in moved if n.endswith("bias") and n != "head.bias"]
-    export_run(load([f"run={folder}", f"client={client}"], "export"))
+    export_run(checked(load([f"run={folder}", f"client={client}"], "export")))
     image = torch.rand(3, 1, 8, 8)
     with torch.no_grad():
         exported = read_bundle(folder / "bundles" / client).network()(image)
@@ -96,7 +97,8 @@ def test_what_is_kept_and_exported_is_the_plain_network(folder):
 def test_a_base_is_counted_where_hospitals_cannot_have_it(more, counted):
     task = ToyTask()
     told = attach(task.network, Adapters(rank=1))
-    config = load(["experiment=digits_pfednet", "adapters=lora", "init.weights=a.pt", *more])
+    given = ["experiment=digits_pfednet", "adapters=lora", f"init.weights={__file__}"]
+    config = described([*given, *more])
     entries = base_entries(config, task, ["a", "b"])
     wanted = [("a", 4 * told.frozen + 12), ("b", 4 * told.frozen + 12)] if counted else []
     assert [(e.client, e.bytes) for e in entries] == wanted

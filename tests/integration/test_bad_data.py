@@ -16,7 +16,8 @@ import SimpleITK as sitk
 from PIL import Image
 
 from medfed.common.errors import MedfedError
-from medfed.config.compose import load
+from medfed.config.compose import described, load
+from medfed.config.description import describe
 from medfed.run.prepare import prepare
 from tests import processes
 from tests.datamodules.brats_layouts import make_head, save, write_challenge
@@ -236,7 +237,7 @@ def test_one_sentence_and_nothing_half_written(kind, name, tmp_path):
     damage, message = BAD[kind][name]
     damage(path)
     with pytest.raises(MedfedError) as caught:
-        prepare(load(settings(kind, path, tmp_path), "prepare"))
+        prepare(described(settings(kind, path, tmp_path), "prepare"))
     sentence = str(caught.value)
     assert message in sentence
     assert "\n" not in sentence
@@ -249,7 +250,7 @@ def test_one_sentence_and_nothing_half_written(kind, name, tmp_path):
 def test_the_same_data_without_damage(kind, tmp_path):
     path = tmp_path / "data.npz" if kind == "medmnist" else tmp_path / "data"
     WRITE[kind](path)
-    prepare(load([*settings(kind, path, tmp_path), "show=false"], "prepare")).setup()
+    prepare(described([*settings(kind, path, tmp_path), "show=false"], "prepare")).setup()
 
 
 def script(*overrides):
@@ -279,7 +280,7 @@ def test_a_full_disk(tmp_path):
         with pytest.raises(
             MedfedError, match=r"Cannot write .*shown \(File too large\); make room"
         ):
-            prepare(config)
+            prepare(describe(config))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert left_in(tmp_path / "shown") == ["clients.csv"]
@@ -289,5 +290,5 @@ def test_a_full_disk(tmp_path):
 def test_no_place_for_generated_data(data, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(MedfedError, match=r"Cannot write .*file.*; .*data\.root") as caught:
-        prepare(load([f"data={data}", f"data.root={tmp_path / 'file' / 'x'}"], "prepare"))
+        prepare(described([f"data={data}", f"data.root={tmp_path / 'file' / 'x'}"], "prepare"))
     assert "\n" not in str(caught.value)

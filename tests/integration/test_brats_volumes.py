@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from medfed.common.errors import DataError
-from medfed.config.compose import load
+from medfed.config.compose import described
 from medfed.datamodules.client_data import BlocksOnDemand
 from medfed.run.prepare import prepare
-from tests.integration.runs import IMAGING, ROOT, imaging, outcome, run
+from tests.integration.runs import IMAGING, ROOT, imaging, outcome, run, typed
 
 REAL = Path(os.environ.get("MEDFED_SHARED", ROOT.parent / "shared")) / "data" / "brats2018"
 needs_real = pytest.mark.skipif(not REAL.is_dir(), reason=f"the real sample is not at {REAL}")
@@ -37,7 +37,7 @@ def test_volumes_are_prepared_ahead(tmp_path, cohort_root, caplog):
     small = [o for o in imaging(cohort_root) if o.startswith("data.")]
     overrides = ["data=brats", *small, f"data.cache={tmp_path}"]
     caplog.set_level(logging.INFO)
-    prepare(load(overrides, "prepare"), overrides)
+    prepare(typed(overrides))
     assert "Items: 8" in caplog.text
     assert "Train on them: medfed train experiment=brats_pfednet" in caplog.text
     (folder,) = tmp_path.glob("volumes_*")
@@ -46,7 +46,7 @@ def test_volumes_are_prepared_ahead(tmp_path, cohort_root, caplog):
 
 def test_a_torn_cache_is_not_taken_for_a_whole_one(tmp_path, cohort_root):
     small = (*imaging(cohort_root), f"data.cache={tmp_path / 'cache'}", "data.memory_gb=0")
-    prepared = load([o for o in small if o.startswith("data.")] + ["data=brats"], "prepare")
+    prepared = described([o for o in small if o.startswith("data.")] + ["data=brats"], "prepare")
     prepare(prepared)
     torn = next((tmp_path / "cache").glob("volumes_*/items/*.codes.npy"))
     torn.write_bytes(torn.read_bytes()[:-1])

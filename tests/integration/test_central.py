@@ -6,7 +6,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 
-from medfed.config.compose import load
+from medfed.config.compose import described
 from medfed.run.assembly import data_and_task
 from tests.integration.runs import CLINICAL, imaging
 
@@ -21,7 +21,7 @@ LINEAR = ("experiment=diabetes_pfednet", *CLINICAL[1:])
 def test_plain_fit(experiment, tmp_path, cohort_root):
     tabular = {"clinical": CLINICAL, "linear": LINEAR}
     overrides = tabular[experiment] if experiment in tabular else imaging(cohort_root)
-    data, task = data_and_task(load([*overrides, f"folder={tmp_path}", "optimizer.lr=0.05"]))
+    data, task = data_and_task(described([*overrides, f"folder={tmp_path}", "optimizer.lr=0.05"]))
     before = {n: t.detach().clone() for n, t in task.network.named_parameters()}
     trainer = pl.Trainer(
         accelerator="cpu",

@@ -16,6 +16,7 @@ from sklearn.metrics import roc_auc_score
 
 from medfed.common.errors import DataError
 from medfed.config.compose import load
+from medfed.config.description import checked
 from medfed.datamodules.partitions.by_centre import ByCentre
 from medfed.datamodules.tables.datamodule import TabularDataModule
 from medfed.delivery.export.export import export_run
@@ -55,7 +56,9 @@ def trained(tmp_path_factory):
     keys += ["partition=centre", "rounds=4", "local.steps=10"]
     summary, experiment = run(folder / "run", *CLINICAL, *keys, "pictures.format=png")
     (bundle,) = export_run(
-        load([f"run={folder / 'run'}", "client=Köln", f"out={folder / 'bundle'}"], "export")
+        checked(
+            load([f"run={folder / 'run'}", "client=Köln", f"out={folder / 'bundle'}"], "export")
+        )
     )
     return folder, summary, experiment, bundle
 
@@ -90,7 +93,9 @@ def test_the_bundle_predicts_as_training_did_and_names_what_it_never_saw(
     source, output = tmp_path / "in.csv", tmp_path / "out.csv"
     source.write_text("\n".join([header, *wanted, odd]), encoding="utf-8")
     with caplog.at_level(logging.WARNING):
-        predict(load([f'bundle="{bundle}"', f"input={source}", f"output={output}"], "predict"))
+        predict(
+            checked(load([f'bundle="{bundle}"', f"input={source}", f"output={output}"], "predict"))
+        )
     with output.open() as file:
         found = list(csv.DictReader(file))
     last = found.pop()["warning"]
@@ -128,7 +133,7 @@ def test_a_bundle_says_which_column_is_missing(trained, tmp_path):
     (tmp_path / "in.csv").write_text("Alter,Stadium\n50,I\n")
     keys = [f'bundle="{trained[3]}"', f"input={tmp_path / 'in.csv'}"]
     with pytest.raises(DataError, match="lacks the columns Geschlecht, Cholesterin; it needs"):
-        predict(load([*keys, f"output={tmp_path / 'out.csv'}"], "predict"))
+        predict(checked(load([*keys, f"output={tmp_path / 'out.csv'}"], "predict")))
 
 
 def test_preprocessing_is_plain_json(trained):

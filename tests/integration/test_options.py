@@ -165,8 +165,8 @@ def test_buffers_of_a_densenet(policy):
 def test_three_dimensions_follow_the_data(tmp_path, cohort_root):
     volumes = ("data.spatial_dims=3", "data.patch_size=[16,16,8]", "rounds=1")
     summary, experiment = run(tmp_path, *imaging(cohort_root), *volumes, "pictures.format=png")
-    assert experiment.config.spatial_dims == 3
-    assert list(experiment.config.patch_size) == [16, 16, 8]
+    assert experiment.config.facts.spatial_dims == 3
+    assert list(experiment.config.facts.patch_size) == [16, 16, 8]
     assert any(t.ndim == 5 for t in models(tmp_path)["hospital_0"].values())
     assert set(summary["clients"]) == {"hospital_0", "hospital_1"}
     assert (tmp_path / "pictures" / "contours.png").stat().st_size > 1000

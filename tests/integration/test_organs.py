@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from medfed.config.compose import load
+from medfed.config.description import checked
 from medfed.datamodules.readers.volumes import read_volume
 from medfed.delivery.bundle.bundle import read_bundle
 from medfed.delivery.export.export import export_run
@@ -40,14 +41,14 @@ def test_from_training_to_a_mask(kind, tmp_path, monkeypatch):
     summary, experiment = run(tmp_path / "run", *options)
     task, data = experiment.task, experiment.data
     assert task.activation == "softmax"
-    assert experiment.config.out_channels == len(task.regions) + 1
+    assert experiment.config.facts.out_channels == len(task.regions) + 1
     assert {"hd95", "nsd", f"nsd/{task.regions[0]}"} <= set(summary["federation"])
     with (tmp_path / "run" / "cases.csv").open() as file:
         rows = list(csv.DictReader(file))
     client, patient = rows[0]["client"], rows[0]["patient"]
     keys = {"run": tmp_path / "run", "out": tmp_path / "bundles", "client": client}
     keys |= {"onnx": "true", "bits": 32}
-    (bundle,) = export_run(load([f"{k}={v}" for k, v in keys.items()], "export"))
+    (bundle,) = export_run(checked(load([f"{k}={v}" for k, v in keys.items()], "export")))
     assert read_bundle(bundle).facts["activation"] == "softmax"
 
     (case,) = data.scans.cases_of(data._patients[patient])
@@ -56,7 +57,7 @@ def test_from_training_to_a_mask(kind, tmp_path, monkeypatch):
     for backend in ("torch", "onnx"):
         masks[backend] = tmp_path / f"{backend}.nii.gz"
         named = {"bundle": bundle, "input": source, "output": masks[backend], "backend": backend}
-        predict(load([f"{k}={v}" for k, v in named.items()], "predict"))
+        predict(checked(load([f"{k}={v}" for k, v in named.items()], "predict")))
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.nii.gz").write_bytes(Path(source).read_bytes())
     run_by_monai(bundle, tmp_path / "in", tmp_path / "monai", monkeypatch)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from medfed.config.compose import load
+from medfed.config.description import checked
 from medfed.delivery.export.export import export_run
 from medfed.delivery.predict.prediction import predict
 from medfed.records.folder import Run
@@ -68,10 +69,14 @@ def test_a_network_learns_what_no_line_can(tmp_path):
         summary, _ = run(folder, *keys, *options, f"model={model}", "optimizer.lr=0.03")
         found[model] = summary["federation"]["rmse"]["mean"]
     assert found["mlp_regression"] < 0.5 * found["linear"]
-    (bundle,) = export_run(load([f"run={tmp_path / 'mlp_regression'}", "client=Bern"], "export"))
+    (bundle,) = export_run(
+        checked(load([f"run={tmp_path / 'mlp_regression'}", "client=Bern"], "export"))
+    )
     output = tmp_path / "out.csv"
     predict(
-        load([f"bundle={bundle}", f"input={tmp_path / 't.csv'}", f"output={output}"], "predict")
+        checked(
+            load([f"bundle={bundle}", f"input={tmp_path / 't.csv'}", f"output={output}"], "predict")
+        )
     )
     with output.open() as file:
         told = [(float(r["prediction"]), float(r["days"])) for r in csv.DictReader(file)]

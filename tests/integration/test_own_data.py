@@ -13,7 +13,7 @@ from rich.console import Console
 from sklearn.datasets import load_breast_cancer
 
 from medfed.common.errors import ConfigError, DataError
-from medfed.config.compose import CONFIG_DIR, build, load
+from medfed.config.compose import CONFIG_DIR, build, described, load
 from medfed.datamodules.generated.brats import BratsCohort
 from medfed.datamodules.splits import SPLITS
 from medfed.run.assembly import data_and_task
@@ -94,7 +94,7 @@ def test_columns_that_look_like_hospitals_or_patients_are_named(table):
     rows = [f"{lines[0]},patient_id", *(f"{a},p{n % 2}{n // 4}" for n, a in enumerate(lines[1:]))]
     table.write_text("\n".join(rows) + "\n")
     own = ["data=csv", f"data.path={table}", "data.label=ill"]
-    data, _ = data_and_task(load([*CLINICAL, *own]))
+    data, _ = data_and_task(described([*CLINICAL, *own]))
     hospital, patient, dealt = data.remarks
     assert hospital == (
         "If the column Hospital says where patients come from, set data.centre=Hospital."
@@ -102,7 +102,7 @@ def test_columns_that_look_like_hospitals_or_patients_are_named(table):
     assert patient.startswith("If the column patient_id tells patients apart, set data.patient=pat")
     assert dealt.startswith("All 60 patients are dealt")
     named = ["data.centre=Hospital", "data.patient=patient_id"]
-    data, _ = data_and_task(load([*CLINICAL, *own, *named]))
+    data, _ = data_and_task(described([*CLINICAL, *own, *named]))
     assert len(data.remarks) == 1
     assert sorted(data.patients) == sorted(f"p{a}{b}" for a in range(2) for b in range(15))
 
@@ -226,7 +226,7 @@ def test_invented_hospitals_are_said_to_be(cohort_root, tmp_path):
     shutil.copytree(made, tmp_path / "own")
     (tmp_path / "own" / "centres.json").unlink()
     own = [*imaging(cohort_root), f"data.path={tmp_path / 'own'}", "data.reader.hospitals=2"]
-    data, _ = data_and_task(load(own))
+    data, _ = data_and_task(described(own))
     assert data.remarks[1].startswith("The hospitals of 8 of 8 patients are invented: the data")
     assert list(data.clients) == ["hospital_0", "hospital_1"]
 
@@ -247,17 +247,17 @@ def test_the_table_counts_what_a_protocol_left(tmp_path):
 
 
 def test_removed_channels_and_missing_classes_are_named(cohort_root, table):
-    text = printed(data_and_task(load([*imaging(cohort_root)]))[0])
+    text = printed(data_and_task(described([*imaging(cohort_root)]))[0])
     assert "│ hospital_1 │   4 of 4 │ " in text
     assert "│ T1w " in text
     own = ["data=csv", f"data.path={table}", "data.label=ill", "data.centre=place"]
-    text = printed(data_and_task(load([*CLINICAL, *own, "data.test_fraction=0.1"]))[0])
+    text = printed(data_and_task(described([*CLINICAL, *own, "data.test_fraction=0.1"]))[0])
     (chur,) = (line for line in text.splitlines() if "Chur" in line)
     assert "test: no 1" in chur
 
 
 def test_many_clients_are_told_in_ranges():
-    data, _ = data_and_task(load([*CLINICAL, "partition.num_clients=20"]))
+    data, _ = data_and_task(described([*CLINICAL, "partition.num_clients=20"]))
     text = printed(data)
     assert "20 clients have 420 of 569 patients, 21 each, 13 in train, 4 in val, 4 in test." in text
     assert "from 19.0 % to 81.0 %; before, of all: 37.3 %." in text
@@ -269,7 +269,7 @@ def test_copies_are_found_by_content(tmp_path, caplog):
     for old, new in (("benign/benign_0", "benign/x"), ("benign/benign_1", "malignant/y")):
         shutil.copy(folder / f"{old}.png", folder / f"{new}.png")
     own = [*IMAGES, f"data.path={folder}"]
-    data, _ = data_and_task(load([*own, "partition.num_clients=3", "seed=2"]))
+    data, _ = data_and_task(described([*own, "partition.num_clients=3", "seed=2"]))
     place = {i: (c, s) for c, p in data.plans.items() for s, ids in p.patients.items() for i in ids}
     pairs = [("benign/benign_0.png", "benign/x.png"), ("benign/benign_1.png", "malignant/y.png")]
     apart = [set(pair) for pair in pairs if len({place[i] for i in pair}) == 2]
@@ -281,7 +281,7 @@ def test_copies_are_found_by_content(tmp_path, caplog):
     with pytest.raises(DataError, match=r"there more than once .* data\.duplicates=error"):
         run(tmp_path / "run", *own, "partition.num_clients=3", "seed=2", "data.duplicates=error")
     assert not (tmp_path / "run").exists()
-    data, _ = data_and_task(load([*own, "data.duplicates=together"]))
+    data, _ = data_and_task(described([*own, "data.duplicates=together"]))
     place = {i: c for c, p in data.plans.items() for ids in p.patients.values() for i in ids}
     assert not {"benign/x.png", "malignant/y.png"} & set(place)
     assert sum(c.num_samples for c in data.clients.values()) + sum(
@@ -296,17 +296,17 @@ def test_scans_and_rows_that_are_there_twice(cohort_root, table, tmp_path):
     shutil.copytree(made, own)
     first, *_, last = sorted((own / "imagesTr").iterdir())
     shutil.copy(first, last)
-    data, _ = data_and_task(load([*imaging(cohort_root), f"data.path={own}"]))
+    data, _ = data_and_task(described([*imaging(cohort_root), f"data.path={own}"]))
     (group,) = cohort_record(data).duplicates.groups
     names = [f"{p.name.removesuffix('.nii.gz')} image" for p in (first, last)]
     assert [p.sample.name for p in group] == names
     lines = table.read_text().splitlines()
     table.write_text("\n".join([*lines, lines[1].replace("Chur", "Bern")]) + "\n")
     rows = ["data=csv", f"data.path={table}", "data.label=ill", "data.centre=place"]
-    data, _ = data_and_task(load([*CLINICAL, *rows]))
+    data, _ = data_and_task(described([*CLINICAL, *rows]))
     (group,) = cohort_record(data).duplicates.groups
     assert [p.client for p in group] == ["Bern", "Chur"]
     # Of two columns with two values each, equal rows are no wonder.
     table.write_text("a,b,ill\n" + "".join(f"{n % 2},{n % 3 % 2},{n % 2}\n" for n in range(40)))
-    data, _ = data_and_task(load([*CLINICAL, *rows[:3]]))
+    data, _ = data_and_task(described([*CLINICAL, *rows[:3]]))
     assert not cohort_record(data).duplicates.groups

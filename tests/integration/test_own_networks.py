@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from medfed.config.allowed import register
 from medfed.config.compose import load
+from medfed.config.description import checked, describe
 from medfed.datamodules.base import FederatedDataModule
 from medfed.delivery.bundle.bundle import read_bundle
 from medfed.delivery.export.export import export_run
@@ -108,12 +109,12 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @cache
 def data_of(name: str, root: Path) -> FederatedDataModule:
     """Read once for all methods."""
-    return read_data(composed(name, root))
+    return read_data(describe(composed(name, root)))
 
 
 def module(name: str, root: Path, *overrides: str) -> FederatedModule:
     config = composed(name, root, *overrides)
-    task = task_for(config, data_of(name, root))
+    config, task = task_for(describe(config), data_of(name, root))
     return FederatedModule(task, *federate(config, data_of(name, root), task))
 
 
@@ -175,11 +176,11 @@ def test_a_run_is_exported_and_predicts_the_same(
     if name == "tied":
         config.model.network._target_ = "tied_network.Tied"
     config.folder = str(tmp_path / "run")
-    train(config)
+    train(describe(config))
     run = Run(tmp_path / "run")
     client = next(iter(run.clients))
     export = [f"run={run.folder}", f"client={client}", f"out={tmp_path / 'bundle'}"]
-    (folder,) = export_run(load([*export, *more], "export"))
+    (folder,) = export_run(checked(load([*export, *more], "export")))
     bundle = read_bundle(folder)
     code = bundle.facts.get("code")
     network = bundle.network([code["hash"]] if code else [])

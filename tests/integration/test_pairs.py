@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from PIL import Image
 
 from medfed.common.seeding import numpy_rng
+from medfed.config.description import RunDescription, describe
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.readers.heart import FEATURES, PUBLISHED
 from medfed.models.classification import ClassificationTask, RiskTask
@@ -88,7 +89,7 @@ def take_model(config: DictConfig, experiment: str, model: str) -> None:
 _read: dict[str, FederatedDataModule] = {}
 
 
-def read(described: str, config: DictConfig) -> FederatedDataModule:
+def read(described: str, config: RunDescription) -> FederatedDataModule:
     """The data of a configuration, read once for all experiments on the same."""
     if described not in _read:
         _read[described] = read_data(config)
@@ -133,12 +134,12 @@ def test_every_model_of_the_task_trains(
     small = (*QUICK, *SMALL.get(name, ()), *made.get(name, ()))
     small += (f"data.root={root}",) if name in SMALL else ()
     config = load([f"experiment={experiment}", *small])
-    data = read(OmegaConf.to_yaml(config.data, resolve=True), config)
+    data = read(OmegaConf.to_yaml(config.data, resolve=True), describe(config))
     for model in (own, *(m for m in model_yamls() if m != own and family(m) is family(own))):
         take_model(config, experiment, model)
         try:
-            task = task_for(config, data)
-            federation, _ = federate(config, data, task)
+            described, task = task_for(describe(config), data)
+            federation, _ = federate(described, data, task)
             client = federation.clients[federation.ids[0]]
             client.begin(0, "fit", 0)
             before = client.weights

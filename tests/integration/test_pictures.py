@@ -11,6 +11,7 @@ from PIL import Image
 
 from medfed.common.errors import ConfigError, DataError
 from medfed.config.compose import load
+from medfed.config.description import checked
 from medfed.datamodules.readers.pictures import resized, rows_from_top
 from medfed.delivery.bundle.bundle import read_bundle
 from medfed.delivery.export.export import export_run
@@ -28,7 +29,7 @@ SMALL = (
 
 
 def ask(**keys):
-    predict(load([f"{k}={v}" for k, v in keys.items()], "predict"))
+    predict(checked(load([f"{k}={v}" for k, v in keys.items()], "predict")))
 
 
 def pixels(file):
@@ -47,7 +48,7 @@ def trained(tmp_path_factory):
 @pytest.fixture(scope="module")
 def bundle(trained):
     settings = [f"run={trained[0] / 'run'}", "client=centre_0"]
-    return export_run(load(settings, "export"))[0]
+    return export_run(checked(load(settings, "export")))[0]
 
 
 def test_two_rounds_are_measured_by_hospital(trained):
@@ -57,7 +58,7 @@ def test_two_rounds_are_measured_by_hospital(trained):
     with (folder / "run" / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert {row["split"] for row in rows} == {"val", "test"}
-    assert experiment.config.patch_size == [16, 16]  # pictures of any size, window by window
+    assert experiment.config.facts.patch_size == [16, 16]  # pictures of any size, window by window
 
 
 def test_a_mask_is_that_of_the_evaluation_at_the_size_of_the_picture(trained, bundle, tmp_path):
@@ -110,7 +111,7 @@ def test_exclusive_regions_keep_their_label_values(tmp_path, monkeypatch):
     place = (f"data.path={tmp_path / 'data'}", "data.reader.scale=0.6")
     plain = ("data=image_masks", "algorithm=fedavg", "model=unet", "optimizer=adam", *SMALL[1:])
     run(tmp_path / "run", *plain, *place, regions, "rounds=1")
-    (bundle,) = export_run(load([f"run={tmp_path / 'run'}", "client=centre_0"], "export"))
+    (bundle,) = export_run(checked(load([f"run={tmp_path / 'run'}", "client=centre_0"], "export")))
     name = rows[0]["image"].removeprefix("centre_0/")
     (tmp_path / "in").mkdir()
     shutil.copy(tmp_path / "data" / rows[0]["image"], tmp_path / "in")

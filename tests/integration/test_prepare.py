@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from medfed.common.errors import ConfigError, DataError
-from medfed.config.compose import check_overrides, load
+from medfed.config.compose import check_overrides, described
 from medfed.datamodules.generated.luna16 import LunaCohort
 from medfed.run.prepare import prepare
 from tests import processes
-from tests.integration.runs import run
+from tests.integration.runs import run, typed
 
 COHORT = LunaCohort(hospitals=2, patients=4, shape=(48, 48, 24), lookalikes=8, seed=1)
 SMALL = (
@@ -58,7 +58,7 @@ def test_prepares_verifies_and_names_the_command_to_train(luna_path, tmp_path, c
     (config,) = check_overrides(command[2:])
     assert config.data.path == str(luna_path)
     with caplog.at_level(logging.INFO):
-        data = prepare(load(overrides, "prepare"), overrides)
+        data = prepare(typed(overrides))
     assert "It was there; verified in" in caplog.text
     assert data.store.manifest.checksum in done.stdout
 
@@ -70,13 +70,13 @@ def test_show_sets_up_the_clients(luna_path, tmp_path):
         f"data.cache={tmp_path}",
         "partition=round_robin",
     ]
-    data = prepare(load([*overrides, "partition.num_clients=3", "show=true"], "prepare"))
+    data = prepare(described([*overrides, "partition.num_clients=3", "show=true"], "prepare"))
     assert len(data.clients) == 3
 
 
 def test_data_without_a_cache_need_nothing(caplog):
     with caplog.at_level(logging.INFO):
-        prepare(load(["data=breast_cancer"], "prepare"), ["data=breast_cancer"])
+        prepare(typed(["data=breast_cancer"]))
     assert "need no preparation" in caplog.text
     assert "medfed train experiment=clinical_pfednet data=breast_cancer" in caplog.text
 
@@ -93,23 +93,23 @@ def test_data_without_a_cache_need_nothing(caplog):
 )
 def test_mistakes_are_one_sentence(override, sentence, tmp_path):
     with pytest.raises(ConfigError, match=sentence):
-        prepare(load([f"data.root={tmp_path}", *SMALL, override], "prepare"))
+        prepare(described([f"data.root={tmp_path}", *SMALL, override], "prepare"))
 
 
 def test_data_without_a_path():
     with pytest.raises(ConfigError, match=r"data\.path has no value yet; set it by data\.path="):
-        prepare(load(["data=csv"], "prepare"))
+        prepare(described(["data=csv"], "prepare"))
 
 
 def test_a_path_without_scans(tmp_path):
     with pytest.raises(DataError, match=r"has no \.mhd scans"):
-        prepare(load(["data=luna16", f"data.path={tmp_path}"], "prepare"))
+        prepare(described(["data=luna16", f"data.path={tmp_path}"], "prepare"))
     assert not list(tmp_path.iterdir())
 
 
 def test_the_experiment_trains_on_the_prepared_patches(tmp_path):
     settings = (f"data.root={tmp_path}", *SMALL, "data.patches.size=[16,16]")
-    data = prepare(load(settings, "prepare"))
+    data = prepare(described(settings, "prepare"))
     manifest = data.store.folder / "manifest.json"
     before = manifest.stat().st_mtime_ns
     summary, _ = run(

@@ -20,7 +20,8 @@ from rich.console import Console
 from sklearn.datasets import load_breast_cancer
 
 from medfed.common.errors import ConfigError, DataError
-from medfed.config.compose import build, load
+from medfed.config.compose import build, described, load
+from medfed.config.description import describe
 from medfed.datamodules.splits import SPLITS
 from medfed.run.overview.pictures import (
     augmentation_sheet,
@@ -63,7 +64,7 @@ def show(cohort_root, tmp_path_factory):
         folder = folder or tmp_path_factory.mktemp("show") / "prepare"
         root = [] if "data=breast_cancer" in overrides else [f"data.root={cohort_root}"]
         config = load([*overrides, *root, "show=true", "workers=1", f"folder={folder}"], "prepare")
-        return prepare(config, overrides), folder
+        return prepare(describe(config, tuple(overrides))), folder
 
     return run
 
@@ -207,7 +208,7 @@ def test_tables_show_how_features_differ(show):
 
 
 def test_twenty_clients_with_ten_classes():
-    data = prepare(load(["data=digits", "partition=label_groups"], "prepare"))
+    data = prepare(described(["data=digits", "partition=label_groups"], "prepare"))
     data.setup()
     clients = summarise_clients(data)
     console = Console(record=True, width=140, file=io.StringIO())
@@ -231,7 +232,7 @@ def test_one_class_and_tiny_clients_are_noted(show, tmp_path, caplog):
     path.write_text("\n".join(lines) + "\n")
     settings = ("data=csv", f"data.path={path}", "data.label=outcome", "data.centre=place")
     folder = tmp_path / "shown"
-    prepare(load([*settings, "show=true", f"folder={folder}"], "prepare"))
+    prepare(described([*settings, "show=true", f"folder={folder}"], "prepare"))
     notes = {client: line["notes"] for (client, _), line in table(folder).items()}
     assert notes["Basel"] == ""
     assert notes["Bern"] == "only 1"
@@ -248,7 +249,9 @@ def test_generating_is_said_in_one_line(data, tmp_path, caplog):
     }
     with caplog.at_level(logging.INFO):
         prepare(
-            load([f"data={data}", f"data.root={tmp_path}", *small[data], "workers=1"], "prepare")
+            described(
+                [f"data={data}", f"data.root={tmp_path}", *small[data], "workers=1"], "prepare"
+            )
         )
     assert sum(message.startswith("Generated ") for message in caplog.messages) == 1
 
@@ -263,7 +266,7 @@ def test_a_folder_with_something_in_it_is_refused_before_anything_is_read(tmp_pa
     (tmp_path / "clients.csv").write_text("mine")
     config = load(["data=digits", "show=true", f"folder={tmp_path}"], "prepare")
     with pytest.raises(ConfigError, match=r"is not empty; name one that is by folder=FOLDER\."):
-        prepare(config)
+        prepare(describe(config))
     assert [p.name for p in tmp_path.iterdir()] == ["clients.csv"]
 
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from medfed.common.errors import ConfigError
-from medfed.config.compose import check_overrides, load
+from medfed.config.compose import check_overrides, described
 from medfed.run.assembly import data_and_task
 from tests.integration.runs import run
 
@@ -88,4 +88,4 @@ def test_another_algorithm_gets_one_network(cohort_root, tmp_path):
 )
 def test_mistakes_are_one_sentence(option, message, cohort_root):
     with pytest.raises(ConfigError, match=message):
-        data_and_task(load([*LUNA, f"data.root={cohort_root}", option]))
+        data_and_task(described([*LUNA, f"data.root={cohort_root}", option]))

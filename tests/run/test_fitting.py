@@ -16,12 +16,13 @@ from torch import Tensor, nn
 
 from medfed.common.errors import ConfigError, MedfedError
 from medfed.config.allowed import register
-from medfed.config.compose import load
+from medfed.config.compose import described, load
+from medfed.config.description import describe
 from medfed.models.classification import ClassificationTask
 from medfed.models.networks.outputs import heads
 from medfed.models.segmentation import SegmentationTask, dice_bce_loss
 from medfed.models.task import TaskModule
-from medfed.run.assembly import read_data, task_for
+from medfed.run.assembly import data_and_task, read_data, task_for
 from medfed.run.federating import federate
 from tests.federation.test_tied_weights import dynunet
 from tests.integration.runs import IMAGING
@@ -68,7 +69,7 @@ register(__name__)
 
 @pytest.fixture(scope="module")
 def digits():
-    return read_data(load(DIGITS))
+    return read_data(described(DIGITS))
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +79,7 @@ def heads_of_brats(tmp_path_factory):
         f"data.root={root}", "data.generated.hospitals=2", "data.generated.patients=4",
         "data.generated.shape=[32,32,8]", "folder=none",
     )  # fmt: skip
-    return (*HEART, *small), read_data(load([*HEART, *small]))
+    return (*HEART, *small), read_data(described([*HEART, *small]))
 
 
 def fitted(config: Any, data: Any, target: str, **network: Any) -> TaskModule:
@@ -87,7 +88,7 @@ def fitted(config: Any, data: Any, target: str, **network: Any) -> TaskModule:
         shared = {k: f"${{{k}}}" for k in ("in_channels", "out_channels")}
         config.model.network = {"_target_": target, **shared, **network}
         config.model.personal = None
-    return task_for(config, data)
+    return task_for(describe(config), data)[1]
 
 
 def own(data: Any, **network: Any) -> TaskModule:
@@ -111,27 +112,29 @@ def test_monais_vit_ends_in_tanh_unless_it_is_told(digits, caplog):
             "num_classes": "${out_channels}", **size,
         }  # fmt: skip
     with pytest.raises(ConfigError, match=r"ViT ends in Tanh, .*post_activation=null"):
-        task_for(config, digits)
+        task_for(describe(config), digits)
     with open_dict(config):
         config.model.network.post_activation = None
     with caplog.at_level(logging.INFO):
-        task = task_for(config, digits)
+        settled, task = task_for(describe(config), digits)
     assert "returns 2 more tensors beside its logits; no loss is taken of them" in caplog.text
     assert task.personal == ("classification_head.*",)
-    federate(config, digits, task)
+    federate(settled, digits, task)
 
 
 def test_a_head_that_nobody_named_is_found_said_and_written_down(digits, caplog):
-    config = load(DIGITS)
+    network = {"_target_": f"{__name__}.Body", "in_channels": "${in_channels}"}
+    network |= {"out_channels": "${out_channels}", "more": 3}
+    config = described(DIGITS).replacing({"model.network": network, "model.personal": None})
     with caplog.at_level(logging.INFO):
-        task = fitted(config, digits, f"{__name__}.Body", more=3)
+        config, task = task_for(config, digits)
     size = sum(p.numel() for p in task.network.parameters())
     share = f"{100 * 90 / size:.2g}"
     assert f"next to the output: head.* (90 parameters, {share} %); model.personal" in caplog.text
     assert list(config.model.personal) == list(task.personal) == ["head.*"]
     federation, _ = federate(config, digits, task)
     assert federation.clients[federation.ids[0]].split.personal == ("head.weight", "head.bias")
-    again = task_for(config, digits)  # as a resumed run does
+    _, again = task_for(config, digits)  # as a resumed run does
     assert again.personal == task.personal
 
 
@@ -175,7 +178,7 @@ def test_patches_that_a_swin_unetr_cannot_take(heads_of_brats, side, message):
     swin = ("model=swin_unetr", "model.network.norm_name=instance")
     config = load([*overrides, *sizes, *swin])
     with pytest.raises(ConfigError, match=f"cannot take the batches.*{message}.*patch_size"):
-        task_for(config, read_data(config))
+        data_and_task(describe(config))
 
 
 def test_a_package_that_is_missing_is_named(heads_of_brats, monkeypatch):
@@ -186,7 +189,7 @@ def test_a_package_that_is_missing_is_named(heads_of_brats, monkeypatch):
     sizes = ("data.generated.shape=[64,64,8]", "data.patch_size=[32,32]", "model=swin_unetr")
     config = load([*overrides, *sizes])
     with pytest.raises(ConfigError, match=r"SwinUNETR needs the package einops_that_is_not"):
-        task_for(config, read_data(config))
+        data_and_task(describe(config))
 
 
 SMALLER = {

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from medfed.config.allowed import register
-from medfed.config.compose import load
+from medfed.config.compose import described
 from medfed.models.networks.canonical import Activation
 from medfed.models.task import TaskModule, WholeSplit
 from medfed.reports.comparison import compare_runs
@@ -62,7 +62,7 @@ def test_a_task_from_outside_is_trained_measured_and_compared(tmp_path, method):
     (tmp_path / "own" / "model" / "margin.yaml").write_text(YAML)
     found = [f"plugins={tmp_path / 'own'}", *DIGITS, *SMALL, *method]
     folder = tmp_path / "run"
-    summary, experiment = train(load([*found, "rounds=2", f"folder={folder}"]))
+    summary, experiment = train(described([*found, "rounds=2", f"folder={folder}"]))
     assert type(experiment.task).__name__ == "MarginTask"
     assert summary["selection"] == ["hits", "max"]
     assert all(set(m) == {"loss", "hits"} for m in summary["clients"].values())

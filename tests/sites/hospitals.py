@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from medfed.config.compose import load
+from medfed.config.compose import described
 from medfed.sites.calls import Terms
 from medfed.sites.run import coordinate
 from medfed.sites.site import ConfiguredSite, Site
@@ -16,7 +16,7 @@ QUICK = Terms(timeout=20, hello=60, grace=0.1, probe=0.1, patience=5)
 
 def site(folder: Path, name: str, *overrides: str) -> Site:
     """One site; its rounds are kept below ``folder``."""
-    return Site(ConfiguredSite(load([*overrides, f"folder={folder}"]), name), folder / name)
+    return Site(ConfiguredSite(described([*overrides, f"folder={folder}"]), name), folder / name)
 
 
 def direct(folder: Path, names: list[str], *overrides: str) -> Direct:
@@ -28,7 +28,7 @@ def across(
     folder: Path, transport: Transport, names: list[str], *overrides: str, terms: Terms = QUICK
 ):
     """Runs an experiment across sites; returns its summary."""
-    return coordinate(load([*overrides, f"folder={folder}"]), transport, names, terms)
+    return coordinate(described([*overrides, f"folder={folder}"]), transport, names, terms)
 
 
 def same(one: Path, other: Path, files: tuple[str, ...] = EQUAL) -> list[str]:

@@ -4,11 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
 
 from medfed.common.errors import CheckpointError, ConfigError, DataError
 from medfed.config.check import accepted
-from medfed.config.compose import load
+from medfed.config.compose import described, load
 from medfed.sites.terms import OWN, READING, Agreed, SiteFile, agreed_values, fingerprints
 from tests.integration.runs import ROOT
 
@@ -49,10 +48,10 @@ def test_a_site_composes_the_agreed_experiment_with_its_own_keys(heart, written,
     assert config.codec.up["_target_"].endswith("STC")
     assert config.logger.save_dir == config.folder
     # All that must be alike is: at the coordinator, at this site, at any other.
-    mine = fingerprints(config)
-    assert mine == fingerprints(load(heart.overrides))
+    mine = fingerprints(config.values)
+    assert mine == fingerprints(described([*heart.overrides, "data.path=null"]).values)
     other = Agreed.of([*HEART, "local.steps=7"], SITES)[0]
-    theirs = fingerprints(other.config())
+    theirs = fingerprints(other.config().values)
     apart = {key for key in {*mine, *theirs} if mine.get(key) != theirs.get(key)}
     assert {"local.steps", "codec.up._target_"} <= apart
     assert all(key == "local.steps" or key.startswith("codec.up.") for key in apart)
@@ -71,9 +70,9 @@ def test_what_the_coordinator_types_for_itself_is_not_agreed():
 
 def test_data_of_ones_own_get_their_usual_defaults():
     own, cut = (Agreed.of(["experiment=brats_pfednet"], ["a"], c)[0].config() for c in (0, 1))
-    assert own.partition["_target_"].endswith("Auto")
+    assert own.data.partition["_target_"].endswith("Auto")
     assert own.data.patches == "fresh"
-    assert cut.partition["_target_"] == load(["experiment=brats_pfednet"]).partition["_target_"]
+    assert cut.data.partition["_target_"] == load(["experiment=brats_pfednet"]).partition._target_
 
 
 def test_an_agreement_is_read_as_it_was_written(heart, tmp_path):
@@ -176,8 +175,8 @@ def test_a_reader_of_its_own_takes_the_place_of_the_agreed_one(written):
     config = written(
         f"site: va\ndata:\n  path: data\n  reader: {{_target_: {target}, _partial_: true}}"
     ).config(agreed)
-    assert OmegaConf.to_container(config.data.reader) == {"_target_": target, "_partial_": True}
-    assert "data.reader.channels" in agreed_values(agreed.config())
+    assert config.data.reader == {"_target_": target, "_partial_": True}
+    assert "data.reader.channels" in agreed_values(agreed.config().values)
     foreign = "site: va\ndata: {path: data, reader: {_target_: os.system}}"
     with pytest.raises(ConfigError, match="nothing that a configuration may build"):
         written(foreign).config(agreed)
@@ -201,8 +200,8 @@ def test_plugins_count_by_their_content(written, heart, tmp_path):
     (code / "configs").mkdir(parents=True)
     (code / "mine.py").write_text("x = 1\n")
     own = written("site: va\ndata: {path: data}\nplugins: [code]")
-    first = fingerprints(own.config(heart))
+    first = fingerprints(own.config(heart).values)
     assert "plugins" in first
     Path(code / "mine.py").write_text("x = 2\n")
-    assert fingerprints(own.config(heart))["plugins"] != first["plugins"]
-    assert "plugins" not in fingerprints(heart.config())
+    assert fingerprints(own.config(heart).values)["plugins"] != first["plugins"]
+    assert "plugins" not in fingerprints(heart.config().values)

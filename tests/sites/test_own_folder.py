@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from medfed.config.compose import load
+from medfed.config.compose import described, load
+from medfed.config.description import describe
 from medfed.delivery.bundle.bundle import read_bundle
 from medfed.federation.wire.ledger import Ledger
 from medfed.sites.own_folder import hospital
@@ -52,7 +53,7 @@ def done(tmp_path_factory):
     agreed, alone, _ = Agreed.of([*EXPERIMENT, "logger=none"], SITES)
     transport = hospitals(root, agreed)
     config = load([*agreed.overrides, *alone, "data.path=null", f"folder={root / 'server'}"])
-    coordinate(config, transport, agreed.sites, QUICK)
+    coordinate(describe(config), transport, agreed.sites, QUICK)
     return root, transport
 
 
@@ -103,9 +104,11 @@ def test_a_coordinator_that_is_started_again_doubles_no_entry(tmp_path):
     config = [*agreed.overrides, *alone, "data.path=null", f"folder={tmp_path / 'server'}"]
     transport.call = stopped
     with pytest.raises(KeyboardInterrupt):
-        coordinate(load(config), transport, agreed.sites, QUICK)
+        coordinate(described(config), transport, agreed.sites, QUICK)
     transport.call = calls
-    coordinate(load([*config, f"resume={tmp_path / 'server'}"]), transport, agreed.sites, QUICK)
+    coordinate(
+        described([*config, f"resume={tmp_path / 'server'}"]), transport, agreed.sites, QUICK
+    )
     found, whole = (
         Ledger.from_csv((folder / "ledger.csv").read_text())
         for folder in (folder_of(tmp_path, "Bern"), tmp_path / "server")

@@ -9,6 +9,7 @@ import torch
 from medfed.commands.main import main
 from medfed.common.untrusted import read_checkpoint
 from medfed.config.compose import load
+from medfed.config.description import describe
 from medfed.federation.lightning.checkpoint import rounds_in
 from medfed.sites.calls import Terms
 from medfed.sites.order import Order
@@ -52,7 +53,7 @@ def stopped(tmp_path_factory):
         folder = f"folder={root / 'server'}"
         config = load([*agreed.overrides, *alone, "data.path=null", folder, *more])
         terms = Terms(timeout=20, hello=60, grace=0.1, probe=0.1, patience=1)
-        return coordinate(config, transport, agreed.sites, terms)
+        return coordinate(describe(config), transport, agreed.sites, terms)
 
     first = sites(*SITES)
     first.before = 1

@@ -8,12 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
-
 from medfed.common.console import file_names
 from medfed.common.errors import ConfigError, did_you_mean
 from medfed.common.figures import save_figures
 from medfed.config.compose import build
+from medfed.config.sections import Section
 from medfed.datamodules.base import FederatedDataModule
 from medfed.delivery.bundle.bundle import read_bundle, write_bundle
 from medfed.delivery.bundle.networks import code_of
@@ -68,7 +67,7 @@ class ExportOptions:
             raise ConfigError("layers must map patterns to bits, such as layers={upcat_1.*:4}.")
 
 
-def export_run(config: DictConfig) -> list[Path]:
+def export_run(config: Section) -> list[Path]:
     """Exports the models of a run.
 
     Args:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from medfed.common.console import file_names
@@ -17,6 +16,7 @@ from medfed.common.files import digest, sha256
 from medfed.common.untrusted import read_json, read_tensors, reading
 from medfed.config.allowed import check_plugins, check_targets
 from medfed.config.compose import build
+from medfed.config.sections import Section, optional
 from medfed.delivery.bundle.metadata import FORMAT_VERSION
 from medfed.delivery.bundle.networks import code_of, describe, ordinary, packages_of
 from medfed.delivery.bundle.weights import Codebook, from_centers
@@ -26,7 +26,7 @@ from medfed.models.networks.personal_part import part_roots
 from medfed.models.segmentation import chosen_activation
 from medfed.models.task import TaskModule
 from medfed.records.folder import finished, read_config, read_splits
-from medfed.run.assembly import build_task, mixes_models
+from medfed.records.tasks import build_task
 from medfed.run.start import ACCOUNT, StartRecord
 
 _TASKS = {
@@ -52,7 +52,7 @@ class RunRecord:
     """
 
     folder: Path
-    config: DictConfig
+    config: Section
     summary: dict[str, Any]
     splits: dict[str, Any]
     versions: dict[str, Any]
@@ -68,7 +68,7 @@ class RunRecord:
         summary = finished(folder)
         config = read_config(folder)
         check_plugins(config, folder)
-        check_targets(OmegaConf.to_container(config), found=True)
+        check_targets(config.plain(), found=True)
         path = folder / "preprocessing.json"
         preprocessing = read_json(path, dict[str, dict[str, Any]])
         with reading(path):
@@ -109,11 +109,12 @@ class RunRecord:
         """
         loaded = read_tensors(self._file("models", client))
         plain, source = describe(self.config.model.network), f"{client} in {self.folder}"
-        if not mixes_models(self.config):
+        mixes = optional(self.config, "canonical")
+        if mixes is None:
             return checked(plain, loaded, source)
-        network, task = build_task(self.config).network, self.task()
+        network, task = build_task(self.config.model, mixes, self.config.seed).network, self.task()
         assert isinstance(network, Canonical)
-        parts = self.config.canonical.parts
+        parts = mixes.parts
         places = part_roots(task.network, task.personal if parts is None else parts)
         return from_canonical(network, plain, places, loaded, source)
 
@@ -140,7 +141,7 @@ class RunRecord:
             The part ``medfed`` of the metadata, see :mod:`medfed.delivery.bundle.metadata`, without
             what is known only once weights are written.
         """
-        config: dict[str, Any] = OmegaConf.to_container(self.config, resolve=True)  # type: ignore[assignment]
+        config = self.config.plain()
         model, metrics = config["model"], finite(self.summary["clients"][client])
         task = _TASKS.get(str(model["_target_"]).rpartition(".")[2], "risk")
         kind = self.preprocessing[client]["input"]["kind"]

@@ -36,18 +36,18 @@ A simulated scanner (``partition=site_effect``) is part of the training data, no
 
 from __future__ import annotations
 
-from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from medfed.common.console import say
 from medfed.common.errors import ConfigError
 from medfed.config.compose import build
+from medfed.config.sections import Section
 from medfed.delivery.bundle.bundle import read_bundle
 from medfed.delivery.predict.options import PredictOptions
 from medfed.delivery.predict.outputs import check_place
 
 
-def predict(config: DictConfig, console: Console | None = None) -> None:
+def predict(config: Section, console: Console | None = None) -> None:
     """Predicts what the configuration asks for, and prints what was written.
 
     Args:
@@ -58,7 +58,7 @@ def predict(config: DictConfig, console: Console | None = None) -> None:
         MedfedError: If a value, the bundle or an input cannot be used.
     """
     for key in ("bundle", "input", "output"):
-        if OmegaConf.is_missing(config, key):
+        if config[key] == "???":
             raise ConfigError(
                 f"{key} is not set: medfed predict bundle=DIR input=FILE output=FILE."
             )

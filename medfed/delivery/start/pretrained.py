@@ -26,7 +26,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeGuard
 
 import torch
-from omegaconf import OmegaConf
 from torch import Tensor
 
 from medfed.common.console import file_names
@@ -61,7 +60,7 @@ def of_run(folder: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: If it is no run folder.
     """
-    return of_training(OmegaConf.to_container(read_config(folder)))
+    return of_training(read_config(folder).plain())
 
 
 def of_training(config: Any) -> dict[str, Any]:

@@ -1,0 +1,100 @@
+"""Sections of a configuration as everybody below the commands reads them: values, frozen."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+
+class Section(Mapping[str, Any]):
+    """A section of a configuration, frozen, every interpolation replaced.
+
+    A key is read as an item or an attribute; what is a mapping is a section again.
+
+    Args:
+        values: Of the section.
+        place: Its key in the whole configuration, for errors.
+        checked: Whether everything that it names has been looked at and may be built.
+
+    Example:
+        >>> data = Section({"path": None, "reader": {"fold": 3}}, "data")
+        >>> data.reader.fold, data.get("cache", "none"), data.reader.place
+        (3, 'none', 'data.reader')
+    """
+
+    __slots__ = ("_values", "checked", "place")
+
+    def __init__(self, values: Mapping[str, Any], place: str = "", checked: bool = False) -> None:
+        self._values, self.place, self.checked = values, place, checked
+
+    def __getitem__(self, key: str) -> Any:
+        value = self._values[key]
+        if not isinstance(value, Mapping):
+            return list(value) if isinstance(value, list) else value
+        return Section(value, f"{self.place}.{key}" if self.place else key, self.checked)
+
+    def __getattr__(self, key: str) -> Any:
+        try:
+            return self[key]
+        except KeyError:
+            raise AttributeError(f"{self.place or 'the configuration'} has no key {key}") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return f"Section({self._values!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Section, (self._values, self.place, self.checked)
+
+    def plain(self) -> dict[str, Any]:
+        """Returns a copy of it as mappings and lists."""
+        return copy.deepcopy(dict(self._values))
+
+
+def select(node: Mapping[str, Any], key: str, default: Any = None) -> Any:
+    """Returns what stands under a key with dots; where there is none, the default.
+
+    Example:
+        >>> select({"data": {"fold": 2}}, "data.fold"), select({"data": None}, "data.fold")
+        (2, None)
+    """
+    found: Any = node
+    for part in key.split("."):
+        if not isinstance(found, Mapping) or part not in found:
+            return default
+        found = found[part]
+    return found
+
+
+def put(node: dict[str, Any], key: str, value: Any) -> None:
+    """Sets what stands under a key with dots, in place.
+
+    Example:
+        >>> node = {"data": {"fold": 2}}
+        >>> put(node, "data.seed", 1)
+        >>> node
+        {'data': {'fold': 2, 'seed': 1}}
+    """
+    *places, leaf = key.split(".")
+    for place in places:
+        node = node.setdefault(place, {})
+    node[leaf] = value
+
+
+def optional(whole: Mapping[str, Any], key: str) -> Section | None:
+    """Returns a section if anything is built of it.
+
+    What an experiment sets of a section that is not chosen has no meaning.
+
+    Example:
+        >>> optional(Section({"canonical": {"count": 2}}), "canonical") is None
+        True
+    """
+    section = whole.get(key)
+    return section if isinstance(section, Section) and "_target_" in section else None

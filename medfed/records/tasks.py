@@ -1,0 +1,77 @@
+"""Tasks from sections of a configuration: at weights that the seed alone decides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from medfed.common.errors import ConfigError
+from medfed.common.seeding import derive_seed
+from medfed.common.streams import own_stream
+from medfed.config.compose import build
+from medfed.config.sections import Section
+from medfed.models.networks.canonical import Canonical, Mix
+from medfed.models.task import TaskModule
+
+
+@dataclass(frozen=True)
+class CanonicalParts:
+    """What of a network is canonical, and how its instances are mixed.
+
+    Attributes:
+        count: K, the instances.
+        mix: ``outputs`` or ``parameters``.
+        parts: Patterns of parameter names; ``None``: what the model calls personal, its head.
+
+    Raises:
+        ConfigError: If the count is below 1.
+    """
+
+    count: int = 4
+    mix: Mix = "outputs"
+    parts: list[str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise ConfigError(f"canonical.count must be 1 or more, not {self.count}.")
+
+
+def build_task(model: Section, canonical: Section | None, seed: int) -> TaskModule:
+    """Builds the task of a run from initial weights that depend on the seed alone.
+
+    With canonical parts the network is built anew for each further instance, under a seed of its
+    own; the first one, and all that is common, is the network of a run without canonical parts.
+
+    Args:
+        model: The section, facts of the data filled in.
+        canonical: The section, if there is one; see :class:`CanonicalParts`.
+        seed: Of the run.
+
+    Raises:
+        ConfigError: If the model has no such part, or its instances would be equal.
+    """
+    return mixed(plain_task(model, seed), model, canonical, seed)
+
+
+def plain_task(model: Section, seed: int) -> TaskModule:
+    """Builds the task without canonical parts; see :func:`build_task`."""
+    with own_stream(derive_seed(seed, "initial weights")):
+        task: TaskModule = build(model)
+    return task
+
+
+def mixed(task: TaskModule, model: Section, canonical: Section | None, seed: int) -> TaskModule:
+    """Gives a task canonical parts, if there are any; see :func:`build_task`."""
+    if canonical is None:
+        return task
+    chosen: CanonicalParts = build(canonical)
+    networks = [task.network]
+    for k in range(1, chosen.count):
+        with own_stream(derive_seed(seed, "initial weights", k)):
+            further: nn.Module = build(model.network, _convert_="all")
+        networks.append(further)
+    patterns = task.personal if chosen.parts is None else chosen.parts
+    task.network = Canonical(networks, patterns, chosen.mix, task.activation)
+    task.personal = Canonical.personal
+    return task
