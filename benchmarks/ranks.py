@@ -1,7 +1,8 @@
 """Uneven clients on two ranks: dealt by cost or by count, replies sent at once or at the end.
 
 A client's steps are waited for, as if each rank's device were busy, so that the times are those of
-the deal and the exchange and not of a shared machine. Sides alternate within one pair of processes.
+the assignment and the exchange and not of a shared machine. Sides alternate within one pair of
+processes.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from medfed.federation.lightning import ranks as runtime
 from medfed.federation.lightning.callbacks import FederatedRounds
 from medfed.federation.lightning.collect import Gathering, rank
 from medfed.federation.lightning.module import FederatedModule
-from medfed.federation.lightning.ranks import deal
+from medfed.federation.lightning.ranks import assign
 from medfed.federation.lightning.strategy import ClientSharding
 from medfed.federation.reference import ArrayClient, assemble
 from medfed.personalize.fedavg import FedAvg
@@ -76,7 +77,7 @@ def seconds(width: int, rounds: int, dealt: object, gathering: type[Gathering]) 
     ]
     torch.manual_seed(0)
     network = nn.Linear(4, width)
-    vars(runtime).update(deal=dealt, Gathering=gathering)
+    vars(runtime).update(assign=dealt, Gathering=gathering)
     federation, local = assemble(
         FedAvg(),
         network,
@@ -131,8 +132,8 @@ def main() -> None:
     warnings.filterwarnings("ignore")
     sides = {
         "by count, replies at the end": (by_count, AtTheEnd),
-        "by cost, replies at the end": (deal, AtTheEnd),
-        "by cost, replies at once": (deal, Gathering),
+        "by cost, replies at the end": (assign, AtTheEnd),
+        "by cost, replies at once": (assign, Gathering),
     }
     for width in options.width:
         found: dict[str, list[float]] = {name: [] for name in sides}

@@ -112,10 +112,10 @@ class Cohort:
         if count < len(pool):
             drawn = set(random.Random(derive_seed(seed, round, "cohort")).sample(pool, count))
         here = drawn.difference(self.absent.get(round, ()))
-        found = tuple(c for c in pool if c in here)
-        if not found:
+        present = tuple(c for c in pool if c in here)
+        if not present:
             raise ConfigError(f"cohort.absent leaves nobody in round {round}; take a client out.")
-        return found
+        return present
 
 
 Outbox = dict[str, Message]

@@ -244,8 +244,8 @@ def with_statistics(client: Client, model: Tensors) -> Tensors:
     if not client.split.buffers.intersection(client.split.personal):
         return model
     # A shared statistic stays as it came.
-    found = statistics_at(client, model)
-    return {**model, **{n: t for n, t in found.items() if n in client.split.personal}}
+    moved = statistics_at(client, model)
+    return {**model, **{n: t for n, t in moved.items() if n in client.split.personal}}
 
 
 def statistics_at(client: Client, model: Tensors) -> Tensors:

@@ -53,7 +53,7 @@ class Federation:
     Attributes:
         memory: What the server's end of the channel remembers, by direction and client.
         client_start: The state that every client began with.
-        shelf: The folder of what absent clients keep; ``None``: it is in memory.
+        absent_folder: The folder of what absent clients keep; ``None``: it is in memory.
         arrived: What clients of this process lack, where the server is elsewhere and has sent it.
     """
 
@@ -80,7 +80,7 @@ class Federation:
         self.memory: dict[Direction, State] = {"up": {}, "down": {}}
         self.arrived: dict[str, Packet] = {}
         self.client_start: State = next((dict(c.state) for c in self.clients.values()), {})
-        self.shelf: Path | None = None
+        self.absent_folder: Path | None = None
         self.channel.seed = seed
         self.trainer = trainer or next((c.trainer for c in self.clients.values()), None)
         # No lossy codec may touch buffers; every client has the same model.
@@ -156,8 +156,8 @@ class Federation:
             place = Place(client, number, position)
             encoded, sent = self.channel.encode(reply, "up", place, local.memory["up"])
             local.memory = {"down": received, "up": sent}
-        if self.shelf is not None:
-            local.put_down(self.shelf)
+        if self.absent_folder is not None:
+            local.put_down(self.absent_folder)
         return encoded
 
     def delivery(self, client: str) -> Packet:

@@ -49,8 +49,8 @@ def on_disk(groups: Mapping[str, State], folder: Path) -> Groups:
     Example:
         >>> kept = {"state": {"personal": {"w": torch.arange(3.0)}}}
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     found = on_disk(kept, Path(folder))
-        ...     found["state"]["personal"]["w"], list(Path(folder).iterdir())
+        ...     loaded = on_disk(kept, Path(folder))
+        ...     loaded["state"]["personal"]["w"], list(Path(folder).iterdir())
         (tensor([0., 1., 2.]), [])
     """
     tensors = [t for state in groups.values() for named in state.values() for t in named.values()]
@@ -62,13 +62,13 @@ def on_disk(groups: Mapping[str, State], folder: Path) -> Groups:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".states-") as file:
             torch.save(copies, file)
             file.flush()
-            found: Groups = torch.load(file.name, mmap=True, weights_only=True, map_location="cpu")
+            loaded: Groups = torch.load(file.name, mmap=True, weights_only=True, map_location="cpu")
     except (OSError, RuntimeError) as error:
         raise CheckpointError(
             f"What a client keeps cannot be written to {folder} ({error}); make room there, or "
             "raise cohort.memory_gb to keep it in memory."
         ) from error
-    return found
+    return loaded
 
 
 def kept_bytes(tensors: Any) -> int:

@@ -76,15 +76,15 @@ def entries_reading(network: nn.Module, shape: Sequence[int]) -> Tensors:
             for name, gradient in _gradients(network, without, live, draw).items():
                 silent[name][channel] &= gradient == 0
     masks = {n: silent[n] & alive[n] for n in live}
-    found = {n: mask for n, mask in masks.items() if bool(mask.any())}
+    partial = {n: mask for n, mask in masks.items() if bool(mask.any())}
     for channel in range(shape[0]):
-        if not any(bool(mask[channel].any()) for mask in found.values()):
+        if not any(bool(mask[channel].any()) for mask in partial.values()):
             raise ConfigError(
                 f"algorithm.mask_aware=true: no weight of this network reads input channel "
                 f"{channel} alone; set it to false, or choose a model whose first layer reads "
                 "channels apart."
             )
-    return found
+    return partial
 
 
 def _smooth(network: nn.Module) -> nn.Module:
@@ -117,10 +117,10 @@ def _gradients(network: nn.Module, image: Tensor, live: Mapping[str, Tensor], dr
             (out * torch.randn(out.shape, generator=rng, dtype=torch.float64)).sum()
             for out in _outputs(network(image))
         ]
-        found = torch.autograd.grad(
+        of_inputs = torch.autograd.grad(
             torch.stack(terms).sum(), list(live.values()), allow_unused=True, materialize_grads=True
         )
-    return dict(zip(live, found, strict=True))
+    return dict(zip(live, of_inputs, strict=True))
 
 
 def _outputs(output: object) -> Iterator[Tensor]:

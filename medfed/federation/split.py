@@ -328,17 +328,17 @@ def blocks(network: nn.Module, personal: Container[str] = (), within: str = "") 
         Block(name='2', pattern='2.*', parameters=4, personal=3)
     """
     prefix = f"{within}." if within else ""
-    found: dict[str, Block] = {}
+    by_place: dict[str, Block] = {}
     for name, tensor in float_entries(network).items():
         if not isinstance(tensor, nn.Parameter) or not name.startswith(prefix):
             continue
         head, inner, _ = name[len(prefix) :].partition(".")
-        old = found.get(head, Block(prefix + head, f"{prefix}{head}{'.*' if inner else ''}", 0))
+        old = by_place.get(head, Block(prefix + head, f"{prefix}{head}{'.*' if inner else ''}", 0))
         own = tensor.numel() if name in personal else 0
-        found[head] = old._replace(
+        by_place[head] = old._replace(
             parameters=old.parameters + tensor.numel(), personal=old.personal + own
         )
-    return list(found.values())
+    return list(by_place.values())
 
 
 def main_blocks(network: nn.Module) -> list[Block]:
@@ -349,10 +349,10 @@ def main_blocks(network: nn.Module) -> list[Block]:
         >>> [block.pattern for block in main_blocks(net)]
         ['0.0.*', '0.1.*']
     """
-    found = blocks(network)
-    while len(found) == 1 and (inner := blocks(network, within=found[0].name)):
-        found = inner
-    return found
+    outer = blocks(network)
+    while len(outer) == 1 and (inner := blocks(network, within=outer[0].name)):
+        outer = inner
+    return outer
 
 
 def proposal(network: nn.Module, least: float = 0.0) -> str:
@@ -367,10 +367,10 @@ def proposal(network: nn.Module, least: float = 0.0) -> str:
         >>> print(proposal(net), proposal(net, 0.3))
         'model.personal=["2.*"]' 'model.personal=["1.*","2.*"]'
     """
-    found = main_blocks(network)
-    total, chosen = sum(b.parameters for b in found), found[-1:]
-    while sum(b.parameters for b in chosen) < least * total and len(chosen) + 1 < len(found):
-        chosen = found[-len(chosen) - 1 :]
+    candidates = main_blocks(network)
+    total, chosen = sum(b.parameters for b in candidates), candidates[-1:]
+    while sum(b.parameters for b in chosen) < least * total and len(chosen) + 1 < len(candidates):
+        chosen = candidates[-len(chosen) - 1 :]
     return f"'model.personal={json.dumps([b.pattern for b in chosen], separators=(',', ':'))}'"
 
 
@@ -381,11 +381,11 @@ def listed(network: nn.Module) -> str:
         >>> listed(nn.Sequential(nn.Linear(99, 30), nn.Linear(30, 1)))
         '0.* (3,000), 1.* (31)'
     """
-    found = [f"{b.pattern} ({b.parameters:,})" for b in main_blocks(network)]
-    if len(found) > _LISTED:
+    lines = [f"{b.pattern} ({b.parameters:,})" for b in main_blocks(network)]
+    if len(lines) > _LISTED:
         half = _LISTED // 2
-        found = [*found[:half], f"{len(found) - _LISTED} more", *found[-half:]]
-    return ", ".join(found)
+        lines = [*lines[:half], f"{len(lines) - _LISTED} more", *lines[-half:]]
+    return ", ".join(lines)
 
 
 def nothing_personal(network: nn.Module, method: str) -> ConfigError:

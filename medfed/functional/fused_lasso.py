@@ -92,11 +92,11 @@ def fused_lasso_blocks(
         for k, value in enumerate(given.expand(len(blocks)).tolist())
     ]
     shares = _shares([block.numel() for block in blocks], threads or torch.get_num_threads())
-    found: list[Tensor] = [torch.empty(0)] * len(blocks)
+    solutions: list[Tensor] = [torch.empty(0)] * len(blocks)
 
     def work(share: list[int]) -> None:
         for k in share:
-            found[k] = _solve(blocks[k], gammas[k], f"blocks[{k}]")
+            solutions[k] = _solve(blocks[k], gammas[k], f"blocks[{k}]")
 
     if len(shares) > 1:
         with ThreadPoolExecutor(len(shares)) as pool:
@@ -104,7 +104,7 @@ def fused_lasso_blocks(
             list(pool.map(work, shares))
     elif shares:
         work(shares[0])
-    return found
+    return solutions
 
 
 def _solve(g: Tensor, gamma: float, name: str) -> Tensor:

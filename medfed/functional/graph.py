@@ -160,19 +160,19 @@ def edges_from_names(pairs: Iterable[Sequence[str]], clients: Sequence[str]) -> 
         [[0, 2]]
     """
     index = {name: i for i, name in enumerate(clients)}
-    found: list[list[int]] = []
+    links: list[list[int]] = []
     seen: set[str] = set()
     for pair in pairs:
         _check_pair(pair, index)
         seen.update(pair)
         if len(pair) == 2:
-            found.append([index[name] for name in pair])
+            links.append([index[name] for name in pair])
     if missing := [name for name in clients if name not in seen]:
         raise ConfigError(
             f"The graph lacks client {missing[0]!r}{_and_others(missing)}; name a client alone to "
             "leave it without neighbours."
         )
-    return undirected_edges(torch.tensor(found, dtype=torch.long))
+    return undirected_edges(torch.tensor(links, dtype=torch.long))
 
 
 def edges_from_file(path: str | Path, clients: Sequence[str]) -> Tensor:
@@ -352,10 +352,10 @@ def with_gains(affinity: Tensors, gains: Mapping[str, Mapping[str, float]]) -> T
         >>> with_gains(affinity, {"a": {"b": 0.5}})
         {'a': tensor([0.0000, 0.5000]), 'b': tensor([1., 1.])}
     """
-    found = dict(affinity)
-    for client, told in gains.items():
-        found[client] = found[client] + found[client].new_tensor([told.get(n, 0.0) for n in found])
-    return found
+    grown = dict(affinity)
+    for client, gain in gains.items():
+        grown[client] = grown[client] + grown[client].new_tensor([gain.get(n, 0.0) for n in grown])
+    return grown
 
 
 def epsilon_greedy(

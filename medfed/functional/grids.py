@@ -45,7 +45,7 @@ def on_grid(
         mode="nearest" if nearest else "bilinear", padding_mode="border", dtype=torch.float32
     )
     image = MetaTensor(values.float(), affine=torch.eye(dims + 1, dtype=torch.float64))
-    found = resample(image, dst_affine=grid.double().cpu(), spatial_size=list(size)).as_tensor()
+    resampled = resample(image, dst_affine=grid.double().cpu(), spatial_size=list(size)).as_tensor()
     if outside is not None:
         outer = torch.zeros(tuple(size), dtype=torch.bool, device=values.device)
         scale, shift = grid.double().diagonal()[:dims].tolist(), grid.double()[:dims, dims].tolist()
@@ -53,8 +53,8 @@ def on_grid(
             place = scale[axis] * torch.arange(n, device=values.device) + shift[axis]
             beyond = (place < -0.5) | (place > have - 0.5)
             outer |= beyond.reshape([-1 if a == axis else 1 for a in range(dims)])
-        found[:, outer] = outside.to(found)[:, None]
-    moved: Tensor = found.to(values.dtype)
+        resampled[:, outer] = outside.to(resampled)[:, None]
+    moved: Tensor = resampled.to(values.dtype)
     return moved
 
 

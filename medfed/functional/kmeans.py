@@ -65,11 +65,11 @@ def initial_centers(x: Tensor, bits: int, method: str = "kmeans") -> Tensor:
         low, high = float(flat.min()), float(flat.max())
         # Weighted ends, not low + share * range: the range may overflow.
         share = (np.arange(m) + 0.5) / m
-        found = low * (1 - share) + high * share
+        centers = low * (1 - share) + high * share
     else:
-        found = kmeans(flat, m)
-        found = np.pad(found, (0, m - found.size), mode="edge")
-    return torch.from_numpy(found).to(x)
+        centers = kmeans(flat, m)
+        centers = np.pad(centers, (0, m - centers.size), mode="edge")
+    return torch.from_numpy(centers).to(x)
 
 
 def kmeans(values: Array, m: int) -> Array:

@@ -159,8 +159,8 @@ def partition(sums: Array, m: int) -> Array:
                     if error < least[j]:
                         least[j], begins[k, j] = error, i
             stride = half
-    found = np.zeros(m, np.int64)
+    starts = np.zeros(m, np.int64)
     end = n
     for k in range(m - 1, 0, -1):
-        end = found[k] = begins[k, end]
-    return found
+        end = starts[k] = begins[k, end]
+    return starts

@@ -257,11 +257,11 @@ def mean_dice(masks: Sequence[Tensor]) -> float:
         >>> round(mean_dice([a, b]), 4), mean_dice([~a & ~a & a, ~b & b])
         (0.6667, 1.0)
     """
-    found = []
+    overlaps = []
     for one, other in combinations(masks, 2):
         both, sizes = int((one & other).sum()), int(one.sum()) + int(other.sum())
-        found.append(2 * both / sizes if sizes else 1.0)
-    return sum(found) / len(found)
+        overlaps.append(2 * both / sizes if sizes else 1.0)
+    return sum(overlaps) / len(overlaps)
 
 
 def entropies(parts: Sequence[Tensor], weights: Sequence[float]) -> tuple[Tensor, Tensor]:
@@ -310,11 +310,11 @@ def shuffled(model: Model, generator: torch.Generator) -> dict[str, Tensor]:
         >>> shuffled({"w": torch.arange(4.0)}, torch.Generator())["w"].sort().values
         tensor([0., 1., 2., 3.])
     """
-    found = {}
+    permuted = {}
     for name, tensor in model.items():
         order = torch.randperm(tensor.numel(), generator=generator).to(tensor.device)
-        found[name] = tensor.flatten()[order].reshape(tensor.shape)
-    return found
+        permuted[name] = tensor.flatten()[order].reshape(tensor.shape)
+    return permuted
 
 
 def cosine_slopes(a: Model, b: Model) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -363,18 +363,18 @@ def minimum_norm(gram: Array, prior: Array, radius: float = 1.0) -> Array:
     """
     low, high = np.maximum(prior - radius, 0), np.minimum(prior + radius, 1)
     step = 1 / max(float(np.linalg.norm(gram, 2)), np.finfo(float).tiny)
-    found = ahead = prior
+    estimate = ahead = prior
     pace = 1.0
     for _ in range(_STEPS):
         new = _project(ahead - step * gram @ ahead, low, high)
-        if (ahead - new) @ (new - found) > 0:
+        if (ahead - new) @ (new - estimate) > 0:
             pace = 1.0
         faster = (1 + (1 + 4 * pace**2) ** 0.5) / 2
-        moved, ahead = new - found, new + (pace - 1) / faster * (new - found)
-        found, pace = new, faster
+        moved, ahead = new - estimate, new + (pace - 1) / faster * (new - estimate)
+        estimate, pace = new, faster
         if np.abs(moved).max() < 1e-13:  # rounding may keep it from less
             break
-    return found
+    return estimate
 
 
 def _project(point: Array, low: Array, high: Array) -> Array:

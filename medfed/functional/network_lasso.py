@@ -385,10 +385,10 @@ def solve_network_lasso(
         return _solve(v, points, masses, links, weights, p, state, rho, tol, max_iter)
     # A weightless edge does nothing, and would only slow the iteration down.
     part = None if state is None else state._replace(point=state.point[used.to(v.device)])
-    found = _solve(v, points, masses, links[used], weights[used], p, part, rho, tol, max_iter)
+    solution = _solve(v, points, masses, links[used], weights[used], p, part, rho, tol, max_iter)
     point = points.new_zeros(links.shape[0], v.shape[1])
-    point[used.to(v.device)] = found.state.point
-    return replace(found, state=found.state._replace(point=point))
+    point[used.to(v.device)] = solution.state.point
+    return replace(solution, state=solution.state._replace(point=point))
 
 
 def consensus(v: Tensor, mass: Tensor, edges: Tensor) -> tuple[Tensor, Tensor]:
@@ -496,40 +496,42 @@ def _checked_points(v: Tensor) -> Tensor:
 
 def _checked_edges(edges: Tensor | Sequence[Sequence[int]], n: int) -> Tensor:
     """The edges as an ``(M, 2)`` long tensor on the CPU."""
-    found = torch.as_tensor(edges).cpu()
-    if found.numel() == 0:
+    ends = torch.as_tensor(edges).cpu()
+    if ends.numel() == 0:
         return torch.zeros(0, 2, dtype=torch.long)
-    integral = not (found.is_floating_point() or found.is_complex() or found.dtype == torch.bool)
-    if found.ndim != 2 or found.shape[1] != 2 or not integral:
+    integral = not (ends.is_floating_point() or ends.is_complex() or ends.dtype == torch.bool)
+    if ends.ndim != 2 or ends.shape[1] != 2 or not integral:
         raise ConfigError(
-            f"Edges must be an integer tensor (M, 2), not {found.dtype} {tuple(found.shape)}."
+            f"Edges must be an integer tensor (M, 2), not {ends.dtype} {tuple(ends.shape)}."
         )
-    for i, j in found.tolist():
+    for i, j in ends.tolist():
         if not (0 <= i < n and 0 <= j < n):
             raise ConfigError(f"Edge ({i}, {j}) is out of range; the nodes are 0 to {n - 1}.")
         if i == j:
             raise ConfigError(f"Edge ({i}, {j}) joins a node to itself; remove it.")
-    return found.long().contiguous()
+    return ends.long().contiguous()
 
 
 def _checked_masses(mass: Tensor | None, n: int) -> Tensor:
     """One float64 number per node, on the CPU."""
     if mass is None:
         return torch.ones(n, dtype=torch.float64)
-    found = mass.detach().double().cpu()
-    if found.shape != (n,) or not bool(((found > 0) & found.isfinite()).all()):
-        raise ConfigError(f"mass must be {n} positive numbers, one per node, not {found.tolist()}.")
-    return found
+    masses = mass.detach().double().cpu()
+    if masses.shape != (n,) or not bool(((masses > 0) & masses.isfinite()).all()):
+        raise ConfigError(
+            f"mass must be {n} positive numbers, one per node, not {masses.tolist()}."
+        )
+    return masses
 
 
 def _checked_weights(weight: float | Tensor, m: int) -> Tensor:
     """One float64 weight per edge, on the CPU."""
-    found = torch.as_tensor(weight, dtype=torch.float64).detach().cpu()
-    if found.ndim != 0 and found.shape != (m,):
+    weights = torch.as_tensor(weight, dtype=torch.float64).detach().cpu()
+    if weights.ndim != 0 and weights.shape != (m,):
         raise ConfigError(
-            f"weight has shape {tuple(found.shape)}; give one number or one per edge, ({m},)."
+            f"weight has shape {tuple(weights.shape)}; give one number or one per edge, ({m},)."
         )
-    if bool((~(found >= 0)).any()):
-        bad = float(found[~(found >= 0)].flatten()[0])
+    if bool((~(weights >= 0)).any()):
+        bad = float(weights[~(weights >= 0)].flatten()[0])
         raise ConfigError(f"weight is {bad}, but it must be 0 or more.")
-    return found.expand(m).contiguous()
+    return weights.expand(m).contiguous()

@@ -248,10 +248,10 @@ def froc_scores(
         scans: Their number.
 
     Example:
-        >>> found = froc_scores(np.array([0.9, 0.1]), np.array([True, False]),
+        >>> curve = froc_scores(np.array([0.9, 0.1]), np.array([True, False]),
         ...                     np.ones((1, 2)), np.ones(1))
-        >>> found["cpm"].tolist(), list(found)[1]
+        >>> curve["cpm"].tolist(), list(curve)[1]
         ([1.0], 'cpm/0.125')
     """
-    found = sensitivities(scores, positive, weights, scans)
-    return dict(zip(CPM, [found.mean(1), *found.T], strict=True))
+    curve = sensitivities(scores, positive, weights, scans)
+    return dict(zip(CPM, [curve.mean(1), *curve.T], strict=True))

@@ -256,12 +256,12 @@ def cliques(ranks: Sequence[float], critical: float) -> list[tuple[int, ...]]:
         [(0, 2), (2, 3), (3, 1)]
     """
     order = sorted(range(len(ranks)), key=lambda i: ranks[i])
-    found: list[tuple[int, ...]] = []
+    alike: list[tuple[int, ...]] = []
     for start, first in enumerate(order):
         group = tuple(i for i in order[start:] if ranks[i] - ranks[first] < critical)
-        if len(group) > 1 and not (found and set(group) <= set(found[-1])):
-            found.append(group)
-    return found
+        if len(group) > 1 and not (alike and set(group) <= set(alike[-1])):
+            alike.append(group)
+    return alike
 
 
 def harmed(gains: Sequence[Difference], level: float = 0.95) -> tuple[float, float, float]:

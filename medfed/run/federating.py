@@ -48,13 +48,13 @@ def federate(
     """
     clients = list(data.clients.values())
     federation, local = federation_of(config, task, clients, everyone)
-    federation.shelf = shelf_of(federation, Path(config.folder))
+    federation.absent_folder = folder_of_absent(federation, Path(config.folder))
     local.device_gb = data.device_gb
     federation.ledger = Ledger(preprocessing(data.exchanged))
     return federation, local
 
 
-def shelf_of(federation: Federation, folder: Path) -> Path | None:
+def folder_of_absent(federation: Federation, folder: Path) -> Path | None:
     """Returns where absent clients keep their states; nowhere, if there is room in memory.
 
     Args:

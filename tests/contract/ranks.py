@@ -19,7 +19,7 @@ import torch  # noqa: E402
 from medfed.federation.lightning import ranks as runtime  # noqa: E402
 from medfed.federation.lightning.collect import rank  # noqa: E402
 from medfed.federation.lightning.module import FederatedModule  # noqa: E402
-from medfed.federation.lightning.ranks import deal  # noqa: E402
+from medfed.federation.lightning.ranks import assign  # noqa: E402
 from medfed.federation.lightning.strategy import ClientSharding  # noqa: E402
 from tests.contract.harness import half, lightning, lossy  # noqa: E402
 
@@ -41,7 +41,7 @@ def moving(
 ) -> dict[str, int]:
     """Deals every client to another rank than where it is."""
     if owners is None:
-        return deal(work, ranks)
+        return assign(work, ranks)
     return {client: (owners[client] + 1) % ranks for client in work}
 
 
@@ -57,14 +57,14 @@ def main(out: Path, ranks: int, names: list[str]) -> None:
 
     for name in names:
         for label, cohort in (("all", None), ("half", half())):
-            runtime.deal = deal if label == "all" else moving  # type: ignore[attr-defined]
+            runtime.assign = assign if label == "all" else moving  # type: ignore[attr-defined]
             module, evaluation = run(name, "all" if label == "all" else "", cohort=cohort)
-            first = deal(
+            first = assign(
                 {c: local.expected_work for c, local in module.federation.clients.items()}, 2
             )
             assert label == "all" or module.owners != first, "no client has moved"
             results[f"{name}/{label}"] = outcome(module) | {"history": evaluation.history}
-        runtime.deal = deal  # type: ignore[attr-defined]
+        runtime.assign = assign  # type: ignore[attr-defined]
         begun = out / name / "all" / "round_00001.ckpt"  # the last two are kept
         results[f"{name}/resumed"] = outcome(run(name, "resumed", resume=begun)[0])
         begun = out / name / "lossy" / "round_00000.ckpt"

@@ -206,10 +206,10 @@ class PersonalEvaluation(pl.Callback):
         number = pl_module.next_round - 1
         undefined = self.undefined()
         metrics = {c: failures_count(m, undefined.get(c)) for c, m in metrics.items()}
-        told = self._news(metrics, number)
+        sentences = self._news(metrics, number)
         self.history += [Record(number, client, m) for client, m in metrics.items()]
         if rank() == 0:
-            for sentence in [*told, *([] if undefined else self._on_selection())]:
+            for sentence in [*sentences, *([] if undefined else self._on_selection())]:
                 _log.warning(sentence)
         values: dict[str, float] = {}
         for name in next(iter(metrics.values())):
@@ -253,8 +253,8 @@ class PersonalEvaluation(pl.Callback):
         """Says, once for each client, what is left out and whose model has failed."""
         first, before = not self.history, self.failures()
         news = {c: m for c, m in metrics.items() if c not in before}
-        told = undefined_sentences(metrics, "validation") if first else []
-        return told + failure_sentences(news, "validation", f"Round {number + 1}: ")
+        sentences = undefined_sentences(metrics, "validation") if first else []
+        return sentences + failure_sentences(news, "validation", f"Round {number + 1}: ")
 
     def _on_selection(self) -> list[str]:
         """Says what selects the round where the wanted metric cannot."""
@@ -346,11 +346,11 @@ class CommunicationLogger(pl.Callback):
         trainer.logger.log_metrics(metrics, step=number)
 
 
-def _gather(module: FederatedModule, found: dict[str, Found]) -> dict[str, Found]:
-    """Returns what was found of all clients of all ranks, in the order of clients; forgets it."""
-    own = {c: json.dumps(m).encode() for c, m in found.items()}
-    gathered = gather_named(own, module.device)
-    found.clear()
+def _gather(module: FederatedModule, local: dict[str, Found]) -> dict[str, Found]:
+    """Returns what all ranks know of their clients, in the order of clients; forgets it here."""
+    packed = {c: json.dumps(m).encode() for c, m in local.items()}
+    gathered = gather_named(packed, module.device)
+    local.clear()
     return {c: json.loads(gathered[c]) for c in module.federation.ids if c in gathered}
 
 
@@ -387,7 +387,7 @@ class RoundProgress(ProgressBar):
             TextColumn("{task.fields[phase]:<9} {task.fields[client]:<14} {task.fields[loss]:<13}"),
             TextColumn("{task.fields[score]}"),
         )
-        pl_module.told.append(lambda *found: self._told(pl_module, *found))
+        pl_module.listeners.append(lambda *news: self._tell(pl_module, *news))
         rounds = trainer.max_epochs or 0
         self._task = self._bar.add_task(
             "",
@@ -401,7 +401,7 @@ class RoundProgress(ProgressBar):
         )
         self._bar.start()
 
-    def _told(self, module: FederatedModule, phase: str, client: str, done: bool) -> None:
+    def _tell(self, module: FederatedModule, phase: str, client: str, done: bool) -> None:
         """Names the client that starts to work, and shows the loss of one that has finished."""
         if not self._bar:
             return
@@ -432,8 +432,8 @@ class RoundProgress(ProgressBar):
             done, rounds = pl_module.next_round, trainer.max_epochs or 0
             spent = time.monotonic() - self._began
             left = spent / max(1, done - self._first) * (rounds - done)
-            found = [pl_module.federation.clients[c].loss for c in pl_module.owned]
-            losses = [loss for loss in found if loss is not None]
+            known_losses = [pl_module.federation.clients[c].loss for c in pl_module.owned]
+            losses = [loss for loss in known_losses if loss is not None]
             # Across sites the losses stay there.
             loss = f"loss {sum(losses) / len(losses):.4f}  " if losses else ""
             self.console.print(

@@ -182,13 +182,13 @@ def last_whole(folder: Path) -> Path | None:
     Raises:
         CheckpointError: If there are checkpoints but none is whole.
     """
-    found = rounds_in(folder)
-    for path in reversed(found):
+    rounds = rounds_in(folder)
+    for path in reversed(rounds):
         if is_whole(path):
             check_federation(path)
             return path
         _log.warning("%s is torn or unfinished; the checkpoint before it is used.", path)
-    if found:
+    if rounds:
         raise CheckpointError(
             f"Every checkpoint in {folder} is torn; start the run again without resume."
         )

@@ -21,7 +21,7 @@ from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.federation import Federation, Round, naming
 from medfed.federation.lightning.collect import Gathering, world_size
 from medfed.federation.lightning.ranks import (
-    DealtClients,
+    ClientsOfRanks,
     EvaluationTasks,
     Task,
     Tasks,
@@ -67,12 +67,12 @@ class Measures(Protocol):
         """Returns the meter of ``evaluate``."""
 
 
-class FederatedModule(DealtClients):
+class FederatedModule(ClientsOfRanks):
     """Wraps a task module and a federation for one Lightning Trainer on one or many ranks.
 
     Args:
         task: The task module; its network is overwritten by whichever client works.
-        federation: All clients; each rank trains those that are dealt to it.
+        federation: All clients; each rank trains those that are assigned to it.
         local: The training loop of the clients.
     """
 
@@ -93,7 +93,9 @@ class FederatedModule(DealtClients):
         self.strict_loading = False
         self.open_round: Round | None = None
         self.packets: dict[str, Packet] = {}
-        self.told: list[Callable[[str, str, bool], None]] = []  # when a client begins and is done
+        self.listeners: list[
+            Callable[[str, str, bool], None]
+        ] = []  # when a client begins and is done
         self._gathering: Gathering | None = None
         self._group: dist.ProcessGroup | None = None
         self.evaluations: dict[str, dict[str, float]] = {}
@@ -105,7 +107,7 @@ class FederatedModule(DealtClients):
 
         No result depends on who works where: what a client draws depends on itself alone.
         """
-        self._deal_anew(self.federation.members(self.next_round))
+        self._reassign(self.federation.members(self.next_round))
         self.open_round, self.packets = self.federation.open(self.next_round), {}
 
     def tasks(self, round: int) -> list[Task]:
@@ -183,7 +185,7 @@ class FederatedModule(DealtClients):
             self.slots.run([partial(self._fit, current, client) for client in working])
 
     def _tell(self, phase: str, client: str, done: bool) -> None:
-        for tell in self.told:
+        for tell in self.listeners:
             tell(phase, client, done)
 
     def _fit(self, current: Round, client: str, trainer: LocalTrainer) -> None:

@@ -20,7 +20,7 @@ from medfed.federation.budget import Passes
 from medfed.federation.federation import Federation
 from medfed.federation.lightning.collect import gather_named, rank, world_size
 
-# How much longer than its best deal a round must take before clients change ranks.
+# How much longer than its best assignment a round must take before clients change ranks.
 WORTH_MOVING, SECONDS = 1.1, 0.2
 
 
@@ -57,14 +57,14 @@ def costs(expected: Mapping[str, float], seconds: Mapping[str, float]) -> dict[s
     return {client: seconds.get(client, size * each) for client, size in expected.items()}
 
 
-def deal(
+def assign(
     work: Mapping[str, float], ranks: int, owners: Mapping[str, int] | None = None
 ) -> dict[str, int]:
-    """Deals clients to ranks so that all are done at about the same time.
+    """Assigns clients to ranks so that all are done at about the same time.
 
     The longest work goes first, to whichever rank has the least so far. The longest rank then
-    takes at most 4/3 of what the best deal would (Graham: Bounds on multiprocessing timing
-    anomalies, SIAM J. Appl. Math. 17(2), 1969). Clients of equal work are dealt in turn.
+    takes at most 4/3 of what the best assignment would (Graham: Bounds on multiprocessing timing
+    anomalies, SIAM J. Appl. Math. 17(2), 1969). Clients of equal work are assigned in turn.
 
     Args:
         work: What each client's work costs.
@@ -73,23 +73,23 @@ def deal(
             the longest rank saves a tenth of its time, and :data:`SECONDS`.
 
     Example:
-        >>> deal({"a": 1, "b": 1, "c": 1}, ranks=2)
+        >>> assign({"a": 1, "b": 1, "c": 1}, ranks=2)
         {'a': 0, 'b': 1, 'c': 0}
-        >>> deal({"a": 1, "b": 2, "c": 3}, ranks=2, owners={"a": 0, "b": 1, "c": 0})
+        >>> assign({"a": 1, "b": 2, "c": 3}, ranks=2, owners={"a": 0, "b": 1, "c": 0})
         {'a': 1, 'b': 1, 'c': 0}
     """
     order = sorted(work, key=lambda c: -work[c])
-    loads, dealt = [0.0] * ranks, {}
+    loads, assigned = [0.0] * ranks, {}
     for client in order:
-        dealt[client] = loads.index(min(loads))
-        loads[dealt[client]] += work[client]
+        assigned[client] = loads.index(min(loads))
+        loads[assigned[client]] += work[client]
     if owners is not None:
         kept = [0.0] * ranks
         for client in order:
             kept[owners[client]] += work[client]
         if max(kept) <= max(WORTH_MOVING * max(loads), max(loads) + SECONDS):
             return {c: owners[c] for c in work}
-    return {c: dealt[c] for c in work}
+    return {c: assigned[c] for c in work}
 
 
 def tasks_of_round(
@@ -142,8 +142,8 @@ class EvaluationTasks(Tasks):
         return len(self.upcoming())
 
 
-class DealtClients(pl.LightningModule):
-    """Holds a federation of which each rank trains the clients that are dealt to it.
+class ClientsOfRanks(pl.LightningModule):
+    """Holds a federation of which each rank trains the clients that are assigned to it.
 
     Args:
         federation: All clients.
@@ -170,32 +170,32 @@ class DealtClients(pl.LightningModule):
 
     def _share(self, clients: Iterable[str]) -> list[str]:
         if not self.owners:
-            self.owners = deal(self._work(self.federation.ids), world_size())
+            self.owners = assign(self._work(self.federation.ids), world_size())
         here = rank()
         return [c for c in clients if self.owners[c] == here]
 
     def _work(self, clients: Iterable[str]) -> dict[str, float]:
         """What a round of each client costs, as far as it is known; the same on every rank."""
-        own = self.federation.clients
-        expected = {c: own[c].expected_work for c in {*clients, *self.seconds}}
-        found = costs(expected, self.seconds)
-        return {c: found[c] for c in clients}
+        members = self.federation.clients
+        expected = {c: members[c].expected_work for c in {*clients, *self.seconds}}
+        expected_seconds = costs(expected, self.seconds)
+        return {c: expected_seconds[c] for c in clients}
 
-    def _deal_anew(self, cohort: Sequence[str]) -> None:
+    def _reassign(self, cohort: Sequence[str]) -> None:
         """Has clients of a cohort move to ranks with less to do; a collective call."""
         if world_size() == 1 or not self.seconds:
             return
-        own = self._share(cohort)
-        dealt = deal(self._work(cohort), world_size(), self.owners)
-        moved = [c for c in cohort if dealt[c] != self.owners[c]]
+        mine = self._share(cohort)
+        better = assign(self._work(cohort), world_size(), self.owners)
+        moved = [c for c in cohort if better[c] != self.owners[c]]
         if moved:
-            states = self._gather_states([c for c in own if c in moved])
+            states = self._gather_states([c for c in mine if c in moved])
             steps, passes = self.gather_steps(), self.gather_passes()
             for client in moved:
                 local = self.federation.clients[client]
                 local.load_state_dict(states[client])
                 local.steps_done, local.passes = steps[client], passes[client]
-            self.owners |= dealt
+            self.owners |= better
 
     def _count_time(self) -> None:
         """Takes the times of a round for its clients' costs; in the first one libraries warm up."""

@@ -164,13 +164,13 @@ def environment(several: bool) -> ClusterEnvironment | None:
     Raises:
         ConfigError: If SLURM's variables do not say which rank this is.
     """
-    found = launched()
-    if several and found is not None and found.by == "srun":
+    launcher = launched()
+    if several and launcher is not None and launcher.by == "srun":
         try:
             return SLURMEnvironment(auto_requeue=False)
         except RuntimeError as error:
             raise ConfigError(f"SLURM starts no ranks so: {first_line(error)}.") from error
-    if found is None or not several:
+    if launcher is None or not several:
         return LightningEnvironment() if "SLURM_JOB_ID" in os.environ else None
     return None
 

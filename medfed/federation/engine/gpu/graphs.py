@@ -172,15 +172,15 @@ class _Operations(Watch):
     ) -> Any:
         """Runs one operation; of its results those in new memory have to be filled again."""
         kwargs = kwargs or {}
-        found = super().__torch_dispatch__(func, types, args, kwargs)
+        outcome = super().__torch_dispatch__(func, types, args, kwargs)
         if func.namespace != "profiler":
             known = {_memory(t) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
             new = [
                 t if isinstance(t, Tensor) and _memory(t) not in known else None
-                for t in tree_leaves(found)
+                for t in tree_leaves(outcome)
             ]
             self._calls.append((func, args, kwargs, new))
-        return found
+        return outcome
 
     def replay(self) -> None:
         """Runs all operations on the tensors of the recording."""

@@ -77,10 +77,10 @@ class Payload:
         Raises:
             CodecError: If one is negative, NaN or infinite, or fewer are left.
         """
-        found = self.array("<f4", count)
-        if not bool(((found >= 0) & (found < np.inf)).all()):
+        values = self.array("<f4", count)
+        if not bool(((values >= 0) & (values < np.inf)).all()):
             raise CodecError("A magnitude in the message is negative, NaN or infinite.")
-        return found
+        return values
 
     def finish(self) -> None:
         """Checks that nothing is left.

@@ -24,14 +24,14 @@ def test_a_federation_whose_states_lie_on_disk_is_the_same_to_the_bit(name, tmp_
     settings = {"cohort": Cohort(fraction=0.67)}
     _, plain, _ = federation(name, channel=lossy("stc"), **settings)
     _, shelved, _ = federation(name, channel=lossy("stc"), **settings)
-    shelved.shelf = tmp_path / "states"
+    shelved.absent_folder = tmp_path / "states"
     assert run_reference(plain, 3).digests() == run_reference(shelved, 3).digests()
-    assert list(shelved.shelf.iterdir()) == []
+    assert list(shelved.absent_folder.iterdir()) == []
     some = next(iter(shelved.clients.values()))
     kept = [t for named in some.state.values() for t in named.values()]
     maps = Path("/proc/self/maps")
     if kept and maps.is_file():
-        assert str(shelved.shelf) in maps.read_text()
+        assert str(shelved.absent_folder) in maps.read_text()
 
 
 @posix
