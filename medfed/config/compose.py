@@ -18,6 +18,7 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.core.utils import run_job
 from hydra.errors import HydraException, InstantiationException, MissingConfigException
 from hydra.types import HydraContext
@@ -198,6 +199,23 @@ def source_of(config: DictConfig) -> dict[str, Any]:
     return source
 
 
+def parse(overrides: Sequence[str], what: str) -> list[Override]:
+    """Parses overrides that are spelled as Hydra reads them.
+
+    Args:
+        overrides: The overrides.
+        what: What they are, for the error.
+
+    Raises:
+        ConfigError: If they cannot be read.
+    """
+    try:
+        found: list[Override] = OverridesParser.create().parse_overrides(list(overrides))
+        return found
+    except HydraException as error:
+        raise ConfigError(f"{what} cannot be read: {first_line(error)}.") from error
+
+
 def composed(arguments: Sequence[str], name: str = "train") -> list[Composition]:
     """Composes what a command line asks for.
 
@@ -212,10 +230,7 @@ def composed(arguments: Sequence[str], name: str = "train") -> list[Composition]
         ConfigError: See :func:`load`.
     """
     overrides = spelled([a for a in arguments if not a.startswith("-")])
-    try:
-        parsed = OverridesParser.create().parse_overrides(overrides)
-    except HydraException as error:
-        raise ConfigError(f"The command line cannot be read: {first_line(error)}.") from error
+    parsed = parse(overrides, "The command line")
     single = [
         f"{o.get_key_element()}={next(iter(o.sweep_string_iterator()))}"
         if o.is_sweep_override()

@@ -49,16 +49,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypedDict
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
-
 from medfed import __version__
 from medfed.common.console import shown
-from medfed.common.errors import ConfigError, MedfedError, did_you_mean, first_line
+from medfed.common.errors import ConfigError, MedfedError, did_you_mean
 from medfed.common.files import write_text
 from medfed.common.untrusted import read_json, read_yaml
 from medfed.config.allowed import fingerprints as plugin_hashes
-from medfed.config.compose import load
+from medfed.config.compose import load, parse
 from medfed.config.description import RunDescription, describe, written
 from medfed.config.sections import put, select
 from medfed.config.spelling import hydra_spelling, with_whole_data
@@ -345,11 +342,7 @@ def _check_overrides(overrides: Sequence[str]) -> None:
             raise ConfigError(
                 f"{_key(override)} is each site's own, and none of those who agree may set it."
             )
-    try:
-        parsed = OverridesParser.create().parse_overrides(hydra_spelling(overrides))
-    except HydraException as error:
-        raise ConfigError(f"The overrides cannot be read: {first_line(error)}.") from error
-    for override in parsed:
+    for override in parse(hydra_spelling(overrides), "The overrides"):
         if override.is_sweep_override():
             raise ConfigError(
                 f"{override.get_key_element()} has several values; a federation has one."
