@@ -155,6 +155,7 @@ class Federation:
             check_reply(self.algorithm, reply)
             place = Place(client, number, position)
             encoded, sent = self.channel.encode(reply, "up", place, local.memory["up"])
+            # Only now: a client that fails on the way keeps what both ends still agree on.
             local.memory = {"down": received, "up": sent}
         if self.absent_folder is not None:
             local.put_down(self.absent_folder)
@@ -169,6 +170,7 @@ class Federation:
     def delivered(self, client: str) -> Message:
         """Returns what a client of this process lacks, as it would decode it."""
         kept = self.clients[client].memory["down"]
+        # At a hospital's site the server's state is elsewhere, and its packet has arrived.
         packet = self.arrived.get(client) or self.delivery(client)
         return self.channel.decode(packet, "down", kept)[0]
 
@@ -238,7 +240,7 @@ class Round:
         self._outbox: Outbox = {}
         self.recipients: list[str] = []
         self._sent: dict[str, Packet] = {}
-        self._take(next(self._generator))
+        self._take(next(self._generator))  # a generator runs only when it is asked for something
 
     @property
     def phase(self) -> str:
@@ -268,11 +270,13 @@ class Round:
         """
         federation, phase = self.federation, self.phase
         for client in self.recipients:
+            # In the order of the cohort, not of arrival: so every runtime has the same ledger.
             count(federation.ledger, self._sent[client], self.number, phase, client, "down")
             count(federation.ledger, replies[client], self.number, phase, client, "up")
         decode = federation.channel.decode
         decoded = self._coded("up", lambda c, memory: decode(replies[c], "up", memory))
         self.position += 1
+        # A generator that returns ends the round: its value is the server's new state.
         try:
             outbox = self._generator.send(decoded)
         except StopIteration as stop:
@@ -309,6 +313,7 @@ class Round:
         self, direction: Direction, code: Callable[[str, Memory | None], tuple[_T, Memory]]
     ) -> dict[str, _T]:
         """Codes a message per recipient; the server's end remembers all of them or none."""
+        # A copy, put in place at the end: a message that cannot be coded must leave no half memory.
         kept, coded = dict(self.federation.memory[direction]), {}
         for client in self.recipients:
             with naming(client, self.number, self.phase):

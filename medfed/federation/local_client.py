@@ -171,6 +171,8 @@ class LocalClient:
         """See :meth:`medfed.federation.client.Client.train`."""
         key, slot = self._key(), f"{self._phase}/{self._calls}"
         steps = self.steps if steps is None else steps
+        # One optimizer for each call of a phase: a method's second call may train another part.
+        # A copy, so that a call that fails leaves what the last round ended with.
         memory = None if self._fresh else dict(self._optimizers.get(slot, {}))
         rate = self.learning_rate
         with self._counted():

@@ -58,6 +58,7 @@ class Ditto(OnboardingRules, FedAvg):
     def fit(self, client: Client, message: Message) -> Message:
         """Updates v towards the received w, and w as in FedAvg."""
         reply = super().fit(client, message)
+        # Tied to the w that was received: the client's own end of w is not the federation's.
         tie, steps = self.tie(client, message.parts["shared"]), client.share(1, 2)
         client.state["model"] = client.train(client.state["model"], steps=steps, penalty=tie)
         return reply

@@ -57,6 +57,7 @@ class FedAvg(Algorithm):
         start = {**message.parts["shared"], **client.state["personal"]}
         end = self.local_steps(client, start)
         shared, client.state["personal"] = client.split.split(end)
+        # The displacement, as a lossy codec spends its bits on what has changed.
         update = subtract(shared, message.parts["shared"])
         return Message("fit", {"shared": update}, kinds={"shared": "update"})
 

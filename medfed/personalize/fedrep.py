@@ -46,5 +46,6 @@ class FedRep(FedAvg):
     def local_steps(self, client: Client, start: Tensors) -> Tensors:
         """Head first, then body."""
         head, body = client.shares(self.head_share)
+        # Two calls and not one with two step sizes: the body must see the head that is done.
         adapted = client.train(start, update="personal", steps=head)
         return client.train(adapted, update="shared", steps=body)

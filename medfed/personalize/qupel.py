@@ -133,6 +133,7 @@ class Tie:
     """
 
     def __init__(self, received: Tensors, method: QuPeL) -> None:
+        # Clones, as `follow` changes them in place, and the message is the channel's.
         self.w = {n: t.clone() for n, t in received.items()}
         self._rate = method.global_lr * method.proximity
         self.penalty = Proximity(method.proximity, self.w) if method.proximity else None

@@ -86,7 +86,9 @@ class Scaffold(FedAvg):
         parts = {"shared": server["shared"], "control": server["control"]}
         replies = yield {c: Message("fit", parts) for c in cohort}
         moved = self.mean(server, replies, "shared")
+        # eta_g is for parameters; averaged statistics, of which `scaled` has none, move whole.
         scaled = add(select(server["shared"], server["control"]), moved, self.server_lr)
+        # c is the mean of all c_i, and those of absent clients stay: hence the cohort's part alone.
         everyone = sum(self.weights(server, server["num_samples"]))
         part = sum(self.weights(server, replies)) / everyone
         control = add(server["control"], self.mean(server, replies, "control"), part)
@@ -96,6 +98,7 @@ class Scaffold(FedAvg):
     def fit(self, client: Client, message: Message) -> Message:
         """Trains along grad f_i - c_i + c and renews c_i."""
         received, before = message.parts["shared"], client.state["control"]
+        # The gradient of a linear term is its slope: so each step is along grad f_i - c_i + c.
         shift = Linear(subtract(message.parts["control"], before))
         end = client.train({**received, **client.state["personal"]}, penalty=shift)
         shared, client.state["personal"] = client.split.split(end)
