@@ -12,8 +12,10 @@ peer    the plain loop of research code, as PFLlib has it: per client a deep cop
         own optimizer and a DataLoader over a list of samples; parameters are cloned one by one into
         the client's copy, and averaged one by one by the server
 
-With `--settings equal` medfed trains in ordinary layout and its weights must equal the bare loop's
-bit for bit after each round; with `defaults`, in channels-last layout, to 1e-5 of their norm.
+With `--settings equal` medfed trains in ordinary layout, with `defaults` in channels-last layout.
+After each round its weights must equal, bit for bit, those of a bare loop in the same layout. The
+loop that is timed has the ordinary layout. How far its weights are is printed and not judged: other
+kernels round otherwise, and how much the steps magnify it depends on the processor.
 
 Method: one long fit. A callback that is called last stops the clock (CPU time of the process)
 after every client, lets the bare loop repeat that client's steps and the peer train its own client,
@@ -43,7 +45,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import pytorch_lightning as pl
 import torch
@@ -68,7 +70,6 @@ from medfed.personalize.fedavg import FedAvg
 
 CLIENTS, PATCHES, BATCH, SIZE = 20, 128, 16, 32
 WARM_UP = 2
-TOLERANCE = 1e-5  # in another layout: distance after a round, as a share of the weights' norm
 
 
 class Patches(ClientData):
@@ -106,6 +107,11 @@ class Setting:
     equal: bool
 
     @property
+    def layout(self) -> Literal["auto", False]:
+        """The layout in which medfed trains."""
+        return False if self.equal else "auto"
+
+    @property
     def optimizer(self) -> Any:
         """Makes an optimizer of parameters."""
         return partial(torch.optim.SGD, lr=0.01, momentum=self.momentum)
@@ -117,7 +123,7 @@ def federated(setting: Setting) -> FederatedModule:
     network = densenet_bc(2, 1, 2, block_config=[setting.blocks] * 3)
     task = ClassificationTask(network, setting.optimizer)
     algorithm, data = FedAvg(), [patches(i) for i in range(setting.clients)]
-    budget = LocalBudget(channels_last=False if setting.equal else "auto")
+    budget = LocalBudget(channels_last=setting.layout)
     split = algorithm.split(task.network, task.personal, "averaged")
     local = LocalTrainer(task.network, task.loss, split, setting.optimizer, budget=budget)
     weights = local.initial()
@@ -130,10 +136,12 @@ def federated(setting: Setting) -> FederatedModule:
 class Bare:
     """The gradient steps of a round and nothing else."""
 
-    def __init__(self, network: nn.Module, optimizer: Any) -> None:
+    def __init__(
+        self, network: nn.Module, optimizer: Any, layout: Literal["auto", False] = False
+    ) -> None:
         self.network: Any = copy.deepcopy(network)
         self.optimizer = optimizer(self.network.parameters())
-        lay_out(self.network, False)
+        lay_out(self.network, layout)
         self.entries = float_entries(self.network)
 
     @torch.no_grad()
@@ -206,12 +214,13 @@ class Alternate(pl.Callback):
     def __init__(self, federation: Federation, network: nn.Module, setting: Setting) -> None:
         self.federation = federation
         self.bare = Bare(network, setting.optimizer)
+        self.same = Bare(network, setting.optimizer, setting.layout)
         data = {name: client.data for name, client in federation.clients.items()}
         self.peer = Peer(network, data, setting.optimizer)
         self.apart = 0.0  # largest distance of the weights after a round, as a share of their norm
-        self.tolerance = 0.0 if setting.equal else TOLERANCE
         self.shared = federation.server["shared"]
         self.updates: dict[str, Tensors] = {}
+        self.updates_of_same: dict[str, Tensors] = {}
         self.rounds: list[tuple[list[float], list[float], list[float]]] = []
         self.whole: list[float] = []
         self.steps: list[float] = []
@@ -232,6 +241,7 @@ class Alternate(pl.Callback):
         data = self.federation.clients[client].data
         seconds, self.updates[client] = self.bare.client(data, self.shared)
         self.steps.append(seconds)
+        self.updates_of_same[client] = self.same.client(data, self.shared)[1]
         self.plain.append(self.peer.client(client))
         self.mark = time.process_time()
 
@@ -240,16 +250,20 @@ class Alternate(pl.Callback):
         self.whole.append(time.process_time() - self.mark)
         self.plain.append(self.peer.close())
         self.rounds.append((self.whole, self.steps, self.plain))
-        sizes = [float(self.federation.clients[c].num_samples) for c in self.updates]
-        expected = add(self.shared, weighted_mean(list(self.updates.values()), sizes))
-        self.shared = self.federation.server["shared"]
-        ours, theirs = flatten(self.shared), flatten(select(expected, self.shared))
-        apart = float((ours - theirs).norm() / theirs.norm())
-        if apart > self.tolerance:
-            raise AssertionError(f"medfed's weights are {apart:.1e} of their norm from the loop's.")
+        before, self.shared = self.shared, self.federation.server["shared"]
+        apart, same = (self._apart(before, u) for u in (self.updates, self.updates_of_same))
+        if same:
+            raise AssertionError(f"medfed's weights are {same:.1e} of their norm from the loop's.")
         self.apart = max(self.apart, apart)
         self.whole, self.steps, self.plain = [], [], []
         self.mark = time.process_time()
+
+    def _apart(self, before: Tensors, updates: dict[str, Tensors]) -> float:
+        """How far medfed's weights are from those after a loop's updates, by norms."""
+        sizes = [float(self.federation.clients[c].num_samples) for c in updates]
+        expected = add(before, weighted_mean(list(updates.values()), sizes))
+        ours, theirs = flatten(self.shared), flatten(select(expected, self.shared))
+        return float((ours - theirs).norm() / theirs.norm())
 
 
 class Clock(pl.Callback):
