@@ -10,9 +10,9 @@ from medfed.config.sections import Section
 def main(config: Section) -> None:
     """Writes a bundle per client and prints their sizes and metrics."""
     # Imported late, so that --help and mistakes in the configuration answer at once.
-    from medfed.delivery.export.export import export_run
+    from medfed.delivery.main import export
 
-    export_run(config)
+    export(config)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from medfed.config.sections import Section
 def main(config: Section) -> None:
     """Predicts and prints what was written."""
     # Imported late, so that --help and mistakes in the configuration answer at once.
-    from medfed.delivery.predict.prediction import predict
+    from medfed.delivery.main import predict
 
     predict(config)
 

@@ -181,29 +181,6 @@ def axial(volume: Tensor, slices: Tensor) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(taken))
 
 
-def with_neighbours(volume: Tensor, count: int) -> Tensor:
-    """Gives every axial slice its neighbours as channels; beyond the ends they are 0.
-
-    Args:
-        volume: (C, H, W, D).
-        count: Odd: 3 gives each slice the one below and the one above.
-
-    Returns:
-        (C * count, H, W, D): of the first channel the slices below, itself, those above; then of
-        the second.
-
-    Example:
-        >>> with_neighbours(torch.tensor([[[[1.0, 2.0, 3.0]]]]), 3)[:, 0, 0].tolist()
-        [[0.0, 1.0, 2.0], [1.0, 2.0, 3.0], [2.0, 3.0, 0.0]]
-    """
-    if count == 1:
-        return volume
-    depth = volume.shape[3]
-    padded = functional.pad(volume, [count // 2, count // 2])
-    shifted = [padded[..., n : n + depth] for n in range(count)]
-    return torch.stack(shifted, dim=1).flatten(0, 1)
-
-
 def voxel_counts(label: Tensor) -> Tensor:
     """Counts background and region voxels.
 

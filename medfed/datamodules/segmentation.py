@@ -32,7 +32,7 @@ from medfed.datamodules.preparation import CT_WINDOW, Preparation, Rule, prepare
 from medfed.datamodules.readers.base import Patient, VolumeReader, given_path
 from medfed.datamodules.readers.volumes import files_of
 from medfed.datamodules.splits import SPLITS, Split
-from medfed.functional.grids import on_grid, plane_of
+from medfed.functional.grids import on_grid, plane_of, with_neighbours
 
 log = logging.getLogger(__name__)
 
@@ -411,7 +411,7 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
         """
         seen = self.seen(patient, plan)
         brain = seen.brain
-        image = patches.pad_to(patches.with_neighbours(seen.image, self.slices), self.size)
+        image = patches.pad_to(with_neighbours(seen.image, self.slices), self.size)
         label = patches.pad_to(seen.mask(), self.size)
         centres = patches.sample_centres(
             tumour=label.any(dim=0),
@@ -442,7 +442,7 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
         """
         mm = torch.tensor(self.scans.spacing(self.cases[patient]), dtype=torch.float32)
         image, label, brain, grid = self.seen(patient, plan)
-        image = patches.with_neighbours(image, self.slices)
+        image = with_neighbours(image, self.slices)
         if self.spatial_dims == 3:
             image, label = image[None], label[None]
         else:

@@ -1,5 +1,8 @@
 """Images on other grids: from where a network sees a volume to where its mask was drawn, and back.
 
+Bundles carry this file as it is, so that their own scripts and ``medfed predict`` do the same; so
+nothing of medfed is imported here.
+
 Source: MONAI's ``SpatialResample``, which interpolates linearly or takes the nearest voxel.
 """
 
@@ -67,3 +70,26 @@ def plane_of(grid: Tensor) -> Tensor:
     """
     kept = [0, 1, 3]
     return grid[kept][:, kept]
+
+
+def with_neighbours(volume: Tensor, count: int) -> Tensor:
+    """Gives every axial slice its neighbours as channels; beyond the ends they are 0.
+
+    Args:
+        volume: (C, H, W, D).
+        count: Odd: 3 gives each slice the one below and the one above.
+
+    Returns:
+        (C * count, H, W, D): of the first channel the slices below, itself, those above; then of
+        the second.
+
+    Example:
+        >>> with_neighbours(torch.tensor([[[[1.0, 2.0, 3.0]]]]), 3)[:, 0, 0].tolist()
+        [[0.0, 1.0, 2.0], [1.0, 2.0, 3.0], [2.0, 3.0, 0.0]]
+    """
+    if count == 1:
+        return volume
+    depth = volume.shape[3]
+    padded = torch.nn.functional.pad(volume, [count // 2, count // 2])
+    shifted = [padded[..., n : n + depth] for n in range(count)]
+    return torch.stack(shifted, dim=1).flatten(0, 1)

@@ -28,6 +28,7 @@ from medfed.delivery.bundle.networks import TARGETS, describe
 from medfed.delivery.bundle.weights import MODEL, fit, save_weights
 from medfed.delivery.export.client_model import choose_bits, quantise
 from medfed.federation.split import float_entries
+from medfed.functional import grids
 from medfed.records.tasks import build_task
 from tests.sweeps import sweep
 from tests.toys import assert_alike
@@ -93,7 +94,7 @@ def test_the_reader_builds_every_network_that_a_bundle_can_name():
     assert scripts == {t for t in TARGETS if t.startswith("scripts.")}
 
 
-@sweep("script", sorted(Path(bundle_scripts.__path__[0]).glob("*.py")))
+@sweep("script", [*sorted(Path(bundle_scripts.__path__[0]).glob("*.py")), Path(grids.__file__)])
 def test_scripts_need_torch_and_monai_alone(script):
     """Those of volumes and pictures also what MONAI reads them with."""
     known = {*sys.stdlib_module_names, "torch", "monai"}

@@ -61,6 +61,7 @@ from medfed.delivery.bundle.onnx_file import ONNX, NotTraceableError, save_onnx,
 from medfed.delivery.bundle.scripts.decode import fill, only_logits
 from medfed.delivery.bundle.source_code import INIT, PLUGINS
 from medfed.delivery.bundle.weights import MODEL, Codebook
+from medfed.functional import grids
 
 MANIFEST = "configs/manifest.json"
 FOLDERS = ("configs", "models", "scripts", "docs")
@@ -287,7 +288,7 @@ def write_bundle(
             sizes["onnx"] = (made / ONNX).stat().st_size
         whole = {**facts, "bits": {n: b.bits for n, b in books.items()}, "sizes": sizes}
         _write_json(made / "configs" / "inference.json", inference_config(whole))
-        for script in Path(scripts.__path__[0]).glob("*.py"):
+        for script in (*Path(scripts.__path__[0]).glob("*.py"), Path(grids.__file__)):
             shutil.copyfile(script, made / "scripts" / script.name)
         (made / "docs" / "README.md").write_text(readme(whole), encoding="utf-8")
         (made / CARD).write_text(model_card(whole), encoding="utf-8")

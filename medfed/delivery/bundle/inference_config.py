@@ -20,6 +20,7 @@ Plain = dict[str, Any]
 _IMPORTS = ("numpy", "torch", "monai")
 _CALLED: Plain = {
     "volumes": {
+        "grids": ("with_neighbours",),
         "inference": ("segment", "background"),
         "volumes": ("find_scans", "find_cases"),
     },
@@ -216,6 +217,7 @@ def _segmentation(facts: Mapping[str, Any]) -> Plain:
     saved = {"output_dir": "@output_dir", "output_postfix": "pred", "output_dtype": dtype}
     quiet = {"resample": False, "separate_folder": False, "print_log": False}
     adjacent = facts["input"].get("adjacent_slices") or 1
+    neighbours = f"lambda image: with_neighbours(image, {adjacent})"
     exclusive = facts.get("activation") == "softmax"
     activation = {"softmax": True, "dim": 0} if exclusive else {"sigmoid": True}
     steps = [
@@ -232,7 +234,7 @@ def _segmentation(facts: Mapping[str, Any]) -> Plain:
     return {
         "inferer": _inferer(facts["patch_size"], slices, facts["overlap"], facts["window_batch"]),
         "postprocessing": _compose(steps),
-        "run": [f"$segment({arguments}, {slices}, {exclusive}, {adjacent})"],
+        "run": [f"$segment({arguments}, {slices}, {exclusive}, {neighbours})"],
     }
 
 

@@ -25,7 +25,7 @@ from medfed.delivery.bundle.metadata import map_codes
 from medfed.delivery.bundle.onnx_file import ONNX, OnnxNetwork
 from medfed.delivery.bundle.scripts.volumes import largest_part
 from medfed.delivery.predict.options import PredictOptions
-from medfed.functional.grids import plane_of
+from medfed.functional.grids import plane_of, with_neighbours
 from medfed.functional.mixing import entropies, mean_and_spread
 from medfed.models.inference import (
     ClassInference,
@@ -215,7 +215,7 @@ class Predictor:
             DataError: If the network cannot take an image of this size.
         """
         size = tuple(image.shape[1:]) if grid is None else size
-        image = patches.with_neighbours(image, self.facts["input"].get("adjacent_slices") or 1)
+        image = with_neighbours(image, self.facts["input"].get("adjacent_slices") or 1)
         if not self.facts.get("slices"):
             return self.answer(image[None], source, grid, size)[0]
         found = torch.zeros(len(self.labels), *size)

@@ -22,20 +22,20 @@ def segment(
     present: Sequence[int],
     slices: bool,
     exclusive: bool,
-    adjacent: int,
+    neighbours: Callable[[Tensor], Tensor],
 ) -> None:
     """Segments volumes (1, C, H, W, D) and hands ``pred`` to the postprocessing.
 
     That is the logits less those of `background`, so that 0 means background wherever an image is
     padded. Channels that this hospital was trained without are set to zero. A model of slices sees
-    those that hold anything at all, `adjacent` ones (itself included) as channels; the others are
+    those that hold anything at all, with their `neighbours` as channels; the others are
     background. Results are named after the case.
     """
     device = next(network.parameters()).device
     for batch in loader:
         image = torch.as_tensor(batch["image"]).as_subclass(Tensor).to(device)
         mask = torch.tensor(present, device=device, dtype=image.dtype)
-        seen = with_neighbours(image * mask.reshape(1, -1, 1, 1, 1), adjacent)
+        seen = neighbours((image * mask.reshape(1, -1, 1, 1, 1))[0])[None]
         logits = inferer(seen, network)
         if slices:
             filled = (image != 0).any(dim=1, keepdim=True).any(dim=2, keepdim=True)
@@ -53,15 +53,6 @@ def background(count: int, exclusive: bool) -> Tensor:
     if exclusive:
         logits[0] = 10.0
     return logits
-
-
-def with_neighbours(image: Tensor, count: int) -> Tensor:
-    """Gives each slice of (1, C, H, W, D) its neighbours as channels: (1, C * count, H, W, D)."""
-    if count == 1:
-        return image
-    padded = torch.nn.functional.pad(image, [count // 2, count // 2])
-    shifted = [padded[..., n : n + image.shape[-1]] for n in range(count)]
-    return torch.stack(shifted, dim=2).flatten(1, 2)
 
 
 @torch.no_grad()

@@ -1,0 +1,24 @@
+"""All that the rest of medfed asks of delivery: bundles are exported, and predict.
+
+What either needs is imported when it is called: prediction goes without what training needs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from medfed.config.sections import Section
+
+
+def export(config: Section) -> list[Path]:
+    """Exports models of a run; see :func:`medfed.delivery.export.export.export_run`."""
+    from medfed.delivery.export.export import export_run
+
+    return export_run(config)
+
+
+def predict(config: Section) -> None:
+    """Predicts by bundles; see :func:`medfed.delivery.predict.prediction.predict`."""
+    from medfed.delivery.predict.prediction import predict as answer
+
+    answer(config)
