@@ -279,7 +279,7 @@ def main() -> None:
             found, slow = attack(wire, rng, options.inputs // options.rounds)
             outcome, slowest = outcome + found, max(slowest, slow)
         hashes = coordinator.digests(options.rounds)
-    absent = coordinator.standing.absent
+    absent = coordinator.progress.absent
     try:
         _, simulation, _ = assembled(SITES, None, Cohort(absent=absent))
         wanted = run_reference(simulation, options.rounds).digests()
@@ -289,7 +289,7 @@ def main() -> None:
     print(f"requests to a site: {outcome.total():,} ({told}), slowest {slowest:.3f} s")
     crashes = sum(count for name, count in outcome.items() if name.startswith("crash"))
     print(f"crashes: {crashes}")
-    left_out = Counter(site for _, site, _ in coordinator.standing.left_out)
+    left_out = Counter(site for _, site, _ in coordinator.progress.left_out)
     print(f"forged replies: {forgeries}; rounds without the site that forged: {left_out['west']}")
     print(f"rounds without the site that was attacked: {left_out['south']}")
     print(f"states as in a simulation of the same cohorts: {'yes' if hashes == wanted else 'no'}")

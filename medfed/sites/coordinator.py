@@ -44,7 +44,7 @@ from medfed.sites.wire import START, Facts, Reply, Request
 
 
 @dataclass
-class Standing:
+class SitesProgress:
     """What the coordinator must know of the sites to go on; kept in its checkpoints.
 
     Attributes:
@@ -62,7 +62,7 @@ class Standing:
     left_out: list[tuple[int, str, str]] = field(default_factory=list)
 
     @classmethod
-    def new(cls, sites: Sequence[str]) -> Standing:
+    def new(cls, sites: Sequence[str]) -> SitesProgress:
         """Returns where everybody stands before the first round."""
         return cls(dict.fromkeys(sites, START), dict.fromkeys(sites, (0, Passes())))
 
@@ -77,7 +77,7 @@ class Standing:
         }
 
     @classmethod
-    def of(cls, saved: Mapping[str, Any]) -> Standing:
+    def of(cls, saved: Mapping[str, Any]) -> SitesProgress:
         """Reads what :meth:`state_dict` returned."""
         spent = {c: (row[0], Passes(*row[1:])) for c, row in saved["spent"].items()}
         left_out = list(saved["left_out"])
@@ -106,7 +106,7 @@ class Coordinator:
         facts: What the sites have said of their models, by site.
         answers: What was answered them before they built these.
         job: Names the federation, so that no site mixes its rounds with another's.
-        standing: Where everybody is, of a run that is resumed.
+        progress: Where everybody is, of a run that is resumed.
         best: Gives the best round so far.
         withdrawn: Sites that are not asked any more.
     """
@@ -118,7 +118,7 @@ class Coordinator:
         facts: Mapping[str, Facts],
         answers: Sequence[bytes],
         job: str,
-        standing: Standing | None = None,
+        progress: SitesProgress | None = None,
         best: Callable[[], int | None] = lambda: None,
         withdrawn: Sequence[str] = (),
     ) -> None:
@@ -128,7 +128,7 @@ class Coordinator:
         self.facts = dict(facts)
         self.answers = list(answers)
         self.job = job
-        self.standing = standing or Standing.new(federation.ids)
+        self.progress = progress or SitesProgress.new(federation.ids)
         self.best = best
         self.withdrawn = tuple(withdrawn)
         self.away = {**caller.lacking, **dict.fromkeys(withdrawn, "it has withdrawn")}
@@ -157,7 +157,7 @@ class Coordinator:
         reply = self.caller.one(asked, self.terms.timeout)
         if isinstance(reply, str):
             return reply
-        if (at := self.standing.at[site]) not in (START, *reply.content["rounds"]):
+        if (at := self.progress.at[site]) not in (START, *reply.content["rounds"]):
             return f"it has not kept round {at + 1}, to which it should go back"
         return None
 
@@ -200,7 +200,7 @@ class Coordinator:
         """
         self.away |= why
         self._faults.update(c for c, reason in why.items() if reason not in INNOCENT)
-        self.standing.left_out += [(number, site, reason) for site, reason in why.items()]
+        self.progress.left_out += [(number, site, reason) for site, reason in why.items()]
         if why:
             _log.warning("Round %d goes on without %s.", number + 1, sentence(why))
 
@@ -221,10 +221,10 @@ class Coordinator:
                 time.sleep(min(1.0, self.terms.probe))
             self.readmit(list(self.away))
         missing = [c for c in drawn if c in self.away]
-        absent = {n: names for n, names in self.standing.absent.items() if n != number}
-        self.standing.absent = absent | ({number: missing} if missing else {})
+        absent = {n: names for n, names in self.progress.absent.items() if n != number}
+        self.progress.absent = absent | ({number: missing} if missing else {})
         federation.cohort = replace(
-            self._planned, absent={**self._planned.absent, **self.standing.absent}
+            self._planned, absent={**self._planned.absent, **self.progress.absent}
         )
         return federation.members(number)
 
@@ -263,9 +263,9 @@ class Coordinator:
         self, number: int, attempt: int, cohort: tuple[str, ...], evaluated: bool
     ) -> Metrics:
         """Carries out a round once; where it comes to nothing, the server is as it was before."""
-        federation, at = self.federation, self.standing.at
+        federation, at = self.federation, self.progress.at
         server, memory, ledger = federation.server, dict(federation.memory), federation.ledger
-        spent, where = dict(self.standing.spent), {"round": number, "attempt": attempt}
+        spent, where = dict(self.progress.spent), {"round": number, "attempt": attempt}
         federation.ledger = Ledger()
         try:
             trained = self._train(where, cohort)
@@ -273,15 +273,15 @@ class Coordinator:
             self._commit(where, trained)
         except BaseException:
             federation.server, federation.memory, federation.ledger = server, memory, ledger
-            self.standing.spent = spent
+            self.progress.spent = spent
             raise
         for entry in federation.ledger.entries:
             ledger.add(entry)
         federation.ledger = ledger
-        self.standing.at = at | dict.fromkeys(trained, number)
-        kept = {**self.standing.rounds, number: dict(self.standing.at)}
+        self.progress.at = at | dict.fromkeys(trained, number)
+        kept = {**self.progress.rounds, number: dict(self.progress.at)}
         last = sorted(kept)[-2:]
-        self.standing.rounds = {n: kept[n] for n in kept if n in last or n == self.best()}
+        self.progress.rounds = {n: kept[n] for n in kept if n in last or n == self.best()}
         return metrics
 
     def _train(self, where: dict[str, int], cohort: tuple[str, ...]) -> list[str]:
@@ -296,7 +296,7 @@ class Coordinator:
                     "fit",
                     c,
                     phase=current.position,
-                    at=self.standing.at[c],
+                    at=self.progress.at[c],
                     body=current.sent(c).to_bytes(),
                     **where,
                 )
@@ -347,7 +347,7 @@ class Coordinator:
             forms.setdefault(part, form)
 
     def _note(self, site: str, reply: Reply) -> None:
-        self.standing.spent[site] = reply.content["steps"], Passes(*reply.content["passes"])
+        self.progress.spent[site] = reply.content["steps"], Passes(*reply.content["passes"])
 
     def _needed(self, asked: Mapping[str, Request]) -> dict[str, Reply]:
         """Asks sites that must all answer."""
@@ -366,7 +366,7 @@ class Coordinator:
     def _evaluate(self, where: dict[str, int], trained: Sequence[str]) -> Metrics:
         """Measures all sites that are there; those that have trained must answer."""
         there = [c for c in self.federation.ids if c not in self.away]
-        asked = {c: self._measure(c, "val", c in trained, self.standing.at, where) for c in there}
+        asked = {c: self._measure(c, "val", c in trained, self.progress.at, where) for c in there}
         metrics, why = self._measured(asked)
         if lost := {c: reason for c, reason in why.items() if c in trained}:
             raise Lost(lost)
@@ -394,9 +394,9 @@ class Coordinator:
     def _commit(self, where: dict[str, int], trained: Sequence[str]) -> None:
         asked = {}
         for site in trained:
-            needed = {at[site] for at in self.standing.rounds.values()} | {self.standing.at[site]}
+            needed = {at[site] for at in self.progress.rounds.values()} | {self.progress.at[site]}
             content = {"needed": sorted(needed - {START})}
-            at = self.standing.at[site]
+            at = self.progress.at[site]
             asked[site] = self.caller.request("commit", site, at=at, content=content, **where)
         for site, reply in self._needed(asked).items():
             self._note(site, reply)
@@ -407,7 +407,7 @@ class Coordinator:
         for _ in range(2):  # a second time those that answer after they were greeted again
             self.readmit(list(self.away))
             asked = {
-                c: self.caller.request("load", c, round=rounds, at=self.standing.at[c])
+                c: self.caller.request("load", c, round=rounds, at=self.progress.at[c])
                 for c in self.federation.ids
                 if c not in self.away and c not in replies
             }
@@ -426,8 +426,8 @@ class Coordinator:
             selected: Which one; ``None``: the last one.
         """
         self._turn += 1
-        at = self.standing.rounds.get(rounds - 1 if selected is None else selected)
-        at = self.standing.at if at is None else at
+        at = self.progress.rounds.get(rounds - 1 if selected is None else selected)
+        at = self.progress.at if at is None else at
         where = {"round": rounds, "attempt": self._turn}
         chosen = {"selected": START if selected is None else selected}
         found: Metrics = {}

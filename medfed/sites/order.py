@@ -194,7 +194,7 @@ def start_site(own: Path, agreed: str, name: str) -> Answers:
 
 def _site(own: Path, agreed: str, name: str) -> Answers:
     from medfed.common.errors import ConfigError
-    from medfed.sites.own_folder import hospital
+    from medfed.sites.site_folder import hospital
     from medfed.sites.terms import Agreed, AgreedRecord, SiteFile
 
     found = Agreed(**opened(agreed, AgreedRecord))

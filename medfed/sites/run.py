@@ -53,7 +53,7 @@ from medfed.run.memberships import Memberships
 from medfed.run.printed import print_summary
 from medfed.run.results import summarise
 from medfed.sites.calls import Caller, Terms, compare, compare_models, converse, greet, sentence
-from medfed.sites.coordinator import Coordinator, Metrics, Standing
+from medfed.sites.coordinator import Coordinator, Metrics, SitesProgress
 from medfed.sites.site import FACTS
 from medfed.sites.terms import fingerprints
 from medfed.sites.wire import Facts, Greeting, Transport
@@ -141,11 +141,11 @@ class SitesModule(FederatedModule):
 
     def gather_steps(self) -> dict[str, int]:
         """Returns the gradient steps of every client so far, as the sites say."""
-        return {c: steps for c, (steps, _) in self.coordinator.standing.spent.items()}
+        return {c: steps for c, (steps, _) in self.coordinator.progress.spent.items()}
 
     def gather_passes(self) -> dict[str, Passes]:
         """Returns the passes through the network of every client, as the sites say."""
-        return {c: passes for c, (_, passes) in self.coordinator.standing.spent.items()}
+        return {c: passes for c, (_, passes) in self.coordinator.progress.spent.items()}
 
     def _gather_states(self, own: Iterable[str] | None = None) -> dict[str, dict[str, Any]]:
         return {c: {} for c in self.federation.ids}
@@ -153,7 +153,7 @@ class SitesModule(FederatedModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Saves the server, the ledger, and where the sites are; their states are with them."""
         super().on_save_checkpoint(checkpoint)
-        checkpoint["sites"] = self.coordinator.standing.state_dict()
+        checkpoint["sites"] = self.coordinator.progress.state_dict()
 
     def restore(self, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
         """Puts back the server.
@@ -208,7 +208,7 @@ def _coordinate(
     start, config = read_start(config)
     gone = withdrawn_of(folder) if config.resume is not None else []
     there = [c for c in sites if c not in gone]
-    job, standing, checkpoint = before_of(config, sites)
+    job, progress, checkpoint = before_of(config, sites)
     caller = Caller(transport, there, terms)
     greeting = next(iter(greet(caller, some=checkpoint is not None).values()))
     compare(Greeting(agreed, greeting.data), greeting, "the coordinator", caller.sites[0])
@@ -239,7 +239,7 @@ def _coordinate(
         start.write(folder, begun, account)
     evaluation = SitesEvaluation(*task.selection)
     coordinator = Coordinator(
-        caller, federation, facts, answers, job, standing, evaluation.best_round, gone
+        caller, federation, facts, answers, job, progress, evaluation.best_round, gone
     )
     coordinator.begin()
     module = SitesModule(task, federation, local, coordinator)
@@ -316,7 +316,7 @@ def take_facts(config: RunDescription, data: Mapping[str, Any]) -> RunDescriptio
 
 def before_of(
     config: RunDescription, sites: Sequence[str]
-) -> tuple[str, Standing | None, Path | None]:
+) -> tuple[str, SitesProgress | None, Path | None]:
     """Returns the name of the federation, where the sites are, and what to go on from."""
     if config.resume is None:
         return secrets.token_hex(16), None, None
@@ -333,7 +333,7 @@ def before_of(
     saved = read_checkpoint(checkpoint)
     if "sites" not in saved:
         raise ConfigError(f"The run in {folder} is a simulation; resume it by medfed train.")
-    return kept.job, Standing.of(saved["sites"]), checkpoint
+    return kept.job, SitesProgress.of(saved["sites"]), checkpoint
 
 
 class Absences(pl.Callback):
@@ -354,15 +354,15 @@ class Absences(pl.Callback):
 
     def write(self) -> None:
         """Writes ``absences.json``."""
-        standing = self.coordinator.standing
-        if standing.left_out or standing.absent:
+        progress = self.coordinator.progress
+        if progress.left_out or progress.absent:
             write_json(
                 self.folder / ABSENCES,
                 {
-                    "absent": {str(n): names for n, names in standing.absent.items()},
-                    "simulation": f"cohort.absent={override(standing.absent)}",
+                    "absent": {str(n): names for n, names in progress.absent.items()},
+                    "simulation": f"cohort.absent={override(progress.absent)}",
                     "left_out": [
-                        {"round": n, "site": site, "why": why} for n, site, why in standing.left_out
+                        {"round": n, "site": site, "why": why} for n, site, why in progress.left_out
                     ],
                 },
             )
@@ -416,7 +416,7 @@ def write(
     test = [Record(best or 0, c, m) for c, m in evaluation.test.items()]
     write_text(folder / "metrics.csv", metrics_csv(evaluation.history, test))
     write_text(folder / "ledger.csv", federation.ledger.to_csv())
-    if absent := module.coordinator.standing.absent:
+    if absent := module.coordinator.progress.absent:
         summary["left_out"] = {str(n): names for n, names in absent.items()}
     if memberships is not None:
         summary["memberships"] = memberships.summary()

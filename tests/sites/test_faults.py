@@ -14,7 +14,7 @@ from medfed.common.errors import NonFiniteError, SiteError
 from medfed.common.untrusted import read_checkpoint
 from medfed.federation.algorithm import Cohort
 from medfed.federation.wire.packet import Packet
-from medfed.sites.coordinator import Standing
+from medfed.sites.coordinator import SitesProgress
 from medfed.sites.site import Site
 from medfed.sites.wire import Reply, Request
 from tests.contract.harness import lightning
@@ -64,9 +64,9 @@ def test_a_silent_site_is_left_out_of_a_round(phase, tmp_path: Path):
     module, evaluation, _ = across(tmp_path, method=PHASES, deaf=silent)
     expected = simulated(absent=((1, ("c1",)),), method=PHASES)
     assert result(module, evaluation)[::2] == expected[::2]
-    standing = module.coordinator.standing
-    assert standing.absent == {1: ["c1"]}
-    assert standing.left_out == [(1, "c1", "it did not answer")]
+    progress = module.coordinator.progress
+    assert progress.absent == {1: ["c1"]}
+    assert progress.left_out == [(1, "c1", "it did not answer")]
     # It is measured again as soon as it is back, and only what was measured is recorded.
     measured = {(r.round, r.client) for r in evaluation.history}
     assert measured == {(n, c) for n in range(ROUNDS) for c in NAMES} - {(1, "c1")}
@@ -91,7 +91,7 @@ def test_a_lost_reply_is_asked_for_again(event, tmp_path: Path):
     module, evaluation, transport = across(tmp_path, lose=once(event))
     assert result(module, evaluation) == simulated()
     assert sum(map(event, transport.seen)) == 2
-    assert not module.coordinator.standing.left_out
+    assert not module.coordinator.progress.left_out
 
 
 def test_a_commit_that_never_answers_takes_the_round_back(tmp_path: Path):
@@ -116,7 +116,7 @@ def test_a_reply_without_a_part_names_its_site(method, part, tmp_path: Path):
 
     module = coordinated(Lacking(toy_sites(tmp_path, method, lossy)), method, lossy)
     evaluation = fit(module, tmp_path / "server", ROUNDS)
-    assert module.coordinator.standing.left_out == [(1, "c1", f"its message has no {part}")]
+    assert module.coordinator.progress.left_out == [(1, "c1", f"its message has no {part}")]
     assert result(module, evaluation)[::2] == simulated(absent=((1, ("c1",)),), method=method)[::2]
 
 
@@ -153,7 +153,7 @@ def test_a_site_that_is_killed_and_started_again(event, tmp_path: Path):
     module = coordinated(transport, PHASES, lossy)
     evaluation = fit(module, tmp_path / "server", ROUNDS)
     assert result(module, evaluation) == simulated(method=PHASES)
-    assert module.coordinator.standing.left_out == [(1, "c1", "it was started anew")]
+    assert module.coordinator.progress.left_out == [(1, "c1", "it was started anew")]
 
 
 class Killed(BaseException):
@@ -179,8 +179,8 @@ def test_a_coordinator_that_is_killed_and_resumed(kind, tmp_path: Path):
     transport.before = lambda _: None
     restarted(transport, tmp_path, "c2")
     last = sorted(folder.glob("round_*.ckpt"))[-1]
-    standing = Standing.of(read_checkpoint(last)["sites"])
-    again = coordinated(transport, METHOD, lossy, standing=standing)
+    progress = SitesProgress.of(read_checkpoint(last)["sites"])
+    again = coordinated(transport, METHOD, lossy, progress=progress)
     evaluation = fit(again, folder, ROUNDS, resume=last)
     assert result(again, evaluation) == simulated()
 
@@ -190,19 +190,19 @@ def test_a_torn_checkpoint_of_the_coordinator_costs_one_more_round(tmp_path: Pat
     transport = toy_sites(tmp_path, METHOD, lossy)
     fit(coordinated(transport, METHOD, lossy), folder, 2)
     first = folder / "round_00000.ckpt"
-    standing = Standing.of(read_checkpoint(first)["sites"])
-    again = coordinated(toy_sites(tmp_path, METHOD, lossy), METHOD, lossy, standing=standing)
+    progress = SitesProgress.of(read_checkpoint(first)["sites"])
+    again = coordinated(toy_sites(tmp_path, METHOD, lossy), METHOD, lossy, progress=progress)
     assert result(again, fit(again, folder, ROUNDS, resume=first)) == simulated()
 
 
 def test_a_site_that_has_lost_its_folder_cannot_go_on(tmp_path: Path):
     folder = tmp_path / "server"
     fit(coordinated(toy_sites(tmp_path, METHOD, plain), METHOD), folder, 1)
-    standing = Standing.of(read_checkpoint(folder / "round_00000.ckpt")["sites"])
+    progress = SitesProgress.of(read_checkpoint(folder / "round_00000.ckpt")["sites"])
     transport = toy_sites(tmp_path, METHOD, plain)
     transport.sites["c1"] = Site(Toy("c1", METHOD), tmp_path / "elsewhere")
     with pytest.raises(SiteError, match="c1: it has not kept round 1, to which"):
-        coordinated(transport, METHOD, standing=standing)
+        coordinated(transport, METHOD, progress=progress)
 
 
 def test_too_few_sites_stop_the_run(tmp_path: Path):
@@ -224,7 +224,7 @@ def test_methods_that_need_all_wait_for_all(tmp_path: Path):
     expected, record = lightning("fedsplit", rounds=ROUNDS)
     assert module.coordinator.digests(ROUNDS) == expected.federation.digests()
     assert evaluation.history == record.history
-    assert not module.coordinator.standing.absent
+    assert not module.coordinator.progress.absent
 
 
 def test_a_busy_site_is_left_out_and_comes_back(tmp_path: Path):
@@ -253,9 +253,9 @@ def test_a_busy_site_is_left_out_and_comes_back(tmp_path: Path):
     terms = dataclasses.replace(QUICK, timeout=0.3, probe=0.1)
     module.coordinator.terms = module.coordinator.caller.terms = terms
     fit(module, tmp_path / "server", ROUNDS)
-    absent = module.coordinator.standing.absent
+    absent = module.coordinator.progress.absent
     assert absent[1] == ["c1"]
-    assert module.coordinator.standing.left_out[0] == (1, "c1", "it was busy")
+    assert module.coordinator.progress.left_out[0] == (1, "c1", "it was busy")
 
 
 def test_what_an_error_says_stays_at_the_site(tmp_path: Path, caplog):
@@ -278,7 +278,7 @@ def test_what_an_error_says_stays_at_the_site(tmp_path: Path, caplog):
     call = transport.inner.call
     transport.inner.call = lambda *a: replies.append(call(*a)) or replies[-1]
     fit(module, tmp_path / "server", ROUNDS)
-    reason = module.coordinator.standing.left_out[0][2]
+    reason = module.coordinator.progress.left_out[0][2]
     assert reason == "it failed (KeyError); see the log of c1"
     assert not any(secret.encode() in reply for reply in replies)
     assert secret in caplog.text
@@ -306,7 +306,7 @@ def test_a_site_that_starts_with_other_weights_is_named(tmp_path: Path):
 
 def test_the_record_is_json(tmp_path: Path):
     module, _, _ = across(tmp_path, deaf=is_at("fit", "c1", 1))
-    saved = module.coordinator.standing.state_dict()
-    again = Standing.of(saved)
-    assert again == module.coordinator.standing
+    saved = module.coordinator.progress.state_dict()
+    again = SitesProgress.of(saved)
+    assert again == module.coordinator.progress
     assert json.loads(json.dumps(saved["absent"])) == {"1": ["c1"]}

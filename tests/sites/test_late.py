@@ -15,7 +15,7 @@ from medfed.federation.wire.ledger import Ledger
 from medfed.run.onboarding import onboard
 from medfed.sites.newcomers import agreed_for
 from medfed.sites.order import FINISHED, STOPPED, Order, carry_out, outcome
-from medfed.sites.own_folder import hospital
+from medfed.sites.site_folder import hospital
 from medfed.sites.terms import Agreed, SiteFile
 from medfed.sites.wire import Direct
 from tests.integration.runs import left_in, run

@@ -30,5 +30,5 @@ def test_equal_hashes_metrics_and_ledger(name, settings, tmp_path: Path):
     assert found.history == record.history
     assert module.federation.ledger.to_csv() == wanted.ledger.to_csv()
     spent = {c: (wanted.clients[c].steps_done, wanted.clients[c].passes) for c in NAMES}
-    assert module.coordinator.standing.spent == spent
-    assert not module.coordinator.standing.left_out
+    assert module.coordinator.progress.spent == spent
+    assert not module.coordinator.progress.left_out

@@ -13,8 +13,8 @@ from medfed.config.description import describe
 from medfed.federation.lightning.checkpoint import rounds_in
 from medfed.sites.calls import Terms
 from medfed.sites.order import Order
-from medfed.sites.own_folder import hospital
 from medfed.sites.run import coordinate
+from medfed.sites.site_folder import hospital
 from medfed.sites.terms import Agreed, SiteFile
 from medfed.sites.wire import Direct
 from medfed.sites.withdrawal import forgotten_state

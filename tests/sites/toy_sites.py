@@ -19,7 +19,7 @@ from medfed.federation.wire.codecs.sparse import TopK
 from medfed.federation.wire.codecs.stc import STC
 from medfed.federation.wire.link import Link
 from medfed.sites.calls import Caller, Terms, converse, greet
-from medfed.sites.coordinator import Coordinator, Standing
+from medfed.sites.coordinator import Coordinator, SitesProgress
 from medfed.sites.run import SitesEvaluation, SitesModule
 from medfed.sites.site import Site
 from medfed.sites.wire import Direct, Facts, Greeting, Transport
@@ -84,7 +84,7 @@ def coordinated(
     method: str,
     settings: Settings = plain,
     terms: Terms = QUICK,
-    standing: Standing | None = None,
+    progress: SitesProgress | None = None,
 ) -> SitesModule:
     """A coordinator that has greeted its sites."""
     caller = Caller(transport, NAMES, terms)
@@ -92,7 +92,7 @@ def coordinated(
     facts, answers, _ = converse(caller, nothing())
     task, fed, local = federation(method, **settings())
     fed.clients = {}
-    coordinator = Coordinator(caller, fed, facts, answers, "job", standing)
+    coordinator = Coordinator(caller, fed, facts, answers, "job", progress)
     coordinator.begin()
     return SitesModule(task, fed, local, coordinator)
 

@@ -72,13 +72,13 @@ def hospital(agreed: Agreed, own: SiteFile) -> Site:
     """
     workplace = ConfiguredSite.of(agreed, own)
     name = re.sub(r"[^\w.-]", "_", str(workplace.config.name))[:40]
-    site = Site(workplace, own.folder / name, OwnFolder(workplace))
+    site = Site(workplace, own.folder / name, SiteFolder(workplace))
     own.folder.mkdir(parents=True, exist_ok=True)
     listen(site, own.folder / LOG)
     return site
 
 
-class OwnFolder:
+class SiteFolder:
     """Implements :class:`medfed.sites.site.Keeper`.
 
     Args:

@@ -10,8 +10,8 @@ from medfed.config.compose import described, load
 from medfed.config.description import describe
 from medfed.delivery.bundle.bundle import read_bundle
 from medfed.federation.wire.ledger import Ledger
-from medfed.sites.own_folder import hospital
 from medfed.sites.run import coordinate
+from medfed.sites.site_folder import hospital
 from medfed.sites.terms import Agreed, SiteFile
 from medfed.sites.wire import Direct, Reply, Request
 from tests.integration.runs import run
