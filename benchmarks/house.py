@@ -4,7 +4,9 @@
     python benchmarks/house.py --tree OTHER_CLONE     # another one, by the same rules
 
 A module's level is one above the highest that it imports at the top of its file. A code line is no
-blank line, comment or docstring. Times are CPU seconds of whole processes, the least of some.
+blank line, comment or docstring. Moves are counted from the command `train
+experiment=brats_pfednet` to its first gradient. Times are CPU seconds of whole processes, the least
+of some; what a command takes above its libraries is less the time of importing them alone.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import argparse
 import ast
 import io
+import json
 import os
 import resource
 import subprocess
@@ -21,6 +24,7 @@ import tokenize
 from pathlib import Path
 
 import networkx as nx
+from sklearn.datasets import load_breast_cancer
 
 FAILING = {
     "an unknown key": ["roundz=3"],
@@ -31,19 +35,49 @@ FAILING = {
 }
 # Runs a script up to the first backward pass, where a federation begins to train.
 FIRST_STEP = """
-import os, resource, runpy, sys
-from medfed.federation.engine.gradients import Gradients
+import os, resource, runpy, sys, torch
 def stop(*_, **__):
     used = resource.getrusage(resource.RUSAGE_SELF)
     print("CPU", used.ru_utime + used.ru_stime, flush=True)
     os._exit(0)
-Gradients.add = stop
+torch.Tensor.backward = stop
 sys.argv = ["scripts/train.py", *sys.argv[1:]]
 runpy.run_path("scripts/train.py", run_name="__main__")
 """
+# The same, watching the calls of the package's own functions. A move is a call in another file than
+# the call before it; what runs once because a module is imported is none.
+MOVES = """
+import json, os, runpy, sys, torch
+package = os.path.abspath("medfed") + os.sep
+calls, config, moves, files, last = 0, 0, 0, set(), None
+def watch(frame, event, _):
+    global calls, config, moves, last
+    file = frame.f_code.co_filename
+    if event == "call" and file.startswith(package) and frame.f_code.co_name != "<module>":
+        calls += 1
+        config += file.startswith(package + "config")
+        moves += file != last
+        last = file
+        files.add(file)
+def stop(*_, **__):
+    sys.setprofile(None)
+    print("MOVES", json.dumps([calls, config, moves, len(files)]), flush=True)
+    os._exit(0)
+torch.Tensor.backward = stop
+sys.argv = ["scripts/train.py", *sys.argv[1:]]
+sys.setprofile(watch)
+runpy.run_path("scripts/train.py", run_name="__main__")
+"""
+# What each command cannot do without; whatever else it imports counts as its own time.
+LIBRARIES_OF = {
+    "train": "torch, pytorch_lightning, monai",
+    "predict": "torch, monai",
+    "report": "numpy, matplotlib.pyplot",
+}
+QUIET = ("progress=false", "logger=none")
 LIBRARIES = """
 import os, resource
-import torch, pytorch_lightning, monai
+import {names}
 used = resource.getrusage(resource.RUSAGE_SELF)
 print("CPU", used.ru_utime + used.ru_stime, flush=True)
 os._exit(0)
@@ -117,8 +151,22 @@ def structure(tree: Path) -> dict[str, int]:
         "code lines": sum(code_lines(path) for path in known.values()),
         "import levels": nx.dag_longest_path_length(acyclic) + 1,
         "modules that one neighbour reads": len(single),
+        "functions that take a DictConfig": sum(configured(path) for path in known.values()),
         "cycles": sum(len(c) > 1 for c in nx.strongly_connected_components(everywhere)),
     }
+
+
+def configured(path: Path) -> int:
+    """Returns how many functions of a file have a parameter that is a DictConfig."""
+    functions = (n for n in ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    count = 0
+    for node in functions:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            given = node.args
+            every = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
+            kinds = [ast.unparse(a.annotation) for a in every if a and a.annotation]
+            count += any("DictConfig" in kind for kind in kinds)
+    return count
 
 
 def _folder(name: str) -> str:
@@ -141,35 +189,84 @@ def cpu_seconds(command: list[str], tree: Path, repeats: int) -> float:
     return min(times)
 
 
+def first_gradient(tree: Path) -> dict[str, int]:
+    """Returns how a tree comes from the command to the first gradient of an experiment."""
+    env = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
+    with tempfile.TemporaryDirectory() as folder:
+        keys = ["experiment=brats_pfednet", *QUIET, f"data.root={folder}/data"]
+        for number in range(2):  # the first makes the generated cohort
+            command = [sys.executable, "-c", MOVES, *keys, f"hydra.run.dir={folder}/{number}"]
+            done = subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True)
+        lines = [line for line in done.stdout.splitlines() if line.startswith("MOVES ")]
+    if not lines:
+        raise SystemExit(f"The run did not come to its first gradient: {done.stderr}")
+    calls, config, moves, files = json.loads(lines[0].removeprefix("MOVES "))
+    return {
+        "calls of the package to the first gradient": calls,
+        "of these in config/, percent": round(100 * config / calls),
+        "moves between files to the first gradient": moves,
+        "files visited to the first gradient": files,
+    }
+
+
 def entrance(tree: Path, repeats: int) -> dict[str, float]:
     """Returns the CPU seconds of the ways into a tree."""
     python, script = sys.executable, "scripts/train.py"
     ways = {"import medfed": [python, "-c", "import medfed"]}
     ways |= {f"a command with {kind}": [python, script, *o] for kind, o in FAILING.items()}
-    ways["libraries alone"] = [python, "-c", LIBRARIES]
-    ways["libraries alone, no collection"] = [python, "-c", "import gc; gc.disable()" + LIBRARIES]
+    for name, libraries in LIBRARIES_OF.items():
+        ways[f"libraries of {name}"] = [python, "-c", LIBRARIES.format(names=libraries)]
+    alone = LIBRARIES.format(names=LIBRARIES_OF["train"])
+    ways["libraries of train, no collection"] = [python, "-c", "import gc; gc.disable()" + alone]
     with tempfile.TemporaryDirectory() as folder:
         new = f"hydra.run.dir={folder}/${{now:%H-%M-%S-%f}}"  # each run has a folder of its own
-        quiet = ["progress=false", "logger=none", new]
-        first = [python, "-c", FIRST_STEP, *quiet]
+        first = [python, "-c", FIRST_STEP, *QUIET, new]
         cpu_seconds(first, tree, 1)  # makes the generated cohort
-        ways["the default run to its first step"] = first
-        return {name: cpu_seconds(command, tree, repeats) for name, command in ways.items()}
+        ways["train: the default run to its first step"] = first
+        finished = finish(Path(folder), tree)
+        ways["predict: a table of 20 patients"] = [python, "scripts/predict.py", *finished]
+        pages = f"out={folder}/report", f"runs={folder}/runs", "figures=false"
+        ways["report: a page on two runs"] = [python, "scripts/report.py", *pages]
+        seconds = {name: cpu_seconds(command, tree, repeats) for name, command in ways.items()}
+    for name in LIBRARIES_OF:
+        (whole,) = (value for way, value in seconds.items() if way.startswith(f"{name}: "))
+        seconds[f"{name} above its libraries"] = whole - seconds[f"libraries of {name}"]
+    return seconds
+
+
+def finish(folder: Path, tree: Path) -> tuple[str, ...]:
+    """Trains two runs and exports a model; returns what a prediction by it is asked with."""
+    env = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
+    runs = [f"{folder}/runs/{method}" for method in ("local", "fedavg")]
+    short = ("experiment=clinical_pfednet", "rounds=2", "local.steps=2", "pictures.format=none")
+    commands = [
+        ["train", *short, *QUIET, f"algorithm={Path(run).name}", f"hydra.run.dir={run}"]
+        for run in runs
+    ]
+    commands.append(["export", f"run={runs[0]}", "client=hospital_0", f"out={folder}/bundles"])
+    for name, *keys in commands:
+        command = [sys.executable, f"scripts/{name}.py", *keys]
+        subprocess.run(command, cwd=tree, env=env, capture_output=True, check=True)
+    table = load_breast_cancer()
+    rows = [",".join(table.feature_names), *(",".join(map(str, r)) for r in table.data[:20])]
+    (folder / "patients.csv").write_text("\n".join(rows) + "\n")
+    places = {"bundle": "bundles/hospital_0", "input": "patients.csv", "output": "risks.csv"}
+    return (*(f"{key}={folder / place}" for key, place in places.items()), "overwrite=true")
 
 
 def main() -> None:
     """Prints the figures of a tree."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--tree", type=Path, default=Path(__file__).resolve().parents[1])
-    parser.add_argument("--repeats", type=int, default=5, help="0: no times")
+    parser.add_argument("--repeats", type=int, default=5, help="0: neither moves nor times")
     options = parser.parse_args()
     tree = options.tree.resolve()
     for name, count in structure(tree).items():
         print(f"{name:<48}{count:>10}")
     if options.repeats:
+        for name, count in first_gradient(tree).items():
+            print(f"{name:<48}{count:>10}")
         seconds = entrance(tree, options.repeats)
-        first, libraries = seconds["the default run to its first step"], seconds["libraries alone"]
-        seconds["first step above the libraries"] = first - libraries
         for name, value in seconds.items():
             print(f"{name:<48}{value:>10.2f}")
 

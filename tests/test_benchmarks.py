@@ -40,6 +40,7 @@ ROOT = Path(__file__).resolve().parents[1]
         ("side_by_side.py --rounds 2 --steps 2", "equal to 1e-6: yes"),
         ("scale.py --clients 20 --methods fedavg", "\nfedavg         20 "),
         ("house.py --repeats 0", "modules that one neighbour reads"),
+        ("same_results.py --only ^methods.apfl$", "3 hashes"),
         ("methods.py ditto --rounds 1 --blocks 1", "1 methods: median"),
         (
             "gpu.py --device cpu --size tiny --networks unet_2d --clients 2 --steps 2 --repeats 1 "
