@@ -14,8 +14,8 @@ from pytorch_lightning.plugins.environments import LightningEnvironment
 from medfed.commands.train import check as check_train
 from medfed.common.errors import ConfigError, DataError
 from medfed.common.processes import launched, number
-from medfed.config.check import check
-from medfed.config.compose import load
+from medfed.config.compose import described, load
+from medfed.config.description import describe
 from medfed.federation.lightning.strategy import ClientSharding, environment
 from medfed.run import claim
 from medfed.run.claim import SameEverywhere
@@ -84,18 +84,18 @@ def test_more_or_fewer_processes_than_the_run_takes(told, words, monkeypatch):
         monkeypatch.setenv(name, value)
     merged = OmegaConf.merge(config, OmegaConf.from_dotlist(words.split()))
     if told is STEP and not words:
-        check(merged)  # srun may start runs that have nothing to do with each other
+        describe(merged)  # srun may start runs that have nothing to do with each other
         assert number() == 0
         return
     with pytest.raises(ConfigError, match=r"has started 4 processes on 2 machines, .* set trainer"):
-        check(merged)
+        describe(merged)
 
 
 def test_ranks_share_a_folder_that_the_user_names(monkeypatch):
     for name, value in {**STEP, "SLURM_STEP_NUM_TASKS": "2"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("RANK", "0")  # and put back
-    config = load([*CLINICAL, *TWO])
+    config = described([*CLINICAL, *TWO])
     monkeypatch.setattr(sys, "argv", ["train.py", *CLINICAL])
     with pytest.raises(ConfigError, match=r"srun has started 2 processes, .* hydra\.run\.dir=FOLD"):
         check_train([config], False)
