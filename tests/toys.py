@@ -27,7 +27,7 @@ def assert_alike(found: Tensor, expected: Tensor, share: float = 1e-5) -> None:
     How far sums of single precision differ goes with the magnitudes that are added, and which of
     them are depends on the processor.
     """
-    limit = share * max(1.0, float(expected.abs().max()))
+    limit = share * max(1.0, float(expected.detach().abs().max()))
     torch.testing.assert_close(found, expected, rtol=0, atol=limit)
 
 

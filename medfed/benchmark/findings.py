@@ -12,9 +12,9 @@ import numpy as np
 
 from medfed.benchmark.measured import tasks_of
 from medfed.benchmark.runner import Progress
+from medfed.federation.card import REFERENCES
 from medfed.records.cells import libraries
 from medfed.reports.findings import Judged, Report, judged
-from medfed.reports.runs import REFERENCES
 from medfed.reports.verdicts import ranks_of
 
 

@@ -26,9 +26,8 @@ from medfed.common.errors import ConfigError
 from medfed.config.compose import load
 from medfed.config.description import RunDescription, describe, written
 from medfed.config.sections import select
-from medfed.federation.card import Card
+from medfed.federation.card import CEILINGS, Card
 from medfed.records.cells import Cell, Stage, cell_key
-from medfed.reports.runs import CEILINGS
 
 Setting = Mapping[str, float]
 

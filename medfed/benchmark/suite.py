@@ -27,8 +27,7 @@ from medfed.common.errors import ConfigError, did_you_mean
 from medfed.config.compose import CONFIG_DIR, class_of
 from medfed.config.description import RunDescription
 from medfed.config.sections import put, select
-from medfed.federation.card import Card, Range
-from medfed.reports.runs import CEILINGS, REFERENCES
+from medfed.federation.card import CEILINGS, REFERENCES, Card, Range
 
 _NAME = re.compile(r"[A-Za-z0-9_.]+")
 

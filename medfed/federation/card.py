@@ -33,6 +33,11 @@ Sizes = Mapping[str, float | str]
 
 N is the number of clients; other names are hyper-parameters of the method."""
 
+REFERENCES = ("local", "fedavg")
+"""What methods are compared with."""
+CEILINGS = ("pooled", "pooled_finetuned")
+"""All patients in one place: one model, and a copy of it that each hospital trains on."""
+
 
 @dataclass(frozen=True)
 class Range:

@@ -10,10 +10,10 @@ from typing import Any
 
 from medfed.common.console import say, wide_console
 from medfed.common.files import csv_text, replacing, write_json, write_text
+from medfed.federation.card import REFERENCES
 from medfed.reports.charts import Canvas
 from medfed.reports.findings import Report
 from medfed.reports.page import page, place
-from medfed.reports.runs import REFERENCES
 from medfed.reports.sentences import details
 from medfed.reports.tables import BRIEF, PAPER, methods_table
 from medfed.reports.task_pictures import Picture, dial_pictures, pictures_of, ranks_picture

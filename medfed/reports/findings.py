@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from medfed.federation.card import CEILINGS
 from medfed.reports.claims import JudgedClaim, sentence
-from medfed.reports.runs import CEILINGS, Runs, notes_on, with_references
+from medfed.reports.runs import Runs, notes_on, with_references
 from medfed.reports.sentences import LABELS, answer, short_of
 from medfed.reports.tasks import Task, splits_of, task_of_runs
 from medfed.reports.verdicts import (

@@ -24,15 +24,12 @@ from medfed.common.scores import (
 )
 from medfed.config.compose import changed_keys
 from medfed.config.sections import select
+from medfed.federation.card import CEILINGS, REFERENCES
 from medfed.records.folder import NOT_THE_EXPERIMENT, Run
 
 T = TypeVar("T")
 Runs = Mapping[str, Sequence[Run]]
 """The runs of each method, at the same places in the same order, by its name."""
-REFERENCES = ("local", "fedavg")
-"""What methods are compared with."""
-CEILINGS = ("pooled", "pooled_finetuned")
-"""All patients in one place: one model, and a copy of it that each hospital trains on."""
 # Differences that make no other method: where, when and under which name it ran.
 _NO_METHOD = (*NOT_THE_EXPERIMENT, "name", "threads", "evaluation", "checkpoint", "data.fold")
 Place = tuple[int, int | None, str]

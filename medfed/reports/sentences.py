@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from medfed.common.console import few
-from medfed.reports.runs import CEILINGS, REFERENCES
+from medfed.federation.card import CEILINGS, REFERENCES
 from medfed.reports.tasks import Task
 from medfed.reports.verdicts import (
     NOT_TOLD_APART,

@@ -17,7 +17,7 @@ from rich.table import Table as Printed
 from medfed.common.console import cell as escaped
 from medfed.common.console import size
 from medfed.common.scores import mean_of_known
-from medfed.reports.runs import CEILINGS, REFERENCES
+from medfed.federation.card import CEILINGS, REFERENCES
 from medfed.reports.tasks import Task
 from medfed.reports.verdicts import Verdict, Verdicts, by_mean, side
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from medfed.common.console import evenly
 from medfed.common.scores import label_of
+from medfed.federation.card import CEILINGS, REFERENCES
 from medfed.reports.charts import (
     SERIES,
     Canvas,
@@ -22,7 +23,6 @@ from medfed.reports.charts import (
     shares,
 )
 from medfed.reports.findings import Report
-from medfed.reports.runs import CEILINGS, REFERENCES
 from medfed.reports.tasks import Task
 from medfed.reports.verdicts import Verdict, best_of, by_mean, ceiling_of, floor_of
 

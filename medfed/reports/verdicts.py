@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from medfed.common.scores import mean_of_known
+from medfed.federation.card import CEILINGS, REFERENCES
 from medfed.functional.statistics import (
     LEVEL,
     Difference,
@@ -25,7 +26,6 @@ from medfed.functional.statistics import (
     surely,
 )
 from medfed.reports.intervals import mean_drawn, over_splits, paired
-from medfed.reports.runs import CEILINGS, REFERENCES
 from medfed.reports.tasks import Scores, Task
 
 NOT_TOLD_APART = "not told apart"

@@ -63,11 +63,13 @@ def try_model(task: TaskModule, data: FederatedDataModule) -> None:
         _check_shape(task, found[0], few["image"])
         _check_activation(task, found)
         _say(found, extras(trial.network(few["image"]), few["image"]))
-    if getattr(task, "patch_size", ()) is None:  # whole images are segmented at once
+    # Whole images are segmented at once where there is no window.
+    whole = isinstance(task, SegmentationTask) and task.inference.patch_size is None
+    if whole:
         batch = next(iter(next(iter(data.clients.values())).eval_batches("val")), batch)
     with _explained(task, batch), seeded(), torch.no_grad():
         trial.network.eval()
-        if getattr(task, "patch_size", ()) is None:
+        if whole:
             trial.evaluate([{name: values[:1] for name, values in batch.items()}])
         else:
             _check_shape(task, trial.forward(few["image"]), few["image"])

@@ -215,7 +215,11 @@ OPTIONS = [
 
 
 @sweep(("keys", "sentence"), OPTIONS)
-def test_options_of_several_bundles(keys, sentence, tmp_path):
+def test_options_of_several_bundles(keys, sentence, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in "abx":  # what is known to be a bundle before its options are read
+        (tmp_path / name / "configs").mkdir(parents=True, exist_ok=True)
+        (tmp_path / name / "configs" / "metadata.json").touch()
     with pytest.raises(MedfedError, match=sentence):
         run(keys.pop("bundle", "[a,b]"), tmp_path / "a.nii.gz", tmp_path / "m.nii.gz", **keys)
 

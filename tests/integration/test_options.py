@@ -313,7 +313,7 @@ def test_what_a_run_leaves(tmp_path, cohort_root):
     assert set(hashes) == {"server", *(f"client/{c}" for c in clients)}
     own = models(folder)
     assert set(own) == set(clients)
-    assert set(own["hospital_0"]) == set(experiment.module.local.entries)
+    assert set(own["hospital_0"]) == set(experiment.module.local.model.entries)
     assert [f for f in files if f.startswith("predictions")] == [
         f"predictions/{c}.npz" for c in clients
     ]

@@ -134,6 +134,7 @@ def test_every_model_of_the_task_trains(
     small = (*QUICK, *SMALL.get(name, ()), *made.get(name, ()))
     small += (f"data.root={root}",) if name in SMALL else ()
     config = load([f"experiment={experiment}", *small])
+    config.init = load([]).init  # an experiment that starts from weights has none here
     data = read(OmegaConf.to_yaml(config.data, resolve=True), describe(config))
     for model in (own, *(m for m in model_yamls() if m != own and family(m) is family(own))):
         take_model(config, experiment, model)
