@@ -138,7 +138,7 @@ UNSTABLE_FILES = (".lock", ".pid", "onboarding.png")  # who holds a folder; a pi
 _TIME = r"\d{4}-\d\d-\d\d[T_ ]\d\d[-:]\d\d([-:]\d\d)?([.,]\d+)?([+-]\d\d:\d\d|Z)?"
 _SPENT = r"\b\d+([.,]\d+)? ?(s|ms|seconds|minutes|items/s|CPU seconds)(?![\w/])"
 # Digests of files that hold a time or a module's name; the files are compared themselves.
-_DIGEST = r"((config\.yaml|metadata\.json|card\.md|files|said)\W+(SHA-256: )?)[0-9a-f]{64}"
+_DIGEST = r"((config\.yaml|metadata\.json|card\.md|files|said|key)\W+(SHA-256: )?)[0-9a-f]{64}"
 REPLACED = (
     (re.compile(r"\bmedfed(\.[a-z_0-9]+)+\.?"), "medfed…"),
     (re.compile(r"\bmedfed(/[\w]+)+\.py"), "medfed…py"),
@@ -148,7 +148,7 @@ REPLACED = (
     (re.compile(r"\b\d\.\d{3}(?= │ +[\d.]+ [kMG]?B │)"), "SECONDS"),  # of onboarding's table
     (re.compile(r"\b\d+(\.\d+)? [kMG]?B/s"), "RATE"),
     (re.compile(r"\b\d+(\.\d+)? (steps per second|[kMG]?B free)"), "FREE"),
-    (re.compile(r"prepared \d+/\d+ .* left\n"), ""),  # how often it is said depends on the machine
+    (re.compile(r"(prepared|computed) \d+/\d+ .* left\n"), ""),  # how often: as quick as it is
     (re.compile(_DIGEST), r"\1DIGEST"),
     (re.compile(r"(?<=volumes_)[0-9a-f]{12}\b"), "KEY"),  # of files and when they were written
     (re.compile(r"(?<=-)[0-9a-f]{16}\b"), "KEY"),  # of a cell: of its options
