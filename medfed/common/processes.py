@@ -220,6 +220,24 @@ def _watch(pool: WatchedPool) -> None:
             for process in [*processes.values()]:
                 process.kill()
                 process.join()
-            writer.close()
+            _end_of(writer)
             return
         seen = bool(dead)
+
+
+def _end_of(writer: Any) -> None:
+    """Ends a pipe from the writing side, and leaves the connection for its owner to close.
+
+    The pool wakes up at once and closes the connection in its own thread. A second close of the
+    same number would fail there, or close what another thread has just opened.
+    """
+    if os.name != "posix":
+        writer.close()
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, writer.fileno())  # the number stays open, the pipe does not
+    except OSError:
+        pass  # the pool has closed the connection meanwhile
+    finally:
+        os.close(nowhere)
