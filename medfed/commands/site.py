@@ -15,6 +15,7 @@ from pathlib import Path
 from medfed.commands.command_line import loading, one_sentence
 from medfed.commands.help import print_usage
 from medfed.common.errors import ConfigError, did_you_mean
+from medfed.records.folder import RunFolder
 from medfed.sites import actions
 
 USAGE = "medfed site check agreed=FILE local=FILE; medfed site withdraw run=FOLDER site=NAME"
@@ -73,7 +74,7 @@ def _withdraw(own: dict[str, str]) -> None:
     if forget not in ("true", "false"):
         raise ConfigError(f"forget must be true or false, not {own['forget']}.")
     folder = Path(own["run"]).expanduser()
-    if not (folder / "config.yaml").is_file():
+    if not RunFolder(folder).config_yaml.is_file():
         raise ConfigError(f"run={folder} is no run folder (it has no config.yaml).")
     for line in actions.withdraw(folder, own["site"], forget == "true"):
         print(line)

@@ -1,22 +1,18 @@
-"""The folder of a run: what it holds, written by the run and read by whatever comes after it.
-
-A finished run, as its folder has it.
-"""
+"""The folder of a run: what it holds, written by the run and read by whatever comes after it."""
 
 from __future__ import annotations
 
 import math
 import platform
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict
 
-import safetensors.torch
-from torch import Tensor, nn
+import yaml  # type: ignore[import-untyped]
 
 from medfed.common.console import file_names
 from medfed.common.errors import CheckpointError, CodecError, ConfigError, did_you_mean, first_line
@@ -34,8 +30,10 @@ from medfed.config.allowed import fingerprints
 from medfed.config.compose import changed_keys
 from medfed.config.description import RunDescription, as_yaml
 from medfed.config.sections import Section, optional, select
-from medfed.federation.split import aliases, float_entries
 from medfed.federation.wire.ledger import Ledger
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 PACKAGES = (*("medfed", "torch", "pytorch-lightning", "monai", "numpy", "scikit-learn"),)
 # What may differ between a run and its continuation: where and how it runs, not what it computes.
@@ -46,6 +44,7 @@ NOT_THE_EXPERIMENT = (
     *("data.workers", "data.memory_gb", "data.cache", "data.device_gb", "local.graphs"),
     *("cohort.memory_gb", "local.offload", "local.slots"),
 )
+_NO_METRIC = ("round", "client", "split")  # columns of metrics.csv
 _Values = dict[str, float | None]  # null where NaN was written
 
 
@@ -152,236 +151,243 @@ def versions() -> dict[str, str]:
     return found
 
 
-def open_folder(
-    config: RunDescription,
-    splits: Mapping[str, Any],
-    preprocessing: Mapping[str, Any],
-    cohort: Mapping[str, Any],
-) -> None:
-    """Writes what is known before the first round, or checks it against a run to be continued.
+class _Place:
+    """What lies in a run folder, by its name: of a :class:`RunFolder` it is the path."""
 
-    Args:
-        config: What the run is to do, facts of the data filled in.
-        splits: The data's splits.
-        preprocessing: What becomes of each client's scans before its network sees them.
-        cohort: What each client has, and what is found twice.
+    def __init__(self, name: str) -> None:
+        self.name = name
 
-    Raises:
-        CheckpointError: If the run to resume does not exist or has another configuration.
-    """
-    folder = Path(config.folder)
-    if config.resume is not None:
-        changed = changed_keys(read_config(folder), config.values, NOT_THE_EXPERIMENT)
-        if changed:
-            raise CheckpointError(
-                f"The run in {folder} has another configuration ({'; '.join(changed[:5])}); "
-                "resume with the same overrides or start a new run."
-            )
-        return
-    code = {
-        "commit": git_commit(Path(__file__).parents[2]),
-        "plugins": fingerprints(config.plugins),
-    }
-    write_json(folder / "versions.json", {**versions(), **code})
-    write_json(folder / "splits.json", splits)
-    write_json(folder / "preprocessing.json", preprocessing)
-    write_json(folder / "cohort.json", cohort)
-    if config.overrides is not None:  # what was typed, for whoever resumes the run
-        write_text(folder / "overrides.yaml", as_yaml(list(config.overrides)))
-    # The last one: by it a run folder is known.
-    write_text(folder / "config.yaml", config.yaml())
-
-
-def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Writes tensors as safetensors, whole or not at all."""
-    copies = {n: t.detach().cpu().clone().contiguous() for n, t in tensors.items()}
-    with atomic(path, sync=False) as file:  # safetensors' own writer hides what goes wrong
-        file.write(safetensors.torch.save(copies))
-
-
-def read_config(folder: Path) -> Section:
-    """Reads the configuration of a run.
-
-    Raises:
-        CheckpointError: If it is no run folder, or the file is torn, or not as a run writes it.
-    """
-    path = _config_file(folder)
-    _check_version(folder)
-    plain = read_yaml(path, _Config)
-    # A run writes values; what stands for one could read the environment of whoever opens the run.
-    if "${" in repr(plain):
-        raise CheckpointError(
-            f"{path} holds an interpolation (${{...}}), which no run writes; write its value."
-        )
-    for name, own in (select(plain, "model.metrics") or {}).items():
-        declare(str(name), str(own.get("direction")), own.get("worst"))
-    return Section(plain)
-
-
-def _check_version(folder: Path) -> None:
-    """Refuses a run of an earlier minor version, whose classes and keys may have other names."""
-    if not (folder / "versions.json").is_file():
-        return
-    made, ours = str(read_json(folder / "versions.json").get("medfed")), versions()["medfed"]
-    # A clone that is not installed has no version to compare.
-    comparable = made[:1].isdigit() and ours[:1].isdigit()
-    if comparable and made.rpartition(".")[0] != ours.rpartition(".")[0]:
-        raise CheckpointError(
-            f"medfed {made} made the run in {folder}, and this is medfed {ours}; open it with that "
-            "version, or repeat the run."
-        )
-
-
-def _config_file(folder: Path) -> Path:
-    path = folder / "config.yaml"
-    if not path.is_file():
-        raise CheckpointError(
-            f"{folder} is no run folder (it has no config.yaml); name one that a run has printed."
-        )
-    return path
-
-
-def read_splits(folder: Path) -> dict[str, Any]:
-    """Reads a run's splits.
-
-    Raises:
-        CheckpointError: If they are missing or torn, or of other clients than the run's.
-    """
-    path = folder / "splits.json"
-    splits: dict[str, Any] = {**read_json(path, _Splits)}
-    with reading(path):
-        if lacking := set(finished(folder)["clients"]) - set(splits["clients"]):
-            raise ValueError(f"it lacks the client {min(lacking)} of summary.json")
-    return splits
-
-
-def finished(folder: Path) -> dict[str, Any]:
-    """Returns the summary of a finished run.
-
-    Args:
-        folder: The run folder.
-
-    Raises:
-        CheckpointError: If there is no run, it has not finished, or its summary is torn.
-    """
-    _config_file(folder)
-    path = folder / "summary.json"
-    if not path.is_file():
-        raise CheckpointError(
-            f"The run in {folder} has not finished (it has no summary.json); finish it with the "
-            f"overrides that started it and resume={folder}."
-        )
-    summary = read_json(path)
-    with reading(path):
-        fit(summary, _Summary)
-    for key in {"constant", "intervals"} & summary.keys():
-        summary[key] = _with_nan(summary[key])
-    for of in ("clients", "federation"):  # JSON has no NaN
-        summary[of] = {
-            name: {n: math.nan if v is None else v for n, v in values.items()}
-            for name, values in summary[of].items()
-        }
-    clients = summary["clients"]
-    with reading(path):
-        metrics = set(summary["federation"])
-        if not clients or any(not metrics <= set(own) for own in clients.values()):
-            raise ValueError("its clients do not have the same metrics")
-        if any(set(summary[key]) != set(clients) for key in ("steps", "bytes_by_client")):
-            raise ValueError("steps and bytes are not of its clients")
-        if summary["selection"][0] not in metrics:
-            raise ValueError("the metric that selected its round is not among its metrics")
-    return summary
-
-
-def _with_nan(content: Any) -> Any:
-    """Puts NaN back where JSON has null."""
-    if isinstance(content, dict):
-        return {key: _with_nan(value) for key, value in content.items()}
-    if isinstance(content, list):
-        return [_with_nan(value) for value in content]
-    return math.nan if content is None else content
-
-
-def read_metrics(folder: Path) -> list[dict[str, str]]:
-    """Returns the rows of ``metrics.csv``.
-
-    Raises:
-        CheckpointError: If it is missing or torn; it ends with the test metrics of all clients.
-    """
-    path = folder / "metrics.csv"
-    rows = read_rows(path, ("round", "client", "split"))
-    with reading(path):
-        tested = {row["client"] for row in rows if row["split"] == "test"}
-        if lacking := set(finished(folder)["clients"]) - tested:
-            raise ValueError(f"it ends before the test metrics of {min(lacking)}")
-    return rows
-
-
-def read_history(folder: Path) -> list[Record]:
-    """Returns the validation metrics of every evaluated round.
-
-    Raises:
-        CheckpointError: If ``metrics.csv`` is missing or torn.
-    """
-    fixed = ("round", "client", "split")
-    rows = read_metrics(folder)
-    with reading(folder / "metrics.csv"):
-        return [
-            Record(
-                int(row["round"]),
-                row["client"],
-                {n: math.nan if v == "" else float(v) for n, v in row.items() if n not in fixed},
-            )
-            for row in rows
-            if row["split"] == "val"
-        ]
-
-
-def read_ledger(folder: Path) -> Ledger:
-    """Reads what a run sent.
-
-    Raises:
-        CheckpointError: If ``ledger.csv`` is missing, has other columns, or does not add up to what
-            the summary says.
-    """
-    path = folder / "ledger.csv"
-    with reading(path):
-        try:
-            ledger = Ledger.from_csv(path.read_bytes().decode())
-        except CodecError as error:
-            raise ValueError(first_line(error)) from error
-        sent = {way: ledger.total(direction=way) for way in ("up", "down")}
-        if sent != (told := finished(folder)["bytes"]):
-            raise ValueError(f"it adds up to {sent} bytes, but summary.json says {told}")
-    return ledger
+    def __get__(self, run: RunFolder | None, owner: object) -> Path:
+        return Path(self.name) if run is None else run.folder / self.name
 
 
 @dataclass(frozen=True)
-class Run:
-    """A finished run, as its folder has it.
+class RunFolder:
+    """What a run writes, and what is read of it: each file's path, and what it holds.
+
+    A file is read and checked when its content is first asked for; one that is missing or torn, or
+    that no run writes so, is a ``CheckpointError`` which names it.
 
     Attributes:
         folder: The run folder.
-
-    Raises:
-        CheckpointError: If the folder holds no finished run.
     """
 
     folder: Path
 
+    # Before the first round; the configuration last, as a run folder is known by it.
+    versions_json = _Place("versions.json")  # of packages, the commit, hashes of plugins
+    splits_json = _Place("splits.json")  # patients per client and split, hashes of the data's files
+    preprocessing_json = _Place("preprocessing.json")  # what becomes of each client's scans
+    cohort_json = _Place("cohort.json")  # what each client has, what is there twice
+    overrides_yaml = _Place("overrides.yaml")  # what was typed
+    start_json = _Place("start.json")  # what became of the weights of init.weights
+    start_safetensors = _Place("start.safetensors")  # all entries that the first round starts from
+    logger_json = _Place("logger.json")  # by what name W&B or MLflow know the run
+    config_yaml = _Place("config.yaml")  # resolved, facts of the data filled in
+    # After each round.
+    checkpoints = _Place("checkpoints")  # round_00000.ckpt, best.ckpt, each with its hash
+    best_ckpt = _Place("checkpoints/best.ckpt")
+    # Once the selected round was tested; summary.json last, as a finished run is known by it.
+    hashes_json = _Place("hashes.json")  # of all states after the last round
+    models = _Place("models")  # each client's personal weights
+    centers = _Place("centers")  # of its quantised parameters
+    predictions = _Place("predictions")  # a slice of each client, of some where there are many
+    memberships_csv = _Place("memberships.csv")  # in canonical models, over rounds
+    metrics_csv = _Place("metrics.csv")  # validation after each round, the test at the end
+    ledger_csv = _Place("ledger.csv")  # every part of every message, with its bytes
+    cases_csv = _Place("cases.csv")  # what each test case gave
+    intervals_csv = _Place("intervals.csv")
+    summary_json = _Place("summary.json")
+    pictures_folder = _Place("pictures")
+    # What commands add to a finished run: evaluate, also evaluation_SPLIT.json and
+    # subsets_SPLIT.csv; export.
+    onboarding_csv = _Place("onboarding.csv")
+    onboarding_json = _Place("onboarding.json")
+    bundles = _Place("bundles")
+    export_csv = _Place("export.csv")
+    # Of a run across hospitals, at the coordinator ...
+    sites_json = _Place("sites.json")  # what the sites said when it began
+    withdrawn_json = _Place("withdrawn.json")  # who has left it since, and what was forgotten
+    absences_json = _Place("absences.json")  # who took no part in which round, and why
+    agreed_json = _Place("agreed.json")  # what all have agreed on, for hospitals that join
+    # ... and at a hospital, whose folder is as that of a run with one client.
+    job_json = _Place("job.json")  # of which federation it is
+    validation_json = _Place("validation.json")  # metrics and steps until now
+    bundle = _Place("bundle")
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "folder", Path(self.folder))
-        finished(self.folder)
+
+    def evaluation_json(self, split: str) -> Path:
+        """Returns where ``medfed evaluate`` writes what it has measured on a split."""
+        return self.folder / f"evaluation_{split}.json"
+
+    def subsets_csv(self, split: str) -> Path:
+        """Returns where it writes what models are worth on subsets of the channels."""
+        return self.folder / f"subsets_{split}.csv"
+
+    def files(
+        self, kind: Literal["models", "centers", "predictions"], clients: Iterable[str]
+    ) -> dict[str, Path]:
+        """Returns the file of each client.
+
+        Args:
+            kind: Which folder.
+            clients: All clients of the run, as a file's name depends on the others'.
+        """
+        ending = "npz" if kind == "predictions" else "safetensors"
+        names = file_names(clients)
+        return {c: self.folder / kind / f"{name}.{ending}" for c, name in names.items()}
+
+    @property
+    def rounds(self) -> list[Path]:
+        """The checkpoints of rounds, oldest first."""
+        return sorted(self.checkpoints.glob("round_*.ckpt"))
+
+    def open(
+        self,
+        config: RunDescription,
+        splits: Mapping[str, Any],
+        preprocessing: Mapping[str, Any],
+        cohort: Mapping[str, Any],
+    ) -> None:
+        """Writes what is known before the first round, or checks it against a run to be continued.
+
+        Args:
+            config: What the run is to do, facts of the data filled in.
+            splits: The data's splits.
+            preprocessing: What becomes of each client's scans before its network sees them.
+            cohort: What each client has, and what is there twice.
+
+        Raises:
+            CheckpointError: If the run to resume does not exist or has another configuration.
+        """
+        if config.resume is not None:
+            changed = changed_keys(self.config, config.values, NOT_THE_EXPERIMENT)
+            if changed:
+                raise CheckpointError(
+                    f"The run in {self.folder} has another configuration "
+                    f"({'; '.join(changed[:5])}); resume with the same overrides or start a new "
+                    "run."
+                )
+            return
+        code = {
+            "commit": git_commit(Path(__file__).parents[2]),
+            "plugins": fingerprints(config.plugins),
+        }
+        write_json(self.versions_json, {**versions(), **code})
+        write_json(self.splits_json, splits)
+        write_json(self.preprocessing_json, preprocessing)
+        write_json(self.cohort_json, cohort)
+        if config.overrides is not None:  # what was typed, for whoever resumes the run
+            write_text(self.overrides_yaml, as_yaml(list(config.overrides)))
+        # The last one: by it a run folder is known.
+        write_text(self.config_yaml, config.yaml())
 
     @cached_property
     def config(self) -> Section:
         """The resolved configuration, facts of the data filled in."""
-        return read_config(self.folder)
+        self._check_opened()
+        self._check_version()
+        plain = read_yaml(self.config_yaml, _Config)
+        # A run writes values; what stands for one could read the environment of the reader.
+        if "${" in repr(plain):
+            raise CheckpointError(
+                f"{self.config_yaml} holds an interpolation (${{...}}), which no run writes; "
+                "write its value."
+            )
+        for name, metric in (select(plain, "model.metrics") or {}).items():
+            declare(str(name), str(metric.get("direction")), metric.get("worst"))
+        return Section(plain)
+
+    def _check_opened(self) -> None:
+        if not self.config_yaml.is_file():
+            raise CheckpointError(
+                f"{self.folder} is no run folder (it has no config.yaml); name one that a run has "
+                "printed."
+            )
+
+    def _check_version(self) -> None:
+        """Refuses a run of an earlier minor version, whose classes and keys may be named else."""
+        if not self.versions_json.is_file():
+            return
+        made, ours = str(self.versions.get("medfed")), versions()["medfed"]
+        # A clone that is not installed has no version to compare.
+        comparable = made[:1].isdigit() and ours[:1].isdigit()
+        if comparable and made.rpartition(".")[0] != ours.rpartition(".")[0]:
+            raise CheckpointError(
+                f"medfed {made} made the run in {self.folder}, and this is medfed {ours}; open it "
+                "with that version, or repeat the run."
+            )
+
+    @cached_property
+    def versions(self) -> dict[str, Any]:
+        """The versions of the packages that made it, the commit, the plugins' hashes."""
+        read: dict[str, Any] = read_json(self.versions_json)
+        return read
+
+    @cached_property
+    def overrides(self) -> list[str]:
+        """What was typed; empty where a run was not started from a command line."""
+        if not self.overrides_yaml.is_file():
+            return []
+        with reading(self.overrides_yaml):
+            typed = yaml.safe_load(self.overrides_yaml.read_text(encoding="utf-8"))
+            if not isinstance(typed, list) or not all(isinstance(word, str) for word in typed):
+                raise ValueError("it is no list of overrides")
+        return typed
+
+    @cached_property
+    def splits(self) -> dict[str, Any]:
+        """``clients``: patient ids per client and split; ``files``: hashes of the data."""
+        splits: dict[str, Any] = {**read_json(self.splits_json, _Splits)}
+        with reading(self.splits_json):
+            if lacking := set(self.summary["clients"]) - set(splits["clients"]):
+                raise ValueError(f"it lacks the client {min(lacking)} of summary.json")
+        return splits
+
+    @property
+    def patients(self) -> dict[str, dict[str, list[str]]]:
+        """Patient ids per client and split."""
+        clients: dict[str, dict[str, list[str]]] = self.splits["clients"]
+        return clients
+
+    @cached_property
+    def preprocessing(self) -> dict[str, dict[str, Any]]:
+        """What becomes of each client's scans before its network sees them."""
+        steps = read_json(self.preprocessing_json, dict[str, dict[str, Any]])
+        with reading(self.preprocessing_json):
+            if lacking := set(self.summary["clients"]) - set(steps):
+                raise ValueError(f"it has no client {min(lacking)}")
+        return steps
 
     @cached_property
     def summary(self) -> dict[str, Any]:
         """Selected round, test metrics by client and over clients, bytes, steps."""
-        return finished(self.folder)
+        self._check_opened()
+        path = self.summary_json
+        if not path.is_file():
+            raise CheckpointError(
+                f"The run in {self.folder} has not finished (it has no summary.json); finish it "
+                f"with the overrides that started it and resume={self.folder}."
+            )
+        summary: dict[str, Any] = read_json(path)
+        with reading(path):
+            fit(summary, _Summary)
+        for key in {"constant", "intervals"} & summary.keys():
+            summary[key] = _with_nan(summary[key])
+        for of in ("clients", "federation"):
+            summary[of] = {name: _with_nan(values) for name, values in summary[of].items()}
+        clients = summary["clients"]
+        with reading(path):
+            metrics = set(summary["federation"])
+            if not clients or any(not metrics <= set(values) for values in clients.values()):
+                raise ValueError("its clients do not have the same metrics")
+            if any(set(summary[key]) != set(clients) for key in ("steps", "bytes_by_client")):
+                raise ValueError("steps and bytes are not of its clients")
+            if summary["selection"][0] not in metrics:
+                raise ValueError("the metric that selected its round is not among its metrics")
+        return summary
 
     @property
     def seed(self) -> int:
@@ -394,31 +400,56 @@ class Run:
         return tuple(self.summary["clients"])
 
     @cached_property
-    def patients(self) -> dict[str, dict[str, list[str]]]:
-        """Patient ids per client and split."""
-        splits: dict[str, dict[str, list[str]]] = read_splits(self.folder)["clients"]
-        return splits
-
-    def history(self) -> list[Record]:
-        """Returns the validation metrics of every evaluated round."""
-        return read_history(self.folder)
+    def _rows(self) -> list[dict[str, str]]:
+        """The rows of ``metrics.csv``; a whole one ends with the test metrics of all clients."""
+        rows = read_rows(self.metrics_csv, _NO_METRIC)
+        with reading(self.metrics_csv):
+            tested = {row["client"] for row in rows if row["split"] == "test"}
+            if lacking := set(self.summary["clients"]) - tested:
+                raise ValueError(f"it ends before the test metrics of {min(lacking)}")
+        return rows
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
         """A row per round, client and split, with a number per metric."""
-        rows = read_metrics(self.folder)
-        with reading(self.folder / "metrics.csv"):
-            return [dict(_typed(row)) for row in rows]
+        with reading(self.metrics_csv):
+            return [dict(_typed(row)) for row in self._rows]
 
-    @property
+    def history(self) -> list[Record]:
+        """Returns the validation metrics of every evaluated round."""
+        rows = self._rows
+        with reading(self.metrics_csv):
+            return [
+                Record(
+                    int(row["round"]),
+                    row["client"],
+                    {
+                        n: math.nan if v == "" else float(v)
+                        for n, v in row.items()
+                        if n not in _NO_METRIC
+                    },
+                )
+                for row in rows
+                if row["split"] == "val"
+            ]
+
+    @cached_property
     def ledger(self) -> Ledger:
-        """Every byte that travelled."""
-        return read_ledger(self.folder)
+        """Every byte that travelled; it adds up to what the summary says."""
+        with reading(self.ledger_csv):
+            try:
+                ledger = Ledger.from_csv(self.ledger_csv.read_bytes().decode())
+            except CodecError as error:
+                raise ValueError(first_line(error)) from error
+            sent = {way: ledger.total(direction=way) for way in ("up", "down")}
+            if sent != (said := self.summary["bytes"]):
+                raise ValueError(f"it adds up to {sent} bytes, but summary.json says {said}")
+        return ledger
 
     @property
     def pictures(self) -> dict[str, Path]:
         """The pictures' files by name."""
-        return {p.stem: p for p in sorted((self.folder / "pictures").glob("*.png"))}
+        return {p.stem: p for p in sorted(self.pictures_folder.glob("*.png"))}
 
     def model(self, client: str) -> nn.Module:
         """Returns a client's personal network, in evaluation mode.
@@ -427,14 +458,16 @@ class Run:
             ConfigError: If there is no such client.
             CheckpointError: If its file is missing or torn, or of another network.
         """
-        from medfed.records.tasks import build_task  # the other questions need no network
+        # Late: the other questions need no PyTorch.
+        from medfed.federation.split import aliases, float_entries
+        from medfed.records.tasks import build_task
 
         if client not in self.clients:
             raise ConfigError(
                 f"The run in {self.folder} has no client {client}"
                 f"{did_you_mean(client, self.clients)}; it has {', '.join(self.clients)}."
             )
-        path = self.folder / "models" / f"{file_names(self.clients)[client]}.safetensors"
+        path = self.files("models", self.clients)[client]
         weights = read_tensors(path)
         config, mixes = self.config, optional(self.config, "canonical")
         network: nn.Module = build_task(config.model, mixes, self.seed).network
@@ -445,9 +478,39 @@ class Run:
         return network.eval()
 
 
+class Run(RunFolder):
+    """A finished run, as its folder has it.
+
+    Raises:
+        CheckpointError: If the folder holds no finished run.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _ = self.summary
+
+
+def _with_nan(content: Any) -> Any:
+    """Puts NaN back where JSON has null."""
+    if isinstance(content, dict):
+        return {key: _with_nan(value) for key, value in content.items()}
+    if isinstance(content, list):
+        return [_with_nan(value) for value in content]
+    return math.nan if content is None else content
+
+
 def _typed(row: dict[str, str]) -> Iterator[tuple[str, Any]]:
     for name, text in row.items():
         if name in ("client", "split"):
             yield name, text
         elif text not in ("", "''"):
             yield name, int(text) if name == "round" else float(text)
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Writes tensors as safetensors, whole or not at all."""
+    import safetensors.torch
+
+    copies = {n: t.detach().cpu().clone().contiguous() for n, t in tensors.items()}
+    with atomic(path, sync=False) as file:  # safetensors' own writer hides what goes wrong
+        file.write(safetensors.torch.save(copies))

@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from medfed.common.console import file_names
 from medfed.common.files import atomic
 from medfed.common.untrusted import reading
+from medfed.records.folder import RunFolder
 
 if TYPE_CHECKING:
     from medfed.models.contours import Case
@@ -25,10 +25,9 @@ Bytes = NDArray[np.uint8]
 
 
 def save_prediction(
-    folder: Path, name: str, image: Tensor, truth: Tensor, prob: Tensor, channels: Sequence[str]
+    path: Path, image: Tensor, truth: Tensor, prob: Tensor, channels: Sequence[str]
 ) -> None:
     """Writes one slice of a client with its prediction, for pictures that compare methods."""
-    path = folder / "predictions" / f"{name}.npz"
     with atomic(path, sync=False) as file:
         np.savez_compressed(
             file,
@@ -53,8 +52,8 @@ def read_predictions(folders: Mapping[str, Path], clients: Sequence[str]) -> dic
 
     cases: dict[str, Case] = {}
     for method, folder in folders.items():
-        for client, name in sorted(file_names(clients).items(), key=lambda item: item[1]):
-            path = folder / "predictions" / f"{name}.npz"
+        files = RunFolder(folder).files("predictions", clients)
+        for client, path in sorted(files.items(), key=lambda item: item[1].stem):
             if not path.is_file():
                 continue
             with reading(path), np.load(path, allow_pickle=False) as saved:

@@ -26,7 +26,7 @@ from medfed.common.console import size
 from medfed.common.files import csv_text
 from medfed.common.scores import label_of, smaller_is_better
 from medfed.federation.wire.ledger import Entry, Ledger
-from medfed.records.folder import Run, read_ledger
+from medfed.records.folder import Run
 from medfed.reports.methods import Cell, Comparison, Finding, Method
 from medfed.reports.runs import differences
 from medfed.reports.scores import (
@@ -175,7 +175,7 @@ def communication(comparison: Comparison) -> Communication | None:
             m,
             family_name(m.runs[0], several),
             float(m.setting("channel.up.cer.gamma") or 0.0),
-            tuple(read_ledger(run.folder) for run in m.runs),
+            tuple(run.ledger for run in m.runs),
         )
         for m in methods
     ]

@@ -187,9 +187,9 @@ def read_solution(run: Run) -> tuple[torch.Tensor, float]:
     # Late: comparing runs needs no Lightning, except for this.
     from medfed.federation.lightning.checkpoint import last_whole
 
-    path = last_whole(run.folder / "checkpoints")
+    path = last_whole(run.checkpoints)
     if path is None:
-        raise CheckpointError(f"{run.folder}/checkpoints holds no checkpoint; repeat the run.")
+        raise CheckpointError(f"{run.checkpoints} holds no checkpoint; repeat the run.")
     server = read_checkpoint(path)["federation"]["server"]
     with reading(path):
         z = torch.cat([t.flatten(1).double() for t in server["personal"].values()], dim=1)

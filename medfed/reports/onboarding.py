@@ -23,6 +23,7 @@ from medfed.common.scores import (
     smaller_is_better,
 )
 from medfed.records.evaluations import Onboarding, Row
+from medfed.records.folder import RunFolder
 from medfed.reports.scores import method_style
 
 
@@ -85,16 +86,16 @@ def to_csv(rows: Sequence[Row]) -> str:
 
 def write_onboarding(found: Onboarding, folder: Path) -> None:
     """Writes ``onboarding.csv``, ``onboarding.json`` and ``pictures/onboarding.png``."""
-    summary = found.summary
+    summary, run = found.summary, RunFolder(folder)
     kept = ("name", "algorithm", "selection", "selected_round")
     record: dict[str, Any] = {name: summary[name] for name in kept}
     record |= {"steps": found.steps, "notes": list(found.notes)}
-    write_text(folder / "onboarding.csv", to_csv(found.rows))
-    write_json(folder / "onboarding.json", record | {"rows": [asdict(row) for row in found.rows]})
+    write_text(run.onboarding_csv, to_csv(found.rows))
+    write_json(run.onboarding_json, record | {"rows": [asdict(row) for row in found.rows]})
     metric = summary["selection"][0]
     others = summary["federation"][metric]["mean"]
     figure = onboarding_figure(by_rule(found), metric, others)
-    save_figures(folder / "pictures", {"onboarding": figure})
+    save_figures(run.pictures_folder, {"onboarding": figure})
 
 
 def onboarding_figure(rules: Mapping[str, Sequence[Row]], metric: str, others: float) -> Figure:

@@ -9,13 +9,10 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import yaml  # type: ignore[import-untyped]
-
 from medfed.common.console import few, say, wide_console
 from medfed.common.errors import CheckpointError, ConfigError
 from medfed.common.files import writing
-from medfed.common.untrusted import read_json, reading
-from medfed.records.folder import Run, read_splits
+from medfed.records.folder import Run, RunFolder
 from medfed.reports.files import print_tables, write
 from medfed.reports.findings import Report, report_on
 from medfed.reports.page import GENERATOR
@@ -54,7 +51,7 @@ def own_report(folders: Sequence[Path], metric: str | None = None) -> Report:
         "Settings are those of the runs; nothing here says that all methods were tuned alike.",
     ]
     report.commands = [c for own in methods.values() for run in own if (c := _command(run))]
-    versions = read_json(runs[0].folder / "versions.json")
+    versions = runs[0].versions
     report.libraries = {n: str(v) for n, v in versions.items() if n not in ("commit", "plugins")}
     return report
 
@@ -67,7 +64,7 @@ def _check_same_data(runs: Sequence[Run]) -> None:
     """
     first: dict[Place, tuple[Run, Mapping[str, str]]] = {}
     for run in runs:
-        files = read_splits(run.folder)["files"]
+        files = run.splits["files"]
         twin, known = first.setdefault(place(run), (run, files))
         for name in files.keys() | known.keys():
             if files.get(name) != known.get(name):
@@ -79,14 +76,7 @@ def _check_same_data(runs: Sequence[Run]) -> None:
 
 def _command(run: Run) -> str:
     """What a run was started with, where it is known."""
-    path = run.folder / "overrides.yaml"
-    if not path.is_file():
-        return ""
-    with reading(path):
-        typed = yaml.safe_load(path.read_text(encoding="utf-8"))
-        if not isinstance(typed, list) or not all(isinstance(word, str) for word in typed):
-            raise ValueError("it is no list of overrides")
-    return shlex.join(["medfed", "train", *typed])
+    return shlex.join(["medfed", "train", *run.overrides]) if run.overrides else ""
 
 
 def report_runs(
@@ -135,7 +125,7 @@ def _unfinished(runs: str | Sequence[str], folders: Sequence[Path]) -> list[str]
     lost = sorted(
         str(path.parent)
         for name in ([runs] if isinstance(runs, str) else runs)
-        for path in Path(name).expanduser().rglob("config.yaml")
-        if path.parent.resolve() not in known and (path.parent / "splits.json").is_file()
+        for path in Path(name).expanduser().rglob(RunFolder.config_yaml.name)
+        if path.parent.resolve() not in known and RunFolder(path.parent).splits_json.is_file()
     )
     return [f"Not finished, and left out: {few(lost, 5)}."] if lost else []

@@ -25,7 +25,7 @@ from medfed.common.scores import (
 from medfed.config.compose import changed_keys
 from medfed.config.sections import select
 from medfed.federation.card import CEILINGS, REFERENCES
-from medfed.records.folder import NOT_THE_EXPERIMENT, Run
+from medfed.records.folder import NOT_THE_EXPERIMENT, Run, RunFolder
 
 T = TypeVar("T")
 Runs = Mapping[str, Sequence[Run]]
@@ -50,8 +50,8 @@ def find_runs(runs: str | Sequence[str]) -> list[Path]:
     found: list[Path] = []
     for name in [runs] if isinstance(runs, str) else runs:
         folder = Path(name).expanduser()
-        inside = [p.parent for p in folder.rglob("summary.json")]
-        if (folder / "config.yaml").is_file():
+        inside = [p.parent for p in folder.rglob(RunFolder.summary_json.name)]
+        if RunFolder(folder).config_yaml.is_file():
             inside = [folder]
         if not inside:
             raise CheckpointError(f"{folder} holds no finished run (no summary.json below it).")
@@ -153,7 +153,7 @@ def without_repeats(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
         if twin is None:
             kept.append(run)
             continue
-        old, new = sorted((twin, run), key=lambda r: (r.folder / "summary.json").stat().st_mtime)
+        old, new = sorted((twin, run), key=lambda r: r.summary_json.stat().st_mtime)
         kept[kept.index(twin)] = new
         notes.append(f"{old.folder} is repeated by {new.folder}; only the latter counts.")
     return kept, notes

@@ -23,7 +23,7 @@ from medfed.common.files import csv_text, write_text
 from medfed.common.scores import label_of, mean_of_known, number, smaller_is_better
 from medfed.common.untrusted import read_rows, reading
 from medfed.records.evaluations import Subsets
-from medfed.records.folder import Run
+from medfed.records.folder import Run, RunFolder
 from medfed.reports.methods import Cell, Comparison, Finding
 
 _FEW = 8  # clients with a column each
@@ -83,12 +83,13 @@ def to_csv(found: Subsets) -> str:
 
 def write_subsets(found: Subsets, folder: Path) -> None:
     """Writes ``subsets_<split>.csv`` and ``pictures/subsets_<split>.png``."""
-    write_text(folder / f"subsets_{found.split}.csv", to_csv(found))
+    run = RunFolder(folder)
+    write_text(run.subsets_csv(found.split), to_csv(found))
     metric = shown_metrics(found)[0]
     values, title = table_of(found, metric), f"{found.split} {label_of(metric)} with some channels"
     rows, falls = [*found.metrics, "mean"], smaller_is_better(metric)
     figure = heat_map(values, rows, found.subsets, found.channels, title, falls=falls, mean=True)
-    save_figures(folder / "pictures", {f"subsets_{found.split}": figure})
+    save_figures(run.pictures_folder, {f"subsets_{found.split}": figure})
 
 
 def heat_map(
@@ -145,7 +146,6 @@ def heat_map(
     return figure
 
 
-FILE = "subsets_test.csv"
 _CAPTION = (
     "Test metric on subsets of the channels: mean over the clients that have all channels of the "
     "subset, and over seeds."
@@ -169,16 +169,16 @@ class Line(NamedTuple):
 def find(comparison: Comparison) -> Finding:
     """Finds tables and a heat map of methods against subsets, where all runs were measured."""
     runs = [run for method in comparison.methods for run in method.runs]
-    if not all((run.folder / FILE).is_file() for run in runs):
+    if not all((run.subsets_csv("test")).is_file() for run in runs):
         return Finding()
-    tables = [read_rows(run.folder / FILE, ("channels", "missing")) for run in runs]
+    tables = [read_rows(run.subsets_csv("test"), ("channels", "missing")) for run in runs]
     metrics = ("dice", *comparison.metrics, "loss")
     metric = next((m for m in metrics if all(t and m in t[0] for t in tables)), None)
     if metric is None:
         return Finding()
     lines = {m.name: [read_lines(run, metric) for run in m.runs] for m in comparison.methods}
     every = [line for seeds in lines.values() for seed in seeds for line in seed]
-    with reading(runs[0].folder / FILE):
+    with reading(runs[0].subsets_csv("test")):
         channels = in_order({x.subset for x in every})
     subsets = sorted({x.subset for x in every}, key=lambda s: _rank(s, channels))
     lost = sorted({x.lost for x in every})
@@ -242,7 +242,7 @@ def read_lines(run: Run, metric: str) -> list[Line]:
     Raises:
         CheckpointError: If the file is torn.
     """
-    path = run.folder / FILE
+    path = run.subsets_csv("test")
     rows = read_rows(path, ("channels", "missing", metric))
     with reading(path):
         return [Line(row["channels"], int(row["missing"]), float(row[metric])) for row in rows]

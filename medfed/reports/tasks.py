@@ -23,7 +23,7 @@ from medfed.config.sections import select
 from medfed.functional.statistics import RESAMPLES, patients_anew
 from medfed.models.segmentation import chosen_activation
 from medfed.models.task import TaskModule
-from medfed.records.folder import Run, read_splits
+from medfed.records.folder import Run
 from medfed.records.predictions import read_predictions
 from medfed.reports.runs import Runs
 
@@ -188,14 +188,14 @@ def task_of_runs(methods: Runs, metric: str, pictures: bool = False) -> Task:
 
 def splits_of(runs: Sequence[Run]) -> list[list[int]]:
     """Returns which runs of a method are on the same patients and data, by their places."""
-    keys = [digest([run.patients, read_splits(run.folder)["files"]]) for run in runs]
+    keys = [digest([run.patients, run.splits["files"]]) for run in runs]
     return [[i for i, key in enumerate(keys) if key == one] for one in dict.fromkeys(keys)]
 
 
 def _overlap(runs: Sequence[Run]) -> float:
     """Test patients per training patient; 0 where none is ever in both parts."""
     tested, trained, again = [], [], False
-    data = {digest(read_splits(run.folder)["files"]) for run in runs}
+    data = {digest(run.splits["files"]) for run in runs}
     for run in runs:
         parts = run.patients.items()
         tested.append({(c, p) for c, own in parts for p in own["test"]})
@@ -286,7 +286,7 @@ def drawn_of(run: Run, metric: str, clients: Sequence[str]) -> Floats:
     Raises:
         CheckpointError: If its cases are torn.
     """
-    path = run.folder / "cases.csv"
+    path = run.cases_csv
     if not path.is_file():
         return np.zeros((0, len(clients)))
     task = _task_of(run)

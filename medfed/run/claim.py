@@ -32,6 +32,7 @@ from medfed.config.check import check_folders
 from medfed.config.description import RunDescription
 from medfed.datamodules.base import FederatedDataModule
 from medfed.federation.lightning.collect import gather_named, rank
+from medfed.records.folder import RunFolder
 
 _MINE = (LOCK, f"{LOCK}.pid")
 _ELSEWHERE = "choose another run folder"
@@ -81,7 +82,7 @@ def claimed(config: RunDescription, before: Before | None = None) -> Iterator[No
                 held.enter_context(_logged(folder))
             yield
     except BaseException as error:
-        if not (folder / "config.yaml").exists():
+        if not RunFolder(folder).config_yaml.exists():
             partial = [p.name for p in folder.glob(f"{PARTIAL}*")] if mine else []
             found.remove_made(folder, [*mine, *partial])
         told = isinstance(error, MedfedError)
@@ -135,7 +136,7 @@ class SameEverywhere(pl.Callback):
         if trainer.num_nodes == 1:
             return
         splits = json.dumps(self._data.splits(), sort_keys=True).encode()
-        there = str((self._folder / "config.yaml").is_file()).encode()
+        there = str(RunFolder(self._folder).config_yaml.is_file()).encode()
         told = {f"{rank()}/data": sha256(splits).digest(), f"{rank()}/folder": there}
         found = gather_named(told, pl_module.device)
         for number in range(trainer.world_size):

@@ -10,7 +10,7 @@ from medfed.common.files import write_json
 from medfed.common.scores import failed
 from medfed.federation.lightning.module import EvalSplit
 from medfed.federation.lightning.strategy import together
-from medfed.records.folder import finished
+from medfed.records.folder import RunFolder
 from medfed.run.experiment import examined, reopen, test_selected
 from medfed.run.intervals import findings, over_clients
 from medfed.run.results import undefined
@@ -31,7 +31,8 @@ def evaluate_run(folder: Path, split: str = "test") -> dict[str, Any]:
         CheckpointError: If the run is unfinished, its checkpoint torn or its data changed.
     """
     check_known("split", split, get_args(EvalSplit))
-    summary = finished(folder)
+    run = RunFolder(folder)
+    summary = run.summary
     experiment = reopen(folder)
     experiment.module.test_split = split  # type: ignore[assignment]
     with together(experiment.trainer):
@@ -42,5 +43,5 @@ def evaluate_run(folder: Path, split: str = "test") -> dict[str, Any]:
     measured |= {"failed": {split: failed(clients)}}
     measured |= findings(examined(experiment), experiment.config.seed)
     kept = {k: summary[k] for k in ("name", "algorithm", "selection", "selected_round")}
-    write_json(folder / f"evaluation_{split}.json", kept | measured)
+    write_json(run.evaluation_json(split), kept | measured)
     return summary | measured

@@ -32,7 +32,6 @@ from medfed.federation.lightning.callbacks import (
     RoundProgress,
 )
 from medfed.federation.lightning.checkpoint import (
-    BEST,
     InPlace,
     RoundCheckpoint,
     check_federation,
@@ -46,7 +45,7 @@ from medfed.federation.wire.ledger import Entry
 from medfed.federation.wire.packet import dense_bytes
 from medfed.models.networks.adapters import PATTERN, Adapters, attach
 from medfed.models.task import TaskModule
-from medfed.records.folder import open_folder, read_config, read_splits
+from medfed.records.folder import RunFolder
 from medfed.run.assembly import next_to_outputs, read_data, task_for
 from medfed.run.claim import SameEverywhere
 from medfed.run.federating import federate
@@ -156,7 +155,8 @@ def build_experiment(config: RunDescription) -> Experiment:
             print_cohort(found)
             cohort = found.record()
             start.write(folder, begun.entries, begun.account)
-        open_folder(config, data.splits(), {c: data.preprocessing(c) for c in data.plans}, cohort)
+        steps = {c: data.preprocessing(c) for c in data.plans}
+        RunFolder(folder).open(config, data.splits(), steps, cohort)
     if trainer.logger and rank() == 0:
         remember(trainer.logger, folder)
         if config.resume is None:  # else they are known, and MLflow refuses what has changed
@@ -256,8 +256,8 @@ def check_device(config: RunDescription) -> None:
 
 def callbacks_of(config: RunDescription, evaluation: PersonalEvaluation) -> list[pl.Callback]:
     """Returns what records, shows and saves the rounds of a run."""
-    kept, folder = config.checkpoint, Path(config.folder)
-    saves = RoundCheckpoint(folder / "checkpoints", kept.keep, kept.every, evaluation)
+    kept, folder = config.checkpoint, RunFolder(Path(config.folder)).checkpoints
+    saves = RoundCheckpoint(folder, kept.keep, kept.every, evaluation)
     callbacks: list[pl.Callback] = [evaluation, CommunicationLogger(), saves]
     if config.progress:
         callbacks.append(RoundProgress(evaluation))
@@ -291,7 +291,7 @@ def best_checkpoint(folder: Path) -> Path:
     Raises:
         CheckpointError: If it is missing or torn.
     """
-    best = folder / "checkpoints" / BEST
+    best = RunFolder(folder).best_ckpt
     if not is_whole(best):
         raise CheckpointError(f"{best} is missing or torn; resume or repeat the run.")
     check_federation(best)
@@ -324,22 +324,23 @@ def reopen(folder: Path) -> Experiment:
     Raises:
         CheckpointError: If it is no run folder or its data have changed since.
     """
-    config, kept = read_config(folder), read_splits(folder)
+    run = RunFolder(folder)
+    config, kept = run.config, run.splits
     check_plugins(config, folder)
     try:
         experiment = build_experiment(reopened(config, folder))
     except LacksKeyError as error:
-        raise CheckpointError(f"{folder}/config.yaml lacks a key: {error}.") from error
+        raise CheckpointError(f"{run.config_yaml} lacks a key: {error}.") from error
     splits = experiment.data.splits()
     if kept["clients"] != splits["clients"]:
         raise CheckpointError(
-            f"The data do not give the splits that {folder}/splits.json records; the test "
+            f"The data do not give the splits that {run.splits_json} records; the test "
             "patients would not be the same."
         )
     # The data may have moved, so only the contents count.
     if sorted(kept["files"].values()) != sorted(splits["files"].values()):
         raise CheckpointError(
-            f"The data files are not those that {folder}/splits.json records; the numbers would "
+            f"The data files are not those that {run.splits_json} records; the numbers would "
             "not be of the same data."
         )
     return experiment

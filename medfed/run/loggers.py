@@ -18,8 +18,8 @@ from pytorch_lightning.loggers import Logger, MLFlowLogger, TensorBoardLogger, W
 from medfed.common.errors import ConfigError, first_line
 from medfed.common.files import write_json
 from medfed.common.untrusted import read_json
+from medfed.records.folder import RunFolder
 
-FILE = "logger.json"
 NO_LOGGER = {"_target_": "medfed.run.loggers.no_logger"}
 
 
@@ -138,9 +138,9 @@ def run_name(group: str | None, method: str | None, seed: int | None) -> str:
 def remember(logger: Logger | None, folder: Path) -> None:
     """Keeps in the run folder by what name a service knows the run, for when it is resumed."""
     if isinstance(logger, WandbLogger):
-        write_json(folder / FILE, {"wandb": logger.version})
+        write_json(RunFolder(folder).logger_json, {"wandb": logger.version})
     elif isinstance(logger, MLFlowLogger):
-        write_json(folder / FILE, {"mlflow": logger.run_id})
+        write_json(RunFolder(folder).logger_json, {"mlflow": logger.run_id})
 
 
 def end_logging(
@@ -192,7 +192,7 @@ def _words(method: str | None, seed: int | None) -> list[str]:
 
 
 def _known(save_dir: str, service: str) -> str | None:
-    path = Path(save_dir, FILE)
+    path = RunFolder(Path(save_dir)).logger_json
     name = read_json(path).get(service) if path.is_file() else None
     return None if name is None else str(name)
 

@@ -20,7 +20,7 @@ from medfed.federation.onboarding import rules_of
 from medfed.federation.reference import exchange, onboarded_client
 from medfed.federation.wire.ledger import Ledger
 from medfed.records.evaluations import RULES, Onboarding, Row, Rule
-from medfed.records.folder import finished
+from medfed.records.folder import RunFolder
 from medfed.run.experiment import Experiment, reopen_selected
 
 
@@ -45,7 +45,7 @@ def onboard(
         CheckpointError: If the run is unfinished, its checkpoint torn or its data changed.
     """
     check_numbers(counts, steps)
-    summary = finished(folder)
+    summary = RunFolder(folder).summary
     experiment = reopen_selected(folder)
     clients = find_clients(experiment, who)
     local = experiment.module.local

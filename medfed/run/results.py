@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medfed.common.console import evenly, file_names
+from medfed.common.console import evenly
 from medfed.common.figures import save_figures
 from medfed.common.files import csv_text, write_json, write_text
 from medfed.common.scores import Record, failed, metrics_csv, undefined_in
@@ -21,7 +21,7 @@ from medfed.federation.lightning.module import FederatedModule
 from medfed.functional.grids import on_grid
 from medfed.models.networks.adapters import merged
 from medfed.models.segmentation_meter import slice_with_most
-from medfed.records.folder import save_tensors
+from medfed.records.folder import RunFolder, save_tensors
 from medfed.records.predictions import save_prediction
 from medfed.run.experiment import Experiment, examined
 from medfed.run.intervals import findings, over_clients, to_csv
@@ -41,7 +41,7 @@ def write_hashes(module: FederatedModule, folder: Path) -> None:
     gathered = gather_named(raw, module.device)
     hashes |= {f"client/{c}": gathered[f"client/{c}"].decode() for c in module.federation.ids}
     if rank() == 0:
-        write_json(folder / "hashes.json", hashes)
+        write_json(RunFolder(folder).hashes_json, hashes)
 
 
 def write(experiment: Experiment, memberships: Tensor | None = None) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def write(experiment: Experiment, memberships: Tensor | None = None) -> dict[str
     Returns:
         The summary.
     """
-    module, folder = experiment.module, experiment.folder
+    module, run = experiment.module, RunFolder(experiment.folder)
     federation = module.federation
     save_models(experiment)
     save_predictions(experiment)
@@ -71,10 +71,10 @@ def write(experiment: Experiment, memberships: Tensor | None = None) -> dict[str
             selected = None if best is None else best + 1
             found = Memberships.of(experiment.data, memberships, selected)
             summary["memberships"] = found.summary()
-            write_text(folder / "memberships.csv", found.to_csv())
+            write_text(run.memberships_csv, found.to_csv())
         write_tables(experiment, summary, best)
         end_logging(experiment.trainer.logger, draw(experiment, found), summary)
-        print_summary(summary, folder)
+        print_summary(summary, run.folder)
     return summary
 
 
@@ -84,19 +84,20 @@ def draw(experiment: Experiment, found: Memberships | None) -> dict[str, Path]:
         return {}
     from medfed.run.pictures import draw_run  # late: before the end, nothing is drawn
 
-    return save_figures(experiment.folder / "pictures", draw_run(experiment, found), kind)
+    folder = RunFolder(experiment.folder).pictures_folder
+    return save_figures(folder, draw_run(experiment, found), kind)
 
 
 def save_models(experiment: Experiment) -> None:
     """Writes the personal models of the clients of this process, and learned centres."""
-    module, folder = experiment.module, experiment.folder
+    module, run = experiment.module, RunFolder(experiment.folder)
     federation = module.federation
-    files = file_names(federation.ids)
+    models, learned = run.files("models", federation.ids), run.files("centers", federation.ids)
     for client in module.owned:
         model, centers = federation.personal_model(client), federation.centers(client)
         # Of an adapted network the plain one that it amounts to, which is what others know.
         plain = merged(experiment.task.network, model)
-        save_tensors(folder / "models" / f"{files[client]}.safetensors", plain)
+        save_tensors(models[client], plain)
         if lost := centers.keys() - plain.keys():
             _log.warning(
                 "%s: the centres of %d adapters are not kept, as weights that they are merged into "
@@ -105,7 +106,7 @@ def save_models(experiment: Experiment) -> None:
                 len(lost),
             )
         if centers := {n: c for n, c in centers.items() if n in plain}:  # of quantised parameters
-            save_tensors(folder / "centers" / f"{files[client]}.safetensors", centers)
+            save_tensors(learned[client], centers)
 
 
 def write_tables(experiment: Experiment, summary: dict[str, Any], best: int | None) -> None:
@@ -116,16 +117,16 @@ def write_tables(experiment: Experiment, summary: dict[str, Any], best: int | No
         summary: From `summarise`; findings are added.
         best: The selected round.
     """
-    folder, evaluation = experiment.folder, experiment.evaluation
+    run, evaluation = RunFolder(experiment.folder), experiment.evaluation
     test = [Record(best or 0, c, m) for c, m in evaluation.test.items()]
-    write_text(folder / "metrics.csv", metrics_csv(evaluation.history, test))
-    write_text(folder / "ledger.csv", experiment.module.federation.ledger.to_csv())
+    write_text(run.metrics_csv, metrics_csv(evaluation.history, test))
+    write_text(run.ledger_csv, experiment.module.federation.ledger.to_csv())
     if rows := cases_rows(experiment):
-        write_text(folder / "cases.csv", csv_text(rows[0], (row.values() for row in rows)))
+        write_text(run.cases_csv, csv_text(rows[0], (row.values() for row in rows)))
     summary |= findings(examined(experiment), experiment.config.seed)
     if "intervals" in summary:
-        write_text(folder / "intervals.csv", to_csv(summary))
-    write_json(folder / "summary.json", summary)
+        write_text(run.intervals_csv, to_csv(summary))
+    write_json(run.summary_json, summary)
 
 
 def summarise(
@@ -203,8 +204,9 @@ def save_predictions(experiment: Experiment) -> None:
 
     Only tasks that label every pixel have something to show; of very many clients some have one.
     """
-    module, task, folder = experiment.module, experiment.task, experiment.folder
-    files, shown = file_names(module.federation.ids), set(evenly(module.federation.ids, SHOWN))
+    module, task, clients = experiment.module, experiment.task, experiment.module.federation.ids
+    files = RunFolder(experiment.folder).files("predictions", clients)
+    shown = set(evenly(clients, SHOWN))
     for client in module.owned:
         if client not in shown:
             continue
@@ -227,4 +229,4 @@ def save_predictions(experiment: Experiment) -> None:
             index = slice_with_most(label)
             probability = task.predict({k: v[index : index + 1] for k, v in batch.items()})[0]
         names = experiment.data.channel_names
-        save_prediction(folder, files[client], image[index], label[index], probability, names)
+        save_prediction(files[client], image[index], label[index], probability, names)

@@ -33,7 +33,7 @@ from medfed.federation.lightning.collect import rank
 from medfed.federation.split import float_entries, match
 from medfed.models.networks.canonical import Canonical
 from medfed.models.task import TaskModule
-from medfed.records.folder import save_tensors
+from medfed.records.folder import RunFolder, save_tensors
 
 
 @dataclass(frozen=True)
@@ -354,7 +354,6 @@ def some(names: Sequence[str]) -> str:
     return ", ".join(names[:_LISTED]) + more
 
 
-ACCOUNT, WEIGHTS = "start.json", "start.safetensors"
 TASK = "model._target_"
 FACTS = ("${in_channels}", "${out_channels}", "${spatial_dims}")  # that the present data decide
 _log = logging.getLogger(__name__)
@@ -402,7 +401,7 @@ class Start:
             return cls(), config
         if config.resume is not None:
             folder = Path(config.resume)
-            adopted = read_json(folder / ACCOUNT, StartRecord).adopted
+            adopted = read_json(RunFolder(folder).start_json, StartRecord).adopted
             return cls(folder=folder), adopt(config, adopted)[0]
         source: Source = build(init)
         weights = source.read()
@@ -466,8 +465,9 @@ class Start:
             "files": dict(self.weights.files),
             "adopted": dict(self.weights.adopted),
         }
-        save_tensors(folder / WEIGHTS, entries)
-        write_json(folder / ACCOUNT, {**about, **account.record()})
+        run = RunFolder(folder)
+        save_tensors(run.start_safetensors, entries)
+        write_json(run.start_json, {**about, **account.record()})
 
 
 def adopt(config: RunDescription, adopted: Mapping[str, Any]) -> tuple[RunDescription, list[str]]:
@@ -520,7 +520,8 @@ def restore(network: nn.Module, folder: Path) -> None:
     Raises:
         CheckpointError: If the folder's record of it is missing, torn or of another network.
     """
-    about, path = read_json(folder / ACCOUNT, StartRecord), folder / WEIGHTS
+    run = RunFolder(folder)
+    about, path = read_json(run.start_json, StartRecord), run.start_safetensors
     tensors, entries = read_tensors(path), float_entries(network)
     with reading(path):
         if {n: t.shape for n, t in tensors.items()} != {n: t.shape for n, t in entries.items()}:

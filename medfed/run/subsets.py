@@ -20,7 +20,7 @@ from medfed.datamodules.readers.base import check_names
 from medfed.federation.client import Batch
 from medfed.federation.lightning.module import EvalSplit
 from medfed.records.evaluations import Subset, Subsets
-from medfed.records.folder import finished
+from medfed.records.folder import RunFolder
 from medfed.run.experiment import reopen_selected
 
 MOST = 6
@@ -44,7 +44,7 @@ def measure_subsets(folder: Path, wanted: str | Sequence[str], split: str = "tes
         CheckpointError: If the run is unfinished, its checkpoint torn or its data changed.
     """
     check_known("split", split, get_args(EvalSplit))
-    summary = finished(folder)
+    summary = RunFolder(folder).summary
     experiment = reopen_selected(folder)
     module, names = experiment.module, tuple(experiment.data.channel_names)
     subsets = find_subsets(wanted, names)

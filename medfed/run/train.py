@@ -8,6 +8,7 @@ from medfed.common.files import Before
 from medfed.config.description import RunDescription
 from medfed.federation.lightning.checkpoint import last_whole
 from medfed.federation.lightning.strategy import together
+from medfed.records.folder import RunFolder
 from medfed.run import results
 from medfed.run.claim import claimed
 from medfed.run.experiment import Experiment, build_experiment, test_selected
@@ -36,8 +37,8 @@ def train(
 
 def _train(config: RunDescription) -> tuple[dict[str, Any], Experiment]:
     experiment = build_experiment(config)
-    checkpoints = experiment.folder / "checkpoints"
-    start = last_whole(checkpoints) if config.resume is not None else None
+    run = RunFolder(experiment.folder)
+    start = None if config.resume is None else last_whole(run.checkpoints)
     with together(experiment.trainer):
         experiment.trainer.fit(experiment.module, ckpt_path=start, weights_only=True)
         results.write_hashes(experiment.module, experiment.folder)

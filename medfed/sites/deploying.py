@@ -24,7 +24,7 @@ from medfed.common.errors import ConfigError, SiteError
 from medfed.common.files import refuse_full, write_text
 from medfed.config.description import as_yaml
 from medfed.config.sections import Section
-from medfed.records.folder import read_config
+from medfed.records.folder import RunFolder
 from medfed.sites.calls import Terms
 from medfed.sites.flare.job import LOST, PREFIXES, write_job
 from medfed.sites.newcomers import agreed_for
@@ -64,7 +64,7 @@ def order_of(own: Section, typed: Sequence[str]) -> Order:
     if own.resume is None:
         refuse_full(Path(folder))
     else:
-        read_config(Path(folder))
+        _ = RunFolder(Path(folder)).config
     return Order(
         name=str(config.name),
         agreed=agreed.record(),
@@ -173,8 +173,7 @@ class Follower:
 
     def _last(self) -> str:
         """The latest checkpoint, by which a job is known to have come to something."""
-        found = (Path(self.order.folder) / "checkpoints").glob("round_*.ckpt")
-        return max((path.name for path in found), default="")
+        return max((path.name for path in RunFolder(Path(self.order.folder)).rounds), default="")
 
     def _job(self, order: Order, scratch: Path) -> str | None:
         """Carries out one job; returns why it came to nothing, ``None`` if the run has finished."""

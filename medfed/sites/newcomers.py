@@ -40,14 +40,14 @@ from medfed.federation.wire.channel import Memory, Place
 from medfed.federation.wire.ledger import Direction, Ledger
 from medfed.federation.wire.message import Message
 from medfed.federation.wire.packet import Packet
-from medfed.records.folder import finished, read_config
+from medfed.records.folder import Run, RunFolder
 from medfed.records.tasks import build_task
 from medfed.run.experiment import best_checkpoint, read_start, reopened
 from medfed.run.federating import federation_of, preprocessing
 from medfed.sites.calls import Caller, Terms, agree_again, compare, compare_models
 from medfed.sites.terms import Agreed, fingerprints
 from medfed.sites.wire import Facts, Greeting, Transport
-from medfed.sites.withdrawal import SITES, SitesRecord
+from medfed.sites.withdrawal import SitesRecord
 
 
 def onboard(
@@ -193,7 +193,6 @@ class Newcomer:
         return model, meter.compute()
 
 
-AGREED, RECORD = "agreed.json", "onboarding.json"
 _COLUMNS = ("client", "samples", "rule", "steps", "up", "down")
 
 
@@ -244,14 +243,14 @@ def agreed_for(folder: Path, site: str) -> Agreed:
         CheckpointError: If the run has not finished.
         ConfigError: If it is a simulation, or the site has trained with the others.
     """
-    finished(folder)
-    _sites_of(folder, site)
-    if not (folder / AGREED).is_file():
+    run = Run(folder)
+    _sites_of(run, site)
+    if not run.agreed_json.is_file():
         raise CheckpointError(
-            f"{folder} has no {AGREED}, which medfed deploy writes when it has finished a run; "
+            f"{folder} has no agreed.json, which medfed deploy writes when it has finished a run; "
             "resume the run by medfed deploy, and onboard then."
         )
-    found = Agreed.read(folder / AGREED)
+    found = Agreed.read(run.agreed_json)
     return Agreed((*found.sites, site), found.overrides, found.cut, found.medfed)
 
 
@@ -273,11 +272,11 @@ def join(
     Raises:
         MedfedError: If the run cannot be joined, or the site does not answer, or not as agreed.
     """
-    folder = Path(config.folder)
-    summary, kept, others = finished(folder), _sites_of(folder, site), _joined_before(folder)
+    run = Run(Path(config.folder))
+    kept, others = _sites_of(run, site), _joined_before(run)
     facts = kept.clients
     like = next(iter(facts.values()))
-    federation = _reopened(folder, facts)
+    federation = _reopened(run, facts)
     caller = Caller(transport, [site], terms or Terms())
     reply = caller.hello(caller.request("hello", site), caller.terms.hello)
     if isinstance(reply, str):
@@ -288,37 +287,36 @@ def join(
     samples, metrics, ledger = onboard(
         caller, federation, site, answers, steps, job=kept.job, like=like
     )
-    if odd := {*metrics} ^ {name for of in summary["clients"].values() for name in of}:
+    if odd := {*metrics} ^ {name for of in run.summary["clients"].values() for name in of}:
         raise SiteError(f"{shown(site)} has other metrics than the run: {shown(min(odd))}.")
     up, down = (ledger.total(direction=way) for way in ("up", "down"))
     joined = Joined(site, samples, "own", steps, metrics, up, down)
     rows = [row for row in others if row.client != site] + [joined]
-    _write(folder, summary, rows)
-    _print(folder, summary, joined)
+    _write(run, rows)
+    _print(run, joined)
     return joined
 
 
-def _sites_of(folder: Path, site: str) -> SitesRecord:
+def _sites_of(run: RunFolder, site: str) -> SitesRecord:
     """Returns what the run keeps of its sites, of which the newcomer is none."""
-    if not (folder / SITES).is_file():
+    if not run.sites_json.is_file():
         raise ConfigError(
-            f"The run in {folder} is a simulation; onboard to it by medfed evaluate run={folder} "
-            "onboard=..."
+            f"The run in {run.folder} is a simulation; onboard to it by medfed evaluate "
+            f"run={run.folder} onboard=..."
         )
-    kept = SitesRecord.read(folder)
+    kept = SitesRecord.read(run.folder)
     if site in kept.clients:
         raise ConfigError(
-            f"onboard={site} was one of the sites of the run in {folder}, and has its model; name "
-            "one that was not."
+            f"onboard={site} was one of the sites of the run in {run.folder}, and has its model; "
+            "name one that was not."
         )
     return kept
 
 
-def _reopened(folder: Path, facts: Mapping[str, Facts]) -> Federation:
+def _reopened(run: RunFolder, facts: Mapping[str, Facts]) -> Federation:
     """Returns the server's half as it was after the selected round."""
-    config = read_config(folder)
-    check_plugins(config, folder)
-    start, described = read_start(reopened(config, folder, accelerator="cpu"))
+    check_plugins(run.config, run.folder)
+    start, described = read_start(reopened(run.config, run.folder, accelerator="cpu"))
     task = build_task(described.model, described.canonical, described.seed)
     if str(described.trainer.precision).startswith("64"):
         task.double()
@@ -327,15 +325,15 @@ def _reopened(folder: Path, facts: Mapping[str, Facts]) -> Federation:
     shape = next(iter(facts.values())).data["shape"]
     federation, local = federation_of(described, task, [], everyone, shape)
     module = FederatedModule(task, federation, local)
-    module.restore(read_checkpoint(best_checkpoint(folder)))
+    module.restore(read_checkpoint(best_checkpoint(run.folder)))
     return federation
 
 
-def _joined_before(folder: Path) -> list[Joined]:
+def _joined_before(run: RunFolder) -> list[Joined]:
     """Returns who has joined earlier."""
-    if not (folder / RECORD).is_file():
+    if not run.onboarding_json.is_file():
         return []
-    rows = read_json(folder / RECORD, _Record).rows
+    rows = read_json(run.onboarding_json, _Record).rows
     return [replace(row, metrics=numbers(row.metrics)) for row in rows]
 
 
@@ -349,18 +347,19 @@ def numbers(metrics: Mapping[str, float | None]) -> dict[str, float]:
     return {name: math.nan if value is None else value for name, value in metrics.items()}
 
 
-def _write(folder: Path, summary: Mapping[str, Any], rows: list[Joined]) -> None:
+def _write(run: RunFolder, rows: list[Joined]) -> None:
     names = list(dict.fromkeys(n for row in rows for n in row.metrics))
     lines = (
         [*(getattr(r, f) for f in _COLUMNS), *(r.metrics.get(n, "") for n in names)] for r in rows
     )
-    write_text(folder / "onboarding.csv", csv_text([*_COLUMNS, *names], lines))
+    write_text(run.onboarding_csv, csv_text([*_COLUMNS, *names], lines))
     kept = ("name", "algorithm", "selection", "selected_round")
-    record = {name: summary[name] for name in kept}
-    write_json(folder / RECORD, record | {"rows": [asdict(row) for row in rows]})
+    record = {name: run.summary[name] for name in kept}
+    write_json(run.onboarding_json, record | {"rows": [asdict(row) for row in rows]})
 
 
-def _print(folder: Path, summary: Mapping[str, Any], joined: Joined) -> None:
+def _print(run: RunFolder, joined: Joined) -> None:
+    summary = run.summary
     metric = summary["selection"][0]
     mean = number(summary["federation"][metric]["mean"])
     say(
@@ -369,5 +368,5 @@ def _print(folder: Path, summary: Mapping[str, Any], joined: Joined) -> None:
         f"{label_of(metric)} {number(joined.metrics[metric])} (mean of the run's "
         f"hospitals {mean}), up to {joined.steps} gradient steps, {size(joined.down)} down, "
         f"{size(joined.up)} up.",
-        f"Its model is at the site. Written: {folder}/onboarding.csv and {RECORD}",
+        f"Its model is at the site. Written: {run.onboarding_csv} and {run.onboarding_json.name}",
     )

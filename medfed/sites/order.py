@@ -15,6 +15,7 @@ from medfed.common.errors import MedfedError
 from medfed.common.files import write_json
 from medfed.common.schemas import parse_json
 from medfed.common.untrusted import read_json
+from medfed.records.folder import RunFolder
 
 if TYPE_CHECKING:
     from medfed.sites.wire import Answers, Transport
@@ -74,7 +75,7 @@ class Order:
 
     def resumed(self) -> Order:
         """Returns the order to go on, if there is anything to go on with."""
-        return replace(self, resume=(Path(self.folder) / "config.yaml").is_file())
+        return replace(self, resume=RunFolder(Path(self.folder)).config_yaml.is_file())
 
     def text(self) -> str:
         """Returns it as a job's arguments hold it."""
@@ -158,7 +159,7 @@ def _coordinate(order: Order, transport: Transport) -> None:
     from medfed.config.compose import load
     from medfed.config.description import describe, written
     from medfed.sites.calls import Terms
-    from medfed.sites.newcomers import AGREED, join
+    from medfed.sites.newcomers import join
     from medfed.sites.run import coordinate
 
     source = written(load([*order.agreed["overrides"], *order.alone, f"folder={order.folder}"]))
@@ -171,7 +172,7 @@ def _coordinate(order: Order, transport: Transport) -> None:
         join(config, transport, order.onboard, order.steps, Terms(**order.terms))
         return
     coordinate(config, transport, order.sites, Terms(**order.terms), Before.of(folder))
-    order.write_agreed(folder / AGREED)  # for hospitals that join it
+    order.write_agreed(RunFolder(folder).agreed_json)  # for hospitals that join it
 
 
 def start_site(own: Path, agreed: str, name: str) -> Answers:

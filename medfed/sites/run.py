@@ -37,7 +37,7 @@ from medfed.federation.lightning.strategy import together
 from medfed.federation.split import float_entries
 from medfed.federation.wire.ledger import Ledger
 from medfed.models.task import TaskModule
-from medfed.records.folder import open_folder
+from medfed.records.folder import RunFolder
 from medfed.records.tasks import build_task
 from medfed.run.assembly import unread_data
 from medfed.run.claim import claimed
@@ -57,7 +57,7 @@ from medfed.sites.coordinator import Coordinator, Metrics, SitesProgress
 from medfed.sites.site import FACTS
 from medfed.sites.terms import fingerprints
 from medfed.sites.wire import Facts, Greeting, Transport
-from medfed.sites.withdrawal import SITES, SitesRecord, replayed, withdrawn_of
+from medfed.sites.withdrawal import SitesRecord, replayed, withdrawn_of
 
 
 class SitesEvaluation(PersonalEvaluation):
@@ -167,7 +167,6 @@ class SitesModule(FederatedModule):
 
 
 _log = logging.getLogger(__name__)
-ABSENCES = "absences.json"
 
 
 def coordinate(
@@ -204,6 +203,7 @@ def _coordinate(
     config: RunDescription, transport: Transport, sites: Sequence[str], terms: Terms
 ) -> dict[str, Any]:
     folder = Path(config.folder)
+    run = RunFolder(folder)
     agreed = fingerprints(config.values)
     start, config = read_start(config)
     gone = withdrawn_of(folder) if config.resume is not None else []
@@ -247,14 +247,14 @@ def _coordinate(
     if config.checkpoint.every > 1:
         _log.info("Across sites every round is a checkpoint, whatever checkpoint.every says.")
         each = config.replacing({"checkpoint.every": 1})
-    trainer = trainer_of(config, [*callbacks_of(each, evaluation), Absences(folder, coordinator)])
-    open_folder(config, {"clients": {c: {} for c in sites}, "files": {}}, {}, {})
+    trainer = trainer_of(config, [*callbacks_of(each, evaluation), Absences(run, coordinator)])
+    run.open(config, {"clients": {c: {} for c in sites}, "files": {}}, {}, {})
     said = [answer.decode() for answer in answers]
     record = SitesRecord(job, dict(greeting.data), {c: facts[c] for c in sites}, said)
-    write_json(folder / SITES, asdict(record))
+    write_json(run.sites_json, asdict(record))
     with together(trainer):
         trainer.fit(module, ckpt_path=checkpoint, weights_only=True)
-        write_json(folder / "hashes.json", coordinator.digests(module.next_round))
+        write_json(run.hashes_json, coordinator.digests(module.next_round))
         memberships = federation.memberships()  # of all rounds, as in medfed train
         history, module.selected = evaluation.history, evaluation.best_round()
         trainer.test(module, ckpt_path=best_checkpoint(folder), weights_only=True, verbose=False)
@@ -327,7 +327,7 @@ def before_of(
             f"The run in {folder} is of the sites {', '.join(map(shown, kept.clients))}; resume "
             "it with the same ones, in the same order."
         )
-    checkpoint = last_whole(folder / "checkpoints")
+    checkpoint = last_whole(RunFolder(folder).checkpoints)
     if checkpoint is None:
         return kept.job, None, None
     saved = read_checkpoint(checkpoint)
@@ -340,12 +340,12 @@ class Absences(pl.Callback):
     """Keeps in the run folder who was left out of which round, and why.
 
     Args:
-        folder: The run folder.
+        run: Whose folder.
         coordinator: Knows it.
     """
 
-    def __init__(self, folder: Path, coordinator: Coordinator) -> None:
-        self.folder = folder
+    def __init__(self, run: RunFolder, coordinator: Coordinator) -> None:
+        self.run = run
         self.coordinator = coordinator
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -357,7 +357,7 @@ class Absences(pl.Callback):
         progress = self.coordinator.progress
         if progress.left_out or progress.absent:
             write_json(
-                self.folder / ABSENCES,
+                self.run.absences_json,
                 {
                     "absent": {str(n): names for n, names in progress.absent.items()},
                     "simulation": f"cohort.absent={override(progress.absent)}",
@@ -402,7 +402,7 @@ def write(
     """
     from medfed.run.pictures import bytes_per_client, membership_figures, metric_curves  # late
 
-    folder, federation = Path(config.folder), module.federation
+    run, federation = RunFolder(Path(config.folder)), module.federation
     if not (tested := list(evaluation.test)):
         raise SiteError("No site answered the test; resume the run when they are back.")
     best = evaluation.best_round()
@@ -414,21 +414,21 @@ def write(
         summary["not_tested"] = missing
         _log.warning("Not tested, as they did not answer: %s.", ", ".join(map(shown, missing)))
     test = [Record(best or 0, c, m) for c, m in evaluation.test.items()]
-    write_text(folder / "metrics.csv", metrics_csv(evaluation.history, test))
-    write_text(folder / "ledger.csv", federation.ledger.to_csv())
+    write_text(run.metrics_csv, metrics_csv(evaluation.history, test))
+    write_text(run.ledger_csv, federation.ledger.to_csv())
     if absent := module.coordinator.progress.absent:
         summary["left_out"] = {str(n): names for n, names in absent.items()}
     if memberships is not None:
         summary["memberships"] = memberships.summary()
-        write_text(folder / "memberships.csv", memberships.to_csv())
-    write_json(folder / "summary.json", summary)
+        write_text(run.memberships_csv, memberships.to_csv())
+    write_json(run.summary_json, summary)
     figures = {"bytes": bytes_per_client(federation.ledger)} | dict(federation.pictures())
     if memberships is not None:
         figures |= membership_figures(memberships)
     if evaluation.history:
         metric = evaluation.metric
         figures[f"val_{metric}"] = metric_curves(evaluation.history, metric, best)
-    pictures = save_figures(folder / "pictures", figures, config.pictures)
+    pictures = save_figures(run.pictures_folder, figures, config.pictures)
     end_logging(trainer.logger, pictures, summary)
-    print_summary(summary, folder)
+    print_summary(summary, run.folder)
     return summary

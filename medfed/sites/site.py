@@ -38,7 +38,7 @@ from medfed.federation.local_client import LocalClient
 from medfed.federation.split import float_entries
 from medfed.federation.wire.packet import Packet
 from medfed.models.task import TaskModule
-from medfed.records.folder import save_tensors
+from medfed.records.folder import RunFolder, save_tensors
 from medfed.run.assembly import say_data, unread_data
 from medfed.run.experiment import begin, read_start, trainer_of
 from medfed.run.federating import federate
@@ -48,7 +48,6 @@ from medfed.sites.newcomers import Newcomer
 from medfed.sites.terms import Agreed, SiteFile, fingerprints
 from medfed.sites.wire import START, Facts, Greeting, Reply, Request, RoundNumber, Status
 
-JOB = "job.json"
 FIRST = ("hello", "agree", "begin", "onboard")  # kinds of requests that belong to no round
 Kept = dict[str, Any]
 
@@ -222,7 +221,7 @@ class Site:
         """Starts a session: everything in memory is forgotten, the kept rounds are there."""
         job = asked.content["job"]
         self.folder = self._folder_of(asked)
-        kept = self.folder / JOB
+        kept = RunFolder(self.folder).job_json
         if kept.is_file() and read_json(kept, dict[str, str]).get("job") != job:
             raise Refusal("job")
         if not asked.session:

@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from medfed.common.console import file_names
 from medfed.common.errors import MedfedError
 from medfed.common.figures import save_figures
 from medfed.common.files import write_json, write_text
@@ -34,7 +33,7 @@ from medfed.federation.lightning.callbacks import PersonalEvaluation
 from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.wire.ledger import Direction, Ledger
 from medfed.federation.wire.packet import Packet
-from medfed.records.folder import open_folder, save_tensors
+from medfed.records.folder import RunFolder, save_tensors
 from medfed.run import results
 from medfed.run.experiment import Experiment
 from medfed.run.federating import preprocessing
@@ -45,7 +44,6 @@ from medfed.sites.terms import Agreed, SiteFile
 from medfed.sites.wire import START, Reply, Request
 
 LOG = "log.txt"  # in the folder of all federations
-_LEDGER, _VALIDATION = "ledger.csv", "validation.json"
 
 
 @dataclass(frozen=True)
@@ -101,28 +99,27 @@ class SiteFolder:
 
     def begin(self, site: Site, asked: Request) -> None:
         """Opens the folder, or goes on with what it holds."""
-        folder, place = site.folder, self.workplace
+        run, place = RunFolder(site.folder), self.workplace
         self._hospitals = len(asked.content["clients"])
-        there = (folder / "config.yaml").is_file()
-        resume = str(folder) if there else None
-        config = place.config.replacing({"folder": str(folder), "resume": resume})
+        resume = str(run.folder) if run.config_yaml.is_file() else None
+        config = place.config.replacing({"folder": str(run.folder), "resume": resume})
         data = place.data
         steps = {self.name: data.preprocessing(self.name)}
         cohort = {} if config.resume else cohort_record(data).record()
-        open_folder(config, data.splits(), steps, cohort)
+        run.open(config, data.splits(), steps, cohort)
         self.ledger = Ledger(preprocessing(self._told()))
         self.history, self._spent = [], (0, Passes())
         self._turn, self._of_round = (START, 0), Ledger()
-        if config.resume and (folder / _LEDGER).is_file():
-            self.ledger = Ledger.from_csv((folder / _LEDGER).read_text())
-        if config.resume and (folder / _VALIDATION).is_file():
-            kept = read_json(folder / _VALIDATION, _Validation)
+        if config.resume and run.ledger_csv.is_file():
+            self.ledger = Ledger.from_csv(run.ledger_csv.read_text())
+        if config.resume and run.validation_json.is_file():
+            kept = read_json(run.validation_json, _Validation)
             self.history = [Record(n, self.name, numbers(m)) for n, m in kept.metrics]
             self._spent = kept.spent.steps, kept.spent.passes
 
     def after(self, site: Site, asked: Request, reply: Reply) -> None:
         """Takes note of a request that was answered."""
-        folder, number = site.folder, asked.round
+        run, number = RunFolder(site.folder), asked.round
         if (number, asked.attempt) != self._turn:
             self._turn, self._of_round = (number, asked.attempt), Ledger()
         if asked.kind == "fit":
@@ -133,15 +130,15 @@ class SiteFolder:
         elif asked.kind == "commit":
             begun = [e for e in self.ledger.entries if e.round < number or _before(e.phase)]
             self.ledger = Ledger([*begun, *self._of_round.entries])
-            write_text(folder / _LEDGER, self.ledger.to_csv())
+            write_text(run.ledger_csv, self.ledger.to_csv())
             self._spent = site.client.steps_done, site.client.passes
-            self._keep(folder)
+            self._keep(run)
         elif asked.kind == "evaluate" and asked.content["split"] == "val":
             earlier = [r for r in self.history if r.round < number]
             found = dict(reply.content["metrics"])
             undefined = undefined_in(earlier[0].metrics) if earlier else None
             self.history = [*earlier, Record(number, self.name, failures_count(found, undefined))]
-            self._keep(folder)
+            self._keep(run)
         elif asked.kind == "evaluate":
             self._finish(site, asked, dict(reply.content["metrics"]))
 
@@ -149,12 +146,11 @@ class SiteFolder:
         self, site: Site, newcomer: Newcomer, model: Tensors, metrics: dict[str, float]
     ) -> None:
         """Writes the folder of a site that has joined a federation which had trained."""
-        place, folder, federation = self.workplace, site.folder, newcomer.module.federation
-        config = place.config.replacing({"folder": str(folder), "resume": None})
+        place, run, federation = self.workplace, RunFolder(site.folder), newcomer.module.federation
+        config = place.config.replacing({"folder": str(run.folder), "resume": None})
         steps = {self.name: place.data.preprocessing(self.name)}
-        open_folder(config, place.data.splits(), steps, cohort_record(place.data).record())
-        file = file_names([self.name])[self.name]
-        save_tensors(folder / "models" / f"{file}.safetensors", model)
+        run.open(config, place.data.splits(), steps, cohort_record(place.data).record())
+        save_tensors(run.files("models", [self.name])[self.name], model)
         evaluation = PersonalEvaluation(*place.task.selection)
         evaluation.test, evaluation.cases = {self.name: metrics}, dict(newcomer.module.cases)
         federation.ledger = Ledger([*preprocessing(self._told()), *newcomer.ledger.entries])
@@ -168,11 +164,11 @@ class SiteFolder:
         pairs = zip(told, answers, strict=True)
         return [(self.name, way, len(b)) for t, a in pairs for way, b in (("up", t), ("down", a))]  # type: ignore[misc]
 
-    def _keep(self, folder: Path) -> None:
+    def _keep(self, run: RunFolder) -> None:
         steps, passes = self._spent
         metrics = [(r.round, r.metrics) for r in self.history]
         kept = _Validation(metrics, _Spent(steps, passes))
-        write_json(folder / _VALIDATION, asdict(kept))
+        write_json(run.validation_json, asdict(kept))
 
     def _finish(self, site: Site, asked: Request, metrics: dict[str, float]) -> None:
         """Writes the model of the selected round, what was measured of it, and its bundle."""
@@ -218,7 +214,9 @@ class SiteFolder:
         results.write_tables(experiment, summary, best)
         self._draw(experiment, best)
         try:
-            export_run(checked(load([f"run={folder}", f"out={folder / 'bundle'}"], "export")))
+            export_run(
+                checked(load([f"run={folder}", f"out={RunFolder(folder).bundle}"], "export"))
+            )
         except MedfedError as error:  # the model is there, and so are the others' results
             site.log.warning("There is no bundle: %s", error)
 
@@ -235,7 +233,7 @@ class SiteFolder:
             figures[f"val_{metric}"] = metric_curves(evaluation.history, metric, best)
         if cases := read_predictions({"own model": experiment.folder}, [self.name]):
             figures["contours"] = experiment.task.picture(cases)
-        save_figures(experiment.folder / "pictures", figures, kind)
+        save_figures(RunFolder(experiment.folder).pictures_folder, figures, kind)
 
 
 def listen(site: Site, path: Path) -> None:

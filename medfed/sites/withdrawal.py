@@ -22,11 +22,9 @@ from medfed.common.schemas import Count
 from medfed.common.tensors import State
 from medfed.common.untrusted import read_checkpoint, read_json
 from medfed.config.compose import build
-from medfed.federation.lightning.checkpoint import BEST, rounds_in, save_sealed
-from medfed.records.folder import read_config
+from medfed.federation.lightning.checkpoint import save_sealed
+from medfed.records.folder import RunFolder
 from medfed.sites.wire import Facts
-
-FILE, SITES = "withdrawn.json", "sites.json"
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,7 @@ class SitesRecord:
         Raises:
             CheckpointError: If it is missing, torn, or holds something else.
         """
-        return read_json(folder / SITES, cls)
+        return read_json(RunFolder(folder).sites_json, cls)
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,7 @@ class _Withdrawals:
 
     @classmethod
     def read(cls, folder: Path) -> _Withdrawals:
-        path = folder / FILE
+        path = RunFolder(folder).withdrawn_json
         return read_json(path, cls) if path.is_file() else cls()
 
 
@@ -95,7 +93,8 @@ def withdraw(folder: Path, site: str, forget: bool = False) -> list[str]:
         CheckpointError: If it is no folder of a run across sites.
         ConfigError: If there is no such site, or the run cannot go on without it.
     """
-    config = read_config(folder)
+    run = RunFolder(folder)
+    config = run.config
     sites, known = list(SitesRecord.read(folder).clients), _Withdrawals.read(folder).sites
     left = [name for name in sites if name not in known and name != site]
     if site not in sites:
@@ -111,16 +110,15 @@ def withdraw(folder: Path, site: str, forget: bool = False) -> list[str]:
         )
     if not left:
         raise ConfigError(f"Without {site} nobody is left in the run in {folder}.")
-    found = sorted(rounds_in(folder / "checkpoints"))
+    found = run.rounds
     last = int(found[-1].stem.removeprefix("round_")) + 1 if found else 0
     earlier = known.get(site, _Withdrawal(last, []))
     forgotten = earlier.forgotten
     if forget:
-        best = folder / "checkpoints" / BEST
-        for path in [*found, *([best] if best.is_file() else [])]:
+        for path in [*found, *([run.best_ckpt] if run.best_ckpt.is_file() else [])]:
             forgotten = sorted({*forgotten, *_forget_in(path, site, len(sites))})
     now = _Withdrawals({**known, site: _Withdrawal(earlier.after, forgotten)})
-    write_json(folder / FILE, asdict(now))
+    write_json(run.withdrawn_json, asdict(now))
     said = [
         f"{site} takes part in no round after round {earlier.after} of the run in {folder}; "
         f"resume it among {', '.join(left)}."

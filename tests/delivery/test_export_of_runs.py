@@ -21,7 +21,7 @@ from medfed.delivery.bundle.bundle import read_bundle
 from medfed.delivery.export.export import export_run
 from medfed.delivery.predict.prediction import predict
 from medfed.models.networks.canonical import Canonical
-from medfed.records.folder import read_config
+from medfed.records.folder import RunFolder
 from medfed.records.tasks import build_task
 from medfed.run.train import train
 from tests.toys import assert_alike
@@ -41,7 +41,7 @@ def export(folder: Path, *overrides: str):
     (bundle,) = export_run(
         checked(load([f"run={folder}", f"client={client}", *overrides], "export"))
     )
-    config = read_config(folder)
+    config = RunFolder(folder).config
     network = build_task(config.model, optional(config, "canonical"), config.seed).network
     state = safetensors.torch.load_file(folder / "models" / f"{client}.safetensors")
     counters = {n: t for n, t in network.state_dict().items() if not t.is_floating_point()}

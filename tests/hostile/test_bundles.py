@@ -34,8 +34,7 @@ from medfed.delivery.bundle.weights import MODEL
 from medfed.delivery.export.run_record import RunRecord
 from medfed.delivery.predict.prediction import predict
 from medfed.federation.wire.ledger import Entry, Ledger
-from medfed.records import folder
-from medfed.records.folder import read_history
+from medfed.records.folder import RunFolder
 from tests.delivery.hospitals import Hospital, make_hospital
 
 Damage = Callable[[Path], object]
@@ -567,7 +566,7 @@ FORMULAS = [
 
 
 def test_names_are_no_formulas_and_are_read_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(folder, "finished", lambda _: {"clients": {}})
+    monkeypatch.setattr(RunFolder, "summary", {"clients": {}})
     ledger = Ledger([Entry(0, "fit", name, "up", "shared", 1, 4) for name in FORMULAS])
     assert Ledger.from_csv(ledger.to_csv()).entries == ledger.entries
     text = csv_text(FORMULAS, [FORMULAS, range(12)])
@@ -580,7 +579,7 @@ def test_names_are_no_formulas_and_are_read_again(tmp_path, monkeypatch):
     assert [c for c in cells if c[0] in "=+-@\t\r"] == ["-0.5"]
     assert [inference.inert(name) for name in FORMULAS] == cells  # MONAI's runs do the same
     write_text(tmp_path / "metrics.csv", metrics_csv([Record(0, "=a", {"loss": -0.5})], []))
-    assert read_history(tmp_path) == [Record(0, "=a", {"loss": -0.5})]
+    assert RunFolder(tmp_path).history() == [Record(0, "=a", {"loss": -0.5})]
 
 
 def test_formulas_of_a_table_do_not_reach_the_predictions(table, tmp_path):

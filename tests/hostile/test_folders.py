@@ -34,7 +34,7 @@ from medfed.config.compose import described, load
 from medfed.config.description import checked
 from medfed.delivery.export.export import export_run
 from medfed.federation.lightning.callbacks import RoundProgress
-from medfed.records.folder import git_commit, open_folder, save_tensors
+from medfed.records.folder import RunFolder, git_commit, save_tensors
 from medfed.reports.comparison import compare_runs
 from medfed.run.claim import claimed
 from medfed.run.evaluation import evaluate_run
@@ -355,7 +355,7 @@ def largest_file(size: int) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("when", "place"),
     [
-        ("medfed.run.experiment.open_folder", "run/.*versions.json"),
+        ("medfed.run.experiment.RunFolder.open", "run/.*versions.json"),
         ("pytorch_lightning.loggers.CSVLogger.save", "/run"),
         ("pytorch_lightning.Trainer.save_checkpoint", "checkpoints/round_00000.ckpt"),
         ("medfed.run.results.save_tensors", "models/hospital_0.safetensors"),
@@ -376,7 +376,7 @@ def test_a_disk_that_fills_while_training(when, place, tmp_path, monkeypatch):
         run(folder, *SMALL, "logger=csv", "pictures.format=png")
     sentence = str(caught.value)
     assert re.match(rf"Cannot write .*{place} \(File too large\); make room there, or ", sentence)
-    assert folder.exists() == (folder / "config.yaml").exists() == ("open_folder" not in when)
+    assert folder.exists() == (folder / "config.yaml").exists() == ("RunFolder" not in when)
     left = state(tmp_path)
     assert not [n for n in left if "partial" in n or re.search(f"{place}$", n)]
 
@@ -418,7 +418,7 @@ def test_a_folder_opens_whole_or_not_at_all(tmp_path, monkeypatch):
 
     monkeypatch.setattr("medfed.records.folder.write_text", full)
     with pytest.raises(OSError, match="No space left"):
-        open_folder(config, {}, {}, {})
+        RunFolder(Path(config.folder)).open(config, {}, {}, {})
     written = [p.name for p in (tmp_path / "run").iterdir()]
     assert "config.yaml" not in written
     assert {*written} <= {*FIRST_FILES}
@@ -456,7 +456,7 @@ def test_a_run_killed_before_it_was_opened_begins_anew(writes, tmp_path, undistu
         medfed.records.folder.write_json = medfed.records.folder.write_text = killed
         with claimed(config):
             if writes is not None:
-                open_folder(config, {}, {}, {})
+                RunFolder(Path(config.folder)).open(config, {}, {}, {})
             os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(child, 0)
     written = {p.name for p in folder.iterdir()} - {".lock", ".lock.pid", f"{files.PARTIAL}x"}

@@ -15,7 +15,7 @@ from medfed.common.scores import worst_value
 from medfed.federation.federation import Federation
 from medfed.federation.lightning.checkpoint import seal
 from medfed.functional.scores import CLASS_SCORES
-from medfed.records.folder import finished, read_history
+from medfed.records.folder import Run
 from medfed.reports.comparison import compare_runs
 from medfed.run.evaluation import evaluate_run
 from tests.integration.runs import CLINICAL, left_in, resume, run
@@ -45,7 +45,7 @@ def test_a_run_that_diverges_in_its_last_step_does_not_look_like_one(tmp_path, c
     assert f"predictions of {clients[0]} on its test data are not finite" in capsys.readouterr().out
     text = (tmp_path / "run" / "summary.json").read_text()
     json.loads(text, parse_constant=pytest.fail)  # NaN and Infinity are Python's alone
-    read = finished(tmp_path / "run")
+    read = Run(tmp_path / "run").summary
     assert json.loads(text)["federation"]["loss"] == read["federation"]["loss"] | {"sd": None}
     assert math.isnan(read["federation"]["loss"]["sd"])
     assert {**read, "federation": 0} == {**summary, "federation": 0}
@@ -69,7 +69,7 @@ def test_a_round_in_which_one_client_fails_is_not_its_mean_over_the_others(
     assert (summary["rounds"], summary["selected_round"]) == (3, selected)
     assert summary["failed"]["val"] == {failing: [round]}
     assert len([s for s in warned(caplog) if failing in s]) == 1
-    rows = [r for r in read_history(tmp_path / "run") if r.round == round]
+    rows = [r for r in Run(tmp_path / "run").history() if r.round == round]
     failed = next(r.metrics for r in rows if r.client == failing)
     assert (failed["loss"], failed["balanced_accuracy"]) == (math.inf, 0.0)
     assert experiment.evaluation.score(round) == -math.inf

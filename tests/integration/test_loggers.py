@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from pytorch_lightning.loggers import CSVLogger, WandbLogger
 
 from medfed.common.errors import ConfigError
-from medfed.records.folder import finished
+from medfed.records.folder import Run
 from medfed.run.loggers import end_logging
 from tests.integration.runs import CLINICAL, left_in, resume, run
 
@@ -151,7 +151,7 @@ def test_mlflow(tmp_path, monkeypatch):
     assert found.info.run_id == known
     assert found.info.run_name == "clinical pfednet seed 0"
     assert found.data.tags["method"] == "pfednet"
-    summary = finished(tmp_path / "run")
+    summary = Run(tmp_path / "run").summary
     auroc = summary["federation"]["auroc"]
     assert found.data.metrics["test/auroc"] == auroc["mean"]
     assert found.data.metrics["test/auroc_worst"] == auroc["worst"]

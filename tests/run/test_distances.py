@@ -10,7 +10,7 @@ import torch
 
 from medfed.datamodules.readers.volumes import read_geometry
 from medfed.models.segmentation_meter import surface_metrics
-from medfed.records.folder import read_history
+from medfed.records.folder import Run
 from medfed.reports.comparison import compare_runs
 from tests.datamodules.picture_files import cohort
 from tests.integration.runs import IMAGING, imaging, run
@@ -41,7 +41,7 @@ def test_distances_are_those_of_the_volumes_in_millimetres(tmp_path):
             assert [row["patient"] for row in kept] == [patient] * len(regions)
             assert [float(row[name]) for row in kept] == regions
     # Validation has no distances: their places in the file are empty.
-    history = read_history(tmp_path / "run")
+    history = Run(tmp_path / "run").history()
     assert all(math.isnan(r.metrics["hd95"]) for r in history)
     assert not any(summary["undefined"]["val"].values())
     compare_runs([str(tmp_path / "run")], tmp_path / "out", "iou")

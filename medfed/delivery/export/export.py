@@ -81,7 +81,7 @@ def export_run(config: Section) -> list[Path]:
     """
     options: ExportOptions = build(config)
     run = RunRecord.read(Path(options.run))
-    folder = run.folder / "bundles" if options.out is None else Path(options.out)
+    folder = run.files.bundles if options.out is None else Path(options.out)
     clients, files = run.clients(options.client), file_names(run.clients("all"))
     plans = {width: _bits(run, width, options.layers) for width in options.widths}
     data = open_data(run) if any(plans.values()) else None
@@ -98,9 +98,9 @@ def export_run(config: Section) -> list[Path]:
             _log.info("Wrote %s.", place)
     metric, mode = run.summary["selection"]
     print_export(rows, metric, mode, options.tolerance)
-    table = run.folder / "export.csv"
+    table = run.files.export_csv
     save_table(table, rows, metric)
-    pictures = save_figures(run.folder / "pictures", {"export": draw_export(rows)})
+    pictures = save_figures(run.files.pictures_folder, {"export": draw_export(rows)})
     _log.info("Table: %s", table)
     _log.info("Picture: %s", pictures["export"])
     return made
@@ -177,7 +177,7 @@ def _bits(run: RunRecord, width: int | None, layers: Mapping[str, int] | None) -
     """Bits by name for k-means; empty where the models stay as they are, or have centres."""
     if width is None and not layers:
         return {}
-    if width is None and (run.folder / "centers").is_dir():
+    if width is None and run.files.centers.is_dir():
         raise ConfigError(
             "The run has learned centres, which layers cannot change; set bits for k-means instead."
         )

@@ -6,11 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
-from medfed.common.console import file_names
 from medfed.common.errors import ConfigError, did_you_mean
 from medfed.common.files import digest, sha256
 from medfed.common.untrusted import read_json, read_tensors, reading
@@ -25,9 +24,9 @@ from medfed.models.networks.canonical import Canonical
 from medfed.models.networks.personal_part import part_roots
 from medfed.models.segmentation import chosen_activation
 from medfed.models.task import TaskModule
-from medfed.records.folder import finished, read_config, read_splits
+from medfed.records.folder import RunFolder
 from medfed.records.tasks import build_task
-from medfed.run.start import ACCOUNT, StartRecord
+from medfed.run.start import StartRecord
 
 _TASKS = {
     "SegmentationTask": "segmentation",
@@ -65,17 +64,16 @@ class RunRecord:
         Raises:
             CheckpointError: If there is no finished run, or one of its files is missing or torn.
         """
-        summary = finished(folder)
-        config = read_config(folder)
+        run = RunFolder(folder)
+        summary, config = run.summary, run.config
         check_plugins(config, folder)
         check_targets(config.plain(), found=True)
-        path = folder / "preprocessing.json"
-        preprocessing = read_json(path, dict[str, dict[str, Any]])
-        with reading(path):
-            if lacking := set(summary["clients"]) - set(preprocessing):
-                raise ValueError(f"it has no client {min(lacking)}")
-        versions = read_json(folder / "versions.json")
-        return cls(folder, config, summary, read_splits(folder), versions, preprocessing)
+        return cls(run.folder, config, summary, run.splits, run.versions, run.preprocessing)
+
+    @property
+    def files(self) -> RunFolder:
+        """Where its files are."""
+        return RunFolder(self.folder)
 
     def clients(self, wanted: str | Sequence[str]) -> list[str]:
         """Returns the chosen clients: ``all``, a name, several names, or names joined by commas.
@@ -118,9 +116,8 @@ class RunRecord:
         places = part_roots(task.network, task.personal if parts is None else parts)
         return from_canonical(network, plain, places, loaded, source)
 
-    def _file(self, kind: str, client: str) -> Path:
-        name = file_names(self.clients("all"))[client]
-        return self.folder / kind / f"{name}.safetensors"
+    def _file(self, kind: Literal["models", "centers"], client: str) -> Path:
+        return self.files.files(kind, self.clients("all"))[client]
 
     def learned(self, client: str, weights: Mapping[str, Tensor]) -> dict[str, Codebook]:
         """Returns the codebooks of the parameters whose centres were learned; empty without."""
@@ -184,7 +181,7 @@ class RunRecord:
             without a training sample, what else differs from the data as they are, bootstrap
             intervals, means over the hospitals, and hashes of the run's files.
         """
-        summary, counted = self.summary, self.folder / "cohort.json"
+        summary, counted = self.summary, self.files.cohort_json
         had = read_json(counted)["clients"].get(client, {}) if counted.is_file() else {}
         own, chosen = self.splits["clients"][client], summary.get("selected_round")
         found = summary.get("intervals") or {"clients": {}}
@@ -216,9 +213,9 @@ class RunRecord:
     def _hashes(self, client: str) -> dict[str, str]:
         """Of the run's files, and of those that it started from."""
         files = {"Trained weights": self._file("models", client)}
-        files |= {name: self.folder / name for name in ("splits.json", "config.yaml")}
+        files |= {path.name: path for path in (self.files.splits_json, self.files.config_yaml)}
         hashes = {name: sha256(path) for name, path in files.items() if path.is_file()}
-        account = self.folder / ACCOUNT
+        account = self.files.start_json
         if account.is_file():
             began = read_json(account, StartRecord).files
             hashes |= {f"Start, {Path(file).name}": sha for file, sha in began.items()}

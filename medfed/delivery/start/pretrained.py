@@ -28,7 +28,6 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
-from medfed.common.console import file_names
 from medfed.common.errors import CheckpointError, ConfigError, MedfedError, did_you_mean, first_line
 from medfed.common.files import sha256
 from medfed.common.schemas import parse_json
@@ -36,8 +35,7 @@ from medfed.common.tensors import Tensors
 from medfed.common.untrusted import read_checkpoint, read_tensors, read_yaml
 from medfed.delivery.bundle.bundle import read_bundle
 from medfed.delivery.bundle.metadata import METADATA
-from medfed.federation.lightning.checkpoint import BEST
-from medfed.records.folder import finished, read_config
+from medfed.records.folder import RunFolder
 from medfed.run.start import Weights
 
 NETWORK, DATA = "network", "data"
@@ -60,7 +58,7 @@ def of_run(folder: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: If it is no run folder.
     """
-    return of_training(read_config(folder).plain())
+    return of_training(RunFolder(folder).config.plain())
 
 
 def of_training(config: Any) -> dict[str, Any]:
@@ -375,7 +373,7 @@ class Pretrained:
         """
         assert self.weights is not None
         path = Path(self.weights).expanduser()
-        if path.is_dir() and (path / "config.yaml").is_file():
+        if RunFolder(path).config_yaml.is_file():
             return self._chosen(read_run(path, self.client))
         if self.client is not None:
             raise ConfigError(
@@ -480,15 +478,16 @@ def read_run(folder: Path, client: str | None) -> Weights:
         CheckpointError: If the run is unfinished or torn, or has nothing in common.
         ConfigError: If there is no such client.
     """
-    clients = list(finished(folder)["clients"])
-    files = file_names(clients)
+    run = RunFolder(folder)
+    clients = list(run.clients)
     if client is not None and client not in clients:
         raise ConfigError(
             f"init.client={client}: the run in {folder} has no such client"
             f"{did_you_mean(client, clients)}; it has {', '.join(clients)}."
         )
     read = clients if client is None else [client]
-    paths = {c: folder / "models" / f"{files[c]}.safetensors" for c in read}
+    files = run.files("models", clients)
+    paths = {c: files[c] for c in read}
     first, *others = (read_tensors(path) for path in paths.values())
     hashes = {_absolute(path): sha256(path) for path in paths.values()}
     if client is not None:
@@ -496,7 +495,7 @@ def read_run(folder: Path, client: str | None) -> Weights:
     common = {
         n: t for n, t in first.items() if all(n in o and torch.equal(o[n], t) for o in others)
     }
-    best = folder / "checkpoints" / BEST
+    best = run.best_ckpt
     if len(common) < len(first) and best.is_file():
         hashes[_absolute(best)] = sha256(best)
         server = read_checkpoint(best).get("federation", {}).get("server", {})
