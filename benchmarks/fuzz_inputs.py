@@ -21,10 +21,9 @@ from torch import Tensor
 
 import medfed
 from medfed.config.compose import CONFIG_DIR, build, load
-from medfed.federation.wire.channel import Channel
+from medfed.federation.wire.channel import Channel, Link, compress, decompress
 from medfed.federation.wire.codecs.base import HEADER_BYTES, Codec
 from medfed.federation.wire.ledger import Entry, Ledger
-from medfed.federation.wire.link import Link, compress, decompress
 from medfed.federation.wire.message import KINDS, Message
 from medfed.federation.wire.packet import EncodedPart, Packet
 from medfed.sites.wire import Reply, Request, framed

@@ -42,10 +42,9 @@ from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.federation import Federation
 from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.reference import ArrayClient, assemble, run_reference
-from medfed.federation.wire.channel import Channel
+from medfed.federation.wire.channel import Channel, Link
 from medfed.federation.wire.codecs.sparse import TopK
 from medfed.federation.wire.codecs.stc import STC
-from medfed.federation.wire.link import Link
 from medfed.federation.wire.packet import EncodedPart, Packet
 from medfed.personalize.fedrep import FedRep
 from medfed.sites.calls import Caller, Terms, converse, greet

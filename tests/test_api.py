@@ -14,8 +14,7 @@ import medfed
 from medfed.common.errors import CheckpointError, ConfigError, DataError, MedfedError
 from medfed.config.description import describe
 from medfed.federation.algorithm import Cohort
-from medfed.federation.wire.channel import Channel
-from medfed.federation.wire.link import Link
+from medfed.federation.wire.channel import Channel, Link
 from medfed.personalize.ditto import Ditto
 from medfed.personalize.fedavg import FedAvg
 from medfed.run.assembly import data_and_task

@@ -21,9 +21,8 @@ from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.federation import Federation
 from medfed.federation.local_client import Pool
 from medfed.federation.reference import assemble
-from medfed.federation.wire.channel import Channel
+from medfed.federation.wire.channel import Channel, Link
 from medfed.federation.wire.ledger import Entry, Ledger
-from medfed.federation.wire.link import Link
 from medfed.models.task import TaskModule
 
 _log = logging.getLogger(__name__)

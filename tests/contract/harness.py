@@ -24,10 +24,9 @@ from medfed.federation.lightning.callbacks import (
 from medfed.federation.lightning.checkpoint import RoundCheckpoint
 from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.split import BufferPolicy
-from medfed.federation.wire.channel import Channel
+from medfed.federation.wire.channel import CER, Channel, Link
 from medfed.federation.wire.codecs.qsgd import QSGD
 from medfed.federation.wire.codecs.stc import STC
-from medfed.federation.wire.link import CER, Link
 from medfed.federation.wire.packet import Packet
 from medfed.models.networks.canonical import Canonical
 from tests.contract.names import algorithm_yamls, load_algorithm

@@ -15,7 +15,7 @@ import torch
 
 from medfed.common.errors import CodecError, MedfedError, NonFiniteError
 from medfed.federation.reference import run_reference
-from medfed.federation.wire.channel import Channel
+from medfed.federation.wire.channel import CER, Channel, Link, closest_factor
 from medfed.federation.wire.codecs.base import Codec, Payload
 from medfed.federation.wire.codecs.dense import Dense
 from medfed.federation.wire.codecs.qsgd import QSGD
@@ -25,7 +25,6 @@ from medfed.federation.wire.codecs.sparse import RandomK, TopK
 from medfed.federation.wire.codecs.stc import STC
 from medfed.federation.wire.codecs.terngrad import TernGrad
 from medfed.federation.wire.ledger import Entry, Ledger
-from medfed.federation.wire.link import CER, Link, closest_factor
 from medfed.federation.wire.message import Message
 from medfed.federation.wire.packet import EncodedPart, Packet
 from medfed.personalize.fedavg import FedAvg

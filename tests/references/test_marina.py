@@ -9,10 +9,9 @@ import torch
 from medfed.common.errors import ConfigError
 from medfed.common.tensors import flatten
 from medfed.federation.reference import run_reference
-from medfed.federation.wire.channel import Channel
+from medfed.federation.wire.channel import Channel, Link
 from medfed.federation.wire.codecs.dense import Dense
 from medfed.federation.wire.codecs.sparse import RandomK
-from medfed.federation.wire.link import Link
 from medfed.personalize.fedsgd import FedSGD
 from medfed.personalize.marina import MARINA
 from tests.references.linear_net import ALL, gradient

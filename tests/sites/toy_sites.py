@@ -14,10 +14,9 @@ from medfed.federation.algorithm import ClientInfo
 from medfed.federation.lightning.callbacks import CommunicationLogger
 from medfed.federation.lightning.checkpoint import RoundCheckpoint
 from medfed.federation.lightning.module import FederatedModule
-from medfed.federation.wire.channel import Channel
+from medfed.federation.wire.channel import Channel, Link
 from medfed.federation.wire.codecs.sparse import TopK
 from medfed.federation.wire.codecs.stc import STC
-from medfed.federation.wire.link import Link
 from medfed.sites.calls import Caller, Terms, converse, greet
 from medfed.sites.coordinator import Coordinator, SitesProgress
 from medfed.sites.run import SitesEvaluation, SitesModule

@@ -20,11 +20,9 @@ class Message:
         phase: The phase of the round that the message belongs to.
         parts: Part name (``shared``, ``personal``, ``sketch`` ...) to its tensors.
         scalars: Numbers that travel beside the tensors.
-        kinds: Per part ``state`` (weights) or ``update`` (gradient, displacement); a lossy
-            codec codes an update as it is and a state as a difference. Default ``state``.
-
-    Raises:
-        ValueError: If a kind is unknown or names a part that is absent.
+        kinds: Per part ``state`` (weights) or ``update`` (gradient, displacement); a lossy codec
+            codes an update as it is and a state as a difference. Default ``state``. Sending it
+            checks them.
 
     Example:
         >>> import torch
@@ -37,13 +35,6 @@ class Message:
     parts: Mapping[str, Tensors] = field(default_factory=dict)
     scalars: Mapping[str, float] = field(default_factory=dict)
     kinds: Mapping[str, Kind] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for part, kind in self.kinds.items():
-            if kind not in KINDS or part not in self.parts:
-                raise ValueError(
-                    f"kinds={{{part!r}: {kind!r}}} needs a part sent and one of {KINDS}."
-                )
 
     def kind(self, part: str) -> Kind:
         """Returns the declared kind of a part."""

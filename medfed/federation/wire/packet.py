@@ -1,33 +1,37 @@
-"""A message as it travels: its parts as bytes, and what each would have cost in fp32.
-
-Behind what the codec gets of a part stands what always travels dense.
-"""
+"""A message as it travels: its parts as bytes, and what each would have cost in fp32."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from medfed.common.errors import CodecError, first_line
-from medfed.common.tensors import Layout, Tensors, cut, flatten, layout_of, numel, select
-from medfed.federation.wire.codecs.base import HEADER_BYTES, MAX_UNCHECKED, Payload, all_finite
-from medfed.federation.wire.codecs.dense import Dense
-from medfed.federation.wire.link import Link, Received, compress, decompress
+from medfed.common.tensors import Layout, numel
+from medfed.federation.wire.codecs.base import HEADER_BYTES, MAX_UNCHECKED, Payload
 from medfed.federation.wire.message import KINDS, Kind
 
-_DENSE = Dense()
 _Described = tuple[str, Kind, Layout, int]
 _MOST_AXES = 32
 FLOATS = ("float32", "float64", "float16", "bfloat16")
 """The types of tensors that travel: codecs, which compute in fractions, would not keep others."""
+
+
+class Received(NamedTuple):
+    """What the receiver of a part ends with.
+
+    Attributes:
+        values: ``(d,)``, what it continues from; the entries that always travel dense left out.
+        memory: ``(d,)``, what it remembers of them; ``None`` where nothing need be remembered.
+    """
+
+    values: Tensor
+    memory: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -183,119 +187,3 @@ def dense_bytes(layout: Layout) -> int:
         40
     """
     return HEADER_BYTES + 4 * numel(layout)
-
-
-def encode_part(
-    tensors: Tensors,
-    kind: Kind,
-    link: Link,
-    buffers: Collection[str] = (),
-    memory: Tensor | None = None,
-    rng: np.random.Generator | None = None,
-    flat: Tensor | None = None,
-    layout: Layout | None = None,
-) -> tuple[EncodedPart, Tensor | None]:
-    """Turns a part into bytes.
-
-    Args:
-        tensors: Finite tensors by name.
-        kind: Weights or an update.
-        link: What happens on the way.
-        buffers: Names that no lossy codec may touch; they travel as fp32.
-        memory: What the sender remembers, ``(d,)``.
-        rng: Source of the codec's random choices.
-        flat: The tensors flattened, where the caller has them so.
-        layout: Theirs, likewise.
-
-    Returns:
-        The encoded part, and what the sender remembers if it is sent.
-
-    Example:
-        >>> part, _ = encode_part({"w": torch.ones(2), "mean": torch.ones(1)}, "update", Link())
-        >>> len(part.data), decode_part(part, Link())[0]
-        (24, {'w': tensor([1., 1.]), 'mean': tensor([1.])})
-    """
-    layout = layout or layout_of(tensors)
-    coded, dense = sections(layout, link, buffers)
-    if flat is None or dense:
-        flat = _flat(tensors, coded)
-    data, received, after = b"", None, None
-    if coded or not dense:
-        data, received, after = link.encode(flat, coded, kind, memory, rng)
-    if dense:
-        data += _DENSE.encode(_flat(tensors, dense))
-    if link.zstd is not None:
-        data = compress(data, link.zstd)
-    return EncodedPart(kind, data, layout, received), after
-
-
-def decode_part(
-    encoded: EncodedPart,
-    link: Link,
-    buffers: Collection[str] = (),
-    memory: Tensor | None = None,
-    device: torch.device | None = None,
-) -> tuple[Tensors, Tensor | None]:
-    """Undoes :func:`encode_part`.
-
-    Args:
-        encoded: The part.
-        link: What happened on the way.
-        buffers: Names that no lossy codec may touch.
-        memory: What the receiver remembers, ``(d,)``.
-        device: Where the tensors are put; the CPU by default.
-
-    Returns:
-        The tensors by name, and what the receiver remembers from now on.
-
-    Raises:
-        CodecError: If the bytes are foreign, truncated or of another length, or hold numbers that
-            are not finite in the type of their tensor.
-    """
-    device = device or torch.device("cpu")
-    coded, dense = sections(encoded.layout, link, buffers)
-    least = dense_bytes(dense) if dense else 0
-    data = encoded.data
-    if link.zstd is not None:
-        data = decompress(data, limit=1024 + 16 * numel(encoded.layout))
-    if len(data) < least:
-        raise CodecError(f"{len(data)} bytes are too few for {least} bytes of buffers.")
-    end, tensors, after = len(data) - least, {}, None
-    if coded or not dense:
-        received = encoded.received
-        if received is None:
-            received = link.decode(data[:end], coded, encoded.kind, memory, device)
-        tensors, after = _cut(received.values, coded), received.memory
-    if dense:
-        tensors |= _cut(_DENSE.decode(data[end:], numel(dense)).to(device), dense)
-        tensors = select(tensors, (row[0] for row in encoded.layout))
-    return tensors, after
-
-
-def sections(layout: Layout, link: Link, buffers: Collection[str]) -> tuple[Layout, Layout]:
-    """Returns what the codec gets, and what travels as fp32 behind it.
-
-    Example:
-        >>> rows = (("w", (2,), "float32"), ("mean", (1,), "float32"))
-        >>> sections(rows, Link(Dense("bfloat16")), {"mean"})
-        ((('w', (2,), 'float32'),), (('mean', (1,), 'float32'),))
-    """
-    if (link.direct and link.codec.lossless) or not any(row[0] in buffers for row in layout):
-        return layout, ()
-    return (
-        tuple(row for row in layout if row[0] not in buffers),
-        tuple(row for row in layout if row[0] in buffers),
-    )
-
-
-def _cut(flat: Tensor, layout: Layout) -> Tensors:
-    """As :func:`cut`, of finite numbers, which must stay so in types that hold fewer."""
-    tensors = cut(flat, layout)
-    for name, tensor in tensors.items():
-        if tensor.dtype.itemsize < flat.dtype.itemsize and not all_finite(tensor):
-            raise CodecError(f"{name} is beyond the range of {tensor.dtype}.")
-    return tensors
-
-
-def _flat(tensors: Tensors, layout: Layout) -> Tensor:
-    return flatten(select(tensors, (name for name, _, _ in layout))).detach()

@@ -8,12 +8,11 @@ import torch
 
 from medfed.common.errors import CodecError, NonFiniteError
 from medfed.federation.reference import run_reference
-from medfed.federation.wire.channel import Channel, Place
+from medfed.federation.wire.channel import CER, Channel, Link, Place, compress
 from medfed.federation.wire.codecs.dense import Dense
 from medfed.federation.wire.codecs.qsgd import QSGD
 from medfed.federation.wire.codecs.stc import STC
 from medfed.federation.wire.ledger import Direction, Entry
-from medfed.federation.wire.link import CER, Link, compress
 from medfed.federation.wire.message import Message
 from medfed.federation.wire.packet import EncodedPart, Packet
 from medfed.personalize.fedavg import FedAvg

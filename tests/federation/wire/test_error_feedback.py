@@ -16,11 +16,10 @@ from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.federation import Federation
 from medfed.federation.local_client import LocalClient
 from medfed.federation.reference import run_reference
-from medfed.federation.wire.channel import Channel
+from medfed.federation.wire.channel import Channel, Link
 from medfed.federation.wire.codecs.dense import Dense
 from medfed.federation.wire.codecs.qsgd import QSGD
 from medfed.federation.wire.codecs.stc import STC
-from medfed.federation.wire.link import Link
 from medfed.personalize.fedavg import FedAvg
 from tests.federation.wire.codecs.cases import CASES
 from tests.sweeps import sweep

@@ -7,9 +7,9 @@ CODE = """
 import pkgutil, sys, torch
 from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.wire import codecs
-from medfed.federation.wire.link import CER
+from medfed.federation.wire.channel import CER
 from medfed.federation.wire.channel import Channel
-from medfed.federation.wire.link import Link
+from medfed.federation.wire.channel import Link
 from medfed.federation.wire.message import Message
 for module in pkgutil.iter_modules(codecs.__path__, codecs.__name__ + "."):
     if not module.name.endswith("kernels"):

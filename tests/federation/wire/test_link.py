@@ -10,11 +10,11 @@ import torch
 
 from medfed.common.errors import CodecError, ConfigError
 from medfed.common.tensors import layout_of
+from medfed.federation.wire.channel import CER, Link
 from medfed.federation.wire.codecs.dense import Dense
 from medfed.federation.wire.codecs.qsgd import QSGD
 from medfed.federation.wire.codecs.sparse import RandomK, TopK
 from medfed.federation.wire.codecs.stc import STC
-from medfed.federation.wire.link import CER, Link
 from medfed.functional.fused_lasso import fused_lasso
 from tests.sweeps import sweep
 

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from medfed.common.errors import CodecError, ConfigError
-from medfed.federation.wire.link import compress, decompress
+from medfed.federation.wire.channel import compress, decompress
 from tests.sweeps import sweep
 
 zstandard = pytest.importorskip("zstandard")
