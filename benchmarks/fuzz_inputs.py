@@ -133,7 +133,7 @@ def _packets() -> Family:
 
     def read(data: bytes) -> Read:
         packet = Packet.from_bytes(data)
-        packet.sizes(), packet.dense_sizes(), packet.to_bytes()
+        packet.sizes(), packet.to_bytes()
         decoded, memory = lossy.decode(packet, "up")
         tensors = [t for part in decoded.parts.values() for t in part.values()]
         return [*tensors, *memory.values(), np.array([*decoded.scalars.values()])]

@@ -80,7 +80,7 @@ def federate(algorithm: Algorithm, network: nn.Module, steps: int, batch_size: i
         budget=LocalBudget(steps=steps),
     )
     data = [RandomImages(i, batch_size) for i in range(CLIENTS)]
-    weights, everyone = trainer.initial(), [ClientInfo(d.id, d.num_samples) for d in data]
+    weights, everyone = trainer.model.initial(), [ClientInfo(d.id, d.num_samples) for d in data]
     server, state = algorithm.init(weights, split, everyone)
     clients = {d.id: LocalClient(d, trainer, weights, state) for d in data}
     return Federation(algorithm, server, clients, everyone)

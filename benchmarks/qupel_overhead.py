@@ -102,7 +102,7 @@ def federate(algorithm: Algorithm, name: str, steps: int, batch_size: int) -> Fe
         partial(torch.optim.SGD, lr=0.01, momentum=0.9),
         budget=LocalBudget(steps=steps),
     )
-    data, weights = RandomImages(name, batch_size), trainer.initial()
+    data, weights = RandomImages(name, batch_size), trainer.model.initial()
     info = [ClientInfo(data.id, data.num_samples)]
     server, state = algorithm.init(weights, split, info)
     client = LocalClient(data, trainer, weights, state)

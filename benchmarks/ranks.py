@@ -25,11 +25,10 @@ import torch
 from torch import nn
 
 from medfed.federation.client import Batch
-from medfed.federation.lightning import ranks as runtime
+from medfed.federation.lightning import module as runtime
 from medfed.federation.lightning.callbacks import FederatedRounds
 from medfed.federation.lightning.collect import Gathering, rank
-from medfed.federation.lightning.module import FederatedModule
-from medfed.federation.lightning.ranks import assign
+from medfed.federation.lightning.module import FederatedModule, assign
 from medfed.federation.lightning.strategy import ClientSharding
 from medfed.federation.reference import ArrayClient, assemble
 from medfed.personalize.fedavg import FedAvg

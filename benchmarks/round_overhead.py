@@ -126,7 +126,7 @@ def federated(setting: Setting) -> FederatedModule:
     budget = LocalBudget(channels_last=setting.layout)
     split = algorithm.split(task.network, task.personal, "averaged")
     local = LocalTrainer(task.network, task.loss, split, setting.optimizer, budget=budget)
-    weights = local.initial()
+    weights = local.model.initial()
     infos = [ClientInfo(d.id, d.num_samples) for d in data]
     server, state = algorithm.init(weights, split, infos)
     members = {d.id: LocalClient(d, local, weights, state) for d in data}

@@ -149,7 +149,7 @@ def toy_federation(
             optimizer_state="kept" if kept else "fresh",
         ),
     )
-    weights = local.initial()
+    weights = local.model.initial()
     infos = [ClientInfo(d.id, d.num_samples) for d in data]
     server, state = algorithm.init(weights, split, infos)
     clients = {d.id: LocalClient(d, local, weights, state) for d in data}

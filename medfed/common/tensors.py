@@ -11,11 +11,12 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+_K = TypeVar("_K")
 Tensors = dict[str, Tensor]
 State = dict[str, Tensors]
 Layout = tuple[tuple[str, tuple[int, ...], str], ...]
@@ -163,6 +164,39 @@ def map_state(state: Mapping[str, Tensors], function: Callable[[Tensor], Tensor]
         {'group': {'a': tensor([-1.])}}
     """
     return {g: {n: function(t) for n, t in named.items()} for g, named in state.items()}
+
+
+def states_on(states: Mapping[_K, State], device: torch.device) -> dict[_K, State]:
+    """Returns states on a device; tensors that several of them share are moved once.
+
+    Example:
+        >>> one = torch.ones(1)
+        >>> kept = states_on({"a": {"g": {"w": one}}}, torch.device("cpu"))
+        >>> kept["a"]["g"]["w"] is one
+        True
+    """
+    moved: dict[int, Tensor] = {}
+
+    def move(tensor: Tensor) -> Tensor:
+        if tensor.device == device:
+            return tensor
+        return moved.setdefault(id(tensor), tensor.to(device))
+
+    return {key: map_state(state, move) for key, state in states.items()}
+
+
+def forget(tensors: Iterable[Tensor]) -> None:
+    """Forgets the gradients of some parameters; a backward pass then writes and does not add.
+
+    Example:
+        >>> weight = torch.ones(2, requires_grad=True)
+        >>> weight.grad = torch.ones(2)
+        >>> forget([weight])
+        >>> weight.grad is None
+        True
+    """
+    for tensor in tensors:
+        tensor.grad = None
 
 
 def gradient_of(tensor: Tensor) -> Tensor:

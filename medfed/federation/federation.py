@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from medfed.common.errors import CodecError, NonFiniteError
-from medfed.common.tensors import State, Tensors, digest, map_state
+from medfed.common.tensors import State, Tensors, digest, states_on
 from medfed.federation.algorithm import (
     Algorithm,
     ClientInfo,
@@ -89,23 +89,20 @@ class Federation:
 
     def to(self, device: torch.device) -> None:
         """Moves all states to a device."""
-        move: dict[int, Tensor] = {}
-
-        def moved(tensor: Tensor) -> Tensor:
-            # Tensors that several states share are moved once and stay shared.
-            if tensor.device == device:
-                return tensor
-            return move.setdefault(id(tensor), tensor.to(device))
-
         self.channel.device = device
-        self.server = map_state(self.server, moved)
-        self.memory = {d: map_state(kept, moved) for d, kept in self.memory.items()}
-        self.client_start = map_state(self.client_start, moved)
-        for client in self.clients.values():
-            client.weights = {n: moved(t) for n, t in client.weights.items()}
+        kept: dict[Any, State] = {"server": self.server, "start": self.client_start}
+        kept.update(self.memory)
+        for name, client in self.clients.items():
+            kept[name, "weights"] = {"": client.weights}
             if not client.trainer.budget.offload:
-                client.state = map_state(client.state, moved)
-                client.memory = map_state(client.memory, moved)
+                kept |= {(name, "state"): client.state, (name, "memory"): client.memory}
+        kept = states_on(kept, device)
+        self.server, self.client_start = kept["server"], kept["start"]
+        self.memory = {d: kept[d] for d in self.memory}
+        for name, client in self.clients.items():
+            client.weights = kept[name, "weights"][""]
+            client.state = kept.get((name, "state"), client.state)
+            client.memory = kept.get((name, "memory"), client.memory)
 
     def kept_bytes(self) -> int:
         """About how much one client keeps between rounds: state, optimizer, memory of lossy links.
@@ -334,9 +331,8 @@ def count(
     ledger: Ledger, packet: Packet, round: int, phase: str, client: str, direction: Direction
 ) -> None:
     """Adds the bytes of a packet to a ledger."""
-    dense = packet.dense_sizes()
-    for part, size in packet.sizes().items():
-        ledger.add(Entry(round, phase, client, direction, part, size, dense[part]))
+    sizes = packet.sizes().items()
+    ledger.add(*(Entry(round, phase, client, direction, part, *both) for part, both in sizes))
 
 
 def _digest(state: State, memory: State) -> str:

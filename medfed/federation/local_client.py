@@ -24,7 +24,7 @@ from torch import Tensor
 
 from medfed.common.errors import CheckpointError
 from medfed.common.seeding import derive_seed, torch_rng
-from medfed.common.tensors import State, Tensors, map_state
+from medfed.common.tensors import State, Tensors, map_state, states_on
 from medfed.federation.budget import Passes, reach
 from medfed.federation.client import Batch, ClientData, How, share_of
 from medfed.federation.engine.loop import LocalTrainer
@@ -260,21 +260,18 @@ class LocalClient:
     @contextmanager
     def present(self) -> Iterator[Self]:
         """Has what the client keeps where its network is, while it is at work."""
-        self._move(self.trainer.model.device)
+        if not self.trainer.budget.offload:
+            yield self
+            return
+        self._keep(self.state_dict(), self.trainer.model.device)
         try:
             yield self
         finally:
-            self._move(self.home)
-
-    def _move(self, device: torch.device) -> None:
-        if self.trainer.budget.offload:
-            self._keep(self.state_dict(), device)
+            self._keep(self.state_dict(), self.home)
 
     def _keep(self, saved: Mapping[str, Any], device: torch.device) -> None:
-        self.state, self._optimizers, self.memory = (
-            map_state(saved[group], lambda t: t.to(device))
-            for group in ("state", "optimizers", "memory")
-        )
+        kept = states_on({group: saved[group] for group in self.state_dict()}, device)
+        self.state, self._optimizers, self.memory = kept.values()
 
 
 class Pool:

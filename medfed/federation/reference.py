@@ -178,7 +178,7 @@ def assemble(
     split = algorithm.split(network, personal, buffers)
     algorithm = algorithm.adapted(split, network)
     local = LocalTrainer(network, loss, split, optimizer, scheduler, rounds, budget, seed, measure)
-    weights = local.initial()
+    weights = local.model.initial()
     if everyone is None:
         everyone = [ClientInfo(c.id, c.num_samples) for c in clients]
     server, state = algorithm.init(weights, split, everyone)

@@ -210,7 +210,7 @@ def save_predictions(experiment: Experiment) -> None:
     for client in module.owned:
         if client not in shown:
             continue
-        module.local.load(module.federation.personal_model(client))
+        module.local.model.load(module.federation.personal_model(client))
         batch = next(iter(module.federation.clients[client].data.eval_batches("test")), None)
         if batch is None:
             continue  # it has no test patient, which was said when the data were split

@@ -63,7 +63,7 @@ def measure_subsets(folder: Path, wanted: str | Sequence[str], split: str = "tes
     _log.info("Measuring %d subsets of %d channels, %d times.", len(subsets), len(names), count)
     metrics: dict[str, dict[Subset, dict[str, float]]] = {}
     for client, data in clients.items():
-        module.local.load(module.federation.personal_model(client))
+        module.local.model.load(module.federation.personal_model(client))
         metrics[client] = {}
         for subset in held[client]:
             keep = torch.tensor([n in subset for n in names]).repeat_interleave(planes[client])

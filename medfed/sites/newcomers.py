@@ -183,7 +183,7 @@ class Newcomer:
         count(self.ledger, packet, OUTSIDE, packet.phase, client.id, "down")
         client.begin(0, "join", self.phase)
         model = rules_of(federation.algorithm).onboard(client, message)
-        module.local.load(model)
+        module.local.model.load(model)
         batches = (to_device(batch, module.device) for batch in client.data.eval_batches("test"))
         with torch.no_grad():
             if not isinstance(module.task, Measures):

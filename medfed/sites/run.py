@@ -31,8 +31,7 @@ from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.federation import Federation
 from medfed.federation.lightning.callbacks import History, PersonalEvaluation
 from medfed.federation.lightning.checkpoint import last_whole
-from medfed.federation.lightning.module import FederatedModule, TaskLike
-from medfed.federation.lightning.ranks import EvaluationTasks, Task
+from medfed.federation.lightning.module import EvaluationTasks, FederatedModule, Task, TaskLike
 from medfed.federation.lightning.strategy import together
 from medfed.federation.split import float_entries
 from medfed.federation.wire.ledger import Ledger

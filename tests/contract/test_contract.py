@@ -146,7 +146,7 @@ def test_only_declared_parts_leave_a_client(name):
 @each_method
 def test_frozen_buffers_never_change(name):
     _, fed, local = federation(name, buffers="frozen")
-    start = {n: local.initial()[n] for n in local.split.buffers}
+    start = {n: local.model.initial()[n] for n in local.split.buffers}
     run_reference(fed, 2)
     for client in fed.ids:
         model = fed.personal_model(client)

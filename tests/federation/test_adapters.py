@@ -162,7 +162,7 @@ def test_a_step_is_that_of_the_paper():
 def test_bytes_are_those_of_what_trains():
     _, fed, local = federation("fedavg")
     run_reference(fed, 1)
-    trained = sum(t.numel() for t in local.initial().values())
+    trained = sum(t.numel() for t in local.model.initial().values())
     assert trained == (4 + 3) + (4 + 4) + (4 + 1)  # A and B of two layers, the head
     assert fed.ledger.total(direction="up") == 3 * (4 * trained + 12)
 

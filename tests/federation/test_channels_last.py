@@ -64,7 +64,7 @@ def test_only_the_live_network_is_laid_out_and_results_agree(kind):
         assert all(k.is_contiguous() is (wanted is False) for k in kernels)
         run_reference(made, 2)
         client = made.clients["c0"]
-        kept = [made.server, client.state_dict(), made.personal_model("c0"), local.initial()]
+        kept = [made.server, client.state_dict(), made.personal_model("c0"), local.model.initial()]
         kept.append(client.gradient(client.weights))
         assert all(t.is_contiguous() for saved in kept for t in tensors(saved))
         results[wanted] = made.personal_model("c0")

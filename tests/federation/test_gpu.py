@@ -11,7 +11,7 @@ import torch
 from medfed.datamodules.augmentation import Augmentation
 from medfed.federation.budget import LocalBudget
 from medfed.federation.engine.gpu.graphs import CudaGraphs, Graphs
-from medfed.federation.engine.gpu.samples import Samples
+from medfed.federation.engine.gpu.steps import Samples
 from medfed.federation.reference import run_reference
 from tests.federation.test_graphs import ADAM, METHODS, MOMENTUM, NEVER, dropping
 from tests.federation.test_samples import client

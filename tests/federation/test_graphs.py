@@ -276,7 +276,7 @@ def test_only_the_loss_at_the_end_is_waited_for(optimizer):
     for steps in (3, 12):
         federation.clients["c1"].begin(0, "fit", 0)
         with Counting() as counting:
-            federation.clients["c1"].train(local.initial(), steps=steps, penalty=tie)
+            federation.clients["c1"].train(local.model.initial(), steps=steps, penalty=tie)
         assert counting.waits == 1
 
 

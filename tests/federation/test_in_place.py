@@ -5,8 +5,7 @@ from functools import partial
 import torch
 
 from medfed.common.tensors import digest
-from medfed.federation.engine.gpu.in_place import PlanInPlace
-from medfed.federation.engine.gpu.steps import GpuSteps
+from medfed.federation.engine.gpu.steps import GpuSteps, PlanInPlace
 from medfed.federation.engine.loop import LocalTrainer
 from medfed.personalize.fedavg import FedAvg
 from tests.sweeps import sweep

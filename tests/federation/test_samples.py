@@ -6,7 +6,7 @@ import torch
 
 from medfed.datamodules.augmentation import Augmentation, ChannelDropout
 from medfed.datamodules.client_data import ClientData
-from medfed.federation.engine.gpu.samples import SHARE, Samples
+from medfed.federation.engine.gpu.steps import SHARE, Samples
 from medfed.federation.local_client import Pool
 from tests.toys import toy_data
 

@@ -42,7 +42,7 @@ def trained() -> tuple[Tensor, ...]:
     local = LocalTrainer(
         network, lambda b: network(b["image"]).square().mean(), split, torch.optim.SGD, seed=3
     )
-    end, _ = local.run(toy_data(1)[0], local.initial(), (0, "c0"), 0.05, 20, None)
+    end, _ = local.run(toy_data(1)[0], local.model.initial(), (0, "c0"), 0.05, 20, None)
     return (*first, *end.values())
 
 

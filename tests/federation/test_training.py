@@ -514,7 +514,7 @@ def test_buffers_that_a_move_replaced_are_found_again() -> None:
     client.trainer.network.float().double()  # as from GPU to CPU and back: new buffers
     client.begin(0, "fit", 0)
     assert digest(client.train(client.weights)) == before
-    client.trainer.load(client.weights)
+    client.trainer.model.load(client.weights)
     live = client.trainer.network.state_dict()
     assert all(torch.equal(live[n], t) for n, t in client.weights.items())
 
@@ -532,7 +532,7 @@ def test_schedule_sets_the_rate_of_each_round() -> None:
     task, data = ToyTask(dtype=DOUBLE), toy_data(dtype=DOUBLE)[0]
     split = FedAvg().split(task.network, (), "averaged")
     trainer = LocalTrainer(task.network, task.loss, split, sgd, halve, rounds=3)
-    client = LocalClient(data, trainer, trainer.initial(), {})
+    client = LocalClient(data, trainer, trainer.model.initial(), {})
     steps = []
     for number in range(4):
         client.begin(number, "fit", 0)

@@ -124,7 +124,7 @@ def test_where_no_client_has_two_classes_the_loss_selects(tmp_path, caplog):
 
 
 @pytest.mark.parametrize(
-    ("spoil", "words"), [(lambda saved: saved.pop("passes"), "did not count gradient passes")]
+    ("spoil", "words"), [(lambda saved: saved.pop("passes"), "passes is missing")]
 )
 def test_a_checkpoint_whose_counts_would_be_wrong(tmp_path: Path, spoil, words):
     folder = tmp_path / "run"

@@ -106,7 +106,7 @@ def test_the_bundle_predicts_as_training_did_and_names_what_it_never_saw(
     low, high = (data.preprocessing(client)["input"][end][0] for end in ("lowest", "highest"))
     rows = data.train_rows[client][:, 0]
     assert (low, high) == (np.nanmin(rows), np.nanmax(rows))
-    experiment.module.local.load(experiment.module.federation.personal_model(client))
+    experiment.module.local.model.load(experiment.module.federation.personal_model(client))
     batches = data.clients[client].eval_batches("test")
     own = torch.cat([experiment.task.predict(batch) for batch in batches])[:, 0]
     chances = torch.tensor([float(row["probability_ja"]) for row in found])

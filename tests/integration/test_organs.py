@@ -69,7 +69,7 @@ def test_from_training_to_a_mask(kind, tmp_path, monkeypatch):
         assert (found[name] != found["torch"]).mean() < 1e-3
 
     module = experiment.module
-    module.local.load(module.federation.personal_model(client))
+    module.local.model.load(module.federation.personal_model(client))
     block = data.evaluation_block(case.id, 0, data.plans[client])
     probabilities = task.predict(block)
     classes = torch.cat([1 - probabilities.sum(1, keepdim=True), probabilities], 1).argmax(1)

@@ -64,7 +64,7 @@ def test_dice_with_two_channels_by_hand(scans, measured):
     names = experiment.data.channel_names
     for client in measured.metrics:
         network = experiment.task.network.eval()
-        experiment.module.local.load(experiment.module.federation.personal_model(client))
+        experiment.module.local.model.load(experiment.module.federation.personal_model(client))
         hits = sizes = 0
         for batch in experiment.data.clients[client].eval_batches("test"):
             image = batch["image"].numpy().copy()

@@ -89,7 +89,7 @@ def test_more_canonical_models_than_groups_do_no_harm():
         hits = []
         for client, data in zip(federation.ids, planted(0), strict=True):
             local = federation.clients[client].trainer
-            local.load(federation.personal_model(client))
+            local.model.load(federation.personal_model(client))
             with torch.no_grad():
                 hits.append((local.network(data.x).argmax(1) == data.y).double().mean().item())
         return float(np.mean(hits))

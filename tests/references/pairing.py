@@ -52,7 +52,7 @@ def run_both_ways(
         cohort=Cohort(fraction=fraction),
         channel=channel,
     )
-    initial = to_numpy(local.initial())
+    initial = to_numpy(local.model.initial())
     cohorts = [[federation.ids.index(c) for c in federation.members(t)] for t in range(rounds)]
     problem = Problem(
         [(d.x.numpy(), d.y.numpy()) for d in data],
@@ -101,7 +101,7 @@ def run_on_minibatches(
     _, federation, local = toy_federation(
         algorithm, task, data, rounds=rounds, cohort=cohort, **settings
     )
-    initial = to_numpy(local.initial())
+    initial = to_numpy(local.model.initial())
     run_reference(federation, rounds)
     cohorts = [[federation.ids.index(c) for c in federation.members(t)] for t in range(rounds)]
     sizes = [d.num_samples if algorithm.weighting == "samples" else 1 for d in data]

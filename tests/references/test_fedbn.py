@@ -68,7 +68,7 @@ def build(algorithm, policy, fraction=1.0, batch=None, momentum=0.0):
 def test_equals_the_papers_loop(kind, policy, weighting, fraction, run):
     federation, local, clients = build(kind(weighting=weighting), policy, fraction, **run)
     cohorts = [[federation.ids.index(c) for c in federation.members(t)] for t in range(ROUNDS)]
-    initial = to_numpy(local.initial())
+    initial = to_numpy(local.model.initial())
     stays = batch_norm.STATISTICS if policy != "averaged" else ()
     run_reference(federation, ROUNDS)
     expected = fedbn_loop(
@@ -116,7 +116,7 @@ def test_running_statistics_stay_local_and_differ():
 @pytest.mark.parametrize("frozen", [False, True])
 def test_gradient_by_finite_differences(frozen):
     _, local, clients = build(FedAvg(), "averaged")
-    model, x, y = to_numpy(local.initial()), clients[1].x.numpy(), clients[1].y.numpy()
+    model, x, y = to_numpy(local.model.initial()), clients[1].x.numpy(), clients[1].y.numpy()
     for name, grad in batch_norm.gradient(model, x, y, frozen).items():
         for place in np.ndindex(grad.shape):
             step = np.zeros_like(grad)

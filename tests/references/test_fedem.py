@@ -81,7 +81,7 @@ def federation(method, task=None, data=None, rounds=4, fraction=1.0, **changes):
         cohort=Cohort(fraction=fraction),
         **settings,
     )
-    start = {n: t.detach().numpy().copy() for n, t in local.initial().items()}
+    start = {n: t.detach().numpy().copy() for n, t in local.model.initial().items()}
     return run_reference(fed, rounds), start
 
 

@@ -112,7 +112,7 @@ def test_no_step_is_longer_than_it_may_be():
 def test_statistics_are_averaged_as_in_fedavg():
     _, still, local = toy_federation(FedMGDA(server_lr=0.0), rounds=1)
     _, plain, _ = toy_federation(FedAvg(), rounds=1)
-    start = local.initial()
+    start = local.model.initial()
     run_reference(still, 1)
     run_reference(plain, 1)
     for name in local.split.shared:

@@ -121,7 +121,7 @@ def test_statistics_are_averaged_as_in_fedavg(method):
     """A server that does not move parameters moves statistics, and never makes a variance < 0."""
     _, still, local = toy_federation(method, rounds=3)
     _, plain, _ = toy_federation(FedAvg(), rounds=1)
-    start = local.initial()
+    start = local.model.initial()
     run_reference(still, 1)
     run_reference(plain, 1)
     for name in local.split.shared:

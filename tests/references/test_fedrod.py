@@ -60,7 +60,7 @@ def finished(algorithm, data, **changes):
     _, federation, local = toy_federation(
         algorithm, Classes(), data, rounds=4, steps=STEPS, lr=LR, **changes
     )
-    initial = to_numpy(local.initial())
+    initial = to_numpy(local.model.initial())
     return run_reference(federation, 4), initial
 
 

@@ -47,7 +47,7 @@ def test_comes_to_the_optimum():
 @pytest.mark.parametrize("policy", ["averaged", "local"])
 def test_statistics_follow_the_batches(policy):
     _, federation, local = toy_federation(FedSGD(), rounds=1, buffers=policy)
-    start = local.initial()
+    start = local.model.initial()
     run_reference(federation, 1)
     for client in federation.ids:
         model = federation.personal_model(client)

@@ -96,7 +96,7 @@ def test_statistics_follow_the_batches(policy):
     ends = []
     for lr in (0.0, 0.5):
         _, federation, local = toy_federation(MARINA(), rounds=1, buffers=policy, lr=lr)
-        start = local.initial()
+        start = local.model.initial()
         run_reference(federation, 1)
         ends.append([federation.personal_model(c) for c in federation.ids])
     names = sorted(local.split.buffers)

@@ -74,7 +74,7 @@ def masked_average(problem, has, cohort, before, ends):
 
 
 def by_hand(fed: Federation, local, data, fraction: float, personal=()):
-    initial = to_numpy(local.initial())
+    initial = to_numpy(local.model.initial())
     cohorts = [[fed.ids.index(c) for c in fed.members(t)] for t in range(ROUNDS)]
     problem = Problem([(d.x.numpy(), d.y.numpy()) for d in data], initial, cohorts, STEPS, LR)
     shared = [n for n in initial if n not in personal]

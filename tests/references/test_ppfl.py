@@ -48,7 +48,7 @@ def run(options, changes, mix="outputs"):
     _, federation, local = toy_federation(
         algorithm, canonical_toy(COUNT, mix), data, rounds=rounds, steps=3, cohort=cohort, **changes
     )
-    theta = to_numpy(local.initial())
+    theta = to_numpy(local.model.initial())
     theta.pop("membership")
     setting = Setting(
         cohorts=[[federation.ids.index(c) for c in federation.members(t)] for t in range(rounds)],

@@ -60,7 +60,7 @@ def test_equals_the_matrices(mix):
         )
 
     clients = [(d.x.numpy(), d.y.numpy()) for d in data]
-    start = models(local.initial())
+    start = models(local.model.initial())
     theta, members = loop(clients, start, np.full((4, COUNT), 1 / COUNT))
     run_reference(federation, ROUNDS)
     np.testing.assert_allclose(models(federation.server["shared"]), theta, rtol=0, atol=1e-12)

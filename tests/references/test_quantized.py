@@ -60,7 +60,7 @@ def build(
         cohort=Cohort(fraction=fraction),
         channel=Channel(Dense("float64"), Dense("float64")),
     )
-    start = to_numpy(local.initial())
+    start = to_numpy(local.model.initial())
     bits = [int(federation.server["bits"][c]) for c in federation.ids]
     numpy_clients = [
         Client(d.x.numpy(), d.y.numpy(), start, first_centers(start, b))

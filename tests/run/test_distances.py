@@ -23,7 +23,7 @@ def test_distances_are_those_of_the_volumes_in_millimetres(tmp_path):
     with (tmp_path / "run" / "cases.csv").open() as file:
         cases = list(csv.DictReader(file))
     for client, metrics in summary["clients"].items():
-        module.local.load(module.federation.personal_model(client))
+        module.local.model.load(module.federation.personal_model(client))
         (patient,) = data.clients[client].patients["test"]
         files = next(p.files for p in data.list_patients() if p.id == patient)
         spacing = read_geometry(files["label"]).spacing

@@ -58,7 +58,7 @@ def test_a_newcomer(method, tmp_path: Path):
     model = rules_of(fed.algorithm).onboard(client, message)
     assert ledger.to_csv() == expected.to_csv()
     assert digest(read_tensors(tmp_path / f"{NEW}-joined.safetensors")) == digest(model)
-    local.load(model)
+    local.model.load(model)
     assert metrics == task.evaluate(client.data.eval_batches("test"), test=True)
 
 

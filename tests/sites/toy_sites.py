@@ -48,7 +48,7 @@ class Toy:
         self.name, self.method, self.settings = name, method, settings
         _, fed, local = federation(method)
         self.samples = fed.clients[name].num_samples
-        self.weights = digest(local.initial())
+        self.weights = digest(local.model.initial())
 
     def greeting(self) -> Greeting:
         return Greeting({"algorithm": self.method}, {"features": 3})

@@ -137,7 +137,7 @@ def distil(
     trainer = LocalTrainer(student, loss, split, partial(torch.optim.Adam), seed=seed)
     end, _ = trainer.run(
         data,
-        trainer.initial(),
+        trainer.model.initial(),
         ("export", data.id),
         rate,
         update="all",
@@ -146,7 +146,7 @@ def distil(
         after_step=None,
         memory=None,
     )
-    trainer.load(end)
+    trainer.model.load(end)
     tuned = {n: _sorted(b, tables[n].detach()) for n, b in books.items()}
     return with_codebooks({n: end.get(n, start[n]) for n in start}, tuned), tuned
 

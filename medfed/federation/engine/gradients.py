@@ -7,7 +7,7 @@ at other weights, and the forward passes of a batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol, runtime_checkable
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from medfed.common.errors import ConfigError, NonFiniteError, first_line
-from medfed.common.tensors import Tensors, gradient_of
+from medfed.common.tensors import Tensors, forget, gradient_of
 from medfed.federation.budget import Passes, ordinary
 from medfed.federation.client import Batch, BatchPenalty, Outputs, Penalty
 
@@ -346,20 +346,6 @@ def _modules(network: nn.Module, names: Sequence[str]) -> list[nn.Module]:
         for name, module in network.named_modules()
         if name and (inside := list(module.parameters())) and all(id(p) in known for p in inside)
     ]
-
-
-def forget(tensors: Iterable[Tensor]) -> None:
-    """Forgets the gradients of some parameters; a backward pass then writes and does not add.
-
-    Example:
-        >>> weight = torch.ones(2, requires_grad=True)
-        >>> weight.grad = torch.ones(2)
-        >>> forget([weight])
-        >>> weight.grad is None
-        True
-    """
-    for tensor in tensors:
-        tensor.grad = None
 
 
 def compiled(loss: Callable[[Batch], Tensor]) -> Callable[[Batch], Tensor]:

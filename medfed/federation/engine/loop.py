@@ -25,7 +25,7 @@ from torch.nn.utils import clip_grad_norm_
 from medfed.common.errors import ConfigError, NonFiniteError
 from medfed.common.seeding import derive_seed
 from medfed.common.streams import seeded
-from medfed.common.tensors import Tensors, gradient_of, select, to_device
+from medfed.common.tensors import Tensors, forget, gradient_of, select, to_device
 from medfed.federation.budget import (
     LocalBudget,
     OptimizerFactory,
@@ -39,7 +39,6 @@ from medfed.federation.engine.gradients import (
     Gradients,
     StepGradient,
     WatchedForward,
-    forget,
     size_of,
 )
 from medfed.federation.engine.network import Plan, WorkingNetwork
@@ -91,7 +90,7 @@ class LocalTrainer:
         rates: The step size of each round.
         turns: When steps may be taken.
         gpu: Takes the steps where the network is on a GPU.
-        device_gb: Room for training samples on a GPU; see ``gpu/samples.py``.
+        device_gb: Room for training samples on a GPU; see ``gpu/steps.py``.
     """
 
     def __init__(
@@ -153,14 +152,6 @@ class LocalTrainer:
         """The network itself."""
         return self.model.network
 
-    def initial(self) -> Tensors:
-        """Returns a copy of the network's present entries."""
-        return self.model.initial()
-
-    def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Copies all entries into the network."""
-        self.model.load(weights)
-
     def run(
         self,
         data: ClientData,
@@ -189,7 +180,7 @@ class LocalTrainer:
         if not self.split.parameters(update):
             raise nothing_to_train(update)
         with self.turns.working():
-            self.load(start)
+            self.model.load(start)
             plan = self._begin(data, update)
             plan.begin(rate, how.get("rates"), memory)
             mean = self._steps(data, plan, key, steps, how)
@@ -348,7 +339,7 @@ class LocalTrainer:
                 f"Client {data.id} has no validation data, which the algorithm needs; raise "
                 "data.val_fraction, or leave the client out by cohort.clients."
             )
-        self.load(at)
+        self.model.load(at)
         if self.measure is not None:
             self.gradients.forward_passes += len(measured)
             return self.measure(measured)
@@ -362,7 +353,7 @@ class LocalTrainer:
         self, data: ClientData, at: Mapping[str, Tensor], key: Key, batches: int | None
     ) -> Iterator[tuple[Batch, int]]:
         """Yields an epoch's batches with their sizes, the network in training mode at ``at``."""
-        self.load(at)
+        self.model.load(at)
         seed = derive_seed(self.seed, *key, "gradient")
         with self.model.training(), seeded(seed, self.model.device):
             for batch in islice(self._epoch(data, seed), batches):

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from medfed.common.tensors import Tensors, select
+from medfed.common.tensors import Tensors, forget, select
 from medfed.federation.budget import (
     ChannelsLast,
     OptimizerFactory,
@@ -23,7 +23,6 @@ from medfed.federation.budget import (
     ordinary,
     restore_optimizer,
 )
-from medfed.federation.engine.gradients import forget
 from medfed.federation.split import (
     ParameterSplit,
     Update,

@@ -33,8 +33,7 @@ from medfed.common.scores import (
     worst_value,
 )
 from medfed.federation.lightning.collect import gather_named, rank, world_size
-from medfed.federation.lightning.module import FederatedModule
-from medfed.federation.lightning.ranks import Task
+from medfed.federation.lightning.module import FederatedModule, Task
 from medfed.federation.wire.ledger import DIRECTIONS
 
 

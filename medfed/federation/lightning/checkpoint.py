@@ -30,6 +30,7 @@ class _Federation(TypedDict):
     algorithm: str
     next_round: Count
     steps: dict[str, Count]
+    passes: dict[str, tuple[Count, Count]]
     server: dict[str, Any]
     memory: dict[str, Any]
     clients: dict[str, dict[str, Any]]

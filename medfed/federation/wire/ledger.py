@@ -80,14 +80,14 @@ class Ledger:
         self.entries: list[Entry] = []
         # By round and direction, so that what is asked for every round need not see all entries.
         self._sums: dict[tuple[int, str], Traffic] = {}
-        for entry in entries:
-            self.add(entry)
+        self.add(*entries)
 
-    def add(self, entry: Entry) -> None:
-        """Appends one entry."""
-        self.entries.append(entry)
-        before = self._sums.get(key := (entry.round, entry.direction), Traffic())
-        self._sums[key] = Traffic(before.bytes + entry.bytes, before.dense + entry.dense)
+    def add(self, *entries: Entry) -> None:
+        """Appends entries."""
+        for entry in entries:
+            self.entries.append(entry)
+            before = self._sums.get(key := (entry.round, entry.direction), Traffic())
+            self._sums[key] = Traffic(before.bytes + entry.bytes, before.dense + entry.dense)
 
     def traffic(self, direction: Direction, round: int | None = None) -> Traffic:
         """Returns what went in a direction, in one round or in all; quick whatever the entries.
@@ -164,5 +164,4 @@ class Ledger:
         """Replaces the entries by those of :meth:`state_dict`."""
         rows = zip(*(state[f] for f in Entry._fields), strict=True)
         self.entries, self._sums = [], {}
-        for row in rows:
-            self.add(Entry(*row))
+        self.add(*(Entry(*row) for row in rows))

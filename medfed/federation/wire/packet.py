@@ -66,16 +66,14 @@ class Packet:
     scalars: Mapping[str, float]
     parts: Mapping[str, EncodedPart]
 
-    def sizes(self) -> dict[str, int]:
-        """Returns the bytes of each part; scalars travel as 8-byte numbers."""
-        return {part: len(e.data) for part, e in self.parts.items()} | self._scalar_bytes()
+    def sizes(self) -> dict[str, tuple[int, int]]:
+        """Returns the bytes of each part, and what they would be as fp32.
 
-    def dense_sizes(self) -> dict[str, int]:
-        """Returns the bytes that each part would have as fp32: 12 of header, 4 per element."""
-        return {part: e.dense_size for part, e in self.parts.items()} | self._scalar_bytes()
-
-    def _scalar_bytes(self) -> dict[str, int]:
-        return {"scalars": 8 * len(self.scalars)} if self.scalars else {}
+        That is 12 of header and 4 per element; scalars travel as 8-byte numbers either way.
+        """
+        sizes = {part: (len(e.data), e.dense_size) for part, e in self.parts.items()}
+        scalars = 8 * len(self.scalars)
+        return sizes | ({"scalars": (scalars, scalars)} if scalars else {})
 
     def to_bytes(self) -> bytes:
         """Returns the packet as one byte string, for the transport between ranks."""

@@ -21,7 +21,7 @@ from tests.sweeps import sweep
 
 def write(folder, name):
     """A checkpoint of a federation that has done nothing."""
-    parts = ("steps", "server", "memory", "clients", "ledger")
+    parts = ("steps", "passes", "server", "memory", "clients", "ledger")
     content = {"algorithm": "FedAvg", "next_round": 0, **{part: {} for part in parts}}
     saved = io.BytesIO()
     torch.save({"federation": content}, saved)

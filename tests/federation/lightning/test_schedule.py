@@ -2,7 +2,7 @@ import itertools
 
 import pytest
 
-from medfed.federation.lightning.ranks import EvaluationTasks, assign, tasks_of_round
+from medfed.federation.lightning.module import EvaluationTasks, assign, tasks_of_round
 from tests.sweeps import sweep
 
 CLIENTS = [f"c{i}" for i in range(5)]

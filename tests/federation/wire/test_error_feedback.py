@@ -61,7 +61,7 @@ def distance(
         rounds,
         LocalBudget(steps=1),
     )
-    weights, infos = local.initial(), [ClientInfo(d.id, d.num_samples) for d in data]
+    weights, infos = local.model.initial(), [ClientInfo(d.id, d.num_samples) for d in data]
     server, state = algorithm.init(weights, split, infos)
     clients = {d.id: LocalClient(d, local, weights, state) for d in data}
     channel = Channel(up, down or Dense("float64"))

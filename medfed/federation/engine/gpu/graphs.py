@@ -414,21 +414,6 @@ class Graphs:
         return Graph(replay, inputs, anchors, losses[0], (batches, own, changes))
 
 
-def graphs_for(device: torch.device, present: Graphs | None, wanted: bool | str) -> Graphs | None:
-    """Returns what takes the steps of a network that has just come to a device.
-
-    Args:
-        device: Where it is.
-        present: What took its steps elsewhere.
-        wanted: ``local.graphs``.
-    """
-    if device.type == "cuda":
-        return Graphs(CudaGraphs(device)) if wanted else None
-    if present is not None:
-        present.clear()
-    return present
-
-
 def _tensors(penalty: Penalty) -> list[Tensor]:
     parts = anatomy(penalty)
     return [] if parts is None else parts.tensors
