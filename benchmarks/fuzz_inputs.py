@@ -256,7 +256,7 @@ def _images(folder: Path) -> Iterable[Family]:
     import SimpleITK as sitk
     from PIL import Image
 
-    from medfed.datamodules.readers.ct_scan import open_scan
+    from medfed.datamodules.readers.metaimage import open_scan
     from medfed.datamodules.readers.pictures import load_picture, read_mask
     from medfed.datamodules.readers.volumes import check_finite, read_volume
 
@@ -288,7 +288,7 @@ def _images(folder: Path) -> Iterable[Family]:
 
     def meta(path: Path) -> Read:
         found = open_scan(path)
-        return [*found.boxes([((0, 0, 0), (2, 2, 2))]), np.array(found.spacing)]
+        return [np.array(found.voxels[:2, :2, :2]), np.array(found.spacing)]
 
     for name in ("a.mha", "a.mhd"):
         seeds = [(folder / name).read_bytes()]

@@ -4,9 +4,9 @@ A handful of scans of full size, 512 x 512 x 300 voxels of int16 noise, 157 MB e
 format, with as many candidates as a scan of LUNA16 has on average: 17 where ten non-nodules are
 kept per nodule, 620 where all are.
 
-1. *Throughput.* One side makes the cache (`medfed.datamodules.cache.store`): headers, slabs,
+1. *Throughput.* One side makes the cache (`medfed.datamodules.cache.store`): headers, rows,
    patches, checksums, shards, the joined arrays, the manifest. The other side opens the same
-   files, seeks and reads the same slabs into memory, and does nothing with them. Both work in this
+   files, seeks and reads the same rows into memory, and does nothing with them. Both work in this
    process; they alternate, and before each the kernel is told to forget the scans
    (POSIX_FADV_DONTNEED), as 120 GB would not have stayed in memory. Wall time, because a disk is
    waited for.
@@ -40,10 +40,10 @@ from pathlib import Path
 import numpy as np
 
 from medfed.datamodules.cache.store import ITEMS, Item, Recipe, build
-from medfed.datamodules.ct_patches import PatchSpec, plan_slabs, read_patches
+from medfed.datamodules.ct_patches import PatchSpec, centre_voxels, read_patches
 from medfed.datamodules.generated.luna16 import write_scan
-from medfed.datamodules.readers.ct_scan import open_scan
-from medfed.datamodules.readers.luna16 import Candidates, centre_voxels
+from medfed.datamodules.readers.luna16 import Candidates
+from medfed.datamodules.readers.metaimage import open_scan
 
 Process = subprocess.Popen[str]
 SEALS = f"*/{ITEMS}/*.json"
@@ -97,19 +97,20 @@ def recipe(folder: Path, case: str, size: Sequence[int]) -> Recipe:
 
 
 def needed(made: Recipe) -> list[Read]:
-    """The headers and slabs that the preparation reads."""
+    """The headers and rows that the preparation reads, each row once."""
     found = []
     for header, points, spec in (item.args for item in made.items):
         scan = open_scan(header)
-        nx, ny, _ = scan.file_size
+        nx, ny, nz = scan.size.tolist()
+        wanted = np.zeros((nz, ny), dtype=bool)
+        _, h, d = spec.grid.tolist()
+        for _, y, z in centre_voxels(scan, points).tolist():
+            first = max(z - d // 2, 0), max(y - h // 2, 0)
+            wanted[first[0] : z - d // 2 + d, first[1] : y - h // 2 + h] = True
+        runs = np.flatnonzero(np.diff(np.pad(wanted.ravel(), 1).astype(np.int8))).reshape(-1, 2)
         found.append(Read(header, (0,), header.stat().st_size))
-        for slab in plan_slabs(scan, centre_voxels(scan, points), spec):
-            (_, y0, z0), (_, y1, z1) = slab.low, slab.high
-            if y1 - y0 == ny:
-                found.append(Read(scan.storage.file, (2 * nx * ny * z0,), 2 * nx * ny * (z1 - z0)))
-            else:
-                offsets = tuple(2 * nx * (ny * z + y0) for z in range(z0, z1))
-                found.append(Read(scan.storage.file, offsets, 2 * nx * (y1 - y0)))
+        for begin, end in runs.tolist():
+            found.append(Read(scan.storage.file, (2 * nx * begin,), 2 * nx * (end - begin)))
     return found
 
 

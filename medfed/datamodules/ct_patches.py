@@ -1,29 +1,28 @@
-"""Patches of CT scans around candidates: 2-D, 2.5-D and 3-D, reading only the slabs they need.
+"""Patches of CT scans around candidates: 2-D, 2.5-D and 3-D, reading only the rows they need.
 
-A patch is axial and lies on the patient grid of `readers.ct_scan`, whatever the direction matrix
+A patch is axial and lies on the patient grid of `readers.metaimage`, whatever the direction matrix
 of the scan: h runs from front to back, w from the patient's right to left, d from foot to head. The
 voxel that holds the candidate comes to lie at ``size // 2``; what lies outside the scan is air.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from medfed.common.errors import ConfigError
+from medfed.common.errors import ConfigError, DataError
 from medfed.datamodules.cache.store import Arrays
-from medfed.datamodules.readers.ct_scan import Scan, open_scan
-from medfed.datamodules.readers.luna16 import Candidates, centre_voxels
+from medfed.datamodules.readers.luna16 import Candidates
+from medfed.datamodules.readers.metaimage import Scan, open_scan
 
 Patches = NDArray[np.int16]
 Ints = NDArray[np.int64]  # (3,) along x, y, z
-SLAB_BYTES = 32 << 20  # at most so much of a scan at a time, unless one patch needs more
-SEEK_BYTES = 256 << 10  # a read of its own costs as much as so many bytes more in another
+_HOUNSFIELD = 4096  # 12 bits; most of a scan lies within
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class PatchSpec:
         slices: Adjacent slices that become the channels of a 2-D patch, an odd number: 3 is 2.5-D.
         spacing: mm per pixel to resample to, in-plane for 2-D and along all axes for 3-D; None
             keeps the scan's own.
-        window: HU that are told apart; darker and brighter ones are clipped.
+        window: The least and greatest HU; darker and brighter ones are clipped.
         pad_hu: HU outside the scan, before the clipping; -1000 is air.
     """
 
@@ -103,21 +102,6 @@ class PatchSpec:
         return steps
 
 
-@dataclass
-class Slab:
-    """A box of a scan, read at once, and the patches that it serves.
-
-    Attributes:
-        low: (3,) first voxel x, y, z of the patient grid.
-        high: (3,) one past the last.
-        members: Indices of the candidates.
-    """
-
-    low: list[int]
-    high: list[int]
-    members: list[int]
-
-
 def read_patches(header: Path, candidates: Candidates, spec: PatchSpec) -> Arrays:
     """Reads what the cache keeps of one scan; worker processes call it.
 
@@ -151,18 +135,70 @@ def extract(header: Path, candidates: Candidates, spec: PatchSpec) -> Patches:
     scan = open_scan(header)
     centres = centre_voxels(scan, candidates)
     first, last = _reach(spec, scan.spacing)
-    size, steps = (last - first + 1)[::-1].tolist(), spec.steps(scan.spacing)
+    size, steps = (last - first + 1)[::-1], spec.steps(scan.spacing)
     patches = np.empty((len(candidates), *spec.shape), dtype=np.int16)
-    slabs = plan_slabs(scan, centres, spec)
-    boxes = scan.boxes([(slab.low, slab.high) for slab in slabs])
-    for slab, voxels in zip(slabs, boxes, strict=True):
-        begins = (centres[slab.members] + first - slab.low)[:, ::-1]
-        for member, begin in zip(slab.members, begins.tolist(), strict=True):
-            block = _cut(voxels, begin, size, spec.pad_hu)
-            if spec.spacing is not None:
-                block = _resample(np.clip(block, *spec.window), first, spec.grid, steps)
-            patches[member] = block if len(spec.size) == 2 else block.transpose(1, 2, 0)[None]
+    rows = []
+    for patch, begin in zip(patches, (centres + first)[:, ::-1], strict=True):
+        inner = np.maximum(begin, 0)
+        box = tuple(map(slice, inner, begin + size))
+        # A file keeps rows along x whole, so more of it is checked at no cost.
+        rows.append(scan.voxels[box[:2]])
+        block = np.full(size, spec.pad_hu, dtype=np.int16)  # with air beyond the scan
+        part = rows[-1][..., box[2]]
+        block[tuple(slice(s, s + n) for s, n in zip(inner - begin, part.shape, strict=True))] = part
+        if spec.spacing is not None:
+            block = _resample(np.clip(block, *spec.window), first, spec.grid, steps)
+        patch[:] = block if len(spec.size) == 2 else block.transpose(1, 2, 0)[None]
+    _check_hounsfield(scan.storage.file, rows)
     return np.clip(patches, *spec.window, out=patches)
+
+
+def centre_voxels(scan: Scan, candidates: Candidates) -> Ints:
+    """Finds the voxels that hold the candidates.
+
+    Args:
+        scan: The scan.
+        candidates: n points.
+
+    Returns:
+        (n, 3) x, y, z of the patient grid. On the border of two voxels the one further to the
+        left, back or head is taken, whichever way the scan is stored.
+
+    Raises:
+        DataError: If one lies outside the scan; names its row.
+    """
+    # The transform's rounding errors must not decide on which side of a border a point lies.
+    voxels = np.floor(np.round(scan.locate(candidates.world), 6) + 0.5).astype(np.int64)
+    outside = ((voxels < 0) | (voxels >= scan.size)).any(axis=1)
+    if outside.any():
+        at = int(outside.argmax())
+        point = ", ".join(f"{mm:g}" for mm in candidates.world[at])
+        raise DataError(
+            f"{candidates.source}, data row {candidates.row[at]}: ({point}) mm lies outside scan "
+            f"{scan.storage.header}; mend or remove the row."
+        )
+    return voxels
+
+
+def _check_hounsfield(file: Path, parts: Sequence[NDArray[Any]]) -> None:
+    """Refuses what is no picture in Hounsfield units.
+
+    Metal, and what lies around the circle of a scanner, may be anything; most voxels may not.
+    """
+    count = sum(part.size for part in parts)
+    values = {float(end) for part in parts for end in (part.min(), part.max())}
+    if count > 1 and len(values) == 1:
+        raise DataError(
+            f"{file} has the value {values.pop():g} in every voxel that was read; copy the scan "
+            "again or leave it out."
+        )
+    strange = sum(int((np.abs(part.astype(np.int32)) > _HOUNSFIELD).sum()) for part in parts)
+    if 2 * strange > count:
+        raise DataError(
+            f"{file} has {strange / count:.0%} of its voxels outside of {-_HOUNSFIELD} to "
+            f"{_HOUNSFIELD} HU, so that ElementType or the byte order is wrong or the file is "
+            "damaged; mend it or leave the scan out."
+        )
 
 
 def to_unit(
@@ -192,73 +228,11 @@ def to_unit(
     return unit
 
 
-def plan_slabs(scan: Scan, centres: NDArray[np.int64], spec: PatchSpec) -> list[Slab]:
-    """Groups patches that need the same part of the file.
-
-    Patches either join wherever they share a slice, so that dense ones do not read it many times,
-    or only where a common slab is hardly larger than the parts, so that sparse cubes do not read
-    what lies between them: whichever costs less. No slab exceeds `SLAB_BYTES` unless one patch
-    does: a scan is never held whole for the sake of its patches.
-
-    Args:
-        scan: The scan.
-        centres: (n, 3) voxels x, y, z.
-        spec: What to cut.
-
-    Returns:
-        Slabs whose members together are all n patches.
-    """
-    first, last = _reach(spec, scan.spacing)
-    lows = np.maximum(centres + first, 0)
-    highs = np.minimum(centres + last + 1, scan.size)
-    order = np.argsort(lows[:, scan.slow_axis], kind="stable")
-    # In plain numbers: a scan with all its candidates has hundreds of patches.
-    boxes = list(zip(order.tolist(), lows[order].tolist(), highs[order].tolist(), strict=True))
-    plans = [_join(scan, boxes, sparse) for sparse in (False, True)]
-    return min(plans, key=lambda plan: sum(_cost(scan, s.low, s.high) for s in plan))
-
-
-def _join(scan: Scan, boxes: list[tuple[int, list[int], list[int]]], sparse: bool) -> list[Slab]:
-    """Joins boxes, sorted along the file's slices, to the slab before, where that pays."""
-    slabs: list[Slab] = []
-    for member, low, high in boxes:
-        if slabs and low[scan.slow_axis] < (last := slabs[-1]).high[scan.slow_axis]:
-            least, most = [*map(min, last.low, low)], [*map(max, last.high, high)]
-            apart = _cost(scan, last.low, last.high) + _cost(scan, low, high)
-            limit = min(SLAB_BYTES + SEEK_BYTES, apart) if sparse else SLAB_BYTES + SEEK_BYTES
-            if _cost(scan, least, most) <= limit:
-                last.low, last.high = least, most
-                last.members.append(member)
-                continue
-        slabs.append(Slab(low, high, [member]))
-    return slabs
-
-
-def _cost(scan: Scan, low: Sequence[int], high: Sequence[int]) -> int:
-    """Bytes that reading a box takes, in which rows are read whole, and the seek before it."""
-    size = [b - a for a, b in zip(low, high, strict=True)]
-    size[scan.axes.index(0)] = scan.file_size[0]
-    return 2 * math.prod(size) + SEEK_BYTES
-
-
 def _reach(spec: PatchSpec, spacing: Sequence[float]) -> tuple[Ints, Ints]:
     """(3,) first and last voxel that a patch touches, counted from its centre."""
     steps = spec.steps(spacing)
     before, after = spec.grid // 2 * steps, (spec.grid - 1 - spec.grid // 2) * steps
     return -np.ceil(before).astype(np.int64), np.ceil(after).astype(np.int64)
-
-
-def _cut(voxels: Patches, begin: Sequence[int], size: Sequence[int], pad_hu: int) -> Patches:
-    """The block of a slab that begins at `begin`, all (z, y, x), with air beyond the slab."""
-    ends = [b + s for b, s in zip(begin, size, strict=True)]
-    inner = [max(b, 0) for b in begin]
-    part = voxels[tuple(map(slice, inner, ends))]
-    if part.shape == tuple(size):
-        return part
-    block = np.full(size, pad_hu, dtype=np.int16)
-    starts = [i - b for i, b in zip(inner, begin, strict=True)]
-    block[tuple(slice(s, s + n) for s, n in zip(starts, part.shape, strict=True))] = part
-    return block
 
 
 def _resample(block: Patches, first: Ints, grid: Ints, steps: NDArray[np.float64]) -> Patches:

@@ -13,8 +13,8 @@ from medfed.datamodules.generated.canvas import Canvas
 from medfed.datamodules.generated.chest import add_lookalikes, add_nodules, make_chest
 from medfed.datamodules.generated.hospitals import CtHospital
 from medfed.datamodules.generated.luna16 import FLIPPED, LunaCohort, write_scan
-from medfed.datamodules.readers.ct_scan import open_scan
 from medfed.datamodules.readers.luna16 import Luna16Reader, read_points
+from medfed.datamodules.readers.metaimage import open_scan
 
 TINY = LunaCohort(hospitals=3, patients=4, shape=(48, 44, 24), lookalikes=10, seed=1)
 BARE = {"hospitals": 1, "patients": 2, "shape": (24, 24, 16), "lookalikes": 4}
@@ -86,7 +86,7 @@ def test_annotated_nodules_are_found_to_half_a_voxel_in_the_files(tmp_path):
         direction = FLIPPED if flipped else np.eye(3).ravel()
         header = write_scan(tmp_path, f"1.{n}", voxels, spacing, origin, direction)
         scan = open_scan(header)
-        read = next(scan.boxes([((0, 0, 0), scan.size.tolist())]))
+        read = scan.voxels
         blobs, count = label(read > -500)
         assert count == 2
         found = np.array(center_of_mass(read + 900.0, blobs, [1, 2]))[:, ::-1]  # x, y, z
@@ -109,7 +109,7 @@ def test_nodules_stand_out_from_the_lung_where_the_annotations_say(luna):
     for n, series in enumerate(nodules.series):
         header = next(p.files["header"] for p in reader.patients() if p.id == series)
         scan = open_scan(header)
-        read = next(scan.boxes([((0, 0, 0), scan.size.tolist())]))
+        read = scan.voxels
         x, y, z = np.rint(scan.locate(nodules.world[nodules.scan == n])).astype(int).T
         contrast.extend((read[z, y, x] - np.median(read[read < -600])).tolist())
     assert np.median(contrast) > 400

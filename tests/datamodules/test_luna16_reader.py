@@ -9,8 +9,8 @@ from medfed.common.errors import ConfigError, DataError
 from medfed.common.files import sha256
 from medfed.datamodules.ct_patches import PatchSpec, extract
 from medfed.datamodules.generated.luna16 import write_scan
-from medfed.datamodules.readers.ct_scan import open_scan
 from medfed.datamodules.readers.luna16 import Luna16Reader, find_scans, read_points
+from medfed.datamodules.readers.metaimage import open_scan
 
 from .luna_files import image_of, noise, write_csv, write_luna
 
@@ -288,7 +288,7 @@ def test_headers_and_voxels_that_are_damaged(tmp_path):
         voxels.write_bytes(voxels.read_bytes()[:-99])
         scan = open_scan(path)
         with pytest.raises(DataError, match=r"2\.\d\.\w+ is truncated or corrupt"):
-            next(scan.boxes([((0, 0, 0), (1, 1, 1))]))
+            _ = scan.voxels
     flat = sitk.GetImageFromArray(SMALL[0])
     sitk.WriteImage(flat, str(tmp_path / "3.mhd"))
     with pytest.raises(DataError, match="has 2 dimensions"):
@@ -300,14 +300,14 @@ def test_nan_voxels_are_named(tmp_path):
     voxels[3, 2, 1] = np.nan
     sitk.WriteImage(image_of(voxels), str(tmp_path / "1.mhd"))
     with pytest.raises(DataError, match=r"1\.raw has NaN or infinite voxels"):
-        next(open_scan(tmp_path / "1.mhd").boxes([((0, 0, 0), (1, 1, 1))]))
+        _ = open_scan(tmp_path / "1.mhd").voxels
 
 
 def test_a_raw_file_that_shrinks_while_it_is_read(luna):
     reader = Luna16Reader(luna)
     scan = open_scan(luna / "subset0" / f"{SERIES[0]}.mhd")
-    damage_cut(scan.header)
-    with pytest.raises(DataError, match=r"100\.raw is truncated or corrupt \(it ends too early\)"):
-        next(scan.boxes([((0, 0, 0), scan.size.tolist())]))
+    damage_cut(scan.storage.header)
+    with pytest.raises(DataError, match=r"100\.raw is truncated or corrupt"):
+        _ = scan.voxels
     with pytest.raises(DataError, match=r"has 1433 bytes"):
-        extract(scan.header, reader.candidates_of(SERIES[0]), PatchSpec())
+        extract(scan.storage.header, reader.candidates_of(SERIES[0]), PatchSpec())

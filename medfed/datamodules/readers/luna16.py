@@ -27,8 +27,7 @@ from medfed.common.files import sha256
 from medfed.common.seeding import derive_seed
 from medfed.datamodules.readers.base import Patient, Reader
 from medfed.datamodules.readers.csv_files import csv_rows, named_centres
-from medfed.datamodules.readers.ct_scan import Scan, open_scan
-from medfed.datamodules.readers.metaimage import storage_of
+from medfed.datamodules.readers.metaimage import open_scan, storage_of
 
 RULE = (
     "all nodules; of the other candidates those that rank first by a hash of seed, series and "
@@ -176,33 +175,6 @@ def mix(keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
     keys = (keys ^ (keys >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     keys = (keys ^ (keys >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return keys ^ (keys >> np.uint64(31))
-
-
-def centre_voxels(scan: Scan, candidates: Candidates) -> NDArray[np.int64]:
-    """Finds the voxels that hold the candidates.
-
-    Args:
-        scan: The scan.
-        candidates: n points.
-
-    Returns:
-        (n, 3) x, y, z of the patient grid. On the border of two voxels the one further to the
-        left, back or head is taken, whichever way the scan is stored.
-
-    Raises:
-        DataError: If one lies outside the scan; names its row.
-    """
-    # The transform's rounding errors must not decide on which side of a border a point lies.
-    voxels = np.floor(np.round(scan.locate(candidates.world), 6) + 0.5).astype(np.int64)
-    outside = ((voxels < 0) | (voxels >= scan.size)).any(axis=1)
-    if outside.any():
-        at = int(outside.argmax())
-        point = ", ".join(f"{mm:g}" for mm in candidates.world[at])
-        raise DataError(
-            f"{candidates.source}, data row {candidates.row[at]}: ({point}) mm lies outside scan "
-            f"{scan.header}; mend or remove the row."
-        )
-    return voxels
 
 
 def _bad_row(

@@ -1,7 +1,11 @@
 """MetaImage files (``.mhd``, ``.mha``): headers checked by field, voxels by length and checksum.
 
 SimpleITK fills voxels with zeros or noise where a compressed file is torn, and ends the process on
-some headers. So it sees neither: what it would be told is read and checked here.
+some headers. So it sees neither: both are read and checked here.
+
+A `Scan` is a file on the *patient grid*: its voxels with the axes permuted and reversed such that x
+runs from the patient's right to left, y from front to back and z from foot to head (LPS, as ITK
+calls it). Nothing is resampled: axes oblique to the patient's are taken for the nearest ones.
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ from __future__ import annotations
 import math
 import zlib
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +24,7 @@ from medfed.common.errors import DataError, first_line
 
 _HEADER_BYTES = 1 << 16  # longer than any header; in a .mha the voxels follow
 _INFLATION = 1032  # deflate makes no more bytes out of one
+_INT16 = np.iinfo(np.int16)
 _SYNONYMS = {
     "Position": "Offset",
     "Origin": "Offset",
@@ -295,3 +301,83 @@ def header(path: Path) -> tuple[tuple[int, ...], int, NDArray[np.float64]]:
 def voxels(path: Path) -> NDArray[Any]:
     """Reads all voxels, (i, j, k); see :meth:`Storage.voxels`."""
     return storage_of(path).voxels().T
+
+
+@dataclass(frozen=True)
+class Scan:
+    """One CT scan on the patient grid. Made by `open_scan`.
+
+    Attributes:
+        storage: How its voxels are stored.
+        turn: (3, 2) how the file's axes become the patient's, as nibabel's orientations write it.
+        affine: (4, 4) from voxels x, y, z of the patient grid to mm in LPS, as headers have them.
+        size: (3,) voxels along x, y, z.
+    """
+
+    storage: Storage
+    turn: NDArray[np.float64]
+    affine: NDArray[np.float64]
+    size: NDArray[np.int64]
+
+    @property
+    def spacing(self) -> tuple[float, float, float]:
+        """(3,) mm along x, y, z."""
+        x, y, z = np.sqrt((self.affine[:3, :3] ** 2).sum(axis=0)).tolist()
+        return x, y, z
+
+    def locate(self, world: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Transforms points.
+
+        Args:
+            world: (n, 3) mm x y z, in the physical space of the header.
+
+        Returns:
+            (n, 3) continuous index x, y, z; an integer is the middle of a voxel.
+        """
+        inverse = np.linalg.inv(self.affine)
+        return np.asarray(world @ inverse[:3, :3].T + inverse[:3, 3])
+
+    @cached_property
+    def voxels(self) -> NDArray[Any]:
+        """(z, y, x) HU; of a plainly stored scan the disk is read where they are touched.
+
+        Raises:
+            DataError: If the voxels cannot be read, or are not finite.
+        """
+        from nibabel.orientations import apply_orientation
+
+        stored = self.storage
+        if stored.plain:
+            try:
+                voxels = np.memmap(stored.file, stored.dtype, "r", shape=stored.size[::-1])
+            except (OSError, ValueError) as error:
+                raise unreadable(stored.file, error) from error
+        else:
+            voxels = stored.voxels()
+            if not np.isfinite(voxels).all():
+                raise DataError(
+                    f"{stored.file} has NaN or infinite voxels; repair the file or leave the scan "
+                    "out."
+                )
+            voxels = np.rint(np.clip(voxels, _INT16.min, _INT16.max)).astype(np.int16)
+        return np.asarray(apply_orientation(np.asarray(voxels).T, self.turn)).T
+
+
+def open_scan(path: Path) -> Scan:
+    """Reads a header; no voxel is read.
+
+    Args:
+        path: A ``.mhd`` or ``.mha`` file of a 3-D scan.
+
+    Raises:
+        DataError: If the header cannot be read, or its voxels are missing or of another number.
+    """
+    from nibabel.orientations import axcodes2ornt, inv_ornt_aff, io_orientation, ornt_transform
+
+    stored, (shape, _, affine) = storage_of(path), header(path)
+    turn = ornt_transform(io_orientation(affine), axcodes2ornt("LPS"))
+    # The affine of `header` leads to RAS; coordinates of candidates are in LPS, as in the file.
+    upright = np.diag([-1.0, -1.0, 1.0, 1.0]) @ affine @ inv_ornt_aff(turn, shape)
+    size = np.empty(3, dtype=np.int64)
+    size[turn[:, 0].astype(int)] = shape
+    return Scan(stored, turn, upright, size)

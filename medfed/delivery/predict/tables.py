@@ -17,8 +17,8 @@ from torch import Tensor
 
 from medfed.common.errors import CheckpointError, ConfigError, DataError
 from medfed.datamodules.ct_patches import PatchSpec, extract, to_unit
-from medfed.datamodules.readers.ct_scan import open_scan
 from medfed.datamodules.readers.luna16 import Candidates, Points, find_scans, read_points
+from medfed.datamodules.readers.metaimage import open_scan
 from medfed.datamodules.readers.table import read_features
 from medfed.datamodules.tables.columns import Columns, from_facts
 from medfed.delivery.predict.options import attempt
