@@ -19,8 +19,8 @@ from medfed.common.errors import DataError, MedfedError
 from medfed.config.compose import described
 from medfed.datamodules.ct_patches import PatchSpec, extract
 from medfed.datamodules.readers.luna16 import Candidates
-from medfed.datamodules.readers.metaimage import open_scan
 from medfed.datamodules.readers.medmnist import read_medmnist
+from medfed.datamodules.readers.metaimage import open_scan
 from medfed.datamodules.readers.pictures import load_picture
 from medfed.datamodules.readers.volumes import read_volume
 from medfed.run.prepare import prepare

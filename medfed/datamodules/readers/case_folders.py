@@ -17,7 +17,8 @@ from pathlib import Path
 
 from medfed.common.errors import ConfigError, DataError
 from medfed.datamodules.readers.base import Patient, check_names
-from medfed.datamodules.readers.csv_files import institutions, read_json
+from medfed.datamodules.readers.csv_files import institutions
+from medfed.datamodules.readers.datalist import DatalistReader, Regions
 from medfed.datamodules.readers.volumes import CaseReader
 
 Pattern = str | Sequence[str]  # alternatives: the first that matches a file is taken
@@ -184,12 +185,11 @@ class BratsChallengeReader(FolderReader):
 REGIONS = {"whole": (1, 2, 3), "core": (2, 3), "enhancing": (3,)}
 
 
-class MSDReader(CaseReader):
+class MSDReader(DatalistReader):
     """Reads MSD Task01_BrainTumour and what is generated in its layout.
 
     Args:
-        path: The folder with ``dataset.json``. A ``centres.json`` or ``centres.csv`` beside it
-            names the hospitals, see `readers.csv_files.named_centres`.
+        path: The folder with ``dataset.json``; see `readers.datalist.DatalistReader`.
         channels: Channels to read, in this order.
         regions: Any of ``whole``, ``core`` and ``enhancing``.
         hospitals: Where no hospital is named: into how many contiguous blocks of cases to cut.
@@ -199,6 +199,13 @@ class MSDReader(CaseReader):
         DataError: If ``dataset.json`` is missing or unreadable.
     """
 
+    normalize: object = "zscore_nonzero"
+    any_size = False
+    elsewhere = (
+        "set data.path to a folder in the layout of MSD Task01_BrainTumour, or use "
+        "data=brats_challenge or data=brats_folder for one folder per case"
+    )
+
     def __init__(
         self,
         path: Path,
@@ -207,37 +214,10 @@ class MSDReader(CaseReader):
         hospitals: int | None = None,
     ) -> None:
         chosen = check_names("region", regions, list(REGIONS))
-        self._file = path / "dataset.json"
-        if not self._file.exists():
-            raise DataError(
-                f"{self._file} does not exist; set data.path to a folder in the layout of MSD "
-                "Task01_BrainTumour, or use data=brats_challenge or data=brats_folder for one "
-                "folder per case."
-            )
-        self._index = read_json(self._file)
-        modality = {int(k): str(v) for k, v in self._index.get("modality", {}).items()}
-        known = [modality[k] for k in sorted(modality)]
-        values = {name: REGIONS[name] for name in chosen}
-        super().__init__(path, channels, values, (1, 2, 3), hospitals)
-        self._select = [known.index(name) for name in check_names("channel", channels, known)]
-        self._file_channels = known
+        super().__init__(
+            path / "dataset.json", channels, {name: REGIONS[name] for name in chosen}, hospitals
+        )
 
-    def layout(self) -> dict[str, object]:
-        """See `VolumeReader.layout`."""
-        return {**super().layout(), "file_channels": list(self._file_channels)}
-
-    def cases(self) -> list[Patient]:
-        """See `CaseReader.cases`."""
-        patients = [self._patient(entry) for entry in self._index.get("training", [])]
-        if not patients:
-            raise DataError(f"{self._file} lists no training cases.")
-        return patients
-
-    def _patient(self, entry: object) -> Patient:
-        try:
-            files = {role: self.path / entry[role] for role in ("image", "label")}  # type: ignore[index]
-        except (TypeError, KeyError):
-            raise DataError(
-                f"{self._file}: the training case {entry} is no pair of image and label."
-            ) from None
-        return Patient(files["image"].name.removesuffix(".gz").removesuffix(".nii"), files)
+    def _labels_of(self, wanted: object) -> Regions:
+        """The values that may occur, whatever the list calls them."""
+        return {"whole": REGIONS["whole"]}

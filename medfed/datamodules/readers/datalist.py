@@ -138,6 +138,9 @@ class DatalistReader(CaseReader):
 
     normalize: object = None  # by the names of the channels: a window for CT
     any_size = True
+    elsewhere = (
+        "set data.path to a folder with a dataset.json, or to the JSON file that lists the cases"
+    )
 
     def __init__(
         self,
@@ -152,10 +155,7 @@ class DatalistReader(CaseReader):
     ) -> None:
         self._file = path / "dataset.json" if path.is_dir() else path
         if not self._file.exists():
-            raise DataError(
-                f"{self._file} does not exist; set data.path to a folder with a dataset.json, or "
-                "to the JSON file that lists the cases."
-            )
+            raise DataError(f"{self._file} does not exist; {self.elsewhere}.")
         self._index = read_json(self._file)
         self._entries = self._listed(fold)
         self._patient, self._pattern, self._centre = patient, patient_pattern, centre
@@ -250,7 +250,7 @@ class DatalistReader(CaseReader):
                 '{"modality": {"0": "CT"}}.'
             ) from None
 
-    def _labels_of(self, wanted: object) -> dict[str, tuple[int, ...]]:
+    def _labels_of(self, wanted: object) -> Regions:
         """What the list says, unless the user says it all."""
         if "labels" not in self._index and isinstance(wanted, Mapping):
             return {}
