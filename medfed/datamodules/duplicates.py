@@ -187,28 +187,14 @@ def content(array: NDArray[Any]) -> bytes | None:
     return blake2b(array.tobytes(), digest_size=16, person=shape).digest()
 
 
-def chance_of_equal_rows(features: NDArray[np.float64]) -> float:
-    """Returns how many pairs of equal rows there would be by chance, were columns independent.
+def rows_mean_something(features: NDArray[np.float64]) -> bool:
+    """Says whether two equal rows are hardly chance: below 0.01 pairs would be expected.
 
-    In a column, the share of pairs that agree is counted; missing cells count as a value.
+    That many there would be were columns independent: in each, the share of pairs that agree is
+    counted, a missing cell as a value.
 
     Args:
         features: (N, F).
-
-    Example:
-        >>> chance_of_equal_rows(np.array([[0.0, 5.0], [0.0, 6.0], [1.0, 6.0], [1.0, 6.0]]))
-        1.0
-    """
-    pairs = len(features) * (len(features) - 1) / 2
-    expected = pairs
-    for column in features.T:
-        _, occurs = np.unique(column, return_counts=True)  # NaNs count as equal
-        expected *= float((occurs * (occurs - 1) / 2).sum()) / max(pairs, 1.0)
-    return expected
-
-
-def rows_mean_something(features: NDArray[np.float64]) -> bool:
-    """Says whether two equal rows are hardly chance: below 0.01 pairs would be expected.
 
     Example:
         >>> rows_mean_something(np.random.default_rng(0).normal(size=(50, 3)))
@@ -216,4 +202,9 @@ def rows_mean_something(features: NDArray[np.float64]) -> bool:
         >>> rows_mean_something(np.random.default_rng(0).integers(0, 2, size=(50, 3)) * 1.0)
         False
     """
-    return chance_of_equal_rows(features) < _CHANCE
+    pairs = len(features) * (len(features) - 1) / 2
+    expected = pairs
+    for column in features.T:
+        _, occurs = np.unique(column, return_counts=True)  # NaNs count as equal
+        expected *= float((occurs * (occurs - 1) / 2).sum()) / max(pairs, 1.0)
+    return expected < _CHANCE

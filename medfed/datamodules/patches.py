@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional
 
 from medfed.common.errors import ConfigError
 from medfed.common.seeding import numpy_rng
@@ -52,26 +51,6 @@ def patch_size_3d(patch_size: Sequence[int], spatial_dims: int) -> tuple[int, in
     return h, w, d
 
 
-def pad_to(volume: Tensor, size: Sequence[int]) -> Tensor:
-    """Pads a volume with zeros at its far ends, where it is smaller than a patch.
-
-    Args:
-        volume: (C, H, W, D).
-        size: (h, w, d).
-
-    Returns:
-        (C, max(H, h), max(W, w), max(D, d)).
-
-    Example:
-        >>> pad_to(torch.ones(1, 4, 4, 4), (6, 4, 1)).shape
-        torch.Size([1, 6, 4, 4])
-    """
-    missing = [max(s - n, 0) for s, n in zip(size, volume.shape[1:], strict=True)]
-    if not any(missing):
-        return volume
-    return functional.pad(volume, [p for m in reversed(missing) for p in (0, m)])
-
-
 def sample_centres(
     tumour: Tensor,
     brain: Tensor,
@@ -88,7 +67,8 @@ def sample_centres(
         count: Number of patches.
         background_share: Share of background patches, rounded to whole patches. A patient without
             tumour has only background patches.
-        size: (h, w, d); centres move inwards so that the patch lies inside the volume.
+        size: (h, w, d); centres move inwards so that the patch, whose voxel ``size // 2`` they are,
+            lies inside the volume, or begins with it where the volume is smaller.
         generator: Source of randomness.
 
     Returns:
@@ -100,18 +80,12 @@ def sample_centres(
         >>> sample_centres(tumour, tumour, 1, 0.0, (4, 4, 1), torch.Generator()).tolist()
         [[3, 5, 2]]
     """
-    from monai.transforms.utils import correct_crop_centers  # takes seconds to import
-
     background = round(count * background_share) if tumour.any() else count
-    centres = [
-        _draw(tumour, count - background, generator),
-        _draw(brain & ~tumour, background, generator),
-    ]
-    moved = [
-        correct_crop_centers(centre, tuple(size), tuple(tumour.shape))
-        for centre in torch.cat(centres).tolist()
-    ]
-    return torch.tensor([[int(x) for x in centre] for centre in moved]).reshape(-1, 3)
+    chosen = _draw(tumour, count - background, generator)
+    centres = torch.cat([chosen, _draw(brain & ~tumour, background, generator)])
+    sides = torch.tensor(size)
+    room = (torch.tensor(tumour.shape) - sides).clamp(min=0)
+    return centres.clamp(min=sides // 2, max=room + sides // 2)
 
 
 def _draw(mask: Tensor, count: int, generator: torch.Generator) -> Tensor:
@@ -120,26 +94,6 @@ def _draw(mask: Tensor, count: int, generator: torch.Generator) -> Tensor:
     if not count or not len(voxels):
         return torch.empty(0, 3, dtype=torch.int64)
     return voxels[torch.randint(len(voxels), (count,), generator=generator)]
-
-
-def crop(volume: Tensor, centre: Sequence[int], size: Sequence[int]) -> Tensor:
-    """Cuts one patch; voxel ``centre`` comes to lie at ``size // 2``.
-
-    Args:
-        volume: (C, H, W, D).
-        centre: (3,) voxel.
-        size: (h, w, d).
-
-    Returns:
-        (C, h, w, d), a view.
-
-    Example:
-        >>> crop(torch.arange(6.0).reshape(1, 6, 1, 1), (3, 0, 0), (2, 1, 1)).ravel().tolist()
-        [2.0, 3.0]
-    """
-    starts = [int(c) - s // 2 for c, s in zip(centre, size, strict=True)]
-    window = tuple(slice(a, a + s) for a, s in zip(starts, size, strict=True))
-    return volume[(slice(None), *window)]
 
 
 def brain_slices(brain: Tensor, every: int = 1) -> Tensor:
@@ -400,8 +354,8 @@ class FreshPatches:
         patients: The volumes of every training patient.
         count: Patches per patient and epoch.
         background_share: Share of them that is centred off all regions, rounded to whole patches; a
-            patient without regions has no others. The rest is dealt to the patient's regions in
-            turn, whatever their sizes.
+            patient without regions has no others. The rest goes to the patient's regions in turn,
+            whatever their sizes.
         size: (h, w, d); patches move inwards so that they lie inside the volume.
         slices: See `PatchRows`.
     """
@@ -448,10 +402,10 @@ class FreshPatches:
         turn = int(rng.integers(max(len(regions), 1)))
         chances = rng.random(self.count)
         at = np.empty((self.count, 4), dtype=np.int64)
-        dealt = np.arange(self.count - aside)
+        on_regions = np.arange(self.count - aside)
         for n, region in enumerate(regions):
-            mine = dealt[(dealt + turn) % len(regions) == n]
-            at[mine] = self._starts(volumes, region, chances[mine])
+            of_region = on_regions[(on_regions + turn) % len(regions) == n]
+            at[of_region] = self._starts(volumes, region, chances[of_region])
         if aside:
             at[-aside:] = self._starts(volumes, off, chances[-aside:])
         return at

@@ -9,6 +9,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,7 +27,13 @@ from medfed.datamodules.cache.volumes import (
 )
 from medfed.datamodules.client_data import Batch, Block, BlocksOnDemand, ClientData, gather
 from medfed.datamodules.duplicates import Sample
-from medfed.datamodules.patches import FreshPatches, Volume, volume_of, volume_of_cache
+from medfed.datamodules.patches import (
+    FreshPatches,
+    PatchRows,
+    Volume,
+    volume_of,
+    volume_of_cache,
+)
 from medfed.datamodules.plans import ClientPlan, by_id
 from medfed.datamodules.preparation import CT_WINDOW, Preparation, Rule, prepared_case, rules_of
 from medfed.datamodules.readers.base import Patient, VolumeReader, given_path
@@ -353,9 +360,8 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
         """One draw of patches, its voxels counted, and what draws the others."""
         cases = [self.cases_among([patient]) for patient in plan.patients["train"]]
         volumes = [[self._volume(case, plan) for case, _ in own] for own in cases]
-        slices = self.slices if self.spatial_dims == 2 else None
         count, share = self.patches_per_patient, self.background_share
-        fresh = FreshPatches(volumes, count, share, self.size, slices)
+        fresh = FreshPatches(volumes, count, share, self.size, self._slices)
         train = fresh.block(derive_seed(self.seed, "patches", name))
         order = torch.arange(count * len(volumes))
         counts = [patches.voxel_counts(gather(train["label"], part)) for part in order.split(64)]
@@ -410,22 +416,27 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
             ``image`` (P, C, h, w[, d]), ``label`` (P, R, h, w[, d]) uint8, ``case`` (P,).
         """
         seen = self.seen(patient, plan)
-        brain = seen.brain
-        image = patches.pad_to(with_neighbours(seen.image, self.slices), self.size)
-        label = patches.pad_to(seen.mask(), self.size)
+        mask = seen.mask()
         centres = patches.sample_centres(
-            tumour=label.any(dim=0),
-            brain=patches.pad_to(brain[None], self.size)[0],
+            tumour=mask.any(dim=0),
+            brain=seen.brain,
             count=self.patches_per_patient,
             background_share=self.background_share,
             size=self.size,
             generator=torch_rng(self.seed, "patches", patient),
-        ).tolist()
-        images = torch.stack([patches.crop(image, c, self.size) for c in centres])
-        labels = torch.stack([patches.crop(label, c, self.size) for c in centres])
-        if self.spatial_dims == 2:
-            images, labels = images.squeeze(-1), labels.squeeze(-1)
-        return {"image": images, "label": labels, "case": torch.full((len(images),), case)}
+        )
+        shape = tuple(mask.shape[1:])
+        volume = Volume(seen.image.numpy(), None, mask.numpy(), (0, 0, 0), shape, ())
+        at = np.pad(centres.numpy() - np.array(self.size) // 2, ((0, 0), (1, 0)))  # all of volume 0
+        images = PatchRows([volume], at, self.size, slices=self._slices)
+        every = torch.arange(len(at))
+        labels = replace(images, labels=True).take(every)
+        return {"image": images.take(every), "label": labels, "case": torch.full_like(every, case)}
+
+    @property
+    def _slices(self) -> int | None:
+        """As `PatchRows` has them: None for volumes."""
+        return self.slices if self.spatial_dims == 2 else None
 
     def evaluation_block(self, patient: str, case: int, plan: ClientPlan) -> Batch:
         """Takes one case's whole axial slices, or the volume.

@@ -274,13 +274,10 @@ def connected_components(n: int, edges: Tensor) -> Tensor:
         >>> connected_components(4, torch.tensor([[1, 3]])).tolist()
         [0, 1, 2, 1]
     """
-    first = torch.arange(n)  # the first node of each node's component, as far as it is known
-    for i, j in edges.tolist():
-        low, high = sorted((int(first[i]), int(first[j])))
-        if low != high:
-            first[first == high] = low
-    numbers: Tensor = torch.unique(first, return_inverse=True)[1]
-    return numbers
+    from scipy.sparse import coo_array, csgraph
+
+    links = coo_array((np.ones(len(edges)), edges.T.numpy()), shape=(n, n))
+    return torch.from_numpy(csgraph.connected_components(links, directed=False)[1]).long()
 
 
 def _check_pair(pair: Sequence[str], index: dict[str, int]) -> None:

@@ -137,26 +137,12 @@ def sketch_vector(sketch: Tensor) -> Tensor:
     if sketch.ndim not in (1, 2):
         raise ConfigError(f"A sketch is a vector or a matrix, not {tuple(sketch.shape)}.")
     wide = sketch.detach().double()
-    return wide if wide.ndim == 1 else symmetric_vector(wide.T @ wide)
-
-
-def symmetric_vector(matrix: Tensor) -> Tensor:
-    """The upper triangle, with sqrt(2) off the diagonal so that norms are kept.
-
-    Args:
-        matrix: ``(d, d)`` symmetric tensor.
-
-    Returns:
-        ``(d (d + 1) / 2,)`` tensor whose Euclidean norm is the Frobenius norm of the matrix.
-
-    Example:
-        >>> symmetric_vector(torch.tensor([[1.0, 2.0], [2.0, 0.0]])).norm().item()
-        3.0
-    """
-    i, j = torch.triu_indices(matrix.shape[0], matrix.shape[0], device=matrix.device)
-    upper = matrix[i, j]
-    vector: Tensor = torch.where(i == j, upper, math.sqrt(2.0) * upper)
-    return vector
+    if wide.ndim == 1:
+        return wide
+    i, j = torch.triu_indices(wide.shape[1], wide.shape[1], device=wide.device)
+    upper = (wide.T @ wide)[i, j]
+    # sqrt(2) off the diagonal, so that distances of vectors are Frobenius distances of matrices.
+    return torch.where(i == j, upper, math.sqrt(2.0) * upper)
 
 
 def _shrink(rows: Tensor, size: int) -> Tensor:

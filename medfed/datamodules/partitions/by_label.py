@@ -18,7 +18,8 @@ half up.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -311,7 +312,8 @@ class LabelImbalance(Dealt):
             have = [counts[owner == n].sum(axis=0) for n in range(len(shares))]
             return owner, bool((have >= wishes * size - 1e-6).all())
 
-        size = self.samples_per_client or _largest(lambda n: deal(n)[1], int(counts.sum()))
+        sizes = range(1, int(counts.sum()) + 1)
+        size = self.samples_per_client or bisect_left(sizes, True, key=lambda n: not deal(n)[1])
         owner, enough = deal(size)
         if size == 0 or not enough:
             negatives, positives = counts.sum(axis=0)
@@ -357,15 +359,6 @@ def _too_few(negatives: int, positives: int, clients: int, size: int) -> str:
         f"{size or 1} samples with these label ratios; use fewer clients, a smaller delta or fewer "
         "samples_per_client."
     )
-
-
-def _largest(fits: Callable[[int], bool], bound: int) -> int:
-    """The largest whole number up to a bound that fits, by bisection; 0 where none does."""
-    least, most = 0, bound
-    while least < most:
-        middle = (least + most + 1) // 2
-        least, most = (middle, most) if fits(middle) else (least, middle - 1)
-    return least
 
 
 @dataclass(frozen=True)
@@ -477,7 +470,9 @@ class Dirichlet(Dealt):
 
     def _drawn(self, counts: Counts, seed: int) -> NDArray[np.int64]:
         """The client of every patient, (P,), in one draw of the proportions."""
-        shares = class_proportions(counts.shape[1], self.num_clients, self.alpha, seed)
+        # A class's proportions do not depend on the other classes.
+        streams = [numpy_rng(seed, "proportions", k) for k in range(counts.shape[1])]
+        shares = np.stack([rng.dirichlet([self.alpha] * self.num_clients) for rng in streams])
         if (counts.sum(axis=1) != 1).any():
             return deal_whole(counts, shares.T * counts.sum(axis=0), seed)
         owner = np.empty(len(counts), dtype=np.int64)
@@ -487,31 +482,6 @@ class Dirichlet(Dealt):
                 np.arange(self.num_clients), apportion(len(members), share.tolist())
             )
         return owner
-
-
-def class_proportions(
-    num_classes: int, num_clients: int, alpha: float, seed: int
-) -> NDArray[np.float64]:
-    """Draws the proportions in which every class is divided.
-
-    Args:
-        num_classes: K.
-        num_clients: N.
-        alpha: Concentration.
-        seed: Seed of the draw; a class's proportions do not depend on the other classes.
-
-    Returns:
-        (K, N), each row from Dir_N(alpha).
-
-    Example:
-        >>> class_proportions(3, 4, 1.0, seed=0).sum(axis=1).round(6).tolist()
-        [1.0, 1.0, 1.0]
-    """
-    rows = (
-        numpy_rng(seed, "proportions", k).dirichlet([alpha] * num_clients)
-        for k in range(num_classes)
-    )
-    return np.stack(list(rows))
 
 
 LAWS = ("power", "lognormal", "shares")
@@ -558,7 +528,10 @@ class QuantitySkew(Dealt):
             >>> np.bincount(QuantitySkew(3).deal([Patient(str(i)) for i in range(11)], seed=0))
             array([6, 3, 2])
         """
-        sizes = at_least_one(apportion(len(patients), self._shares(seed).tolist()))
+        sizes = list(apportion(len(patients), self._shares(seed).tolist()))
+        while 0 in sizes:  # the largest client gives one to each that has none
+            giver, taker = sizes.index(max(sizes)), sizes.index(0)
+            sizes[giver], sizes[taker] = sizes[giver] - 1, 1
         owner = np.repeat(np.arange(self.num_clients), sizes)
         return numpy_rng(seed, "quantity_skew").permutation(owner)
 
@@ -572,24 +545,3 @@ class QuantitySkew(Dealt):
             logs = np.log(np.asarray(self.shares, dtype=np.float64))
         sizes = np.exp(logs - logs.max())
         return np.asarray(sizes / sizes.sum())
-
-
-def at_least_one(sizes: Sequence[int]) -> list[int]:
-    """Lets the largest client give one patient to each that has none.
-
-    Args:
-        sizes: Patients per client, in total at least one for each.
-
-    Returns:
-        The same total, every size at least 1.
-
-    Example:
-        >>> at_least_one([5, 1, 0, 0])
-        [3, 1, 1, 1]
-    """
-    filled = list(sizes)
-    for n, size in enumerate(sizes):
-        if size == 0:
-            filled[filled.index(max(filled))] -= 1
-            filled[n] = 1
-    return filled
