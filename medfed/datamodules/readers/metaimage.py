@@ -349,7 +349,9 @@ class Scan:
         stored = self.storage
         if stored.plain:
             try:
-                voxels = np.memmap(stored.file, stored.dtype, "r", shape=stored.size[::-1])
+                voxels: NDArray[Any] = np.memmap(
+                    stored.file, stored.dtype, "r", shape=stored.size[::-1]
+                )
             except (OSError, ValueError) as error:
                 raise unreadable(stored.file, error) from error
         else:
