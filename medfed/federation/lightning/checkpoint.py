@@ -6,7 +6,7 @@ import errno
 import logging
 import os
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import pytorch_lightning as pl
 import torch
@@ -17,8 +17,10 @@ from medfed.common.errors import CheckpointError
 from medfed.common.files import sha256, whole_or_none, write_text
 from medfed.common.schemas import Count, fit
 from medfed.common.untrusted import read_checkpoint
-from medfed.federation.lightning.callbacks import PersonalEvaluation
 from medfed.federation.lightning.module import FederatedModule
+
+if TYPE_CHECKING:
+    from medfed.federation.lightning.callbacks import PersonalEvaluation
 
 _log = logging.getLogger(__name__)
 BEST = "best.ckpt"
