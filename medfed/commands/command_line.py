@@ -113,11 +113,11 @@ def _start(command: _Command, arguments: Sequence[str] | None) -> None:
         sys.argv[1:] = [*flags, *overrides]
         compositions = composed(overrides, command.name)
         if not {"--cfg", "-c", "--info"} & set(flags):  # what is unfinished may be shown
-            found = [command.read(each.source(), each.overrides) for each in compositions]
+            described = [command.read(each.source(), each.overrides) for each in compositions]
             if command.check is not None:
-                command.check(found, bool({"-m", "--multirun"} & set(flags)))
+                command.check(described, bool({"-m", "--multirun"} & set(flags)))
         if not flags and not compositions[0].sweeps:
-            (single,), (asked,) = compositions, found
+            (single,), (asked,) = compositions, described
             task = lambda _: command.answer(asked)  # noqa: E731
     with without_remarks(), one_sentence(), hydra_raising(task) as raising:
         if single is not None:

@@ -39,8 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print_help(NAME, __doc__ or "")
         return
     with one_sentence():
-        own, rest = split(given)
-        deploy(own, rest, given)
+        keys, rest = split(given)
+        deploy(keys, rest, given)
 
 
 def split(given: Sequence[str]) -> tuple[Section, list[str]]:
@@ -54,26 +54,26 @@ def split(given: Sequence[str]) -> tuple[Section, list[str]]:
     known = set(yaml.safe_load((CONFIG_DIR / f"{NAME}.yaml").read_text()))
     rest = [a for a in given if a.partition("=")[0].partition(".")[0] not in known]
     listed = (re.sub(r"^sites=([^\[].*)", r"sites=[\1]", a) for a in given if a not in rest)
-    own = Section(resolved(load(list(listed), NAME)))
-    if own.run is not None or own.onboard is not None:
-        _check_joining(own, [*rest, *(a for a in given if a.startswith(_OF_A_RUN))])
-    elif own.sites in ("???", []):
+    settings = Section(resolved(load(list(listed), NAME)))
+    if settings.run is not None or settings.onboard is not None:
+        _check_joining(settings, [*rest, *(a for a in given if a.startswith(_OF_A_RUN))])
+    elif settings.sites in ("???", []):
         raise ConfigError("Name the hospitals by sites=[NAME,NAME], as their kits are called.")
-    if own.provision is None and own.dry_run is None and own.kit is None:
+    if settings.provision is None and settings.dry_run is None and settings.kit is None:
         raise ConfigError(
             "Name the folder of the coordinator's own kit by kit=DIR; provision=DIR makes kits, "
             "and dry_run=DIR only writes the job."
         )
-    return own, rest
+    return settings, rest
 
 
-def _check_joining(own: Section, odd: Sequence[str]) -> None:
+def _check_joining(settings: Section, odd: Sequence[str]) -> None:
     """Checks the command line by which a hospital joins a finished run.
 
     Raises:
         ConfigError: If something is missing, or not to be chosen any more.
     """
-    if own.run is None or own.onboard is None:
+    if settings.run is None or settings.onboard is None:
         raise ConfigError(
             "A hospital joins a finished run by run=FOLDER onboard=SITE: the coordinator's run "
             "folder, and the hospital as its kit is called."
@@ -83,34 +83,34 @@ def _check_joining(own: Section, odd: Sequence[str]) -> None:
             f"{odd[0]} cannot be chosen where a hospital joins a finished run, which has all of "
             "that already; leave it out."
         )
-    if own.onboard_steps < 1:
-        raise ConfigError(f"onboard_steps must be at least 1, not {own.onboard_steps}.")
+    if settings.onboard_steps < 1:
+        raise ConfigError(f"onboard_steps must be at least 1, not {settings.onboard_steps}.")
 
 
-def deploy(own: Section, rest: Sequence[str], given: Sequence[str]) -> None:
+def deploy(keys: Section, rest: Sequence[str], given: Sequence[str]) -> None:
     """Makes kits, writes a job, or carries the experiment out.
 
     Args:
-        own: This command's keys.
+        keys: This command's keys.
         rest: The overrides that are also those of ``medfed train``.
         given: The whole command line, to be shown again.
     """
-    if own.provision is not None:
+    if keys.provision is not None:
         actions.make_kits(
-            Path(own.provision), list(map(str, own.sites)), str(own.server), int(own.port)
+            Path(keys.provision), list(map(str, keys.sites)), str(keys.server), int(keys.port)
         )
         return
     with loading():
-        order = actions.order_of(own, rest)
-    if own.dry_run is not None:
-        job, agreed = actions.write_job(order, Path(own.dry_run))
+        order = actions.order_of(keys, rest)
+    if keys.dry_run is not None:
+        job, agreed = actions.write_job(order, Path(keys.dry_run))
         print(f"{job}: the job; {agreed}: what all sites agree on, for them to check.")
         return
     try:
-        actions.carry_out(order, Path(own.kit), int(own.attempts), float(own.terms.patience))
+        actions.carry_out(order, Path(keys.kit), int(keys.attempts), float(keys.terms.patience))
     except KeyboardInterrupt as error:
         again = [o for o in given if not o.startswith(("resume=", "folder="))]
-        again += [f"resume={order.folder}"] * (own.onboard is None)
+        again += [f"resume={order.folder}"] * (keys.onboard is None)
         line = shlex.join(["medfed", NAME, *again])
         error.args = (f"the job was ended at the sites, too; go on by: {line}",)
         raise

@@ -58,7 +58,7 @@ def _print(console: Console, title: str, rows: Iterable[tuple[str, str]]) -> Non
     table = Table(title=title, title_justify="left", box=None, show_header=False, padding=(0, 1))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for what, told in rows:
-        table.add_row(what.replace("[", r"\["), told.replace("[", r"\["))
+    for what, answer in rows:
+        table.add_row(what.replace("[", r"\["), answer.replace("[", r"\["))
     console.print(table)
     console.print()

@@ -19,9 +19,9 @@ def onboard(config: Section, folder: Path) -> None:
     from medfed.run.onboarding import onboard as measured
 
     counts = list(config.k) if isinstance(config.k, list) else [config.k]
-    found = measured(folder, str(config.onboard), counts, config.onboard_steps)
-    write_onboarding(found, folder)
-    print_onboarding(found, folder)
+    newcomers = measured(folder, str(config.onboard), counts, config.onboard_steps)
+    write_onboarding(newcomers, folder)
+    print_onboarding(newcomers, folder)
 
 
 def subsets(config: Section, folder: Path) -> None:
@@ -31,9 +31,9 @@ def subsets(config: Section, folder: Path) -> None:
 
     given = config.subsets
     wanted = [str(s) for s in given] if isinstance(given, list) else str(given)
-    found = measure_subsets(folder, wanted, str(config.split))
-    write_subsets(found, folder)
-    print_subsets(found, folder)
+    subsets = measure_subsets(folder, wanted, str(config.split))
+    write_subsets(subsets, folder)
+    print_subsets(subsets, folder)
 
 
 @command("evaluate")

@@ -78,14 +78,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     f"Unknown method {name!r}{did_you_mean(name, files)}; the methods are "
                     f"{', '.join(files)}."
                 )
-        found = by_family(method(name, files[name]) for name in names or files)
+        rows = by_family(method(name, files[name]) for name in names or files)
         if "--markdown" in rest:
-            print(markdown(found))
+            print(markdown(rows))
         elif names:
-            for one in found:
+            for one in rows:
                 print_page(one)
         else:
-            print_table(found)
+            print_table(rows)
 
 
 def yamls(plugins: Sequence[str] = ()) -> dict[str, Path]:
@@ -101,8 +101,8 @@ def yamls(plugins: Sequence[str] = ()) -> dict[str, Path]:
     spelled = [o for o in with_plugins(plugins) if o.startswith("hydra.searchpath=")]
     places = [p.strip('[]"').removeprefix("file://") for o in spelled for p in o[17:].split(",")]
     folders = [CONFIG_DIR, *map(Path, places)]
-    found = {p.stem: p for f in folders for p in (f / "algorithm").glob("*.yaml")}
-    return dict(sorted(found.items()))
+    files = {p.stem: p for f in folders for p in (f / "algorithm").glob("*.yaml")}
+    return dict(sorted(files.items()))
 
 
 def method(name: str, yaml: Path) -> Method:

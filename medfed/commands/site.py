@@ -40,11 +40,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 f"Unknown command medfed site {what}{did_you_mean(what, _KEYS)}; there are "
                 f"{', '.join(_KEYS)}."
             )
-        own = read(what, rest)
+        keys = read(what, rest)
         if what == "withdraw":
-            _withdraw(own)
+            _withdraw(keys)
         else:
-            _check(own)
+            _check(keys)
 
 
 def read(what: str, given: Sequence[str]) -> dict[str, str]:
@@ -57,31 +57,31 @@ def read(what: str, given: Sequence[str]) -> dict[str, str]:
     Raises:
         ConfigError: If a key is unknown or lacking.
     """
-    own = {a.partition("=")[0]: a.partition("=")[2] for a in given}
-    for key in own:
+    keys = {a.partition("=")[0]: a.partition("=")[2] for a in given}
+    for key in keys:
         if key not in _KEYS[what]:
             raise ConfigError(
                 f"Unknown key {key!r}{did_you_mean(key, _KEYS[what])}; medfed site {what} has "
                 f"{', '.join(_KEYS[what])}."
             )
-    if lacking := [key for key in _NEEDED[what] if not own.get(key)]:
+    if lacking := [key for key in _NEEDED[what] if not keys.get(key)]:
         raise ConfigError(f"{lacking[0]} has no value yet; set it by {lacking[0]}=VALUE.")
-    return own
+    return keys
 
 
-def _withdraw(own: dict[str, str]) -> None:
-    forget = own.get("forget", "false").lower()
+def _withdraw(keys: dict[str, str]) -> None:
+    forget = keys.get("forget", "false").lower()
     if forget not in ("true", "false"):
-        raise ConfigError(f"forget must be true or false, not {own['forget']}.")
-    folder = Path(own["run"]).expanduser()
+        raise ConfigError(f"forget must be true or false, not {keys['forget']}.")
+    folder = Path(keys["run"]).expanduser()
     if not RunFolder(folder).config_yaml.is_file():
         raise ConfigError(f"run={folder} is no run folder (it has no config.yaml).")
-    for line in actions.withdraw(folder, own["site"], forget == "true"):
+    for line in actions.withdraw(folder, keys["site"], forget == "true"):
         print(line)
 
 
-def _check(own: dict[str, str]) -> None:
-    actions.check(*(Path(own[key]).expanduser() for key in ("agreed", "local")))
+def _check(keys: dict[str, str]) -> None:
+    actions.check(*(Path(keys[key]).expanduser() for key in ("agreed", "local")))
 
 
 if __name__ == "__main__":

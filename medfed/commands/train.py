@@ -33,11 +33,11 @@ def check(configs: Sequence[RunDescription], sweep: bool) -> None:
                 f"-m cannot be combined with trainer.devices={ranks}; sweep with one rank per run, "
                 "or start the runs one by one."
             )
-        if several(config.trainer) and (found := launched()) is not None:
+        if several(config.trainer) and (starter := launched()) is not None:
             if not any(a.startswith(("hydra.run.dir=", "resume=")) for a in sys.argv[1:]):
                 raise ConfigError(
-                    f"{found.by} has started {found.ranks} processes, which share one run folder: "
-                    "name it by hydra.run.dir=FOLDER, on a disk that all of them see."
+                    f"{starter.by} has started {starter.ranks} processes, which share one run "
+                    "folder: name it by hydra.run.dir=FOLDER, on a disk that all of them see."
                 )
             go_by_rank()
         build(config.local)

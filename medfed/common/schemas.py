@@ -74,7 +74,7 @@ def parse_json(
     else:
         content = bytes(source)
     try:
-        found = json.loads(
+        value = json.loads(
             content.decode(),
             object_pairs_hook=_once,
             parse_int=_whole,
@@ -82,14 +82,14 @@ def parse_json(
             parse_constant=_finite if finite else float,
         )
         # The text of a key or value may be half of a pair of UTF-16, which nothing can write.
-        json.dumps(found, ensure_ascii=False).encode()
+        json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except UnicodeDecodeError:
         raise ValueError("it is no UTF-8") from None
     except UnicodeEncodeError:
         raise ValueError("it holds half a character") from None
-    return found if kind is Any else fit(found, kind)
+    return value if kind is Any else fit(value, kind)
 
 
 def fit(content: Any, kind: type[T]) -> T:
@@ -132,12 +132,12 @@ def _sentence(text: str) -> str:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    members = dict(pairs)
+    if len(members) < len(pairs):
         names = [name for name, _ in pairs]
-        twice = next(name for name in found if names.count(name) > 1)
+        twice = next(name for name in members if names.count(name) > 1)
         raise ValueError(f"the key {twice:.40} occurs twice")
-    return found
+    return members
 
 
 def _whole(text: str) -> int:

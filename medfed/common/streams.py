@@ -120,11 +120,11 @@ class _OwnStream(TorchDispatchMode):
         kwargs = dict(kwargs or {})
         if not _draws(func) or not _on_cpu(args, kwargs):
             return func(*args, **kwargs)
-        found = _drawing(func)
-        if found is None:  # made of operations that do
+        drawing = _drawing(func)
+        if drawing is None:  # made of operations that do
             with self:
                 return func._op_dk(_COMPOSITE, *args, **kwargs)
-        draw, place = found
+        draw, place = drawing
         if place < len(args):  # given by place, as some older operations have it
             given, args = args[place], args[:place]
             kwargs["generator"] = given

@@ -138,11 +138,11 @@ def cut(flat: Tensor, layout: Layout) -> Tensors:
     if sum(sizes) != flat.numel():
         raise ValueError(f"{flat.numel()} elements cannot fill {sum(sizes)} places.")
     tensors = {}
-    own = _dtype_name(flat.dtype)
+    plain = _dtype_name(flat.dtype)
     for (name, shape, dtype), piece in zip(layout, flat.split(sizes), strict=True):
         # Most entries of a deep network are vectors of one type: the pieces as they are.
         shaped = piece if len(shape) == 1 else piece.view(shape)
-        tensors[name] = shaped if dtype == own else shaped.to(getattr(torch, dtype))
+        tensors[name] = shaped if dtype == plain else shaped.to(getattr(torch, dtype))
     return tensors
 
 

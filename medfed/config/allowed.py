@@ -132,14 +132,14 @@ def check_plugins(config: Mapping[str, Any], folder: Path) -> None:
 
 def fingerprints(folders: Iterable[str]) -> dict[str, str]:
     """Returns a hash of all Python and yaml files of each plugin folder, for the record."""
-    found = {}
+    hashes = {}
     for name in folders:
         sha = hashlib.sha256()
         files = [p for kind in ("*.py", "*.yaml") for p in Path(name).rglob(kind)]
         for path in sorted(files):
             sha.update(str(path.relative_to(name)).encode() + b"\0" + path.read_bytes())
-        found[str(name)] = sha.hexdigest()
-    return found
+        hashes[str(name)] = sha.hexdigest()
+    return hashes
 
 
 # Within the installed package, or beside it in a clone.
@@ -267,8 +267,8 @@ def _is_spelled_well(target: object) -> bool:
         return True
     if target.startswith("medfed."):
         return False  # also where a plugin folder holds the package itself
-    own = target.startswith(tuple(LIBRARIES)) or _is_registered(target.rpartition(".")[0])
-    return own or is_plugin(target)
+    known = target.startswith(tuple(LIBRARIES)) or _is_registered(target.rpartition(".")[0])
+    return known or is_plugin(target)
 
 
 def _is_registered(module: str) -> bool:

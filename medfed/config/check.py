@@ -124,11 +124,11 @@ def accepted(target: str) -> dict[str, Accepts]:
         >>> accepted("no.such.thing")
         {}
     """
-    found = _definition(*_split(target))
-    if found is None:
+    definition = _definition(*_split(target))
+    if definition is None:
         return {}
     arguments = {}
-    for name, annotation in _arguments(*found):
+    for name, annotation in _arguments(*definition):
         if (accepts := _accepts(annotation)) is not None:
             arguments[name] = accepts
     return arguments
@@ -203,18 +203,18 @@ def _arguments(source: _Module, node: ast.ClassDef | ast.FunctionDef) -> Iterato
     if isinstance(node, ast.FunctionDef):
         yield from _of_function(node)
         return
-    own = next(
+    constructor = next(
         (n for n in node.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"), None
     )
-    if own is None or own.args.kwarg is not None:
+    if constructor is None or constructor.args.kwarg is not None:
         for base in node.bases:
             base = base.value if isinstance(base, ast.Subscript) else base  # of a generic class
             if isinstance(base, ast.Name):
-                found = _definition(source.name, base.id)
-                if found is not None:
-                    yield from _arguments(*found)
-    if own is not None:
-        yield from _of_function(own)
+                definition = _definition(source.name, base.id)
+                if definition is not None:
+                    yield from _arguments(*definition)
+    if constructor is not None:
+        yield from _of_function(constructor)
     elif _is_dataclass(node):
         for field in node.body:
             if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
@@ -471,12 +471,12 @@ gradients of clients; leave it at auto, which deals the clients to the devices.
     )
 
 
-def check_machines(trainer: Mapping[str, Any], found: Launched | None = None) -> None:
+def check_machines(trainer: Mapping[str, Any], started: Launched | None = None) -> None:
     """Checks that whoever has started this process started as many as the run takes.
 
     Args:
         trainer: The section of a composed configuration.
-        found: Who has; as the environment says where it is ``None``.
+        started: Who has; as the environment says where it is ``None``.
 
     Raises:
         ConfigError: If the numbers differ, or nobody starts the processes of other machines.
@@ -495,15 +495,15 @@ run takes trainer.devices=4 trainer.num_nodes=1; set trainer.devices=2 trainer.n
         raise ConfigError(
             f"trainer.num_nodes={nodes} cannot be used; give the number of machines, at least 1."
         )
-    found = found or launched()
-    if found is not None and (found.by == "torchrun" or several(trainer)):
+    started = started or launched()
+    if started is not None and (started.by == "torchrun" or several(trainer)):
         count = len(devices) if isinstance(devices, list) else devices
         count = count * _sharing(trainer) if type(count) is int else count
-        if nodes != found.machines or (type(count) is int and count != found.devices):
+        if nodes != started.machines or (type(count) is int and count != started.devices):
             raise ConfigError(
-                f"{found.by} has started {found.ranks} processes on {found.machines} machines, but "
-                f"the run takes trainer.devices={devices} trainer.num_nodes={nodes}; set "
-                f"trainer.devices={found.devices} trainer.num_nodes={found.machines}."
+                f"{started.by} has started {started.ranks} processes on {started.machines} "
+                f"machines, but the run takes trainer.devices={devices} trainer.num_nodes={nodes}; "
+                f"set trainer.devices={started.devices} trainer.num_nodes={started.machines}."
             )
     elif nodes > 1 and "MASTER_ADDR" not in os.environ:
         raise ConfigError(

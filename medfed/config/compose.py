@@ -34,10 +34,10 @@ from medfed.config.description import RunDescription, checked, describe, resolve
 from medfed.config.sections import Section
 from medfed.config.spelling import GROUPS, spelled
 
-OWN_METRIC = "medfed.models.meters.OwnMetric"
+CUSTOM_METRIC = "medfed.models.meters.CustomMetric"
 
 
-def with_own_parts(node: dict[str, Any]) -> dict[str, Any]:
+def with_custom_parts(node: dict[str, Any]) -> dict[str, Any]:
     """Returns a model's section as it is built.
 
     A metric is written ``name: {_target_: ..., direction: max}``, and the direction is no argument
@@ -48,7 +48,7 @@ def with_own_parts(node: dict[str, Any]) -> dict[str, Any]:
 
     Example:
         >>> metric = {"_target_": "monai.metrics.MeanIoU", "direction": "max"}
-        >>> built = with_own_parts({"metrics": {"mine": metric}})["metrics"]["mine"]
+        >>> built = with_custom_parts({"metrics": {"mine": metric}})["metrics"]["mine"]
         >>> built["direction"], built["metric"]
         ('max', {'_target_': 'monai.metrics.MeanIoU'})
     """
@@ -56,7 +56,7 @@ def with_own_parts(node: dict[str, Any]) -> dict[str, Any]:
     if isinstance(loss, dict):
         node = {**node, "loss": _handed_over(loss)}
     if isinstance(metrics, dict):
-        node = {**node, "metrics": {name: _metric(own) for name, own in metrics.items()}}
+        node = {**node, "metrics": {name: _metric(metric) for name, metric in metrics.items()}}
     return node
 
 
@@ -65,7 +65,7 @@ def _metric(written: Any) -> Any:
         return written
     said = {key: written.get(key) for key in ("direction", "worst")}
     inner = {key: value for key, value in written.items() if key not in said}
-    return {"_target_": OWN_METRIC, "metric": _handed_over(inner), **said}
+    return {"_target_": CUSTOM_METRIC, "metric": _handed_over(inner), **said}
 
 
 def _handed_over(part: dict[str, Any]) -> dict[str, Any]:
@@ -210,8 +210,8 @@ def parse(overrides: Sequence[str], what: str) -> list[Override]:
         ConfigError: If they cannot be read.
     """
     try:
-        found: list[Override] = OverridesParser.create().parse_overrides(list(overrides))
-        return found
+        parsed: list[Override] = OverridesParser.create().parse_overrides(list(overrides))
+        return parsed
     except HydraException as error:
         raise ConfigError(f"{what} cannot be read: {first_line(error)}.") from error
 
@@ -285,7 +285,7 @@ def build(node: Any, **kwargs: Any) -> Any:
         check_targets(values, node.place, found=True)
         check_types(written(source), place=node.place)
     try:
-        return instantiate(with_own_parts(values), **kwargs)
+        return instantiate(with_custom_parts(values), **kwargs)
     except InstantiationException as error:
         cause: BaseException = error
         while not isinstance(cause, MedfedError) and cause.__cause__ is not None:
@@ -326,17 +326,17 @@ def changed_keys(
 
 
 def _leaves(config: Mapping[str, Any], ignore: Sequence[str]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    leaves: dict[str, Any] = {}
 
     def walk(node: Any, path: str) -> None:
         if isinstance(node, Mapping):
             for key, value in node.items():
                 walk(value, f"{path}.{key}" if path else str(key))
         else:
-            found[path] = node
+            leaves[path] = node
 
     walk({k: v for k, v in config.items() if k not in ignore}, "")
-    return found
+    return leaves
 
 
 def _check_sections(config: DictConfig) -> None:

@@ -64,12 +64,12 @@ def select(node: Mapping[str, Any], key: str, default: Any = None) -> Any:
         >>> select({"data": {"fold": 2}}, "data.fold"), select({"data": None}, "data.fold")
         (2, None)
     """
-    found: Any = node
+    value: Any = node
     for part in key.split("."):
-        if not isinstance(found, Mapping) or part not in found:
+        if not isinstance(value, Mapping) or part not in value:
             return default
-        found = found[part]
-    return found
+        value = value[part]
+    return value
 
 
 def put(node: dict[str, Any], key: str, value: Any) -> None:

@@ -39,7 +39,7 @@ def spelled(arguments: Sequence[str]) -> list[str]:
         medfed.common.errors.ConfigError: hydra.callbacks.mine._target_ is for Hydra's own use; \
 set hydra.run.dir, hydra.sweep.dir or hydra.sweep.subdir, and add code and yamls by plugins=FOLDER.
     """
-    whole = [part for argument in arguments for part in _own(argument)]
+    whole = [part for argument in arguments for part in _option_and_keys(argument)]
     made = with_plugins([a for a in hydra_spelling(whole) if not a.startswith(SEARCHPATH)])
     for argument in arguments:
         if argument in made and argument.startswith(SEARCHPATH):
@@ -54,17 +54,17 @@ set hydra.run.dir, hydra.sweep.dir or hydra.sweep.subdir, and add code and yamls
     return with_whole_data(made)
 
 
-def _own(argument: str) -> list[str]:
+def _option_and_keys(argument: str) -> list[str]:
     """Spells an optimizer or scheduler that is written out as the option ``own`` and its keys.
 
     Example:
-        >>> _own("optimizer={_target_: torch.optim.Adam, betas: [0.8,0.9]}")
+        >>> _option_and_keys("optimizer={_target_: torch.optim.Adam, betas: [0.8,0.9]}")
         ['optimizer=own', '++optimizer._target_=torch.optim.Adam', '++optimizer.betas=[0.8,0.9]']
     """
-    found = re.fullmatch(r"(optimizer|scheduler)=\{(.*)\}", argument, re.DOTALL)
-    if found is None:
+    written = re.fullmatch(r"(optimizer|scheduler)=\{(.*)\}", argument, re.DOTALL)
+    if written is None:
         return [argument]
-    group, inside = found.groups()
+    group, inside = written.groups()
     # At the commas outside of any bracket.
     parts = re.findall(r"((?:[^,\[{(]|\[[^\]]*\]|\{[^}]*\}|\([^)]*\))+),?", inside)
     pairs = [part.partition(":")[::2] for part in parts]
@@ -113,8 +113,8 @@ def with_whole_data(arguments: Sequence[str]) -> list[str]:
         return list(arguments)
     made = list(arguments)
     if not any(re.match(r"partition(?!\.num_clients$)(?=$|[.@])", key) for key in given):
-        told = [f"partition.protocol={name}" for name in partitions if len(partitions) == 1]
-        made += ["partition=auto", *told]
+        protocol = [f"partition.protocol={name}" for name in partitions if len(partitions) == 1]
+        made += ["partition=auto", *protocol]
     for measured, key, usual in _MEASURED:
         if not {key, f"data.{key}"} & set(given) and any(re.search(measured, t) for t in texts):
             made.append(f"{key}={usual}")

@@ -108,10 +108,10 @@ class Cohort:
                 )
         pool = [c for c in known if listed is None or c in listed]
         count = max(1, int(self.fraction * len(pool) + 0.5))  # halves up
-        drawn = set(pool)
+        members = set(pool)
         if count < len(pool):
-            drawn = set(random.Random(derive_seed(seed, round, "cohort")).sample(pool, count))
-        here = drawn.difference(self.absent.get(round, ()))
+            members = set(random.Random(derive_seed(seed, round, "cohort")).sample(pool, count))
+        here = members.difference(self.absent.get(round, ()))
         present = tuple(c for c in pool if c in here)
         if not present:
             raise ConfigError(f"cohort.absent leaves nobody in round {round}; take a client out.")

@@ -185,11 +185,11 @@ def assemble(
     if algorithm.mask_aware:
         shape = shape or clients[0].train_inputs(1).shape[1:]
         server = {**server, "reads": entries_reading(network, shape)}
-    own = {c.id: LocalClient(c, local, weights, state) for c in clients}
+    local_clients = {c.id: LocalClient(c, local, weights, state) for c in clients}
     sent = None if channel is None else channel(algorithm)
     cohort = cohort or Cohort()
     cohort.of([c.id for c in everyone], seed, 0)  # an unknown client is named here
-    return Federation(algorithm, server, own, everyone, sent, cohort, seed, local), local
+    return Federation(algorithm, server, local_clients, everyone, sent, cohort, seed, local), local
 
 
 def federate(

@@ -239,17 +239,17 @@ class ParameterSplit:
         entries = {n: t for n, t in float_entries(network).items() if n not in base}
         buffers = frozenset(n for n, t in entries.items() if not isinstance(t, nn.Parameter))
         known = aliases(network)
-        own = {known[n] for n in match(personal, known)} - base
-        if personal and not own:
+        kept = {known[n] for n in match(personal, known)} - base
+        if personal and not kept:
             raise ConfigError(
                 f"The personal part {', '.join(personal)} is all frozen; let some of it train by "
                 "adapters.train, or choose adapters.part=personal."
             )
         if policy != "averaged":
-            own |= buffers
+            kept |= buffers
         return cls(
-            tuple(n for n in entries if n not in own),
-            tuple(n for n in entries if n in own),
+            tuple(n for n in entries if n not in kept),
+            tuple(n for n in entries if n in kept),
             buffers,
             policy,
             base,
@@ -334,9 +334,9 @@ def blocks(network: nn.Module, personal: Container[str] = (), within: str = "") 
             continue
         head, inner, _ = name[len(prefix) :].partition(".")
         old = by_place.get(head, Block(prefix + head, f"{prefix}{head}{'.*' if inner else ''}", 0))
-        own = tensor.numel() if name in personal else 0
+        kept = tensor.numel() if name in personal else 0
         by_place[head] = old._replace(
-            parameters=old.parameters + tensor.numel(), personal=old.personal + own
+            parameters=old.parameters + tensor.numel(), personal=old.personal + kept
         )
     return list(by_place.values())
 

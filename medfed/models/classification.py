@@ -14,10 +14,10 @@ from torch import Tensor
 from medfed.common.checks import check_known
 from medfed.common.errors import ConfigError
 from medfed.functional.scores import CLASS_SCORES, Floats, class_scores
+from medfed.models.custom_losses import CustomLoss, Tried, check_loss, value_of
 from medfed.models.inference import ClassInference
 from medfed.models.meters import Batch, Columns, WholeSplit
 from medfed.models.networks.canonical import Activation
-from medfed.models.own_losses import OwnLoss, Tried, check_loss, value_of
 from medfed.models.task import TaskModule
 
 
@@ -55,7 +55,7 @@ class ClassificationTask(TaskModule):
         self,
         *common: Any,
         num_classes: int = 2,
-        loss: str | OwnLoss = "cross_entropy",
+        loss: str | CustomLoss = "cross_entropy",
         class_weights: Sequence[float] | Literal["balanced"] | None = None,
         focal_gamma: float = 2.0,
         label_smoothing: float = 0.0,
@@ -86,16 +86,16 @@ class ClassificationTask(TaskModule):
         self.label_smoothing = label_smoothing
         self.ece_bins = ece_bins
         super().__init__(*common, **more)
-        self.own_loss = loss
+        self.custom_loss = loss
         self._weights = None if class_weights is None else torch.tensor(list(class_weights))
 
     def criterion(self, logits: Tensor, label: Tensor) -> Tensor:
         """Returns the loss of logits ``(B, K)`` and class indices ``(B,)``."""
         weight = self._class_weights(logits)
-        if callable(self.own_loss):
+        if callable(self.custom_loss):
             each = None if weight is None else weight[label]
-            return value_of(self.own_loss, logits, label, each)
-        if self.own_loss == "focal":
+            return value_of(self.custom_loss, logits, label, each)
+        if self.custom_loss == "focal":
             return focal_loss(logits, label, gamma=self.focal_gamma, weight=weight)
         return F.cross_entropy(logits, label, weight=weight, label_smoothing=self.label_smoothing)
 
@@ -114,10 +114,10 @@ class ClassificationTask(TaskModule):
                 "as a list, or set balanced=True of the data module before its setup."
             )
         weights = batch["class_weights"].to(logits)
-        if callable(self.own_loss):
+        if callable(self.custom_loss):
             each = weights.gather(1, label[:, None]).squeeze(1)
-            return value_of(self.own_loss, logits, label, each)
-        if self.own_loss == "focal":
+            return value_of(self.custom_loss, logits, label, each)
+        if self.custom_loss == "focal":
             return focal_loss(logits, label, gamma=self.focal_gamma, weight=weights)
         return weighted_cross_entropy(logits, label, weights, self.label_smoothing)
 
@@ -130,10 +130,10 @@ class ClassificationTask(TaskModule):
         label = torch.arange(self.num_classes).repeat(2)
         right = 8.0 * F.one_hot(label, self.num_classes) - 4
         what = "logits (B, K) and class indices (B,)"
-        if callable(self.own_loss):
+        if callable(self.custom_loss):
             weighted = self.balanced or self._weights is not None
             tried = Tried(right, (-right,), label, what, "softmax")
-            check_loss(self.own_loss, tried, weighted=weighted)
+            check_loss(self.custom_loss, tried, weighted=weighted)
         super().check_parts(batch)
 
     def measurable(self, batch: Batch) -> Tried:
@@ -148,7 +148,7 @@ class ClassificationTask(TaskModule):
 
     def meter(self, *, test: bool = False) -> WholeSplit:
         """Returns an empty meter."""
-        return WholeSplit(self.criterion, CLASS_SCORES, self._measure, _told)
+        return WholeSplit(self.criterion, CLASS_SCORES, self._measure, _columns)
 
     def scores(self, cases: Columns, weights: Floats) -> dict[str, Floats]:
         """See the base class."""
@@ -160,8 +160,8 @@ class ClassificationTask(TaskModule):
         counts = training["label_counts"].double()
         shares = (counts / counts.sum()).tolist()
         size = len(cases["label"])
-        told = {_PROBABILITY.format(k): np.full(size, share) for k, share in enumerate(shares)}
-        return {"constant": {**cases, **told}}
+        predicted = {_PROBABILITY.format(k): np.full(size, share) for k, share in enumerate(shares)}
+        return {"constant": {**cases, **predicted}}
 
     def _measure(self, logits: Tensor, label: Tensor) -> dict[str, float]:
         return classification_metrics(logits.double().softmax(1), label, self.ece_bins)
@@ -179,7 +179,7 @@ class ClassificationTask(TaskModule):
 _PROBABILITY = "probability/{}"
 
 
-def _told(logits: Tensor) -> dict[str, Tensor]:
+def _columns(logits: Tensor) -> dict[str, Tensor]:
     """The probability of each class ``(N,)``."""
     return {_PROBABILITY.format(k): p for k, p in enumerate(logits.softmax(1).T)}
 
@@ -251,10 +251,10 @@ def weighted_cross_entropy(
         True
     """
     weighted = -weight * logits.log_softmax(1)
-    own = target[:, None]
-    loss = (1 - label_smoothing) * weighted.gather(1, own).sum()
+    of_class = target[:, None]
+    loss = (1 - label_smoothing) * weighted.gather(1, of_class).sum()
     loss = loss + label_smoothing / logits.shape[1] * weighted.sum()
-    return loss / weight.gather(1, own).sum()
+    return loss / weight.gather(1, of_class).sum()
 
 
 def classification_metrics(probs: Tensor, label: Tensor, n_bins: int = 15) -> dict[str, float]:
@@ -274,5 +274,5 @@ def classification_metrics(probs: Tensor, label: Tensor, n_bins: int = 15) -> di
     if len(label) == 0:
         return dict.fromkeys(CLASS_SCORES, math.nan)
     rows, truth = probs.double().cpu().numpy(), label.cpu().numpy()
-    found = class_scores(rows, truth, np.ones((1, len(truth))), n_bins)
-    return {name: float(value[0]) for name, value in found.items()}
+    scores = class_scores(rows, truth, np.ones((1, len(truth))), n_bins)
+    return {name: float(value[0]) for name, value in scores.items()}

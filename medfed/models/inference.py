@@ -113,19 +113,19 @@ class RegionInference(Inference):
         What lies outside of the image is background.
         """
         if self.patch_size is None or tuple(image.shape[2:]) == self.patch_size:
-            found = network(image)
+            outputs = network(image)
         else:
             blended = sliding_window_inference(
                 image, self.patch_size, self.window_batch, network, self.overlap, mode="gaussian"
             )
             assert isinstance(blended, Tensor)
-            found = blended
+            outputs = blended
         if grids is None:
-            return found
-        outside = torch.full((found.shape[1],), -CERTAIN, device=found.device)
+            return outputs
+        outside = torch.full((outputs.shape[1],), -CERTAIN, device=outputs.device)
         if self.exclusive:
             outside[0] = CERTAIN
-        parts = zip(found, grids, strict=True)
+        parts = zip(outputs, grids, strict=True)
         return torch.stack([on_grid(one, grid, size, outside=outside) for one, grid in parts])
 
     def probabilities(self, logits: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from torch import Tensor
 from medfed.common.checks import check_known
 from medfed.common.errors import ConfigError, first_line
 from medfed.common.scores import declare, worst_value
-from medfed.models.own_losses import Tried, name_of
+from medfed.models.custom_losses import Tried, name_of
 
 Batch = Mapping[str, Tensor]
 """``image`` and ``label``, and where they apply ``channels``, ``case`` and ``spacing``."""
@@ -59,8 +59,8 @@ class WholeSplit:
         criterion: The loss of logits and labels.
         names: The metrics beside the loss; NaN where the split is empty.
         measure: Gives them for all logits and labels together.
-        told: From logits ``(N, ...)`` to numbers ``(N, ...)`` by name, what the table of cases has
-            of each sample beside its label; None for no such table.
+        columns: From logits ``(N, ...)`` to numbers ``(N, ...)`` by name, which the table of cases
+            has of each sample beside its label; None for no such table.
     """
 
     def __init__(
@@ -68,12 +68,12 @@ class WholeSplit:
         criterion: Callable[[Tensor, Tensor], Tensor],
         names: Sequence[str],
         measure: Callable[[Tensor, Tensor], dict[str, float]],
-        told: Callable[[Tensor], Mapping[str, Tensor]] | None = None,
+        columns: Callable[[Tensor], Mapping[str, Tensor]] | None = None,
     ) -> None:
         self.criterion = criterion
         self.names = names
         self.measure = measure
-        self.told = told
+        self.columns = columns
         self.logits: list[Tensor] = []
         self.labels: list[Tensor] = []
         self.case: list[int] = []
@@ -95,11 +95,11 @@ class WholeSplit:
 
     def cases(self) -> list[dict[str, float | str]]:
         """Returns a row per sample: ``label``, and what the task tells of its logits."""
-        if self.told is None or not self.labels:
+        if self.columns is None or not self.labels:
             return []
         columns = {"case": self.case, "label": torch.cat(self.labels).tolist()}
-        told = self.told(torch.cat(self.logits).double())
-        columns |= {name: values.tolist() for name, values in told.items()}
+        more = self.columns(torch.cat(self.logits).double())
+        columns |= {name: values.tolist() for name, values in more.items()}
         rows = zip(*columns.values(), strict=True)
         return [dict(zip(columns, row, strict=True)) for row in rows]
 
@@ -113,12 +113,12 @@ class FiniteOnly:
 
     Args:
         meter: The meter of the task.
-        own: Measures the same by what the user added.
+        custom: Measures the same by what the user added.
     """
 
-    def __init__(self, meter: Meter, own: Meter | None = None) -> None:
+    def __init__(self, meter: Meter, custom: Meter | None = None) -> None:
         self.meter = meter
-        self.own = own
+        self.custom = custom
         self.failed = False
 
     def update(self, logits: Tensor, batch: Batch) -> None:
@@ -128,16 +128,16 @@ class FiniteOnly:
             self.failed = True
             logits = torch.zeros_like(logits)  # which metrics are defined is a matter of the labels
         self.meter.update(logits, batch)
-        if self.own is not None:
-            self.own.update(logits, batch)
+        if self.custom is not None:
+            self.custom.update(logits, batch)
 
     def compute(self) -> dict[str, float]:
         """Returns the metrics of all batches so far."""
         metrics = self.meter.compute()
-        own = {} if self.own is None else self.own.compute()
+        more = {} if self.custom is None else self.custom.compute()
         if not self.failed and not any(map(math.isinf, metrics.values())):
-            return metrics | own
-        metrics |= own
+            return metrics | more
+        metrics |= more
         return {n: v if math.isnan(v) else worst_value(n) for n, v in metrics.items()}
 
     def cases(self) -> list[dict[str, float | str]]:
@@ -165,7 +165,7 @@ _IN_MM = ("HausdorffDistanceMetric", "SurfaceDistanceMetric", "SurfaceDiceMetric
 
 
 @dataclass
-class OwnMetric:
+class CustomMetric:
     """A metric, and which way it is better.
 
     Attributes:
@@ -247,22 +247,24 @@ class OwnMetric:
         return (math.nan if bool(parts.isnan().all()) else value), parts  # MONAI's mean is then 0
 
 
-Told = Callable[[Tensor, Batch], tuple[Tensor, Tensor]]
+MetricInputs = Callable[[Tensor, Batch], tuple[Tensor, Tensor]]
 """From logits and a batch to the predictions ``(B, ...)`` and labels that metrics are given."""
 
 
-class OwnMetrics:
+class CustomMetrics:
     """Measures a split by all metrics of one's own.
 
     Args:
         metrics: By name.
-        told: What they are given.
+        inputs: Gives what they compare, of logits and a batch.
         cases: Whether they are given one case after the other, whose slices make a volume; else the
             whole split at once.
     """
 
-    def __init__(self, metrics: Mapping[str, OwnMetric], told: Told, cases: bool) -> None:
-        self.metrics, self.told, self.cases = metrics, told, cases
+    def __init__(
+        self, metrics: Mapping[str, CustomMetric], inputs: MetricInputs, cases: bool
+    ) -> None:
+        self.metrics, self.inputs, self.cases = metrics, inputs, cases
         self.waiting: list[tuple[Tensor, Tensor]] = []
         self.case: tuple[Any, ...] | None = None
         for metric in metrics.values():
@@ -272,7 +274,7 @@ class OwnMetrics:
         """Adds one batch."""
         if not self.metrics:
             return
-        prediction, target = (t.detach().cpu() for t in self.told(logits, batch))
+        prediction, target = (t.detach().cpu() for t in self.inputs(logits, batch))
         if not self.cases:
             self.waiting.append((prediction, target))
             return
@@ -309,7 +311,7 @@ class OwnMetrics:
         return {name: _guarded(name, metric.value) for name, metric in self.metrics.items()}
 
 
-def check_metrics(metrics: Mapping[str, OwnMetric], known: Sequence[str]) -> None:
+def check_metrics(metrics: Mapping[str, CustomMetric], known: Sequence[str]) -> None:
     """Checks the names of metrics, and makes their directions known.
 
     Args:
@@ -320,7 +322,7 @@ def check_metrics(metrics: Mapping[str, OwnMetric], known: Sequence[str]) -> Non
         ConfigError: If a name is the task's own, or holds what separates names.
     """
     for name, metric in metrics.items():
-        if not isinstance(metric, OwnMetric):
+        if not isinstance(metric, CustomMetric):
             raise ConfigError(
                 f"model.metrics.{name} must be a section with _target_ and direction, max or min."
             )
@@ -333,7 +335,7 @@ def check_metrics(metrics: Mapping[str, OwnMetric], known: Sequence[str]) -> Non
         declare(name, metric.direction, metric.worst)
 
 
-def try_metrics(metrics: Mapping[str, OwnMetric], tried: Tried) -> None:
+def try_metrics(metrics: Mapping[str, CustomMetric], tried: Tried) -> None:
     """Measures predictions whose worth is known, before anything is trained.
 
     Args:
@@ -369,23 +371,23 @@ def _guarded(name: str, call: Callable[[], Any]) -> Any:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            found = call()
+            value = call()
         except Exception as error:
             raise ConfigError(
                 f"model.metrics.{name} cannot measure what it is given: {first_line(error)}."
             ) from error
     undefined = any(_UNDEFINED.search(str(w.message)) for w in caught)
-    return math.nan if undefined and isinstance(found, float) else found
+    return math.nan if undefined and isinstance(value, float) else value
 
 
-def _one(found: Any) -> float:
+def _one(value: Any) -> float:
     """The single number that a metric gives."""
-    while isinstance(found, list | tuple) and len(found) == 1:
-        found = found[0]
+    while isinstance(value, list | tuple) and len(value) == 1:
+        value = value[0]
     try:
-        number = torch.as_tensor(found)
+        number = torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError):
-        raise ConfigError(f"it gives {type(found).__name__}, no number") from None
+        raise ConfigError(f"it gives {type(value).__name__}, no number") from None
     if number.numel() != 1:
         raise ConfigError(f"it gives {number.numel()} numbers, and must give one (a mean)")
     return float(number)

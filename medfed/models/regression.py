@@ -18,10 +18,10 @@ from torch import Tensor
 
 from medfed.common.checks import checked_scale
 from medfed.functional.scores import OUTCOME_SCORES, Floats, outcome_scores
+from medfed.models.custom_losses import CustomLoss, Tried, check_loss, value_of
 from medfed.models.inference import OutcomeInference
 from medfed.models.meters import Batch, Columns, WholeSplit
 from medfed.models.networks.canonical import Activation
-from medfed.models.own_losses import OwnLoss, Tried, check_loss, value_of
 from medfed.models.task import TaskModule
 
 
@@ -58,14 +58,14 @@ class RegressionTask(TaskModule):
     def __init__(
         self,
         *common: Any,
-        loss: OwnLoss | None = None,
+        loss: CustomLoss | None = None,
         scale: Sequence[float] | None = None,
         **more: Any,
     ) -> None:
         self.mean, self.deviation = checked_scale(scale or (0.0, 1.0), "model.scale")
         self.inference = OutcomeInference(self.mean, self.deviation)
         super().__init__(*common, **more)
-        self.own_loss = loss
+        self.custom_loss = loss
 
     def criterion(self, logits: Tensor, label: Tensor) -> Tensor:
         """Returns the loss of outputs ``(B, 1)`` and outcomes ``(B,)``.
@@ -75,22 +75,22 @@ class RegressionTask(TaskModule):
         """
         if not label.is_floating_point() or logits.shape != (*label.shape, 1):
             raise ValueError("a regression needs one continuous outcome per sample")
-        found = logits.squeeze(1)
-        if self.own_loss is not None:
-            return value_of(self.own_loss, self.probabilities(found), label.to(logits))
+        predictions = logits.squeeze(1)
+        if self.custom_loss is not None:
+            return value_of(self.custom_loss, self.probabilities(predictions), label.to(logits))
         # In the label's precision: its mean may be far larger than its deviation.
-        return F.mse_loss(found, ((label - self.mean) / self.deviation).to(logits))
+        return F.mse_loss(predictions, ((label - self.mean) / self.deviation).to(logits))
 
     def check_parts(self, batch: Batch) -> None:
         """See the base class."""
         outcome = torch.linspace(-1, 1, 8)
         worse = (outcome + 3, outcome + 0.5, outcome - 0.5)
         what = "predictions (B,) and outcomes (B,) in its unit"
-        if self.own_loss is not None:
-            check_loss(self.own_loss, Tried(outcome.clone(), worse, outcome, what))
+        if self.custom_loss is not None:
+            check_loss(self.custom_loss, Tried(outcome.clone(), worse, outcome, what))
         super().check_parts(batch)
 
-    def told(self, logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    def metric_inputs(self, logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """See the base class: predictions and outcomes, both ``(N,)``."""
         return self.probabilities(logits.squeeze(1)), batch["label"].to(logits)
 
@@ -140,6 +140,6 @@ def regression_metrics(predictions: Tensor, outcomes: Tensor) -> dict[str, float
     """
     if len(outcomes) == 0:
         return dict.fromkeys(OUTCOME_SCORES, math.nan)
-    found, true = (t.double().cpu().numpy() for t in (predictions, outcomes))
-    scores = outcome_scores(found, true, np.ones((1, len(true))))
+    predicted, true = (t.double().cpu().numpy() for t in (predictions, outcomes))
+    scores = outcome_scores(predicted, true, np.ones((1, len(true))))
     return {name: float(value[0]) for name, value in scores.items()}

@@ -15,10 +15,10 @@ from torch import Tensor
 from medfed.common.checks import check_known
 from medfed.common.errors import ConfigError, did_you_mean
 from medfed.functional.scores import Floats
+from medfed.models.custom_losses import CustomLoss, Tried, check_loss, value_of
 from medfed.models.inference import RegionInference
 from medfed.models.meters import Batch, Columns
 from medfed.models.networks.canonical import Activation
-from medfed.models.own_losses import OwnLoss, Tried, check_loss, value_of
 from medfed.models.segmentation_meter import SegmentationMeter, overlap_scores
 from medfed.models.task import TaskModule
 
@@ -88,7 +88,7 @@ class SegmentationTask(TaskModule):
         overlap: float = 0.25,
         window_batch: int = 16,
         threshold: float = 0.5,
-        loss: OwnLoss | None = None,
+        loss: CustomLoss | None = None,
         dice_weight: float = 1.0,
         ce_weight: float = 1.0,
         surface: bool = True,
@@ -114,12 +114,12 @@ class SegmentationTask(TaskModule):
         self.ce_weight = ce_weight
         self.tolerances = _tolerances(tolerance, self.regions) if surface else None
         super().__init__(*common, **more)
-        self.own_loss = loss
+        self.custom_loss = loss
 
     def criterion(self, logits: Tensor, label: Tensor) -> Tensor:
         """Returns Dice plus cross-entropy of logits and labels ``(B, R, *spatial)``."""
-        if self.own_loss is not None:
-            return value_of(self.own_loss, logits, self._classes(label.float()))
+        if self.custom_loss is not None:
+            return value_of(self.custom_loss, logits, self._classes(label.float()))
         loss = dice_ce_loss if self.activation == "softmax" else dice_bce_loss
         return loss(logits, label, dice_weight=self.dice_weight, ce_weight=self.ce_weight)
 
@@ -133,16 +133,16 @@ class SegmentationTask(TaskModule):
 
     def check_parts(self, batch: Batch) -> None:
         """See the base class."""
-        if self.own_loss is not None:
+        if self.custom_loss is not None:
             target = self._classes(self._random_masks(batch))
             right, shape = 8 * target - 4, "(B, R, ...)"
             if self.activation == "softmax":
                 shape = "(B, 1 + R, ...), the background first"
             what = f"logits and labels of 0 and 1, both {shape}"
-            check_loss(self.own_loss, Tried(right, (-right,), target, what, self.activation))
+            check_loss(self.custom_loss, Tried(right, (-right,), target, what, self.activation))
         super().check_parts(batch)
 
-    def told(self, logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    def metric_inputs(self, logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """See the base class: masks and labels of 0 and 1, both ``(B, R, *spatial)``."""
         return self.masks(self.probabilities(logits)).int(), (batch["label"] > 0.5).int()
 

@@ -22,13 +22,14 @@ from medfed.common.errors import ConfigError
 from medfed.common.streams import seeded
 from medfed.federation.split import aliases, match, parameter_groups
 from medfed.functional.scores import Floats
+from medfed.models.custom_losses import Tried
 from medfed.models.meters import (
     Batch,
     Columns,
+    CustomMetric,
+    CustomMetrics,
     FiniteOnly,
     Meter,
-    OwnMetric,
-    OwnMetrics,
     WholeSplit,
     check_metrics,
     try_metrics,
@@ -36,7 +37,6 @@ from medfed.models.meters import (
 from medfed.models.networks.canonical import Activation
 from medfed.models.networks.outputs import heads, resized, shares
 from medfed.models.networks.personal_part import default_personal, last_counts
-from medfed.models.own_losses import Tried
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -82,7 +82,7 @@ class TaskModule(pl.LightningModule):
         *,
         personal: Sequence[str] | None = None,
         selection: Sequence[str] | None = None,
-        metrics: Mapping[str, OwnMetric] | None = None,
+        metrics: Mapping[str, CustomMetric] | None = None,
         l2: float = 0.0,
     ) -> None:
         super().__init__()
@@ -97,8 +97,8 @@ class TaskModule(pl.LightningModule):
         self.optimizer = optimizer
         self.scheduler = scheduler
         self.personal = default_personal(network) if personal is None else tuple(personal)
-        self.own_metrics = dict(metrics or {})
-        check_metrics(self.own_metrics, tuple(self.meter(test=True).compute()))
+        self.custom_metrics = dict(metrics or {})
+        check_metrics(self.custom_metrics, tuple(self.meter(test=True).compute()))
         self.selection = self._checked_selection(selection or self.default_selection)
 
     @abstractmethod
@@ -122,15 +122,15 @@ class TaskModule(pl.LightningModule):
         Raises:
             ConfigError: If one does not take what the task gives.
         """
-        if self.own_metrics and (tried := self.measurable(batch)) is not None:
-            try_metrics(self.own_metrics, tried)
+        if self.custom_metrics and (tried := self.measurable(batch)) is not None:
+            try_metrics(self.custom_metrics, tried)
 
-    def told(self, logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    def metric_inputs(self, logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Returns the predictions and labels that metrics of one's own are given."""
         return self.probabilities(logits), batch["label"]
 
     def measurable(self, batch: Batch) -> Tried | None:
-        """Returns right and wrong predictions, as `told` gives them, to try metrics on."""
+        """Returns right and wrong predictions, as `metric_inputs` gives them, to try metrics on."""
         return None
 
     @abstractmethod
@@ -144,7 +144,7 @@ class TaskModule(pl.LightningModule):
     @property
     def metric_names(self) -> tuple[str, ...]:
         """The keys of ``evaluate(batches)``."""
-        return (*self.meter().compute(), *self.own_metrics)
+        return (*self.meter().compute(), *self.custom_metrics)
 
     def forward(self, image: Tensor) -> Tensor:
         """Returns the network's logits of a batch of images or features."""
@@ -159,10 +159,10 @@ class TaskModule(pl.LightningModule):
         """
         # Data are float32; a network in double precision is given double.
         image = image.to(next(network.parameters()).dtype)
-        found = heads(network(image), image)
-        if len(found) > 1 and last_counts(getattr(network, "common", network)):
-            return found[::-1]
-        return found
+        outputs = heads(network(image), image)
+        if len(outputs) > 1 and last_counts(getattr(network, "common", network)):
+            return outputs[::-1]
+        return outputs
 
     def loss(self, batch: Batch) -> Tensor:
         """Returns the scalar training loss of a batch, the only thing federated training calls.
@@ -171,10 +171,10 @@ class TaskModule(pl.LightningModule):
         :func:`medfed.models.networks.outputs.shares`; to a smaller head the label is brought by
         its nearest voxels.
         """
-        found = self.outputs(self.network, batch["image"])
-        loss = self.training_criterion(found[0], batch)
-        if len(found) > 1:
-            parts = [loss, *(self.training_criterion(h, resized(batch, h)) for h in found[1:])]
+        outputs = self.outputs(self.network, batch["image"])
+        loss = self.training_criterion(outputs[0], batch)
+        if len(outputs) > 1:
+            parts = [loss, *(self.training_criterion(h, resized(batch, h)) for h in outputs[1:])]
             weighted = zip(shares(len(parts)), parts, strict=True)
             loss = torch.stack([weight * part for weight, part in weighted]).sum()
         return loss if self.l2 == 0 else loss + l2_penalty(self.network, self.l2)
@@ -290,8 +290,10 @@ class TaskModule(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": self.scheduler(optimizer)}
 
     def _new_meter(self, test: bool = False) -> FiniteOnly:
-        own = OwnMetrics(self.own_metrics, self.told, self.by_case) if self.own_metrics else None
-        return FiniteOnly(self.meter(test=test), own)
+        if not self.custom_metrics:
+            return FiniteOnly(self.meter(test=test))
+        custom = CustomMetrics(self.custom_metrics, self.metric_inputs, self.by_case)
+        return FiniteOnly(self.meter(test=test), custom)
 
     def _log_meter(self, split: str) -> None:
         # Over several ranks this is the mean of the ranks' metrics, not the pooled metric.
@@ -304,10 +306,10 @@ class TaskModule(pl.LightningModule):
         check_known("model.selection", metric, self.metric_names)
         if mode not in ("max", "min"):
             raise ConfigError(f"The selection mode must be max or min, not {mode!r}.")
-        if metric in self.own_metrics and mode != self.own_metrics[metric].direction:
+        if metric in self.custom_metrics and mode != self.custom_metrics[metric].direction:
             raise ConfigError(
                 f"model.selection={[metric, mode]} contradicts model.metrics.{metric}, whose "
-                f"direction is {self.own_metrics[metric].direction}."
+                f"direction is {self.custom_metrics[metric].direction}."
             )
         return metric, mode
 

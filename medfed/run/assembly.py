@@ -59,10 +59,10 @@ def try_model(task: TaskModule, data: FederatedDataModule) -> None:
         trial.network.train()
         with torch.enable_grad():
             trial.loss(few)
-            found = trial.outputs(trial.network, few["image"])
-        _check_shape(task, found[0], few["image"])
-        _check_activation(task, found)
-        _say(found, extras(trial.network(few["image"]), few["image"]))
+            outputs = trial.outputs(trial.network, few["image"])
+        _check_shape(task, outputs[0], few["image"])
+        _check_activation(task, outputs)
+        _say(outputs, extras(trial.network(few["image"]), few["image"]))
     # Whole images are segmented at once where there is no window.
     whole = isinstance(task, SegmentationTask) and task.inference.patch_size is None
     if whole:
@@ -87,8 +87,8 @@ def _explained(task: TaskModule, batch: Batch) -> Iterator[None]:
     except MedfedError:
         raise
     except ImportError as error:
-        found = re.search(r"No module named '?([\w.]+)", str(error))
-        package = found[1] if found else error.name or first_line(error)
+        missing = re.search(r"No module named '?([\w.]+)", str(error))
+        package = missing[1] if missing else error.name or first_line(error)
         raise ConfigError(
             f"{type(task.network).__name__} needs the package {package}, which is not installed: "
             f"pip install {package}, or pip install 'medfed[networks]'."
@@ -112,11 +112,11 @@ def _check_shape(task: TaskModule, logits: Tensor, image: Tensor) -> None:
         )
 
 
-def _check_activation(task: TaskModule, found: list[Tensor]) -> None:
+def _check_activation(task: TaskModule, outputs: list[Tensor]) -> None:
     """Refuses probabilities where logits are expected: their loss would train, but badly."""
     if task.activation == "identity":
         return
-    for output in found:
+    for output in outputs:
         if name := last_activation(output):
             raise ConfigError(
                 f"{type(task.network).__name__} ends in {name}, but the loss takes logits and "
@@ -125,10 +125,10 @@ def _check_activation(task: TaskModule, found: list[Tensor]) -> None:
             )
 
 
-def _say(found: list[Tensor], more: int) -> None:
-    if rank() == 0 and len(found) > 1:
-        weights = ", ".join(f"{w:.2g}" for w in shares(len(found)))
-        _log.info("Deep supervision: the losses of %d outputs count %s.", len(found), weights)
+def _say(outputs: list[Tensor], more: int) -> None:
+    if rank() == 0 and len(outputs) > 1:
+        weights = ", ".join(f"{w:.2g}" for w in shares(len(outputs)))
+        _log.info("Deep supervision: the losses of %d outputs count %s.", len(outputs), weights)
     if rank() == 0 and more:
         _log.info(
             "The network returns %d more tensor%s beside its logits; no loss is taken of %s.",
@@ -160,26 +160,26 @@ def personal_part(
     if task.personal or not _asks(config):
         return ()
     network, method = task.network, type(build(config.algorithm)).__name__
-    found = next_to_outputs(task, data)
-    if not found:
+    patterns = next_to_outputs(task, data)
+    if not patterns:
         raise nothing_personal(network, method)
-    own, share = _share(network, found)
+    kept, share = _share(network, patterns)
     if isinstance(task, SegmentationTask) and share < SLIVER:
         raise ConfigError(
             f"{method} keeps a part of the model at each client, and what stands next to the "
-            f"output of this {type(network).__name__}, {', '.join(found)}, is {own:,} parameters "
-            f"or {share:.2%}, too little to personalise a segmentation; set for example "
+            f"output of this {type(network).__name__}, {', '.join(patterns)}, is {kept:,} "
+            f"parameters or {share:.2%}, too little to personalise a segmentation; set for example "
             f"{proposal(network, 0.05)}; its blocks and their parameters are {listed(network)}."
         )
     if rank() == 0:
         _log.info(
             "Personal is what stands next to the output: %s (%s parameters, %.2g %%); "
             "model.personal=[...] says otherwise.",
-            ", ".join(found),
-            f"{own:,}",
+            ", ".join(patterns),
+            f"{kept:,}",
             100 * share,
         )
-    return found
+    return patterns
 
 
 def _asks(config: RunDescription) -> bool:
@@ -193,8 +193,8 @@ def _share(network: nn.Module, patterns: tuple[str, ...]) -> tuple[int, float]:
     """The parameters that patterns match, and their share of all."""
     sizes = {n: t.numel() for n, t in float_entries(network).items()}
     split = ParameterSplit.of(network, patterns)
-    own, whole = (sum(sizes[n] for n in split.parameters(part)) for part in ("personal", "all"))
-    return own, own / whole
+    matched, whole = (sum(sizes[n] for n in split.parameters(part)) for part in ("personal", "all"))
+    return matched, matched / whole
 
 
 _log = logging.getLogger(__name__)

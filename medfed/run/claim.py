@@ -58,9 +58,9 @@ def claimed(config: RunDescription, before: Before | None = None) -> Iterator[No
         yield
         return
     folder = Path(config.folder)
-    found = Before.of(folder) if before is None else before
+    present = Before.of(folder) if before is None else before
     new = config.resume is None
-    mine: list[str] = []
+    made: list[str] = []
     try:
         if new:
             refuse_full(folder)
@@ -77,16 +77,17 @@ def claimed(config: RunDescription, before: Before | None = None) -> Iterator[No
             if new:  # again, as another training may have held it in between
                 refuse_full(folder)
                 _clear(folder)
-                mine += [*_MINE, LOG, *FIRST_FILES]
+                made += [*_MINE, LOG, *FIRST_FILES]
             if before is not None:
                 held.enter_context(_logged(folder))
             yield
     except BaseException as error:
         if not RunFolder(folder).config_yaml.exists():
-            partial = [p.name for p in folder.glob(f"{PARTIAL}*")] if mine else []
-            found.remove_made(folder, [*mine, *partial])
-        told = isinstance(error, MedfedError)
-        if isinstance(error, OSError) and error.errno in FULL and not told:  # by another's writer
+            partial = [p.name for p in folder.glob(f"{PARTIAL}*")] if made else []
+            present.remove_made(folder, [*made, *partial])
+        explained = isinstance(error, MedfedError)
+        # Ours say it themselves; this is another library's.
+        if isinstance(error, OSError) and error.errno in FULL and not explained:
             raise cannot_write(folder, error, _ELSEWHERE) from error
         raise
 
@@ -137,15 +138,15 @@ class SameEverywhere(pl.Callback):
             return
         splits = json.dumps(self._data.splits(), sort_keys=True).encode()
         there = str(RunFolder(self._folder).config_yaml.is_file()).encode()
-        told = {f"{rank()}/data": sha256(splits).digest(), f"{rank()}/folder": there}
-        found = gather_named(told, pl_module.device)
+        seen = {f"{rank()}/data": sha256(splits).digest(), f"{rank()}/folder": there}
+        everywhere = gather_named(seen, pl_module.device)
         for number in range(trainer.world_size):
-            if found[f"{number}/folder"] != b"True":
+            if everywhere[f"{number}/folder"] != b"True":
                 raise DataError(
                     f"The machine of rank {number} does not see the run folder {self._folder}; "
                     "name one on a disk that all machines share, by hydra.run.dir=FOLDER."
                 )
-            if found[f"{number}/data"] != found["0/data"]:
+            if everywhere[f"{number}/data"] != everywhere["0/data"]:
                 raise DataError(
                     f"The machine of rank {number} has other data than that of rank 0; give all of "
                     "them the same files under the same path."

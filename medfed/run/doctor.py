@@ -44,7 +44,7 @@ class Row(NamedTuple):
     """One line of the report: what, and what there is to say of it."""
 
     what: str
-    told: str
+    answer: str
 
 
 def machine(folder: Path) -> list[Row]:

@@ -77,8 +77,8 @@ def adapt(config: RunDescription, task: TaskModule, data: FederatedDataModule) -
                 "adapters.part=shared."
             )
         task.personal = (PATTERN,)
-    if adapters.train is None and (found := next_to_outputs(task, data)):
-        adapters = replace(adapters, train=found)
+    if adapters.train is None and (layers := next_to_outputs(task, data)):
+        adapters = replace(adapters, train=layers)
     adapted = attach(task.network, adapters, config.seed)
     if rank() == 0:
         lines = [f"Adapters of rank {adapters.rank}: {adapted}"]
@@ -151,9 +151,9 @@ def build_experiment(config: RunDescription) -> Experiment:
     if rank() == 0:
         cohort: dict[str, Any] = {}
         if config.resume is None:
-            found = cohort_record(data)
-            print_cohort(found)
-            cohort = found.record()
+            record = cohort_record(data)
+            print_cohort(record)
+            cohort = record.record()
             start.write(folder, begun.entries, begun.account)
         steps = {c: data.preprocessing(c) for c in data.plans}
         RunFolder(folder).open(config, data.splits(), steps, cohort)
@@ -274,8 +274,8 @@ def test_selected(experiment: Experiment) -> None:
     experiment.trainer.test(experiment.module, ckpt_path=best, weights_only=True, verbose=False)
     experiment.evaluation.history = history or experiment.evaluation.history
     tested = examined(experiment)
-    for client, own in experiment.evaluation.test.items():
-        own |= tested.of_candidates(client)
+    for client, metrics in experiment.evaluation.test.items():
+        metrics |= tested.of_candidates(client)
 
 
 def examined(experiment: Experiment) -> Examined:

@@ -66,18 +66,18 @@ class Examined:
             split: The split that was tested.
             failed: The clients whose models have failed.
         """
-        found = cls(task, data, split)
+        examined = cls(task, data, split)
         for client, rows in cases.items():
             columns = {n: np.array([row[n] for row in rows]) for n in rows[0]} if rows else {}
             if not rows or client in failed:
-                found.failed[client] = rows
+                examined.failed[client] = rows
                 continue
             positive = data.positive_of(client)
             if positive is not None:
                 columns["lesion"] = columns["label"] == positive
                 columns["score"] = columns[f"probability/{positive}"]
-            found.cases[client] = columns
-        return found
+            examined.cases[client] = columns
+        return examined
 
     @property
     def complete(self) -> bool:
@@ -90,16 +90,16 @@ class Examined:
 
     def measure(self, cases: Columns, weights: Floats, patients: int) -> Values:
         """Returns the metrics of weighted cases, with those of candidates where they are some."""
-        found = self.task.scores(cases, weights)
+        scores = self.task.scores(cases, weights)
         if "lesion" in cases:
             scans = np.full(len(weights), float(patients))
-            found = found | froc_scores(cases["score"], cases["lesion"], weights, scans)
-        return found
+            scores = scores | froc_scores(cases["score"], cases["lesion"], weights, scans)
+        return scores
 
     def plainly(self, cases: Columns, patients: int) -> dict[str, float]:
         """Returns the metrics of cases as they are."""
-        found = self.measure(cases, np.ones((1, len(cases["case"]))), patients)
-        return {n: float(v[0]) for n, v in found.items()}
+        scores = self.measure(cases, np.ones((1, len(cases["case"]))), patients)
+        return {n: float(v[0]) for n, v in scores.items()}
 
     def of_candidates(self, client: str) -> dict[str, float]:
         """Returns the FROC metrics of a client, where its samples are candidates in scans."""
@@ -107,22 +107,22 @@ class Examined:
         if positive is None:
             return {}
         if client in self.cases:
-            found = self.plainly(self.cases[client], self.patients(client))
-            return {n: found[n] for n in CPM}
+            scores = self.plainly(self.cases[client], self.patients(client))
+            return {n: scores[n] for n in CPM}
         # Its model has failed, or there is no scan.
         lost = any(row["label"] == positive for row in self.failed.get(client, ()))
         return dict.fromkeys(CPM, 0.0 if lost else math.nan)
 
     def absent(self) -> dict[str, list[str]]:
         """Returns by client the classes, if there are more than two, that its cases lack."""
-        found: dict[str, list[str]] = {}
+        constant: dict[str, list[str]] = {}
         names = self.data.class_names
         for client, cases in self.cases.items():
             if "probability/2" in cases:
                 order = self.data.plans[client].label_order or range(len(names))
                 lacking = set(range(len(names))) - set(cases["label"].tolist())
-                found[client] = [names[list(order).index(k)] for k in sorted(lacking)]
-        return {c: lacking for c, lacking in found.items() if lacking}
+                constant[client] = [names[list(order).index(k)] for k in sorted(lacking)]
+        return {c: lacking for c, lacking in constant.items() if lacking}
 
     def pooled(self) -> dict[str, float]:
         """Returns the metrics of all clients' cases together; nothing if a model has failed."""
@@ -132,7 +132,7 @@ class Examined:
 
     def constants(self) -> dict[str, dict[str, dict[str, float]]]:
         """Returns, by constant predictor and client, what knowing the training labels reaches."""
-        found: dict[str, dict[str, dict[str, float]]] = {}
+        intervals: dict[str, dict[str, dict[str, float]]] = {}
         for client, cases in self.cases.items():
             data = self.data.clients[client]
             training: Any = {"label_counts": data.label_counts, "label": data.train["label"]}
@@ -140,8 +140,8 @@ class Examined:
                 if "lesion" in cases:
                     columns = {**columns, "score": np.zeros(len(cases["score"]))}
                 metrics = self.plainly(columns, self.patients(client))
-                found.setdefault(name, {})[client] = metrics
-        return found
+                intervals.setdefault(name, {})[client] = metrics
+        return intervals
 
     def resampled(self, seed: int) -> tuple[Iterator[tuple[str, Values]], Iterator[Values]]:
         """Draws patients anew within every client, and measures each time.
@@ -157,19 +157,19 @@ class Examined:
             all clients together, in blocks of resamples, if no model has failed. The second is to
             be asked for when the first has ended.
         """
-        drawn: dict[str, NDArray[np.int64]] = {}
+        draws: dict[str, NDArray[np.int64]] = {}
         case = {c: cases["case"].astype(np.int64) for c, cases in self.cases.items()}
 
         def blocks(clients: Sequence[str], cases: Columns) -> Iterator[Values]:
             size, count = max(1, _BLOCK // len(cases["case"])), sum(map(self.patients, clients))
             for start in range(0, RESAMPLES, size):
-                some = [drawn[c][start : start + size, case[c]].astype(float) for c in clients]
+                some = [draws[c][start : start + size, case[c]].astype(float) for c in clients]
                 yield self.measure(cases, np.concatenate(some, axis=1), count)
 
         def each() -> Iterator[tuple[str, Values]]:
             for c, cases in self.cases.items():
                 rows = patients_anew(self.patients(c), seed, c)
-                drawn[c] = rows.astype(np.min_scalar_type(int(rows.max(initial=0))))
+                draws[c] = rows.astype(np.min_scalar_type(int(rows.max(initial=0))))
                 yield c, joined(list(blocks([c], cases)))
 
         def together() -> Iterator[Values]:
@@ -253,19 +253,19 @@ def over_clients(clients: Mapping[str, Mapping[str, float]]) -> dict[str, dict[s
 
 def to_csv(summary: Mapping[str, Any]) -> str:
     """Returns a line per place and metric: value, interval, patients, resamples without it."""
-    found = summary["intervals"]
+    intervals = summary["intervals"]
     means = {n: over["mean"] for n, over in summary["federation"].items()}
     places = [
-        *(("client", c, summary["clients"][c], ends) for c, ends in found["clients"].items()),
-        ("mean over clients", "", means, found["mean"]),
-        ("pooled", "", summary["pooled"], found["pooled"]),
+        *(("client", c, summary["clients"][c], ends) for c, ends in intervals["clients"].items()),
+        ("mean over clients", "", means, intervals["mean"]),
+        ("pooled", "", summary["pooled"], intervals["pooled"]),
     ]
-    everyone = sum(found["patients"].values())
+    everyone = sum(intervals["patients"].values())
     lines = [
         [
             *(place, client, name, values[name], low, high),
-            found["patients"].get(client, everyone),
-            found["undefined"].get(client, {}).get(name, 0),
+            intervals["patients"].get(client, everyone),
+            intervals["undefined"].get(client, {}).get(name, 0),
         ]
         for place, client, values, ends in places
         for name, (low, high) in ends.items()
@@ -281,27 +281,31 @@ def notes(summary: Mapping[str, Any], metric: str) -> list[str]:
         summary: Of a run.
         metric: Whose intervals are shown.
     """
-    found = summary.get("intervals")
-    if not found or metric not in next(iter(found["clients"].values())):
+    intervals = summary.get("intervals")
+    if not intervals or metric not in next(iter(intervals["clients"].values())):
         return []
-    told = [
-        f"[low, high]: {found['level']:.0%} bootstrap interval of {metric} over patients, "
-        f"{found['resamples']} resamples."
+    sentences = [
+        f"[low, high]: {intervals['level']:.0%} bootstrap interval of {metric} over patients, "
+        f"{intervals['resamples']} resamples."
     ]
-    lost = {c: names.get(metric, 0) for c, names in found["undefined"].items()}
-    some = {c: n for c, n in lost.items() if _SOME * found["resamples"] <= n < found["resamples"]}
+    lost = {c: names.get(metric, 0) for c, names in intervals["undefined"].items()}
+    some = {
+        c: n
+        for c, n in lost.items()
+        if _SOME * intervals["resamples"] <= n < intervals["resamples"]
+    }
     if some:
         listed = few([f"{n} of {shown(c)}" for c, n in some.items()])
-        told.append(f"Resamples that leave {metric} undefined, and are left out: {listed}.")
-    if alone := [shown(c) for c, n in found["patients"].items() if n < 2]:
-        told.append(
+        sentences.append(f"Resamples that leave {metric} undefined, and are left out: {listed}.")
+    if alone := [shown(c) for c, n in intervals["patients"].items() if n < 2]:
+        sentences.append(
             f"No interval can be drawn from the single patient of {few(alone)}, and none of "
             "a mean over clients with one."
         )
-    ends = [by_metric[metric] for by_metric in found["clients"].values()]
+    ends = [by_metric[metric] for by_metric in intervals["clients"].values()]
     if any(low == high for low, high in ends):
-        told.append(
+        sentences.append(
             "An interval without width: every resample gives the same, which does not say that "
             "other patients would."
         )
-    return told
+    return sentences

@@ -89,11 +89,11 @@ def find_clients(experiment: Experiment, who: str) -> list[ClientData]:
     """Finds the clients that the user names; see :func:`onboard`."""
     known = experiment.data.kept_out
     if who in known:
-        found = [known[who]]
+        hospitals = [known[who]]
     elif who == "all" and known:
-        found = list(known.values())
+        hospitals = list(known.values())
     elif "/" in who or Path(who).exists():
-        found = [hospital_at(experiment, Path(who).expanduser())]
+        hospitals = [hospital_at(experiment, Path(who).expanduser())]
     else:
         trained = who in experiment.data.clients
         what = "took part in training" if trained else f"was not kept out{did_you_mean(who, known)}"
@@ -107,13 +107,13 @@ def find_clients(experiment: Experiment, who: str) -> list[ClientData]:
             f"onboard={who} {what}; {there}, or name a folder of data such as "
             "onboard=/path/to/hospital."
         )
-    for client in found:
+    for client in hospitals:
         if not client.patients["test"]:
             raise DataError(
                 f"Hospital {client.id} has no test patient, so that nothing could be measured; "
                 "give it at least 2 patients."
             )
-    return found
+    return hospitals
 
 
 def hospital_at(experiment: Experiment, path: Path) -> ClientData:
@@ -143,10 +143,10 @@ def hospital_at(experiment: Experiment, path: Path) -> ClientData:
     data.balanced = experiment.data.balanced
     data.setup()
     for name in ("channel_names", "class_names"):
-        own, needed = getattr(data, name), getattr(experiment.data, name)
-        if own != needed:
+        given, needed = getattr(data, name), getattr(experiment.data, name)
+        if given != needed:
             raise DataError(
-                f"{path} has the {name.split('_')[0]} names {', '.join(own)}, the run has "
+                f"{path} has the {name.split('_')[0]} names {', '.join(given)}, the run has "
                 f"{', '.join(needed)}; a hospital that joins needs the same, in the same order."
             )
     return replace(next(iter(data.clients.values())), id=path.stem)

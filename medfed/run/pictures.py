@@ -200,10 +200,10 @@ def selected_heatmap(memberships: Memberships, order: Sequence[int]) -> Figure:
     """
     panels = [(_title(memberships), memberships.rows)]
     if memberships.truth is not None:
-        own = matched(memberships.rows, memberships.truth)
-        width = own.shape[1] - memberships.truth.shape[1]
+        order_of = matched(memberships.rows, memberships.truth)
+        width = order_of.shape[1] - memberships.truth.shape[1]
         panels = [
-            (f"found ({panels[0][0]}),\nrenumbered", own),
+            (f"found ({panels[0][0]}),\nrenumbered", order_of),
             ("true mixtures", np.pad(memberships.truth, ((0, 0), (0, width)))),
         ]
     models = panels[0][1].shape[1]

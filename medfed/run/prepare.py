@@ -226,26 +226,26 @@ def split_tree(network: nn.Module, split: ParameterSplit, method: str) -> Tree:
         ├── 0: 90 (90 %), shared
         └── 1: 10 (10 %), personal
     """
-    found = blocks(network, frozenset(split.personal))
-    whole, own = sum(b.parameters for b in found), sum(b.personal for b in found)
+    parts = blocks(network, frozenset(split.personal))
+    whole, kept = sum(b.parameters for b in parts), sum(b.personal for b in parts)
     tree = Tree(
-        f"{type(network).__name__} under {method}: {whole:,} parameters, {whole - own:,} shared, "
-        f"{own:,} personal {_percent(own, whole)}"
+        f"{type(network).__name__} under {method}: {whole:,} parameters, {whole - kept:,} shared, "
+        f"{kept:,} personal {_percent(kept, whole)}"
     )
-    _grow(tree, network, found, frozenset(split.personal), whole)
+    _grow(tree, network, parts, frozenset(split.personal), whole)
     return tree
 
 
 def _grow(
-    tree: Tree, network: nn.Module, found: list[Block], personal: frozenset[str], whole: int
+    tree: Tree, network: nn.Module, parts: list[Block], personal: frozenset[str], whole: int
 ) -> None:
-    for block in found:
+    for block in parts:
         mixed = 0 < block.personal < block.parameters
         kind = "personal" if block.personal else "shared"
         kind = f"{block.personal:,} of them personal" if mixed else kind
         share = _percent(block.parameters, whole)
         branch = tree.add(f"{escape(block.name)}: {block.parameters:,} {share}, {kind}")
-        if mixed or len(found) == 1:
+        if mixed or len(parts) == 1:
             inner = blocks(network, personal, block.name)
             _grow(branch, network, inner, personal, whole)
 

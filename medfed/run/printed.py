@@ -62,8 +62,10 @@ def metric_table(summary: Mapping[str, Any]) -> Table:
     first = summary["selection"][0]
     names = [n for n in next(iter(summary["clients"].values())) if "/" not in n]
     names.sort(key=lambda name: name != first)
-    found = summary.get("intervals", {"clients": {}, "mean": {}, "pooled": {}})
-    shows = first in found["mean"] or any(first in ends for ends in found["clients"].values())
+    intervals = summary.get("intervals", {"clients": {}, "mean": {}, "pooled": {}})
+    shows = first in intervals["mean"] or any(
+        first in ends for ends in intervals["clients"].values()
+    )
     table = Table(
         title=f"{cell(summary['name'])}, {summary['algorithm']}: "
         f"{summary.get('split', 'test')} metrics of round {(summary['selected_round'] or 0) + 1} "
@@ -76,7 +78,7 @@ def metric_table(summary: Mapping[str, Any]) -> Table:
     for name in names:
         table.add_column(short(name), justify="right")
         if name == first and shows:
-            table.add_column(f"{found['level']:.0%} interval", justify="right")
+            table.add_column(f"{intervals['level']:.0%} interval", justify="right")
 
     def add(label: str, values: Mapping[str, float], ends: Mapping[str, Any]) -> None:
         texts = [number(values[n]) if n in values else "–" for n in names]
@@ -84,18 +86,18 @@ def metric_table(summary: Mapping[str, Any]) -> Table:
 
     best, worst = ends_of(summary["clients"], *summary["selection"])
     for client in best:
-        add(cell(client), summary["clients"][client], found["clients"].get(client, {}))
+        add(cell(client), summary["clients"][client], intervals["clients"].get(client, {}))
     if worst:
         left = len(summary["clients"]) - len(best) - len(worst)
         table.add_row(f"… {left:,} more, see metrics.csv", "…")
     for client in worst:
-        add(cell(client), summary["clients"][client], found["clients"].get(client, {}))
+        add(cell(client), summary["clients"][client], intervals["clients"].get(client, {}))
     table.add_section()
     for row in _STATISTICS:
         values = {n: over[row] for n, over in summary["federation"].items()}
-        add(row, values, found["mean"] if row == "mean" else {})
+        add(row, values, intervals["mean"] if row == "mean" else {})
     if summary.get("pooled"):
-        add("pooled", summary["pooled"], found["pooled"])
+        add("pooled", summary["pooled"], intervals["pooled"])
     table.add_section()
     for name, constant in summary.get("constant", {}).items():
         add(name, {n: over["mean"] for n, over in constant["federation"].items()}, {})
@@ -209,8 +211,8 @@ def passes_line(summary: Mapping[str, Any]) -> list[str]:
     if gradient == steps and not any(forward.values()):
         return [f"Gradient steps per client: {span(steps.values())}."]
     alone = f"; forward passes alone: {span(forward.values())}" * any(forward.values())
-    told = f"{span(gradient.values())} for {span(steps.values())} steps"
-    return [f"Gradient passes per client: {told}{alone}."]
+    spent = f"{span(gradient.values())} for {span(steps.values())} steps"
+    return [f"Gradient passes per client: {spent}{alone}."]
 
 
 def sent_line(summary: dict[str, Any]) -> str:

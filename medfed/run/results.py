@@ -35,9 +35,9 @@ SHOWN = 24  # clients, at most, of which a prediction is kept
 
 def write_hashes(module: FederatedModule, folder: Path) -> None:
     """Writes the hashes of all states after the last round; a collective call."""
-    own, owned = module.federation.digests(), set(module.owned)
-    raw = {k: v.encode() for k, v in own.items() if k.removeprefix("client/") in owned}
-    hashes = {"server": own["server"]}
+    digests, owned = module.federation.digests(), set(module.owned)
+    raw = {k: v.encode() for k, v in digests.items() if k.removeprefix("client/") in owned}
+    hashes = {"server": digests["server"]}
     gathered = gather_named(raw, module.device)
     hashes |= {f"client/{c}": gathered[f"client/{c}"].decode() for c in module.federation.ids}
     if rank() == 0:
@@ -65,27 +65,27 @@ def write(experiment: Experiment, memberships: Tensor | None = None) -> dict[str
     spent = {c: (steps[c], passes[c]) for c in federation.ids}
     summary = summarise(experiment.config.name, module, experiment.evaluation, best, spent)
     if rank() == 0:
-        found = None
+        shown = None
         if memberships is not None:
             # The start stands before the rounds.
             selected = None if best is None else best + 1
-            found = Memberships.of(experiment.data, memberships, selected)
-            summary["memberships"] = found.summary()
-            write_text(run.memberships_csv, found.to_csv())
+            shown = Memberships.of(experiment.data, memberships, selected)
+            summary["memberships"] = shown.summary()
+            write_text(run.memberships_csv, shown.to_csv())
         write_tables(experiment, summary, best)
-        end_logging(experiment.trainer.logger, draw(experiment, found), summary)
+        end_logging(experiment.trainer.logger, draw(experiment, shown), summary)
         print_summary(summary, run.folder)
     return summary
 
 
-def draw(experiment: Experiment, found: Memberships | None) -> dict[str, Path]:
+def draw(experiment: Experiment, memberships: Memberships | None) -> dict[str, Path]:
     """Draws the pictures of a run where they are wanted; returns name to file."""
     if (kind := experiment.config.pictures) == "none":
         return {}
     from medfed.run.pictures import draw_run  # late: before the end, nothing is drawn
 
     folder = RunFolder(experiment.folder).pictures_folder
-    return save_figures(folder, draw_run(experiment, found), kind)
+    return save_figures(folder, draw_run(experiment, memberships), kind)
 
 
 def save_models(experiment: Experiment) -> None:

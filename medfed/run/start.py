@@ -120,34 +120,34 @@ class Account:
 
     def lines(self) -> list[str]:
         """Tells it in sentences, those that say that all is well left out."""
-        told = [
+        lines = [
             f"{len(self.matched)} of the network's {len(self.sizes)} entries fit, "
             f"{self.share(self.matched):.2%} of its weights."
         ]
         if self.stripped:
-            told.append(f"The prefix {''.join(self.stripped)} is left out of its names.")
+            lines.append(f"The prefix {''.join(self.stripped)} is left out of its names.")
         for names, why in (
             (self.missing, "It has no {}"),
             (self.left, "init.part leaves out {}"),
         ):
             if names:
                 share = f"{self.share(names):.2%}"
-                told.append(f"{why.format(some(names))}: {share} of the network, at random.")
-        for name, (found, own) in itertools.islice(self.shapes.items(), _LISTED):
-            told.append(
-                f"{name} is {found} there and {own} here: it keeps its random start "
+                lines.append(f"{why.format(some(names))}: {share} of the network, at random.")
+        for name, (there, here) in itertools.islice(self.shapes.items(), _LISTED):
+            lines.append(
+                f"{name} is {there} there and {here} here: it keeps its random start "
                 f"({self.share([name]):.2%})."
             )
         if len(self.shapes) > _LISTED:
-            told.append(f"So do {len(self.shapes) - _LISTED} more entries of another shape.")
+            lines.append(f"So do {len(self.shapes) - _LISTED} more entries of another shape.")
         if self.unexpected:
-            told.append(f"This network has no place for {some(self.unexpected)}.")
+            lines.append(f"This network has no place for {some(self.unexpected)}.")
         if self.spread[0]:
-            told.append(
+            lines.append(
                 f"Of {self.spread[0] + 1} canonical instances the first starts from it as it is, "
                 f"the others with noise of init.spread={self.spread[1]:g} of each entry's size."
             )
-        return told
+        return lines
 
     def record(self) -> dict[str, Any]:
         """Returns what ``start.json`` holds."""
@@ -208,23 +208,23 @@ def fit(
     matched, missing, left = [], [], []
     shapes: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}
     instances: set[int] = set()
-    for name, own in entries.items():
+    for name, entry in entries.items():
         if name not in best.found:
             if name in plain:  # the membership of a canonical model has a start of its own
                 missing.append(name)
         elif name not in allowed:
             left.append(name)
-        elif (there := tensors[best.found[name]]).shape != own.shape:
-            shapes[name] = (tuple(there.shape), tuple(own.shape))
+        elif (there := tensors[best.found[name]]).shape != entry.shape:
+            shapes[name] = (tuple(there.shape), tuple(entry.shape))
         else:
-            value = usable(name, there, own)
+            value = usable(name, there, entry)
             which = int(name.split(".")[1]) if best.plain and name.startswith("canonical.") else 0
-            if which and spread and isinstance(own, nn.Parameter):
+            if which and spread and isinstance(entry, nn.Parameter):
                 instances.add(which)
-                noise = torch.randn(own.shape, generator=torch_rng(seed, "init.spread", name))
+                noise = torch.randn(entry.shape, generator=torch_rng(seed, "init.spread", name))
                 value = value + spread * value.square().mean().sqrt() * noise.to(value)
             with torch.no_grad():
-                own.copy_(value)
+                entry.copy_(value)
             matched.append(name)
     used = set(best.found.values())
     known = set(network.state_dict()) | set(plain.values())
@@ -240,7 +240,7 @@ def fit(
     )
 
 
-def usable(name: str, there: Tensor, own: Tensor) -> Tensor:
+def usable(name: str, there: Tensor, entry: Tensor) -> Tensor:
     """Returns a tensor of a source in the type of an entry, checked.
 
     Raises:
@@ -257,7 +257,7 @@ save the state_dict of a trained network.
     if there.layout != torch.strided or there.device.type == "meta" or there.is_quantized:
         kind = f"{kind} ({there.layout}, {there.device})"
     elif there.is_floating_point():
-        value = there.detach().to(own.device, own.dtype)
+        value = there.detach().to(entry.device, entry.dtype)
         if first_non_finite({name: value}) is not None:
             raise CheckpointError(
                 f"init.weights holds NaN or infinity in {name}: that training failed, or the file "
@@ -318,10 +318,10 @@ def _named(tensors: Mapping[str, Tensor], wanted: Mapping[str, str]) -> _Named:
     best = _Named({})
     for stripped, names in _spellings({n: n for n in tensors}):
         back = {short: name for name, short in names.items()}
-        found = {entry: back[n] for entry, n in wanted.items() if n in back}
-        if len(found) > len(best.found):
+        fitting = {entry: back[n] for entry, n in wanted.items() if n in back}
+        if len(fitting) > len(best.found):
             plain = any(entry != n for entry, n in wanted.items())
-            best = _Named(found, stripped, plain, names)
+            best = _Named(fitting, stripped, plain, names)
     return best
 
 
@@ -405,9 +405,9 @@ class Start:
             return cls(folder=folder), adopt(config, adopted)[0]
         source: Source = build(init)
         weights = source.read()
-        config, told = adopt(config, weights.adopted)
-        if told and rank() == 0:
-            say(wide_console(), f"Of {init.weights}, as init.adopt says: {'; '.join(told)}.")
+        config, sentences = adopt(config, weights.adopted)
+        if sentences and rank() == 0:
+            say(wide_console(), f"Of {init.weights}, as init.adopt says: {'; '.join(sentences)}.")
         return cls(source, weights), config
 
     def begin(
@@ -498,20 +498,20 @@ def adopt(config: RunDescription, adopted: Mapping[str, Any]) -> tuple[RunDescri
             f"init.weights is a model of {task.rpartition('.')[2]}, and model= chooses "
             f"{config.model['_target_'].rpartition('.')[2]}; choose a model of the same task."
         )
-    told, changed = [], {}
+    sentences, changed = [], {}
     for key, value in adopted.items():
         place, _, leaf = key.rpartition(".")
         node = select(config.values, place)
         if key != TASK and isinstance(node, Mapping) and leaf in node and node[leaf] != value:
             short = value.get("_target_") if isinstance(value, Mapping) else value
-            told.append(f"{key}={short}")
+            sentences.append(f"{key}={short}")
             changed[key] = value
     if changed:
         source = written(config)
         for key, value in changed.items():
             put(source, key, value)
         config = describe(source, config.overrides)  # once more checked, with what others wrote
-    return config, told
+    return config, sentences
 
 
 def restore(network: nn.Module, folder: Path) -> None:
@@ -527,8 +527,8 @@ def restore(network: nn.Module, folder: Path) -> None:
         if {n: t.shape for n, t in tensors.items()} != {n: t.shape for n, t in entries.items()}:
             raise ValueError("its entries are not those of the run's network")
         with torch.no_grad():
-            for name, own in entries.items():
-                own.copy_(tensors[name])
+            for name, entry in entries.items():
+                entry.copy_(tensors[name])
     for file, sha in about.files.items():
         try:
             changed = Path(file).is_file() and sha256(Path(file)) != sha

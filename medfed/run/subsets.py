@@ -54,7 +54,7 @@ def measure_subsets(folder: Path, wanted: str | Sequence[str], split: str = "tes
         c: tuple(n for n, there in zip(names, d.channels[:: planes[c]], strict=True) if there)
         for c, d in clients.items()
     }
-    held = {c: [s for s in subsets if set(s) <= set(own)] for c, own in present.items()}
+    held = {c: [s for s in subsets if set(s) <= set(channels)] for c, channels in present.items()}
     count = sum(map(len, held.values()))
     if not count:
         raise ConfigError(

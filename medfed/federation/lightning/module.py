@@ -440,11 +440,11 @@ class FederatedModule(pl.LightningModule):
         """Has clients of a cohort move to ranks with less to do; a collective call."""
         if world_size() == 1 or not self.seconds:
             return
-        mine = self._share(cohort)
+        here = self._share(cohort)
         better = assign(self._work(cohort), world_size(), self.owners)
         moved = [c for c in cohort if better[c] != self.owners[c]]
         if moved:
-            states = self._gather_states([c for c in mine if c in moved])
+            states = self._gather_states([c for c in here if c in moved])
             steps, passes = self.gather_steps(), self.gather_passes()
             for client in moved:
                 local = self.federation.clients[client]
@@ -461,23 +461,23 @@ class FederatedModule(pl.LightningModule):
     def gather_steps(self) -> dict[str, int]:
         """Returns the gradient steps of every client so far; a collective call."""
         clients = self.federation.clients
-        own = {c: str(clients[c].steps_done).encode() for c in self.owned}
-        return {c: int(n) for c, n in gather_named(own, self.device).items()}
+        steps = {c: str(clients[c].steps_done).encode() for c in self.owned}
+        return {c: int(n) for c, n in gather_named(steps, self.device).items()}
 
     def gather_passes(self) -> dict[str, Passes]:
         """Returns the passes through the network of every client so far; a collective call."""
         clients = self.federation.clients
-        own = {c: json.dumps(clients[c].passes).encode() for c in self.owned}
-        return {c: Passes(*json.loads(n)) for c, n in gather_named(own, self.device).items()}
+        passes = {c: json.dumps(clients[c].passes).encode() for c in self.owned}
+        return {c: Passes(*json.loads(n)) for c, n in gather_named(passes, self.device).items()}
 
-    def _gather_states(self, own: Iterable[str] | None = None) -> dict[str, dict[str, Any]]:
+    def _gather_states(self, clients: Iterable[str] | None = None) -> dict[str, dict[str, Any]]:
         """Returns what clients keep, by default all of this rank and of all; a collective call.
 
         A rank's clients are saved together, so that what they share (the decoded shared part) is
         one tensor in the checkpoint and after resuming, too.
         """
-        mine = self.owned if own is None else own
-        states = {c: self.federation.clients[c].state_dict() for c in mine}
+        here = self.owned if clients is None else clients
+        states = {c: self.federation.clients[c].state_dict() for c in here}
         if world_size() == 1:
             return states
         buffer = io.BytesIO()

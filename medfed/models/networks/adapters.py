@@ -57,8 +57,8 @@ class LowRank(nn.Module):
         super().__init__()
         rows, columns = weight.shape[0], weight[0].numel()
         bound = math.sqrt(3 / columns)
-        drawn = 2 * torch.rand(rank, columns, generator=generator) - 1
-        self.lora_A = nn.Parameter((bound * drawn).to(weight))
+        uniform = 2 * torch.rand(rank, columns, generator=generator) - 1
+        self.lora_A = nn.Parameter((bound * uniform).to(weight))
         self.lora_B = nn.Parameter(weight.new_zeros(rows, rank))
         self.scale = alpha / rank
 
@@ -196,9 +196,9 @@ def attach(network: nn.Module, adapters: Adapters, seed: int = 0) -> Adapted:
             "lower it, or choose adapters=none."
         )
     # A membership is how a client mixes canonical models, and no weight of theirs.
-    own = {"membership"} if isinstance(network, Canonical) else set()
+    more = {"membership"} if isinstance(network, Canonical) else set()
     entries = float_entries(network)
-    trained = {n for n in entries if n in train | own or fnmatchcase(n, PATTERN)}
+    trained = {n for n in entries if n in train | more or fnmatchcase(n, PATTERN)}
     frozen = {n: t for n, t in entries.items() if n not in trained}
     for tensor in frozen.values():
         tensor.requires_grad_(False)

@@ -98,9 +98,9 @@ def _met(roots: Sequence[Any], image: Tensor, norms: set[int]) -> Iterator[int]:
             continue
         seen.add(node)
         inputs = [n for n, _ in node.next_functions if n is not None]
-        own = {id(p): p for n in inputs for p in owned.get(n, {}).values()}
-        yield from own
-        layer = any(p.ndim > 1 and i not in norms for i, p in own.items())
+        inside = {id(p): p for n in inputs for p in owned.get(n, {}).values()}
+        yield from inside
+        layer = any(p.ndim > 1 and i not in norms for i, p in inside.items())
         if not layer or _name(node) in _ELEMENTWISE:
             todo += [n for n in inputs if n not in owned]
 
@@ -123,8 +123,8 @@ def _parameters_alone(roots: Sequence[Any], image: Tensor) -> dict[Any, dict[int
         if leaf is image or any(n in reached for n in inputs):
             reached.add(node)
         else:
-            own = {} if leaf is None else {id(leaf): leaf}
-            parameters[node] = own | {i: p for n in inputs for i, p in parameters[n].items()}
+            inside = {} if leaf is None else {id(leaf): leaf}
+            parameters[node] = inside | {i: p for n in inputs for i, p in parameters[n].items()}
     return parameters
 
 
@@ -219,8 +219,8 @@ def default_personal(network: nn.Module) -> tuple[str, ...]:
         >>> default_personal(unet(2, 1, 1, channels=(4, 8, 16), strides=(2, 2)))
         ('model.2.*', '*.submodule.2.*')
     """
-    if isinstance(own := getattr(network, "personal", None), tuple):
-        return own
+    if isinstance(declared := getattr(network, "personal", None), tuple):
+        return declared
     return known_personal(network)
 
 
@@ -272,8 +272,8 @@ def _roots(
     module: nn.Module, name: str, matched: set[str], places: dict[int, list[str]]
 ) -> Iterator[str]:
     prefix = f"{name}." if name else ""
-    own = {prefix + n for n, _ in module.named_parameters(remove_duplicate=False)}
-    if own and own <= matched and _closed(module, places):
+    names = {prefix + n for n, _ in module.named_parameters(remove_duplicate=False)}
+    if names and names <= matched and _closed(module, places):
         yield name
         return
     for leaf in module._parameters:

@@ -258,14 +258,14 @@ def _copied(penalty: Any) -> Any:
     """Returns a penalty with tensors of its own."""
     if penalty is None:
         return None
-    own: dict[str, Any] = {}
+    copies: dict[str, Any] = {}
     for field in fields(penalty):
         value = getattr(penalty, field.name)
         if isinstance(value, Tensor):
-            own[field.name] = value.detach().clone()
+            copies[field.name] = value.detach().clone()
         elif isinstance(value, Mapping):
-            own[field.name] = {n: t.detach().clone() for n, t in value.items()}
-    return replace(penalty, **own)
+            copies[field.name] = {n: t.detach().clone() for n, t in value.items()}
+    return replace(penalty, **copies)
 
 
 @dataclass(frozen=True)
@@ -390,9 +390,9 @@ class Graphs:
     ) -> Graph | None:
         """Captures a step, which changes nothing; ``None`` where it cannot be."""
         batches = [{n: t.clone() for n, t in batch.items()} for batch in group]
-        own = _copied(penalty)
+        copied = _copied(penalty)
         inputs = [t for batch in batches for t in batch.values()]
-        anchors = [] if penalty is None else _tensors(own)
+        anchors = [] if penalty is None else _tensors(copied)
         device = inputs[0].device
         before = [t.detach().clone() for t in changes]
         streams = _random(device)
@@ -400,9 +400,9 @@ class Graphs:
         try:
             with self._backend.side():
                 with Watch():
-                    step(batches, own)
-                step(batches, own)
-            replay = self._backend.record(lambda: losses.append(step(batches, own)))
+                    step(batches, copied)
+                step(batches, copied)
+            replay = self._backend.record(lambda: losses.append(step(batches, copied)))
         except (UncapturableError, RuntimeError) as error:
             self.decline(str(error).splitlines()[0].rstrip("."))
             return None
@@ -411,7 +411,7 @@ class Graphs:
                 torch._foreach_copy_(changes, before)
             _random(device, streams)
         self.captured += 1
-        return Graph(replay, inputs, anchors, losses[0], (batches, own, changes))
+        return Graph(replay, inputs, anchors, losses[0], (batches, copied, changes))
 
 
 def _tensors(penalty: Penalty) -> list[Tensor]:

@@ -290,8 +290,8 @@ def twin(local: LocalTrainer) -> LocalTrainer:
     Raises:
         TypeError: If one of them is a function that keeps the network to itself.
     """
-    own = (local.network, local.gradients.loss, local.measure)
-    network, loss, measure = copy.deepcopy(own)  # together, so that the loss is of the copy
+    parts = (local.network, local.gradients.loss, local.measure)
+    network, loss, measure = copy.deepcopy(parts)  # together, so that the loss is of the copy
     # A function is copied as itself: it would go on with the network of the other slot.
     if loss is local.gradients.loss or (measure is not None and measure is local.measure):
         raise TypeError("its loss is a function that keeps the network to itself")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from medfed.common.errors import ConfigError, first_line
 from medfed.common.streams import seeded
 
-OwnLoss = Callable[[Tensor, Tensor], Tensor]
+CustomLoss = Callable[[Tensor, Tensor], Tensor]
 """From predictions and labels to a mean (a scalar), or to a value or several per sample."""
 
 
@@ -35,7 +35,7 @@ class Tried(NamedTuple):
 
 
 def value_of(
-    loss: OwnLoss, prediction: Tensor, target: Tensor, weights: Tensor | None = None
+    loss: CustomLoss, prediction: Tensor, target: Tensor, weights: Tensor | None = None
 ) -> Tensor:
     """Returns a loss of one's own as a scalar.
 
@@ -139,7 +139,7 @@ input size (torch.Size([2, 2])).
         _check_logits(loss, name, tried)
 
 
-def _check_logits(loss: OwnLoss, name: str, tried: Tried) -> None:
+def _check_logits(loss: CustomLoss, name: str, tried: Tried) -> None:
     """Checks that zero is undecided, certainty ends somewhere, and every region has its own."""
     right = tried.right
     halves = (right.clamp(min=0), right.clamp(max=0))  # undecided on what is not, on what is there
@@ -172,7 +172,9 @@ def _check_logits(loss: OwnLoss, name: str, tried: Tried) -> None:
         raise ConfigError(f"{name} is of exclusive classes, but regions of these data may overlap.")
 
 
-def _called(loss: OwnLoss, name: str, tried: Tried, prediction: Tensor, target: Tensor) -> Tensor:
+def _called(
+    loss: CustomLoss, name: str, tried: Tried, prediction: Tensor, target: Tensor
+) -> Tensor:
     """What the loss gives, checked."""
     try:
         value = loss(prediction, target)
