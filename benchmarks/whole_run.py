@@ -52,7 +52,7 @@ PARTS = {
         f"{LIGHTNING}callbacks:CommunicationLogger.on_train_epoch_end",
         "pytorch_lightning.loggers:CSVLogger.log_metrics",
         "pytorch_lightning.loggers:CSVLogger.save",
-        f"{RUN}experiment:open_folder",
+        f"{RUN}experiment:RunFolder.open",
         f"{RUN}train:results.write_hashes",
         f"{RUN}train:results.write",
         f"{RUN}results:print_summary",

@@ -235,7 +235,7 @@ def _is_dataclass(node: ast.ClassDef) -> bool:
 
 @lru_cache(maxsize=256)
 def _read(module: str) -> _Module | None:
-    path = _file(module)
+    path = module_file(module)
     if path is None:
         return None
     try:
@@ -262,8 +262,13 @@ def _origin(module: str, is_package: bool, node: ast.ImportFrom) -> str:
     return ".".join([*here, *([node.module] if node.module else [])])
 
 
-def _file(module: str) -> Path | None:
-    """Returns the file of a module; only the name of its package is looked up."""
+def module_file(module: str) -> Path | None:
+    """Returns the file of a module, which is not imported: only its package is looked up.
+
+    Example:
+        >>> module_file("medfed.config.check").name, module_file("medfed.config").name
+        ('check.py', '__init__.py')
+    """
     top, *rest = module.split(".")
     try:
         spec = importlib.util.find_spec(top)

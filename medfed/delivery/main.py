@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from medfed.config.compose import load
+from medfed.config.description import checked
 from medfed.config.sections import Section
+from medfed.records.folder import RunFolder
 
 
 def export(config: Section) -> list[Path]:
@@ -15,6 +18,11 @@ def export(config: Section) -> list[Path]:
     from medfed.delivery.export.export import export_run
 
     return export_run(config)
+
+
+def keep_bundle(folder: Path) -> None:
+    """Exports the model of a run with one client into the run folder itself, as hospitals do."""
+    export(checked(load([f"run={folder}", f"out={RunFolder(folder).bundle}"], "export")))
 
 
 def predict(config: Section) -> None:

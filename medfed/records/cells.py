@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import importlib.util
 import json
 import platform
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,15 +25,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
-import medfed
 from medfed.common.errors import CheckpointError, DataError
 from medfed.common.files import digest, json_text, write_json
 from medfed.common.untrusted import read_json
 from medfed.config.allowed import is_plugin
+from medfed.config.check import module_file
 from medfed.config.description import RunDescription, written
 from medfed.records.folder import NOT_THE_EXPERIMENT
-
-_PACKAGE = Path(medfed.__file__).parent
 
 
 def code_hash(targets: Iterable[str]) -> str:
@@ -54,7 +51,7 @@ def code_hash(targets: Iterable[str]) -> str:
     seen: dict[str, str] = {}
     while waiting:
         module = waiting.pop()
-        file = _file(module)
+        file = module_file(module)
         if module in seen or file is None:
             continue
         seen[module], imported = read_code(file)
@@ -88,28 +85,9 @@ def _module(name: str) -> str:
         return ""
     for end in range(len(parts), 0, -1):
         module = ".".join(parts[:end])
-        if _file(module) is not None:
+        if module_file(module) is not None:
             return module
     return ""
-
-
-@cache
-def _file(module: str) -> Path | None:
-    first, *rest = module.split(".")
-    if first == "medfed":
-        place = _PACKAGE.joinpath(*rest)
-    else:
-        spec = importlib.util.find_spec(first)
-        if spec is None or spec.origin is None:
-            return None
-        origin = Path(spec.origin)
-        if not rest:
-            return origin
-        place = origin.parent.joinpath(*rest)
-    for file in (place.with_suffix(".py"), place / "__init__.py"):
-        if file.is_file():
-            return file
-    return None
 
 
 @cache

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from medfed.sites.order import Order
+    from medfed.sites.wire import Answers
 
 
 def check(agreed: Path, local: Path) -> None:
@@ -93,3 +94,10 @@ def carry_out(order: Order, kit: Path, attempts: int, patience: float) -> None:
 
     with needs_flare():
         Follower(order, kit, attempts, patience).run()
+
+
+def start_site(kit: Path, agreed: str, name: str, keep_bundle: Callable[[Path], object]) -> Answers:
+    """Makes the site of a kit's ``local`` folder; see :func:`medfed.sites.order.start_site`."""
+    from medfed.sites import order
+
+    return order.start_site(kit / order.SITE_FILE, agreed, name, keep_bundle)

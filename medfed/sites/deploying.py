@@ -26,7 +26,7 @@ from medfed.config.description import as_yaml
 from medfed.config.sections import Section
 from medfed.records.folder import RunFolder
 from medfed.sites.calls import Terms
-from medfed.sites.flare.job import LOST, PREFIXES, write_job
+from medfed.sites.flare.job import LOST, PREFIXES, SITE, write_job
 from medfed.sites.newcomers import agreed_for
 from medfed.sites.order import BEGUN, FINISHED, SAID, STOPPED, Order, outcome, sealed
 from medfed.sites.terms import Agreed
@@ -108,7 +108,7 @@ def write(order: Order, folder: Path) -> Path:
         The folder.
     """
     main = (f"{_COMPONENTS}.Coordinator", {"order": order.text()})
-    own = (f"{_COMPONENTS}.Hospital", {"agreed": sealed(order.agreed)})
+    own = (f"{SITE}.Hospital", {"agreed": sealed(order.agreed)})
     sites = order.present
     write_job(folder, sites, len(sites), main, own)
     return folder
@@ -246,7 +246,7 @@ class Follower:
         if not how and status != LOST:
             raise SiteError(
                 f"FLARE ended the job before its first round ({console.reason(number) or status}). "
-                f"Each site, and the server, must allow the classes {' and '.join(PREFIXES)} in "
+                f"Each site, and the server, must allow the classes {', '.join(PREFIXES)} in "
                 "local/resources.json of its kit; its log says what was refused."
             )
         return None if how == FINISHED else status

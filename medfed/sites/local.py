@@ -22,9 +22,9 @@ import psutil
 from medfed.common.files import write_json, write_text
 from medfed.config.description import as_yaml
 from medfed.sites.deploying import ADMIN
-from medfed.sites.flare.components import OWN_FILE
 from medfed.sites.flare.console import allow, project, provision
 from medfed.sites.flare.job import PREFIXES
+from medfed.sites.order import SITE_FILE
 
 SERVER = "localhost"
 
@@ -65,7 +65,7 @@ class LocalFederation:
     def write_site(self, name: str, **own: Any) -> None:
         """Writes a site's own file; what it keeps lies beside the kits unless it says otherwise."""
         content = {"site": name, "folder": str(self.folder / name), **own}
-        write_text(self.kit(name) / "local" / OWN_FILE, as_yaml(content))
+        write_text(self.kit(name) / "local" / SITE_FILE, as_yaml(content))
 
     def start(self, *names: str) -> None:
         """Starts the server or sites, by default all."""

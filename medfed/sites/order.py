@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 OUTCOME, SAID = "outcome.json", "said.txt"
+SITE_FILE = "medfed.yaml"
+"""A site's file, in the ``local`` folder of its kit."""
 BEGUN, FINISHED, STOPPED = "begun", "finished", "stopped"
 
 
@@ -175,25 +177,26 @@ def _coordinate(order: Order, transport: Transport) -> None:
     order.write_agreed(RunFolder(folder).agreed_json)  # for hospitals that join it
 
 
-def start_site(own: Path, agreed: str, name: str) -> Answers:
+def start_site(own: Path, agreed: str, name: str, keep_bundle: Callable[[Path], object]) -> Answers:
     """Makes the site of what is agreed and of its own file.
 
     Args:
         own: The site's file.
         agreed: What all have agreed on, sealed.
         name: What FLARE calls the site.
+        keep_bundle: Makes the bundle of the model in a run folder.
 
     Returns:
         The site; where there is a mistake, one that answers so, as no text may leave the site.
     """
     try:
-        return _site(own, agreed, name)
+        return _site(own, agreed, name, keep_bundle)
     except Exception as error:
         _log.exception("The site %s cannot start.", name)
         return Broken(name, type(error).__name__)
 
 
-def _site(own: Path, agreed: str, name: str) -> Answers:
+def _site(own: Path, agreed: str, name: str, keep_bundle: Callable[[Path], object]) -> Answers:
     from medfed.common.errors import ConfigError
     from medfed.sites.site_folder import hospital
     from medfed.sites.terms import Agreed, AgreedRecord, SiteFile
@@ -202,7 +205,7 @@ def _site(own: Path, agreed: str, name: str) -> Answers:
     file = SiteFile.read(own)
     if file.site != name:
         raise ConfigError(f"{own} is of site {file.site}, and FLARE calls this one {name}.")
-    return hospital(found, file)
+    return hospital(found, file, keep_bundle)
 
 
 @dataclass(frozen=True)

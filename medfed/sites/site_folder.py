@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,8 @@ from medfed.common.schemas import Count
 from medfed.common.scores import Record, failures_count, undefined_in
 from medfed.common.tensors import Tensors
 from medfed.common.untrusted import read_json
-from medfed.config.compose import load
-from medfed.config.description import RunDescription, checked
+from medfed.config.description import RunDescription
 from medfed.datamodules.base import Exchanged
-from medfed.delivery.export.export import export_run
 from medfed.federation.budget import Passes
 from medfed.federation.federation import count
 from medfed.federation.lightning.callbacks import PersonalEvaluation
@@ -62,15 +60,20 @@ class _Validation:
     spent: _Spent
 
 
-def hospital(agreed: Agreed, own: SiteFile) -> Site:
+def hospital(agreed: Agreed, own: SiteFile, keep_bundle: Callable[[Path], object]) -> Site:
     """Makes a site of what all have agreed on and its own file; each federation has its folder.
+
+    Args:
+        agreed: What all have agreed on.
+        own: The site's file.
+        keep_bundle: Makes the bundle of the model in a run folder.
 
     Raises:
         MedfedError: If they do not go together.
     """
     workplace = ConfiguredSite.of(agreed, own)
     name = re.sub(r"[^\w.-]", "_", str(workplace.config.name))[:40]
-    site = Site(workplace, own.folder / name, SiteFolder(workplace))
+    site = Site(workplace, own.folder / name, SiteFolder(workplace, keep_bundle))
     own.folder.mkdir(parents=True, exist_ok=True)
     listen(site, own.folder / LOG)
     return site
@@ -81,14 +84,15 @@ class SiteFolder:
 
     Args:
         workplace: Whose it is.
+        keep_bundle: Makes the bundle of the model in a run folder.
 
     Attributes:
         ledger: What this site has sent and received, in rounds that all have finished.
         history: Its validation metrics.
     """
 
-    def __init__(self, workplace: ConfiguredSite) -> None:
-        self.workplace = workplace
+    def __init__(self, workplace: ConfiguredSite, keep_bundle: Callable[[Path], object]) -> None:
+        self.workplace, self.keep_bundle = workplace, keep_bundle
         self.name = workplace.name
         self.ledger = Ledger()
         self.history: list[Record] = []
@@ -214,9 +218,7 @@ class SiteFolder:
         results.write_tables(experiment, summary, best)
         self._draw(experiment, best)
         try:
-            export_run(
-                checked(load([f"run={folder}", f"out={RunFolder(folder).bundle}"], "export"))
-            )
+            self.keep_bundle(folder)
         except MedfedError as error:  # the model is there, and so are the others' results
             site.log.warning("There is no bundle: %s", error)
 

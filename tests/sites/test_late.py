@@ -11,6 +11,7 @@ import pytest
 
 from medfed.commands.deploy import main
 from medfed.delivery.bundle.bundle import read_bundle
+from medfed.delivery.main import keep_bundle
 from medfed.federation.wire.ledger import Ledger
 from medfed.run.onboarding import onboard
 from medfed.sites.newcomers import agreed_for
@@ -33,7 +34,7 @@ def at(root: Path, name: str, agreed: Agreed) -> Direct:
     (root / name).mkdir(exist_ok=True)
     write_table(root / name / "ours.csv", (name,))
     (root / name / "site.yaml").write_text(f"site: {name}\ndata: {{path: ours.csv}}\n")
-    return Direct({name: hospital(agreed, SiteFile.read(root / name / "site.yaml"))})
+    return Direct({name: hospital(agreed, SiteFile.read(root / name / "site.yaml"), keep_bundle)})
 
 
 def joined(root: Path, order: Order, transport: Direct) -> tuple[str, str]:

@@ -9,6 +9,7 @@ import pytest
 from medfed.config.compose import described, load
 from medfed.config.description import describe
 from medfed.delivery.bundle.bundle import read_bundle
+from medfed.delivery.main import keep_bundle
 from medfed.federation.wire.ledger import Ledger
 from medfed.sites.run import coordinate
 from medfed.sites.site_folder import hospital
@@ -36,7 +37,7 @@ def hospitals(root: Path, agreed: Agreed) -> Overheard:
         write_table(root / name / "ours.csv", (name,))
         (root / name / "site.yaml").write_text(f"site: {name}\ndata: {{path: ours.csv}}\n")
     files = {name: SiteFile.read(root / name / "site.yaml") for name in agreed.sites}
-    return Overheard({name: hospital(agreed, file) for name, file in files.items()})
+    return Overheard({name: hospital(agreed, file, keep_bundle) for name, file in files.items()})
 
 
 def folder_of(root: Path, site: str) -> Path:

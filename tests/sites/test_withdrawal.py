@@ -10,6 +10,7 @@ from medfed.commands.main import main
 from medfed.common.untrusted import read_checkpoint
 from medfed.config.compose import load
 from medfed.config.description import describe
+from medfed.delivery.main import keep_bundle
 from medfed.federation.lightning.checkpoint import rounds_in
 from medfed.sites.calls import Terms
 from medfed.sites.order import Order
@@ -47,7 +48,7 @@ def stopped(tmp_path_factory):
 
     def sites(*names: str) -> Ends:
         files = {name: SiteFile.read(root / name / "site.yaml") for name in names}
-        return Ends({name: hospital(agreed, file) for name, file in files.items()})
+        return Ends({name: hospital(agreed, file, keep_bundle) for name, file in files.items()})
 
     def go_on(transport: Direct, *more: str):
         folder = f"folder={root / 'server'}"

@@ -1,20 +1,15 @@
-"""What a job names: a component at the server, one at each site, and the calls between them."""
+"""What runs at the server: a component that a job names, and its calls to the sites."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from nvflare.collab import CollabCallError, collab
 from nvflare.collab.api.exceptions import RunAborted
 
-from medfed.sites.wire import Answers, Silent
-
-OWN_FILE = "medfed.yaml"
-"""A site's own file, in the ``local`` folder of its kit."""
+from medfed.sites.wire import Silent
 
 
 class CollabTransport:
@@ -69,30 +64,3 @@ class Coordinator:
 
         with suppress(SystemExit):
             carry_out(self.order, CollabTransport(collab.clients))
-
-
-class Hospital:
-    """The component at a site; its file is ``local/medfed.yaml`` of its kit.
-
-    Args:
-        agreed: What all sites have agreed on, as :func:`medfed.sites.order.sealed` has it.
-    """
-
-    def __init__(self, agreed: str) -> None:
-        self.agreed = agreed
-        self._lock = threading.Lock()
-        self._site: Answers | None = None
-
-    @collab.publish
-    def answer(self, request: bytes) -> bytes:
-        """Answers as :class:`medfed.sites.site.Site` does.
-
-        Of an exception FLARE would send text and traceback to the server, so none may pass.
-        """
-        from medfed.sites.order import start_site  # late: it imports PyTorch
-
-        with self._lock:
-            if self._site is None:
-                own = Path(collab.workspace.get_site_config_dir()) / OWN_FILE
-                self._site = start_site(own, self.agreed, collab.site_name)
-        return self._site.answer(request)

@@ -13,7 +13,8 @@ from typing import Any
 from medfed.common.files import write_json
 
 RUNTIME = "nvflare.collab.runtime"
-PREFIXES = ("medfed.sites.flare", RUNTIME)
+SITE = "medfed.commands.hospital"
+PREFIXES = ("medfed.sites.flare", SITE, RUNTIME)
 """What each site adds to the classes that a job may name, and nothing else."""
 LOST = "its processes are gone"
 """How a job is of which the server says for ever that it runs."""
