@@ -116,25 +116,6 @@ def brain_slices(brain: Tensor, every: int = 1) -> Tensor:
     return slices[min(every // 2, max(len(slices) - 1, 0)) :: every]
 
 
-def axial(volume: Tensor, slices: Tensor) -> Tensor:
-    """Stacks axial slices.
-
-    Args:
-        volume: (C, H, W, D).
-        slices: (S,) slice numbers.
-
-    Returns:
-        (S, C, H, W), contiguous.
-
-    Example:
-        >>> axial(torch.zeros(2, 5, 6, 7), torch.tensor([1, 3])).shape
-        torch.Size([2, 2, 5, 6])
-    """
-    # By NumPy: PyTorch takes nine times as long to bring the last axis to the front.
-    taken = volume.numpy()[..., slices.numpy()].transpose(3, 0, 1, 2)
-    return torch.from_numpy(np.ascontiguousarray(taken))
-
-
 def voxel_counts(label: Tensor) -> Tensor:
     """Counts background and region voxels.
 

@@ -39,7 +39,7 @@ from medfed.datamodules.preparation import CT_WINDOW, Preparation, Rule, prepare
 from medfed.datamodules.readers.base import Patient, VolumeReader, given_path
 from medfed.datamodules.readers.volumes import files_of
 from medfed.datamodules.splits import SPLITS, Split
-from medfed.functional.grids import on_grid, plane_of, with_neighbours
+from medfed.functional.grids import axial, on_grid, plane_of, with_neighbours
 
 log = logging.getLogger(__name__)
 
@@ -459,7 +459,7 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
         else:
             slices = patches.brain_slices(brain, self.eval_every)
             below = 0 if grid is None else -int(grid[2, 3].round())  # slices that were cropped away
-            image, label = patches.axial(image, slices), patches.axial(label, slices + below)
+            image, label = axial(image, slices), axial(label, slices + below)
             grid = None if grid is None else plane_of(grid)
             mm[2] *= self.eval_every
         count = len(image)

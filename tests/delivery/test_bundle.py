@@ -7,6 +7,7 @@ import csv
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -25,10 +26,10 @@ from medfed.delivery.bundle import scripts as bundle_scripts
 from medfed.delivery.bundle.bundle import MANIFEST, read_bundle, write_bundle, write_manifest
 from medfed.delivery.bundle.metadata import METADATA
 from medfed.delivery.bundle.networks import TARGETS, describe
+from medfed.delivery.bundle.source_code import CARRIED, carried
 from medfed.delivery.bundle.weights import MODEL, fit, save_weights
 from medfed.delivery.export.client_model import choose_bits, quantise
 from medfed.federation.split import float_entries
-from medfed.functional import grids
 from medfed.records.tasks import build_task
 from tests.sweeps import sweep
 from tests.toys import assert_alike
@@ -94,23 +95,29 @@ def test_the_reader_builds_every_network_that_a_bundle_can_name():
     assert scripts == {t for t in TARGETS if t.startswith("scripts.")}
 
 
-@sweep("script", [*sorted(Path(bundle_scripts.__path__[0]).glob("*.py")), Path(grids.__file__)])
+@sweep("script", sorted(carried()))
 def test_scripts_need_torch_and_monai_alone(script):
-    """Those of volumes and pictures also what MONAI reads them with."""
-    known = {*sys.stdlib_module_names, "torch", "monai"}
-    known |= {"volumes": {"nibabel", "numpy"}, "pictures": {"PIL", "numpy"}}.get(script.stem, set())
-    for node in ast.walk(ast.parse(script.read_text())):
+    """And what MONAI reads files with; what is imported within functions or for types may lack."""
+    known = {*sys.stdlib_module_names, "torch", "monai", "numpy", "nibabel", "PIL"}
+    assert not re.search(r"^ *(from|import) medfed", carried()[script], re.MULTILINE)
+    for node in ast.parse(carried()[script]).body:
         if isinstance(node, ast.Import):
             assert {n.name.partition(".")[0] for n in node.names} <= known
         elif isinstance(node, ast.ImportFrom):
-            assert node.module.partition(".")[0] in known
+            top, _, module = node.module.partition(".")
+            assert top in known or (top == "scripts" and f"{module}.py" in carried())
+
+
+def test_no_script_takes_the_place_of_another():
+    assert len(carried()) == len(CARRIED) + len([*Path(bundle_scripts.__path__[0]).glob("*.py")])
 
 
 def test_monai_runs_a_segmentation_without_medfed(hospital, tmp_path):
     made = hospital("slices")
     bundle, scans, output = made.copy(tmp_path), tmp_path / "scans", tmp_path / "masks"
     (tmp_path / "blocker").mkdir()
-    blocker = "import sys\nsys.modules['medfed'] = None\n"
+    lacking = "medfed", "rich", "msgspec", "hydra", "sklearn", "lightning", "filelock"
+    blocker = f"import sys\nsys.modules.update(dict.fromkeys({lacking}))\n"
     (tmp_path / "blocker" / "sitecustomize.py").write_text(blocker)
     scans.mkdir()
     patient = made.data.plans[made.client].patients["test"][0]

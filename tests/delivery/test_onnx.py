@@ -20,8 +20,8 @@ from medfed.delivery.bundle.networks import build_network, describe_mixture
 from medfed.delivery.bundle.onnx_file import INPUT, ONNX, OnnxNetwork, save_onnx
 from medfed.delivery.bundle.weights import Codebook
 from medfed.delivery.export.client_model import choose_bits, quantise
+from medfed.delivery.predict.committee import make_predictor
 from medfed.delivery.predict.options import PredictOptions
-from medfed.delivery.predict.predictor import make_predictor
 from medfed.federation.split import float_entries
 from medfed.records.tasks import build_task
 from tests.sweeps import sweep

@@ -20,11 +20,11 @@ from medfed.config.description import checked
 from medfed.datamodules import patches
 from medfed.datamodules.readers.volumes import read_geometry, read_volume
 from medfed.delivery.bundle.bundle import read_bundle, write_bundle
-from medfed.delivery.bundle.metadata import label_codes
-from medfed.delivery.bundle.scripts import inference, volumes
-from medfed.delivery.predict.masks import label_map
+from medfed.delivery.bundle.scripts import run, volumes
+from medfed.delivery.bundle.scripts.label_maps import label_codes, label_map
 from medfed.delivery.predict.outputs import save_like
 from medfed.delivery.predict.prediction import predict
+from medfed.functional.grids import axial
 from tests.delivery.hospitals import run_by_monai
 from tests.delivery.test_predict_geometry import threshold_bundle
 from tests.sweeps import sweep
@@ -64,7 +64,7 @@ def test_probabilities_are_those_of_the_evaluation(name, hospital, tmp_path):
             brain = (made.data.scans.read(made.data._patients[patient])["image"] != 0).any(0)
             chosen = patches.brain_slices(brain)
             assert found.sum((0, 1, 2)).nonzero().ravel().tolist() == chosen.tolist()
-            found = patches.axial(found, chosen)
+            found = axial(found, chosen)
         else:
             found = found[None]
         assert expected.std() > 1e-3
@@ -299,7 +299,7 @@ def test_names_that_the_scripts_give(tmp_path):
     with pytest.raises(ValueError, match="is the folder of the input; choose another"):
         volumes.find_scans(str(folder), str(folder))
     with pytest.raises(ValueError, match=r"has no files ending with \.png"):
-        inference.find_files(str(folder), [".png"], "elsewhere")
+        run.find_files(str(folder), [".png"], "elsewhere")
     with pytest.raises(ValueError, match=r"a: 0 files match t1\.nii, but one must"):
         volumes.find_cases(str(folder), [["t1.nii"]], "elsewhere")
 

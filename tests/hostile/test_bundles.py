@@ -29,7 +29,7 @@ from medfed.datamodules.readers.table import read_features
 from medfed.delivery.bundle.bundle import MANIFEST, read_bundle, write_bundle, write_manifest
 from medfed.delivery.bundle.metadata import METADATA
 from medfed.delivery.bundle.onnx_file import ONNX
-from medfed.delivery.bundle.scripts import inference
+from medfed.delivery.bundle.scripts.run import inert
 from medfed.delivery.bundle.weights import MODEL
 from medfed.delivery.export.run_record import RunRecord
 from medfed.delivery.predict.prediction import predict
@@ -577,7 +577,7 @@ def test_names_are_no_formulas_and_are_read_again(tmp_path, monkeypatch):
         assert next(rows) == FORMULAS
     cells = next(csv.reader(io.StringIO(text, newline="")))
     assert [c for c in cells if c[0] in "=+-@\t\r"] == ["-0.5"]
-    assert [inference.inert(name) for name in FORMULAS] == cells  # MONAI's runs do the same
+    assert [inert(name) for name in FORMULAS] == cells  # MONAI's runs do the same
     write_text(tmp_path / "metrics.csv", metrics_csv([Record(0, "=a", {"loss": -0.5})], []))
     assert RunFolder(tmp_path).history() == [Record(0, "=a", {"loss": -0.5})]
 

@@ -7,7 +7,8 @@ It holds::
     configs/inference.json   how MONAI runs it (``python -m monai.bundle run``)
     models/model.pt          its weights, see :mod:`medfed.delivery.bundle.weights`
     models/model.onnx        the same for ONNX Runtime, if it was asked for
-    scripts/                 a few lines that unpack the weights without this package
+    scripts/                 what reads, infers and writes without this package; `medfed predict`
+                             infers by the same modules
     scripts/plugins/         the source of a network of the user's own
     docs/README.md           how it is run
     docs/model_card.md       what is recorded of data, metrics and origin
@@ -25,7 +26,6 @@ import logging
 import os
 import re
 import reprlib
-import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ from medfed.common.console import shown
 from medfed.common.errors import CheckpointError, DataError
 from medfed.common.files import replacing_folder, restore_folder, sha256, write_json, writing
 from medfed.common.schemas import parse_json
-from medfed.delivery.bundle import scripts, weights
+from medfed.delivery.bundle import weights
 from medfed.delivery.bundle.documents import CARD, model_card, readme
 from medfed.delivery.bundle.inference_config import inference_config
 from medfed.delivery.bundle.metadata import (
@@ -59,9 +59,8 @@ from medfed.delivery.bundle.networks import (
 )
 from medfed.delivery.bundle.onnx_file import ONNX, NotTraceableError, save_onnx, trace_shape
 from medfed.delivery.bundle.scripts.decode import fill, only_logits
-from medfed.delivery.bundle.source_code import INIT, PLUGINS
+from medfed.delivery.bundle.source_code import INIT, PLUGINS, carried
 from medfed.delivery.bundle.weights import MODEL, Codebook
-from medfed.functional import grids
 
 MANIFEST = "configs/manifest.json"
 FOLDERS = ("configs", "models", "scripts", "docs")
@@ -288,8 +287,8 @@ def write_bundle(
             sizes["onnx"] = (made / ONNX).stat().st_size
         whole = {**facts, "bits": {n: b.bits for n, b in books.items()}, "sizes": sizes}
         _write_json(made / "configs" / "inference.json", inference_config(whole))
-        for script in (*Path(scripts.__path__[0]).glob("*.py"), Path(grids.__file__)):
-            shutil.copyfile(script, made / "scripts" / script.name)
+        for name, text in carried().items():
+            (made / "scripts" / name).write_text(text, encoding="utf-8")
         (made / "docs" / "README.md").write_text(readme(whole), encoding="utf-8")
         (made / CARD).write_text(model_card(whole), encoding="utf-8")
         _write_json(made / METADATA, monai_metadata(whole))

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from medfed.delivery.bundle.metadata import further, map_codes
+from medfed.delivery.bundle.metadata import further
+from medfed.delivery.bundle.scripts.label_maps import map_codes
 from medfed.delivery.bundle.source_code import short_hash
 
 _INPUT = {

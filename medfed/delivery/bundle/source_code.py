@@ -25,6 +25,7 @@ from typing import Any
 
 from medfed.common.errors import CheckpointError, ConfigError, first_line
 from medfed.common.files import digest, sha256
+from medfed.delivery.bundle import scripts
 
 PLUGINS = "scripts/plugins"
 PACKAGE = "scripts.plugins"
@@ -35,10 +36,39 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # its files import each other
 '''
+CARRIED = (  # beside those of medfed/delivery/bundle/scripts; PyTorch, MONAI, NumPy, Pillow alone
+    "common/checks",
+    "common/errors",
+    "datamodules/preparation",
+    "datamodules/readers/pictures",
+    "datamodules/tables/columns",
+    "functional/grids",
+    "models/inference",
+)
+_OF_MEDFED = re.compile(r"^( *)from medfed\.(?:\w+\.)*(\w+) import", re.MULTILINE)
 _PREFIX = "sha256-"
 _LEAST = 8  # digits of a hash that a person must have copied
 _FILE = re.compile(r"([A-Za-z_]\w*/)*[A-Za-z_]\w*\.py")
 _TAKEN = {*sys.stdlib_module_names, "torch", "monai", "numpy", "medfed", "scripts"}
+
+
+def carried() -> dict[str, str]:
+    """Returns the files of ``scripts``, which run a bundle where medfed is not installed.
+
+    They are modules of medfed as they are, so that ``medfed predict`` and a bundle are one
+    inference; only their imports of each other name ``scripts``.
+
+    Example:
+        >>> [line for line in carried()["tables.py"].splitlines() if "scripts" in line]
+        ['from scripts.columns import Columns, from_facts']
+    """
+    folder = Path(scripts.__path__[0])
+    root = folder.parents[2]
+    files = [*folder.glob("*.py"), *(root / f"{name}.py" for name in CARRIED)]
+    return {
+        path.name: _OF_MEDFED.sub(r"\1from scripts.\2 import", path.read_text(encoding="utf-8"))
+        for path in sorted(files, key=lambda path: path.name)
+    }
 
 
 def source_files(module: str) -> dict[str, Path]:

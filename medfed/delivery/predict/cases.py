@@ -36,8 +36,8 @@ from medfed.common.files import csv_text, digest, locked, original, write_json, 
 from medfed.common.schemas import parse_json
 from medfed.delivery.bundle.bundle import Bundle
 from medfed.delivery.predict import outputs
+from medfed.delivery.predict.committee import Committee
 from medfed.delivery.predict.options import PredictOptions, attempt
-from medfed.delivery.predict.predictor import Committee
 from medfed.delivery.predict.scans import RECORD
 
 SUMMARY, _UNFINISHED, _LOCK = "summary.csv", ".unfinished.json", ".lock"

@@ -19,9 +19,10 @@ from medfed.datamodules.readers.image_folder import read_image
 from medfed.datamodules.readers.medmnist import channels_first, check_headers
 from medfed.datamodules.readers.pictures import SUFFIXES
 from medfed.datamodules.readers.samples import unit_range
+from medfed.delivery.bundle.scripts.predictor import Predictor
+from medfed.delivery.predict.committee import Committee
 from medfed.delivery.predict.options import attempt
 from medfed.delivery.predict.outputs import table_path, write_csv
-from medfed.delivery.predict.predictor import Committee, Predictor
 from medfed.delivery.predict.scans import say_left_out, walk
 
 _GREY = ("1", "L", "LA", "I", "I;16", "F")

@@ -24,7 +24,6 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from rich.console import Console
 from torch import Tensor
@@ -34,12 +33,12 @@ from medfed.common.files import replacing, writing
 from medfed.datamodules.readers import dicom
 from medfed.datamodules.readers.volumes import Geometry, as_stored, is_volume
 from medfed.delivery.bundle.bundle import Bundle
-from medfed.delivery.bundle.metadata import map_codes
+from medfed.delivery.bundle.scripts.label_maps import label_map, map_codes
+from medfed.delivery.bundle.scripts.predictor import Predictor
 from medfed.delivery.predict import outputs
 from medfed.delivery.predict.cases import Case, segment_cases
-from medfed.delivery.predict.predictor import Committee, Predictor
+from medfed.delivery.predict.committee import Committee, segmented
 from medfed.delivery.predict.scans import Scan, ScanFiles, find_scans, read_scan
-from medfed.delivery.predict.verdict import judged
 from medfed.functional.grids import on_grid
 
 _SCHEME = "99MEDFED"
@@ -198,9 +197,9 @@ def segment(committee: Committee, scan: ScanFiles, target: Path) -> dict[str, fl
         found = member.regions(read.image, read.body, scan.path, read.grid, read.geometry.shape)
         return committee.in_order(member, found, 0)
 
-    verdict = judged(committee, committee.ask(answer))
-    read, probabilities = reads[0], verdict.probabilities
-    inside = dict(zip(first.labels, verdict.masks, strict=True))
+    decided = segmented(committee, committee.ask(answer))
+    read, probabilities = reads[0], decided.probabilities
+    inside = dict(zip(first.labels, decided.masks, strict=True))
     like = read.geometry, read.source
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.suffix.lower() == outputs.SEG:
@@ -212,8 +211,8 @@ def segment(committee: Committee, scan: ScanFiles, target: Path) -> dict[str, fl
             note = ", ".join(f"{code} {name}" for name, code in codes.items())
             outputs.save_like(label_map(inside, codes).numpy(), *like, path, note)
     maps = {_MAPS: probabilities} if options.probabilities else {}
-    if options.uncertainty and verdict.spread is not None:
-        maps[_SPREAD] = verdict.spread
+    if options.uncertainty and decided.spread is not None:
+        maps[_SPREAD] = decided.spread
     for postfix, values in maps.items():
         note = f"{postfix[1:]} of " + ", ".join(first.labels)
         path = outputs.beside(target, postfix)
@@ -225,33 +224,7 @@ def segment(committee: Committee, scan: ScanFiles, target: Path) -> dict[str, fl
             image = on_grid(image, read.grid, read.geometry.shape)
         picture = outputs.beside(target, "", ".png")
         _draw(first, scan.id, image, probabilities, spacing[1] / spacing[0], picture)
-    return verdict.measured("ml", float(np.prod(spacing)) / 1000)
-
-
-def label_map(masks: Mapping[str, Tensor], codes: Mapping[str, int]) -> Tensor:
-    """Writes regions into one map, the innermost last: one label per voxel, as viewers show it.
-
-    A voxel that is predicted to lie in a region but not in the one around it gets the inner
-    region's label; the outer region is then the union of both.
-
-    Args:
-        masks: ``(H, W, D)`` bool per region.
-        codes: From :func:`label_codes`, an outer region before those within it.
-
-    Returns:
-        ``(H, W, D)`` uint8, or int32 where a value needs it.
-
-    Example:
-        >>> masks = {"whole": torch.tensor([1, 1, 0]) > 0, "core": torch.tensor([0, 1, 0]) > 0}
-        >>> label_map(masks, {"whole": 2, "core": 1})
-        tensor([2, 1, 0], dtype=torch.uint8)
-    """
-    small = all(0 <= code < 256 for code in codes.values())
-    dtype = torch.uint8 if small else torch.int32
-    labels = torch.zeros(next(iter(masks.values())).shape, dtype=dtype)
-    for name, code in codes.items():
-        labels[masks[name]] = code
-    return labels
+    return decided.measured("ml", float(np.prod(spacing)) / 1000)
 
 
 def _mask_files(predictor: Predictor, target: Path) -> dict[Path, dict[str, int]]:

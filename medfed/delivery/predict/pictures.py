@@ -17,13 +17,12 @@ from medfed.common.errors import ConfigError, DataError
 from medfed.common.files import replacing, writing
 from medfed.datamodules.readers import pictures
 from medfed.delivery.bundle.bundle import Bundle
-from medfed.delivery.bundle.metadata import map_codes
+from medfed.delivery.bundle.scripts.label_maps import label_map, map_codes
+from medfed.delivery.bundle.scripts.predictor import PictureRegions, Predictor, regions_of_picture
 from medfed.delivery.predict.cases import Case, segment_cases
-from medfed.delivery.predict.masks import label_map
+from medfed.delivery.predict.committee import Committee, segmented
 from medfed.delivery.predict.options import PredictOptions
-from medfed.delivery.predict.predictor import Committee, Predictor
 from medfed.delivery.predict.scans import say_left_out, stem_below, walk
-from medfed.delivery.predict.verdict import judged
 
 log = logging.getLogger(__name__)
 
@@ -53,24 +52,16 @@ def _segment(committee: Committee, file: Path, target: Path) -> dict[str, float]
     """Writes what was asked for; returns the share of every region and more."""
     first, options = committee.first, committee.options
     width, height, color = pictures.picture_header(file)
-    seen: list[tuple[Tensor, Tensor]] = []
+    seen: list[PictureRegions] = []
 
     def answer(member: Predictor) -> Tensor:
-        source = member.facts["input"]
-        if (color, source["color"]) == ("grey", "rgb"):
+        if (color, member.facts["input"]["color"]) == ("grey", "rgb"):
             log.warning("%s is grey, but the model was trained on colours.", file)
-        how = member.facts["normalization"]["name"]
-        loaded = pictures.load_picture(file, source["color"], source["scale"], how)
-        image = torch.from_numpy(loaded)
-        image[~member.present] = 0
-        everywhere = torch.ones(1, dtype=torch.bool).expand(*image.shape[1:], 1)
-        small = member.regions(image[..., None], everywhere, file)[..., 0]
-        seen.append((image, small))
-        found = pictures.resized(pictures.rows_from_top(small.numpy()), (height, width))
-        return committee.in_order(member, torch.from_numpy(found), 0)
+        seen.append(regions_of_picture(member, file))
+        return committee.in_order(member, seen[-1].full, 0)
 
-    verdict = judged(committee, committee.ask(answer))
-    inside = dict(zip(first.labels, verdict.masks, strict=True))
+    decided = segmented(committee, committee.ask(answer))
+    inside = dict(zip(first.labels, decided.masks, strict=True))
     target.parent.mkdir(parents=True, exist_ok=True)
     codes = map_codes(first.facts)
     if codes:
@@ -79,20 +70,20 @@ def _segment(committee: Committee, file: Path, target: Path) -> dict[str, float]
     else:
         for path, mask in zip(_masks(first, target), inside.values(), strict=True):
             _save(mask.numpy().astype(np.uint8) * 255, path)
-    maps = {"probability": verdict.probabilities} if options.probabilities else {}
-    if options.uncertainty and verdict.spread is not None:
-        maps["uncertainty"] = verdict.spread
+    maps = {"probability": decided.probabilities} if options.probabilities else {}
+    if options.uncertainty and decided.spread is not None:
+        maps["uncertainty"] = decided.spread
     for what, shares in maps.items():
         for name, share in zip(first.labels, shares.numpy(), strict=True):
             _save(share, _beside(target, f"{name}_{what}", ".tif"))
     if options.picture:
-        image, small = seen[0]
+        image, small, _ = seen[0]
         if committee.several:
             size = image.shape[2], image.shape[1]
-            mean = pictures.upright(pictures.resized(verdict.probabilities.numpy(), size))
+            mean = pictures.upright(pictures.resized(decided.probabilities.numpy(), size))
             small = torch.from_numpy(mean)
         _draw(first, file.stem, image, small, _beside(target, "contours"))
-    return verdict.measured("percent", 100 / (width * height))
+    return decided.measured("percent", 100 / (width * height))
 
 
 def _masks(predictor: Predictor, target: Path) -> list[Path]:

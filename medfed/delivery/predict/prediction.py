@@ -68,7 +68,7 @@ def predict(config: Section, console: Console | None = None) -> None:
     bundles = [read_bundle(folder) for folder in options.bundles]
     # Imported late: what is wrong with options or bundle is told at once, and of the readers of
     # scans, images and tables only those are loaded that the model needs.
-    from medfed.delivery.predict.predictor import make_committee
+    from medfed.delivery.predict.committee import make_committee
 
     committee = make_committee(bundles, options)
     kind = committee.first.facts["input"]["kind"]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +17,6 @@ from torch import Tensor
 
 from medfed.common.errors import DataError
 from medfed.common.seeding import one_thread
-from medfed.datamodules.preparation import Preparation
 from medfed.datamodules.readers import dicom
 from medfed.datamodules.readers.case_folders import FILES, Pattern, find_file
 from medfed.datamodules.readers.volumes import (
@@ -32,6 +31,7 @@ from medfed.datamodules.readers.volumes import (
     stem_of,
     suffix_of,
 )
+from medfed.delivery.bundle.scripts.predictor import channels_of, prepare
 
 _log = logging.getLogger(__name__)
 _NAMED = 3
@@ -197,26 +197,16 @@ def read_scan(scan: ScanFiles, facts: Mapping[str, Any], tolerance: float | None
         geometry = check_same_grid(paths)
     else:
         geometry = read_geometry(scan.path)
-        names, paths = _file_channels(scan.path, geometry.channels, facts), [scan.path]
-    channels = list(facts["channels"])
-    prepared = Preparation.from_record(facts, len(channels))
+        names, paths = channels_of(scan.path, geometry.channels, facts), [scan.path]
     # Slices keep their distance where pixels are resampled.
-    axes = {0: (0, 1, 2), 2: (2,), 3: ()}[len(prepared.spacing or ())]
+    axes = {0: (0, 1, 2), 2: (2,), 3: ()}[len(facts.get("resampled_to") or ())]
     check_spacing(geometry.spacing, facts, tolerance, scan.path, axes)
     with one_thread():
         loaded = torch.cat([_load(p, len(names) // len(paths)) for p in paths])
         check_finite(loaded, names, paths)
         if not loaded.any():
             raise DataError(f"{scan.path} has only zero voxels; export the scan again.")
-        own = [name for name in channels if name in names]
-        rules = tuple(prepared.rules[channels.index(name)] for name in own)
-        voxels = loaded[[names.index(name) for name in own]]
-        seen, grid = replace(prepared, rules=rules).apply(voxels, geometry.spacing)
-    image = torch.zeros(len(channels), *seen.shape[1:])
-    for name in facts["present"]:
-        image[channels.index(name)] = seen[own.index(name)]
-    body = (seen != 0).any(dim=0)
-    return Scan(image, body, None if prepared.keeps_grid else grid, geometry, paths[0])
+        return Scan(*prepare(loaded, names, facts, geometry.spacing), geometry, paths[0])
 
 
 def check_spacing(
@@ -281,20 +271,6 @@ def _patterns(facts: Mapping[str, Any]) -> dict[str, Sequence[str]]:
         given = known.get(name, usual)
         found[name] = [given] if isinstance(given, str) else list(given)
     return found
-
-
-def _file_channels(path: Path, count: int, facts: Mapping[str, Any]) -> list[str]:
-    """What the channels of a file are, by their number."""
-    known = facts["input"].get("file_channels") or facts["channels"]
-    # A file as in the training data, one of the network's channels, or of those the client has.
-    for names in (known, facts["channels"], facts["present"]):
-        if count == len(names):
-            return list(names)
-    raise DataError(
-        f"{path} has {count} channel{'s' * (count > 1)}, but the model needs {len(known)} "
-        f"({', '.join(known)}) along the fourth axis; give it these, or a folder with a file per "
-        "contrast."
-    )
 
 
 def _load(path: Path, count: int) -> Tensor:

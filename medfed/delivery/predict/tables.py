@@ -1,18 +1,15 @@
-"""Probabilities of candidates of CT scans and of rows of tables: a table of them in a CSV file.
-
-What of a row training has not seen the like of, cell by cell.
-"""
+"""Probabilities of candidates of CT scans and of rows of tables: a table of them in a CSV file."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from medfed.common.errors import CheckpointError, ConfigError, DataError
@@ -20,66 +17,13 @@ from medfed.datamodules.ct_patches import PatchSpec, extract, to_unit
 from medfed.datamodules.readers.luna16 import Candidates, Points, find_scans, read_points
 from medfed.datamodules.readers.metaimage import open_scan
 from medfed.datamodules.readers.table import read_features
-from medfed.datamodules.tables.columns import Columns, from_facts
+from medfed.datamodules.tables.columns import Columns
+from medfed.delivery.bundle.scripts.predictor import Predictor
+from medfed.delivery.bundle.scripts.tables import inputs_of, unusual_cells
+from medfed.delivery.predict.committee import Committee
 from medfed.delivery.predict.options import attempt
 from medfed.delivery.predict.outputs import table_path, write_csv
-from medfed.delivery.predict.predictor import Committee, Predictor
 from medfed.delivery.predict.scans import check_spacing
-
-
-def unusual_cells(
-    rows: NDArray[np.float64],
-    columns: Columns,
-    facts: Mapping[str, Any],
-    texts: Mapping[str, Sequence[str | None]],
-) -> dict[int, list[str]]:
-    """Names the cells of which a model has learnt nothing.
-
-    Args:
-        rows: (N, F), see `readers.table.read_cells`.
-        columns: What the columns are.
-        facts: Of the bundle.
-        texts: (N) cells of the columns with categories.
-
-    Returns:
-        Sentences without a stop by row, counted from 1; rows without any are left out.
-
-    Example:
-        >>> columns = Columns(("age", "sex"), {"sex": ("f", "m")}, ("sex",))
-        >>> facts = {"input": {"indicators": ["sex"], "lowest": [40], "highest": [60]}}
-        >>> rows = np.array([[50.0, 0.0], [130.0, -1.0], [np.nan, np.nan]])
-        >>> found = unusual_cells(rows, columns, facts, {"sex": ["f", "x", None]})
-        >>> for row, cells in found.items():
-        ...     print(row, cells)
-        2 ['age is 130, outside of 40 to 60 in training', "sex is 'x', unknown in training"]
-        3 ['age is missing, which it never was in training']
-    """
-    source, found = facts["input"], dict[int, list[str]]()
-    lowest, highest = source.get("lowest"), source.get("highest")
-    place = {at: number for number, at in enumerate(columns.numeric)}
-    for at, name in enumerate(columns.names):
-        for row, value in enumerate(rows[:, at].tolist()):
-            said = None
-            if np.isnan(value):
-                if name not in columns.indicators:
-                    said = "is missing, which it never was in training"
-            elif name in columns.categories:
-                if value < 0:
-                    said = f"is {texts[name][row]!r:.60}, unknown in training"
-            elif lowest is not None and highest is not None:
-                said = _outside(value, lowest[place[at]], highest[place[at]])
-            if said:
-                found.setdefault(row + 1, []).append(f"{name} {said}")
-    return dict(sorted(found.items()))
-
-
-def _outside(value: float, low: float | None, high: float | None) -> str | None:
-    if low is None or high is None:
-        return f"is {value:g}, but training had no value of it"
-    if low <= value <= high:
-        return None
-    return f"is {value:g}, outside of {low:g} to {high:g} in training"
-
 
 _log = logging.getLogger(__name__)
 _MOST_WARNED = 10  # rows that are named
@@ -124,8 +68,8 @@ def predict_candidates(committee: Committee) -> Path:
             points.world[rows], np.zeros(len(rows), np.int64), points.row[rows], str(source)
         )
         file = scans[series]
-        found = committee.classify(lambda member: _patches(member, file, chosen), file)
-        chances[rows] = found.double().numpy()
+        cut = partial(_patches, file, chosen, options.spacing_tolerance)
+        chances[rows] = committee.classify(cut, file).double().numpy()
 
     def save() -> None:
         done = np.flatnonzero(~np.isnan(chances).any(axis=1))
@@ -192,7 +136,7 @@ def _features(predictor: Predictor, source: Path) -> _Seen:
     columns = Columns.from_facts(predictor.facts["input"])
     rows, others, texts = read_features(source, columns.names, columns.categories)
     unusual = unusual_cells(rows, columns, predictor.facts, texts)
-    tensor = torch.from_numpy(_scaled(rows, columns, predictor.facts)) * predictor.present
+    tensor = torch.from_numpy(inputs_of(rows, columns, predictor.facts)) * predictor.present
     return _Seen(tensor, others, unusual)
 
 
@@ -223,7 +167,9 @@ def _one_scan(path: Path, points: Points, source: Path) -> Mapping[str, Path]:
     return {series: path}
 
 
-def _patches(predictor: Predictor, header: Path, candidates: Candidates) -> Tensor:
+def _patches(
+    header: Path, candidates: Candidates, tolerance: float | None, predictor: Predictor
+) -> Tensor:
     """(n, C, *spatial) patches of the candidates of one scan, as in training."""
     try:
         spec = PatchSpec(**predictor.facts["input"]["patches"])
@@ -233,15 +179,6 @@ def _patches(predictor: Predictor, header: Path, candidates: Candidates) -> Tens
         ) from error
     resampled = range(0 if spec.spacing is None else len(spec.size))  # may be of any spacing
     axes = [axis for axis in range(3) if axis not in resampled]
-    tolerance = predictor.options.spacing_tolerance
     check_spacing(open_scan(header).spacing, predictor.facts, tolerance, header, axes)
     patches = extract(header, candidates, spec)
     return torch.from_numpy(to_unit(patches, spec.window, predictor.present.numpy()))
-
-
-def _scaled(
-    rows: NDArray[np.float64], columns: Columns, facts: Mapping[str, Any]
-) -> NDArray[np.float32]:
-    """The inputs of rows, as in training."""
-    scaling, numbers = facts["normalization"], rows[:, columns.numeric]
-    return columns.encode(rows, numbers if scaling is None else from_facts(scaling).scale(numbers))

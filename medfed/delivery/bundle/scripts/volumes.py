@@ -3,15 +3,13 @@
 import fnmatch
 import importlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import nibabel as nib
 import numpy as np
-import torch
 from monai.data import NibabelReader
 from monai.transforms import LoadImaged
-from torch import Tensor
 
 NIFTI = (".nii.gz", ".nii")
 SUFFIXES = (*NIFTI, ".nrrd", ".nhdr", ".mha", ".mhd")
@@ -36,62 +34,6 @@ class LoadVolumesd(LoadImaged):
     def __init__(self, keys: str) -> None:
         super().__init__(keys, reader=VolumeReader())
         self._loader.readers = self._loader.readers[-1:]
-
-
-class Foreground:
-    """Says where voxels (C, *spatial) are above the lowest value of their channel; None: not 0."""
-
-    def __init__(self, lowest: Sequence[float | None]) -> None:
-        self.lowest = lowest
-
-    def __call__(self, image: Tensor) -> Tensor:
-        """Returns (C, *spatial) bool."""
-        pairs = zip(image, self.lowest, strict=True)
-        return torch.stack([c != 0 if low is None else c > low for c, low in pairs])
-
-
-class ByChannel:
-    """Applies a transform of its own to each channel."""
-
-    def __init__(self, steps: Sequence[Callable[[Tensor], Tensor]]) -> None:
-        self.steps = steps
-
-    def __call__(self, image: Tensor) -> Tensor:
-        """Returns the image (C, *spatial), changed in place: it keeps what it knows of itself."""
-        plain = torch.as_tensor(image).as_subclass(Tensor)
-        pairs = zip(plain.split(1), self.steps, strict=True)
-        return image.copy_(torch.cat([torch.as_tensor(step(channel)) for channel, step in pairs]))
-
-
-class LargestParts:
-    """Keeps of masks the largest connected part; voxels that touch by a corner are connected.
-
-    Of masks (R, H, W, D) those of `channels`, or of a label map (1, H, W, D) those of `codes`.
-    """
-
-    def __init__(self, channels: Sequence[int] = (), codes: Sequence[int] = ()) -> None:
-        self.channels, self.codes = channels, codes
-
-    def __call__(self, masks: Tensor) -> Tensor:
-        """Returns the masks, changed in place: they keep what they know of themselves."""
-        plain = torch.as_tensor(masks).as_subclass(Tensor)
-        for channel in self.channels:
-            plain[channel] = largest_part(plain[channel] > 0).to(plain.dtype)
-        for code in self.codes:
-            mask = plain[0] == code
-            plain[0][mask & ~largest_part(mask)] = 0
-        return masks
-
-
-def largest_part(mask: Tensor) -> Tensor:
-    """Returns the largest connected part of a mask (H, W, D), of equal ones the first."""
-    scipy = importlib.import_module("scipy.ndimage")
-    parts, count = scipy.label(mask.numpy(), structure=np.ones((3,) * mask.ndim))
-    if count < 2:
-        return mask
-    sizes = np.bincount(parts.ravel())
-    sizes[0] = 0
-    return torch.from_numpy(parts == sizes.argmax())
 
 
 def find_scans(folder: str, output: str) -> list[dict[str, str]]:

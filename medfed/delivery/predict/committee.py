@@ -1,8 +1,6 @@
-"""The models of one or several bundles: from tensors to probabilities, which are averaged.
+"""The models of one or several bundles, whose answers are averaged.
 
-What a network's outputs mean is read by :mod:`medfed.models.inference`, as the task module of the
-training does, so that windows and activations are those of the evaluation. PyTorch or ONNX Runtime
-computes the network.
+PyTorch or ONNX Runtime computes a network.
 
 Every bundle prepares a scan in its own way, as its hospital did in training; what is averaged are
 the probabilities of the same classes on the scan's own voxels, or of the same row or image.
@@ -18,21 +16,13 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from medfed.common.errors import CheckpointError, ConfigError, DataError, first_line
-from medfed.datamodules import patches
+from medfed.common.errors import ConfigError, DataError
 from medfed.delivery.bundle.bundle import Bundle
-from medfed.delivery.bundle.metadata import map_codes
 from medfed.delivery.bundle.onnx_file import ONNX, OnnxNetwork
-from medfed.delivery.bundle.scripts.volumes import largest_part
+from medfed.delivery.bundle.scripts.label_maps import map_codes
+from medfed.delivery.bundle.scripts.predictor import Predictor
 from medfed.delivery.predict.options import PredictOptions
-from medfed.functional.grids import plane_of, with_neighbours
-from medfed.functional.mixing import entropies, mean_and_spread
-from medfed.models.inference import (
-    ClassInference,
-    Inference,
-    OutcomeInference,
-    RegionInference,
-)
+from medfed.functional.mixing import entropies, mean_and_spread, mean_dice
 
 _log = logging.getLogger(__name__)
 _ALIKE = 1e-4  # of the largest logit
@@ -141,154 +131,6 @@ def _torch(bundle: Bundle, options: PredictOptions) -> nn.Module:
     return bundle.network(options.accepted).to(device)
 
 
-@dataclass(frozen=True)
-class Predictor:
-    """A network in evaluation mode, and the facts that its training data left behind.
-
-    Attributes:
-        network: From images or features to logits, in evaluation mode.
-        inference: What the logits mean.
-        facts: The part of the metadata under ``medfed``.
-        options: What is wanted.
-        name: The bundle's folder.
-    """
-
-    network: nn.Module
-    inference: Inference
-    facts: Mapping[str, Any]
-    options: PredictOptions
-    name: str = ""
-
-    @property
-    def labels(self) -> list[str]:
-        """Names of regions or classes, in the order of the outputs."""
-        return [str(name) for name in self.facts["labels"]]
-
-    @property
-    def columns(self) -> list[str]:
-        """Names of the columns that a table of results gains."""
-        if self.facts["task"] == "regression":
-            return ["prediction"]
-        return [f"probability_{name}" for name in self.labels]
-
-    @property
-    def present(self) -> Tensor:
-        """(C,) bool, the channels that the client has; the network has always seen 0 in others."""
-        return torch.tensor([name in self.facts["present"] for name in self.facts["channels"]])
-
-    @property
-    def of_regions(self) -> RegionInference:
-        """The inference of a segmentation."""
-        assert isinstance(self.inference, RegionInference)
-        return self.inference
-
-    def masks(self, probabilities: Tensor) -> Tensor:
-        """Returns which voxels belong to which region, bool ``(R, H, W, D)``."""
-        masks = self.of_regions.masks(probabilities[None])[0]
-        for name in self.facts.get("largest_part") or ():
-            place = self.labels.index(name)
-            masks[place] = largest_part(masks[place])
-        return masks
-
-    def regions(
-        self,
-        image: Tensor,
-        body: Tensor,
-        source: object,
-        grid: Tensor | None = None,
-        size: tuple[int, ...] = (),
-    ) -> Tensor:
-        """Segments one volume.
-
-        Args:
-            image: ``(C, h, w, d)`` prepared, RAS.
-            body: ``(h, w, d)`` bool; a 2-D model sees the axial slices that contain some of it,
-                as in evaluation, and elsewhere the probabilities are 0.
-            source: The scan, for error sentences.
-            grid: (4, 4) from the scan's voxels to those of the image; None where they are the same.
-            size: With a grid: the scan's voxels.
-
-        Returns:
-            ``(R, H, W, D)`` float32 probabilities, on the scan's own grid.
-
-        Raises:
-            DataError: If the network cannot take an image of this size.
-        """
-        size = tuple(image.shape[1:]) if grid is None else size
-        image = with_neighbours(image, self.facts["input"].get("adjacent_slices") or 1)
-        if not self.facts.get("slices"):
-            return self.answer(image[None], source, grid, size)[0]
-        found = torch.zeros(len(self.labels), *size)
-        below = 0 if grid is None else -int(grid[2, 3].round())  # slices that were cropped away
-        plane = None if grid is None else plane_of(grid)
-        for part in patches.brain_slices(body).split(self.options.batch_size):
-            one = self.answer(patches.axial(image, part), source, plane, size[:2])
-            found[..., part + below] = one.permute(1, 2, 3, 0)
-        return found
-
-    def classify(self, images: Tensor, source: object) -> Tensor:
-        """Classifies samples, or predicts their outcome.
-
-        Args:
-            images: ``(N, C, *spatial)`` or ``(N, F)``, normalised.
-            source: Where they are from, for error sentences.
-
-        Returns:
-            ``(N, K)`` float32 probabilities, or ``(N, 1)`` outcomes.
-
-        Raises:
-            DataError: If the network cannot take them.
-        """
-        parts = images.split(self.options.batch_size)
-        return torch.cat([self.answer(part, source) for part in parts])
-
-    @torch.no_grad()
-    def answer(
-        self,
-        image: Tensor,
-        source: object,
-        grid: Tensor | None = None,
-        size: Sequence[int] = (),
-    ) -> Tensor:
-        """Computes the probabilities of a batch, or its outcomes.
-
-        Args:
-            image: ``(B, C, *spatial)`` or ``(B, F)``.
-            source: Where it is from, for error sentences.
-            grid: From the wanted voxels to those of the image; None where they are the same.
-            size: With a grid: the wanted voxels.
-
-        Raises:
-            DataError: If the network cannot take it, or answers what is no number.
-            CheckpointError: If it does not answer as many outputs as there are labels.
-        """
-        like = next(self.network.parameters())
-        grids = None if grid is None else grid.expand(len(image), *grid.shape).to(like.device)
-
-        def network(part: Tensor) -> Tensor:
-            found: Tensor = self.network(part.to(like.dtype))
-            return found
-
-        try:
-            logits = self.inference.logits(network, image.to(like.device), grids, size)
-            found = self.inference.probabilities(logits.float()).cpu()
-        except (RuntimeError, ValueError, IndexError, TypeError) as error:
-            raise DataError(
-                f"{source}: the network cannot take images of shape {tuple(image.shape[2:])} "
-                f"({first_line(error)}); give it scans of the size that it was trained on."
-            ) from error
-        if found.shape[1] != len(self.labels):
-            raise CheckpointError(
-                f"The network answers {found.shape[1]} outputs, but the metadata have "
-                f"{len(self.labels)} labels; export the bundle anew."
-            )
-        if not found.isfinite().all():
-            raise DataError(
-                f"{source}: the network answers NaN or infinity; check the values in the input."
-            )
-        return found
-
-
 def make_predictor(bundle: Bundle, options: PredictOptions) -> Predictor:
     """Builds the network of a bundle, and what its logits mean.
 
@@ -303,28 +145,18 @@ def make_predictor(bundle: Bundle, options: PredictOptions) -> Predictor:
         CheckpointError: If network and weights do not fit together.
         ConfigError: If the device or ONNX Runtime cannot be used.
     """
-    facts = bundle.facts
-    network = network_of(bundle, options)
-    inference: Inference
-    if facts["task"] == "segmentation":
-        exclusive = facts.get("activation") == "softmax"
-        if exclusive and options.threshold is not None:
-            raise ConfigError(
-                f"threshold={options.threshold} is for regions that may overlap; this model gives "
-                "each voxel to its likeliest class: leave it out."
-            )
-        inference = RegionInference(
-            exclusive,
-            float(facts["threshold"] if options.threshold is None else options.threshold),
-            tuple(facts["patch_size"]) if facts.get("patch_size") else None,
-            float(0.25 if facts.get("overlap") is None else facts["overlap"]),
-            options.batch_size,
+    if bundle.facts.get("activation") == "softmax" and options.threshold is not None:
+        raise ConfigError(
+            f"threshold={options.threshold} is for regions that may overlap; this model gives "
+            "each voxel to its likeliest class: leave it out."
         )
-    elif facts["task"] == "regression":
-        inference = OutcomeInference(*map(float, facts.get("outcome_scale") or (0, 1)))
-    else:
-        inference = ClassInference()
-    return Predictor(network, inference, facts, options, str(bundle.folder))
+    return Predictor.of(
+        network_of(bundle, options),
+        bundle.facts,
+        options.threshold,
+        options.batch_size,
+        str(bundle.folder),
+    )
 
 
 Answer = TypeVar("Answer")
@@ -337,20 +169,17 @@ class Committee:
     Attributes:
         members: The first one's order of classes and label values are those of all results.
         weights: As many, which sum to 1.
+        options: What is wanted.
     """
 
     members: tuple[Predictor, ...]
     weights: tuple[float, ...]
+    options: PredictOptions
 
     @property
     def first(self) -> Predictor:
         """The first member, which says what the results are called."""
         return self.members[0]
-
-    @property
-    def options(self) -> PredictOptions:
-        """What is wanted."""
-        return self.first.options
 
     @property
     def several(self) -> bool:
@@ -429,7 +258,7 @@ def make_committee(bundles: Sequence[Bundle], options: PredictOptions) -> Commit
         _check_alike(bundles[0], bundle, options)
     given = options.weights or [1.0] * len(bundles)
     weights = tuple(float(w) / sum(given) for w in given)
-    return Committee(tuple(make_predictor(bundle, options) for bundle in bundles), weights)
+    return Committee(tuple(make_predictor(bundle, options) for bundle in bundles), weights, options)
 
 
 def _check_alike(first: Bundle, other: Bundle, options: PredictOptions) -> None:
@@ -481,3 +310,64 @@ def _what(facts: Mapping[str, Any]) -> str:
 
 def _kind(facts: Mapping[str, Any]) -> str:
     return f"a model of {facts['input']['kind'].replace('_', ' ')}"
+
+
+@dataclass(frozen=True)
+class SegmentedCase:
+    """Regions of one case.
+
+    Attributes:
+        labels: The R regions.
+        probabilities: ``(R, *spatial)``, the mean over the members.
+        masks: ``(R, *spatial)`` bool, decided on the mean.
+        spread: ``(R, *spatial)``, the standard deviation between members; None of a single one.
+        members: A member's own masks each.
+    """
+
+    labels: Sequence[str]
+    probabilities: Tensor
+    masks: Tensor
+    spread: Tensor | None
+    members: Sequence[Tensor]
+
+    def measured(self, unit: str, factor: float) -> dict[str, float]:
+        """Returns the measures of every region.
+
+        Args:
+            unit: Of its size, for the names.
+            factor: From voxels to the unit.
+
+        Returns:
+            By column: ``<region>_<unit>``; ``_highest_probability`` of any voxel. Of several
+            members also ``_dice``, the Dice overlap of two members' own masks, averaged
+            over all pairs (1 where both are empty), and ``_spread``, the standard deviation
+            between members, averaged over the voxels that any of them gives the region.
+        """
+        found: dict[str, float] = {}
+        for n, name in enumerate(self.labels):
+            found[f"{name}_{unit}"] = int(self.masks[n].sum()) * factor
+            found[f"{name}_highest_probability"] = float(self.probabilities[n].max())
+            if self.spread is None:
+                continue
+            own = [masks[n] for masks in self.members]
+            anywhere = torch.stack(own).any(0)
+            found[f"{name}_dice"] = mean_dice(own)
+            found[f"{name}_spread"] = (
+                float(self.spread[n][anywhere].mean()) if anywhere.any() else 0.0
+            )
+        return found
+
+
+def segmented(committee: Committee, parts: Sequence[Tensor]) -> SegmentedCase:
+    """Averages the members' probabilities, and decides.
+
+    Args:
+        committee: Who they are.
+        parts: ``(R, *spatial)`` of each, in the first one's order of regions.
+    """
+    first = committee.first
+    if not committee.several:
+        return SegmentedCase(first.labels, parts[0], first.masks(parts[0]), None, ())
+    mean, spread = mean_and_spread(parts, committee.weights)
+    members = [first.masks(part) for part in parts]
+    return SegmentedCase(first.labels, mean, first.masks(mean), spread, members)

@@ -1,0 +1,296 @@
+"""A model and what its training data say of it: from prepared tensors to probabilities and masks.
+
+Bundles carry this file, so that ``medfed predict`` and MONAI's run of a bundle are one inference.
+What a network's outputs mean is read by :mod:`medfed.models.inference`, as the task module of the
+training does, so that windows and activations are those of the evaluation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from medfed.common.errors import CheckpointError, DataError, first_line
+from medfed.datamodules.preparation import Preparation
+from medfed.datamodules.readers.pictures import load_picture, picture_header, resized, rows_from_top
+from medfed.delivery.bundle.scripts.label_maps import largest_part
+from medfed.functional.grids import axial, plane_of, with_neighbours
+from medfed.models.inference import ClassInference, Inference, OutcomeInference, RegionInference
+
+
+class Seen(NamedTuple):
+    """A scan as a network sees it.
+
+    Attributes:
+        image: ``(C, h, w, d)`` float32 in RAS, prepared as in training; channels that the client
+            lacks are 0.
+        body: ``(h, w, d)`` bool, where any channel of the scan is not 0.
+        grid: (4, 4) from the scan's voxels to those of the image; None where they are the same.
+    """
+
+    image: Tensor
+    body: Tensor
+    grid: Tensor | None
+
+
+def prepare(
+    voxels: Tensor, names: Sequence[str], facts: Mapping[str, Any], spacing: Sequence[float]
+) -> Seen:
+    """Prepares a scan as in training: cropped, normalised, resampled.
+
+    Args:
+        voxels: ``(n, H, W, D)`` float32 in RAS.
+        names: (n,) which channels they are; those that the model does not know are left out.
+        facts: The part of the metadata under ``medfed``.
+        spacing: (3,) mm between voxels.
+    """
+    channels = list(facts["channels"])
+    prepared = Preparation.from_record(facts, len(channels))
+    # A scan may lack channels that the client lacks, too; each of the others keeps its rule.
+    given = [name for name in channels if name in names]
+    rules = tuple(prepared.rules[channels.index(name)] for name in given)
+    chosen = voxels[[names.index(name) for name in given]]
+    seen, grid = replace(prepared, rules=rules).apply(chosen, spacing)
+    image = torch.zeros(len(channels), *seen.shape[1:])
+    for name in facts["present"]:
+        image[channels.index(name)] = seen[given.index(name)]
+    return Seen(image, (seen != 0).any(dim=0), None if prepared.keeps_grid else grid)
+
+
+def channels_of(source: object, count: int, facts: Mapping[str, Any]) -> list[str]:
+    """Says what the channels of a file are, by their number.
+
+    Args:
+        source: The file, for the sentence.
+        count: How many it has.
+        facts: The part of the metadata under ``medfed``.
+
+    Raises:
+        DataError: If no list of channels is as long.
+    """
+    known = facts["input"].get("file_channels") or facts["channels"]
+    # A file as in the training data, one of the network's channels, or of those the client has.
+    for names in (known, facts["channels"], facts["present"]):
+        if count == len(names):
+            return list(names)
+    raise DataError(
+        f"{source} has {count} channel{'s' * (count > 1)}, but the model needs {len(known)} "
+        f"({', '.join(known)}) along the fourth axis; give it these, or a folder with a file per "
+        "contrast."
+    )
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """A network in evaluation mode, and the facts that its training data left behind.
+
+    Attributes:
+        network: From images or features to logits, in evaluation mode.
+        inference: What the logits mean.
+        facts: The part of the metadata under ``medfed``.
+        batch_size: Samples or slices per forward pass.
+        name: The bundle's folder.
+    """
+
+    network: nn.Module
+    inference: Inference
+    facts: Mapping[str, Any]
+    batch_size: int = 16
+    name: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        network: nn.Module,
+        facts: Mapping[str, Any],
+        threshold: float | None = None,
+        batch_size: int | None = None,
+        name: str = "",
+    ) -> Predictor:
+        """Reads off the facts what the network's outputs mean.
+
+        Args:
+            network: From images or features to logits.
+            facts: The part of the metadata under ``medfed``.
+            threshold: Of regions that may overlap; None for that of the training.
+            batch_size: Samples, slices or windows per forward pass; None for the training's.
+            name: The bundle's folder.
+        """
+        size = batch_size or facts.get("window_batch") or cls.batch_size
+        inference: Inference = ClassInference()
+        if facts["task"] == "segmentation":
+            inference = RegionInference(
+                facts.get("activation") == "softmax",
+                float(facts["threshold"] if threshold is None else threshold),
+                tuple(facts["patch_size"]) if facts.get("patch_size") else None,
+                float(0.25 if facts.get("overlap") is None else facts["overlap"]),
+                size,
+            )
+        elif facts["task"] == "regression":
+            inference = OutcomeInference(*map(float, facts.get("outcome_scale") or (0, 1)))
+        return cls(network, inference, facts, size, name)
+
+    @property
+    def labels(self) -> list[str]:
+        """Names of regions or classes, in the order of the outputs."""
+        return [str(name) for name in self.facts["labels"]]
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of the columns that a table of results gains."""
+        if self.facts["task"] == "regression":
+            return ["prediction"]
+        return [f"probability_{name}" for name in self.labels]
+
+    @property
+    def present(self) -> Tensor:
+        """(C,) bool, the channels that the client has; the network has always seen 0 in others."""
+        return torch.tensor([name in self.facts["present"] for name in self.facts["channels"]])
+
+    @property
+    def of_regions(self) -> RegionInference:
+        """The inference of a segmentation."""
+        assert isinstance(self.inference, RegionInference)
+        return self.inference
+
+    def masks(self, probabilities: Tensor) -> Tensor:
+        """Returns which voxels belong to which region, bool ``(R, H, W, D)``."""
+        masks = self.of_regions.masks(probabilities[None])[0]
+        for name in self.facts.get("largest_part") or ():
+            place = self.labels.index(name)
+            masks[place] = largest_part(masks[place])
+        return masks
+
+    def regions(
+        self,
+        image: Tensor,
+        body: Tensor,
+        source: object,
+        grid: Tensor | None = None,
+        size: tuple[int, ...] = (),
+    ) -> Tensor:
+        """Segments one volume.
+
+        Args:
+            image: ``(C, h, w, d)`` prepared, RAS.
+            body: ``(h, w, d)`` bool; a 2-D model sees the axial slices that contain some of it,
+                as in evaluation, and elsewhere the probabilities are 0.
+            source: The scan, for error sentences.
+            grid: (4, 4) from the scan's voxels to those of the image; None where they are the same.
+            size: With a grid: the scan's voxels.
+
+        Returns:
+            ``(R, H, W, D)`` float32 probabilities, on the scan's own grid.
+
+        Raises:
+            DataError: If the network cannot take an image of this size.
+        """
+        size = tuple(image.shape[1:]) if grid is None else size
+        image = with_neighbours(image, self.facts["input"].get("adjacent_slices") or 1)
+        if not self.facts.get("slices"):
+            return self.answer(image[None], source, grid, size)[0]
+        probabilities = torch.zeros(len(self.labels), *size)
+        below = 0 if grid is None else -int(grid[2, 3].round())  # slices that were cropped away
+        plane = None if grid is None else plane_of(grid)
+        filled = body.flatten(0, 1).any(dim=0).nonzero().ravel()
+        for part in filled.split(self.batch_size):
+            one = self.answer(axial(image, part), source, plane, size[:2])
+            probabilities[..., part + below] = one.permute(1, 2, 3, 0)
+        return probabilities
+
+    def classify(self, images: Tensor, source: object) -> Tensor:
+        """Classifies samples, or predicts their outcome.
+
+        Args:
+            images: ``(N, C, *spatial)`` or ``(N, F)``, normalised.
+            source: Where they are from, for error sentences.
+
+        Returns:
+            ``(N, K)`` float32 probabilities, or ``(N, 1)`` outcomes.
+
+        Raises:
+            DataError: If the network cannot take them.
+        """
+        parts = images.split(self.batch_size)
+        return torch.cat([self.answer(part, source) for part in parts])
+
+    @torch.no_grad()
+    def answer(
+        self,
+        image: Tensor,
+        source: object,
+        grid: Tensor | None = None,
+        size: Sequence[int] = (),
+    ) -> Tensor:
+        """Computes the probabilities of a batch, or its outcomes.
+
+        Args:
+            image: ``(B, C, *spatial)`` or ``(B, F)``.
+            source: Where it is from, for error sentences.
+            grid: From the wanted voxels to those of the image; None where they are the same.
+            size: With a grid: the wanted voxels.
+
+        Raises:
+            DataError: If the network cannot take it, or answers what is no number.
+            CheckpointError: If it does not answer as many outputs as there are labels.
+        """
+        like = next(self.network.parameters())
+        grids = None if grid is None else grid.expand(len(image), *grid.shape).to(like.device)
+
+        def network(part: Tensor) -> Tensor:
+            logits: Tensor = self.network(part.to(like.dtype))
+            return logits
+
+        try:
+            logits = self.inference.logits(network, image.to(like.device), grids, size)
+            answer = self.inference.probabilities(logits.float()).cpu()
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            raise DataError(
+                f"{source}: the network cannot take images of shape {tuple(image.shape[2:])} "
+                f"({first_line(error)}); give it scans of the size that it was trained on."
+            ) from error
+        if answer.shape[1] != len(self.labels):
+            raise CheckpointError(
+                f"The network answers {answer.shape[1]} outputs, but the metadata have "
+                f"{len(self.labels)} labels; export the bundle anew."
+            )
+        if not answer.isfinite().all():
+            raise DataError(
+                f"{source}: the network answers NaN or infinity; check the values in the input."
+            )
+        return answer
+
+
+class PictureRegions(NamedTuple):
+    """What a model says of a picture.
+
+    Attributes:
+        image: ``(C, w, h)`` as the network sees it; channels that the client lacks are 0.
+        small: ``(R, w, h)`` probabilities, of the same size.
+        full: ``(R, height, width)`` probabilities, rows from the top, of the picture's own size.
+    """
+
+    image: Tensor
+    small: Tensor
+    full: Tensor
+
+
+def regions_of_picture(predictor: Predictor, file: Path) -> PictureRegions:
+    """Segments one picture.
+
+    Raises:
+        DataError: If it cannot be read, or the network cannot take it.
+    """
+    source, rule = predictor.facts["input"], predictor.facts["normalization"]["name"]
+    image = torch.from_numpy(load_picture(file, source["color"], source["scale"], rule))
+    image[~predictor.present] = 0
+    everywhere = torch.ones(1, dtype=torch.bool).expand(*image.shape[1:], 1)
+    small = predictor.regions(image[..., None], everywhere, file)[..., 0]
+    width, height, _ = picture_header(file)
+    full = resized(rows_from_top(small.numpy()), (height, width))
+    return PictureRegions(image, small, torch.from_numpy(full))
