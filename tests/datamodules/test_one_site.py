@@ -16,7 +16,7 @@ from medfed.datamodules.partitions.effects import ChannelMissing, SiteEffect
 from medfed.datamodules.readers.base import Patient
 from medfed.datamodules.readers.scikit_learn import read_digits
 from medfed.datamodules.splits import SPLITS
-from medfed.datamodules.tables.agreement import converse, merge, tell
+from medfed.datamodules.tables.agreement import Question, converse, merge, tell
 from medfed.datamodules.tables.datamodule import TabularDataModule
 from tests.sweeps import sweep
 
@@ -195,11 +195,11 @@ def test_patients_of_other_centres_are_left_out_and_said():
 
 def test_broken_messages_about_a_table_change_nothing():
     rows, names = np.array([[1.0, 0.0], [2.0, np.nan]]), ["crp", "sex"]
-    how = ("auto", "standard", True)
+    question = Question(names, "auto", "standard", pooled=True, categorical=["sex"])
 
     def halves():
-        client = tell(rows, names, {"sex": ("f", "m")}, *how)
-        server = merge(names, ["sex"], *how)
+        client = tell(question, rows, {"sex": ("f", "m")})
+        server = merge(question)
         next(server)
         return client, next(client), server
 
@@ -223,7 +223,8 @@ def test_broken_messages_about_a_table_change_nothing():
 
 def test_sites_that_do_not_read_alike_are_told():
     rows = np.array([[1.0], [2.0]])
-    halves = {"a": tell(rows, ["x"], {}, False, "standard", True), "b": iter(())}
-    server = merge(["x"], [], False, "standard", True)
+    question = Question(["x"], False, "standard", pooled=True)
+    halves = {"a": tell(question, rows, {}), "b": iter(())}
+    server = merge(question)
     with pytest.raises(DataError, match="a has more to agree on about its data than the others"):
         converse(server, ["a", "b"], lambda c, answer: next(halves[c], None))

@@ -15,7 +15,7 @@ from medfed.datamodules.partitions.by_centre import ByCentre
 from medfed.datamodules.partitions.effects import ChannelMissing
 from medfed.datamodules.partitions.round_robin import RoundRobin
 from medfed.datamodules.readers.table import read_csv
-from medfed.datamodules.tables.agreement import agree
+from medfed.datamodules.tables.agreement import Question, agree
 from medfed.datamodules.tables.columns import Columns, fit_standard, limits
 from medfed.datamodules.tables.datamodule import TabularDataModule
 from tests.sweeps import sweep
@@ -113,7 +113,7 @@ def test_pooled_means_are_those_of_all_rows_together():
     rng = np.random.default_rng(2)
     parts = {c: rng.normal(1e4 * k, 3, (20 + k, 2)) for k, c in enumerate("abc")}
     parts["b"][:5, 0], parts["c"][:, 1] = np.nan, np.nan
-    agreed, _ = agree(parts, ["x", "y"], {}, False, "standard", True)
+    agreed, _ = agree(Question(["x", "y"], False, "standard", pooled=True), parts, {})
     scaling = agreed.scaling
     clipped = np.clip(np.concatenate(list(parts.values())), scaling.low, scaling.high)
     theirs = StandardScaler().fit(clipped)
@@ -134,8 +134,8 @@ def test_one_outlier_hardly_moves_the_others():
     naive = StandardScaler().fit_transform(after)[:-1]
     assert np.ptp(naive) < 0.01  # what it does otherwise
     parts = {"a": after, "b": rng.normal(240, 50, (60, 1))}
-    kept, _ = agree(parts, ["chol"], {}, False, "standard", True)
-    clean, _ = agree({**parts, "a": before}, ["chol"], {}, False, "standard", True)
+    kept, _ = agree(Question(["chol"], False, "standard", pooled=True), parts, {})
+    clean, _ = agree(Question(["chol"], False, "standard", pooled=True), {**parts, "a": before}, {})
     both = kept.scaling.scale(before) - clean.scaling.scale(before)
     assert np.abs(both).max() < 0.3
 

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from medfed.common.checks import check_not_negative
-from medfed.common.seeding import numpy_rng
-from medfed.datamodules.generated.cohort import ScanCohort, added, check_range
-from medfed.datamodules.generated.head import CHANNELS, acquire, make_head
+from medfed.datamodules.generated.cohort import VolumeCohort, added, check_range
+from medfed.datamodules.generated.head import CHANNELS, Rng, acquire, make_head
 from medfed.datamodules.generated.hospitals import MriHospital
 
 LABELS = ("background", "edema", "non-enhancing tumor", "enhancing tumour")
 
 
 @dataclass(frozen=True)
-class BratsCohort(ScanCohort):
+class BratsCohort(VolumeCohort):
     """What is generated; equal parameters give equal files, byte by byte.
 
     Attributes:
@@ -42,8 +38,7 @@ class BratsCohort(ScanCohort):
 
     kind: ClassVar[str] = "brats"
     version: ClassVar[int] = 2
-    index: ClassVar[str] = "dataset.json"
-
+    field: ClassVar[tuple[float, float, float]] = (192, 192, 144)  # the field of view of a head
     least: ClassVar[int] = 8
     instead: ClassVar[str] = "data=brats data.path=/path/to/Task01_BrainTumour"
 
@@ -66,48 +61,21 @@ class BratsCohort(ScanCohort):
         return f"a BraTS-like cohort of {self.hospitals * self.each} patients"
 
     def write(self, folder: Path) -> None:
-        """Writes images, labels, ``dataset.json`` and ``centres.json``.
-
-        Args:
-            folder: An existing, empty folder.
-        """
-        (folder / "imagesTr").mkdir()
-        (folder / "labelsTr").mkdir()
+        """See `Cohort.write`."""
         low, high = MriHospital.traits()["outline"]
         outline = (self.outline * low, self.outline * high)
         ranges = {"outline": outline, "strength": self.strength, "blur": self.blur}
         owners = self.owners(MriHospital, self.seed, ranges)  # type: ignore[arg-type]
-        cases = {f"BRATS_{n:03d}": hospital for n, hospital in enumerate(owners, start=1)}
-        with ThreadPoolExecutor(max_workers=4) as pool:  # each case has a generator of its own
-            list(pool.map(partial(self._write_case, folder), cases, cases.values()))
-        centres = {case: hospital.name for case, hospital in cases.items()}
-        (folder / "centres.json").write_text(json.dumps(centres, indent=1))
-        (folder / "dataset.json").write_text(json.dumps(self._index(list(cases)), indent=1))
-
-    def _write_case(self, folder: Path, case: str, hospital: MriHospital) -> None:
-        rng = numpy_rng(self.patients_seed(self.seed), "brats", case)
-        head = make_head(rng, self.shape, hospital)
-        image = acquire(rng, head, hospital)
-        size = np.array([192, 192, 144]) / self.shape  # mm; the field of view of a head
-        # Left to right reversed, as in many real files: readers must reorient.
-        affine = np.diag([-size[0], size[1], size[2], 1.0])
-        affine[:3, 3] = [96, -96, -72]
-        import nibabel as nib
-
-        for part, data in (("imagesTr", image[::-1]), ("labelsTr", head.label[::-1])):
-            nib.save(nib.Nifti1Image(data, affine), folder / part / f"{case}.nii.gz")
-
-    def _index(self, cases: list[str]) -> dict[str, object]:
-        pairs = [
-            {"image": f"./imagesTr/{c}.nii.gz", "label": f"./labelsTr/{c}.nii.gz"} for c in cases
-        ]
-        return {
+        about = {
             "name": "BRATS",
             "description": "Generated, BraTS-like: not real patients",
             "tensorImageSize": "4D",
             "modality": {str(n): name for n, name in enumerate(CHANNELS)},
             "labels": {str(n): name for n, name in enumerate(LABELS)},
-            "numTraining": len(cases),
-            "training": pairs,
-            "parameters": {"version": self.version, **self.parameters()},
         }
+        self.write_cases(folder, "BRATS", owners, self.seed, about)
+
+    def scan(self, rng: Rng, hospital: MriHospital) -> tuple[Any, Any, Any]:
+        """See `VolumeCohort.scan`."""
+        head = make_head(rng, self.shape, hospital)
+        return acquire(rng, head, hospital), head.label, np.array(self.field) / self.shape

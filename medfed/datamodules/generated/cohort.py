@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, asdict, dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
+import numpy as np
+
 from medfed.common.errors import ConfigError
 from medfed.common.files import digest, made_once, writing
-from medfed.common.seeding import derive_seed
+from medfed.common.seeding import derive_seed, numpy_rng
 from medfed.datamodules.generated.hospitals import Hospital, Range
 
 AnyHospital = TypeVar("AnyHospital", bound=Hospital)
@@ -154,6 +159,71 @@ class ScanCohort(Cohort):
         """
         drawn = kind.draw(self.hospitals, seed, ranges)
         return [hospital for hospital in drawn for _ in range(self.each)]
+
+
+class VolumeCohort(ScanCohort):
+    """Base of the cohorts in the layout of the Medical Segmentation Decathlon.
+
+    Attributes:
+        field: mm that a scan shows, to the right, to the front and to the head.
+        index: See `Cohort`.
+    """
+
+    field: ClassVar[tuple[float, float, float]]
+    index: ClassVar[str] = "dataset.json"
+
+    @abstractmethod
+    def scan(self, rng: Any, hospital: Any) -> tuple[Any, Any, Any]:
+        """Draws one patient of a hospital and scans it.
+
+        Args:
+            rng: Source of randomness, this patient's own.
+            hospital: Scanner and case mix.
+
+        Returns:
+            Image (H, W, D) or (H, W, D, C) and label (H, W, D), as RAS has them, and (3,) mm.
+        """
+
+    def write_cases(
+        self, folder: Path, prefix: str, owners: Sequence[Hospital], seed: int, about: Any
+    ) -> None:
+        """Writes images, labels, ``dataset.json`` and ``centres.json``.
+
+        Args:
+            folder: An existing, empty folder.
+            prefix: Of the names of cases.
+            owners: The hospital of every patient.
+            seed: Seed of the hospitals.
+            about: What ``dataset.json`` says first.
+        """
+        for part in ("imagesTr", "labelsTr"):
+            (folder / part).mkdir()
+        cases = {f"{prefix}_{n:03d}": hospital for n, hospital in enumerate(owners, start=1)}
+        write = partial(self._write_case, folder, self.patients_seed(seed))
+        with ThreadPoolExecutor(max_workers=4) as pool:  # each case has a generator of its own
+            list(pool.map(write, cases, cases.values()))
+        centres = {case: hospital.name for case, hospital in cases.items()}
+        index = {
+            **about,
+            "numTraining": len(cases),
+            "training": [
+                {"image": f"./imagesTr/{c}.nii.gz", "label": f"./labelsTr/{c}.nii.gz"}
+                for c in cases
+            ],
+            "parameters": {"version": self.version, **self.parameters()},
+        }
+        for name, content in (("centres.json", centres), (self.index, index)):
+            (folder / name).write_text(json.dumps(content, indent=1))
+
+    def _write_case(self, folder: Path, seed: int, case: str, hospital: Hospital) -> None:
+        import nibabel as nib
+
+        image, label, spacing = self.scan(numpy_rng(seed, self.kind, case), hospital)
+        # Left to right reversed, as in many real files: readers must reorient.
+        affine = np.diag([-spacing[0], spacing[1], spacing[2], 1.0])
+        affine[:3, 3] = np.array(self.field) / 2 * (1, -1, -1)
+        for part, data in (("imagesTr", image[::-1]), ("labelsTr", label[::-1])):
+            nib.save(nib.Nifti1Image(data, affine), folder / part / f"{case}.nii.gz")
 
 
 def check_range(key: str, given: Sequence[float]) -> Range:

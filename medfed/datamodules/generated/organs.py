@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter
 
-from medfed.common.seeding import numpy_rng
-from medfed.datamodules.generated.cohort import ScanCohort
+from medfed.datamodules.generated.cohort import VolumeCohort
 from medfed.datamodules.generated.head import Array, Label, Rng, smooth_noise
 from medfed.datamodules.generated.hospitals import Hospital, trait
 
 LABELS = ("background", "liver", "spleen", "kidneys", "tumour")
-_FIELD = (340.0, 270.0, 190.0)  # mm that a scan shows, to the right, to the front, to the head
 _AIR, _FAT = -1000.0, -95.0
 
 
@@ -49,7 +45,7 @@ class AbdomenHospital(Hospital):
 
 
 @dataclass(frozen=True)
-class OrgansCohort(ScanCohort):
+class OrgansCohort(VolumeCohort):
     """What is generated; equal parameters give equal files, byte by byte.
 
     Attributes:
@@ -61,7 +57,7 @@ class OrgansCohort(ScanCohort):
 
     kind: ClassVar[str] = "organs"
     version: ClassVar[int] = 1
-    index: ClassVar[str] = "dataset.json"
+    field: ClassVar[tuple[float, float, float]] = (340.0, 270.0, 190.0)
     least: ClassVar[int] = 12
     instead: ClassVar[str] = "data=datalist data.path=/path/to/Task09_Spleen"
 
@@ -76,47 +72,24 @@ class OrgansCohort(ScanCohort):
         return f"CT of {self.hospitals * self.each} abdomens with organs"
 
     def write(self, folder: Path) -> None:
-        """Writes images, labels, ``dataset.json`` and ``centres.json``.
-
-        Args:
-            folder: An existing, empty folder.
-        """
-        for part in ("imagesTr", "labelsTr"):
-            (folder / part).mkdir()
-        owners = self.owners(AbdomenHospital, self.seed)
-        cases = {f"abdomen_{n:03d}": hospital for n, hospital in enumerate(owners, start=1)}
-        with ThreadPoolExecutor(max_workers=4) as pool:  # each case has a generator of its own
-            list(pool.map(partial(self._write_case, folder), cases, cases.values()))
-        centres = {case: hospital.name for case, hospital in cases.items()}
-        (folder / "centres.json").write_text(json.dumps(centres, indent=1))
-        index = {
+        """See `Cohort.write`."""
+        about = {
             "name": "Organs",
             "description": "Generated abdomens: not real patients",
             "tensorImageSize": "3D",
             "modality": {"0": "CT"},
             "labels": {str(n): name for n, name in enumerate(LABELS)},
-            "numTraining": len(cases),
-            "training": [
-                {"image": f"./imagesTr/{c}.nii.gz", "label": f"./labelsTr/{c}.nii.gz"}
-                for c in cases
-            ],
-            "parameters": {"version": self.version, **self.parameters()},
         }
-        (folder / "dataset.json").write_text(json.dumps(index, indent=1))
+        owners = self.owners(AbdomenHospital, self.seed)
+        self.write_cases(folder, "abdomen", owners, self.seed, about)
 
-    def _write_case(self, folder: Path, case: str, hospital: AbdomenHospital) -> None:
-        import nibabel as nib
-
-        rng = numpy_rng(self.patients_seed(self.seed), "organs", case)
-        usual = np.array(_FIELD) / self.shape
+    def scan(self, rng: Rng, hospital: AbdomenHospital) -> tuple[Any, Any, Any]:
+        """See `VolumeCohort.scan`."""
+        usual = np.array(self.field) / self.shape
         spacing = usual * (hospital.pixel, hospital.pixel, hospital.thickness)
-        shape = tuple(max(self.least, round(f / s)) for f, s in zip(_FIELD, spacing, strict=True))
-        hounsfield, label = make_abdomen(rng, shape, spacing, hospital)
-        # Left to right reversed, as in many real files: readers must reorient.
-        affine = np.diag([-spacing[0], spacing[1], spacing[2], 1.0])
-        affine[:3, 3] = [_FIELD[0] / 2, -_FIELD[1] / 2, -_FIELD[2] / 2]
-        for part, data in (("imagesTr", hounsfield[::-1]), ("labelsTr", label[::-1])):
-            nib.save(nib.Nifti1Image(data, affine), folder / part / f"{case}.nii.gz")
+        sides = zip(self.field, spacing, strict=True)
+        shape = tuple(max(self.least, round(f / s)) for f, s in sides)
+        return *make_abdomen(rng, shape, spacing, hospital), spacing
 
 
 def make_abdomen(

@@ -23,7 +23,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict, TypeGuard
+from typing import Any, Literal, TypeGuard
 
 import numpy as np
 
@@ -55,7 +55,7 @@ def converse(
     Args:
         server: Its half.
         clients: In the order of the federation, in which sums are taken.
-        step: Hands an answer to a client, at first None, and returns what it tells, at last None.
+        step: Hands an answer to a client, at first None, and returns its message, at last None.
 
     Returns:
         The answers, which are all that somebody who comes later needs, and what travelled.
@@ -196,87 +196,86 @@ class Agreement:
     outcome: list[float] | None = None
 
 
-class How(TypedDict):
-    """What `agree` is asked to settle."""
+@dataclass(frozen=True)
+class Question:
+    """What clients are to agree on.
 
+    Attributes:
+        names: (F) columns.
+        indicator: Which columns have an indicator: all, none, or with ``auto`` those in which any
+            client misses a training cell.
+        normalization: How numbers are scaled.
+        pooled: Whether all clients scale alike.
+        categorical: The columns that have categories.
+        continuous: Whether the scale of a continuous outcome is asked for.
+    """
+
+    names: Sequence[str]
     indicator: Indicator
     normalization: Normalization
     pooled: bool
+    categorical: Sequence[str] = ()
+    continuous: bool = False
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """What pooled scaling asks of each column of numbers."""
+        minmax = self.normalization == "minmax"
+        return ("minimum", "maximum") if minmax else ("low", "median", "high")
 
 
-Told = Generator[bytes, bytes, Agreement]
+Half = Generator[bytes, bytes, Agreement]
 
 
 def agree(
+    question: Question,
     train: Mapping[str, Array],
-    names: Sequence[str],
     categories: Categories,
-    indicator: Indicator,
-    normalization: Normalization,
-    pooled: bool,
     outcomes: Mapping[str, Array] | None = None,
 ) -> tuple[Agreement, list[Exchanged]]:
     """Lets clients agree that are all in this process.
 
     Args:
+        question: What on.
         train: (N, F) training rows of every client; NaN is missing, a category its position.
-        names: (F) columns.
         categories: Of the columns that have some.
-        indicator: Which columns have an indicator: all, none, or with ``auto`` those in which any
-            client misses a training cell.
-        normalization: How numbers are scaled.
-        pooled: Whether all clients scale alike.
-        outcomes: (N,) continuous outcomes of every client's rows; None of classes.
+        outcomes: (N,) outcomes of every client's rows, if they are continuous.
 
     Returns:
         What they agree on, and what travelled for it: nothing where nothing is needed.
 
     Example:
         >>> rows = {"a": np.array([[1.0]]), "b": np.array([[np.nan], [3.0]])}
-        >>> agreed, exchanged = agree(rows, ["age"], {}, "auto", "standard", pooled=False)
+        >>> agreed, exchanged = agree(Question(["age"], "auto", "standard", False), rows, {})
         >>> agreed.columns.indicators, exchanged[1]
         (('age',), ('b', 'up', 19))
     """
-    telling = {
-        client: tell(
-            *(rows, names, categories, indicator, normalization, pooled),
-            None if outcomes is None else outcomes[client],
-        )
-        for client, rows in train.items()
+    halves = {
+        c: tell(question, rows, categories, (outcomes or {}).get(c)) for c, rows in train.items()
     }
     agreed: list[Agreement] = []
 
     def step(client: str, answer: bytes | None) -> bytes | None:
         try:
-            return next(telling[client]) if answer is None else telling[client].send(answer)
+            return next(halves[client]) if answer is None else halves[client].send(answer)
         except StopIteration as stop:
             agreed.append(stop.value)
             return None
 
-    server = merge(names, list(categories), indicator, normalization, pooled, outcomes is not None)
-    _, exchanged = converse(server, list(train), step)
+    _, exchanged = converse(merge(question), list(train), step)
     return agreed[0], exchanged
 
 
 def tell(
-    rows: Array,
-    names: Sequence[str],
-    categories: Categories,
-    indicator: Indicator,
-    normalization: Normalization,
-    pooled: bool,
-    outcomes: Array | None = None,
-) -> Told:
-    """A client's half: yields what it tells, is sent what the server answers.
+    question: Question, rows: Array, categories: Categories, outcomes: Array | None = None
+) -> Half:
+    """A client's half: yields its message, is sent what the server answers.
 
     Args:
-        rows: (N, F) its training rows.
-        names: See `agree`.
-        categories: See `agree`; its own.
-        indicator: See `agree`.
-        normalization: See `agree`.
-        pooled: See `agree`.
-        outcomes: (N,) those of the rows, if they are continuous.
+        question: What all are to agree on.
+        rows: (N, F) the client's training rows.
+        categories: The client's, of the columns that have some.
+        outcomes: (N,) of the rows, if they are continuous.
 
     Returns:
         What all have agreed on.
@@ -284,29 +283,31 @@ def tell(
     Raises:
         DataError: If an answer is none.
     """
+    names, pooled, ends = question.names, question.pooled, question.ends
     numbers = rows[:, [at for at, name in enumerate(names) if name not in categories]]
-    first = _about(rows, names, categories, indicator)
+    first = _about(rows, names, categories, question.indicator)
     if pooled:
-        first |= _extent(numbers, normalization)
+        first |= _extent(numbers, question.normalization)
     if outcomes is not None:
         first["outcome"] = sums_of(outcomes)
     if not first:
-        return Agreement(Columns(tuple(names), {}, tuple(names) if indicator else ()), None)
+        return Agreement(
+            Columns(tuple(names), {}, tuple(names) if question.indicator else ()), None
+        )
     width = numbers.shape[1]
-    answered: dict[str, Any] = {"indicators": names, "categories": dict.fromkeys(categories)}
-    ends = ("minimum", "maximum") if normalization == "minmax" else ("low", "median", "high")
-    answered |= dict.fromkeys(ends, width) if pooled else {}
-    answered |= {"outcome": SCALE} if outcomes is not None else {}
-    answer = unpacked((yield packed(first)), answered)
+    form: dict[str, Any] = {"indicators": names, "categories": dict.fromkeys(categories)}
+    form |= dict.fromkeys(ends, width) if pooled else {}
+    form |= {"outcome": SCALE} if outcomes is not None else {}
+    answer = unpacked((yield packed(first)), form)
     shared = {name: tuple(answer["categories"][name]) for name in categories}
-    there = set(answer["indicators"])
-    columns = Columns(tuple(names), shared, tuple(n for n in names if n in there))
+    columns = Columns(tuple(names), shared, tuple(n for n in names if n in answer["indicators"]))
     scale = answer.get("outcome")
     if not pooled:
         return Agreement(columns, None, scale)
-    if normalization == "minmax":
-        return Agreement(columns, MinMax(*(np.array(answer[end]) for end in ends)), scale)
-    low, median, high = (np.array(answer[end]) for end in ends)
+    limits_of_all = [np.array(answer[end]) for end in ends]
+    if question.normalization == "minmax":
+        return Agreement(columns, MinMax(*limits_of_all), scale)
+    low, median, high = limits_of_all
     apart = np.clip(numbers, low, high) - median
     sums = {
         "count": (~np.isnan(apart)).sum(axis=0).tolist(),
@@ -318,42 +319,26 @@ def tell(
     return Agreement(columns, Standard(low, high, median, mean, sd), scale)
 
 
-def merge(
-    names: Sequence[str],
-    categorical: Sequence[str],
-    indicator: Indicator,
-    normalization: Normalization,
-    pooled: bool,
-    continuous: bool = False,
-) -> Merging:
-    """The server's half: is sent what all clients tell, in their order, and yields its answer.
-
-    Args:
-        names: See `agree`.
-        categorical: The columns that have categories.
-        indicator: See `agree`.
-        normalization: See `agree`.
-        pooled: See `agree`.
-        continuous: Whether they tell of a continuous outcome.
+def merge(question: Question) -> Merging:
+    """The server's half: is sent the messages of all clients, in order, and yields its answer.
 
     Raises:
-        DataError: If what a client tells is not what is asked for.
+        DataError: If a client's message is not what is asked for.
     """
-    if not (indicator == "auto" or categorical or pooled or continuous):
+    names, categorical, pooled = question.names, question.categorical, question.pooled
+    if not (question.indicator == "auto" or categorical or pooled or question.continuous):
         return
-    asked: dict[str, Any] = {} if indicator != "auto" else {"missing": list(names)}
-    asked |= {"categories": dict.fromkeys(categorical)} if categorical else {}
+    form: dict[str, Any] = {} if question.indicator != "auto" else {"missing": list(names)}
+    form |= {"categories": dict.fromkeys(categorical)} if categorical else {}
     width = len(names) - len(categorical)
-    if pooled:
-        ends = ("minimum", "maximum") if normalization == "minmax" else ("low", "median", "high")
-        asked |= dict.fromkeys(("count", *ends), width)
-    asked |= {"outcome": SUMS} if continuous else {}
-    messages = [unpacked(content, asked) for content in (yield b"")]
-    answer = _merged(messages, names, categorical, indicator, pooled)
-    if continuous:
+    form |= dict.fromkeys(("count", *question.ends), width) if pooled else {}
+    form |= {"outcome": SUMS} if question.continuous else {}
+    messages = [unpacked(content, form) for content in (yield b"")]
+    answer = _merged(messages, question)
+    if question.continuous:
         answer["outcome"] = scale_of([one["outcome"] for one in messages])
     contents = yield packed(answer)
-    if pooled and normalization == "standard":
+    if pooled and question.normalization == "standard":
         sums = dict.fromkeys(("count", "sum", "squares"), width)
         messages = [unpacked(content, sums) for content in contents]
         count, total, squares = (np.sum([one[name] for one in messages], axis=0) for name in sums)
@@ -390,30 +375,26 @@ def _extent(values: Array, normalization: Normalization) -> dict[str, Any]:
     return message
 
 
-def _merged(
-    messages: Sequence[Mapping[str, Any]],
-    names: Sequence[str],
-    categories: Sequence[str],
-    indicator: Indicator,
-    pooled: bool,
-) -> dict[str, Any]:
+def _merged(messages: Sequence[Mapping[str, Any]], question: Question) -> dict[str, Any]:
     """What the server makes of the first messages."""
+    names, indicator = question.names, question.indicator
     gaps = {name for one in messages for name in one.get("missing", ())}
     chosen = gaps if indicator == "auto" else {*names} if indicator else set()
     union = {
         name: sorted({text for one in messages for text in one["categories"][name]}, key=in_order)
-        for name in categories
+        for name in question.categorical
     }
     answer = {"indicators": [n for n in names if n in chosen], "categories": union}
-    if not pooled:
+    if not question.pooled:
         return answer
     counts = np.array([one["count"] for one in messages])
-    if "minimum" in messages[0]:
+    if question.normalization == "minmax":
         for name, end, none in (("minimum", np.min, np.inf), ("maximum", np.max, -np.inf)):
+            # A client without a value in a column has ends of 0, which must not count.
             values = np.where(counts > 0, np.array([one[name] for one in messages]), none)
             answer[name] = np.where(counts.any(axis=0), end(values, axis=0), 0.0).tolist()
         return answer
-    for name in ("low", "median", "high"):
+    for name in question.ends:
         total = np.sum([one[name] for one in messages], axis=0)
         answer[name] = (total / np.maximum(counts.sum(axis=0), 1)).tolist()
     return answer

@@ -29,7 +29,6 @@ from medfed.datamodules.readers.csv_files import csv_rows
 from medfed.datamodules.readers.samples import Index, Samples
 from medfed.datamodules.readers.scikit_learn import embedded as read_embedded
 from medfed.datamodules.readers.table import (
-    Categories,
     Outcome,
     Table,
     check_outcome,
@@ -38,7 +37,7 @@ from medfed.datamodules.readers.table import (
     with_categories,
 )
 from medfed.datamodules.splits import SPLITS, Split
-from medfed.datamodules.tables.agreement import Agreement, How, Indicator, agree, merge, tell
+from medfed.datamodules.tables.agreement import Agreement, Indicator, Question, agree, merge, tell
 from medfed.datamodules.tables.columns import (
     NORMALIZATIONS,
     Array,
@@ -250,10 +249,9 @@ class TabularDataModule(FederatedDataModule):
         table, chosen = self.table, self._chosen(plans)
         if self.agreement is None:
             trained = {c: rows for c, rows in self.train_rows.items() if c not in self.keep_out}
-            outcomes = self.train_outcomes if self._asks_scale else None
-            self.agreement, self.exchanged = agree(
-                trained, *self._columns, **self._how, outcomes=outcomes
-            )
+            question = self._question(self.facts())
+            outcomes = self.train_outcomes if question.continuous else None
+            self.agreement, self.exchanged = agree(question, trained, table.categories, outcomes)
         columns = self.columns
         rows = recode(table.features, table.names, table.categories, columns.categories)
         self.channel_names = tuple(name for name, _ in columns.inputs())
@@ -283,13 +281,13 @@ class TabularDataModule(FederatedDataModule):
         self._chosen(self.plans)
         ((client, rows),) = self.train_rows.items()
         if self.agreement is None:
-            outcomes = self.train_outcomes[client] if self._asks_scale else None
-            self.agreement = yield from tell(rows, *self._columns, **self._how, outcomes=outcomes)
+            question = self._question(self.facts())
+            outcomes = self.train_outcomes[client] if question.continuous else None
+            self.agreement = yield from tell(question, rows, self.table.categories, outcomes)
 
     def merging(self, facts: Mapping[str, Any]) -> Generator[bytes, Sequence[bytes], None]:
         """See the base class."""
-        asked = facts.get("continuous", False) and self.outcome_scale is None
-        yield from merge(facts["channels"], facts["categories"], **self._how, continuous=asked)
+        yield from merge(self._question(facts))
 
     def facts(self) -> dict[str, Any]:
         """See the base class; also which columns hold categories, and what the label is."""
@@ -297,21 +295,16 @@ class TabularDataModule(FederatedDataModule):
         categories = sorted(self.table.categories)
         return {**super().facts(), "categories": categories, "continuous": continuous}
 
-    @property
-    def _asks_scale(self) -> bool:
-        return self.samples.continuous and self.outcome_scale is None
-
-    @property
-    def _columns(self) -> tuple[Sequence[str], Categories]:
-        return self.table.names, self.table.categories
-
-    @property
-    def _how(self) -> How:
-        return {
-            "indicator": self.missing_indicator,
-            "normalization": self.normalization,
-            "pooled": self.scaling == "pooled",
-        }
+    def _question(self, facts: Mapping[str, Any]) -> Question:
+        """What clients with these `facts` are to agree on."""
+        return Question(
+            names=facts["channels"],
+            indicator=self.missing_indicator,
+            normalization=self.normalization,
+            pooled=self.scaling == "pooled",
+            categorical=facts["categories"],
+            continuous=facts.get("continuous", False) and self.outcome_scale is None,
+        )
 
     def _numbers(self, client: str) -> Array:
         """Training values of a client's columns of numbers."""
