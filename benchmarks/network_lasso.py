@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from medfed.functional.graph import complete_edges
-from medfed.functional.network_lasso import FusedSteps, solve_network_lasso
+from medfed.functional.network_lasso import AdmmSteps, solve_network_lasso
 
 NODES = 5
 NORMS = (1.0, 2.0, math.inf)
@@ -46,7 +46,7 @@ def iteration_times(d: int, p: float, dtype: torch.dtype, repeats: int) -> tuple
     v, edges, weight = problem(d, p, dtype)
     source, target = v.new_ones(len(edges), d), v.new_empty(len(edges), d)
     ones = torch.ones(len(v), dtype=torch.float64)
-    steps = FusedSteps(v, ones, edges, weight, p, v.new_zeros(len(edges), d), rho=0.2)
+    steps = AdmmSteps(v, ones, edges, weight, p, v.new_zeros(len(edges), d), rho=0.2)
     # Compiles, and warms up the clip levels of p = inf.
     for _ in range(5):
         steps.step()

@@ -91,20 +91,19 @@ def fused_lasso_blocks(
         check_strength(f"gamma[{k}]" if given.ndim else "gamma", value)
         for k, value in enumerate(given.expand(len(blocks)).tolist())
     ]
-    shares = _shares([block.numel() for block in blocks], threads or torch.get_num_threads())
-    solutions: list[Tensor] = [torch.empty(0)] * len(blocks)
+    threads = min(threads or torch.get_num_threads(), len(blocks))
+    threads = min(threads, sum(block.numel() for block in blocks) // _WORTH_A_THREAD)
 
-    def work(share: list[int]) -> None:
-        for k in share:
-            solutions[k] = _solve(blocks[k], gammas[k], f"blocks[{k}]")
+    def work(k: int) -> Tensor:
+        return _solve(blocks[k], gammas[k], f"blocks[{k}]")
 
-    if len(shares) > 1:
-        with ThreadPoolExecutor(len(shares)) as pool:
-            # Read to the end, so that an error in a thread is raised here.
-            list(pool.map(work, shares))
-    elif shares:
-        work(shares[0])
-    return solutions
+    if threads < 2:
+        return [work(k) for k in range(len(blocks))]
+    # The longest first, so that no thread has one left when the others are done.
+    order = sorted(range(len(blocks)), key=lambda k: -blocks[k].numel())
+    with ThreadPoolExecutor(threads) as pool:
+        solutions = dict(zip(order, pool.map(work, order), strict=True))
+    return [solutions[k] for k in range(len(blocks))]
 
 
 def _solve(g: Tensor, gamma: float, name: str) -> Tensor:
@@ -151,15 +150,3 @@ def _magnitude(g: Tensor, name: str) -> float:
     if bad:
         raise ValueError(f"{name}[{bad[0]}] is {float(g[bad[0]])}, but it must be finite.")
     raise ValueError(f"{name} holds numbers so large that their sum overflows; scale it down.")
-
-
-def _shares(sizes: Sequence[int], threads: int) -> list[list[int]]:
-    """The blocks of each thread: the longest first, each to the thread that has least to do."""
-    threads = max(1, min(threads, len(sizes), sum(sizes) // _WORTH_A_THREAD))
-    shares: list[list[int]] = [[] for _ in range(threads)]
-    loads = [0] * threads
-    for k in sorted(range(len(sizes)), key=lambda k: -sizes[k]):
-        idle = loads.index(min(loads))
-        shares[idle].append(k)
-        loads[idle] += sizes[k]
-    return [share for share in shares if share]

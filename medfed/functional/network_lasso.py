@@ -15,17 +15,16 @@ W       prox of ``state.point`` with threshold weight / rho
 Omega   rho times what remains of ``state.point``
 ======  ===========================================================
 
-The network lasso's ADMM: its steps in plain PyTorch and as fused loops, and when it stops.
-
-Both keep one (M, d) array ``a = W + U``, the splitting plus the scaled dual U = Omega / rho. The
-proximal map gives both back, W = prox(a) and U = a - W, so storing either one would be redundant.
+Its ADMM runs in main memory, as fused loops, whatever device the points are on: the solution has the
+same bits everywhere. One (M, d) array is kept, ``a = W + U``, the splitting plus the scaled dual
+U = Omega / rho. The proximal map gives both back, W = prox(a) and U = a - W, so storing either one
+would be redundant.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -36,7 +35,7 @@ from torch import Tensor
 
 from medfed.common.errors import ConfigError
 from medfed.functional.graph import connected_components, graph_laplacian, incidence
-from medfed.functional.prox import check_norm, dual_norm, prox_norm, prox_rows
+from medfed.functional.prox import check_norm, dual_norm, prox_norm
 
 CHECK_EVERY = 5
 """Iterations between two looks at the residuals, which cost about half an iteration."""
@@ -59,8 +58,8 @@ class ResidualNorms(NamedTuple):
     """Norm of Omega Q^T."""
 
 
-class AdmmSteps(ABC):
-    """The iterates of one problem and the operations on them.
+class AdmmSteps:
+    """The iterates of one problem in main memory, in one pass over ``a`` per iteration.
 
     Args:
         v: ``(N, d)`` floating tensor.
@@ -106,63 +105,6 @@ class AdmmSteps(ABC):
         laplacian = graph_laplacian(self.v.shape[0], self.edges)
         matrix = torch.diag(self.mass) + self.rho * laplacian
         return torch.cholesky_inverse(torch.linalg.cholesky(matrix))
-
-    @abstractmethod
-    def _prepare(self) -> None:
-        """Computes what depends on rho."""
-
-    @abstractmethod
-    def step(self) -> None:
-        """One iteration: new Z, W and dual."""
-
-    @abstractmethod
-    def residuals(self) -> ResidualNorms:
-        """The residuals of the present iterate."""
-
-
-class TorchSteps(AdmmSteps):
-    """The readable reference, and the path for tensors on an accelerator.
-
-    A step waits for no value there, and the residuals for one.
-    """
-
-    def _prepare(self) -> None:
-        self.inverse = self._inverse().to(self.v)
-        self.tau = (self.weight / self.rho).to(self.v)
-        self.heads, self.tails = self.edges.to(self.v.device).unbind(1)
-        # A product, as index_add_ adds in no fixed order on an accelerator.
-        self.ends = incidence(self.v.shape[0], self.edges).to(self.v)
-        self.column = self.mass.to(self.v).unsqueeze(1)
-
-    def step(self) -> None:
-        """One iteration: new Z, W and dual."""
-        w = prox_rows(self.a, self.tau.unsqueeze(1), self.p)
-        u = self.a.sub_(w)
-        self.z = self.inverse @ (self.column * self.v + self.rho * self._to_nodes(w.sub_(u)))
-        del w
-        self.a = u.add_(self._gaps())
-
-    def residuals(self) -> ResidualNorms:
-        """The residuals of the present iterate."""
-        w = prox_rows(self.a, self.tau.unsqueeze(1), self.p)
-        gaps = self._gaps()
-        pull = self.rho * self._to_nodes(self.a - w)
-        parts = (gaps - w, self.column * (self.v - self.z) - pull, gaps, w, pull)
-        # Norms in double: the squares of a long float32 row lose digits.
-        norms = [torch.linalg.vector_norm(x, dtype=torch.float64) for x in parts]
-        return ResidualNorms(*torch.stack(norms).tolist())
-
-    def _gaps(self) -> Tensor:
-        """ZQ: the difference over every edge."""
-        return self.z[self.heads] - self.z[self.tails]
-
-    def _to_nodes(self, rows: Tensor) -> Tensor:
-        """Rows Q^T: adds every edge to its head and subtracts it from its tail."""
-        return self.ends @ rows
-
-
-class FusedSteps(AdmmSteps):
-    """The fast path for tensors in main memory: one pass over the (M, d) array per iteration."""
 
     def _prepare(self) -> None:
         # Imported on first use: compiled code has no business in `import medfed`.
@@ -386,7 +328,7 @@ def solve_network_lasso(
     # A weightless edge does nothing, and would only slow the iteration down.
     part = None if state is None else state._replace(point=state.point[used.to(v.device)])
     solution = _solve(v, points, masses, links[used], weights[used], p, part, rho, tol, max_iter)
-    point = points.new_zeros(links.shape[0], v.shape[1])
+    point = solution.state.point.new_zeros(links.shape[0], v.shape[1])
     point[used.to(v.device)] = solution.state.point
     return replace(solution, state=solution.state._replace(point=point))
 
@@ -437,8 +379,8 @@ def initial_rho(n: int, edges: Tensor) -> float:
 
 
 def _closed_form(v: Tensor, z: Tensor, point: Tensor, rho: float) -> LassoResult:
-    state = LassoState(point, torch.tensor(rho, dtype=torch.float64))
-    return LassoResult(z.to(v.dtype), state, 0, 0.0, 0.0, True)
+    state = LassoState(point.to(v.device), torch.tensor(rho, dtype=torch.float64))
+    return LassoResult(z.to(v), state, 0, 0.0, 0.0, True)
 
 
 def _solve(
@@ -456,25 +398,22 @@ def _solve(
     """Tries consensus, then ADMM; every weight is positive."""
     center, force = consensus(points, mass, edges)
     start = rho or (initial_rho(points.shape[0], edges) if state is None else float(state.rho))
-    if bool((dual_norm(force, p).cpu() <= weight).all()):
+    if bool((dual_norm(force, p) <= weight).all()):
         return _closed_form(v, center, force.div_(start), start)
     spread = _norm(points - center)
     del center
-    # The fused loops in main memory, plain PyTorch elsewhere.
-    make = FusedSteps if points.device.type == "cpu" else TorchSteps
     if state is None:
-        steps = make(points, mass, edges, weight, p, force.div_(start), start)
+        steps = AdmmSteps(points, mass, edges, weight, p, force.div_(start), start)
     else:
         del force
         point = state.point.to(points, copy=True).contiguous()
-        steps = make(points, mass, edges, weight, p, point, float(state.rho))
+        steps = AdmmSteps(points, mass, edges, weight, p, point, float(state.rho))
         if steps.rho != start:
             steps.rescale(start)
     limits = Limits(tol, spread, _norm(points), torch.finfo(points.dtype).eps)
     count, norms, converged = iterate(steps, limits, max_iter, adapt=rho is None)
-    state = LassoState(steps.a, torch.tensor(steps.rho, dtype=torch.float64))
-    z = steps.z.to(v.dtype)
-    return LassoResult(z, state, count, norms.primal, norms.dual, converged)
+    state = LassoState(steps.a.to(v.device), torch.tensor(steps.rho, dtype=torch.float64))
+    return LassoResult(steps.z.to(v), state, count, norms.primal, norms.dual, converged)
 
 
 def _norm(x: Tensor) -> float:
@@ -482,7 +421,7 @@ def _norm(x: Tensor) -> float:
 
 
 def _checked_points(v: Tensor) -> Tensor:
-    """``v`` detached and contiguous, at least in single precision."""
+    """``v`` detached, contiguous and in main memory, at least in single precision."""
     if v.ndim != 2 or not v.is_floating_point():
         raise ConfigError(
             f"v must be a floating tensor of shape (N, d), not {v.dtype} {tuple(v.shape)}."
@@ -491,7 +430,7 @@ def _checked_points(v: Tensor) -> Tensor:
         rows = (~torch.isfinite(v)).any(1).nonzero().flatten().tolist()
         raise ValueError(f"v holds NaN or infinity in row {rows[0]}; a client's reply diverged.")
     wide = v.dtype if v.dtype in (torch.float32, torch.float64) else torch.float32
-    return v.detach().to(wide).contiguous()
+    return v.detach().to("cpu", wide).contiguous()
 
 
 def _checked_edges(edges: Tensor | Sequence[Sequence[int]], n: int) -> Tensor:

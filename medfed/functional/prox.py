@@ -113,21 +113,8 @@ def prox_norm(a: Tensor, tau: float | Tensor, p: float) -> Tensor:
         tensor([[ 2.2500, -2.2500]])
     """
     p, t = check_norm(p), _per_row(a, tau)
-    return a.clone() if a.numel() == 0 else prox_rows(a, t, p)
-
-
-def prox_rows(a: Tensor, t: Tensor, p: float) -> Tensor:
-    """:func:`prox_norm` of checked arguments: on a GPU no value is waited for.
-
-    Args:
-        a: ``(M, d)`` floating tensor, not empty.
-        t: ``(M, 1)`` or ``(1, 1)`` thresholds of its dtype on its device.
-        p: 1, 2 or ``math.inf``.
-
-    Example:
-        >>> prox_rows(torch.tensor([[3.0, -4.0]]), torch.tensor([[2.5]]), 2.0)
-        tensor([[ 1.5000, -2.0000]])
-    """
+    if a.numel() == 0:
+        return a.clone()
     if p == 1.0:
         # The sum of two one-sided shrinks: sign(a) * relu(|a| - t) would make nan of 0 * inf.
         return torch.relu(a - t) - torch.relu(-a - t)

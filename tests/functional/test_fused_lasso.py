@@ -10,7 +10,7 @@ from scipy.optimize import lsq_linear
 
 from benchmarks.fused_lasso import fused_lasso_admm
 from medfed.common.errors import ConfigError
-from medfed.functional.fused_lasso import _shares, fused_lasso, fused_lasso_blocks
+from medfed.functional.fused_lasso import fused_lasso, fused_lasso_blocks
 from medfed.functional.line_kernels import _backward, _forward, solve_chain
 from tests.sweeps import sweep
 
@@ -187,16 +187,7 @@ def test_blocks_are_solved_one_by_one(threads):
     assert fused_lasso_blocks([], 0.4, threads=threads) == []
 
 
-def test_threads_share_the_work_and_run_at_once():
-    generator = np.random.default_rng(0)
-    sizes = generator.integers(1, 200_000, 40).tolist()
-    for hands in (1, 2, 7):
-        shares = _shares(sizes, hands)
-        assert sorted(k for share in shares for k in share) == list(range(40))
-        loads = [sum(sizes[k] for k in share) for share in shares]
-        assert len(loads) == hands
-        assert max(loads) - min(loads) <= max(sizes)
-        assert max(loads) <= 1.1 * sum(sizes) / hands
+def test_threads_run_at_once():
     # Only compiled code that gives up the interpreter's lock runs beside other threads.
     for kernel in (solve_chain, _forward, _backward):
         assert kernel.targetoptions["nogil"]

@@ -1,81 +1,27 @@
-"""Solvers and codecs where tensors are on a GPU: the same results, and nothing waited for inside.
-
-On the CPU the same code runs, and what would make a GPU's queue run dry is counted.
-"""
+"""Solvers and codecs where tensors are on a GPU: the same results."""
 
 from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from medfed.federation.wire.codecs.base import largest_on_device
 from medfed.federation.wire.codecs.sparse import TopK
 from medfed.federation.wire.codecs.stc import STC
 from medfed.federation.wire.codecs.support import largest
 from medfed.functional.fused_lasso import fused_lasso
-from medfed.functional.network_lasso import FusedSteps, TorchSteps, solve_network_lasso
-from medfed.functional.prox import prox_norm, prox_rows
+from medfed.functional.network_lasso import solve_network_lasso
+from medfed.functional.prox import prox_norm
 from medfed.functional.quantize import quantize
 from tests.sweeps import sweep
 
 EDGES = torch.tensor([[0, 1], [1, 2], [2, 3], [0, 3]])
-# What waits for a value, or for a number of values.
-WAITING = ("_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "_to_copy")
 GPU = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
 ]
-
-
-class Waits(TorchDispatchMode):
-    """Counts operations for whose result Python waits."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[str] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = func.overloadpacket.__name__
-        # Other copies change the dtype alone.
-        if name in WAITING and (name != "_to_copy" or (kwargs or {}).get("device") is not None):
-            self.found.append(name)
-        return func(*args, **(kwargs or {}))
-
-
-def steps(make, p: float):
-    torch.manual_seed(0)
-    v = torch.randn(4, 50)
-    ones, weight = torch.ones(4, dtype=torch.float64), torch.full((4,), 0.3, dtype=torch.float64)
-    return make(v, ones, EDGES, weight, p, torch.zeros(4, 50), 0.7)
-
-
-@pytest.mark.parametrize("p", [1.0, 2.0, math.inf])
-def test_a_step_of_the_network_lasso_waits_for_nothing_and_residuals_once(p):
-    plain, fused = steps(TorchSteps, p), steps(FusedSteps, p)
-    for _ in range(3):
-        with Waits() as waits:
-            plain.step()
-        assert waits.found == []
-        fused.step()
-    with Waits() as waits:
-        found = plain.residuals()
-    assert waits.found == []  # but for one list of five numbers, which is no operation
-    assert np.allclose(found, fused.residuals(), rtol=1e-5)
-    assert torch.allclose(plain.z, fused.z, atol=1e-6)
-
-
-@pytest.mark.parametrize("p", [1.0, 2.0, math.inf])
-def test_checked_rows_are_shrunk_without_waiting(p):
-    torch.manual_seed(0)
-    rows, tau = torch.randn(5, 30), torch.rand(5)
-    with Waits() as waits:
-        found = prox_rows(rows, tau.unsqueeze(1), p)
-    assert waits.found == []
-    assert torch.equal(found, prox_norm(rows, tau, p))
 
 
 VECTORS = {
