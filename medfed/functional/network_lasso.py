@@ -15,10 +15,10 @@ W       prox of ``state.point`` with threshold weight / rho
 Omega   rho times what remains of ``state.point``
 ======  ===========================================================
 
-Its ADMM runs in main memory, as fused loops, whatever device the points are on: the solution has the
-same bits everywhere. One (M, d) array is kept, ``a = W + U``, the splitting plus the scaled dual
-U = Omega / rho. The proximal map gives both back, W = prox(a) and U = a - W, so storing either one
-would be redundant.
+Its ADMM runs in main memory, as fused loops, whatever device the points are on: so the solution has
+the same bits everywhere. One (M, d) array is kept, ``a = W + U``, the splitting plus the scaled
+dual U = Omega / rho. The proximal map gives both back, W = prox(a) and U = a - W, so storing either
+one would be redundant.
 """
 
 from __future__ import annotations

@@ -10,9 +10,15 @@ from medfed.common.errors import ConfigError, DataError
 from medfed.common.files import sha256
 from medfed.common.seeding import numpy_rng
 from medfed.datamodules.generated.canvas import Canvas
-from medfed.datamodules.generated.chest import add_lookalikes, add_nodules, make_chest
 from medfed.datamodules.generated.hospitals import CtHospital
-from medfed.datamodules.generated.luna16 import FLIPPED, LunaCohort, write_scan
+from medfed.datamodules.generated.luna16 import (
+    FLIPPED,
+    LunaCohort,
+    add_lookalikes,
+    add_nodules,
+    make_chest,
+    write_scan,
+)
 from medfed.datamodules.readers.luna16 import Luna16Reader, read_points
 from medfed.datamodules.readers.metaimage import open_scan
 

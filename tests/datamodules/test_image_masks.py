@@ -14,12 +14,12 @@ from PIL import Image
 from medfed.common.errors import ConfigError, DataError
 from medfed.common.seeding import numpy_rng
 from medfed.config.compose import load
-from medfed.datamodules.image_masks import ImageMasksDataModule
 from medfed.datamodules.partitions.by_centre import ByCentre
 from medfed.datamodules.partitions.by_label import QuantitySkew
 from medfed.datamodules.partitions.round_robin import RoundRobin
 from medfed.datamodules.readers import pictures
 from medfed.datamodules.readers.image_masks import ImageMasksReader
+from medfed.datamodules.segmentation import ImageMasksDataModule
 from tests.datamodules.picture_files import cohort, picture, write_index
 from tests.sweeps import sweep
 

@@ -8,7 +8,7 @@ channel's values. What is read from the cache equals what was stored, bit by bit
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -246,8 +246,12 @@ class CachedDataModule(OnDiskDataModule, Generic[AnyReader]):
     def preprocessing(self, client: str) -> dict[str, Any]:
         """See the base class, with the distances of the training scans' voxels."""
         scans = [self._patients[i] for i in self.plans[client].patients["train"]]
-        spacings = spacing_summary(self.scans.spacing(scan) for scan in scans)
-        return {**super().preprocessing(client), **spacings}
+        spacings = np.array([self.scans.spacing(scan) for scan in scans])
+        return {
+            **super().preprocessing(client),
+            "spacing": np.median(spacings, axis=0).tolist(),
+            "spacing_range": [spacings.min(axis=0).tolist(), spacings.max(axis=0).tolist()],
+        }
 
     @abstractmethod
     def recipe(self) -> Recipe:
@@ -273,20 +277,3 @@ class CachedDataModule(OnDiskDataModule, Generic[AnyReader]):
         """
         self.store = self.store or find(self.recipe(), self.caches)
         return self.store
-
-
-def spacing_summary(spacings: Iterable[tuple[float, ...]]) -> dict[str, Any]:
-    """Returns the median spacing, and the least and greatest one per axis.
-
-    Args:
-        spacings: mm along the three axes, of every scan.
-
-    Example:
-        >>> spacing_summary([(1.0, 1.0, 2.0), (1.0, 1.0, 5.0), (0.5, 0.5, 2.5)])
-        {'spacing': [1.0, 1.0, 2.5], 'spacing_range': [[0.5, 0.5, 2.0], [1.0, 1.0, 5.0]]}
-    """
-    table = np.array(list(spacings))
-    return {
-        "spacing": np.median(table, axis=0).tolist(),
-        "spacing_range": [table.min(axis=0).tolist(), table.max(axis=0).tolist()],
-    }

@@ -1,24 +1,297 @@
-"""A LUNA16-like cohort on disk: MetaImage scans, annotations and candidates."""
+"""A LUNA16-like cohort on disk: MetaImage scans, annotations and candidates.
+
+A scan shows one side of a chest: wall, lung, vessels, nodules and what looks like them. Distances
+are in mm from the middle of the volume. The lung is drawn in shares of the field of view, as scans
+are fitted to the patient; vessels, airways and nodules have their size in mm.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.ndimage import gaussian_filter
+from scipy.ndimage import gaussian_filter, zoom
 
 from medfed.common.seeding import derive_seed, numpy_rng
-from medfed.datamodules.generated.canvas import Canvas, Point, Rng, Spacing
-from medfed.datamodules.generated.chest import Shape, add_lookalikes, add_nodules, make_chest
+from medfed.datamodules.generated.canvas import (
+    Array,
+    Canvas,
+    Nodule,
+    Point,
+    Rng,
+    Spacing,
+    paint_nodule,
+)
 from medfed.datamodules.generated.cohort import ScanCohort
 from medfed.datamodules.generated.hospitals import CtHospital
+
+Shape = tuple[int, int, int]
+Tube = tuple[Point, Point, float]  # start, end, radius
+MAX_TUBES = 420  # pieces of vessel in one lung
+DIAMETERS = (4.0, 20.0)  # of nodules, mm
+
+
+@dataclass(frozen=True)
+class Chest:
+    """A lung before it has nodules.
+
+    Attributes:
+        canvas: The volume.
+        depth: (z, y, x) 0 in the middle of the lung, 1 at the pleura, more outside.
+        side: 1 if the chest wall is to the patient's right, else -1.
+        vessels: Pieces of vessel.
+        airways: Middles of the pieces of airway.
+    """
+
+    canvas: Canvas
+    depth: Array
+    side: int
+    vessels: list[Tube] = field(default_factory=list)
+    airways: list[Point] = field(default_factory=list)
+
+    def depth_at(self, point: Point) -> float:
+        """`depth` at a point; infinite outside the volume."""
+        canvas = self.canvas
+        index = np.rint((point + canvas.half) / np.array(canvas.spacing)).astype(int)[::-1]
+        if (index < 0).any() or (index >= self.depth.shape).any():
+            return float("inf")
+        return float(self.depth[tuple(index)])
+
+
+def make_chest(rng: Rng, shape: Shape, spacing: Spacing, hospital: CtHospital) -> Chest:
+    """Draws one patient's lung.
+
+    Args:
+        rng: Source of randomness, this patient's own.
+        shape: Voxels x, y, z.
+        spacing: mm along x, y, z.
+        hospital: Emphysema and contrast agent.
+
+    Returns:
+        The chest, in HU without noise.
+    """
+    canvas = Canvas(np.full(shape[::-1], -1000, dtype=np.float32), spacing)
+    side = int(rng.choice([-1, 1]))
+    x, y, z = canvas.axes()
+    u, v, w = (side * x / canvas.half[0], y / canvas.half[1], z / canvas.half[2])
+    depth = _lung_depth(rng, u, v, w)
+    chest = Chest(canvas, depth, side)
+    _paint_body(rng, canvas, depth, u, v, w, hospital)
+    _paint_lung(rng, canvas, depth, v, hospital)
+    _grow_vessels(rng, chest, hospital)
+    _grow_airways(rng, chest)
+    return chest
+
+
+def _lung_depth(rng: Rng, u: Array, v: Array, w: Array) -> Array:
+    """Chest wall at u = -1, mediastinum at u = 1; v runs to the back, w to the head."""
+    width = rng.uniform(0.66, 0.76) * (1 - 0.12 * w**2 - 0.06 * w)
+    height = rng.uniform(0.80, 0.88) * (1 - 0.10 * w**2)
+    lung = (np.abs((u + 0.05) / width) ** 2.3 + np.abs(v / height) ** 2.3) ** (1 / 2.3)
+    angle = np.arctan2(v, u + 0.05)
+    for k in (2, 3, 5):
+        lung = lung * (1 + 0.025 * np.sin(k * angle + rng.uniform(0, 6.3) + rng.normal(0, 0.8) * w))
+    heart = np.hypot((u - 0.95) / rng.uniform(0.5, 0.75), (v + 0.25) / 0.6)
+    dome = np.sqrt(
+        ((u + 0.05) / 0.75) ** 2 + (v / 0.9) ** 2 + ((w + rng.uniform(1.15, 1.9)) / 0.7) ** 2
+    )
+    # Heart and liver push the pleura in.
+    return np.asarray(np.maximum(np.maximum(lung, 2 - heart), 2 - dome), dtype=np.float32)
+
+
+def _paint_body(
+    rng: Rng, canvas: Canvas, depth: Array, u: Array, v: Array, w: Array, hospital: CtHospital
+) -> None:
+    """Muscle, fat and ribs outside, heart and great vessels inside."""
+    fat = rng.uniform(1.22, 1.32)
+    inside = u < 0.25
+    body = np.where(depth > fat, -100.0, 45.0) + 0 * w
+    body = np.where(inside & (depth > rng.uniform(1.45, 1.6)), -1000.0, body)
+    body = np.where(~inside, 40 + 0.8 * hospital.agent * (u > 0.6), body)
+    turn = np.arctan2(v, u + 0.05) * rng.uniform(3.5, 4.5) + 2.5 * w + rng.uniform(0, 6.3)
+    rib = inside & (np.abs(depth - 1.11) < 0.045) & (np.sin(2 * turn) > 0.1)
+    spine = np.hypot((u - 1.0) / 0.3, (v - 0.85) / 0.3) < 1
+    canvas.hu[:] = np.where(rib, 450, np.where(spine, 300, body))
+
+
+def _paint_lung(rng: Rng, canvas: Canvas, depth: Array, v: Array, hospital: CtHospital) -> None:
+    """Air with fine texture, denser towards the back, darker where emphysema is."""
+    coarse = rng.standard_normal([max(n // 4, 3) for n in depth.shape], dtype=np.float32)
+    texture = zoom(coarse, [n / m for n, m in zip(depth.shape, coarse.shape, strict=True)], order=1)
+    patches = gaussian_filter(texture, (1, 3, 3))
+    patches /= patches.std()
+    air = -870 + 30 * v + 16 * texture - 70 * hospital.emphysema * np.clip(patches, 0, 1.5)
+    edge = np.clip((1 - depth) / (0.02), 0, 1)
+    canvas.hu[:] += edge * (air - canvas.hu)
+
+
+def _walk(
+    rng: Rng, chest: Chest, start: Point, heading: Point, radius: float, taper: float
+) -> list[Tube]:
+    """A branching walk from the hilum outwards, until the twigs are thin or at the pleura."""
+    pieces: list[Tube] = []
+    tips = [(start, heading, radius)]
+    while tips and len(pieces) < MAX_TUBES:
+        point, heading, radius = tips.pop(0)
+        heading = heading + 0.22 * rng.standard_normal(3)
+        heading /= np.linalg.norm(heading)
+        end = point + heading * rng.uniform(4, 7)
+        if radius < 0.55 or chest.depth_at(end) > 0.97:
+            continue
+        pieces.append((point, end, radius))
+        tips.append((end, heading, radius * taper))
+        if rng.random() < 0.33:
+            fork = heading + rng.uniform(0.5, 0.9) * _unit(rng)
+            tips.append((end, fork / np.linalg.norm(fork), radius * rng.uniform(0.6, 0.85)))
+    return pieces
+
+
+def _unit(rng: Rng) -> Point:
+    """A random direction."""
+    vector = rng.standard_normal(3)
+    return np.asarray(vector / np.linalg.norm(vector))
+
+
+def _hilum(rng: Rng, chest: Chest) -> tuple[Point, Point]:
+    """A point where vessels enter the lung, and a direction from there."""
+    share = np.array([0.42 * chest.side, rng.uniform(-0.1, 0.35), rng.uniform(-0.9, 0.9)])
+    start = share * chest.canvas.half
+    aim = np.array([-chest.side, rng.uniform(-1.3, 1.3), rng.uniform(-0.9, 0.9)])
+    return start, aim / np.linalg.norm(aim)
+
+
+def _grow_vessels(rng: Rng, chest: Chest, hospital: CtHospital) -> None:
+    for _ in range(int(rng.integers(8, 12))):
+        start, aim = _hilum(rng, chest)
+        chest.vessels.extend(_walk(rng, chest, start, aim, rng.uniform(2.4, 4.2), 0.93))
+    for start, end, radius in chest.vessels:
+        # Thin vessels take up less of the agent per voxel than the scanner can show.
+        chest.canvas.tube(start, end, radius, 40 + hospital.agent * min(radius / 2, 1))
+
+
+def _grow_airways(rng: Rng, chest: Chest) -> None:
+    for _ in range(int(rng.integers(2, 5))):
+        start, aim = _hilum(rng, chest)
+        pieces = _walk(rng, chest, start, aim, rng.uniform(3.0, 4.0), 0.88)[:14]
+        for begin, end, radius in pieces:
+            chest.canvas.tube(begin, end, radius + 1.1, -20)
+        for begin, end, radius in pieces:
+            chest.canvas.tube(begin, end, radius, -980, dark=True)
+        chest.airways.extend((begin + end) / 2 for begin, end, radius in pieces if radius > 1)
+
+
+def add_nodules(rng: Rng, chest: Chest, hospital: CtHospital) -> list[Nodule]:
+    """Paints the nodules of one patient, at least one.
+
+    Args:
+        rng: Source of randomness, this patient's own.
+        chest: The lung, changed in place.
+        hospital: Number, size and kind of nodules.
+
+    Returns:
+        The nodules, none of which touches another or the end of the volume.
+    """
+    nodules: list[Nodule] = []
+    for _ in range(max(int(rng.poisson(hospital.nodules)), 1)):
+        diameter = float(np.clip(rng.lognormal(np.log(hospital.diameter), 0.38), *DIAMETERS))
+        pleural = rng.random() < hospital.pleural
+        centre = _free_place(rng, chest, nodules, diameter, (0.88, 0.97) if pleural else (0, 0.85))
+        if centre is not None:
+            nodules.append(Nodule(centre, diameter))
+            paint_nodule(rng, chest.canvas, nodules[-1], rng.random() < hospital.subsolid)
+    return nodules
+
+
+def add_lookalikes(
+    rng: Rng, chest: Chest, hospital: CtHospital, nodules: list[Nodule], count: int
+) -> list[Point]:
+    """Finds, and partly paints, what is no nodule.
+
+    Args:
+        rng: Source of randomness, this patient's own.
+        chest: The lung, changed in place.
+        hospital: Share of scars and plaques.
+        nodules: The nodules, from which these places keep away.
+        count: How many to look for.
+
+    Returns:
+        Their places: vessels and their forks, airways, scars, plaques, bumps of the pleura.
+    """
+    places: list[Point] = []
+    for _ in range(count):
+        kind = rng.random()
+        if kind < hospital.scars:
+            place = _scar(rng, chest, nodules) if rng.random() < 0.6 else _bump(rng, chest, nodules)
+        elif kind < hospital.scars + 0.12 and chest.airways:
+            place = chest.airways[int(rng.integers(len(chest.airways)))]
+        elif kind < hospital.scars + 0.22:
+            place = _free_place(rng, chest, nodules, 2.0, (0.9, 1.0))
+        else:
+            place = _vessel(rng, chest)
+        if place is not None and _is_free(chest, place, nodules, 3.0):
+            places.append(place)
+    return places
+
+
+def _is_free(chest: Chest, place: Point, nodules: list[Nodule], radius: float) -> bool:
+    """Whether a ball lies inside the volume and apart from all nodules."""
+    if (np.abs(place) + radius > chest.canvas.half).any():
+        return False
+    gaps = [np.linalg.norm(place - n.centre) - n.diameter / 2 - radius for n in nodules]
+    return not gaps or float(min(gaps)) > 2.0
+
+
+def _free_place(
+    rng: Rng, chest: Chest, nodules: list[Nodule], diameter: float, depth: tuple[float, float]
+) -> Point | None:
+    """A place in the lung at a given depth, where a ball of this diameter has room."""
+    for _ in range(400):
+        place = rng.uniform(-0.95, 0.95, size=3) * chest.canvas.half
+        low, high = depth
+        if low <= chest.depth_at(place) <= high and _is_free(chest, place, nodules, diameter / 2):
+            return np.asarray(place)
+    return None
+
+
+def _vessel(rng: Rng, chest: Chest) -> Point | None:
+    """A place on a vessel of the calibre of a nodule; forks and bends are where pieces meet."""
+    wide = [end for _, end, radius in chest.vessels if radius > 0.9]
+    return wide[int(rng.integers(len(wide)))] if wide else None
+
+
+def _scar(rng: Rng, chest: Chest, nodules: list[Nodule]) -> Point | None:
+    """A band of scar tissue: thin in one direction, long in another."""
+    place = _free_place(rng, chest, nodules, 8.0, (0.3, 0.95))
+    if place is None:
+        return None
+    way = rng.standard_normal(3) * [1, 1, 0.5]
+    way *= rng.uniform(5, 11) / np.linalg.norm(way)
+    bend = place + rng.normal(0, 1.5, size=3)
+    radius, value = rng.uniform(1.0, 2.2), rng.uniform(-150, 40)
+    for start, end in ((place - way, bend), (bend, place + way)):
+        chest.canvas.tube(start, end, radius, value)
+    return bend
+
+
+def _bump(rng: Rng, chest: Chest, nodules: list[Nodule]) -> Point | None:
+    """A plaque: a flat thickening of the pleura."""
+    place = _free_place(rng, chest, nodules, 6.0, (0.95, 1.0))
+    if place is None:
+        return None
+    inwards = -place * [1, 1, 0]
+    inwards /= max(float(np.linalg.norm(inwards)), 1e-6)
+    along = np.array([-inwards[1], inwards[0], 0.3 * rng.standard_normal()])
+    along *= rng.uniform(4, 9)
+    chest.canvas.tube(place - along, place + along, rng.uniform(1.3, 2.6), rng.uniform(-20, 60))
+    return place
+
 
 IDENTITY = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0)
 FLIPPED = (-1.0, 0.0, 0.0, 0.0, -1.0, 0.0, 0.0, 0.0, 1.0)

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from medfed.common.errors import DataError
 from medfed.datamodules.readers.base import check_names
@@ -75,7 +74,10 @@ def read_heart(
     parts = {}
     for name, table in tables.items():
         file = table.files[0]
-        cells = without_impossible(table.features, zeros_missing)[:, taken]
+        missing = table.features == -9
+        for never in NEVER_ZERO if zeros_missing else ():
+            missing[:, FEATURES.index(never)] |= table.features[:, FEATURES.index(never)] == 0
+        cells = np.where(missing, np.nan, table.features)[:, taken]
         kept = np.full(len(cells), not complete) | ~np.isnan(cells).any(axis=1)
         parts[name] = Table(
             tuple(FEATURES[at] for at in taken),
@@ -95,7 +97,15 @@ def _read_centre(file: Path, centre: str) -> Table:
         )
     diseased, header = (1, 2, 3, 4), _header(file)
     table = read_csv(file, TARGET, FEATURES, positive=diseased, negative=(0,), header=header)
-    check_counts(file, centre, table.labels)
+    rows, healthy = PUBLISHED[centre]
+    count = int((table.labels == 0).sum())
+    if len(table.labels) != rows:
+        log.warning("%s has %d rows, the published file %d.", file, len(table.labels), rows)
+    elif count != healthy:
+        raise DataError(
+            f"{file} has {count} patients without disease, the published file {healthy} of its "
+            f"{rows}; the target seems recoded (inverted copies are about), so take UCI's own file."
+        )
     return table
 
 
@@ -111,51 +121,3 @@ def _header(file: Path) -> tuple[str, ...] | None:
             f"({', '.join((*FEATURES, TARGET))}), or remove the header line."
         )
     return None
-
-
-def without_impossible(
-    features: NDArray[np.float64], zeros_missing: bool = True
-) -> NDArray[np.float64]:
-    """Marks the codes of missing values as missing.
-
-    Args:
-        features: (N, 13), columns as in `FEATURES`.
-        zeros_missing: Whether a blood pressure or cholesterol of 0 is such a code, too.
-
-    Returns:
-        A copy in which these are NaN, and -9 in any column.
-
-    Example:
-        >>> row = np.array([[63.0, 1, 1, 0, 233, 1, 2, 150, 0, 2.3, 3, -9, 6]])
-        >>> np.isnan(without_impossible(row)).nonzero()[1].tolist()
-        [3, 11]
-    """
-    missing = features == -9
-    for name in NEVER_ZERO if zeros_missing else ():
-        missing[:, FEATURES.index(name)] |= features[:, FEATURES.index(name)] == 0
-    return np.where(missing, np.nan, features)
-
-
-def check_counts(file: Path, centre: str, labels: NDArray[np.int64]) -> None:
-    """Compares the class counts with the published ones.
-
-    Args:
-        file: For the message.
-        centre: A hospital of `PUBLISHED`.
-        labels: (N,), 0 or 1.
-
-    Raises:
-        DataError: If the file has the published number of rows, but other counts.
-
-    Example:
-        >>> check_counts(Path("processed.va.data"), "va", np.repeat([0, 1], [51, 149]))
-    """
-    rows, healthy = PUBLISHED[centre]
-    count = int((labels == 0).sum())
-    if len(labels) != rows:
-        log.warning("%s has %d rows, the published file %d.", file, len(labels), rows)
-    elif count != healthy:
-        raise DataError(
-            f"{file} has {count} patients without disease, the published file {healthy} of its "
-            f"{rows}; the target seems recoded (inverted copies are about), so take UCI's own file."
-        )

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from medfed.common.errors import DataError, MedfedError, first_line
 from medfed.datamodules.readers.base import given_path
-from medfed.datamodules.readers.samples import ImageSet, Samples, channel_names, check_classes
+from medfed.datamodules.readers.samples import ImageSet, Samples, channel_names
 from medfed.datamodules.splits import SPLITS, Split
 
 Bytes = NDArray[np.uint8]
@@ -95,7 +95,9 @@ def _image_set(path: Path, arrays: Arrays, classes: Sequence[str] | None) -> Ima
     labels = {split: _labels(path, split, arrays[f"{split}_labels"]) for split in SPLITS}
     joined = np.concatenate(list(labels.values()))
     names = _class_names(path, joined, classes)
-    check_classes(path, joined, names)
+    if len(present := np.unique(joined)) < 2:
+        only = f"only the class {names[present[0]]}" if len(present) else "no images"
+        raise DataError(f"{path} has {only}; a classification needs images of two classes.")
     ids = [f"{split}_{n}" for split in SPLITS for n in range(len(labels[split]))]
     images = _images(path, arrays, labels)
     return ImageSet(

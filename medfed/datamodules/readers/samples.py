@@ -202,23 +202,3 @@ def channel_names(count: int) -> tuple[str, ...]:
         ('red', 'green', 'blue')
     """
     return ("grey",) if count == 1 else ("red", "green", "blue")
-
-
-def check_classes(where: Path, labels: NDArray[np.int64], classes: Sequence[str]) -> None:
-    """Refuses a data set in which there is nothing to tell apart.
-
-    Args:
-        where: File or folder, for the message.
-        labels: (N,) class indices.
-        classes: Class names.
-
-    Raises:
-        DataError: If fewer than two classes occur.
-
-    Example:
-        >>> check_classes(Path("a.npz"), np.array([0, 1]), ["benign", "malignant"])
-    """
-    present = np.unique(labels)
-    if len(present) < 2:
-        only = f"only the class {classes[present[0]]}" if len(present) else "no images"
-        raise DataError(f"{where} has {only}; a classification needs images of two classes.")

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from medfed.common.checks import check_known
 from medfed.common.errors import ConfigError
 from medfed.datamodules.readers.samples import ImageSet, Samples
 from medfed.datamodules.readers.table import Table
@@ -55,23 +54,6 @@ def _table(data: Any, labels: NDArray[Any], classes: tuple[str, ...]) -> Table:
 
 
 EMBEDDED: dict[str, Callable[[], Table]] = {"breast_cancer": breast_cancer, "diabetes": diabetes}
-
-
-def embedded(name: str) -> Table:
-    """Reads a table by its name.
-
-    Args:
-        name: One of `EMBEDDED`.
-
-    Raises:
-        ConfigError: If there is no such table.
-
-    Example:
-        >>> len(embedded("diabetes").names)
-        10
-    """
-    check_known("data.embedded", name, EMBEDDED)
-    return EMBEDDED[name]()
 
 
 def read_digits(path: Path | None = None) -> ImageSet:

@@ -27,7 +27,7 @@ from medfed.datamodules.plans import ClientPlan
 from medfed.datamodules.readers.base import Patient, expanded
 from medfed.datamodules.readers.csv_files import csv_rows
 from medfed.datamodules.readers.samples import Index, Samples
-from medfed.datamodules.readers.scikit_learn import embedded as read_embedded
+from medfed.datamodules.readers.scikit_learn import EMBEDDED
 from medfed.datamodules.readers.table import (
     Outcome,
     Table,
@@ -157,7 +157,11 @@ class TabularDataModule(FederatedDataModule):
                 self.outcome,
                 "auto" if self.categorical is None else self.categorical,
             )
-        whole = read_embedded(self.embedded) if path is None else self.reader(path)  # type: ignore[misc]
+        if path is None:
+            check_known("data.embedded", self.embedded, EMBEDDED)
+            whole = EMBEDDED[self.embedded]()
+        else:
+            whole = self.reader(path)  # type: ignore[misc]
         return with_categories(whole, self.categorical or ())
 
     @property
