@@ -211,8 +211,8 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         plans: What was decided about every client; filled by `setup`.
         remarks: Sentences that a person should read before training; filled by `setup`.
         mixtures: Of data generated as mixtures: the true one per client; filled by `setup`.
-        exchanged: Client, direction and bytes of what clients told each other by the server before
-            the first round, to agree on what an input means; filled by `setup`.
+        exchanged: Client, direction and bytes of the messages by which clients agreed, before the
+            first round, on what an input means; filled by `setup`.
     """
 
     partition: Partition

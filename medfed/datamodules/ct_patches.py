@@ -147,6 +147,7 @@ def extract(header: Path, candidates: Candidates, spec: PatchSpec) -> Patches:
         part = rows[-1][..., box[2]]
         block[tuple(slice(s, s + n) for s, n in zip(inner - begin, part.shape, strict=True))] = part
         if spec.spacing is not None:
+            # Clipped first, or metal of 3,000 HU would shine into what is interpolated beside it.
             block = _resample(np.clip(block, *spec.window), first, spec.grid, steps)
         patch[:] = block if len(spec.size) == 2 else block.transpose(1, 2, 0)[None]
     _check_hounsfield(scan.storage.file, rows)

@@ -167,6 +167,7 @@ def one_patient_each(samples: Iterable[Sample]) -> dict[str, str]:
             patient = parent[patient]
         return patient
 
+    # Union by the first sample seen: a is b and b is c make all three one patient.
     for sample in samples:
         known, new = root(first.setdefault(sample.content, sample.patient)), root(sample.patient)
         if known != new:

@@ -120,6 +120,7 @@ class ImageDataModule(OnDiskDataModule):
             keys = [(p, samples.rows[p].index(n)) for p, n in zip(patients, index, strict=True)]
             plain = self._rows(index, np.ones_like(present)).take(torch.arange(len(index)))
             image = scan_each(plain, plan.scanner, keys)
+            # After the scanner, whose noise would fill them.
             image[:, ~plan.channels] = 0
         label = torch.from_numpy(samples.labels[index])
         return {"image": image, "label": label, "case": torch.from_numpy(case)}

@@ -189,6 +189,7 @@ class Volume:
             labels: Whether it is of the label.
         """
         source = self.label if labels else self.image
+        # From voxels of the volume to those of the box that is kept.
         low = [int(s) - o for s, o in zip(start, self.origin, strict=True)]
         inner = [max(a, 0) for a in low]
         ends = [min(a + n, m) for a, n, m in zip(low, out.shape[1:], source.shape[1:], strict=True)]

@@ -107,13 +107,15 @@ def plan_clients(
             raise DataError(
                 f"Client {client} has no patients; use fewer clients or another partition."
             )
+        # A client in `fixed` is split already; of the others the data may have split some patients.
         parts = fixed.get(client) or {s: [i for i in ids if patients[i].split == s] for s in SPLITS}
         if client not in fixed and (open_ids := [i for i in ids if patients[i].split is None]):
             labels = {i: patients[i].label for i in ids}
             ends = shares["val"], shares["test"]
             part = None if "test" in official else fold
-            drawn = split_patients(open_ids, *ends, derive_seed(seed, client), labels, part)
-            parts = {s: sorted(parts[s] + drawn[s]) for s in SPLITS}
+            # A seed of its name: a client keeps its split whoever else takes part, or alone at its site.
+            new = split_patients(open_ids, *ends, derive_seed(seed, client), labels, part)
+            parts = {s: sorted(parts[s] + new[s]) for s in SPLITS}
         warn_small(client, parts)
         splits[client] = parts
     check_leakage(splits)

@@ -24,7 +24,7 @@ class Scanner:
 
     Intensities y in [0, 1] are changed in the order in which a scanner would change them: a smooth
     field multiplies them, voxels grow, and y becomes y^gamma. Noise is added last, in units of the
-    normalised image. Two kinds of images are told apart by their values:
+    normalised image. Values show which of two kinds an image is:
 
     - Z-scored volumes, whose background is 0 (a z-scored image always has a value beyond 1). Of
       every channel, the non-zero voxels are stretched from least to greatest over [0, 1], changed

@@ -215,7 +215,7 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
     def cases_among(self, patients: Sequence[str]) -> list[tuple[str, int]]:
         """The cases of patients, and each one's patient's place in the list."""
         listed = [(n, self.scans.cases_of(self._patients[p])) for n, p in enumerate(patients)]
-        return [(case.id, n) for n, own in listed for case in own]
+        return [(case.id, n) for n, cases in listed for case in cases]
 
     def recipe(self) -> Recipe:
         """What the cache is made of: every patient's volume, as the reader gives it."""
@@ -263,6 +263,7 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
             # Of images on a fixed scale, a scanner knows those from -1 to 1.
             image = plan.scanner.apply(image * 2 - 1 if scaled else image, case)
             image = (image + 1) / 2 if scaled else image
+        # Last: the noise of a scanner would otherwise fill channels that the client lacks.
         image[~plan.channels] = 0
         if plan.label_order is not None:
             label = label[torch.tensor(plan.label_order).argsort()]
@@ -352,15 +353,15 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
     def _fixed(self, plan: ClientPlan) -> tuple[Block, dict[str, Any]]:
         """Patches that are drawn once, and their voxels counted."""
         cases = self.cases_among(plan.patients["train"])
-        drawn = [self.training_block(case, n, plan) for case, n in cases]
-        train = {key: torch.cat([block[key] for block in drawn]) for key in drawn[0]}
+        blocks = [self.training_block(case, n, plan) for case, n in cases]
+        train = {key: torch.cat([block[key] for block in blocks]) for key in blocks[0]}
         more = {"label_counts": patches.voxel_counts(train["label"])}
         return {**train, "label": train["label"].float()}, more
 
     def _fresh(self, name: str, plan: ClientPlan) -> tuple[Block, dict[str, Any]]:
         """One draw of patches, its voxels counted, and what draws the others."""
         cases = [self.cases_among([patient]) for patient in plan.patients["train"]]
-        volumes = [[self._volume(case, plan) for case, _ in own] for own in cases]
+        volumes = [[self._volume(case, plan) for case, _ in of_patient] for of_patient in cases]
         count, share = self.patches_per_patient, self.background_share
         fresh = FreshPatches(volumes, count, share, self.size, self._slices)
         train = fresh.block(derive_seed(self.seed, "patches", name))

@@ -55,19 +55,21 @@ def split_patients(
     for patient in sorted(patients):
         groups.setdefault(str(strata[patient]) if strata else "", []).append(patient)
     parts: dict[Split, list[str]] = {split: [] for split in SPLITS}
-    dealt = 0  # over all labels, so that parts differ by one patient at most
+    placed = 0  # counted on over all labels, so that parts differ by one patient at most
     for name, group in sorted(groups.items()):
+        # A stream per label: more patients of one label leave the others where they are.
         order = [group[i] for i in numpy_rng(seed, "split", name).permutation(len(group))]
         if fold is not None:
             k, parts_count = fold
-            mine = [i for n, i in enumerate(order, dealt) if n % parts_count == k]
-            dealt += len(order)
-            rest = [i for i in order if i not in set(mine)]
+            tested = [i for n, i in enumerate(order, placed) if n % parts_count == k]
+            placed += len(order)
+            rest = [i for i in order if i not in set(tested)]
             val = round(val_fraction * len(rest))
-            parts["test"] += mine
+            parts["test"] += tested
             parts["val"] += rest[:val]
             parts["train"] += rest[val:]
             continue
+        # Of labels with few patients rounding may take none; `_fill_empty` sees to whole splits.
         test, val = round(test_fraction * len(group)), round(val_fraction * len(group))
         parts["test"] += order[:test]
         parts["val"] += order[test : test + val]

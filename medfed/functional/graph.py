@@ -75,8 +75,8 @@ def knn_edges(sketches: Tensor, k: int) -> tuple[Tensor, Tensor]:
     distance = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist")
     others = distance + torch.diag(torch.full((n,), torch.inf, dtype=torch.float64))
     nearest = others.argsort(dim=1, stable=True)[:, : min(k, n - 1)]
-    own = torch.arange(n).unsqueeze(1).expand_as(nearest)
-    edges = undirected_edges(torch.stack([own, nearest], dim=-1))
+    nodes = torch.arange(n).unsqueeze(1).expand_as(nearest)
+    edges = undirected_edges(torch.stack([nodes, nearest], dim=-1))
     return edges, distance[edges[:, 0], edges[:, 1]]
 
 
@@ -115,8 +115,8 @@ def ring_edges(n: int) -> Tensor:
         >>> ring_edges(2).tolist()
         [[0, 1]]
     """
-    own = torch.arange(n if n > 1 else 0)
-    return undirected_edges(torch.stack([own, (own + 1) % max(n, 1)], dim=1))
+    nodes = torch.arange(n if n > 1 else 0)
+    return undirected_edges(torch.stack([nodes, (nodes + 1) % max(n, 1)], dim=1))
 
 
 def edge_similarity(distances: Tensor) -> Tensor:
@@ -377,10 +377,10 @@ def epsilon_greedy(
         ['c', 'd']
     """
     worth = dict(zip(affinity, affinity[client].tolist(), strict=True))
-    drawn = [n for n in rng.permutation(list(worth)).tolist() if n != client]
+    order = [n for n in rng.permutation(list(worth)).tolist() if n != client]
     if rng.random() >= epsilon:
-        drawn.sort(key=lambda n: -worth[n])  # ties as they were drawn
-    return [n for n in worth if n in drawn[:count]]
+        order.sort(key=lambda n: -worth[n])  # equals stay in the random order
+    return [n for n in worth if n in order[:count]]
 
 
 def cosines(rows: Tensor) -> Tensor:

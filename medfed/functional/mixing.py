@@ -281,8 +281,8 @@ def entropies(parts: Sequence[Tensor], weights: Sequence[float]) -> tuple[Tensor
     """
 
     def bits(p: Tensor) -> Tensor:
-        found: Tensor = torch.special.entr(p).sum(1) / math.log(2)
-        return found
+        entropy: Tensor = torch.special.entr(p).sum(1) / math.log(2)
+        return entropy
 
     parts = [p.double() for p in parts]
     whole = bits(mean_and_spread(parts, weights)[0])

@@ -172,8 +172,8 @@ def prox_quantize(
     x = target if direct else torch.empty_like(y, memory_format=torch.contiguous_format)
     nearest = torch.empty_like(y, memory_format=torch.contiguous_format)
     source = y.reshape(-1).numpy()
-    step, found = source.dtype.type(tau), (x.view(-1).numpy(), nearest.view(-1).numpy())
-    shrink_all(source, levels.cuts, levels.values, step, *found)
+    step, targets = source.dtype.type(tau), (x.view(-1).numpy(), nearest.view(-1).numpy())
+    shrink_all(source, levels.cuts, levels.values, step, *targets)
     if direct:
         # PyTorch has not seen the change: a graph that still needs the old values must fail.
         torch.autograd.graph.increment_version(x)
@@ -399,8 +399,8 @@ def _tally(x: Tensor, gradient: Tensor | None, levels: Levels) -> tuple[Array, A
     x = x.detach()
     slopes = x.new_empty(0) if gradient is None else check_like("gradient", gradient, x)
     if x.device.type != "cpu":
-        found = _tally_torch(x, slopes, *levels.on(x.device))
-        counts, sums, clean = found[0].cpu().numpy(), found[1].cpu().numpy(), found[2]
+        on_device = _tally_torch(x, slopes, *levels.on(x.device))
+        counts, sums, clean = *(part.cpu().numpy() for part in on_device[:2]), on_device[2]
     else:
         from medfed.functional.quantize_kernels import tally
 
@@ -425,14 +425,14 @@ def _settle(mu: Array, x: Tensor, levels: Levels, counts: Array, tau: float) -> 
     if x.device.type == "cpu":
         flat = x.reshape(-1).numpy()
         # Room for all: memory that is never written to is never taken.
-        found, numbers = np.empty(len(flat) + 1, flat.dtype), np.zeros((len(mu), 3), np.int64)
-        found = found[: collect(flat, levels.cuts, levels.values, bounds, found, numbers)]
+        between, numbers = np.empty(len(flat) + 1, flat.dtype), np.zeros((len(mu), 3), np.int64)
+        between = between[: collect(flat, levels.cuts, levels.values, bounds, between, numbers)]
     else:
         ends = torch.from_numpy(bounds).to(x.device)
         picked = _collect_torch(x, *levels.on(x.device), ends)
-        found, numbers = picked[0].cpu().numpy(), picked[1].cpu().numpy()
-    found.sort()
-    rests = walk(mu, levels.values, counts, tau, bounds, found, numbers)
+        between, numbers = picked[0].cpu().numpy(), picked[1].cpu().numpy()
+    between.sort()
+    rests = walk(mu, levels.values, counts, tau, bounds, between, numbers)
     return rests
 
 

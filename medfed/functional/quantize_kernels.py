@@ -198,7 +198,7 @@ def settle(mu: Array, values: Array, counts: Array, tau: float) -> tuple[Array, 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def collect(
-    x: Array, cuts: Array, values: Array, bounds: Array, found: Array, numbers: Array
+    x: Array, cuts: Array, values: Array, bounds: Array, between: Array, numbers: Array
 ) -> int:
     """The elements strictly between two bounds, and how many lie before them.
 
@@ -207,12 +207,12 @@ def collect(
         cuts: ``(m - 1,)`` from :func:`find_cuts`, in the same dtype.
         values: ``(m,)`` centres, in the same dtype.
         bounds: ``(m, 2)`` from :func:`settle`.
-        found: ``(n + 1,)`` of the dtype of x, receives the elements of all centres.
+        between: ``(n + 1,)`` of the dtype of x, receives the elements of all centres.
         numbers: ``(m, 3)`` int64 zeros, receives for each centre the numbers of its elements
             elsewhere, from the centre to the bounds, and between them.
 
     Returns:
-        How many were found.
+        How many lie between the bounds.
     """
     index, kind = np.empty(_CHUNK, np.int32), np.empty(_CHUNK, np.int32)
     count = 0
@@ -227,14 +227,20 @@ def collect(
             kind[c] = np.int32(before) + 2 * np.int32((low < v) & (v < high))
         for c in range(part.shape[0]):
             numbers[index[c], kind[c]] += 1
-            found[count] = part[c]
+            between[count] = part[c]
             count += kind[c] == 2
     return count
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def walk(
-    mu: Array, values: Array, counts: Array, tau: float, bounds: Array, found: Array, numbers: Array
+    mu: Array,
+    values: Array,
+    counts: Array,
+    tau: float,
+    bounds: Array,
+    between: Array,
+    numbers: Array,
 ) -> Array:
     """The roots of the slopes: each centre passes the elements ahead of it, one after the other.
 
@@ -244,7 +250,7 @@ def walk(
         counts: ``(m, 3)`` from :func:`tally`.
         tau: 0 or more; infinity is allowed.
         bounds: ``(m, 2)`` from :func:`settle`.
-        found: Elements from :func:`collect` in ascending order, so that those of the first centre
+        between: Elements from :func:`collect` in ascending order, so that those of the first centre
             come first.
         numbers: ``(m, 3)`` from :func:`collect`.
 
@@ -265,9 +271,9 @@ def walk(
         for k in range(size + 1):
             pull = total - 2 * (behind + k)
             root = max(sign * mu[j] + (tau * pull if pull != 0 else 0.0), edge)
-            if k == size or root <= sign * np.float64(found[place]):
+            if k == size or root <= sign * np.float64(between[place]):
                 break
-            edge = sign * np.float64(found[place])
+            edge = sign * np.float64(between[place])
             place += sign
         settled = bounds[j, 0] == old and bounds[j, 1] == old
         roots[j] = old if settled else sign * root + 0.0  # no -0

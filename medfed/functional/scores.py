@@ -56,7 +56,7 @@ def class_scores(probs: Floats, label: Ints, weights: Floats, bins: int = 15) ->
     predicted, sure = probs.argmax(1), probs.max(1)
     confusion = sums(weights, label * k + predicted, k * k).reshape(-1, k, k)
     hits, true = np.einsum("wkk->wk", confusion), confusion.sum(2)
-    found, total = confusion.sum(1), weights.sum(1)
+    chosen, total = confusion.sum(1), weights.sum(1)
     with np.errstate(divide="ignore", invalid="ignore"):
         present = true > 0
         several = present.sum(1) > 1
@@ -66,8 +66,8 @@ def class_scores(probs: Floats, label: Ints, weights: Floats, bins: int = 15) ->
             mean = np.where(present, values, 0.0).sum(1) / present.sum(1)
             return np.where(several, mean, np.nan)
 
-        recall, f1 = hits / true, 2 * hits / (true + found)
-        specificity = 1 - (found - hits) / (total[:, None] - true)
+        recall, f1 = hits / true, 2 * hits / (true + chosen)
+        specificity = 1 - (chosen - hits) / (total[:, None] - true)
         if k == 2:
             rates = recall[:, 1], recall[:, 0], np.where(present[:, 1], f1[:, 1], np.nan)
             auroc = area(probs[:, 1], label == 1, weights)
@@ -223,13 +223,15 @@ def sensitivities(
     """
     right, wrong = accepted(scores, positive, weights)
     with np.errstate(divide="ignore", invalid="ignore"):
-        found, alarm = right / right[:, -1:], wrong / scans[:, None]
+        sensitivity, alarm = right / right[:, -1:], wrong / scans[:, None]
         columns = []
         for wanted in alarms:
             # The last threshold with no more alarms, and the next one.
             left = (alarm <= wanted).sum(1) - 1
             next_one = np.minimum(left + 1, alarm.shape[1] - 1)
-            ends = [[t[np.arange(len(t)), i] for i in (left, next_one)] for t in (alarm, found)]
+            ends = [
+                [t[np.arange(len(t)), i] for i in (left, next_one)] for t in (alarm, sensitivity)
+            ]
             (x0, x1), (y0, y1) = ends
             share = np.where(x1 > x0, (wanted - x0) / (x1 - x0), 0.0)
             columns.append(y0 + share * (y1 - y0))

@@ -126,7 +126,7 @@ class Recipe:
     Attributes:
         kind: The first part of the folder's name, such as ``"luna16"``.
         settings: Everything that determines the content beside the sources, as JSON. Two data sets
-            with equal settings and ids share a folder, so put in what tells them apart.
+            with equal settings and ids share a folder, so put in what distinguishes them.
         items: The sources, in the order that they shall have.
         read: Reads one item: a module-level function (worker processes import it) called with
             `Item.args`; returns arrays by name. Equal arguments must give equal bytes, on any
@@ -153,6 +153,7 @@ class Recipe:
             >>> one.name == two.name, one.name.startswith("demo_")
             (False, True)
         """
+        # Not of the sources' times: a changed scan is an error (see `find`), never a second cache.
         ids = [item.id for item in self.items]
         return f"{self.kind}_{digest([FORMAT, self.joined, dict(self.settings), ids])[:12]}"
 

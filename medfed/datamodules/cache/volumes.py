@@ -112,6 +112,7 @@ def encode(image: NDArray[np.float32], label: NDArray[np.uint8]) -> dict[str, ND
     """
     inside, labelled = (image != 0).any(axis=0), (label != 0).any(axis=0)
     if inside.shape == labelled.shape:
+        # One box for both: an annotation may reach into air that the image is 0 in.
         box = label_box = bounding_box(inside | labelled)
     else:
         box, label_box = bounding_box(inside), bounding_box(labelled)

@@ -157,8 +157,8 @@ class ScanCohort(Cohort):
             seed: Of their traits.
             ranges: Of traits that go from one value to another than usual.
         """
-        drawn = kind.draw(self.hospitals, seed, ranges)
-        return [hospital for hospital in drawn for _ in range(self.each)]
+        all_hospitals = kind.draw(self.hospitals, seed, ranges)
+        return [hospital for hospital in all_hospitals for _ in range(self.each)]
 
 
 class VolumeCohort(ScanCohort):

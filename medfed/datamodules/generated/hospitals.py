@@ -49,12 +49,12 @@ class Hospital:
             >>> sorted(round(h.bias, 3) for h in MriHospital.draw(3, seed=0))
             [0.05, 0.225, 0.4]
         """
-        drawn: list[dict[str, float]] = [{} for _ in range(count)]
+        values: list[dict[str, float]] = [{} for _ in range(count)]
         for name, (low, high) in {**cls.traits(), **(ranges or {})}.items():
             order = numpy_rng(seed, "trait", name).permutation(count).tolist()
-            for own, place in zip(drawn, order, strict=True):
-                own[name] = low + (high - low) * (place / max(count - 1, 1))
-        return [cls(f"hospital_{n}", **own) for n, own in enumerate(drawn)]
+            for of_hospital, place in zip(values, order, strict=True):
+                of_hospital[name] = low + (high - low) * (place / max(count - 1, 1))
+        return [cls(f"hospital_{n}", **traits) for n, traits in enumerate(values)]
 
 
 @dataclass(frozen=True)

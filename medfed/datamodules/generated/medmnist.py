@@ -79,11 +79,11 @@ class BloodCells(Cohort):
         for split, count in zip(SPLITS, self.images, strict=True):
             labels = np.arange(count) % len(CLASSES)
             labels = numpy_rng(self.seed, split).permutation(labels)
-            drawn = [
+            cells = [
                 draw_cell(numpy_rng(self.seed, split, n), int(label), self.size)
                 for n, label in enumerate(labels)
             ]
-            arrays[f"{split}_images"] = np.stack(drawn)
+            arrays[f"{split}_images"] = np.stack(cells)
             arrays[f"{split}_labels"] = labels[:, None].astype(np.uint8)
         np.savez_compressed(folder / self.index, **arrays)  # type: ignore[arg-type]
 

@@ -151,8 +151,8 @@ def _ellipsoid(
     terms = [((g - c) / h) ** 2 for g, c, h in zip(grid, centre, half, strict=True)]
     distance = np.sqrt(sum(terms))
     shift = [int(rng.integers(n)) for n in rough.shape]  # another piece of the same noise
-    own = np.roll(rough, shift, axis=(0, 1, 2))
-    return np.asarray(distance + roughness * own * np.minimum(distance, 1), dtype=np.float32)
+    noise = np.roll(rough, shift, axis=(0, 1, 2))
+    return np.asarray(distance + roughness * noise * np.minimum(distance, 1), dtype=np.float32)
 
 
 def _bowel(rng: Rng, image: Array, at: partial[Array]) -> None:

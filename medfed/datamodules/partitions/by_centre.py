@@ -107,6 +107,7 @@ class CentreSplit(Partition):
                     f"partition.parts: {centre} has {len(ids)} patients, too few for {count} "
                     "clients."
                 )
+            # A stream per centre: dividing one of them leaves the clients of the others.
             order = numpy_rng(seed, "centre split", centre).permutation(len(ids))
             for n in range(count):
                 name = f"{centre}_{n}" if count > 1 else centre

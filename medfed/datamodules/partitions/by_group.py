@@ -218,7 +218,7 @@ class SiteGroups(Dealt):
             {'group_1_hospital_0': 2.0}
         """
         table = {c: self.scanners[group_of(c)] for c in clients} if self.scanners else {}
-        return scanners_from({client: own for client, own in table.items() if own}, seed)
+        return scanners_from({c: settings for c, settings in table.items() if settings}, seed)
 
     def label_orders(self, clients: Ids, num_classes: int, seed: int) -> dict[str, Order]:
         """See `Partition.label_orders`.

@@ -169,6 +169,7 @@ class BratsChallengeReader(FolderReader):
         """Lists the folders here; of one without images, such as ``HGG``, the folders in it."""
         cases: list[Path] = []
         for folder in super().case_folders():
+            # A case has images; what has none but folders, such as HGG, is a group of cases.
             inner = [f for f in folder.iterdir() if is_visible_folder(f)]
             cases += [folder] if any(folder.glob("[!.]*.nii*")) or not inner else inner
         names: dict[str, Path] = {}

@@ -282,10 +282,10 @@ class ImageMasksReader(VolumeReader):
 
     def patients(self) -> list[Patient]:
         """See `Reader.patients`."""
-        own: dict[str, list[Pair]] = {}
+        by_patient: dict[str, list[Pair]] = {}
         for pair in self._pairs:
-            own.setdefault(pair.patient, []).append(pair)
-        return [_patient(name, own[name]) for name in sorted(own)]
+            by_patient.setdefault(pair.patient, []).append(pair)
+        return [_patient(name, by_patient[name]) for name in sorted(by_patient)]
 
     def read(self, patient: Patient) -> dict[str, Tensor]:
         """See `VolumeReader.read`."""

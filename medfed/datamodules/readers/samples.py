@@ -139,8 +139,8 @@ def select_rows(
         >>> [a.tolist() for a in select_rows([[1], [0, 2]], np.array([0, 1, 1]), None, seed=0)]
         [[1, 0, 2], [0, 1, 1]]
     """
-    index = np.array([row for own in rows for row in own], dtype=np.int64)
-    case = np.repeat(np.arange(len(rows), dtype=np.int64), [len(own) for own in rows])
+    index = np.array([row for of_patient in rows for row in of_patient], dtype=np.int64)
+    case = np.repeat(np.arange(len(rows), dtype=np.int64), list(map(len, rows)))
     if shares is None:
         return index, case
     kept = thin(labels[index], shares, seed)
@@ -187,6 +187,7 @@ def unit_range(
     unit = images.astype(np.float32)
     unit *= 2 / peak
     unit -= 1
+    # After scaling, as 0 is missing, while black is -1.
     unit[:, ~present] = 0
     return unit
 

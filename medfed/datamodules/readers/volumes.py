@@ -145,6 +145,7 @@ def read_geometry(path: Path) -> Geometry:
             f"{path} is sheared (its axes are not at right angles); resample it to an upright grid "
             "or leave the patient out."
         )
+    # Each stored axis goes to the nearest one of the patient: voxels are moved, never interpolated.
     turn = io_orientation(stored)
     if sorted(turn[:, 0].tolist()) != [0, 1, 2]:  # voxels of which one side is next to nothing
         raise DataError(f"{path} has no valid affine; its orientation is unknown: convert it anew.")
@@ -225,6 +226,7 @@ def check_same_grid(paths: Sequence[Path]) -> Geometry:
                 f"{path} has shape {other.shape}, but {first} has {geometry.shape}; images and "
                 "mask of a patient must agree."
             )
+        # Of the corners, where two grids that differ by a small turn are farthest apart.
         ends = np.array([*product(*((0, n - 1) for n in geometry.shape))])
         apart = (other.affine - geometry.affine) @ np.c_[ends, np.ones(len(ends))].T
         if np.linalg.norm(apart[:3], axis=0).max() > _APART * min(geometry.spacing):
@@ -328,11 +330,11 @@ class CaseReader(VolumeReader):
 
     def _persons(self, cases: Sequence[Patient]) -> list[Patient]:
         """Joins the cases of each patient that has several."""
-        own: dict[str, list[Patient]] = {}
+        by_person: dict[str, list[Patient]] = {}
         for case in cases:
-            own.setdefault(self.person(case), []).append(case)
-        self._cases = {name: mine for name, mine in own.items() if [c.id for c in mine] != [name]}
-        return [_joined(name, own[name]) for name in sorted(own)]
+            by_person.setdefault(self.person(case), []).append(case)
+        self._cases = {n: held for n, held in by_person.items() if [c.id for c in held] != [n]}
+        return [_joined(name, by_person[name]) for name in sorted(by_person)]
 
     def cases_of(self, patient: Patient) -> list[Patient]:
         """See `VolumeReader.cases_of`."""

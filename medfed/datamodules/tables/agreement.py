@@ -370,8 +370,8 @@ def _extent(values: Array, normalization: Normalization) -> dict[str, Any]:
     if normalization == "minmax":
         fitted = fit_minmax(values)
         return message | {"minimum": fitted.minimum.tolist(), "maximum": fitted.maximum.tolist()}
-    for name, own in zip(("low", "median", "high"), limits(values), strict=True):
-        message[name] = (count * own).tolist()
+    for name, values_of in zip(("low", "median", "high"), limits(values), strict=True):
+        message[name] = (count * values_of).tolist()
     return message
 
 

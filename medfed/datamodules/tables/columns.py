@@ -235,6 +235,7 @@ def fit_minmax(train: Array) -> MinMax:
         >>> fit_minmax(np.array([[0.0, np.nan], [4.0, np.nan]])).maximum.tolist()
         [4.0, 0.0]
     """
+    # Of a column without a value NumPy would warn, and give NaN.
     known = np.where(np.isnan(train).all(axis=0), 0.0, train)
     return MinMax(np.nanmin(known, axis=0), np.nanmax(known, axis=0))
 

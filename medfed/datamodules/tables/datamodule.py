@@ -262,10 +262,11 @@ class TabularDataModule(FederatedDataModule):
         sources = [table.names.index(column) for _, column in columns.inputs()]
         clients = {}
         for name, plan in plans.items():
-            own = self.agreement.scaling or fit(self.normalization, self._numbers(name))
-            self.scalings[name] = own
+            # Learned of training rows alone: a test row that moved the scale would leak into training.
+            scaling = self.agreement.scaling or fit(self.normalization, self._numbers(name))
+            self.scalings[name] = scaling
             present = plan.channels[sources]
-            blocks = {s: self._block(rows, *chosen[name][s], own, present) for s in SPLITS}
+            blocks = {s: self._block(rows, *chosen[name][s], scaling, present) for s in SPLITS}
             clients[name] = self.labelled_client(name, replace(plan, channels=present), blocks)
         say(columns, self.train_rows, self.scalings)
         say_unknown(columns, rows)

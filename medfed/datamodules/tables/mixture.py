@@ -78,7 +78,7 @@ class MixtureDataModule(FederatedDataModule):
             f"models of {features} features."
         )
         self.thetas = numpy_rng(self.seed, "mixture", "models").uniform(-1, 1, (models, features))
-        self._drawn = {name: self._draw(name) for name in self.names}
+        self._rows_of = {name: self._draw(name) for name in self.names}
 
     def _draw(self, name: str) -> Batch:
         """Draws a client's mixture, rows and labels."""
@@ -102,7 +102,7 @@ class MixtureDataModule(FederatedDataModule):
         return [
             Patient(f"{name}_row_{j}", centre=name, label=label if classes else None)
             for name in self.names
-            for j, label in enumerate(self._drawn[name]["label"].tolist())
+            for j, label in enumerate(self._rows_of[name]["label"].tolist())
         ]
 
     def build_clients(self, plans: Mapping[str, ClientPlan]) -> dict[str, ClientData]:
@@ -124,13 +124,11 @@ class MixtureDataModule(FederatedDataModule):
         return {**super().preprocessing(client), "input": kind}
 
     def _block(self, name: str, plan: ClientPlan, split: Split) -> Batch:
-        drawn, numbers = (
-            self._drawn[name],
-            [int(p.rpartition("_")[2]) for p in plan.patients[split]],
-        )
+        rows = self._rows_of[name]
+        numbers = [int(p.rpartition("_")[2]) for p in plan.patients[split]]
         index = torch.tensor(numbers, dtype=torch.long)
         return {
-            "image": drawn["image"][index] * plan.channels,
-            "label": drawn["label"][index],
+            "image": rows["image"][index] * plan.channels,
+            "label": rows["label"][index],
             "case": torch.arange(len(index)),
         }
