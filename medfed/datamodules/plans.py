@@ -113,7 +113,7 @@ def plan_clients(
             labels = {i: patients[i].label for i in ids}
             ends = shares["val"], shares["test"]
             part = None if "test" in official else fold
-            # A seed of its name: a client keeps its split whoever else takes part, or alone at its site.
+            # A seed of its name: a client has the same split alone at its site as among all others.
             new = split_patients(open_ids, *ends, derive_seed(seed, client), labels, part)
             parts = {s: sorted(parts[s] + new[s]) for s in SPLITS}
         warn_small(client, parts)

@@ -295,7 +295,7 @@ class Preparation:
             low, high = self._box(voxels)
             voxels = voxels[:, low[0] : high[0], low[1] : high[1], low[2] : high[2]].clone()
             start[:3, 3] = low
-        # Before resampling: a z-score of what is not 0 needs zeros that no neighbour has leaked into.
+        # Before resampling: a z-score of what is not 0 needs zeros that no neighbour leaked into.
         channels = [rule.apply(voxels[n : n + 1]) for n, rule in enumerate(self.rules)]
         image = torch.cat(channels) if len(channels) > 1 else channels[0]
         grid = np.linalg.inv(start)
@@ -304,7 +304,7 @@ class Preparation:
             from monai.transforms import Spacing
 
             wanted = (*self.spacing, spacing[2])[:3]
-            # "border", since beyond the volume is not air: zeros would darken its outermost slices.
+            # "border": zeros beyond the volume would darken its outermost slices.
             resample = Spacing(wanted, mode="bilinear", padding_mode="border")
             resampled = resample(MetaTensor(image, affine=torch.from_numpy(affine)))
             grid = np.linalg.inv(resampled.affine.numpy()) @ affine @ grid

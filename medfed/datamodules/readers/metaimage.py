@@ -349,8 +349,8 @@ class Scan:
         stored = self.storage
         if stored.plain:
             try:
-                # Its length was compared with the header; a disk that fails meanwhile ends the process, which
-                # `cache.store` reports.
+                # Its length was compared with the header; a disk that fails meanwhile ends the
+                # process, which `cache.store` reports.
                 voxels: NDArray[Any] = np.memmap(
                     stored.file, stored.dtype, "r", shape=stored.size[::-1]
                 )

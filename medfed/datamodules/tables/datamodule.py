@@ -262,7 +262,7 @@ class TabularDataModule(FederatedDataModule):
         sources = [table.names.index(column) for _, column in columns.inputs()]
         clients = {}
         for name, plan in plans.items():
-            # Learned of training rows alone: a test row that moved the scale would leak into training.
+            # Of training rows alone: a test row that moved the scale would leak into training.
             scaling = self.agreement.scaling or fit(self.normalization, self._numbers(name))
             self.scalings[name] = scaling
             present = plan.channels[sources]
