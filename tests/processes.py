@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import runpy
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -103,6 +104,22 @@ def run(
         os.killpg(started.pid, signal.SIGKILL)
         raise
     return subprocess.CompletedProcess(started.args, started.returncode or 0, out, err)
+
+
+def free_port() -> str:
+    """Returns a port of this machine that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+def ranks(script: str | Path, *arguments: str, **settings: object) -> list[Started]:
+    """Starts both ranks of a run on this machine, as its launcher starts the second."""
+    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "NODE_RANK": "0"}
+    return [
+        Started(script, *arguments, env={**group, "LOCAL_RANK": rank}, **settings)  # type: ignore[arg-type]
+        for rank in ("0", "1")
+    ]
 
 
 def _run(command: list[str], cwd: str, environ: dict[str, str], files: tuple[Path, Path]) -> None:

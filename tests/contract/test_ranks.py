@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 
 import pytest
 
@@ -11,13 +10,7 @@ from medfed.federation.reference import run_reference
 from tests.contract.harness import federation, half, lightning, lossy
 from tests.contract.ranks import outcome
 from tests.contract.shapes import STATES
-from tests.processes import ROOT, Started
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+from tests.processes import ROOT, ranks
 
 
 @pytest.fixture(scope="module")
@@ -26,12 +19,8 @@ def two_ranks(request, tmp_path_factory) -> list[dict]:
     here = [item for item in request.session.items if item.path == request.path]
     names = sorted({item.callspec.params["name"] for item in here})
     out = tmp_path_factory.mktemp("ranks")
-    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "NODE_RANK": "0"}
     script = ROOT / "tests" / "contract" / "ranks.py"
-    started = [
-        Started(script, str(out), "2", *names, together=True, env={**group, "LOCAL_RANK": rank})
-        for rank in ("0", "1")
-    ]
+    started = ranks(script, str(out), "2", *names, together=True)
     logs = [p.communicate(timeout=280)[0] for p in started]
     assert [p.returncode for p in started] == [0, 0], "\n".join(logs)
     return [json.loads((out / f"rank{r}.json").read_text()) for r in range(2)]

@@ -25,6 +25,7 @@ from medfed.federation.lightning.checkpoint import RoundCheckpoint, rounds_in
 from medfed.federation.lightning.strategy import Launcher
 from medfed.run import results
 from tests.integration.runs import CLINICAL, ROOT, left_in, outcome, resume, run
+from tests.processes import Started, ranks
 
 NUMBER = "give a number of at least 1, or on GPUs auto for all, or a list such as [0,1]."
 OTHERS = "cannot be used, as it could mix the gradients of clients; leave it at auto, which deals"
@@ -234,25 +235,10 @@ def test_signals_are_held_back_from_what_is_started(as_it_was):
 # Ranks
 
 
-def start(folder, *words: str) -> subprocess.Popen:
-    return subprocess.Popen(
-        [
-            sys.executable,
-            str(ROOT / "scripts" / "train.py"),
-            *CLINICAL,
-            "trainer.devices=2",
-            *words,
-        ],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+TRAIN = (ROOT / "scripts" / "train.py", *CLINICAL, "trainer.devices=2")
 
 
-def ranks_of(process: subprocess.Popen) -> list[int]:
+def ranks_of(process: Started) -> list[int]:
     ours = ["pgrep", "-P", str(process.pid), "-f", "train.py"]
 
     def children() -> set[int]:
@@ -267,7 +253,7 @@ def ranks_of(process: subprocess.Popen) -> list[int]:
 @pytest.mark.skipif(shutil.which("pgrep") is None, reason="needs pgrep")
 def test_a_dead_rank_ends_the_others_and_they_come_to_what_one_device_comes_to(finished, tmp_path):
     folder = tmp_path / "run"
-    first = start(folder, f"hydra.run.dir={folder}")
+    first = Started(*TRAIN, f"hydra.run.dir={folder}")
     while first.poll() is None and not (ranks := ranks_of(first)):
         time.sleep(0.01)
     os.kill(ranks[0], signal.SIGKILL)
@@ -277,9 +263,9 @@ def test_a_dead_rank_ends_the_others_and_they_come_to_what_one_device_comes_to(f
         "error: Rank 1 ended by signal 9, so that the other ranks were stopped; go on with the "
         f"same command and resume={folder}.\n"
     )
-    again = start(folder, f"resume={folder}")
-    _, error = again.communicate(timeout=200)
-    assert again.returncode == 0, error
+    again = ranks(*TRAIN, f"resume={folder}")
+    errors = [rank.communicate(timeout=200)[1] for rank in again]
+    assert [rank.returncode for rank in again] == [0, 0], "\n".join(errors)
     assert outcome(folder) == outcome(finished)
 
 

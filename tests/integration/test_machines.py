@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 
 import pytest
 import torch
-import torch.distributed.run
 from omegaconf import OmegaConf
 from pytorch_lightning.plugins.environments import LightningEnvironment
 
@@ -20,7 +18,7 @@ from medfed.federation.lightning.strategy import ClientSharding, environment
 from medfed.run import claim
 from medfed.run.claim import SameEverywhere
 from tests.integration.runs import CLINICAL, ROOT, outcome, run
-from tests.processes import Started
+from tests.processes import Started, free_port
 
 TRAIN = str(ROOT / "scripts" / "train.py")
 TWO = ("trainer=ddp", "trainer.devices=1", "trainer.num_nodes=2")
@@ -34,30 +32,37 @@ def alone(tmp_path_factory):
     return outcome(folder)
 
 
-@pytest.fixture
-def port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
-
-
 def ended(started: list[Started]) -> None:
     told = [p.communicate(timeout=200) for p in started]
     assert [p.returncode for p in started] == [0] * len(started), told
 
 
-def test_two_machines_of_torchrun(alone, port, tmp_path):
-    meet = ["--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={port}"]
-    words = [TRAIN, *CLINICAL, *TWO, f"hydra.run.dir={tmp_path / 'run'}"]
-    agent = torch.distributed.run.__file__
-    ended([Started(agent, *meet, f"--node-rank={n}", *words, cwd=ROOT) for n in range(2)])
+# What torchrun does on a machine, but that its agent forks instead of importing all once more.
+AGENT = """
+import runpy, sys
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+rank, meet, *sys.argv = sys.argv[1:]
+config = LaunchConfig(
+    min_nodes=2, max_nodes=2, nproc_per_node=1, start_method="fork", rdzv_backend="static",
+    rdzv_endpoint=meet, rdzv_configs={"rank": int(rank), "timeout": 60}, run_id="none",
+)
+elastic_launch(config, runpy.run_path)(sys.argv[0], None, "__main__")
+"""
+
+
+def test_two_machines_of_torchrun(alone, tmp_path):
+    meet, agent = f"127.0.0.1:{free_port()}", tmp_path / "agent.py"
+    agent.write_text(AGENT)
+    words = [meet, TRAIN, *CLINICAL, *TWO, f"hydra.run.dir={tmp_path / 'run'}"]
+    ended([Started(agent, str(n), *words, cwd=ROOT) for n in range(2)])
     assert outcome(tmp_path / "run") == alone
 
 
-def test_two_machines_of_slurm_with_two_ranks_on_each_device(alone, port, tmp_path, monkeypatch):
+def test_two_machines_of_slurm_with_two_ranks_on_each_device(alone, tmp_path, monkeypatch):
     words = [*CLINICAL, *TWO, "trainer.strategy.ranks_per_device=2"]
     told = {**SLURM, "SLURM_NTASKS": "4", "SLURM_NTASKS_PER_NODE": "2", "SLURM_NNODES": "2"}
-    told |= {"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2", "MASTER_PORT": port}
+    told |= {"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2", "MASTER_PORT": free_port()}
     started = []
     for n in range(4):
         own = {"SLURM_PROCID": n, "SLURM_NODEID": n // 2, "SLURM_LOCALID": n % 2}
