@@ -15,7 +15,7 @@ $(STAMP): pyproject.toml
 		{ echo "medfed needs Python 3.11 or newer; call make PYTHON=python3.12, for example."; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile --editable '.[dev]'
 	touch $@
 
 $(SITES): $(STAMP)
@@ -33,7 +33,7 @@ federation: $(SITES)
 	$(BIN)/python scripts/federation.py $(if $(DATA),--data $(DATA))
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-sites: $(SITES)
 	$(BIN)/python -m pytest -m sites tests/sites

@@ -1,6 +1,7 @@
 """The house: no cycle, one training loop, declared packages; pyproject.toml has the layers."""
 
 import ast
+import functools
 import itertools
 import re
 import sys
@@ -32,7 +33,9 @@ def imported(path: Path) -> set[str]:
     return found
 
 
-IMPORTS = {module: imported(path) for module, path in FILES.items()}
+@functools.cache
+def imports() -> dict[str, set[str]]:
+    return {module: imported(path) for module, path in FILES.items()}
 
 
 def room(module: str) -> str:
@@ -41,14 +44,14 @@ def room(module: str) -> str:
 
 
 def test_no_cycle():
-    graph = nx.DiGraph((m, o) for m, others in IMPORTS.items() for o in others if o in FILES)
+    graph = nx.DiGraph((m, o) for m, others in imports().items() for o in others if o in FILES)
     cycles = [sorted(c) for c in nx.strongly_connected_components(graph) if len(c) > 1]
     assert not cycles
 
 
 def test_the_federation_draws_nothing():
     """Neither the rounds nor what travels need a plotting library."""
-    for module, others in IMPORTS.items():
+    for module, others in imports().items():
         if room(module) in ("common", "functional", "config", "federation"):
             allowed = module == "medfed.common.figures"
             assert allowed or not any(o.startswith("matplotlib") for o in others), module
@@ -79,7 +82,7 @@ def test_every_imported_package_is_declared():
         "pytorch_lightning": "pytorch-lightning",
     }
     known = {*sys.stdlib_module_names, "medfed"}
-    for module, others in IMPORTS.items():
+    for module, others in imports().items():
         for other in others:
             root = other.partition(".")[0]
             name = distributions.get(root, root).lower()

@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[1]
         ("bundle_sizes.py --networks unet --bits 2", "seconds of k-means"),
         ("onnx_latency.py --networks unet --blocks 2 --runs 1", "ratio of packed to fp32"),
         ("kill.py --kills 1 --kinds train", "left over"),
-        ("fuzz.py --inputs 300 --messages", "links with memory"),
+        ("fuzz.py --inputs 60 --messages", "links with memory"),
         ("fuzz_sites.py --inputs 150 --rounds 3", "simulation of the same cohorts: yes"),
         ("readers.py FOLDER --scales 1", "pictures read twice"),
         ("bare_loop.py --seeds 1 --epochs 12", "within one point: yes"),

@@ -238,7 +238,7 @@ def test_signals_are_held_back_from_what_is_started(as_it_was):
 TRAIN = (ROOT / "scripts" / "train.py", *CLINICAL, "trainer.devices=2")
 
 
-def ranks_of(process: Started) -> list[int]:
+def further_ranks(process: Started) -> list[int]:
     ours = ["pgrep", "-P", str(process.pid), "-f", "train.py"]
 
     def children() -> set[int]:
@@ -254,9 +254,9 @@ def ranks_of(process: Started) -> list[int]:
 def test_a_dead_rank_ends_the_others_and_they_come_to_what_one_device_comes_to(finished, tmp_path):
     folder = tmp_path / "run"
     first = Started(*TRAIN, f"hydra.run.dir={folder}")
-    while first.poll() is None and not (ranks := ranks_of(first)):
+    while first.poll() is None and not (further := further_ranks(first)):
         time.sleep(0.01)
-    os.kill(ranks[0], signal.SIGKILL)
+    os.kill(further[0], signal.SIGKILL)
     _, error = first.communicate(timeout=60)
     assert first.returncode == 1
     assert error == (
