@@ -129,6 +129,7 @@ class Federated:
             ConfigError: If there is no such client.
         """
         network = copy.deepcopy(self.network)
+        # Counters of BatchNorm and further names of tied weights are no entries.
         network.load_state_dict(self.weights(client), strict=False)
         return network.requires_grad_(True).eval()
 

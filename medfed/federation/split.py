@@ -125,6 +125,7 @@ def training_mode(
     if fixed := policy == "frozen" or bool(base):
         for name, module in network.named_modules():
             if isinstance(module, _NormBase) and module.track_running_stats:
+                # The network itself has an empty name.
                 statistic = f"{name}.running_mean".lstrip(".")
                 module.train(policy != "frozen" and statistic not in base)
     try:
@@ -245,6 +246,7 @@ class ParameterSplit:
                 f"The personal part {', '.join(personal)} is all frozen; let some of it train by "
                 "adapters.train, or choose adapters.part=personal."
             )
+        # Neither local nor frozen statistics travel.
         if policy != "averaged":
             kept |= buffers
         return cls(

@@ -88,6 +88,7 @@ class AdmmSteps:
 
     def rescale(self, rho: float) -> None:
         """Changes rho, keeping W and the unscaled dual."""
+        # U = Omega / rho: to keep Omega, U is scaled.
         ratio = self.rho / rho
         tau = self.weight / self.rho
         for row, t in zip(self.a.split(1), tau, strict=True):

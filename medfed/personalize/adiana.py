@@ -130,6 +130,7 @@ class ADIANA(GradientMethod):
         """The mean of what clients sent, with zeros where they sent nothing."""
         total, sizes = torch.zeros_like(flatten(server["shift"])), self.weights(server, replies)
         for (client, reply), weight in zip(replies.items(), sizes, strict=True):
+            # Drawn again from the client's number, so that places of entries need not travel.
             where = random_entries(total, self.keep, torch_rng(draws[client], part))
             total[where] += weight / sum(sizes) * reply.parts[part]["entries"]
         return cut(total, layout_of(server["shift"]))
@@ -142,6 +143,7 @@ class ADIANA(GradientMethod):
         for part, point in points.items():
             gap = flatten(subtract(client.gradient(point, same=True), shift))
             where = random_entries(gap, self.keep, torch_rng(int(message.scalars["draw"]), part))
+            # Enlarged by what is left out: its mean over draws is the whole gap.
             parts[part] = {"entries": gap[where] * (len(gap) / len(where))}
         # alpha C' is the gap itself, where it is sent.
         client.state["shift"] = add(shift, cut(only(gap, where), layout_of(shift)))

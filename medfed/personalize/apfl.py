@@ -141,6 +141,7 @@ class Mix:
     def step(self, grad_at: Callable[[Tensors], Tensors]) -> None:
         """Moves v and alpha at the present w."""
         gradient, alpha, (lr, alpha_lr) = grad_at(self.model()), float(self.alpha), self._rates
+        # Of v and w before the step: alpha and v descend from one point.
         slope = sum(((t - self.w[n]) * gradient[n]).sum().double() for n, t in self.v.items())
         self.v = {n: t - lr * alpha * gradient[n] for n, t in self.v.items()}
         self.alpha = (self.alpha - alpha_lr * slope).clamp(0, 1)

@@ -91,6 +91,7 @@ class EASGD(OnboardingRules, FedAvg):
 
     def fit(self, client: Client, message: Message) -> Message:
         """Steps of x_i, the first of them with the pull of the last gap; then the new gap."""
+        # The gap is of the x before the first step: its pull and its gradient are of one point.
         pulls = [client.state["gap"]]
 
         def pull(weights: Mapping[str, Tensor], _: GradientAt) -> None:

@@ -84,6 +84,7 @@ class FedDyn(FedAvg):
         everyone = sum(self.weights(server, server["num_samples"]))
         part = sum(self.weights(server, replies)) / everyone
         mean = self.mean(server, replies, "shared")
+        # The cohort's part alone, as gamma_i of absent clients stay.
         drift = add(server["drift"], mean, -self.strength * part)
         shared = add(server["shared"], mean)
         corrected = add(select(shared, drift), drift, -1 / self.strength)
@@ -93,7 +94,9 @@ class FedDyn(FedAvg):
         """Steps towards theta_i, then gamma_i."""
         dual = client.state["dual"]
         w = select(start, dual)
+        # (alpha/2) |x - w|^2 - <gamma, x> is a square around w + gamma / alpha, and a constant.
         anchor = add(w, dual, 1 / self.strength)
         end = client.train(start, penalty=Proximity(self.strength, anchor))
+        # At a minimum of the local loss this is the gradient of f_i there.
         client.state["dual"] = add(dual, subtract(select(end, dual), w), -self.strength)
         return end

@@ -76,6 +76,7 @@ class ServerOptimizer(FedAvg):
         replies = yield {c: Message("fit", {"shared": server["shared"]}) for c in cohort}
         mean = self.mean(server, replies, "shared")
         known, direction = self.direction(server, select(mean, server["momentum"]))
+        # Added, as displacements point downhill already, where gradients point uphill.
         moved = add(select(server["shared"], direction), direction, self.server_lr)
         return {**server, **known, "shared": {**add(server["shared"], mean), **moved}}
 

@@ -90,6 +90,7 @@ class FedPD(FedAvg):
     def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
         """Sends w if it is new, and takes the mean of what comes back."""
         (phase,) = self.phases(round)
+        # After a silent round nothing is new: each client goes on from its x_i+.
         fresh = round == 0 or self.phases(round - 1) == ("fit",)
         parts = {"shared": server["shared"]} if fresh else {}
         replies = yield {c: Message(phase, parts) for c in cohort}
@@ -100,6 +101,7 @@ class FedPD(FedAvg):
     def fit(self, client: Client, message: Message) -> Message:
         """x_i, lambda_i and x_i+, which is sent or kept."""
         start, dual = message.parts.get("shared") or client.state["anchor"], client.state["dual"]
+        # <lambda, x - x_0> and |x - x_0|^2 / (2 eta) are one square around x_0 - eta lambda.
         tie = Proximity(1 / self.eta, add(select(start, dual), dual, -self.eta))
         end = client.train({**start, **client.state["personal"]}, penalty=tie)
         shared, client.state["personal"] = client.split.split(end)

@@ -75,10 +75,12 @@ class FedSplit(FedAvg):
         """y_i and z_i."""
         received, z = message.parts["shared"], client.state["copy"]
         w = select(received, z)
+        # Around the reflection 2w - z.
         tie = Proximity(1 / self.step, add(w, subtract(w, z)))
         end = client.train({**received, **client.state["personal"]}, penalty=tie)
         shared, client.state["personal"] = client.split.split(end)
         update = subtract(shared, received)
+        # z goes on by 2 (x - w). Running statistics have no z and move once.
         twice = {n: 2 * update[n] for n in z}
         client.state["copy"] = add(z, twice)
         return Message("fit", {"shared": {**update, **twice}}, kinds={"shared": "update"})

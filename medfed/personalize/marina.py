@@ -74,6 +74,7 @@ class MARINA(GradientMethod):
 
     def phases(self, round: int) -> tuple[str, ...]:
         """``full`` or ``difference``, as the coin falls."""
+        # The first round has no g to which a difference could be added.
         heads = round == 0 or coin(self.full, self.seed, round, "full")
         return ("full",) if heads else ("difference",)
 
@@ -99,6 +100,7 @@ class MARINA(GradientMethod):
     def fit(self, client: Client, message: Message) -> Message:
         """The gradient at w, or its difference from that at the w before."""
         w = {**message.parts["shared"], **client.state["personal"]}
+        # Both gradients on the same batches: else their difference is mostly noise.
         gradient, part = client.gradient(w, same=True), "gradient"
         if message.phase == "difference":
             before = {**w, **client.state["previous"]}

@@ -90,6 +90,7 @@ class PerFedAvg(OnboardingRules, FedAvg):
     def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
         """FedAvg's, then the new model goes out."""
         w, held = {"shared": server["shared"]}, server["held"]
+        # Who took part last time was sent this model in order to adapt it.
         replies = yield {c: Message("fit", {} if c in held else w) for c in cohort}
         w = {"shared": add(server["shared"], self.mean(server, replies, "shared"))}
         yield {c: Message("adapt", w) for c in cohort}

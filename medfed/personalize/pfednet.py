@@ -162,6 +162,7 @@ class PFedNet(OnboardingRules, Algorithm):
 
     def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
         """Algorithm 5: an outer iteration."""
+        # Clones, as flags change in place and states never do.
         server = {**server, "lacks": {p: t.clone() for p, t in server["lacks"].items()}}
         if self.graph.needs_sketches:
             unsketched = [c for c in cohort if c not in server["sketches"]]
@@ -170,6 +171,7 @@ class PFedNet(OnboardingRules, Algorithm):
         for _ in range(self.shared_rounds):
             replies = yield self._outbox(server, cohort, "shared")
             server["shared"] = add(server["shared"], self.mean(server, replies, "shared"))
+            # All lack the new x, also those who have just sent their part of it.
             server["lacks"]["shared"].fill_(True)
         for _ in range(self.personal_rounds):
             replies = yield self._outbox(server, cohort, "personal")
@@ -181,6 +183,7 @@ class PFedNet(OnboardingRules, Algorithm):
         if replies:
             server["sketches"] = {**server["sketches"], **sent_by_each(replies, "sketch")}
             server["graph"] = self.graph.build(list(server["num_samples"]), server["sketches"])
+            # Its dual has a row per edge, and the edges are new.
             server["admm"] = {}
 
     def _z_step(self, server: State, replies: Replies) -> None:
@@ -190,11 +193,14 @@ class PFedNet(OnboardingRules, Algorithm):
         move, scale = (
             (len(order) * mean, 1.0) if self.z_step == "scaled" else (mean, 1 / len(order))
         )
+        # A copy, which changes in place below. Rows are in the order of all clients, as edges are.
         v = torch.cat([t.reshape(len(order), -1) for t in before.values()], dim=1)
         mass = torch.ones(len(order), dtype=torch.float64)
         for client, reply in replies.items():
             row = order.index(client)
             v[row].add_(flatten(reply.parts["personal"]), alpha=scale)
+            # A row of the objective is divided by its client's reach T_n, the coupling by the mean
+            # reach: what is left of the two is the row's mass.
             mass[row] = mean / reply.scalars["reach"] if mean else 1.0  # a schedule may end at 0
         z = self._solve(v, mass, server, move)
         columns = z.split([t[0].numel() for t in before.values()], dim=1)
@@ -215,6 +221,7 @@ class PFedNet(OnboardingRules, Algorithm):
             self.p,
             mass=mass,
             state=LassoState(**warm) if warm else None,
+            # The solver's problem is the paper's times the step, and so is its penalty.
             rho=None if self.rho is None else self.rho * move,
             tol=self.tolerance,
             max_iter=self.max_iter,
@@ -259,6 +266,7 @@ class PFedNet(OnboardingRules, Algorithm):
         index = client.phase_index - len(self._opening)
         steps = self.local_steps or client.share(index, self._phases_per_round)
         part: Update = "shared" if message.phase == "shared" else "personal"
+        # Where no personal phase follows, nothing else moves the statistics that stay here.
         end = client.train(model, update=part, steps=steps, statistics=not self.personal_rounds)
         # Buffers of the personal part never travel; parameters wait for the server.
         kept = {n: end[n] for n in client.split.personal if n in client.split.buffers}

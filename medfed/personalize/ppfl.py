@@ -143,6 +143,7 @@ class PPFL(CanonicalMethod):
         order, sizes = list(server["num_samples"]), self.weights(server, cohort)
         scale = len(cohort) if self.membership_step == "scaled" else 1
         several = len(server["membership"][order[0]]) > 1
+        # A single canonical model has membership 1, and nothing is to be learned.
         learns = several and phase != "shared" and round >= self.membership_start
         asks = several and self.strength > 0 and self.affinity.needs_sketches
         pull: Tensor | None = None
@@ -215,6 +216,7 @@ class PPFL(CanonicalMethod):
             moved = {MEMBERSHIP: self._step(client, at, message.scalars["weight"], pull)}
             parts["membership"] = moved
             client.state["personal"] = {**client.state["personal"], **moved}
+        # theta takes its steps under the c_i that has just moved.
         if phase != "membership":
             end = self.shared_steps(client, {**received, **client.state["personal"]})
             shared, client.state["personal"] = client.split.split(end)

@@ -107,6 +107,7 @@ class Scaffold(FedAvg):
             at = {**received, **client.state["personal"]}
             change = subtract(client.gradient(at, update="shared"), before)
         else:
+            # c_i+ - c_i = (w - w_i) / reach - c, and `update` is w_i - w: hence the sign below.
             minus = add(message.parts["control"], update, 1 / client.reach(client.steps))
             change = {n: -t for n, t in minus.items()}
         client.state["control"] = add(before, change)

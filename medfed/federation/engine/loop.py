@@ -190,6 +190,7 @@ class LocalTrainer:
             )
         if memory is not None:
             memory.clear()
+            # Copies, as the same optimizer serves the next client.
             memory.update(save_optimizer(plan.optimizer))
         changing = plan.changing
         if how.get("statistics"):
@@ -207,6 +208,7 @@ class LocalTrainer:
     def _steps(self, data: ClientData, plan: Plan, key: Key, steps: int, how: How) -> float:
         """Takes all steps of a call; returns the mean loss of their batches."""
         seed = derive_seed(self.seed, *key, "train")
+        # Batches are keyed by their epoch, dropout by the whole call: more steps change no batch.
         epochs = (self._groups(data, derive_seed(seed, "epoch", epoch)) for epoch in count())
         stream = chain.from_iterable(epochs)
         penalty, direction, after_step = (
@@ -307,6 +309,7 @@ class LocalTrainer:
         for batch, size in self._pass(data, at, key, batches):
             forget(plan.parameters)
             self.gradients.add([batch], plan.trained, plan.buffers)
+            # By samples, as the last batch may be smaller; in the order of the batches.
             torch._foreach_add_(
                 list(sums.values()), [gradient_of(t) for t in plan.parameters], alpha=size
             )

@@ -206,6 +206,7 @@ class Link:
             return Coded(data, Received(values, values), values)
         if memory is None:
             memory = torch.zeros_like(flat)
+        # What was lost comes back; a reference or a shift is at the other end already.
         vector = flat + memory if mode == "residual" else flat - memory
         data = self.codec.encode(self._transformed(vector, layout), rng)
         decoded = self.codec.decode(data, flat.numel()).to(vector)
@@ -216,6 +217,7 @@ class Link:
         received = self._advance(mode, memory, decoded, factor)
         kept = received.memory
         if mode == "residual":
+            # Less what arrives: so what the transform has taken comes back, too.
             kept = _checked(vector.sub_(received.values), "The residual")
         return Coded(data, received, kept)
 
@@ -485,6 +487,8 @@ class Channel:
         if link.direct and alike in known:
             return known[alike]
         flat = flatten(tensors).detach()
+        # One pass finds NaN and infinity. As finite numbers may add up to infinity, the tensors
+        # are asked one by one before any is refused.
         total = float(flat.sum())
         if not math.isfinite(total) and (name := first_non_finite(tensors)):
             raise NonFiniteError(f"{part}/{name} holds NaN or infinity")
