@@ -224,7 +224,9 @@ class LocalTrainer:
                 if direction is not None:
                     total += self._step_along(direction, plan, group, stream)
                 elif self.gpu is not None:
-                    total += self.gpu.step(self, plan, group, penalty, watch)
+                    total += self.gpu.step(
+                        self.step, self.gradients, self.network, plan, group, penalty, watch
+                    )
                 else:
                     total += self.step(plan, group, penalty, watch)
                 if after_step is not None:

@@ -219,7 +219,7 @@ class FederatedModule(pl.LightningModule):
         self._warm = False
         self.task = task
         self.local = local
-        self.slots: Slots[LocalTrainer] | None = None
+        self.slots: Slots | None = None
         if local.budget.slots > 1:
             # Experimental, so imported by whoever asks for it. Before Lightning hangs on the task,
             # which is copied.

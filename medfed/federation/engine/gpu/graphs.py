@@ -5,8 +5,6 @@ Two steps are of one kind if they train the same parameters, in the same precisi
 the same shapes, with penalties of the same structure: then they differ in nothing but values, which
 are filled in before a replay. Results equal those of the same step uncaptured, bit for bit.
 
-Recording a step once and replaying it: on a GPU as a CUDA graph, on the CPU from a tape.
-
 What is recorded are operations on tensors that stay where they are; Python does not run again. So
 whatever a step reads must have been filled in place before it is replayed, and nothing in it may
 wait for a value, which :class:`Watch` finds out beforehand: a capture that fails half-way leaves
@@ -20,14 +18,13 @@ from __future__ import annotations
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from medfed.federation.client import Batch, Penalty
 
@@ -94,25 +91,6 @@ class CudaGraphs:
         return graph.replay
 
 
-class Tape:
-    """Keeps the operations of a step with the very tensors that they read and wrote.
-
-    As a graph does, a replay reads the same addresses and the same numbers, and no Python runs: it
-    shows on a CPU whether everything is filled in place. It saves no time.
-    """
-
-    def side(self) -> AbstractContextManager[None]:
-        """The CPU has no streams."""
-        return nullcontext()
-
-    def record(self, step: Callable[[], None]) -> Replay:
-        """See :meth:`Backend.record`; the step runs."""
-        operations = _Operations()
-        with operations:
-            step()
-        return operations.replay
-
-
 class Watch(TorchDispatchMode):
     """Refuses what cannot be captured.
 
@@ -154,46 +132,6 @@ def _crosses(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     else:
         target, source = args[0].device, args[1].device
     return bool((source.type == "cpu") != (target.type == "cpu"))
-
-
-class _Operations(Watch):
-    """Runs operations and remembers them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._calls: list[tuple[Any, Any, Any, list[Tensor | None]]] = []
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """Runs one operation; of its results those in new memory have to be filled again."""
-        kwargs = kwargs or {}
-        outcome = super().__torch_dispatch__(func, types, args, kwargs)
-        if func.namespace != "profiler":
-            known = {_memory(t) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
-            new = [
-                t if isinstance(t, Tensor) and _memory(t) not in known else None
-                for t in tree_leaves(outcome)
-            ]
-            self._calls.append((func, args, kwargs, new))
-        return outcome
-
-    def replay(self) -> None:
-        """Runs all operations on the tensors of the recording."""
-        with torch.no_grad():
-            for func, args, kwargs, new in self._calls:
-                again = tree_leaves(func(*args, **kwargs))
-                for tensor, value in zip(new, again, strict=True):
-                    if tensor is not None:
-                        tensor.copy_(value)
-
-
-def _memory(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
 
 
 _log = logging.getLogger(__name__)

@@ -21,27 +21,15 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 import torch
-from torch import nn
 
 from medfed.common.errors import first_line
 from medfed.common.streams import has_global_stream, stand_in
 from medfed.federation.engine.loop import LocalTrainer, Turns
 
 _log = logging.getLogger(__name__)
-T = TypeVar("T", bound="Trainer")
-
-
-class Trainer(Protocol):
-    """What slots need of a trainer."""
-
-    turns: Turns
-
-    @property
-    def network(self) -> nn.Module:
-        """The network itself."""
 
 
 class Backend:
@@ -120,7 +108,7 @@ class Slot(Turns):
         trainer: The trainer.
     """
 
-    def __init__(self, turns: Slots[Any], number: int, trainer: Trainer) -> None:
+    def __init__(self, turns: Slots, number: int, trainer: LocalTrainer) -> None:
         self.trainer = trainer
         self.turn = threading.Semaphore(0)
         self._turns, self._number = turns, number
@@ -144,7 +132,7 @@ class Slot(Turns):
             self.pause()
 
 
-class Slots(Generic[T]):
+class Slots:
     """Runs jobs in several slots at once.
 
     Args:
@@ -152,7 +140,7 @@ class Slots(Generic[T]):
         backend: Of the device.
     """
 
-    def __init__(self, trainers: Sequence[T], backend: Backend | None = None) -> None:
+    def __init__(self, trainers: Sequence[LocalTrainer], backend: Backend | None = None) -> None:
         self.trainers = list(trainers)
         self.backend = backend or Backend()
         self._slots = [Slot(self, n, trainer) for n, trainer in enumerate(trainers)]
@@ -177,7 +165,7 @@ class Slots(Generic[T]):
         if device.type == "cuda":
             self.backend = Cuda(device)
 
-    def run(self, jobs: Sequence[Callable[[T], None]]) -> None:
+    def run(self, jobs: Sequence[Callable[[LocalTrainer], None]]) -> None:
         """Runs each job in whichever slot is free first.
 
         After a job has failed none begins, and the error of the first in order is raised.
@@ -256,7 +244,7 @@ class Slots(Generic[T]):
         self.backend.set_random(self._random[number])
 
 
-def slots_of(local: LocalTrainer, count: int) -> Slots[LocalTrainer] | None:
+def slots_of(local: LocalTrainer, count: int) -> Slots | None:
     """Returns slots, of which the first has a trainer itself and the others copies of it.
 
     Where it cannot be copied there is one slot, and a line says why.

@@ -25,6 +25,7 @@ from medfed.federation.engine.gradients import Gradients, WatchedForward
 from medfed.federation.engine.network import Plan
 
 _log = logging.getLogger(__name__)
+TakeStep = Callable[[Plan, Sequence[Batch], Penalty | None, WatchedForward | None], Tensor]
 FILLABLE = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 """Optimizers for which a state of zeros is a fresh one (of SGD: where nothing is dampened)."""
 SHARE = 0.25  # of the memory that is free when the first client trains, by default
@@ -200,25 +201,6 @@ class Samples:
         return True
 
 
-class Trainer(Protocol):
-    """What is needed of :class:`medfed.federation.engine.loop.LocalTrainer`."""
-
-    gradients: Gradients
-
-    @property
-    def network(self) -> nn.Module:
-        """The network itself."""
-
-    def step(
-        self,
-        plan: Plan,
-        group: Sequence[Batch],
-        penalty: Penalty | None,
-        watch: WatchedForward | None,
-    ) -> Tensor:
-        """Takes one gradient step."""
-
-
 class GpuSteps:
     """Takes the steps of a network on one device.
 
@@ -260,39 +242,38 @@ class GpuSteps:
 
     def step(
         self,
-        trainer: Trainer,
+        take: TakeStep,
+        gradients: Gradients,
+        network: nn.Module,
         plan: Plan,
         group: Sequence[Batch],
         penalty: Penalty | None,
         watch: WatchedForward | None,
     ) -> Tensor:
-        """Takes one gradient step; see :meth:`medfed.federation.engine.loop.LocalTrainer.step`."""
-        loss = self._replayed(trainer, plan, group, penalty, watch)
-        return trainer.step(plan, group, penalty, watch) if loss is None else loss
+        """Takes one gradient step, by a captured graph if there is one; returns its loss.
 
-    def _replayed(
-        self,
-        trainer: Trainer,
-        plan: Plan,
-        group: Sequence[Batch],
-        penalty: Penalty | None,
-        watch: WatchedForward | None,
-    ) -> Tensor | None:
-        """Takes the step by a captured graph, if there is one, and returns its loss."""
-        gradients = trainer.gradients
+        Args:
+            take: Takes it; see :meth:`medfed.federation.engine.loop.LocalTrainer.step`.
+            gradients: What counts its passes.
+            network: The network itself.
+            plan: What it trains.
+            group: Its batches.
+            penalty: A term added to the loss.
+            watch: Sees the forward passes, and may add a term.
+        """
         if self.graphs is None or not isinstance(plan, PlanInPlace):
-            return None
+            return take(plan, group, penalty, watch)
         if watch is not None or gradients.half:
             what = "a term that sees batches or outputs" if watch else "float16, which rescales,"
             self.graphs.decline(f"{what} needs Python in every step")
-            return None
+            return take(plan, group, penalty, watch)
         before = gradients.gradient_passes
 
         def step(batches: Sequence[Batch], term: Penalty | None) -> Tensor:
-            return trainer.step(plan, batches, term, None)
+            return take(plan, batches, term, None)
 
         def changes() -> list[Tensor]:
-            return [*plan.kept(), *trainer.network.buffers()]
+            return [*plan.kept(), *network.buffers()]
 
         # A graph is of addresses: a plan of the same tensors is a plan of the same graphs.
         kind: Any = (gradients.precision, plan.places())
@@ -300,7 +281,7 @@ class GpuSteps:
         plan.clear()  # what a graph keeps of gradients is its own
         # Trials of a capture are no passes of the client, and a replay counts none by itself.
         gradients.gradient_passes = before + (0 if loss is None else len(group))
-        return loss
+        return step(group, penalty) if loss is None else loss
 
 
 @cache
