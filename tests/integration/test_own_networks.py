@@ -164,10 +164,7 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    ("name", "method"),
-    [*((n, "fedrep") for n in NETWORKS), ("dynunet", "ppfl")],
-)
+@pytest.mark.parametrize(("name", "method"), [("tied", "fedrep"), ("dynunet", "ppfl")])
 def test_a_run_is_exported_and_predicts_the_same(
     name: str, method: str, root: Path, plugin: Path, tmp_path: Path
 ) -> None:

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import ROOT, Started
+from tests.processes import ROOT, Started, ranks
 
+TRAIN = ROOT / "scripts" / "train.py"
 ROUNDS = 5
 OVERRIDES = [
     "experiment=clinical_pfednet",
@@ -26,7 +27,7 @@ OVERRIDES = [
 
 def start(folder: Path, *more: str) -> Started:
     words = (*OVERRIDES, *more, f"hydra.run.dir={folder}")
-    return Started(ROOT / "scripts" / "train.py", *words, together=True)
+    return Started(TRAIN, *words, together=True)
 
 
 def finish(process: Started) -> str:
@@ -75,7 +76,13 @@ def test_killed_and_resumed_equals_straight(trainer, straight, tmp_path):
     # A torn file: the newest checkpoint loses its tail, as after a power cut.
     newest = sorted((folder / "checkpoints").glob("round_*.ckpt"))[-1]
     newest.write_bytes(newest.read_bytes()[:-100])
-    text = finish(start(folder, f"trainer={trainer}", f"resume={folder}"))
+    again = (TRAIN, *OVERRIDES, f"trainer={trainer}", f"hydra.run.dir={folder}", f"resume={folder}")
+    if trainer == "ddp":
+        first, second = ranks(*again, together=True)
+        text = finish(first)
+        finish(second)
+    else:
+        text = finish(Started(*again, together=True))
     assert "torn" in text
     assert outcome(folder) == straight
 
