@@ -11,7 +11,7 @@ Whatever stands in a page between ``<!-- table: KIND NAME -->`` and ``<!-- end -
 ``claim NAME``     a claim, its verdict, what it rests on, and what was asked why
 ``tuned``          what tuning chose, by method and suite
 ``defaults``       points of the search that do better than a method's defaults over suites
-``suites``         floor, ceiling and what could be told apart, by suite
+``suites``         a constant, all patients in one place, and what is better, by suite
 ``answers``        what can be said of each task, in words
 ``kept NAME``      a table that benchmarks/memberships.py or outcome_units.py has left
 =================  ===============================================================
@@ -128,7 +128,7 @@ def of_task(findings: Findings, name: str) -> list[str]:
             against = []
             for reference in ("local", "fedavg"):
                 one = own["against"].get(reference)
-                star = "" if one is None or one["verdict"] == "not told apart" else "\\*"
+                star = "" if one is None or one["verdict"] == "undecided" else "\\*"
                 against.append("" if one is None else _number(one["mean"], "+") + star)
             harmed = own["harmed"]
             rows.append(
@@ -143,15 +143,21 @@ def of_task(findings: Findings, name: str) -> list[str]:
             )
         better = "smaller" if task["smaller_is_better"] else "larger"
         head = ("method", task["metric"], "95 %", "− local", "− FedAvg", "harmed", "sent")
-        ends = f"{_number(task['floor']['value'])} and {_number(task['ceiling']['value'])}"
         told = (
-            f"`{where}`, size `{findings['size']}`: {task['metric']}, {better} is better, between "
-            f"a floor and a ceiling of {ends}. Differences are turned so that larger is better; "
-            "\\*: told apart."
+            f"`{where}`, size `{findings['size']}`: {task['metric']}, {better} is better. A "
+            f"constant reaches {_number(task['floor']['value'])}, all patients in one place "
+            f"{_in_one_place(task)}. Differences are turned so that larger is better; "
+            "\\*: p < 0.05 (Holm)."
         )
         notes = [f"- {note}" for note in task["left_out"]]
         return [told, "", *_rows(head, rows), *([""] if notes else []), *notes]
     return []
+
+
+def _in_one_place(task: Any) -> str:
+    pooled = task["in_one_place"]
+    ends = " to ".join(_number(pooled[end]) for end in ("low", "high"))
+    return _number(pooled["value"]) + f" ({ends})" * (pooled["value"] is not None)
 
 
 def _bytes(value: float) -> str:
@@ -173,7 +179,10 @@ def of_dial(findings: Findings, name: str) -> list[str]:
         for n in names
     ]
     crossed = findings["dials"].get(name, {}).get("crossings", {})
-    places = [f"{pair} at {', '.join(f'{x:g}' for x in at)}" for pair, at in crossed.items()]
+    places = [
+        f"{pair} between {', '.join(f'{low:g} and {high:g}' for low, high in ends)}"
+        for pair, ends in crossed.items()
+    ]
     told = ["", f"Crossings on the dial: {'; '.join(places)}."] if places else []
     return [*_rows(("method", *(k.partition("/")[2] for k in tasks)), rows), *told]
 
@@ -231,12 +240,13 @@ def of_defaults(findings: Findings, name: str) -> list[str]:
     """By method the point of the search that gains most over its defaults, over suites.
 
     All methods try the same learning rates. What a point gains on validation patients, less the
-    median gain of all methods at that point, is the method's own: a share of floor to ceiling.
+    median gain of all methods at that point, is due to the method: a share of the way from a
+    constant to all patients in one place.
     """
     gains: dict[tuple[str, int], list[float]] = {}
     points: dict[tuple[str, int], str] = {}
     for task in findings["tasks"].values():
-        spans = [task[n]["value"] for n in ("floor", "ceiling")]
+        spans = [task[n]["value"] for n in ("floor", "in_one_place")]
         if None in spans or spans[0] == spans[1]:
             continue
         all_own = task["methods"].items()
@@ -284,7 +294,7 @@ def _defaults(method: str) -> Mapping[str, Any]:
 
 
 def of_suites(findings: Findings, name: str) -> list[str]:
-    """Each task: floor, ceiling, best method, and how many are told from local and FedAvg."""
+    """Each task: a constant, all patients in one place, best method, and how many are better."""
     rows = []
     for where, task in findings["tasks"].items():
         own = {n: m for n, m in task["methods"].items() if not n.startswith("pooled")}
@@ -293,20 +303,21 @@ def of_suites(findings: Findings, name: str) -> list[str]:
             sum(m["against"].get(r, {}).get("verdict") == "better" for m in own.values())
             for r in ("local", "fedavg")
         ]
-        cells = [task["floor"]["value"], task["ceiling"]["value"]]
-        cells += [
+        cells = [
             _told(task, "mean", own[n]) if n in own else None for n in ("local", "fedavg", best)
         ]
         rows.append(
             (
                 f"`{where}`",
                 task["metric"],
+                _number(task["floor"]["value"]),
+                _in_one_place(task),
                 *map(_number, cells),
                 f"`{best}`",
                 *(f"{n} of {len(own)}" for n in told),
             )
         )
-    values = ("floor", "ceiling", "local", "FedAvg", "best")
+    values = ("constant", "all in one place (95 %)", "local", "FedAvg", "best")
     head = ("task", "metric", *values, "of", "better than local", "than FedAvg")
     return _rows(head, rows, left=2)
 

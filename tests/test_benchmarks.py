@@ -39,6 +39,7 @@ ROOT = Path(__file__).resolve().parents[1]
         ("bare_loop.py --seeds 1 --epochs 12", "within one point: yes"),
         ("side_by_side.py --rounds 2 --steps 2", "equal to 1e-6: yes"),
         ("scale.py --clients 20 --methods fedavg", "\nfedavg         20 "),
+        ("verdict_rule.py --repeats 20 --cases 1", "| 5 | 0 | 6 |"),
         ("house.py --repeats 0", "modules that one neighbour reads"),
         ("same_results.py --only ^methods.apfl$", "3 hashes"),
         ("methods.py ditto --rounds 1 --blocks 1", "1 methods: median"),

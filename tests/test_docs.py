@@ -156,7 +156,7 @@ def test_a_default_is_measured_against_the_search_less_what_the_rate_alone_gains
     methods["fedprox"] = trials(0.5, 0.6, 0.4, key="algorithm.mu")
     for trial in methods["fedprox"]["trials"][1:]:  # drawn, and yet the default
         trial["setting"]["algorithm.mu"] = default
-    ends = {"floor": {"value": 0.5}, "ceiling": {"value": 1.0}}
+    ends = {"floor": {"value": 0.5}, "in_one_place": {"value": 1.0}}
     other = {**plain, "ditto": trials(0.5, 0.59, 0.45)}
     tasks = {"x/y": {**ends, "methods": methods}, "y/z": {**ends, "methods": other}}
     found = {"tasks": {**tasks, "x/other": {**ends, "methods": {"ditto": {}}}}}
@@ -177,7 +177,7 @@ def test_tables_hold_the_numbers_of_the_findings():
     }
     task = {
         "metric": "rmse", "smaller_is_better": True, "methods": methods, "left_out": [],
-        "floor": {"value": 5.0}, "ceiling": {"value": None},
+        "floor": {"value": 5.0}, "in_one_place": {"value": None, "low": None, "high": None},
     }  # fmt: skip
     claim = {
         "claim": "So.", "source": "A", "verdict": "refuted", "reasons": [], "parts": [

@@ -1,11 +1,8 @@
 """Which method a pilot speaks for, what it would do to every hospital, and what it would cost.
 
-How much better than alone a pilot has found methods, and what would be needed to tell.
-
-An interval is the wider one, at either end, of two: over repetitions, whose training sets overlap
-(Nadeau and Bengio, see :mod:`medfed.functional.statistics`), and over patients drawn anew. It
-counts how many such intervals are looked at (Bonferroni), so that all of them hold at once: whoever
-picks the best of several methods, or the worst of many hospitals, may rely on its interval.
+Intervals and verdicts are those of all reports (:mod:`medfed.reports.verdicts`): Holm's procedure
+among the methods, and among the hospitals of a method, so that verdicts hold for all of them at
+once. What a pilot adds is whom it is silent about, and what would be needed to tell.
 """
 
 from __future__ import annotations
@@ -21,20 +18,12 @@ from medfed.benchmark.measured import task_of
 from medfed.benchmark.pilot import Question
 from medfed.benchmark.runner import Progress
 from medfed.common.errors import MedfedError
-from medfed.common.scores import mean_of_known
-from medfed.functional.statistics import (
-    LEVEL,
-    Difference,
-    Floats,
-    difference,
-    noncentrality,
-    percentiles,
-)
-from medfed.reports.intervals import mean_drawn, paired
+from medfed.functional.statistics import Difference, Floats, splits_needed
+from medfed.reports.sentences import about
 from medfed.reports.tasks import Scores, Task
-from medfed.reports.verdicts import floor_of, side
+from medfed.reports.verdicts import UNDECIDED, Verdict, against, floor_of, judge
 
-POWER = 0.8
+ALONE = "local"
 FEW = 10
 """Patients below which nothing is said of a hospital."""
 LEAST = 3
@@ -51,8 +40,8 @@ class Gain:
         mean: Over repetitions.
         low: The lower end of its interval.
         high: The upper end.
-        visible: The smallest true difference that would be found in 8 of 10 such pilots.
-        says: ``better`` or ``worse`` only if the interval is on one side of 0.
+        detectable: The smallest true difference that such a pilot detects with 80 % power.
+        says: ``better``, ``worse`` or ``cannot tell``.
         why: Why nothing can be told, and what would be needed; empty where it can.
         repetitions: That define the metric.
         patients: Who were tested.
@@ -64,7 +53,7 @@ class Gain:
     mean: float
     low: float
     high: float
-    visible: float
+    detectable: float
     says: str
     why: str
     repetitions: int
@@ -74,130 +63,89 @@ class Gain:
 
 
 def gain_of(
-    values: Sequence[float],
-    drawn: Floats,
+    difference: Difference,
+    verdict: str,
+    repetitions: int,
     patients: int,
-    *,
     overlap: float,
-    again: float = 1.0,
-    looks: int = 1,
+    comparisons: int = 1,
 ) -> Gain:
     """Says what repetitions of a pilot show.
 
     Args:
-        values: (S,) a difference per repetition; NaN where the patients leave it undefined.
-        drawn: (W,) their mean, of patients drawn anew; empty where that is unknown.
+        difference: Over the repetitions.
+        verdict: On it.
+        repetitions: That define the metric.
         patients: Who were tested, once or several times.
         overlap: Test patients per training patient.
-        again: How often each patient was tested. Draws of the same patients are no new ones, so
-            that their interval is widened by its root.
-        looks: How many such differences are looked at.
+        comparisons: How many such differences are judged.
 
     Example:
-        >>> found = gain_of([0.1, 0.12, 0.11, 0.1], np.array([]), 40, overlap=0.3)
-        >>> found.says, round(found.mean, 4)
-        ('better', 0.1075)
-        >>> gain_of([0.1, 0.12, 0.11, 0.1], np.array([]), 5, overlap=0.3).says
-        'cannot tell'
+        >>> from medfed.functional.statistics import difference
+        >>> found = difference([0.1, 0.12, 0.11, 0.1], overlap=0.3)
+        >>> gain_of(found, "better", 4, 40, 0.3).says, gain_of(found, "better", 4, 5, 0.3).why
+        ('better', '5 patients are too few to say anything; 10 are the least')
     """
-    level = 1 - (1 - LEVEL) / looks
-    found = difference(values, overlap, level, POWER)
-    count = sum(not math.isnan(v) for v in values)
-    low, high = wider(found, drawn, again, level)
-    known = (found.mean, low, high, found.visible)
-    if not count:
-        return Gain(*known, "cannot tell", "its patients leave the metric undefined", 0, patients)
-    if patients < FEW:
+    known = (*difference[:3], difference.detectable)
+    why, times, repeats = "", math.nan, 0
+    if not repetitions:
+        why = "its patients leave the metric undefined"
+    elif patients < FEW:
         why = f"{patients} patients are too few to say anything; {FEW} are the least"
-        return Gain(*known, "cannot tell", why, count, patients)
-    if count < LEAST:
-        why = f"only {count} repetitions define the metric; {LEAST} are the least"
-        return Gain(*known, "cannot tell", why, count, patients)
-    if not math.isfinite(found.error):
+    elif repetitions < LEAST:
+        why = f"only {repetitions} repetitions define the metric; {LEAST} are the least"
+    elif not math.isfinite(difference.error):
         why = "a model has failed, so that there is no mean"
-        return Gain(*known, "cannot tell", why, count, patients)
-    if found.error == 0:
-        same = "there is no difference" if found.mean == 0 else "all repetitions give the same"
-        return Gain(*known, "cannot tell", same, count, patients)
-    if says := side(low, high):
-        return Gain(*known, says, "", count, patients)
-    times, repeats = needed(found, count, overlap, level)
-    why = _words(found, patients, times, repeats, count)
-    return Gain(*known, "cannot tell", why, count, patients, times, repeats)
+    elif difference.error == 0:
+        equal = difference.mean == 0
+        why = "there is no difference" if equal else "all repetitions give the same"
+    elif verdict != UNDECIDED:
+        return Gain(*known, verdict, "", repetitions, patients)
+    else:
+        times, repeats = needed(difference, repetitions, overlap, comparisons)
+        why = _what_would_tell(difference, patients, times, repeats, repetitions)
+    return Gain(*known, "cannot tell", why, repetitions, patients, times, repeats)
 
 
-def wider(found: Difference, drawn: Floats, again: float, level: float) -> tuple[float, float]:
-    """Returns the wider of two intervals, at either end.
-
-    Args:
-        found: Over repetitions.
-        drawn: See `gain_of`.
-        again: See `gain_of`.
-        level: Of the interval.
-
-    Example:
-        >>> wider(Difference(0.0, -1.0, 1.0, 1.0, 0.1, 0.1), np.array([-2.0, 0.0, 0.5]), 1.0, 1.0)
-        (-2.0, 1.0)
-    """
-    ends = percentiles(np.asarray(drawn, dtype=float), level)
-    low, high = (found.mean + math.sqrt(again) * (end - found.mean) for end in ends)
-    if math.isnan(low) or math.isnan(found.low):
-        return found.low, found.high
-    return min(found.low, low), max(found.high, high)
-
-
-def needed(found: Difference, count: int, overlap: float, level: float) -> tuple[float, int]:
+def needed(
+    difference: Difference, count: int, overlap: float, comparisons: int = 1
+) -> tuple[float, int]:
     """Returns how much larger a pilot would have to be, if the truth is what was measured.
 
-    More repetitions deal the same patients anew, and leave the share of the variance that comes of
-    their being the same. Beyond it, only more patients help; the variance falls with their number.
-
     Args:
-        found: The measured difference.
+        difference: The measured difference.
         count: Repetitions.
         overlap: See `gain_of`.
-        level: Of the interval.
+        comparisons: See `gain_of`.
 
     Returns:
-        Times as many patients, NaN if more than `MOST`; and repetitions of the present ones, 0 if
-        more than `MOST`.
+        Times as many patients, as the variance falls with their number, NaN if more than `MOST`;
+        and repetitions of the present ones, 0 if more than `MOST`.
 
     Example:
-        >>> times, repeats = needed(difference([0.1, -0.1, 0.2, 0.1]), 4, 0.0, 0.95)
+        >>> from medfed.functional.statistics import difference
+        >>> times, repeats = needed(difference([0.1, -0.1, 0.2, 0.1]), 4, 0.0)
         >>> round(times, 1), repeats
         (12.7, 25)
     """
-    alpha = 1 - level
-    spread = found.error / math.sqrt(1 / count + overlap)
-    times = math.nan
-    if found.mean != 0 and (found.visible / found.mean) ** 2 <= MOST:
-        times = max(1.0, (found.visible / found.mean) ** 2)
-    for repeats in range(count + 1, MOST + 1):
-        error = spread * math.sqrt(1 / repeats + overlap)
-        if error * 2 > abs(found.mean):  # no test needs fewer standard errors
-            continue
-        if error * noncentrality(repeats - 1, alpha, POWER) <= abs(found.mean):
-            return times, repeats
-    return times, 0
+    if difference.mean == 0:
+        return math.nan, 0
+    times = max(1.0, (difference.detectable / difference.mean) ** 2)
+    target = abs(difference.mean)
+    repeats = splits_needed(target, difference, count, overlap, comparisons, MOST)
+    return (times if times <= MOST else math.nan), repeats
 
 
-def _words(found: Difference, patients: int, times: float, repeats: int, count: int) -> str:
-    seen = f"a difference below {found.visible:.2g} could not be seen"
+def _what_would_tell(
+    found: Difference, patients: int, times: float, repeats: int, count: int
+) -> str:
+    least = f"the pilot detects differences from {found.detectable:.2g} on"
     if math.isnan(times):
-        return f"{seen}; if it is as small as measured, no pilot of a sensible size would show it"
-    how = f"about {_round(times * patients):,} patients rather than {patients:,}"
+        return f"{least}; if it is as small as measured, no pilot of a sensible size would show it"
+    how = f"about {about(times * patients):,} patients rather than {patients:,}"
     if repeats:
         how += f", or {repeats} repetitions rather than {count},"
-    return f"{seen}; if it is as large as measured, {how} would show it"
-
-
-def _round(value: float) -> int:
-    """Two digits, as no more are known."""
-    digits = 10.0 ** max(0, len(str(int(value))) - 2)
-    return int(math.ceil(value / digits) * digits)
-
-
-ALONE = "local"
+    return f"{least}; if it is as large as measured, {how} would show it"
 
 
 @dataclass(frozen=True)
@@ -288,7 +236,7 @@ class Advice:
 
     @property
     def rivals(self) -> list[str]:
-        """Methods that cannot be told apart from the one to use."""
+        """Methods of which no difference from the one to use is shown."""
         return [
             name
             for name, found in self.methods.items()
@@ -306,7 +254,7 @@ class Advice:
             "gaining": self.gaining,
             "stay_alone": self.alone,
             "cannot_tell": self.open,
-            "not_told_apart": self.rivals,
+            "no_difference_shown": self.rivals,
             "methods": {
                 name: {
                     **asdict(found),
@@ -350,28 +298,66 @@ def choose(asked: Question, progress: Sequence[Progress]) -> Advice:
         raise MedfedError(
             "The pilot has nothing to compare: " + (" ".join(notes) or "no method was computed.")
         )
-    compare = _Comparison(asked, task)
-    gains = {name: compare.all(name, ALONE, len(others)) for name in others}
+    verdicts = judge(task)
+    patients = sum(map(len, asked.patients.values()))
+    gains = _gains(task, others, ALONE, patients)
     use = _use(gains)
     best = max(others, key=lambda name: _known(gains[name].mean))
     shown = use if use not in ("", ALONE) else best
+    rivals = _gains(task, [name for name in others if name != shown], shown, patients)
     group = progress[0].group
     rounds = group.config(group.variants[0]).rounds
     methods = {
         name: Judged(
             name,
-            _mean(task.scores[name]),
+            verdicts[name].mean.mean,
             gains.get(name),
-            {} if name == ALONE else compare.each(name),
-            None if name in (shown, ALONE) else compare.all(name, shown, max(1, len(others) - 1)),
-            _cost(own, task.scores[name], asked.rounds / rounds),
+            _hospitals(asked, task, verdicts[name]),
+            rivals.get(name),
+            _cost(each, task.scores[name], asked.rounds / rounds),
             task.scores[name].failed,
         )
-        for own in progress
-        if (name := own.group.method.name) in task.scores
+        for each in progress
+        if (name := each.group.method.name) in task.scores
     }
     size = group.size.splits
     return Advice(use, best, methods, task, floor_of(task), size, rounds, asked, notes)
+
+
+def _gains(task: Task, names: Sequence[str], other: str, patients: int) -> dict[str, Gain]:
+    """Methods against one, mean over hospitals."""
+    return {
+        name: gain_of(
+            one.difference,
+            one.verdict,
+            _defined(task.scores[name].means - task.scores[other].means),
+            patients,
+            task.overlap,
+            len(names),
+        )
+        for name, one in against(task, other, names).items()
+    }
+
+
+def _hospitals(asked: Question, task: Task, verdict: Verdict) -> dict[str, Gain]:
+    """A method against training alone, at each hospital."""
+    if verdict.harm is None:
+        return {}
+    gaps = verdict.scores.values - task.scores[ALONE].values
+    return {
+        client: gain_of(
+            *verdict.harm.gains[client],
+            _defined(gaps[:, n]),
+            len(asked.patients[client]),
+            task.overlap,
+            len(task.clients),
+        )
+        for n, client in enumerate(task.clients)
+    }
+
+
+def _defined(values: Floats) -> int:
+    return int((~np.isnan(values)).sum())
 
 
 def _use(gains: Mapping[str, Gain]) -> str:
@@ -386,44 +372,7 @@ def _known(value: float) -> float:
     return -math.inf if math.isnan(value) else value
 
 
-def _mean(scores: Scores) -> float:
-    return float(mean_of_known(scores.means, axis=0))
-
-
-class _Comparison:
-    """Differences of methods, over all hospitals or at each."""
-
-    def __init__(self, asked: Question, task: Task) -> None:
-        self.asked, self.task = asked, task
-        self.again = next(iter(task.scores.values())).values.shape[0] / asked.folds
-
-    def all(self, name: str, other: str, looks: int) -> Gain:
-        """One method against another, mean over hospitals."""
-        gaps, drawn = paired(self.task.scores[name], self.task.scores[other])
-        patients = sum(map(len, self.asked.patients.values()))
-        return self._gain(mean_of_known(gaps, axis=1), mean_drawn(gaps, drawn), patients, looks)
-
-    def each(self, name: str) -> dict[str, Gain]:
-        """A method against training alone, at each hospital."""
-        gaps, drawn = paired(self.task.scores[name], self.task.scores[ALONE])
-        clients = self.task.clients
-        return {
-            client: self._gain(
-                gaps[:, n],
-                mean_of_known(drawn[:, :, n], axis=0),
-                len(self.asked.patients[client]),
-                len(clients),
-            )
-            for n, client in enumerate(clients)
-        }
-
-    def _gain(self, values: Floats, drawn: Floats, patients: int, looks: int) -> Gain:
-        overlap, again = self.task.overlap, self.again
-        gaps = values.tolist()
-        return gain_of(gaps, drawn, patients, overlap=overlap, again=again, looks=looks)
-
-
-def _cost(own: Progress, scores: Scores, times: float) -> Cost:
-    seconds = [float(r["cpu_seconds"]) for r in own.final.values()]
+def _cost(progress: Progress, scores: Scores, times: float) -> Cost:
+    seconds = [float(r["cpu_seconds"]) for r in progress.final.values()]
     up, down = scores.sent
     return Cost(times * up, times * down, float(np.median(seconds)) * times / 3600)

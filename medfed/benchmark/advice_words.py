@@ -22,7 +22,7 @@ def sentences(found: Advice) -> Iterator[str]:
     """
     yield _answer(found)
     if found.use and found.use != ALONE and found.rivals:
-        yield f"Not told apart from {found.use}: {_rivals(found)}."
+        yield f"No difference from {found.use} is shown for {_rivals(found)}."
     yield from _hospitals(found)
     name, floor = found.floor
     reached = found.methods[found.shown].mean
@@ -103,8 +103,8 @@ def _rests_on(found: Advice) -> str:
         f"It rests on {found.repetitions} repetitions, in which each of the "
         f"{sum(map(len, asked.patients.values())):,} training and validation patients was tested "
         f"{times} by models that had not seen them; the {asked.kept_out:,} test patients were left "
-        "out. All methods ran with the settings given, untuned. Intervals (95 %) hold for all "
-        "methods, or all hospitals of a method, at once."
+        "out. All methods ran with the settings given, untuned. Verdicts hold for all methods, or "
+        "all hospitals of a method, at once (Holm, 5 %); each interval is of 95 %."
     )
 
 
@@ -202,7 +202,7 @@ def markdown(found: Advice, command: str) -> str:
             "",
             *tables[1].markdown(),
             "",
-            "Of all methods, how much better than alone; * where the interval has no 0 in it:",
+            "Of all methods, how much better than alone; * where a difference is shown:",
             "",
             *_every(found).markdown(),
             "",

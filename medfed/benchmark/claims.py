@@ -306,7 +306,8 @@ def _held(asks: str, where: str, values: Floats, bound: float, sign: int, overla
     found = difference((values - bound).tolist(), overlap, LEVEL)
     over = replace(
         Answer(asks, where), mean=found.mean + bound, low=found.low + bound,
-        high=found.high + bound, bound=bound, p=found.p, visible=found.visible, splits=len(values),
+        high=found.high + bound, bound=bound, p=found.p,
+        detectable=found.detectable, splits=len(values),
     )  # fmt: skip
     return replace(over, answer=_word(found.mean * sign, found.p))
 

@@ -6,6 +6,7 @@ A dial goes from hospitals that are alike to hospitals in conflict.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,13 +16,16 @@ from medfed.benchmark.runner import Progress
 from medfed.federation.card import REFERENCES
 from medfed.records.cells import libraries
 from medfed.reports.findings import Judged, Report, judged
+from medfed.reports.sentences import between
 from medfed.reports.verdicts import ranks_of
 
 
 def crossings(
     dial: Sequence[float], first: Sequence[float], second: Sequence[float]
-) -> list[float]:
-    """Returns where two curves cross, between measured points along straight lines.
+) -> list[tuple[float, float]]:
+    """Returns between which measured points two curves cross.
+
+    Where between them is not known: a dial such as a number of groups has no values there.
 
     Args:
         dial: Where they were measured, in growing order.
@@ -30,16 +34,26 @@ def crossings(
 
     Example:
         >>> crossings([0, 1, 2], [0.9, 0.7, 0.5], [0.6, 0.6, 0.6])
-        [1.5]
+        [(1, 2)]
     """
     gaps = [a - b for a, b in zip(first, second, strict=True)]
-    found = []
-    for (x, a), (y, b) in zip(
-        zip(dial, gaps, strict=True), list(zip(dial, gaps, strict=True))[1:], strict=False
-    ):
-        if a * b < 0:
-            found.append(round(x + (y - x) * a / (a - b), 6))
-    return found
+    return [ends for ends, (a, b) in zip(pairwise(dial), pairwise(gaps), strict=True) if a * b < 0]
+
+
+def _met(
+    dial: Sequence[float], first: Sequence[float], second: Sequence[float]
+) -> list[tuple[float, float]]:
+    """The places in a picture at which the lines of two curves meet."""
+    places = []
+    for left, right in crossings(dial, first, second):
+        a, b = (_gap(dial, first, second, end) for end in (left, right))
+        x = left + (right - left) * a / (a - b)
+        places.append((x, float(np.interp(x, dial, second))))
+    return places
+
+
+def _gap(dial: Sequence[float], first: Sequence[float], second: Sequence[float], x: float) -> float:
+    return float(np.interp(x, dial, first) - np.interp(x, dial, second))
 
 
 def dials_of(progress: Sequence[Progress], tasks: Sequence[Judged]) -> dict[str, Any]:
@@ -67,9 +81,9 @@ def dials_of(progress: Sequence[Progress], tasks: Sequence[Judged]) -> dict[str,
             "curves": {n: [places[0][1].raw(v) for v in c] for n, c in curves.items()},
             "crossings": {pair: where for pair, where in crossed.items() if where},
             "crossed": {
-                pair: [(x, places[0][1].raw(float(np.interp(x, at, curve)))) for x in where]
-                for pair, where in crossed.items()
-                if where and (curve := curves[pair.rpartition(" × ")[2]])
+                f"{n} × {r}": [(x, places[0][1].raw(y)) for x, y in met]
+                for n, r in pairs
+                if (met := _met(at, curves[n], curves[r]))
             },
         }
     return found
@@ -80,9 +94,9 @@ def sentences_of(dials: Mapping[str, Any]) -> list[str]:
     told = []
     for suite, dial in dials.items():
         if at := dial["crossings"].get("fedavg × local"):
-            where = ", ".join(f"{x:.3g}" for x in at)
             told.append(
-                f"{suite}: FedAvg and local training cross at {where} of the dial ({dial['dial']})."
+                f"{suite}: FedAvg and local training cross {between(at)} of the dial "
+                f"({dial['dial']})."
             )
     return told
 

@@ -76,6 +76,21 @@ def worst_value(metric: str) -> float:
     return math.inf if smaller_is_better(name) else -math.inf
 
 
+def limits_of(metric: str) -> tuple[float, float]:
+    """Returns the least and the greatest value that a metric can take.
+
+    Example:
+        >>> limits_of("dice/whole"), limits_of("rmse"), limits_of("r2")
+        ((0.0, 1.0), (0.0, inf), (-inf, 1.0))
+    """
+    worst, falls = worst_value(metric), smaller_is_better(metric)
+    if metric in _own:
+        best = -math.inf if falls else math.inf
+    else:
+        best = 0.0 if falls else 1.0 if math.isfinite(worst) or metric == "r2" else math.inf
+    return min(worst, best), max(worst, best)
+
+
 def failures_count(
     metrics: Mapping[str, float], undefined: Collection[str] | None = None
 ) -> dict[str, float]:

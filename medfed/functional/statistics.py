@@ -3,7 +3,7 @@
 Source: B. Efron and R. J. Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 13
 (percentile intervals).
 
-Paired differences over splits: intervals, corrected p-values, and what could have been seen.
+Paired differences over splits: intervals, corrected p-values, and which differences are detectable.
 
 Each split of the patients gives one difference between two methods. Where splits are of the same
 patients, the training sets overlap, and a plain t-test is too sure of itself.
@@ -17,7 +17,9 @@ classifiers over multiple data sets", JMLR, 2006 (ranks, Nemenyi's critical diff
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -28,6 +30,8 @@ from medfed.common.seeding import derive_seed
 Floats = NDArray[np.float64]
 LEVEL = 0.95
 """Of all intervals."""
+POWER = 0.8
+"""How often a test detects the smallest difference that is called detectable."""
 RESAMPLES = 1000
 """How often the patients of a client are drawn anew."""
 
@@ -103,7 +107,7 @@ class Difference(NamedTuple):
         high: The upper end.
         p: Two-sided p-value of no difference.
         error: Standard error of the mean.
-        visible: The smallest true difference that would be found in most repetitions.
+        detectable: The smallest true difference that the test detects with a power of 80 %.
     """
 
     mean: float
@@ -111,14 +115,28 @@ class Difference(NamedTuple):
     high: float
     p: float
     error: float
-    visible: float
+    detectable: float
+
+    def within(self, limits: tuple[float, float]) -> Difference:
+        """Returns it with its interval cut at the ends of what is possible.
+
+        The truth is never outside of them, so that the cut interval holds it as often.
+
+        Args:
+            limits: The least and the greatest possible value.
+
+        Example:
+            >>> difference([0.9, 1.0, 0.95]).within((0.0, 1.0)).high
+            1.0
+        """
+        low, high = limits
+        return self._replace(low=max(self.low, low), high=min(self.high, high))
 
 
 def difference(
     values: Sequence[float],
     overlap: float = 0.0,
-    level: float = 0.95,
-    power: float = 0.8,
+    level: float = LEVEL,
     comparisons: int = 1,
 ) -> Difference:
     """Returns the mean of paired differences, with what can be said of it.
@@ -129,8 +147,7 @@ def difference(
             variance of the mean is ``s² (1/S + overlap)`` rather than ``s² / S``. 0 where every
             split is of other patients.
         level: Of the interval.
-        power: How often the smallest visible difference would be found.
-        comparisons: How many are made; `visible` is that of a test at a level divided by them.
+        comparisons: How many are made; `detectable` is that of a test at a level divided by them.
 
     Returns:
         The difference; with one split, all but its mean is unknown (NaN).
@@ -156,17 +173,18 @@ def difference(
     if error == 0:
         return Difference(mean, mean, mean, 1.0 if mean == 0 else 0.0, 0.0, 0.0)
     p = 2 * float(student.sf(abs(mean) / error, free))
-    visible = error * noncentrality(free, (1 - level) / comparisons, power)
-    return Difference(mean, mean - half, mean + half, p, error, visible)
+    detectable = error * noncentrality(free, (1 - level) / comparisons, POWER)
+    return Difference(mean, mean - half, mean + half, p, error, detectable)
 
 
+@cache
 def noncentrality(free: int, alpha: float, power: float) -> float:
     """Returns how many standard errors a true difference must have, to be found that often.
 
     Args:
         free: Degrees of freedom of the t-test.
         alpha: Its two-sided level.
-        power: How often it must be found.
+        power: How often the test must detect it.
 
     Example:
         >>> round(noncentrality(1000, 0.05, 0.8), 1)
@@ -182,6 +200,46 @@ def noncentrality(free: int, alpha: float, power: float) -> float:
         return float(nct.sf(critical, free, delta)) - power
 
     return float(brentq(lacking, 0.0, 3 * critical + 10))
+
+
+def splits_needed(
+    target: float,
+    now: Difference,
+    count: int,
+    overlap: float = 0.0,
+    comparisons: int = 1,
+    most: int = 1000,
+) -> int:
+    """Returns how many splits make a difference detectable.
+
+    More splits of the same patients leave the share of the variance that comes of their being the
+    same; beyond it only other patients help.
+
+    Args:
+        target: The true difference, above 0.
+        now: What the present splits give.
+        count: How many splits there are.
+        overlap: See :func:`difference`.
+        comparisons: See :func:`difference`.
+        most: More are no answer.
+
+    Returns:
+        The number of splits; 0 where more than `most` are needed.
+
+    Example:
+        >>> found = difference([0.1, -0.1, 0.2, 0.1])
+        >>> splits_needed(0.075, found, 4), splits_needed(0.075, found, 4, overlap=0.25)
+        (25, 0)
+    """
+    spread = now.error / math.sqrt(1 / count + overlap)
+
+    def enough(splits: int) -> bool:
+        error = spread * math.sqrt(1 / splits + overlap)
+        return error * noncentrality(splits - 1, (1 - LEVEL) / comparisons, POWER) <= target
+
+    if not enough(most):
+        return 0
+    return 2 + bisect_left(range(2, most + 1), True, key=enough)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -208,7 +266,7 @@ class Ranks(NamedTuple):
 
     Attributes:
         ranks: (M,) mean rank of each method, 1 the best; equal scores share their ranks.
-        critical: Mean ranks that differ by less are not told apart (Nemenyi, 5 %).
+        critical: No difference is shown between mean ranks that differ by less (Nemenyi, 5 %).
         p: Of Friedman's test that all are alike.
     """
 
@@ -242,7 +300,7 @@ def mean_ranks(scores: Floats, alpha: float = 0.05) -> Ranks:
 
 
 def cliques(ranks: Sequence[float], critical: float) -> list[tuple[int, ...]]:
-    """Returns the largest groups of methods whose mean ranks are not told apart.
+    """Returns the largest groups of methods between whose mean ranks no difference is shown.
 
     Args:
         ranks: (M,) mean ranks.

@@ -460,8 +460,8 @@ def curves(
             canvas.dot(x, y, colour, f"{name}: {value:.4f}", 2.4)
         ends[name] = (seen[-1][1], colour)
     for x, y in crossed:
-        canvas.dot(x_axis.at(spread(x)), y_axis.at(y), "ink", f"crossing at {x:.3g}", 3.5)
-        canvas.dot(x_axis.at(spread(x)), y_axis.at(y), "paper", f"crossing at {x:.3g}", 2)
+        canvas.dot(x_axis.at(spread(x)), y_axis.at(y), "ink", "the lines cross here", 3.5)
+        canvas.dot(x_axis.at(spread(x)), y_axis.at(y), "paper", "the lines cross here", 2)
     for name, y in _apart({n: y for n, (y, _) in ends.items()}, 13, 250).items():
         canvas.text(WIDTH - _NAMES + 6, y + 4, short(name, 16), ends[name][1])
     return canvas

@@ -24,7 +24,7 @@ class Answer:
         high: The upper end.
         bound: What it must exceed; of ``at_most``, what it must stay below.
         p: Two-sided p-value against the bound, Holm's among the questions of its kind in the claim.
-        visible: How far from the bound it must be to be seen, alone, in 8 of 10 repetitions.
+        detectable: The smallest distance from the bound that is detected with 80 % power, alone.
         splits: How many.
         note: What is missing, or which of several it was.
     """
@@ -37,7 +37,7 @@ class Answer:
     high: float = math.nan
     bound: float = 0.0
     p: float = math.nan
-    visible: float = math.nan
+    detectable: float = math.nan
     splits: int = 0
     note: str = ""
 

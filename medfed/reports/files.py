@@ -28,7 +28,7 @@ COLUMNS = (
         for reference in REFERENCES
         for name in (
             *("difference", "low", "high", "patients_low", "patients_high"),
-            *("p_holm", "visible", "verdict"),
+            *("p_holm", "detectable", "verdict"),
         )
     ),
     *("harmed", "harmed_low", "harmed_high", "harmed_clients", "surely_harmed_clients"),
@@ -48,7 +48,7 @@ def _row(report: Report, task: Any, name: str, v: Verdict) -> list[object]:
             cells += [""] * 8
             continue
         d = a.difference
-        cells += [d.mean, d.low, d.high, *a.patients, a.p, d.visible, a.verdict]
+        cells += [d.mean, d.low, d.high, *a.patients, a.p, d.detectable, a.verdict]
     if v.harm is None:
         cells += [""] * 5
     else:

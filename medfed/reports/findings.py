@@ -16,10 +16,10 @@ from medfed.reports.runs import Runs, notes_on, with_references
 from medfed.reports.sentences import LABELS, answer, short_of
 from medfed.reports.tasks import Task, splits_of, task_of_runs
 from medfed.reports.verdicts import (
-    NOT_TOLD_APART,
+    UNDECIDED,
     Verdict,
-    ceiling_of,
     floor_of,
+    in_one_place,
     judge,
     plain,
 )
@@ -81,9 +81,7 @@ class Report:
                     "splits": task.splits,
                     "overlap": task.overlap,
                     "floor": dict(zip(("name", "value"), _raw(task, floor_of(task)), strict=True)),
-                    "ceiling": dict(
-                        zip(("name", "value"), _raw(task, ceiling_of(task)), strict=True)
-                    ),
+                    "in_one_place": _in_one_place(task, verdicts),
                     "methods": {name: plain(v) for name, v in verdicts.items()},
                     "left_out": task.notes,
                 }
@@ -98,6 +96,12 @@ class Report:
 
 def _raw(task: Task, found: tuple[str, float]) -> tuple[str, float]:
     return found[0], task.raw(found[1])
+
+
+def _in_one_place(task: Task, verdicts: Mapping[str, Verdict]) -> dict[str, Any]:
+    name, score = in_one_place(verdicts)
+    low, high = sorted((task.raw(score.low), task.raw(score.high)))
+    return {"name": name, "value": task.raw(score.mean), "low": low, "high": high}
 
 
 def judged(tasks: Sequence[Task]) -> Report:
@@ -118,8 +122,10 @@ def judged(tasks: Sequence[Task]) -> Report:
         report.tasks.append((task, verdicts))
         report.answers[task.name] = answer(task, verdicts)
         compared = [a.verdict for v in verdicts.values() for a in v.against.values()]
-        if len(compared) > 1 and set(compared) == {NOT_TOLD_APART}:
-            report.notes.append(f"{task.name} tells no method from local training or FedAvg.")
+        if len(compared) > 1 and set(compared) == {UNDECIDED}:
+            report.notes.append(
+                f"{task.name} shows no difference of any method from local training or FedAvg."
+            )
         report.notes += short_of(task)
     return report
 

@@ -26,7 +26,7 @@ def over_splits(values: Floats, drawn: Floats, overlap: float, comparisons: int 
         values: (S,) one per split.
         drawn: (W,) their mean, of patients drawn anew; NaN or empty where that is unknown.
         overlap: Test patients per training patient, see :func:`difference`.
-        comparisons: How many are made, for what could have been seen.
+        comparisons: How many are made, for what is detectable.
 
     Example:
         >>> found = over_splits(np.array([0.5]), np.array([0.4, 0.5, 0.6]), 0.0)

@@ -66,7 +66,7 @@ def _view(task: Task, verdicts: Mapping[str, Verdict]) -> dict[str, Any]:
     facts = (
         f"{label_of(task.metric)}, {better} is better; {count}, "
         f"{len(task.clients)} hospitals, {task.patients} patients tested over all splits. "
-        f"{ends_of(task)}"
+        f"{ends_of(task, verdicts)}"
     )
     return {
         "task": task,

@@ -1,22 +1,22 @@
-"""What verdicts say in words: which method, who would be harmed, and what cannot be told."""
+"""What verdicts say in words: which method, who would be harmed, and what a task cannot tell."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from medfed.common.console import few
 from medfed.federation.card import CEILINGS, REFERENCES
+from medfed.functional.statistics import Difference, splits_needed
 from medfed.reports.tasks import Task
 from medfed.reports.verdicts import (
-    NOT_TOLD_APART,
-    Against,
+    UNDECIDED,
     Verdict,
     Verdicts,
     best_of,
     better_than,
-    ceiling_of,
     floor_of,
+    in_one_place,
 )
 
 LABELS = {"local": "local training", "fedavg": "FedAvg"}
@@ -27,101 +27,146 @@ def answer(task: Task, verdicts: Verdicts) -> list[str]:
 
     Args:
         task: The task.
-        verdicts: By method; at least one that is no ceiling.
+        verdicts: By method; at least one that hospitals can use.
     """
     best = best_of(verdicts)
     where = "On the test patients of the one split that there is: " if task.single else ""
-    told = [where + _which(task, verdicts, best)]
+    sentences = [where + _which(task, verdicts, best)]
     for name in dict.fromkeys((best, "fedavg")):
         if name in verdicts and verdicts[name].harm is not None:
-            told.append(_who(name, verdicts[name], task))
-    return told
+            sentences.append(_who(name, verdicts[name], task))
+    return sentences
 
 
 def _which(task: Task, verdicts: Verdicts, best: str) -> str:
     methods = {n: v for n, v in verdicts.items() if n not in CEILINGS}
     alone, average = (better_than(methods, r) for r in REFERENCES)
-    own = verdicts[best]
-    by = {r: f"{LABELS[r]} (by {_by(a)})" for r, a in own.against.items() if a.verdict == "better"}
-    named = f"{LABELS.get(best, best)} ({task.raw(own.mean.mean):.4f})"
+    chosen = verdicts[best]
+    by = {
+        r: f"{LABELS[r]} (by {signed(a.difference)})"
+        for r, a in chosen.against.items()
+        if a.verdict == "better"
+    }
+    named = f"{LABELS.get(best, best)} ({task.raw(chosen.mean.mean):.4f})"
     if by and len(by) == len(REFERENCES):
         more = [n for n in alone if n in average and n != best]
-        return f"{named} is better than {' and than '.join(by.values())}{_and(more)}."
+        return f"{named} is better than {' and than '.join(by.values())}{_so_are(more)}."
     if best == "fedavg" and by:
         more = [n for n in alone if n != best]
-        rest = f"; {_some(more)} better than local training, too" if more else ""
-        none = "no method is seen to be better than FedAvg"
-        return f"{named} is better than {by['local']}; {none}{rest}."
+        return (
+            f"{named} is better than {by['local']}{_so_are(more)}. No method is shown to be better "
+            f"than FedAvg.{_room(task, verdicts, best)}"
+        )
     if by:
         (reference,) = by
         more = [n for n in (alone if reference == "local" else average) if n != best]
-        state = ""
-        if reference == "local" and "fedavg" in verdicts:
-            verdict = verdicts["fedavg"].against["local"].verdict
-            link = "from" if verdict == NOT_TOLD_APART else "than"
-            state = f" FedAvg is {verdict} {link} local training."
-        return f"{named} is better than {by[reference]}{_and(more)}.{state}"
+        return f"{named} is better than {by[reference]}{_so_are(more)}.{_fedavg(verdicts)}"
     if best == "local" or any(best in v.against for v in methods.values()):
-        fedavg = methods["fedavg"].against.get("local") if "fedavg" in methods else None
-        state = ""
-        if fedavg is not None and fedavg.verdict == "worse":
-            state = f" FedAvg is worse (by {_by(fedavg)})."
-        seen = _visible(methods, best)
-        return f"No method is seen to be better than {named}{seen}.{state}{_room(task, own)}"
-    return (
-        f"{named} has the best mean of {len(methods)}; without a run of "
-        f"{' and '.join(LABELS[r] for r in REFERENCES if r not in verdicts) or 'more splits'} no "
-        "more can be said."
-    )
+        return (
+            f"No method is shown to be better than {named}.{_room(task, verdicts, best)}"
+            f"{_fedavg(verdicts)}"
+        )
+    lacking = " and ".join(LABELS[r] for r in REFERENCES if r not in verdicts) or "more splits"
+    return f"{named} has the best mean of {len(methods)}; to say more needs a run of {lacking}."
 
 
-def _by(a: Against) -> str:
-    d = a.difference
-    return f"{d.mean:+.4f} [{d.low:+.4f}, {d.high:+.4f}]"
+def signed(difference: Difference) -> str:
+    """Writes a difference with its sign and its interval.
+
+    Example:
+        >>> signed(Difference(0.1, 0.05, 0.15, 0.01, 0.02, 0.06))
+        '+0.1000 [+0.0500, +0.1500]'
+    """
+    mean, low, high = difference[:3]
+    ends = "" if math.isnan(low) else f" [{low:+.4f}, {high:+.4f}]"
+    return f"{mean:+.4f}{ends}"
 
 
-def _and(more: Sequence[str]) -> str:
+def _so_are(more: Sequence[str]) -> str:
     return f"; so {'is' if len(more) == 1 else 'are'} {few(more, 4)}" if more else ""
 
 
-def _some(more: Sequence[str]) -> str:
-    return f"{few(more, 4)} {'is' if len(more) == 1 else 'are'}"
+def _fedavg(verdicts: Verdicts) -> str:
+    """How FedAvg compares with local training, where that is shown."""
+    against = verdicts["fedavg"].against.get("local") if "fedavg" in verdicts else None
+    if against is None or against.verdict == UNDECIDED:
+        return ""
+    return f" FedAvg is {against.verdict} than local training (by {signed(against.difference)})."
 
 
-def _visible(methods: Verdicts, reference: str) -> str:
-    """From where on differences could have been seen."""
-    found = [
-        v.against[reference].difference.visible for v in methods.values() if reference in v.against
-    ]
-    known = sorted(v for v in found if math.isfinite(v))
+def _room(task: Task, verdicts: Verdicts, reference: str) -> str:
+    """Whether the task could have shown a gain, and how many splits it would need."""
+    gaps = [v.against[reference].difference for v in verdicts.values() if reference in v.against]
+    known = sorted((g for g in gaps if math.isfinite(g.detectable)), key=lambda g: g.detectable)
+    name, pooled = in_one_place(verdicts)
+    start = verdicts[reference].mean.mean
+    gain, most = pooled.mean - start, task.limits[1] - start
+    reached = (
+        "" if not name else f" All patients in one place reach {_ends(task, pooled)} ({name})."
+    )
     if not known:
-        return ""
-    least = known[len(known) // 2]
-    return f"; a gain of {least:.4f} or more would have been found with half of them"
+        return reached
+    middle = known[len(known) // 2]
+    least = f"{middle.detectable:.4f}"
+    possible = gain if 0 < gain < most else most
+    if middle.detectable <= possible:
+        return f" A gain of {least} would be detected with 80 % power.{reached}"
+    limit = (
+        f"all patients in one place gain {possible:.4f}"
+        if possible == gain
+        else f"no gain can exceed {possible:.4f}"
+    )
+    return (
+        f" This task cannot tell: it detects gains from {least} on, and {limit}. "
+        f"{_needed(task, middle, possible, len(gaps))}{reached}"
+    )
 
 
-def _room(task: Task, local: Verdict) -> str:
-    """How much there is to win at all."""
-    name, ceiling = ceiling_of(task)
-    if not name:
-        return ""
-    return f" All patients in one place reach {task.raw(ceiling):.4f} ({name})."
+def _needed(task: Task, now: Difference, target: float, comparisons: int) -> str:
+    """How many splits, or else patients, would show a gain."""
+    if not task.single and (
+        splits := splits_needed(target, now, task.splits, task.overlap, comparisons)
+    ):
+        return f"About {about(splits)} splits would be needed, instead of {task.splits}."
+    if not target:
+        return "No number of splits would be enough."
+    times = f"about {about((now.detectable / target) ** 2):,} times as many patients"
+    if task.single:
+        return f"{times.capitalize()} would be needed."
+    return f"More splits of the same patients would not be enough, {times} would."
+
+
+def about(count: float) -> int:
+    """Rounds a number of splits, patients or times up to two digits, as no more are known.
+
+    Example:
+        >>> about(12.3), about(1234)
+        (13, 1300)
+    """
+    digits = 10.0 ** max(0, len(str(int(count))) - 2)
+    return int(math.ceil(count / digits) * digits)
+
+
+def _ends(task: Task, score: Difference) -> str:
+    low, high = sorted((task.raw(score.low), task.raw(score.high)))
+    ends = "" if math.isnan(low) else f" [{low:.4f}, {high:.4f}]"
+    return f"{task.raw(score.mean):.4f}{ends}"
 
 
 def _who(name: str, v: Verdict, task: Task) -> str:
     harm = v.harm
     assert harm is not None
     label = LABELS.get(name, name)
-    ends = "" if math.isnan(harm.low) else f" [{harm.low:.0%} to {harm.high:.0%}]"
     if math.isnan(harm.share):
-        return f"With {label} it is not known who would be harmed."
-    told = f"With {label} {harm.share:.0%}{ends} of the hospitals would be better off alone"
+        return f"With {label} it is not known which hospitals are worse off than alone."
+    ends = "" if math.isnan(harm.low) else f" [{harm.low:.0%} to {harm.high:.0%}]"
+    start = f"With {label} {harm.share:.0%}{ends} of the hospitals are worse off than alone"
     if not harm.clients:
-        return f"{told}." if task.same else f"{told}; they are others in every split."
+        return f"{start}." if task.same else f"{start}; each split has other hospitals."
     perhaps = [c for c in harm.clients if c not in harm.surely]
     parts = [f"surely {few(harm.surely, 8)}"] * bool(harm.surely)
     parts += [f"perhaps {few(perhaps, 8)}"] * bool(perhaps)
-    return f"{told}: {'; '.join(parts)}."
+    return f"{start}: {'; '.join(parts)}."
 
 
 def short_of(task: Task) -> list[str]:
@@ -135,40 +180,54 @@ def short_of(task: Task) -> list[str]:
         return rest
     count = "1 method is" if len(task.left_out) == 1 else f"{len(task.left_out)} methods are"
     names = few([*task.left_out], 12)
-    return [f"{task.name}: {count} left out, for reasons told there: {names}.", *rest]
+    return [f"{task.name}: {count} left out, for the reasons given there: {names}.", *rest]
 
 
-def ends_of(task: Task) -> str:
-    """Says between what a task's scores lie.
+def between(crossed: Iterable[Sequence[float]]) -> str:
+    """Writes between which points of a dial two curves cross.
 
     Args:
-        task: The task.
+        crossed: Pairs of neighbouring points.
+
+    Example:
+        >>> between([(1, 2), (4, 8)])
+        'between 1 and 2, between 4 and 8'
     """
-    floor, low = floor_of(task)
-    ceiling, high = ceiling_of(task)
-    parts = [f"A constant prediction ({floor}) reaches {task.raw(low):.4f}"] * bool(floor)
-    parts += [f"all patients in one place {task.raw(high):.4f} ({ceiling})"] * bool(ceiling)
-    return f"{', '.join(parts)}." if parts else ""
+    return ", ".join(f"between {low:g} and {high:g}" for low, high in crossed)
 
 
-def details(task: Task, verdicts: Verdicts) -> list[str]:
-    """Returns the long lists: which methods are better, worse, not told apart; and who is harmed.
+def ends_of(task: Task, verdicts: Verdicts) -> str:
+    """Says what a constant reaches, and what training on all patients in one place reaches.
 
     Args:
         task: The task.
         verdicts: By method.
     """
-    told = []
+    floor, low = floor_of(task)
+    name, pooled = in_one_place(verdicts)
+    parts = [f"A constant prediction ({floor}) reaches {task.raw(low):.4f}."] * bool(floor)
+    parts += [f"All patients in one place reach {_ends(task, pooled)} ({name})."] * bool(name)
+    return " ".join(parts)
+
+
+def details(task: Task, verdicts: Verdicts) -> list[str]:
+    """Returns the long lists: which methods are better, worse or undecided.
+
+    Args:
+        task: The task.
+        verdicts: By method.
+    """
+    sentences = []
     for reference in REFERENCES:
         against = {n: v.against[reference] for n, v in verdicts.items() if reference in v.against}
-        for word in ("better", "worse", NOT_TOLD_APART):
-            if who := [n for n, a in against.items() if a.verdict == word]:
-                link = "from" if word == NOT_TOLD_APART else "than"
-                told.append(f"{word.capitalize()} {link} {LABELS[reference]}: {', '.join(who)}.")
-        seen = sorted(a.difference.visible for a in against.values())
-        if seen := [v for v in seen if math.isfinite(v)]:
-            told.append(
-                f"Against {LABELS[reference]}, differences from {seen[0]:.4f} to {seen[-1]:.4f}, "
-                "by method, could have been seen."
+        for word, link in (("better", "than"), ("worse", "than"), (UNDECIDED, "against")):
+            if names := [n for n, a in against.items() if a.verdict == word]:
+                head = f"{word.capitalize()} {link} {LABELS[reference]}"
+                sentences.append(f"{head}: {', '.join(names)}.")
+        limits = sorted(a.difference.detectable for a in against.values())
+        if limits := [v for v in limits if math.isfinite(v)]:
+            sentences.append(
+                f"Against {LABELS[reference]}, the smallest detectable differences are "
+                f"{limits[0]:.4f} to {limits[-1]:.4f}, by method (80 % power)."
             )
-    return told
+    return sentences

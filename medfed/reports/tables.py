@@ -19,7 +19,7 @@ from medfed.common.console import size
 from medfed.common.scores import mean_of_known
 from medfed.federation.card import CEILINGS, REFERENCES
 from medfed.reports.tasks import Task
-from medfed.reports.verdicts import Verdict, Verdicts, by_mean, side
+from medfed.reports.verdicts import UNDECIDED, Verdict, Verdicts, by_mean
 
 _SHORT = {"local": "local", "fedavg": "FedAvg"}
 
@@ -30,7 +30,7 @@ class Cell(NamedTuple):
     Attributes:
         text: A number or words.
         ends: The interval of the number.
-        word: What the number says: ``better``, ``worse`` or ``not told apart``.
+        word: What the number says: ``better``, ``worse`` or ``undecided``.
         value: By what a page sorts.
     """
 
@@ -173,7 +173,7 @@ def methods_table(task: Task, verdicts: Verdicts) -> Table:
     head = ["method", "mean", "worst", "decile"]
     references = [r for r in REFERENCES if any(r in v.against for v in verdicts.values())]
     for reference in references:
-        head += [f"− {_SHORT[reference]}", "p (Holm)", "seen from"]
+        head += [f"− {_SHORT[reference]}", "p (Holm)", "detects"]
     head += ["harmed", "sent", "passes"]
     rows = []
     for name in by_mean(verdicts):
@@ -187,7 +187,7 @@ def methods_table(task: Task, verdicts: Verdicts) -> Table:
                 continue
             d = a.difference
             cells.append(_between(d.mean, d.low, d.high, "+", a.verdict))
-            cells += [number(a.p, 3), number(d.visible)]
+            cells += [number(a.p, 3), number(d.detectable)]
         sent = sum(v.scores.sent)
         cells += [_share(v), Cell(size(round(sent)), value=sent), number(v.scores.passes, 2)]
         rows.append(cells)
@@ -196,8 +196,9 @@ def methods_table(task: Task, verdicts: Verdicts) -> Table:
         rows,
         prose=(0,),
         note="In brackets: 95 % intervals. Worst and decile: the worst hospital, the worst tenth. "
-        "Green: better, told apart; orange: worse. Seen from: the smallest difference that could "
-        "have been seen. Harmed: the share of hospitals that would be better off alone. Passes: "
+        "Green: better; orange: worse, by Holm's p < 0.05. Detects: the smallest true difference "
+        "that is detected with 80 % power. Harmed: the share of hospitals that would be better off "
+        "alone. Passes: "
         "gradient passes as a share of the budget. Click on a head to sort.",
     )
 
@@ -257,8 +258,9 @@ def hospitals_table(task: Task, verdicts: Verdicts) -> Table | None:
             continue
         cells = [Cell(name)]
         for client in task.clients:
-            gain, low, high = harm.gains[client]
-            cells.append(number(gain, 3, "+", side(low, high)))
+            gain = harm.gains[client]
+            word = "" if gain.verdict == UNDECIDED else gain.verdict
+            cells.append(number(gain.difference.mean, 3, "+", word))
         rows.append(cells)
     return Table(
         ("method", *task.clients),
@@ -266,7 +268,7 @@ def hospitals_table(task: Task, verdicts: Verdicts) -> Table | None:
         prose=(0,),
         kind="cells",
         note=f"First line: {task.metric} of local training, over splits. "
-        "Others: the gain over it. Coloured: its interval lies on one side of 0.",
+        "Others: the gain over it. Coloured: Holm's p among the hospitals is below 0.05.",
     )
 
 

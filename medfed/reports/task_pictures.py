@@ -23,10 +23,11 @@ from medfed.reports.charts import (
     shares,
 )
 from medfed.reports.findings import Report
+from medfed.reports.sentences import between
 from medfed.reports.tasks import Task
-from medfed.reports.verdicts import Verdict, best_of, by_mean, ceiling_of, floor_of
+from medfed.reports.verdicts import Verdict, best_of, by_mean, floor_of, in_one_place
 
-_LINES = 7  # curves that can be told apart
+_LINES = 7  # curves that a reader can follow
 _HOSPITALS = 40  # that have a line each
 
 
@@ -84,14 +85,17 @@ def _forest(task: Task, verdicts: Mapping[str, Verdict]) -> Picture:
         mean = verdicts[name].mean
         low, high = sorted((task.raw(mean.low), task.raw(mean.high)))
         rows.append(Row(name, task.raw(mean.mean), low, high, colour_of(name, verdicts[name])))
-    lines = {"floor": task.raw(floor_of(task)[1]), "ceiling": task.raw(ceiling_of(task)[1])}
+    lines = {
+        "a constant": task.raw(floor_of(task)[1]),
+        "in one place": task.raw(in_one_place(verdicts)[1].mean),
+    }
     over = "patients drawn anew" if task.single else "splits"
     return Picture(
         forest(rows, lines, label_of(task.metric)),
         f"Mean over hospitals with its 95 % interval over {over}. Green: better than local "
         "training or FedAvg, and worse than neither; orange: worse than one of "
-        "them; blue: not told apart. "
-        "Floor: the best constant prediction; ceiling: all patients in one place.",
+        "them; blue: undecided. "
+        "Lines: the best constant prediction, and training on all patients in one place.",
     )
 
 
@@ -131,8 +135,9 @@ def _gains(task: Task, verdicts: Mapping[str, Verdict], best: str) -> Picture | 
         return None
     # By what they gain from the first, the most harmed hospital last.
     first = next(iter(harms.values())).gains
-    order = sorted(task.clients, key=lambda c: -first[c][0] if first[c][0] == first[c][0] else 0.0)
-    series = {n: [h.gains[c] for c in order] for n, h in harms.items()}
+    means = {c: gain.difference.mean for c, gain in first.items()}
+    order = sorted(task.clients, key=lambda c: 0.0 if math.isnan(means[c]) else -means[c])
+    series = {n: [h.gains[c].difference[:3] for c in order] for n, h in harms.items()}
     return Picture(
         gains(order, series, f"gain of {label_of(task.metric)} over training alone"),
         "What each hospital gains over training alone, with its 95 % interval; left of the line it "
@@ -218,8 +223,8 @@ def _graphs(verdicts: Mapping[str, Verdict]) -> list[Picture]:
 
 
 def _contours(task: Task, verdicts: Mapping[str, Verdict]) -> Picture | None:
-    best, (ceiling, _) = best_of(verdicts), ceiling_of(task)
-    names = [n for n in ("local", "fedavg", best, ceiling) if n in verdicts]
+    best, (pooled, _) = best_of(verdicts), in_one_place(verdicts)
+    names = [n for n in ("local", "fedavg", best, pooled) if n in verdicts]
     if best in ("local", "fedavg"):
         names += [n for n in by_mean(verdicts) if n not in names][:1]
     kept = {n: s for n in dict.fromkeys(names) if (s := verdicts[n].scores.looks.get("slices"))}
@@ -282,10 +287,7 @@ def dial_pictures(report: Report) -> dict[str, Picture]:
     for suite, dial in report.dials.items():
         metric = next(task.metric for task, _ in report.tasks if task.suite == suite)
         lines = {n: list(zip(dial["at"], c, strict=True)) for n, c in dial["curves"].items()}
-        where = "; ".join(
-            f"{pair} at {', '.join(f'{x:.3g}' for x in at)}"
-            for pair, at in dial["crossings"].items()
-        )
+        where = "; ".join(f"{pair} {between(ends)}" for pair, ends in dial["crossings"].items())
         crossed = [tuple(point) for points in dial["crossed"].values() for point in points]
         caption = (
             f"Crossings: {where}."

@@ -15,7 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from medfed.common.files import digest
-from medfed.common.scores import federation_statistics, mean_of_known, smaller_is_better
+from medfed.common.scores import (
+    federation_statistics,
+    limits_of,
+    mean_of_known,
+    smaller_is_better,
+)
 from medfed.common.streams import own_stream
 from medfed.common.untrusted import read_rows, reading
 from medfed.config.compose import build
@@ -143,6 +148,18 @@ class Task:
     def single(self) -> bool:
         """Whether there is one split, so that nothing is known of other training patients."""
         return self.splits == 1
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """The least and the greatest possible score, larger is better."""
+        low, high = limits_of(self.metric)
+        return (-high, -low) if self.falls else (low, high)
+
+    @property
+    def gain_limits(self) -> tuple[float, float]:
+        """The least and the greatest possible difference of two scores."""
+        low, high = self.limits
+        return low - high, high - low
 
     def raw(self, value: float) -> float:
         """Returns a score as the metric has it."""

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,12 +23,11 @@ from medfed.functional.statistics import (
     holm,
     mean_ranks,
     percentiles,
-    surely,
 )
 from medfed.reports.intervals import mean_drawn, over_splits, paired
 from medfed.reports.tasks import Scores, Task
 
-NOT_TOLD_APART = "not told apart"
+UNDECIDED = "undecided"
 
 
 @dataclass(frozen=True)
@@ -38,16 +37,28 @@ class Against:
     Attributes:
         reference: ``local`` or ``fedavg``.
         difference: How much better it is, mean over splits, its interval, and the smallest
-            difference that could have been seen.
+            difference that the task detects.
         patients: Interval of the same over patients drawn anew within the splits.
         p: Holm's p-value among all methods against this reference.
-        verdict: ``better``, ``worse`` or ``not told apart``.
+        verdict: ``better``, ``worse`` or ``undecided``.
     """
 
     reference: str
     difference: Difference
     patients: tuple[float, float]
     p: float
+    verdict: str
+
+
+class Gain(NamedTuple):
+    """How much better a client is than alone.
+
+    Attributes:
+        difference: Mean over splits, with its interval.
+        verdict: By Holm's p-value among the clients: ``better``, ``worse`` or ``undecided``.
+    """
+
+    difference: Difference
     verdict: str
 
 
@@ -62,8 +73,7 @@ class Harm:
         high: The upper end.
         clients: Their names; empty where the hospitals of splits are not the same.
         surely: Those of them that Holm's procedure among the hospitals finds worse off.
-        gains: By client how much better it is than alone, mean over splits, and the ends of its
-            interval; empty as `clients`.
+        gains: By client how much better it is than alone; empty as `clients`.
     """
 
     share: float
@@ -71,7 +81,7 @@ class Harm:
     high: float
     clients: tuple[str, ...] = ()
     surely: tuple[str, ...] = ()
-    gains: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
+    gains: Mapping[str, Gain] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -105,97 +115,100 @@ def judge(task: Task) -> dict[str, Verdict]:
     Returns:
         By method, ceilings too, which are compared with nothing.
     """
-    against = {r: _against(task, r) for r in REFERENCES if r in task.scores}
+    against = {r: _against_reference(task, r) for r in REFERENCES if r in task.scores}
     local = task.scores.get("local")
     return {
         name: Verdict(
             scores,
-            over_splits(scores.means, mean_drawn(scores.values, scores.drawn), task.overlap),
+            over_splits(scores.means, mean_drawn(scores.values, scores.drawn), task.overlap).within(
+                task.limits
+            ),
             scores.over_clients("worst"),
             scores.over_clients("worst_decile"),
-            {r: found[name] for r, found in against.items() if name in found},
-            None if local is None or name == "local" else _harm(scores, local, task),
+            {r: all_methods[name] for r, all_methods in against.items() if name in all_methods},
+            None if local is None or name == "local" else harm_of(scores, local, task),
         )
         for name, scores in task.scores.items()
     }
 
 
-def _against(task: Task, reference: str) -> dict[str, Against]:
+def _against_reference(task: Task, reference: str) -> dict[str, Against]:
     """All methods against a reference; local training is compared with FedAvg once."""
-    given = task.scores[reference]
     names = [n for n in task.scores if n not in (*CEILINGS, *REFERENCES)]
     if reference == "local" and "fedavg" in task.scores:
         names.insert(0, "fedavg")
+    return against(task, reference, names)
+
+
+def against(task: Task, reference: str, names: Sequence[str]) -> dict[str, Against]:
+    """Compares methods with one, with Holm's correction among them.
+
+    Args:
+        task: The task.
+        reference: With which they are compared.
+        names: The methods.
+    """
+    given = task.scores[reference]
     pairs = {name: paired(task.scores[name], given) for name in names}
     drawn = {name: mean_drawn(*pair) for name, pair in pairs.items()}
     gaps = {
         name: over_splits(
             task.scores[name].means - given.means, drawn[name], task.overlap, len(names)
-        )
+        ).within(task.gain_limits)
         for name in names
     }
     corrected = holm([gap.p for gap in gaps.values()])
     return {
-        name: Against(reference, gap, percentiles(drawn[name], LEVEL), p, verdict(gap, p))
+        name: Against(reference, gap, percentiles(drawn[name], LEVEL), p, verdict(gap.mean, p))
         for (name, gap), p in zip(gaps.items(), corrected, strict=True)
     }
 
 
-def verdict(found: Difference, p: float) -> str:
-    """Says whether a difference can be told from none.
+def verdict(mean: float, p: float) -> str:
+    """Says whether a difference is shown, by its corrected p-value alone.
 
     Args:
-        found: The difference.
-        p: Its corrected p-value.
+        mean: The difference.
+        p: Its p-value, corrected for all that were compared.
 
     Returns:
-        ``better`` or ``worse``, only if the p-value is below 5 % and the difference is no smaller
-        than the smallest one that could have been seen.
+        ``better`` or ``worse`` if the p-value is below 5 %, else ``undecided``.
 
     Example:
-        >>> verdict(difference([0.1, 0.11, 0.1]), 0.001), verdict(difference([0.1, -0.1]), 0.9)
-        ('better', 'not told apart')
+        >>> verdict(0.1, 0.001), verdict(-0.1, 0.04), verdict(0.1, 0.06)
+        ('better', 'worse', 'undecided')
     """
-    if math.isnan(p) or p >= 1 - LEVEL or abs(found.mean) < found.visible:
-        return NOT_TOLD_APART
-    return "better" if found.mean > 0 else "worse"
+    if math.isnan(p) or p >= 1 - LEVEL:
+        return UNDECIDED
+    return "better" if mean > 0 else "worse"
 
 
-def side(low: float, high: float) -> str:
-    """Says on which side of no difference an interval lies.
-
-    The rule of what is looked at many at a time: single hospitals, and a pilot's methods, whose
-    intervals hold for all of them at once.
+def harm_of(scores: Scores, local: Scores, task: Task) -> Harm:
+    """Judges at each hospital whether a method is better than training alone.
 
     Args:
-        low: The lower end.
-        high: The upper end.
-
-    Example:
-        >>> side(0.1, 0.2), side(-0.2, -0.1), side(-0.1, 0.1)
-        ('better', 'worse', '')
+        scores: Of the method.
+        local: Of training alone.
+        task: The task.
     """
-    return "better" if low > 0 else "worse" if high < 0 else ""
-
-
-def _harm(own: Scores, local: Scores, task: Task) -> Harm:
-    differences, drawn = paired(own, local)
+    differences, drawn = paired(scores, local)
     if not task.same:  # each split has hospitals of its own
         worse = np.where(np.isnan(differences), np.nan, differences < 0)
-        found = difference(mean_of_known(worse, axis=1).tolist(), task.overlap, LEVEL)
-        low, high = (float(np.clip(end, 0, 1)) for end in (found.low, found.high))
-        return Harm(found.mean, low, high)
+        shares = difference(mean_of_known(worse, axis=1).tolist(), task.overlap)
+        return Harm(*shares.within((0.0, 1.0))[:3])
+    anew = mean_of_known(drawn, axis=0)
+    count = len(task.clients)
     every = [
-        over_splits(differences[:, i], mean_of_known(drawn[:, :, i], axis=0), task.overlap)
-        for i in range(len(task.clients))
+        over_splits(differences[:, i], anew[:, i], task.overlap, count).within(task.gain_limits)
+        for i in range(count)
     ]
-    sure = surely(every, -1, LEVEL)
-    named = list(zip(task.clients, every, sure, strict=True))
+    words = [verdict(g.mean, p) for g, p in zip(every, holm([g.p for g in every]), strict=True)]
+    named = list(zip(task.clients, every, words, strict=True))
     return Harm(
         *harmed(every, LEVEL),
         tuple(c for c, gain, _ in named if gain.mean < 0),
-        tuple(c for c, _, worse in named if worse),
-        {c: (gain.mean, gain.low, gain.high) for c, gain, _ in named},
+        tuple(c for c, _, word in named if word == "worse"),
+        {c: Gain(gain, word) for c, gain, word in named},
     )
 
 
@@ -207,11 +220,11 @@ def floor_of(task: Task) -> tuple[str, float]:
     return best, known.get(best, math.nan)
 
 
-def ceiling_of(task: Task) -> tuple[str, float]:
-    """Returns the best of what all patients in one place reach, and its mean score."""
-    means = {n: float(np.mean(task.scores[n].means)) for n in CEILINGS if n in task.scores}
-    best = max(means, key=lambda n: means[n], default="")
-    return best, means.get(best, math.nan)
+def in_one_place(verdicts: Verdicts) -> tuple[str, Difference]:
+    """Returns the better way to train on all patients in one place, and its mean score."""
+    means = {n: verdicts[n].mean for n in CEILINGS if n in verdicts}
+    best = max(means, key=lambda n: means[n].mean, default="")
+    return best, means.get(best, Difference(*[math.nan] * 6))
 
 
 def ranks_of(tasks: Sequence[Task]) -> dict[str, Any]:
@@ -224,7 +237,7 @@ def ranks_of(tasks: Sequence[Task]) -> dict[str, Any]:
         tasks: One of every suite.
 
     Returns:
-        Ranks by method, critical difference, groups that are not told apart, number of blocks;
+        Ranks by method, critical difference, groups without a shown difference, number of blocks;
         empty where fewer than two methods are in all tasks.
     """
     names = [
@@ -251,6 +264,17 @@ def ranks_of(tasks: Sequence[Task]) -> dict[str, Any]:
     }
 
 
+def _plain_harm(harm: Harm) -> dict[str, Any]:
+    return {
+        "share": harm.share,
+        "low": harm.low,
+        "high": harm.high,
+        "clients": harm.clients,
+        "surely": harm.surely,
+        "gains": {c: (*g.difference[:3], g.verdict) for c, g in harm.gains.items()},
+    }
+
+
 def plain(verdict: Verdict) -> dict[str, Any]:
     """Returns a verdict as JSON holds it, without the scores of single splits."""
     return {
@@ -266,7 +290,7 @@ def plain(verdict: Verdict) -> dict[str, Any]:
             }
             for r, a in verdict.against.items()
         },
-        "harmed": None if verdict.harm is None else asdict(verdict.harm),
+        "harmed": None if verdict.harm is None else _plain_harm(verdict.harm),
         "bytes": {"up": verdict.scores.sent[0], "down": verdict.scores.sent[1]},
         "passes": verdict.scores.passes,
         "failed_splits": verdict.scores.failed,

@@ -119,7 +119,7 @@ def test_intervals_of_one_seed_and_the_constant_stand_beside(runs, tmp_path, cap
 
 
 def test_it_says_what_a_report_of_the_same_runs_says(runs, tmp_path, capsys):
-    """The same intervals and the same verdict; no method is called best that is not told apart."""
+    """The same intervals and verdict; no method is called best without a shown difference."""
     folders = [str(runs / "fedavg_0"), str(runs / "local_0")]
     compared = compare_runs(folders, tmp_path / "compare", kind="none").report
     printed = capsys.readouterr().out
@@ -135,7 +135,7 @@ def test_it_says_what_a_report_of_the_same_runs_says(runs, tmp_path, capsys):
         )
     better = verdicts["fedavg"].against["local"].verdict == "better"
     assert ("FedAvg" in reported.answers["clinical"][0].split(" is better than ")[0]) == better
-    assert ("No method is seen to be better than local training" in printed) != better
+    assert ("No method is shown to be better than local training" in printed) != better
     assert "Best by" not in printed
     written = (tmp_path / "compare" / "comparison.md").read_text()
     for sentence in reported.answers["clinical"]:

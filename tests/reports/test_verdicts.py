@@ -1,0 +1,87 @@
+"""What decides a verdict, what a task cannot tell, and what its sentences say."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from benchmarks.verdict_rule import rates
+from medfed.functional.statistics import LEVEL, difference, noncentrality, splits_needed
+from medfed.reports.findings import judged
+from medfed.reports.tasks import Scores, Task
+from medfed.reports.verdicts import verdict
+from tests.pages import DOCS
+
+SPLITS, CLIENTS = 6, 2
+
+
+def task(noise: float, metric: str = "auroc", **gains: float) -> Task:
+    """Methods that gain so much over 0.9, with a spread over splits."""
+    found = Task("simulated", "", metric, clients=("a", "b"), patients=100)
+    rng = np.random.default_rng(0)
+    for name, gain in {"local": 0.0, **gains}.items():
+        spread = noise if name == "ditto" else 0
+        values = 0.9 + gain + spread * rng.normal(size=(SPLITS, 1)) * np.ones(CLIENTS)
+        none = np.zeros((SPLITS, 0, CLIENTS))
+        found.scores[name] = Scores(name, values, none, (0.0, 0.0), 1.0, 0, {})
+    return found
+
+
+def test_the_rule_detects_and_errs_as_often_as_it_says():
+    """A true difference of the detectable size in 80 %, none in 95 %; six methods, five splits."""
+    found = rates(splits=5, overlap=0.25, methods=6, repeats=300)
+    assert found.detected == pytest.approx(0.8, abs=0.07)
+    assert found.wrong < 0.05 + 0.03
+    assert found.twice < found.detected - 0.1  # what a second condition would lose
+
+
+def test_as_many_splits_as_are_needed_make_a_difference_detectable():
+    found = difference([0.1, -0.1, 0.2, 0.1], comparisons=5)
+    needed = splits_needed(0.05, found, 4, comparisons=5)
+    sizes = [
+        found.error * math.sqrt(4 / n) * noncentrality(n - 1, (1 - LEVEL) / 5, 0.8)
+        for n in (needed - 1, needed)
+    ]
+    assert sizes[0] > 0.05 >= sizes[1]
+
+
+CANNOT = {
+    "pooling gains less": (task(0.02, ditto=0.0, pooled=0.01), "all patients in one place gain"),
+    "the metric ends": (task(0.3, ditto=0.0), "no gain can exceed 0.1000"),
+}
+
+
+@pytest.mark.parametrize("why", CANNOT)
+def test_a_task_that_could_not_have_said_yes_says_so(why):
+    asked, reason = CANNOT[why]
+    (told,) = judged([asked]).answers.values()
+    assert told[0].startswith("No method is shown to be better than local training (0.9000).")
+    assert "This task cannot tell: it detects gains from 0." in told[0]
+    assert reason in told[0]
+    assert "splits would be needed, instead of 6." in told[0]
+
+
+def test_a_task_that_could_have_said_yes_does_not_excuse_itself():
+    (told,) = judged([task(0.001, ditto=0.0, pooled=0.05)]).answers.values()
+    assert "would be detected with 80 % power" in told[0]
+    assert "cannot tell" not in told[0]
+
+
+def test_intervals_stay_within_what_is_possible():
+    report = judged([task(0.3, ditto=0.05, pooled=0.05)])
+    ((_, verdicts),) = report.tasks
+    assert all(0 <= v.mean.low <= v.mean.high <= 1 for v in verdicts.values())
+    gains = verdicts["ditto"].harm.gains.values()
+    assert all(-1 <= g.difference.low <= g.difference.high <= 1 for g in gains)
+
+
+def test_the_stored_findings_agree_with_the_rule():
+    findings = json.loads((DOCS / "benchmark" / "findings.json").read_text())
+    for task in findings["tasks"].values():
+        for method in task["methods"].values():
+            for against in method["against"].values():
+                p = math.nan if against["p_holm"] is None else against["p_holm"]
+                assert against["verdict"] == verdict(against["mean"], p)
