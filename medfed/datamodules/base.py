@@ -196,10 +196,7 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         eval_batch_size: Samples per evaluation batch.
         device_gb: Training samples up to this size (10^9 bytes) are kept on the GPU, those of the
             clients first that train first; None: a quarter of the memory that is free there.
-        augment: How training images are altered: a recipe, a random MONAI dict transform of one
-            sample, or None.
-        flips: Axes along which a recipe may flip them.
-        workers: Processes that make training batches ahead; 0 makes them when they are needed.
+        augment: See `cache.volumes.OnDiskDataModule`, as `flips` and `workers`.
         keep_out: Clients that join after training; set it before `setup`.
         balanced: Whether training batches carry class weights of their client; set it before
             `setup`.

@@ -9,10 +9,10 @@ from scipy.ndimage import center_of_mass, label
 from medfed.common.errors import ConfigError, DataError
 from medfed.common.files import sha256
 from medfed.common.seeding import numpy_rng
-from medfed.datamodules.generated.canvas import Canvas
 from medfed.datamodules.generated.hospitals import CtHospital
 from medfed.datamodules.generated.luna16 import (
     FLIPPED,
+    Canvas,
     LunaCohort,
     add_lookalikes,
     add_nodules,
