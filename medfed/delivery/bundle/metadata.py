@@ -51,18 +51,20 @@ from __future__ import annotations
 
 import math
 import reprlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, TypedDict, get_args, get_type_hints
 
 import torch
+from msgspec import Meta
 
-from medfed.common.errors import CheckpointError, ConfigError
+from medfed.common.errors import CheckpointError
+from medfed.common.schemas import fit
 from medfed.datamodules.preparation import Preparation, rules_from
 from medfed.datamodules.tables.columns import Columns
 from medfed.delivery.bundle.networks import ordinary
-from medfed.delivery.bundle.source_code import is_code
+from medfed.delivery.bundle.source_code import has_modules
 
 Plain = dict[str, Any]
 METADATA = "configs/metadata.json"
@@ -178,11 +180,192 @@ def further(facts: Mapping[str, Any]) -> dict[str, str]:
     return {name: known for name, known in every.items() if name not in ("monai", "numpy")}
 
 
-Check = Callable[[Any], bool]
-_TASKS = ("segmentation", "classification", "risk", "regression")
-_KINDS = ("volumes", "pictures", "images", "ct_patches", "table")
 _REQUIRED = ("task", "network", "channels", "present", "labels", "input")
+Text = Annotated[str, Meta(min_length=1)]
+Names = Annotated[list[Text], Meta(min_length=1)]
+Length = Annotated[float, Meta(gt=0)]
+Lengths = tuple[Length, Length, Length]
+Share = Annotated[float, Meta(ge=0, lt=1)]
+Above0 = Annotated[int, Meta(ge=1, le=1 << 20)]
+Size = Annotated[list[Above0], Meta(min_length=2, max_length=3)]
+Codes = Annotated[list[Annotated[int, Meta(ge=-(1 << 31), le=1 << 31)]], Meta(min_length=1)]
+Color = Literal["rgb", "grey"]
 _LARGEST = 1 << 27  # voxels or pixels of one window, image or patch
+
+
+def _distinct(names: Sequence[str]) -> bool:
+    return len(set(names)) == len(names)
+
+
+def _fits_memory(size: Sequence[int]) -> bool:
+    return math.prod(size) <= _LARGEST
+
+
+def _ascending(ends: Sequence[float]) -> bool:
+    return ends[0] < ends[1]
+
+
+_TASK = Literal["segmentation", "classification", "risk", "regression"]
+_KIND = Literal["volumes", "pictures", "images", "ct_patches", "table"]
+_SIZE = "two or three whole numbers above 0, of a size that fits into memory"
+_DIFFERENT = "a list of different names"
+_REGIONS = "lists of label values by region"
+
+
+class Kind(TypedDict):
+    """What every input says."""
+
+    kind: _KIND
+
+
+class Sized(TypedDict):
+    """What is said of patches."""
+
+    size: Size
+
+
+class Code(TypedDict):
+    """Source of a network; see `source_code.describe_code`."""
+
+    files: Annotated[dict[str, str], Meta(min_length=1)]
+    hash: str
+    require: dict[str, str]
+
+
+class Facts(TypedDict):
+    """The entries of every bundle: a type, what the sentence calls it, what else must be true."""
+
+    task: Annotated[_TASK, f"one of {', '.join(get_args(_TASK))}"]
+    client: Annotated[Text | None, "a name"]
+    method: Annotated[Text | None, "a name"]
+    network: Annotated[dict[str, Any], "an object"]
+    spatial_dims: Annotated[Literal[2, 3, None], "2, 3 or null"]
+    slices: Annotated[bool | None, "true or false"]
+    channels: Annotated[Names, _DIFFERENT, _distinct]
+    present: Annotated[Names, _DIFFERENT, _distinct]
+    labels: Annotated[Names, _DIFFERENT, _distinct]
+    normalization: Annotated[dict[str, Any] | None, "an object or null"]
+    input: Annotated[Kind, f"an object whose kind is {', '.join(get_args(_KIND))}"]
+    code: Annotated[Code | None, "files of Python with their hashes, or null", has_modules]
+    packages: Annotated[dict[str, Text] | None, "versions by package, or null"]
+    orientation: Annotated[Text | None, "a text or null"]
+    spacing: Annotated[Lengths | None, "three lengths or null"]
+    spacing_range: Annotated[
+        tuple[Lengths, Lengths] | None,
+        "least and greatest of three lengths, or null",
+        lambda ends: all(low <= high for low, high in zip(*ends, strict=True)),
+    ]
+    patch_size: Annotated[Size | None, f"null, or {_SIZE}", _fits_memory]
+    overlap: Annotated[Share | None, "a number in [0, 1) or null"]
+    window_batch: Annotated[Above0 | None, "a whole number above 0, or null"]
+    threshold: Annotated[Share | None, "a number in [0, 1) or null"]
+    activation: Annotated[Literal["sigmoid", "softmax", None], "sigmoid, softmax or null"]
+    outcome_scale: Annotated[tuple[float, Length] | None, "a mean and a deviation above 0, or null"]
+    card: Annotated[dict[str, Any] | None, "an object or null"]
+    largest_part: Annotated[Names | None, f"{_DIFFERENT}, or null", _distinct]
+    bits: Annotated[
+        dict[str, Annotated[int, Meta(ge=1, le=8)]], "whole numbers from 1 to 8 by name"
+    ]
+    sizes: Annotated[dict[str, Annotated[int, Meta(ge=0, le=1 << 60)]], "bytes by name"]
+    test_metrics: Annotated[dict[str, float | None] | None, "numbers by name, or null"]
+    run_test_metrics: Annotated[dict[str, float | None] | None, "numbers by name, or null"]
+
+
+class Volumes(TypedDict):
+    """The entry ``input`` of volumes."""
+
+    files: Annotated[dict[str, Text | Names] | None, "patterns of file names by channel, or null"]
+    file_channels: Annotated[Names | None, _DIFFERENT, _distinct]
+    adjacent_slices: Annotated[
+        Annotated[int, Meta(ge=1, le=99)] | None,
+        "an odd number of slices, or null",
+        lambda count: count % 2 == 1,
+    ]
+    regions: Annotated[dict[str, Codes] | None, _REGIONS]
+
+
+class Pictures(TypedDict):
+    """The entry ``input`` of pictures."""
+
+    color: Annotated[Color, "rgb or grey"]
+    scale: Annotated[Annotated[float, Meta(gt=0, le=1)], "a number in (0, 1]"]
+    regions: Annotated[Annotated[dict[str, Codes], Meta(min_length=1)], _REGIONS]
+
+
+class Images(TypedDict):
+    """The entry ``input`` of images."""
+
+    size: Annotated[Size, _SIZE, _fits_memory]
+    color: Annotated[Color, "rgb or grey"]
+    converted: Annotated[bool | None, "true or false"]
+
+
+class CTPatches(TypedDict):
+    """The entry ``input`` of CT patches."""
+
+    patches: Annotated[Sized, f"an object whose size is {_SIZE}", lambda p: _fits_memory(p["size"])]
+
+
+class Table(TypedDict):
+    """The entry ``input`` of a table."""
+
+    features: Annotated[Names, _DIFFERENT, _distinct]
+    categories: Annotated[
+        dict[str, list[Text]] | None,
+        "lists of different names by column",
+        lambda lists: all(map(_distinct, lists.values())),
+    ]
+    indicators: Annotated[list[Text] | None, _DIFFERENT, _distinct]
+
+
+_INPUTS = {
+    "volumes": Volumes,
+    "pictures": Pictures,
+    "images": Images,
+    "ct_patches": CTPatches,
+    "table": Table,
+}
+_ENDS = tuple[float, float], "two numbers, the lower one first", _ascending
+_NORMALIZATIONS: dict[str, dict[str, Any]] = {
+    "pictures": {"name": Annotated[Literal["zscore", "unit"], "zscore or unit"]},
+    "images": {"range": Annotated[_ENDS]},
+    "ct_patches": {"hu": Annotated[_ENDS]},
+}
+
+
+def _of_columns(count: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a table with so many columns of numbers says of all of them, and in its input."""
+    row = Annotated[list[float], Meta(min_length=count, max_length=count)]
+    ends = Annotated[list[float | None], Meta(min_length=count, max_length=count)]
+
+    def scales(scaling: Mapping[str, Any]) -> bool:
+        standard = scaling.get("name") == "standard"
+        names = ("low", "high", "median", "mean", "sd") if standard else ("minimum", "maximum")
+        low, high, *rest = (fit(scaling[name], row) for name in names)
+        ordered = all(a <= b for a, b in zip(low, high, strict=True))
+        return ordered and (not standard or min(rest[-1], default=1) > 0)
+
+    what = f"null, or minimum and maximum of {count} numbers each"
+    scaling = Annotated[dict[str, Any] | None, f"{what}, or low, high, median, mean and sd", scales]
+    end = Annotated[ends | None, f"{count} numbers or nulls"]
+    return {"normalization": scaling}, {"lowest": end, "highest": end}
+
+
+def _of_volumes(count: int) -> dict[str, Any]:
+    """What was done to volumes of so many channels."""
+    return {
+        "normalization": Annotated[
+            dict[str, Any] | None,
+            f"the normalisation of {count} channels",
+            lambda record: len(rules_from(record, count)) == count,
+        ],
+        "resampled_to": Annotated[
+            list[float] | None,
+            "two or three lengths in mm, or null",
+            lambda mm: bool(Preparation((), tuple(mm))),
+        ],
+        "crop_foreground": Annotated[bool | None, "true or false"],
+    }
 
 
 def check_facts(facts: Mapping[str, Any], path: Path) -> None:
@@ -198,38 +381,44 @@ def check_facts(facts: Mapping[str, Any], path: Path) -> None:
     for key in _REQUIRED:
         if facts.get(key) is None:
             raise CheckpointError(f"{path} lacks {key}; export the bundle anew.")
-    _check(facts, _FACTS, "", path)
-    kind = facts["input"].get("kind")
-    _check(facts["input"], _INPUTS.get(kind, {}), "input.", path)
+    _check(facts, get_type_hints(Facts, include_extras=True), "", path)
+    source, kind = facts["input"], facts["input"]["kind"]
+    _check(source, get_type_hints(_INPUTS[kind], include_extras=True), "input.", path)
     if kind == "table":
-        for wrong, what in _misfits(facts["input"]):
-            if wrong:
-                raise CheckpointError(f"{path}: {what}; export the bundle anew.")
-        scaling, count = facts.get("normalization"), len(Columns.from_facts(facts["input"]).numeric)
-        _check({"normalization": scaling}, {"normalization": _scaling(count)}, "", path)
-        _check(facts["input"], _ends(count), "input.", path)
+        _refuse(_misfits(source), path)
+        scaling, ends = _of_columns(len(Columns.from_facts(source).numeric))
+        _check(facts, scaling, "", path)
+        _check(source, ends, "input.", path)
     elif kind == "volumes":
-        _check(facts, _volumes(len(facts["channels"])), "", path)
+        _check(facts, _of_volumes(len(facts["channels"])), "", path)
     else:
-        _check(facts.get("normalization") or {}, _RANGES.get(kind, {}), "normalization.", path)
-    for wrong, what in _contradictions(facts, kind):
-        if wrong:
-            raise CheckpointError(f"{path}: {what}; export the bundle anew.")
+        _check(facts.get("normalization") or {}, _NORMALIZATIONS[kind], "normalization.", path)
+    _refuse(_contradictions(facts, kind), path)
 
 
-def _check(
-    entries: Mapping[str, Any], wanted: Mapping[str, tuple[Check, str]], prefix: str, path: Path
-) -> None:
-    for key, (check, what) in wanted.items():
+def _check(entries: Mapping[str, Any], wanted: Mapping[str, Any], prefix: str, path: Path) -> None:
+    """Refuses an entry that is not of its type, or of which a rule does not hold; null has none."""
+    for key, hint in wanted.items():
+        notes = hint.__metadata__  # of nested annotations, too: they are flattened
+        what = next(note for note in notes if isinstance(note, str))
+        rules = [note for note in notes if callable(note)]
+        value = entries.get(key)
         try:
-            right = check(entries.get(key))
-        except (TypeError, ValueError, LookupError, AttributeError, OverflowError, ConfigError):
+            fit(value, hint)
+            right = value is None or all(rule(value) for rule in rules)
+        except (ValueError, LookupError, TypeError, AttributeError):
             right = False
         if not right:
-            shown = reprlib.repr(entries.get(key)).replace("\n", " ")
+            shown = reprlib.repr(value).replace("\n", " ")
             raise CheckpointError(
                 f"{path}: {prefix}{key} must be {what}, not {shown}; export the bundle anew."
             )
+
+
+def _refuse(contradictions: Sequence[tuple[bool, str]], path: Path) -> None:
+    for wrong, what in contradictions:
+        if wrong:
+            raise CheckpointError(f"{path}: {what}; export the bundle anew.")
 
 
 def _contradictions(facts: Mapping[str, Any], kind: Any) -> list[tuple[bool, str]]:
@@ -275,169 +464,3 @@ def _misfits(source: Mapping[str, Any]) -> list[tuple[bool, str]]:
         (not {*categories} <= names, "input.categories names what features does not"),
         (not {*indicators} <= names, "input.indicators names what features does not"),
     ]
-
-
-def _text(value: Any) -> bool:
-    return isinstance(value, str) and bool(value)
-
-
-def _whole(low: int, high: int) -> Check:
-    return lambda v: isinstance(v, int) and not isinstance(v, bool) and low <= v <= high
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _names(value: Any) -> bool:
-    """Distinct names, at least one."""
-    return isinstance(value, list) and all(map(_text, value)) and 0 < len(value) == len({*value})
-
-
-def _flag(value: Any) -> bool:
-    return value is None or isinstance(value, bool)
-
-
-def _optional(check: Check) -> Check:
-    return lambda v: v is None or check(v)
-
-
-def _list(check: Check, *lengths: int) -> Check:
-    return lambda v: isinstance(v, list) and len(v) in lengths and all(map(check, v))
-
-
-def _size(value: Any) -> bool:
-    return _list(_whole(1, 1 << 20), 2, 3)(value) and math.prod(value) <= _LARGEST
-
-
-def _ascending(value: Any) -> bool:
-    return _list(_number, 2)(value) and value[0] < value[1]
-
-
-def _by_name(check: Check) -> Check:
-    return lambda v: isinstance(v, dict) and all(map(check, v.values()))
-
-
-def _patterns(value: Any) -> bool:
-    return _text(value) or _names(value)
-
-
-def _limits(value: Any) -> bool:
-    lengths = _list(_list(lambda mm: _number(mm) and mm > 0, 3), 2)
-    return lengths(value) and all(a <= b for a, b in zip(*value, strict=True))
-
-
-def _scaling(count: int) -> tuple[Check, str]:
-    def check(value: Any) -> bool:
-        standard = value.get("name") == "standard"
-        names = ("low", "high", "median", "mean", "sd") if standard else ("minimum", "maximum")
-        entries = [value[name] for name in names]
-        if standard and not all(sd > 0 for sd in value["sd"]):
-            return False
-        return all(map(_list(_number, count), entries)) and all(
-            a <= b for a, b in zip(*entries[:2], strict=True)
-        )
-
-    what = f"null, or minimum and maximum of {count} numbers each"
-    return _optional(check), f"{what}, or low, high, median, mean and sd"
-
-
-def _ends(count: int) -> dict[str, tuple[Check, str]]:
-    end = (_optional(_list(_optional(_number), count)), f"{count} numbers or nulls")
-    return {"lowest": end, "highest": end}
-
-
-def _some_names(value: Any) -> bool:
-    return value == [] or _names(value)
-
-
-def _volumes(count: int) -> dict[str, tuple[Check, str]]:
-    """What was done to volumes of so many channels."""
-
-    def rules(value: Any) -> bool:
-        return value is None or len(rules_from(value, count)) == count
-
-    def lengths(value: Any) -> bool:
-        return value is None or bool(Preparation((), tuple(value)))
-
-    return {
-        "normalization": (rules, f"the normalisation of {count} channels"),
-        "resampled_to": (lengths, "two or three lengths in mm, or null"),
-        "crop_foreground": (_flag, "true or false"),
-    }
-
-
-def _codes(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(map(_whole(-(1 << 31), 1 << 31), value))
-
-
-_share: Check = lambda v: _number(v) and 0 <= v < 1  # noqa: E731
-_sizes = (_size, "two or three whole numbers above 0, of a size that fits into memory")
-_FACTS: dict[str, tuple[Check, str]] = {
-    "task": (lambda v: v in _TASKS, f"one of {', '.join(_TASKS)}"),
-    "client": (_optional(_text), "a name"),
-    "method": (_optional(_text), "a name"),
-    "network": (lambda v: isinstance(v, dict), "an object"),
-    "spatial_dims": (_optional(_whole(2, 3)), "2, 3 or null"),
-    "slices": (_flag, "true or false"),
-    "channels": (_names, "a list of different names"),
-    "present": (_names, "a list of different names"),
-    "labels": (_names, "a list of different names"),
-    "normalization": (_optional(lambda v: isinstance(v, dict)), "an object or null"),
-    "input": (lambda v: v["kind"] in _KINDS, f"an object whose kind is {', '.join(_KINDS)}"),
-    "code": (_optional(is_code), "files of Python with their hashes, or null"),
-    "packages": (_optional(_by_name(_text)), "versions by package, or null"),
-    "orientation": (_optional(_text), "a text or null"),
-    "spacing": (_optional(_list(lambda v: _number(v) and v > 0, 3)), "three lengths or null"),
-    "spacing_range": (_optional(_limits), "least and greatest of three lengths, or null"),
-    "patch_size": (_optional(_size), f"null, or {_sizes[1]}"),
-    "overlap": (_optional(_share), "a number in [0, 1) or null"),
-    "window_batch": (_optional(_whole(1, 1 << 20)), "a whole number above 0, or null"),
-    "threshold": (_optional(_share), "a number in [0, 1) or null"),
-    "activation": (
-        lambda v: v in (None, "sigmoid", "softmax"),
-        "sigmoid, softmax or null",
-    ),
-    "outcome_scale": (
-        _optional(lambda v: _list(_number, 2)(v) and v[1] > 0),
-        "a mean and a deviation above 0, or null",
-    ),
-    "card": (_optional(lambda v: isinstance(v, dict)), "an object or null"),
-    "largest_part": (_optional(_names), "a list of different names, or null"),
-    "bits": (_optional(_by_name(_whole(1, 8))), "whole numbers from 1 to 8 by name"),
-    "sizes": (_optional(_by_name(_whole(0, 1 << 60))), "bytes by name"),
-    "test_metrics": (_optional(_by_name(_optional(_number))), "numbers by name, or null"),
-    "run_test_metrics": (_optional(_by_name(_optional(_number))), "numbers by name, or null"),
-}
-_INPUTS: dict[str, dict[str, tuple[Check, str]]] = {
-    "volumes": {
-        "files": (_optional(_by_name(_patterns)), "patterns of file names by channel, or null"),
-        "file_channels": (_optional(_names), "a list of different names"),
-        "adjacent_slices": (
-            _optional(lambda v: _whole(1, 99)(v) and v % 2 == 1),
-            "an odd number of slices, or null",
-        ),
-        "regions": (_optional(_by_name(_codes)), "lists of label values by region"),
-    },
-    "pictures": {
-        "color": (lambda v: v in ("rgb", "grey"), "rgb or grey"),
-        "scale": (lambda v: _number(v) and 0 < v <= 1, "a number in (0, 1]"),
-        "regions": (lambda v: bool(v) and _by_name(_codes)(v), "lists of label values by region"),
-    },
-    "images": {
-        "size": _sizes,
-        "color": (lambda v: v in ("rgb", "grey"), "rgb or grey"),
-        "converted": (_flag, "true or false"),
-    },
-    "ct_patches": {"patches": (lambda v: _size(v["size"]), f"an object whose size is {_sizes[1]}")},
-    "table": {
-        "features": (_names, "a list of different names"),
-        "categories": (_optional(_by_name(_some_names)), "lists of different names by column"),
-        "indicators": (_optional(_some_names), "a list of different names"),
-    },
-}
-_RANGES: dict[Any, dict[str, tuple[Check, str]]] = {
-    "pictures": {"name": (lambda v: v in ("zscore", "unit"), "zscore or unit")},
-    "images": {"range": (_ascending, "two numbers, the lower one first")},
-    "ct_patches": {"hu": (_ascending, "two numbers, the lower one first")},
-}

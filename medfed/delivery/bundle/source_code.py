@@ -125,19 +125,15 @@ def describe_code(targets: Sequence[str]) -> tuple[dict[str, Any], dict[str, Pat
     return {"files": hashes, "hash": digest(hashes), "require": required}, paths
 
 
-def is_code(value: Any) -> bool:
-    """Says whether metadata describe source as :func:`describe_code` does.
+def has_modules(code: Mapping[str, Any]) -> bool:
+    """Says whether source is files of Python that hide no module of others.
 
     Example:
-        >>> is_code({"files": {"a/net.py": "12"}, "hash": "34", "require": {}})
-        True
-        >>> is_code({"files": {"../net.py": "12"}, "hash": "34", "require": {}})
-        False
+        >>> has_modules({"files": {"a/net.py": "12"}}), has_modules({"files": {"../net.py": "12"}})
+        (True, False)
     """
-    files = value["files"]
-    names = all(_FILE.fullmatch(n) and re.split(r"[/.]", n)[0] not in _TAKEN for n in files)
-    texts = [*files.values(), value["hash"], *value["require"].values()]
-    return bool(files) and names and all(isinstance(t, str) for t in texts)
+    names = code["files"]
+    return all(_FILE.fullmatch(n) and re.split(r"[/.]", n)[0] not in _TAKEN for n in names)
 
 
 def check_accepted(code: Mapping[str, Any], accepted: Sequence[str], folder: Path) -> None:
