@@ -11,7 +11,7 @@ from torch import nn
 
 from medfed.common.errors import ConfigError
 from medfed.delivery.bundle.scripts.decode import fill
-from medfed.delivery.bundle.weights import fit
+from medfed.delivery.bundle.weights import kmeans
 from medfed.delivery.export.client_model import choose_bits, quantise
 from medfed.delivery.export.finetuning import distil, measured_statistics
 from medfed.federation.split import float_entries
@@ -151,13 +151,13 @@ def test_statistics_are_those_of_the_batches():
 def test_codebooks_are_no_worse_than_those_of_scikit_learn(bits):
     cluster = pytest.importorskip("sklearn.cluster")
     x = torch.randn(2000, generator=torch.Generator().manual_seed(bits))
-    own = (fit(x, bits).dense() - x).double().square().sum().item()
+    own = (kmeans(x, bits).dense() - x).double().square().sum().item()
     best = cluster.KMeans(2**bits, n_init=3, random_state=0).fit(x[:, None].double().numpy())
     assert own <= best.inertia_ * 1.001
 
 
 def test_few_numbers_need_few_centres():
-    book = fit(torch.tensor([1.0, -1.0, 1.0, 1.0]), bits=4)
+    book = kmeans(torch.tensor([1.0, -1.0, 1.0, 1.0]), bits=4)
     assert book.centers.tolist() == [-1.0, 1.0]
     assert book.bits == 1
 

@@ -31,7 +31,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -73,6 +73,12 @@ _LEFT_BY_OTHERS = ("__pycache__", ".DS_Store", "Thumbs.db", "desktop.ini")
 _OUTPUTS = ("eval", "input")
 
 
+class Manifest(TypedDict):
+    """``configs/manifest.json``: SHA-256 by name."""
+
+    sha256: dict[str, str]
+
+
 def write_manifest(folder: Path) -> dict[str, str]:
     """Writes down the hashes of all files that a bundle consists of.
 
@@ -95,15 +101,11 @@ def read_hashes(path: Path) -> dict[str, str]:
         CheckpointError: If it is missing or holds something else.
     """
     try:
-        content = parse_json(path)
+        return parse_json(path, Manifest)["sha256"]
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing; copy the bundle again.") from None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read ({error}); copy the bundle again.") from error
-    hashes = content.get("sha256") if isinstance(content, dict) else None
-    if isinstance(hashes, dict) and all(isinstance(h, str) for h in hashes.values()):
-        return hashes
-    raise CheckpointError(f"{path} holds no hashes of files; export the bundle anew.")
 
 
 def check_files(folder: Path, hashes: Mapping[str, str]) -> None:

@@ -28,12 +28,14 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 import torch
+from msgspec import Meta
 from torch import Tensor
 
 from medfed.common.errors import CheckpointError, ConfigError, first_line
+from medfed.common.schemas import fit
 from medfed.common.tensors import Tensors, cut, flatten, layout_of
 from medfed.delivery.bundle.scripts.decode import FORMAT, VERSION, decode_content
 
@@ -48,37 +50,45 @@ def check_archive(path: Path, size: int) -> None:
         raise ValueError("it is compressed")
 
 
+class Packed(TypedDict):
+    """A quantised tensor: bit planes, centres, and the shape of what they are of."""
+
+    planes: Tensor
+    centers: Tensor
+    shape: list[Annotated[int, Meta(gt=0)]]
+
+
+class Content(TypedDict):
+    """What a weight file holds, beside its format and version."""
+
+    dense: dict[str, Tensor]
+    packed: dict[str, Packed]
+
+
 def check_content(content: Mapping[str, Any], size: int) -> None:
     """Refuses tensors that say they are larger than their file, before they are copied."""
-    dense, packed = content["dense"], content["packed"]
-    tensors = [*dense.values(), *(p[k] for p in packed.values() for k in ("planes", "centers"))]
-    for tensor in tensors:
-        usual = type(tensor) is Tensor and tensor.layout == torch.strided
-        if not usual or tensor.device.type != "cpu":
-            raise TypeError(f"{type(tensor).__name__} in place of a tensor")
+    whole = fit(content, Content)
+    dense, packed = whole["dense"], whole["packed"]
+    if twice := [*(dense.keys() & packed)]:
+        raise ValueError(f"{min(twice)} is there twice")
+    numbers = {**dense, **{name: each["centers"] for name, each in packed.items()}}
+    tensors = [*numbers.values(), *(each["planes"] for each in packed.values())]
+    # A sparse tensor, or a strided one of a small storage, may stand for more than memory holds.
+    if any(t.layout != torch.strided or t.device.type != "cpu" for t in tensors):
+        raise TypeError("a tensor is no dense one")
     if sum(t.numel() * t.element_size() for t in tensors) > size:
         raise ValueError("its tensors are larger than the file")
-    for name in (*dense, *packed):
-        if not isinstance(name, str):
-            raise TypeError("a name is no text")
-        numbers = dense[name] if name in dense else packed[name]["centers"]
-        if not numbers.is_floating_point() or not numbers.isfinite().all():
+    for name, tensor in numbers.items():
+        if not tensor.is_floating_point() or not tensor.isfinite().all():
             raise ValueError(f"{name} is not of finite numbers")
-        if name in packed:
-            _check_packed(name, dense, **packed[name])
-
-
-def _check_packed(
-    name: str, dense: Mapping[str, Tensor], planes: Tensor, centers: Tensor, shape: Any
-) -> None:
-    if name in dense:
-        raise ValueError(f"{name} is there twice")
-    if centers.ndim != 1 or planes.ndim != 2 or not 1 <= len(planes) <= MAX_BITS:
-        raise ValueError(f"{name} has planes {tuple(planes.shape)}, centres {tuple(centers.shape)}")
-    whole = isinstance(shape, list) and all(type(n) is int and n > 0 for n in shape)
-    # Beyond the last element there are at most seven bits, so the planes bound the shape.
-    if not whole or not 0 <= 8 * planes.shape[1] - math.prod(shape) < 8:
-        raise ValueError(f"{name} has the shape {reprlib.repr(shape)}")
+    for name, each in packed.items():
+        planes, centers = each["planes"], each["centers"]
+        if centers.ndim != 1 or planes.ndim != 2 or not 1 <= len(planes) <= MAX_BITS:
+            sizes = f"planes {tuple(planes.shape)}, centres {tuple(centers.shape)}"
+            raise ValueError(f"{name} has {sizes}")
+        # Beyond the last element there are at most seven bits, so the planes bound the shape.
+        if not 0 <= 8 * planes.shape[1] - math.prod(each["shape"]) < 8:
+            raise ValueError(f"{name} has the shape {reprlib.repr(each['shape'])}")
 
 
 MODEL = "models/model.pt"
@@ -157,7 +167,7 @@ def from_centers(tensor: Tensor, centers: Tensor) -> Codebook:
     return Codebook(indices, centers.clone(), tuple(tensor.shape))
 
 
-def fit(tensor: Tensor, bits: int) -> Codebook:
+def kmeans(tensor: Tensor, bits: int) -> Codebook:
     """Quantises a trained tensor by k-means of its elements.
 
     Args:
@@ -171,7 +181,7 @@ def fit(tensor: Tensor, bits: int) -> Codebook:
         ConfigError: If ``bits`` is outside 1 to 8.
 
     Example:
-        >>> fit(torch.tensor([0.0, 0.2, 1.0, 1.2]), bits=1).centers
+        >>> kmeans(torch.tensor([0.0, 0.2, 1.0, 1.2]), bits=1).centers
         tensor([0.1000, 1.1000])
     """
     # Imported late: compiled kernels come with it, and reading a bundle needs none of them.

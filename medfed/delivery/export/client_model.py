@@ -21,7 +21,7 @@ from medfed.common.errors import CheckpointError, ConfigError, did_you_mean
 from medfed.common.tensors import Tensors
 from medfed.delivery.bundle.networks import build_network, describe_mixture
 from medfed.delivery.bundle.scripts.decode import fill
-from medfed.delivery.bundle.weights import Codebook, check_bits, fit
+from medfed.delivery.bundle.weights import Codebook, check_bits, kmeans
 from medfed.federation.split import aliases, float_entries
 from medfed.models.networks.canonical import Canonical
 from medfed.personalize.quantized_base import layer_weights
@@ -229,10 +229,10 @@ def choose_bits(
 
 
 def quantise(weights: Mapping[str, Tensor], bits: Mapping[str, int]) -> dict[str, Codebook]:
-    """Fits a codebook to each chosen tensor, see :func:`medfed.delivery.bundle.weights.fit`.
+    """Fits a codebook to each chosen tensor, see :func:`medfed.delivery.bundle.weights.kmeans`.
 
     Args:
         weights: All entries of the model.
         bits: Bits by name.
     """
-    return {name: fit(weights[name], count) for name, count in bits.items()}
+    return {name: kmeans(weights[name], count) for name, count in bits.items()}

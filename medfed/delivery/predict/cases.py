@@ -24,7 +24,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, TypeVar
 
 from rich.console import Console
 from rich.markup import escape
@@ -40,6 +40,7 @@ from medfed.delivery.predict.committee import Committee
 from medfed.delivery.predict.options import PredictOptions, attempt
 from medfed.delivery.predict.scans import RECORD
 
+Content = TypeVar("Content")
 SUMMARY, _UNFINISHED, _LOCK = "summary.csv", ".unfinished.json", ".lock"
 _OTHERWISE = "choose another output"
 _BEFORE = ("case", "input", "output", "bytes", "modified")
@@ -130,13 +131,13 @@ class OutputFolder:
 
     def _begin(self) -> None:
         record, summary = self.folder / RECORD, self.folder / SUMMARY
-        before = _read_json(record) if record.exists() else None
+        before = _read_json(record, Made) if record.exists() else None
         if before is None and summary.exists() and not self.overwrite:
             raise ConfigError(
                 f"{summary} is there already, and no prediction's; choose another output, or set "
                 "overwrite=true to replace it."
             )
-        same = before is not None and before.get("said") == digest(self._said)
+        same = before is not None and before["said"] == digest(self._said)
         if before is not None and not same and not self.overwrite:
             raise ConfigError(
                 f"{self.folder} holds predictions of other bundles or settings ({RECORD}); choose "
@@ -145,8 +146,8 @@ class OutputFolder:
         if same:
             self._rows = self._read()
             left = self.folder / _UNFINISHED
-            names = _read_json(left).get("files", []) if left.exists() else []
-            self._mine = {(self.folder / str(name)).resolve() for name in names}
+            names = _read_json(left, Unfinished)["files"] if left.exists() else []
+            self._mine = {(self.folder / name).resolve() for name in names}
         else:
             if before is not None:
                 _log.warning(
@@ -220,17 +221,26 @@ def _text(value: object) -> object:
     return f"{value:.8g}" if isinstance(value, float) else value
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+class Made(TypedDict):
+    """What is read of ``prediction.json``: the hash of all that results depend on."""
+
+    said: str
+
+
+class Unfinished(TypedDict):
+    """What is read of ``.unfinished.json``."""
+
+    files: list[str]
+
+
+def _read_json(path: Path, kind: type[Content]) -> Content:
     try:
-        found = parse_json(path)
-    except (OSError, ValueError, RecursionError) as error:
+        return parse_json(path, kind)
+    except (OSError, ValueError) as error:
         raise ConfigError(
             f"{path} cannot be read ({error}), so it is unknown what made this folder; choose "
             "another output."
         ) from error
-    if not isinstance(found, dict):
-        raise ConfigError(f"{path} is no record of a prediction; choose another output.")
-    return found
 
 
 _log = logging.getLogger(__name__)
