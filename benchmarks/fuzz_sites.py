@@ -47,7 +47,7 @@ from medfed.federation.wire.codecs.sparse import TopK
 from medfed.federation.wire.codecs.stc import STC
 from medfed.federation.wire.packet import EncodedPart, Packet
 from medfed.personalize.fedrep import FedRep
-from medfed.sites.calls import Caller, Terms, converse, greet
+from medfed.sites.calls import Caller, Terms, agree_on_data, greet
 from medfed.sites.coordinator import Coordinator
 from medfed.sites.site import Site
 from medfed.sites.wire import HEAD_LIMIT, Direct, Facts, Greeting, Reply, Request, framed
@@ -257,7 +257,7 @@ def main() -> None:
         wire = Wire({name: Site(Desk(name), Path(folder, name)) for name in SITES})
         caller = Caller(wire, SITES, TERMS)
         greet(caller)
-        facts, answers, _ = converse(caller, (_ for _ in ()))  # type: ignore[arg-type]
+        facts, answers, _ = agree_on_data(caller, (_ for _ in ()))  # type: ignore[arg-type]
         everyone = [ClientInfo(c, facts[c].num_samples) for c in SITES]
         _, federation, _ = assembled([], everyone)
         coordinator = Coordinator(caller, federation, facts, answers, "fuzzed")

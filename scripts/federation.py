@@ -24,10 +24,10 @@ from pathlib import Path
 
 from medfed.common.errors import MedfedError
 from medfed.common.processes import ended_by_signals
+from medfed.sites.agreement import Agreed
 from medfed.sites.deploying import Follower
+from medfed.sites.flare_processes import Deployment
 from medfed.sites.local import SERVER, LocalFederation
-from medfed.sites.order import Order
-from medfed.sites.terms import Agreed
 
 ROOT = Path(__file__).resolve().parents[1]
 HEART = ("cleveland", "hungarian", "switzerland", "va")
@@ -91,9 +91,9 @@ def across(out: Path, sites: Sequence[str], data: Path | None, typed: Sequence[s
                 own = {"data": {"path": str(place), "reader": {"centres": [site]}}}
             federation.write_site(site, **own)
         agreed, _, _ = Agreed.of(typed, sites, cut=data is None)
-        order = Order("federation", agreed.record(), str((out / "federation").resolve()))
+        deployment = Deployment("federation", agreed.record(), str((out / "federation").resolve()))
         faults = Faults(federation, sites[1])
-        Follower(order, federation.admin, look=3.0, say=faults).run()
+        Follower(deployment, federation.admin, look=3.0, say=faults).run()
         return faults.killed
 
 

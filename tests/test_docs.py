@@ -17,7 +17,7 @@ from medfed.commands.help import COMMANDS
 from medfed.commands.methods import main
 from medfed.commands.site import read
 from medfed.config.compose import CONFIG_DIR, composed
-from medfed.sites.terms import Agreed
+from medfed.sites.agreement import Agreed
 from tests.pages import DOCS, PAGES, ROOT, write_files
 
 # Where each group's options are explained.

@@ -101,16 +101,18 @@ def deploy(keys: Section, rest: Sequence[str], given: Sequence[str]) -> None:
         )
         return
     with loading():
-        order = actions.order_of(keys, rest)
+        deployment = actions.deployment_of(keys, rest)
     if keys.dry_run is not None:
-        job, agreed = actions.write_job(order, Path(keys.dry_run))
+        job, agreed = actions.write_job(deployment, Path(keys.dry_run))
         print(f"{job}: the job; {agreed}: what all sites agree on, for them to check.")
         return
     try:
-        actions.carry_out(order, Path(keys.kit), int(keys.attempts), float(keys.terms.patience))
+        actions.carry_out(
+            deployment, Path(keys.kit), int(keys.attempts), float(keys.terms.patience)
+        )
     except KeyboardInterrupt as error:
         again = [o for o in given if not o.startswith(("resume=", "folder="))]
-        again += [f"resume={order.folder}"] * (keys.onboard is None)
+        again += [f"resume={deployment.folder}"] * (keys.onboard is None)
         line = shlex.join(["medfed", NAME, *again])
         error.args = (f"the job was ended at the sites, too; go on by: {line}",)
         raise

@@ -19,7 +19,7 @@ class Hospital:
     """The component that a job names for each site; its file is ``local/medfed.yaml`` of its kit.
 
     Args:
-        agreed: What all sites have agreed on, as :func:`medfed.sites.order.sealed` has it.
+        agreed: What all sites have agreed on, encoded by :mod:`medfed.sites.flare_processes`.
     """
 
     def __init__(self, agreed: str) -> None:

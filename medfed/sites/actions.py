@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from medfed.sites.order import Order
+    from medfed.sites.flare_processes import Deployment
     from medfed.sites.wire import Answers
 
 
@@ -27,14 +27,14 @@ def check(agreed: Path, local: Path) -> None:
     Raises:
         MedfedError: If a file cannot be read, or they do not go together.
     """
-    from medfed.sites.terms import Agreed, SiteFile
+    from medfed.sites.agreement import Agreed, SiteFile
 
-    terms, own = Agreed.read(agreed), SiteFile.read(local)
-    config = own.config(terms)
+    terms, file = Agreed.read(agreed), SiteFile.read(local)
+    config = file.config(terms)
     from medfed.sites.check import check_site
 
     logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(message)s")
-    check_site(terms, own, config)
+    check_site(terms, file, config)
 
 
 def withdraw(folder: Path, site: str, forget: bool) -> list[str]:
@@ -51,11 +51,11 @@ def make_kits(folder: Path, sites: Sequence[str], server: str, port: int) -> Pat
     return deploying.make_kits(folder, sites, server, port)
 
 
-def order_of(own: Any, overrides: Sequence[str]) -> Order:
+def deployment_of(keys: Any, overrides: Sequence[str]) -> Deployment:
     """Returns what a command line of ``medfed deploy`` asks for: a run, or that a hospital joins.
 
     Args:
-        own: The keys of ``medfed deploy``.
+        keys: The keys of ``medfed deploy``.
         overrides: Those of ``medfed train``.
 
     Raises:
@@ -63,25 +63,25 @@ def order_of(own: Any, overrides: Sequence[str]) -> Order:
     """
     from medfed.sites import deploying
 
-    if own.onboard is not None:
-        return deploying.joining_order(own)
-    return deploying.order_of(own, overrides)
+    if keys.onboard is not None:
+        return deploying.joining_deployment(keys)
+    return deploying.deployment_of(keys, overrides)
 
 
-def write_job(order: Order, folder: Path) -> tuple[Path, Path]:
-    """Writes the job of an order and what all sites agree on; returns where both are."""
+def write_job(deployment: Deployment, folder: Path) -> tuple[Path, Path]:
+    """Writes the job of a deployment and what all sites agree on; returns where both are."""
     from medfed.sites import deploying
 
     agreed = folder / "agreed.json"
-    order.write_agreed(agreed)
-    return deploying.write(order, folder / order.name), agreed
+    deployment.write_agreed(agreed)
+    return deploying.write(deployment, folder / deployment.name), agreed
 
 
-def carry_out(order: Order, kit: Path, attempts: int, patience: float) -> None:
-    """Hands an order to FLARE, and follows it until it is done.
+def carry_out(deployment: Deployment, kit: Path, attempts: int, patience: float) -> None:
+    """Hands a deployment to FLARE, and follows it until it is done.
 
     Args:
-        order: What is to be done.
+        deployment: What is to be done.
         kit: The folder of the coordinator's own kit.
         attempts: Jobs in a row that may come to nothing.
         patience: Seconds to wait for a site or the server.
@@ -93,11 +93,18 @@ def carry_out(order: Order, kit: Path, attempts: int, patience: float) -> None:
     from medfed.sites.deploying import Follower, needs_flare
 
     with needs_flare():
-        Follower(order, kit, attempts, patience).run()
+        Follower(deployment, kit, attempts, patience).run()
 
 
 def start_site(kit: Path, agreed: str, name: str, keep_bundle: Callable[[Path], object]) -> Answers:
-    """Makes the site of a kit's ``local`` folder; see :func:`medfed.sites.order.start_site`."""
-    from medfed.sites import order
+    """Makes the site of a kit's ``local`` folder, for FLARE's process there.
 
-    return order.start_site(kit / order.SITE_FILE, agreed, name, keep_bundle)
+    Args:
+        kit: That folder.
+        agreed: What all sites have agreed on, encoded.
+        name: What FLARE calls the site.
+        keep_bundle: Makes the bundle of the model in a run folder.
+    """
+    from medfed.sites import flare_processes
+
+    return flare_processes.start_site(kit / flare_processes.SITE_FILE, agreed, name, keep_bundle)

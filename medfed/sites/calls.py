@@ -92,7 +92,7 @@ class Caller:
         Raises:
             NonFiniteError: If training failed at a site as it would in a simulation.
         """
-        futures = {c: started(self.one, asked, timeout) for c, asked in requests.items()}
+        futures = {c: in_thread(self.one, asked, timeout) for c, asked in requests.items()}
         found = {c: future.result() for c, future in futures.items()}
         replies = {c: r for c, r in found.items() if isinstance(r, Reply)}
         return replies, {c: r for c, r in found.items() if isinstance(r, str)}
@@ -119,7 +119,7 @@ class Caller:
                 return "its reply is to something else"
             if reply.status == "ok":
                 return reply
-            return why_not(reply)
+            return refusal(reply)
         return SILENT
 
     def everyone(
@@ -130,7 +130,7 @@ class Caller:
         Raises:
             SiteError: If one gives no answer that can be used.
         """
-        futures = {c: started(ask, r, self.terms.hello) for c, r in requests.items()}
+        futures = {c: in_thread(ask, r, self.terms.hello) for c, r in requests.items()}
         found = {c: future.result() for c, future in futures.items()}
         if wrong := {c: why for c, why in found.items() if isinstance(why, str)}:
             raise SiteError(
@@ -139,13 +139,13 @@ class Caller:
             )
         return {c: reply for c, reply in found.items() if isinstance(reply, Reply)}
 
-    def whoever(self, requests: Mapping[str, Request]) -> dict[str, Reply]:
+    def greet_some(self, requests: Mapping[str, Request]) -> dict[str, Reply]:
         """Greets sites, and goes on with those that answer.
 
         Raises:
             SiteError: If none does.
         """
-        futures = {c: started(self.hello, r, self.terms.timeout) for c, r in requests.items()}
+        futures = {c: in_thread(self.hello, r, self.terms.timeout) for c, r in requests.items()}
         found = {c: future.result() for c, future in futures.items()}
         self.lacking = {c: why for c, why in found.items() if isinstance(why, str)}
         replies = {c: reply for c, reply in found.items() if isinstance(reply, Reply)}
@@ -164,7 +164,7 @@ class Caller:
             time.sleep(min(1.0, max(0.0, end - time.monotonic())))
 
 
-def started(function: Callable[..., Found], *args: Any) -> Future[Found]:
+def in_thread(function: Callable[..., Found], *args: Any) -> Future[Found]:
     """Calls a function in a thread of its own, which the program does not wait for at its end."""
     future: Future[Found] = Future()
 
@@ -178,7 +178,7 @@ def started(function: Callable[..., Found], *args: Any) -> Future[Found]:
     return future
 
 
-def why_not(reply: Reply) -> str:
+def refusal(reply: Reply) -> str:
     """Says in words why a reply is none that can be used."""
     if reply.status == "failed":
         return f"it failed ({reply.reason}); see the log of {reply.site}"
@@ -201,7 +201,7 @@ def greet(caller: Caller, some: bool = False) -> dict[str, Greeting]:
             is named, and what differs.
     """
     asked = {c: caller.request("hello", c) for c in caller.sites}
-    replies = caller.whoever(asked) if some else caller.everyone(asked, caller.hello)
+    replies = caller.greet_some(asked) if some else caller.everyone(asked, caller.hello)
     found = {c: Greeting(r.content["agreed"], r.content["data"]) for c, r in replies.items()}
     first, *others = caller.sites
     for site in others:
@@ -209,7 +209,7 @@ def greet(caller: Caller, some: bool = False) -> dict[str, Greeting]:
     return found
 
 
-def converse(
+def agree_on_data(
     caller: Caller, server: Merging
 ) -> tuple[dict[str, Facts], list[bytes], list[Exchanged]]:
     """Lets sites agree on what an input means; then each reads its data and builds the model.
@@ -252,10 +252,10 @@ def converse(
     return facts, answers, exchanged
 
 
-def agree_again(
+def catch_up(
     caller: Caller, site: str, answers: Sequence[bytes], exchanged: list[Exchanged] | None = None
 ) -> Reply | str:
-    """Takes a site to where the others are, which was started again or joins; see `converse`.
+    """Takes a site to where the others are, which was started again or joins; see `agree_on_data`.
 
     Args:
         caller: Reaches it.

@@ -1,6 +1,6 @@
 """What ``medfed site check`` does at a hospital, before it takes part.
 
-What would leave a site, in bytes and in words, found out before anything does.
+What would leave a site, in bytes and in words, computed before anything does.
 
 Two rounds are tried with a step each, by this site's own data and network: what a message holds
 depends on the method, the model and the codecs, and hardly on what was learnt. All other sites are
@@ -33,7 +33,7 @@ from medfed.run.assembly import task_for, unread_data
 from medfed.run.experiment import read_start
 from medfed.run.federating import federate
 from medfed.run.overview.table import cohort_record, print_clients, print_cohort, summarise_clients
-from medfed.sites.terms import Agreed, SiteFile, fingerprints
+from medfed.sites.agreement import Agreed, SiteFile, fingerprints
 
 WORDS = {
     "shared": "what is averaged of the model: weights, or how far they moved",
@@ -98,9 +98,9 @@ def try_rounds(
     Returns:
         The federation, in whose ledger everything is counted.
     """
-    (own,) = data.clients.values()
+    (client,) = data.clients.values()
     together = copy.copy(data)
-    together.clients = {name: replace(own, id=name) for name in sites}
+    together.clients = {name: replace(client, id=name) for name in sites}
     short = config.replacing({"local.steps": 1})
     federation, _ = federate(short, together, task)
     if federation.algorithm.pools:
@@ -112,7 +112,7 @@ def try_rounds(
     for number in range(2):
         current, is_open = federation.open(number), True
         while is_open:
-            asked = sorted(current.recipients, key=lambda name: name != own.id)
+            asked = sorted(current.recipients, key=lambda name: name != client.id)
             reply = [current.fit(name) for name in asked[:1]] * len(asked)
             is_open = current.exchange(dict(zip(asked, reply, strict=True)))
     return federation
@@ -134,16 +134,20 @@ def traffic_of(ledger: Ledger, site: str) -> list[Traffic]:
         >>> traffic_of(Ledger(entries), "a")
         [Traffic(direction='up', part='shared', first=10, further=11)]
     """
-    own = [entry for entry in ledger.entries if entry.client == site]
+    entries = [entry for entry in ledger.entries if entry.client == site]
     ways: tuple[Direction, ...] = ("up", "down")
-    parts = dict.fromkeys((way, e.part) for way in ways for e in own if e.direction == way)
+    parts = dict.fromkeys((way, e.part) for way in ways for e in entries if e.direction == way)
     return [
         Traffic(
             way,
             part,
             *(
-                sum(e.bytes for e in own if (e.direction, e.part) == (way, part) and late(e.round))
-                for late in (lambda number: number < 1, lambda number: number >= 1)
+                sum(
+                    e.bytes
+                    for e in entries
+                    if (e.direction, e.part) == (way, part) and counted(e.round)
+                )
+                for counted in (lambda number: number < 1, lambda number: number >= 1)
             ),
         )
         for way, part in parts
@@ -157,21 +161,21 @@ def print_traffic(traffic: Sequence[Traffic], rounds: int, console: Console) -> 
         "down": "What would come in, beside models to evaluate",
     }
     for way, title in titles.items():
-        own = [t for t in traffic if t.direction == way]
+        rows = [t for t in traffic if t.direction == way]
         table = Table(title=title, title_justify="left")
         table.add_column("part")
         for column in ("first round", "each further one", f"{rounds} rounds, about"):
             table.add_column(column, justify="right")
         table.add_column("what it is")
-        for t in own:
+        for t in rows:
             sizes = (size(count) for count in (t.first, t.further, t.total(rounds)))
             table.add_row(t.part, *sizes, t.meaning)
-        if len(own) > 1:
-            sums = (sum(t.first for t in own), sum(t.further for t in own))
-            total = sum(t.total(rounds) for t in own)
+        if len(rows) > 1:
+            sums = (sum(t.first for t in rows), sum(t.further for t in rows))
+            total = sum(t.total(rounds) for t in rows)
             table.add_section()
             table.add_row("all", *map(size, (*sums, total)), "")
-        console.print(table) if own else say(console, f"{title}: nothing in the rounds.")
+        console.print(table) if rows else say(console, f"{title}: nothing in the rounds.")
 
 
 def sentences(
@@ -192,7 +196,7 @@ def sentences(
     every = config.evaluation.every
     when = "each round" if every == 1 else f"every {every} rounds"
     channels, classes = (few(list(n), 8) for n in (data.plan_names, data.class_names))
-    told = [
+    lines = [
         f"Also leaves before the first round: that there are {samples:,} training samples; the "
         f"names of channels or columns ({channels}) and of classes or regions ({classes}); hashes "
         "of the agreed keys and of the initial weights.",
@@ -203,7 +207,7 @@ def sentences(
     ]
     small = [f"{count} {split}" for split, count in counts.items() if 0 < count < _FEW]
     if small:
-        told.append(
+        lines.append(
             f"With {' and '.join(small)} patients a metric tells something of each of them; set "
             "data.val_fraction and data.test_fraction higher if that is too much."
         )
@@ -214,31 +218,31 @@ def sentences(
             else "of each column the number of values, the median, the limits of what is far out, "
             "and sums and sums of squares"
         )
-        told.append(f"Pooled scaling tells the server {ends}, of this site by itself.")
-    told.append(
+        lines.append(f"Pooled scaling tells the server {ends}, of this site by itself.")
+    lines.append(
         "Never leaves: images, rows, names or numbers of patients, files and their names, which "
         "patients train and which test, predictions, pictures, logs, the text of errors, and of "
         f"the model what the table does not name ({type(federation.algorithm).__name__} keeps: "
         f"{federation.algorithm.card.keeps})."
     )
-    told.append(
+    lines.append(
         "Weights and gradients are no patients' data, but data leave traces in them: nothing here "
         "adds noise, and whoever holds the server sees what this site sends."
     )
-    return told
+    return lines
 
 
 _log = logging.getLogger(__name__)
 
 
-def check_site(terms: Agreed, own: SiteFile, config: RunDescription) -> list[Traffic]:
+def check_site(terms: Agreed, file: SiteFile, config: RunDescription) -> list[Traffic]:
     """Reads a site's data, and says what would leave.
 
     Nothing is sent, and nothing is kept but what reading leaves in the site's own cache.
 
     Args:
         terms: What all sites have agreed on.
-        own: The site's own file.
+        file: The site's own file.
         config: The configuration of both.
 
     Returns:
@@ -251,12 +255,12 @@ def check_site(terms: Agreed, own: SiteFile, config: RunDescription) -> list[Tra
     hashes = fingerprints(config.values)
     data = unread_data(config)
     if not terms.cut:
-        data.partition = OwnData(data.partition, own.site, terms.sites)
-    read_by_itself(data, own.site)
+        data.partition = OwnData(data.partition, file.site, terms.sites)
+    read_by_itself(data, file.site)
     console = wide_console()
-    say(console, f"Site {own.site}, one of {len(terms.sites)}: {', '.join(terms.sites)}.")
+    say(console, f"Site {file.site}, one of {len(terms.sites)}: {', '.join(terms.sites)}.")
     say(console, f"Agreed: {' '.join(terms.overrides) or 'the defaults'} ({len(hashes)} keys).")
-    say(console, f"Kept in {own.folder}.", data.description)
+    say(console, f"Kept in {file.folder}.", data.description)
     cohort = cohort_record(data)
     # Who has the other patients of a common data set, the other sites know.
     print_cohort(replace(cohort, patients=cohort.used) if terms.cut else cohort, console)
@@ -264,10 +268,10 @@ def check_site(terms: Agreed, own: SiteFile, config: RunDescription) -> list[Tra
     config, task = task_for(config, data)
     start.begin(config, task, {"channels": data.channel_names, "labels": data.class_names})
     federation = try_rounds(config, data, task, terms.sites)
-    traffic = traffic_of(federation.ledger, own.site)
+    traffic = traffic_of(federation.ledger, file.site)
     print_traffic(traffic, config.rounds, console)
-    say(console, *sentences(config, data, federation, own.site))
-    say(console, f"Site {own.site} is ready.")
+    say(console, *sentences(config, data, federation, file.site))
+    say(console, f"Site {file.site} is ready.")
     return traffic
 
 

@@ -6,7 +6,7 @@ round would part the two ends of a lossy channel for ever, and leave methods of 
 half a message.) So the result is that of a simulation with ``cohort.absent`` as the run folder's
 ``absences.json`` has it.
 
-Sites commit before the server does: whoever stops in between goes back by one round, which all have
+Sites commit before the server does: what stops in between goes back by one round, which all have
 kept. A site that was left out is asked again before every round, and takes part once it answers.
 
 Where the sites of a run stand, which its coordinator must know to go on.
@@ -35,10 +35,10 @@ from medfed.sites.calls import (
     SILENT,
     UNREADY,
     Caller,
-    agree_again,
+    catch_up,
     compare_models,
+    in_thread,
     sentence,
-    started,
 )
 from medfed.sites.wire import START, Facts, Reply, Request
 
@@ -145,7 +145,7 @@ class Coordinator:
             SiteError: If one cannot, or has lost a round that it is needed with.
         """
         there = [c for c in self.federation.ids if c not in {*self.withdrawn, *self.away}]
-        futures = {c: started(self._begin, c) for c in there}
+        futures = {c: in_thread(self._begin, c) for c in there}
         wrong = {c: why for c, future in futures.items() if (why := future.result())}
         if wrong:
             raise SiteError(f"{sentence(wrong)}.")
@@ -162,7 +162,7 @@ class Coordinator:
         return None
 
     def round(self, number: int, evaluated: bool = True) -> Metrics:
-        """Carries out a round, with whoever stays until its end.
+        """Carries out a round, with the sites that stay until its end.
 
         Args:
             number: Its number.
@@ -207,20 +207,20 @@ class Coordinator:
     def _gather(self, number: int, out: Mapping[str, str], end: float) -> tuple[str, ...]:
         """Returns who takes part, and tells the federation who does not."""
         federation = self.federation
-        drawn = self._planned.of(federation.ids, federation.seed, number)
+        planned = self._planned.of(federation.ids, federation.seed, number)
         full = federation.algorithm.card.full_cohort
-        able = [c for c in drawn if c not in self.withdrawn]
-        least = len(drawn) if full else max(1, math.ceil(self.terms.quorum * len(able)))
-        while len([c for c in drawn if c not in self.away]) < least:
+        able = [c for c in planned if c not in self.withdrawn]
+        least = len(planned) if full else max(1, math.ceil(self.terms.quorum * len(able)))
+        while len([c for c in planned if c not in self.away]) < least:
             if time.monotonic() >= end:
                 raise SiteError(
-                    f"Round {number + 1} needs {least} of its {len(drawn)} sites, and too few are "
-                    f"there: {sentence(self.away)}. Resume the run when they are back."
+                    f"Round {number + 1} needs {least} of its {len(planned)} sites, and too few "
+                    f"are there: {sentence(self.away)}. Resume the run when they are back."
                 )
             if out:
                 time.sleep(min(1.0, self.terms.probe))
             self.readmit(list(self.away))
-        missing = [c for c in drawn if c in self.away]
+        missing = [c for c in planned if c in self.away]
         absent = {n: names for n, names in self.progress.absent.items() if n != number}
         self.progress.absent = absent | ({number: missing} if missing else {})
         federation.cohort = replace(
@@ -238,7 +238,7 @@ class Coordinator:
         sites = [c for c in able if self._faults[c] < self.terms.faults]
         for site in sites:
             if site not in self._probes:
-                self._probes[site] = started(self._welcome, site)
+                self._probes[site] = in_thread(self._welcome, site)
         wait([self._probes[c] for c in sites], self.terms.probe)
         for site in sites:
             if self._probes[site].done():
@@ -250,7 +250,7 @@ class Coordinator:
                     self.away[site] = why
 
     def _welcome(self, site: str) -> str | None:
-        reply = agree_again(self.caller, site, self.answers)
+        reply = catch_up(self.caller, site, self.answers)
         if isinstance(reply, str):
             return reply
         try:
@@ -415,8 +415,10 @@ class Coordinator:
             replies |= found
             self.leave_out(why, rounds)
         hashes = {"server": self.federation.digests()["server"]}
-        told = {c: str(replies[c].content["digest"]) for c in self.federation.ids if c in replies}
-        return hashes | {f"client/{c}": text for c, text in told.items()}
+        digests = {
+            c: str(replies[c].content["digest"]) for c in self.federation.ids if c in replies
+        }
+        return hashes | {f"client/{c}": text for c, text in digests.items()}
 
     def test(self, rounds: int, selected: int | None) -> Metrics:
         """Measures the model of the selected round on every site's test data.

@@ -25,11 +25,19 @@ from medfed.common.files import refuse_full, write_text
 from medfed.config.description import as_yaml
 from medfed.config.sections import Section
 from medfed.records.folder import RunFolder
+from medfed.sites.agreement import Agreed
 from medfed.sites.calls import Terms
 from medfed.sites.flare.job import LOST, PREFIXES, SITE, write_job
+from medfed.sites.flare_processes import (
+    BEGUN,
+    FINISHED,
+    PRINTED,
+    STOPPED,
+    Deployment,
+    encoded,
+    outcome,
+)
 from medfed.sites.newcomers import agreed_for
-from medfed.sites.order import BEGUN, FINISHED, SAID, STOPPED, Order, outcome, sealed
-from medfed.sites.terms import Agreed
 
 if TYPE_CHECKING:
     from medfed.sites.flare.console import Console
@@ -42,75 +50,77 @@ _SETTLING = 8  # looks after which a job without processes is believed to be los
 _ENDING = 60.0  # seconds in which a finished run's job may end, too
 
 
-def order_of(own: Section, typed: Sequence[str]) -> Order:
+def deployment_of(keys: Section, typed: Sequence[str]) -> Deployment:
     """Returns what a command line asks for, and says what of it is not agreed among the sites.
 
     Args:
-        own: The keys of ``medfed deploy``.
+        keys: The keys of ``medfed deploy``.
         typed: The overrides that are those of ``medfed train``.
 
     Raises:
         ConfigError: If sites, overrides or terms cannot be used, or a new run's folder is not new.
     """
-    Terms(**own.terms)
-    agreed, alone, said = Agreed.of(typed, [str(site) for site in own.sites], bool(own.cut))
+    Terms(**keys.terms)
+    agreed, coordinator_only, said = Agreed.of(
+        typed, [str(site) for site in keys.sites], bool(keys.cut)
+    )
     for line in said:
         _print(line)
     config = agreed.config()
-    folder = own.resume or own.folder
+    folder = keys.resume or keys.folder
     if folder is None:
         method = str(config.algorithm["_target_"]).rpartition(".")[2].lower()
         folder = f"outputs/{config.name}/{method}/{time.strftime('%Y-%m-%d_%H-%M-%S')}"
-    if own.resume is None:
+    if keys.resume is None:
         refuse_full(Path(folder))
     else:
         _ = RunFolder(Path(folder)).config
-    return Order(
+    return Deployment(
         name=str(config.name),
         agreed=agreed.record(),
         folder=str(Path(folder).resolve()),
-        alone=tuple(map(_placed, alone)),
-        resume=own.resume is not None,
-        terms=dict(own.terms),
+        coordinator_only=tuple(map(_placed, coordinator_only)),
+        resume=keys.resume is not None,
+        terms=dict(keys.terms),
     )
 
 
-def joining_order(own: Section) -> Order:
-    """Returns the order by which a hospital joins a finished run.
+def joining_deployment(keys: Section) -> Deployment:
+    """Returns the deployment by which a hospital joins a finished run.
 
     Args:
-        own: The keys of ``medfed deploy``.
+        keys: The keys of ``medfed deploy``.
 
     Raises:
         MedfedError: If the run is none that the hospital can join.
     """
-    Terms(**own.terms)
-    folder, site = Path(str(own.run)).expanduser(), str(own.onboard)
+    Terms(**keys.terms)
+    folder, site = Path(str(keys.run)).expanduser(), str(keys.onboard)
     agreed = agreed_for(folder, site)
-    return Order(
+    return Deployment(
         name=str(agreed.config().name),
         agreed=agreed.record(),
         folder=str(folder.resolve()),
-        terms=dict(own.terms),
+        terms=dict(keys.terms),
         onboard=site,
-        steps=int(own.onboard_steps),
+        steps=int(keys.onboard_steps),
     )
 
 
-def write(order: Order, folder: Path) -> Path:
-    """Writes the job of an order.
+def write(deployment: Deployment, folder: Path) -> Path:
+    """Writes the job of a deployment.
 
     Args:
-        order: What is to be done.
+        deployment: What is to be done.
         folder: Where; its name is the job's.
 
     Returns:
         The folder.
     """
-    main = (f"{_COMPONENTS}.Coordinator", {"order": order.text()})
-    own = (f"{SITE}.Hospital", {"agreed": sealed(order.agreed)})
-    sites = order.present
-    write_job(folder, sites, len(sites), main, own)
+    server = (f"{_COMPONENTS}.Coordinator", {"deployment": deployment.text()})
+    site = (f"{SITE}.Hospital", {"agreed": encoded(deployment.agreed)})
+    sites = deployment.expected
+    write_job(folder, sites, len(sites), server, site)
     return folder
 
 
@@ -127,10 +137,10 @@ def _print(line: str) -> None:
 
 @dataclass
 class Follower:
-    """Sees an order through, over as many jobs as it takes.
+    """Sees a deployment through, over as many jobs as it takes.
 
     Attributes:
-        order: What is to be done.
+        deployment: What is to be done.
         kit: Of who submits.
         attempts: Jobs in a row that may end without a further round; then it is given up.
         patience: Seconds to wait for a site that is not connected, or a server that was there.
@@ -138,7 +148,7 @@ class Follower:
         say: Takes a line for the user.
     """
 
-    order: Order
+    deployment: Deployment
     kit: Path
     attempts: int = 5
     patience: float = 3600.0
@@ -146,7 +156,7 @@ class Follower:
     say: Callable[[str], None] = _print
 
     def __post_init__(self) -> None:
-        self._told = 0  # letters of what the server's process says that were passed on
+        self._passed_on = 0  # letters of what the server's process says that were passed on
 
     def run(self) -> None:
         """Submits until the run has finished.
@@ -158,29 +168,31 @@ class Follower:
         while True:
             before = self._last()
             with tempfile.TemporaryDirectory(prefix="medfed-deploy-") as scratch:
-                why = self._job(replace(self.order, told=scratch), Path(scratch))
+                why = self._job(replace(self.deployment, output=scratch), Path(scratch))
             if why is None:
                 return
             failed = 1 if self._last() != before else failed + 1
             if failed >= self.attempts:
-                kept = f"What was finished is kept: go on by resume={self.order.folder}."
+                kept = f"What was finished is kept: go on by resume={self.deployment.folder}."
                 raise SiteError(
                     f"{failed} jobs in a row have come to nothing ({why}). "
-                    f"{'Try again.' if self.order.onboard else kept}"
+                    f"{'Try again.' if self.deployment.onboard else kept}"
                 )
-            self.order = self.order.resumed()
+            self.deployment = self.deployment.resumed()
             self.say(f"FLARE's job has ended ({why}); the run goes on in another one.")
 
     def _last(self) -> str:
         """The latest checkpoint, by which a job is known to have come to something."""
-        return max((path.name for path in RunFolder(Path(self.order.folder)).rounds), default="")
+        return max(
+            (path.name for path in RunFolder(Path(self.deployment.folder)).rounds), default=""
+        )
 
-    def _job(self, order: Order, scratch: Path) -> str | None:
+    def _job(self, deployment: Deployment, scratch: Path) -> str | None:
         """Carries out one job; returns why it came to nothing, ``None`` if the run has finished."""
         from medfed.sites.flare.console import Console, NoServerError  # late: the extra
 
-        job = write(order, scratch / order.name)
-        self._told, number, gone = 0, "", False
+        job = write(deployment, scratch / deployment.name)
+        self._passed_on, number, gone = 0, "", False
         end = time.monotonic() + self.patience
         while True:
             try:
@@ -203,7 +215,9 @@ class Follower:
     def _wait(self, console: Console, end: float) -> None:
         """Waits until all sites are connected."""
         waited: list[str] = []
-        while missing := [s for s in self.order.present if s not in (known := console.connected())]:
+        while missing := [
+            s for s in self.deployment.expected if s not in (known := console.connected())
+        ]:
             names = ", ".join(map(shown, missing))
             if waited != missing:
                 others = ", ".join(map(shown, sorted(known))) or "nobody"
@@ -221,13 +235,13 @@ class Follower:
         try:
             while not status.startswith(("FINISHED", LOST)):
                 time.sleep(POLL)
-                self._pass_on(scratch / SAID)
+                self._pass_on(scratch / PRINTED)
                 if outcome(scratch)[0] in (FINISHED, STOPPED):
                     break
                 status = self._settled(console, number)
                 if time.monotonic() > look and outcome(scratch)[0] == BEGUN:
                     look = time.monotonic() + self.look
-                    restarted = [s for s in self.order.present if console.has_restarted(s)]
+                    restarted = [s for s in self.deployment.expected if console.has_restarted(s)]
                     if alone in restarted:  # twice, as sites also leave a job that is just ending
                         console.abort(number)
                         return f"{shown(alone)} was restarted, and has no part in it"
@@ -239,7 +253,7 @@ class Follower:
         while not status.startswith(("FINISHED", LOST)) and time.monotonic() < end:
             time.sleep(POLL)
             status = console.status(number)
-        self._pass_on(scratch / SAID)
+        self._pass_on(scratch / PRINTED)
         how, why = outcome(scratch)
         if how == STOPPED:
             raise SiteError(why)
@@ -262,9 +276,9 @@ class Follower:
     def _pass_on(self, path: Path) -> None:
         """Passes on what the server's process has said since the last time, in whole lines."""
         if path.is_file():
-            text = path.read_text(errors="replace")[self._told :]
+            text = path.read_text(errors="replace")[self._passed_on :]
             whole, mark, _ = text.rpartition("\n")
-            self._told += len(whole + mark)
+            self._passed_on += len(whole + mark)
             for line in whole.splitlines():
                 self.say(line)
 

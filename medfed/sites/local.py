@@ -24,7 +24,7 @@ from medfed.config.description import as_yaml
 from medfed.sites.deploying import ADMIN
 from medfed.sites.flare.console import allow, project, provision
 from medfed.sites.flare.job import PREFIXES
-from medfed.sites.order import SITE_FILE
+from medfed.sites.flare_processes import SITE_FILE
 
 SERVER = "localhost"
 

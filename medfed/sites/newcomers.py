@@ -44,8 +44,8 @@ from medfed.records.folder import Run, RunFolder
 from medfed.records.tasks import build_task
 from medfed.run.experiment import best_checkpoint, read_start, reopened
 from medfed.run.federating import federation_of, preprocessing
-from medfed.sites.calls import Caller, Terms, agree_again, compare, compare_models
-from medfed.sites.terms import Agreed, fingerprints
+from medfed.sites.agreement import Agreed, fingerprints
+from medfed.sites.calls import Caller, Terms, catch_up, compare, compare_models
 from medfed.sites.wire import Facts, Greeting, Transport
 from medfed.sites.withdrawal import SitesRecord
 
@@ -79,7 +79,7 @@ def onboard(
     if site in federation.ids:
         raise SiteError(f"Site {shown(site)} has trained with the others, and need not join.")
     exchanged: list[Exchanged] = []
-    greeted = agree_again(caller, site, answers, exchanged)
+    greeted = catch_up(caller, site, answers, exchanged)
     if isinstance(greeted, str):
         raise SiteError(f"{shown(site)}: {greeted}.")
     try:
@@ -206,7 +206,7 @@ class Joined:
         rule: ``own``, the method's.
         steps: Gradient steps that it was allowed.
         metrics: On its test patients.
-        up: Bytes to the server, what it told of its columns among them.
+        up: Bytes to the server, what it said of its columns among them.
         down: Bytes to the hospital.
     """
 
@@ -250,8 +250,8 @@ def agreed_for(folder: Path, site: str) -> Agreed:
             f"{folder} has no agreed.json, which medfed deploy writes when it has finished a run; "
             "resume the run by medfed deploy, and onboard then."
         )
-    found = Agreed.read(run.agreed_json)
-    return Agreed((*found.sites, site), found.overrides, found.cut, found.medfed)
+    agreed = Agreed.read(run.agreed_json)
+    return Agreed((*agreed.sites, site), agreed.overrides, agreed.cut, agreed.medfed)
 
 
 def join(

@@ -51,10 +51,18 @@ from medfed.run.loggers import end_logging
 from medfed.run.memberships import Memberships
 from medfed.run.printed import print_summary
 from medfed.run.results import summarise
-from medfed.sites.calls import Caller, Terms, compare, compare_models, converse, greet, sentence
+from medfed.sites.agreement import fingerprints
+from medfed.sites.calls import (
+    Caller,
+    Terms,
+    agree_on_data,
+    compare,
+    compare_models,
+    greet,
+    sentence,
+)
 from medfed.sites.coordinator import Coordinator, Metrics, SitesProgress
 from medfed.sites.site import FACTS
-from medfed.sites.terms import fingerprints
 from medfed.sites.wire import Facts, Greeting, Transport
 from medfed.sites.withdrawal import SitesRecord, replayed, withdrawn_of
 
@@ -218,7 +226,7 @@ def _coordinate(
         _log.warning("Not there yet: %s.", sentence(caller.lacking))
     if gone or caller.lacking:
         merging = replayed(SitesRecord.read(folder).answers)
-    facts, answers, exchanged = converse(caller, merging)
+    facts, answers, exchanged = agree_on_data(caller, merging)
     if config.resume is not None:
         facts = as_before(folder, facts)
     first = facts[sites[0]]
@@ -229,8 +237,8 @@ def _coordinate(
     names = {key: first.data[key] for key in ("channels", "labels")}
     account = start.begin(config, task, names)
     begun = float_entries(task.network)
-    own = Facts(1, digest(float_entries(task.network)), first.data)
-    compare_models(own, first, "the coordinator", sites[0])
+    here = Facts(1, digest(float_entries(task.network)), first.data)
+    compare_models(here, first, "the coordinator", sites[0])
     everyone = [ClientInfo(c, facts[c].num_samples) for c in sites]
     federation, local = federation_of(config, task, [], everyone, first.data["shape"])
     federation.ledger = Ledger(preprocessing(exchanged))

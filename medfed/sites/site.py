@@ -44,8 +44,8 @@ from medfed.run.experiment import begin, read_start, trainer_of
 from medfed.run.federating import federate
 from medfed.run.loggers import NO_LOGGER
 from medfed.run.start import Start
+from medfed.sites.agreement import Agreed, SiteFile, fingerprints
 from medfed.sites.newcomers import Newcomer
-from medfed.sites.terms import Agreed, SiteFile, fingerprints
 from medfed.sites.wire import START, Facts, Greeting, Reply, Request, RoundNumber, Status
 
 FIRST = ("hello", "agree", "begin", "onboard")  # kinds of requests that belong to no round
@@ -82,7 +82,7 @@ class Workplace(Protocol):
         """Tells the others, by the coordinator, what they must know of the data.
 
         Args:
-            number: How many messages were told before.
+            number: How many messages it has sent before.
             answer: The coordinator's to the last of them; empty at first.
 
         Returns:
@@ -104,15 +104,15 @@ class Keeper(Protocol):
     """Keeps what a site has done where the site finds it."""
 
     def begin(self, site: Site, asked: Request) -> None:
-        """Is told of a session that begins."""
+        """Is called when a session begins."""
 
     def after(self, site: Site, asked: Request, reply: Reply) -> None:
-        """Is told of a request of a round that was answered; what it raises is the answer then."""
+        """Is called after a request of a round was answered; what it raises is the answer then."""
 
     def joined(
         self, site: Site, newcomer: Newcomer, model: Tensors, metrics: dict[str, float]
     ) -> None:
-        """Is told of the model by which a site has joined a federation that had trained."""
+        """Is called with the model by which a site has joined a federation that had trained."""
 
 
 class Site:
@@ -213,9 +213,9 @@ class Site:
         return Reply.to(asked, content=content)
 
     def _agree(self, asked: Request) -> Reply:
-        told = self.workplace.agree(asked.phase, asked.body)
-        facts = self.workplace.facts().content() if told is None else {}
-        return Reply.to(asked, content={"facts": facts}, body=told or b"")
+        statement = self.workplace.agree(asked.phase, asked.body)
+        facts = self.workplace.facts().content() if statement is None else {}
+        return Reply.to(asked, content={"facts": facts}, body=statement or b"")
 
     def _begin(self, asked: Request) -> Reply:
         """Starts a session: everything in memory is forgotten, the kept rounds are there."""
@@ -227,8 +227,8 @@ class Site:
         if not asked.session:
             raise Refusal("session")
         everyone = [ClientInfo(c["id"], c["num_samples"]) for c in asked.content["clients"]]
-        own = ClientInfo(self.name, self.workplace.facts().num_samples)
-        if own not in everyone or len({c.id for c in everyone}) < len(everyone):
+        this = ClientInfo(self.name, self.workplace.facts().num_samples)
+        if this not in everyone or len({c.id for c in everyone}) < len(everyone):
             raise Refusal("message")
         self.folder.mkdir(parents=True, exist_ok=True)
         write_json(kept, {"job": job, "site": self.name})
@@ -453,17 +453,17 @@ class ConfiguredSite:
         self._task: TaskModule | None = None
         self._initial: Tensors = {}
         self._agreeing: Generator[bytes, bytes, None] = _nothing()
-        self._told: list[bytes | None] = []
+        self._statements: list[bytes | None] = []
         self._answers: list[bytes] = []
 
     @classmethod
-    def of(cls, agreed: Agreed, own: SiteFile) -> ConfiguredSite:
+    def of(cls, agreed: Agreed, file: SiteFile) -> ConfiguredSite:
         """Makes a site of what all have agreed on and its own file.
 
         Raises:
             MedfedError: If they do not go together.
         """
-        return cls(own.config(agreed), own.site, None if agreed.cut else agreed.sites)
+        return cls(file.config(agreed), file.site, None if agreed.cut else agreed.sites)
 
     @property
     def data(self) -> FederatedDataModule:
@@ -486,7 +486,7 @@ class ConfiguredSite:
             if self.sites is not None:
                 data.partition = OwnData(data.partition, self.name, self.sites)
             self._agreeing = setup_alone(data, self.name)
-            self._told = [next(self._agreeing, None)]
+            self._statements = [next(self._agreeing, None)]
             self._data, self._greeting = data, Greeting(agreed, data.facts())
             self._settle()
         return self._greeting
@@ -503,20 +503,20 @@ class ConfiguredSite:
                 "The coordinator says something else about the columns of all sites than before; "
                 "start the site again."
             )
-        if number == len(self._told) and number:
+        if number == len(self._statements) and number:
             self._answers.append(answer)
             try:
-                self._told.append(self._agreeing.send(answer))
+                self._statements.append(self._agreeing.send(answer))
             except StopIteration:
-                self._told.append(None)
+                self._statements.append(None)
             self._settle()
-        if number >= len(self._told):
+        if number >= len(self._statements):
             raise DataError("The coordinator has left out an answer; start it again.")
-        return self._told[number]
+        return self._statements[number]
 
     def _settle(self) -> None:
         """Builds the model, once the data are read."""
-        if self._told[-1] is not None:
+        if self._statements[-1] is not None:
             return
         say_data(self.data)
         begun = begin(self.config, self.data, self._start)
@@ -528,8 +528,8 @@ class ConfiguredSite:
 
     @property
     def exchanged(self) -> tuple[list[bytes], list[bytes]]:
-        """What was told of the data, and what was answered."""
-        return [told for told in self._told if told is not None], list(self._answers)
+        """What was said of the data, and what was answered."""
+        return [one for one in self._statements if one is not None], list(self._answers)
 
     def facts(self) -> Facts:
         """See :meth:`medfed.sites.site.Workplace.facts`."""

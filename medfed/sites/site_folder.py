@@ -36,9 +36,9 @@ from medfed.run import results
 from medfed.run.experiment import Experiment
 from medfed.run.federating import preprocessing
 from medfed.run.overview.table import cohort_record
+from medfed.sites.agreement import Agreed, SiteFile
 from medfed.sites.newcomers import Newcomer, numbers
 from medfed.sites.site import ConfiguredSite, Site
-from medfed.sites.terms import Agreed, SiteFile
 from medfed.sites.wire import START, Reply, Request
 
 LOG = "log.txt"  # in the folder of all federations
@@ -60,22 +60,22 @@ class _Validation:
     spent: _Spent
 
 
-def hospital(agreed: Agreed, own: SiteFile, keep_bundle: Callable[[Path], object]) -> Site:
+def hospital(agreed: Agreed, file: SiteFile, keep_bundle: Callable[[Path], object]) -> Site:
     """Makes a site of what all have agreed on and its own file; each federation has its folder.
 
     Args:
         agreed: What all have agreed on.
-        own: The site's file.
+        file: The site's file.
         keep_bundle: Makes the bundle of the model in a run folder.
 
     Raises:
         MedfedError: If they do not go together.
     """
-    workplace = ConfiguredSite.of(agreed, own)
+    workplace = ConfiguredSite.of(agreed, file)
     name = re.sub(r"[^\w.-]", "_", str(workplace.config.name))[:40]
-    site = Site(workplace, own.folder / name, SiteFolder(workplace, keep_bundle))
-    own.folder.mkdir(parents=True, exist_ok=True)
-    listen(site, own.folder / LOG)
+    site = Site(workplace, file.folder / name, SiteFolder(workplace, keep_bundle))
+    file.folder.mkdir(parents=True, exist_ok=True)
+    listen(site, file.folder / LOG)
     return site
 
 
@@ -111,7 +111,7 @@ class SiteFolder:
         steps = {self.name: data.preprocessing(self.name)}
         cohort = {} if config.resume else cohort_record(data).record()
         run.open(config, data.splits(), steps, cohort)
-        self.ledger = Ledger(preprocessing(self._told()))
+        self.ledger = Ledger(preprocessing(self._exchanged()))
         self.history, self._spent = [], (0, Passes())
         self._turn, self._of_round = (START, 0), Ledger()
         if config.resume and run.ledger_csv.is_file():
@@ -157,15 +157,15 @@ class SiteFolder:
         save_tensors(run.files("models", [self.name])[self.name], model)
         evaluation = PersonalEvaluation(*place.task.selection)
         evaluation.test, evaluation.cases = {self.name: metrics}, dict(newcomer.module.cases)
-        federation.ledger = Ledger([*preprocessing(self._told()), *newcomer.ledger.entries])
+        federation.ledger = Ledger([*preprocessing(self._exchanged()), *newcomer.ledger.entries])
         self._hospitals = len(federation.ids) + 1
         client = newcomer.client
         experiment = self._experiment(config, newcomer.module, evaluation)
         self._report(site, experiment, None, (client.steps_done, client.passes))
 
-    def _told(self) -> list[Exchanged]:
-        told, answers = self.workplace.exchanged
-        pairs = zip(told, answers, strict=True)
+    def _exchanged(self) -> list[Exchanged]:
+        statements, answers = self.workplace.exchanged
+        pairs = zip(statements, answers, strict=True)
         return [(self.name, way, len(b)) for t, a in pairs for way, b in (("up", t), ("down", a))]  # type: ignore[misc]
 
     def _keep(self, run: RunFolder) -> None:

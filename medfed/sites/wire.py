@@ -422,7 +422,7 @@ class Pipes:
         self._starts = dict(starts)
         self._locks = {site: threading.Lock() for site in starts}
         self._ends: dict[str, Connection] = {}
-        self._late: dict[str, int] = dict.fromkeys(starts, 0)
+        self._unanswered: dict[str, int] = dict.fromkeys(starts, 0)
         self.processes: dict[str, BaseProcess] = {}
         for site in starts:
             self.start(site)
@@ -434,13 +434,13 @@ class Pipes:
         context: Any = multiprocessing.get_context("forkserver" if there else "spawn")
         if there:
             context.set_forkserver_preload(["medfed.sites.site"])
-        own, other = context.Pipe()
+        ours, theirs = context.Pipe()
         process: BaseProcess = context.Process(
-            target=serve, args=(other, self._starts[site]), daemon=True
+            target=serve, args=(theirs, self._starts[site]), daemon=True
         )
         process.start()
-        other.close()
-        self._ends[site], self.processes[site], self._late[site] = own, process, 0
+        theirs.close()
+        self._ends[site], self.processes[site], self._unanswered[site] = ours, process, 0
 
     def call(self, site: str, request: bytes, timeout: float) -> bytes:
         """See :meth:`Transport.call`."""
@@ -450,11 +450,13 @@ class Pipes:
         try:
             pipe = self._ends[site]
             pipe.send_bytes(request)
-            self._late[site] += 1
+            self._unanswered[site] += 1
             while pipe.poll(max(0.0, end - time.monotonic())):
                 reply = pipe.recv_bytes(LIMIT)
-                self._late[site] -= 1
-                if not self._late[site]:  # else it is of a call that nobody waits for any more
+                self._unanswered[site] -= 1
+                if not self._unanswered[
+                    site
+                ]:  # else it is of a call that nobody waits for any more
                     return reply
             raise Silent
         except (OSError, EOFError) as error:

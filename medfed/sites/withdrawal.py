@@ -110,12 +110,12 @@ def withdraw(folder: Path, site: str, forget: bool = False) -> list[str]:
         )
     if not left:
         raise ConfigError(f"Without {site} nobody is left in the run in {folder}.")
-    found = run.rounds
-    last = int(found[-1].stem.removeprefix("round_")) + 1 if found else 0
+    checkpoints = run.rounds
+    last = int(checkpoints[-1].stem.removeprefix("round_")) + 1 if checkpoints else 0
     earlier = known.get(site, _Withdrawal(last, []))
     forgotten = earlier.forgotten
     if forget:
-        for path in [*found, *([run.best_ckpt] if run.best_ckpt.is_file() else [])]:
+        for path in [*checkpoints, *([run.best_ckpt] if run.best_ckpt.is_file() else [])]:
             forgotten = sorted({*forgotten, *_forget_in(path, site, len(sites))})
     now = _Withdrawals({**known, site: _Withdrawal(earlier.after, forgotten)})
     write_json(run.withdrawn_json, asdict(now))
@@ -169,7 +169,7 @@ def forgotten_state(
         ({'num_samples': {'a': tensor([0.]), 'b': tensor([4.])}}, ['num_samples'])
     """
     state: State = {group: dict(named) for group, named in server.items()}
-    found = []
+    forgotten = []
     for group, named in server.items():
         if group.endswith(f"/{site}"):
             state[group] = {name: torch.zeros_like(t) for name, t in named.items()}
@@ -181,8 +181,8 @@ def forgotten_state(
                 state["admm"] = {}
         else:
             continue
-        found.append(group)
-    return state, found
+        forgotten.append(group)
+    return state, forgotten
 
 
 def _mean_row(rows: Tensor, place: int) -> Tensor:

@@ -8,7 +8,7 @@ import pytest
 from medfed.common.errors import CheckpointError, ConfigError, DataError
 from medfed.config.check import accepted
 from medfed.config.compose import described, load
-from medfed.sites.terms import OWN, READING, Agreed, SiteFile, agreed_values, fingerprints
+from medfed.sites.agreement import OWN, READING, Agreed, SiteFile, agreed_values, fingerprints
 from tests.integration.runs import ROOT
 
 SITES = ("cleveland", "va")

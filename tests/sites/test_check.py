@@ -8,8 +8,8 @@ from medfed.commands.main import main
 from medfed.commands.methods import method, yamls
 from medfed.common.errors import DataError
 from medfed.federation.wire.ledger import Ledger
+from medfed.sites.agreement import Agreed, SiteFile
 from medfed.sites.check import WORDS, traffic_of
-from medfed.sites.terms import Agreed, SiteFile
 from tests.integration.runs import run
 from tests.pages import DOCS, write_files
 from tests.sites.tables import EXPERIMENT, SITES, write_table

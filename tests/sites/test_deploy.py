@@ -7,8 +7,17 @@ import pytest
 
 from medfed.commands.deploy import main
 from medfed.common.errors import CodecError
-from medfed.sites.order import BEGUN, FINISHED, STOPPED, Broken, Order, carry_out, opened, outcome
-from medfed.sites.terms import Agreed
+from medfed.sites.agreement import Agreed
+from medfed.sites.flare_processes import (
+    BEGUN,
+    FINISHED,
+    STOPPED,
+    Broken,
+    Deployment,
+    decoded,
+    outcome,
+    run_coordinator,
+)
 from medfed.sites.wire import Direct, Reply, Request
 from tests.integration.runs import run
 from tests.sites.hospitals import direct, same
@@ -62,33 +71,36 @@ def test_a_dry_run_writes_a_job_without_code_and_what_is_agreed(tmp_path, capsys
     meta = json.loads((job / "meta.json").read_text())
     assert meta["deploy_map"] == {"coordinator": ["server"], "site": SITES}
     own = json.loads((job / "site/config/config_fed_client.json").read_text())["components"][0]
-    assert opened(own["args"]["agreed"]) == agreed
+    assert decoded(own["args"]["agreed"]) == agreed
     told = (job / "coordinator/config/config_fed_server.json").read_text()
     main_part = json.loads(told)["components"][0]
-    order = Order.of(main_part["args"]["order"])
+    order = Deployment.of(main_part["args"]["deployment"])
     assert order.folder == str(tmp_path / "run")
-    assert order.alone == ("trainer.accelerator=cpu", f"init.weights='{tmp_path / 'w.pt'}'")
+    assert order.coordinator_only == (
+        "trainer.accelerator=cpu",
+        f"init.weights='{tmp_path / 'w.pt'}'",
+    )
 
 
 def order(tmp_path, *more, **rest):
     agreed = {"medfed": "", "sites": SITES, "cut": True, "overrides": [*CLINICAL, *more]}
     told = tmp_path / "told"
     told.mkdir(exist_ok=True)
-    return Order("clinical", agreed, str(tmp_path / "run"), told=str(told), **rest)
+    return Deployment("clinical", agreed, str(tmp_path / "run"), output=str(told), **rest)
 
 
 def test_an_order_is_carried_out_and_followed(tmp_path):
     """What the coordinator's process does under FLARE, over sites in this process."""
     asked = order(tmp_path, "rounds=2", terms={"patience": 1})
     before = logging.root.level
-    carry_out(asked.text(), direct(tmp_path, SITES, *CLINICAL, "rounds=2"))
+    run_coordinator(asked.text(), direct(tmp_path, SITES, *CLINICAL, "rounds=2"))
     assert outcome(tmp_path / "told") == (FINISHED, "")
-    assert "round 2/2" in (tmp_path / "told" / "said.txt").read_text()
+    assert "round 2/2" in (tmp_path / "told" / "printed.txt").read_text()
     assert logging.root.level == before
     assert asked.resumed().resume
     again = tmp_path / "again"
     again.mkdir()
-    carry_out(order(again, "rounds=2").text(), direct(again, SITES, *CLINICAL, "rounds=2"))
+    run_coordinator(order(again, "rounds=2").text(), direct(again, SITES, *CLINICAL, "rounds=2"))
     assert not same(tmp_path / "run", again / "run")
 
 
@@ -99,8 +111,8 @@ def test_all_start_from_weights_that_each_has_for_itself(tmp_path):
     run(tmp_path / "simulation", *short, "logger=none", weights)
     _, alone, _ = Agreed.of([*short, weights], SITES, cut=True)
     assert alone == [weights]
-    carry_out(
-        order(tmp_path, *short[3:], alone=(weights, "logger=none")).text(),
+    run_coordinator(
+        order(tmp_path, *short[3:], coordinator_only=(weights, "logger=none")).text(),
         direct(tmp_path, SITES, *short, weights),
     )
     assert outcome(tmp_path / "told") == (FINISHED, "")
@@ -112,7 +124,7 @@ def test_what_stops_the_run_is_told(tmp_path):
     del found.sites["hospital_1"]
     asked = order(tmp_path, terms={"hello": 0, "grace": 0})
     assert outcome(tmp_path / "told") == ("", "")
-    carry_out(asked.text(), found)
+    run_coordinator(asked.text(), found)
     how, why = outcome(tmp_path / "told")
     assert how == STOPPED
     assert "hospital_1" in why
@@ -125,7 +137,7 @@ def test_a_job_that_flare_ends_is_left_as_begun(tmp_path):
             raise SystemExit("FLARE ends the job")
 
     with pytest.raises(SystemExit):
-        carry_out(order(tmp_path).text(), Ended({}))
+        run_coordinator(order(tmp_path).text(), Ended({}))
     assert outcome(tmp_path / "told") == (BEGUN, "")
 
 

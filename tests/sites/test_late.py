@@ -14,10 +14,10 @@ from medfed.delivery.bundle.bundle import read_bundle
 from medfed.delivery.main import keep_bundle
 from medfed.federation.wire.ledger import Ledger
 from medfed.run.onboarding import onboard
+from medfed.sites.agreement import Agreed, SiteFile
+from medfed.sites.flare_processes import FINISHED, STOPPED, Deployment, outcome, run_coordinator
 from medfed.sites.newcomers import agreed_for
-from medfed.sites.order import FINISHED, STOPPED, Order, carry_out, outcome
 from medfed.sites.site_folder import hospital
-from medfed.sites.terms import Agreed, SiteFile
 from medfed.sites.wire import Direct
 from tests.integration.runs import left_in, run
 from tests.sites.tables import EXPERIMENT, SITES, write_table
@@ -37,12 +37,14 @@ def at(root: Path, name: str, agreed: Agreed) -> Direct:
     return Direct({name: hospital(agreed, SiteFile.read(root / name / "site.yaml"), keep_bundle)})
 
 
-def joined(root: Path, order: Order, transport: Direct) -> tuple[str, str]:
+def joined(root: Path, order: Deployment, transport: Direct) -> tuple[str, str]:
     """How an order has ended at the server."""
     told = root / "told"
     shutil.rmtree(told, ignore_errors=True)
     told.mkdir()
-    carry_out(Order(**{**vars(order), "told": str(told), "terms": TERMS}).text(), transport)
+    run_coordinator(
+        Deployment(**{**vars(order), "output": str(told), "terms": TERMS}).text(), transport
+    )
     return outcome(told)
 
 
@@ -55,15 +57,15 @@ def done(tmp_path_factory):
     run(root / "simulation", *SHORT, *keeping)
     agreed, _, _ = Agreed.of(SHORT, OTHERS)
     sites = Direct({c: at(root, c, agreed).sites[c] for c in OTHERS})
-    order = Order("clinical", agreed.record(), str(root / "server"), ("logger=none",))
+    order = Deployment("clinical", agreed.record(), str(root / "server"), ("logger=none",))
     assert joined(root, order, sites) == (FINISHED, "")
     before = {name: (root / "server" / name).read_bytes() for name in left_in(root / "server")}
     agreed = agreed_for(root / "server", NEW)
-    order = Order("clinical", agreed.record(), order.folder, onboard=NEW, steps=STEPS)
-    assert order.present == [NEW]
+    order = Deployment("clinical", agreed.record(), order.folder, onboard=NEW, steps=STEPS)
+    assert order.expected == [NEW]
     for _ in range(2):  # as where FLARE ends the first job
         assert joined(root, order, at(root, NEW, agreed)) == (FINISHED, "")
-    said = (root / "told" / "said.txt").read_text()
+    said = (root / "told" / "printed.txt").read_text()
     assert f"{NEW} has joined by the own rule of pfednet" in said
     return root, before
 
@@ -113,7 +115,7 @@ def test_another_configuration_and_a_site_that_is_not_there_stop_it(done):
     root, _ = done
     agreed = agreed_for(root / "server", NEW)
     other = Agreed(agreed.sites, (*agreed.overrides, "seed=7"))
-    order = Order("clinical", agreed.record(), str(root / "server"), onboard=NEW, steps=STEPS)
+    order = Deployment("clinical", agreed.record(), str(root / "server"), onboard=NEW, steps=STEPS)
     how, why = joined(root, order, at(root, NEW, other))
     assert how == STOPPED
     assert f"Site {NEW} has another configuration than the run: " in why

@@ -11,9 +11,9 @@ from medfed.config.description import describe
 from medfed.delivery.bundle.bundle import read_bundle
 from medfed.delivery.main import keep_bundle
 from medfed.federation.wire.ledger import Ledger
+from medfed.sites.agreement import Agreed, SiteFile
 from medfed.sites.run import coordinate
 from medfed.sites.site_folder import hospital
-from medfed.sites.terms import Agreed, SiteFile
 from medfed.sites.wire import Direct, Reply, Request
 from tests.integration.runs import run
 from tests.sites.hospitals import EQUAL, QUICK, same

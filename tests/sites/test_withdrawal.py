@@ -12,11 +12,11 @@ from medfed.config.compose import load
 from medfed.config.description import describe
 from medfed.delivery.main import keep_bundle
 from medfed.federation.lightning.checkpoint import rounds_in
+from medfed.sites.agreement import Agreed, SiteFile
 from medfed.sites.calls import Terms
-from medfed.sites.order import Order
+from medfed.sites.flare_processes import Deployment
 from medfed.sites.run import coordinate
 from medfed.sites.site_folder import hospital
-from medfed.sites.terms import Agreed, SiteFile
 from medfed.sites.wire import Direct
 from medfed.sites.withdrawal import forgotten_state
 from tests.integration.runs import run
@@ -85,8 +85,8 @@ def test_the_run_goes_on_as_a_simulation_without_it(stopped, capsys):
     assert after["server"]["num_samples"] == {**before, "Bern": torch.zeros(1).double()}
     record = json.loads((server / "withdrawn.json").read_text())["sites"]
     assert record == {"Bern": {"after": 1, "forgotten": ["num_samples"]}}
-    order = Order("clinical", {"sites": SITES}, str(server), resume=True)
-    assert order.present == ["Basel", "Chur"]  # for whom FLARE's job waits
+    order = Deployment("clinical", {"sites": SITES}, str(server), resume=True)
+    assert order.expected == ["Basel", "Chur"]  # for whom FLARE's job waits
     summary = go_on(sites("Basel", "Chur"), resume)
     assert list(summary["clients"]) == ["Basel", "Chur"]
     assert summary["not_tested"] == ["Bern"]

@@ -17,7 +17,7 @@ from medfed.federation.lightning.module import FederatedModule
 from medfed.federation.wire.channel import Channel, Link
 from medfed.federation.wire.codecs.sparse import TopK
 from medfed.federation.wire.codecs.stc import STC
-from medfed.sites.calls import Caller, Terms, converse, greet
+from medfed.sites.calls import Caller, Terms, agree_on_data, greet
 from medfed.sites.coordinator import Coordinator, SitesProgress
 from medfed.sites.run import SitesEvaluation, SitesModule
 from medfed.sites.site import Site
@@ -88,7 +88,7 @@ def coordinated(
     """A coordinator that has greeted its sites."""
     caller = Caller(transport, NAMES, terms)
     greet(caller)
-    facts, answers, _ = converse(caller, nothing())
+    facts, answers, _ = agree_on_data(caller, nothing())
     task, fed, local = federation(method, **settings())
     fed.clients = {}
     coordinator = Coordinator(caller, fed, facts, answers, "job", progress)

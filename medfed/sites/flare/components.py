@@ -51,16 +51,16 @@ class Coordinator:
     """The component at the server: carries out an experiment, and writes what it says to a file.
 
     Args:
-        order: See :meth:`medfed.sites.order.Order.text`.
+        deployment: See :meth:`medfed.sites.flare_processes.Deployment.text`.
     """
 
-    def __init__(self, order: str) -> None:
-        self.order = order
+    def __init__(self, deployment: str) -> None:
+        self.deployment = deployment
 
     @collab.main
     def run(self) -> None:
-        """Runs or resumes the experiment; whatever stops it is told to who follows."""
-        from medfed.sites.order import carry_out  # late: it imports PyTorch
+        """Runs or resumes the experiment; the deployment's output says what stopped it."""
+        from medfed.sites.flare_processes import run_coordinator  # late: it imports PyTorch
 
         with suppress(SystemExit):
-            carry_out(self.order, CollabTransport(collab.clients))
+            run_coordinator(self.deployment, CollabTransport(collab.clients))

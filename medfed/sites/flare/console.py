@@ -46,8 +46,8 @@ class Console:
     def __init__(self, kit: Path) -> None:
         self.kit = kit
         try:
-            told = json.loads((kit / "startup" / "fed_admin.json").read_text())["admin"]
-            self.name, self.server = str(told["username"]), f"{told['host']}:{told['port']}"
+            about = json.loads((kit / "startup" / "fed_admin.json").read_text())["admin"]
+            self.name, self.server = str(about["username"]), f"{about['host']}:{about['port']}"
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(
                 f"kit={kit} is no kit of FLARE's for who submits (it has no "
@@ -110,18 +110,18 @@ class Console:
     def reason(self, number: str) -> str:
         """Returns what FLARE says of a job that has not run: what sites said when it was sent."""
         with self._one_sentence():
-            told = self._session.get_job_meta(number)
-        said = [s for s in told.get("job_deploy_detail", ()) if not s.endswith(": OK")]
-        said = said or [s for s in told.get("schedule_history", ()) if not s.endswith("scheduled")]
+            about = self._session.get_job_meta(number)
+        said = [s for s in about.get("job_deploy_detail", ()) if not s.endswith(": OK")]
+        said = said or [s for s in about.get("schedule_history", ()) if not s.endswith("scheduled")]
         return "; ".join(said[-5:]).replace("NVFLARE_ERROR: ", "")
 
     def has_restarted(self, site: str) -> bool:
         """Returns whether a site answers, and has no process of any job."""
         try:
-            told = self._session.get_client_job_status([site])
+            about = self._session.get_client_job_status([site])
         except Exception:  # of a site that is down: the server waits for it, and then gives up
             return False
-        return any(one.get("status") == "no_jobs" for one in told or ())
+        return any(one.get("status") == "no_jobs" for one in about or ())
 
     def abort(self, number: str) -> None:
         """Ends a job; one that has ended stays as it is."""
@@ -185,15 +185,17 @@ def allow(kit: Path, prefixes: Sequence[str] = PREFIXES) -> None:
         prefixes: Of classes.
     """
     local = kit / "local"
-    own = local / "resources.json"
-    resources = json.loads((own if own.exists() else own.with_suffix(".json.default")).read_text())
+    path = local / "resources.json"
+    resources = json.loads(
+        (path if path.exists() else path.with_suffix(".json.default")).read_text()
+    )
     listed = resources.setdefault("class_allow_list", [])
     listed += [prefix for prefix in prefixes if prefix not in listed]
     resources["allow_log_streaming"] = False
     resources["components"] = [
         one for one in resources["components"] if one["id"] != "site_log_streamer"
     ]
-    write_json(own, resources)
+    write_json(path, resources)
     rights = dict.fromkeys(("submit_job", "manage_job", "download_job", "view", "operate"), "any")
     rights |= dict.fromkeys(("clone_job", "shell_commands", "byoc"), "none")
     permissions = {"project_admin": rights}

@@ -38,8 +38,8 @@ def write_job(
         server: The class that runs at the server, and its arguments.
         site: The class that runs at each site, and its arguments.
     """
-    main, main_args = server
-    own, own_args = site
+    server_class, server_args = server
+    site_class, site_args = site
     controller = {
         "id": "controller",
         "path": f"{RUNTIME}.controller.CollabController",
@@ -60,13 +60,13 @@ def write_job(
         "coordinator/config/config_fed_server.json": {
             "format_version": 2,
             "workflows": [controller],
-            "components": [{"id": "main", "path": main, "args": dict(main_args)}],
+            "components": [{"id": "main", "path": server_class, "args": dict(server_args)}],
             **filters,
         },
         "site/config/config_fed_client.json": {
             "format_version": 2,
             "executors": [{"tasks": ["*"], "executor": executor}],
-            "components": [{"id": "own", "path": own, "args": dict(own_args)}],
+            "components": [{"id": "own", "path": site_class, "args": dict(site_args)}],
             **filters,
         },
     }

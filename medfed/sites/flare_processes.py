@@ -1,4 +1,4 @@
-"""What FLARE's processes do for us: the coordinator's, told by an order, and a site's."""
+"""What FLARE's processes do for us: the coordinator's, by a deployment, and a site's."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
-OUTCOME, SAID = "outcome.json", "said.txt"
+OUTCOME, PRINTED = "outcome.json", "printed.txt"
 SITE_FILE = "medfed.yaml"
 """A site's file, in the ``local`` folder of its kit."""
 BEGUN, FINISHED, STOPPED = "begun", "finished", "stopped"
 
 
 @dataclass(frozen=True)
-class Order:
+class Deployment:
     """What the process at FLARE's server is to do.
 
     Attributes:
         name: The experiment's.
-        agreed: What all sites have agreed on, as :meth:`medfed.sites.terms.Agreed.record` has
+        agreed: What all sites have agreed on, as :meth:`medfed.sites.agreement.Agreed.record` has
             it.
-        alone: Overrides that count at the coordinator alone.
+        coordinator_only: Overrides that count at the coordinator alone.
         folder: The run folder, on the server's machine.
         resume: Whether to go on with the run that is there.
         terms: Keywords of :class:`medfed.sites.calls.Terms`.
-        told: Folder for what it says, and how it has ended.
+        output: Folder for what it says, and how it has ended.
         onboard: The last of the sites, which joins the finished run in the folder; empty: they run
             the experiment.
         steps: Gradient steps that it may take.
@@ -49,10 +49,10 @@ class Order:
     name: str
     agreed: Mapping[str, Any]
     folder: str
-    alone: tuple[str, ...] = ()
+    coordinator_only: tuple[str, ...] = ()
     resume: bool = False
     terms: Mapping[str, float] = field(default_factory=dict)
-    told: str = ""
+    output: str = ""
     onboard: str = ""
     steps: int = 100
 
@@ -62,7 +62,7 @@ class Order:
         return list(self.agreed["sites"])
 
     @property
-    def present(self) -> list[str]:
+    def expected(self) -> list[str]:
         """Names of the sites that this is to be done with: not of those that have withdrawn."""
         if self.onboard:
             return [self.onboard]
@@ -75,32 +75,32 @@ class Order:
         """Writes what all agree on, as sites look at it beforehand."""
         write_json(path, self.agreed)
 
-    def resumed(self) -> Order:
-        """Returns the order to go on, if there is anything to go on with."""
+    def resumed(self) -> Deployment:
+        """Returns the deployment that goes on, if there is anything to go on with."""
         return replace(self, resume=RunFolder(Path(self.folder)).config_yaml.is_file())
 
     def text(self) -> str:
         """Returns it as a job's arguments hold it."""
-        return sealed(asdict(self))
+        return encoded(asdict(self))
 
     @classmethod
-    def of(cls, text: str) -> Order:
+    def of(cls, text: str) -> Deployment:
         """Reads what :meth:`text` returned."""
-        return opened(text, cls)
+        return decoded(text, cls)
 
 
-def sealed(content: Mapping[str, Any]) -> str:
+def encoded(content: Mapping[str, Any]) -> str:
     """Returns content as FLARE leaves it alone: it would fill in braces, and build mappings.
 
     Example:
-        >>> opened(sealed({"overrides": ["cohort.absent={3:[a]}"]}))
+        >>> decoded(encoded({"overrides": ["cohort.absent={3:[a]}"]}))
         {'overrides': ['cohort.absent={3:[a]}']}
     """
     return base64.b64encode(json.dumps(content).encode()).decode()
 
 
-def opened(text: str, kind: type[T] = dict[str, Any]) -> T:  # type: ignore[assignment]
-    """Reads what :func:`sealed` returned.
+def decoded(text: str, kind: type[T] = dict[str, Any]) -> T:  # type: ignore[assignment]
+    """Reads what :func:`encoded` returned.
 
     Args:
         text: That.
@@ -121,29 +121,33 @@ def outcome(folder: Path) -> tuple[str, str]:
     return ended.get("how", ""), ended.get("why", "")
 
 
-def carry_out(text: str, transport: Transport) -> None:
-    """Runs or resumes the experiment of an order; what is printed goes to a file, line by line.
+def run_coordinator(text: str, transport: Transport) -> None:
+    """Runs or resumes the experiment of a deployment; what is printed goes to a file, line by line.
 
     Args:
-        text: The order, as :meth:`Order.text` has it.
+        text: The deployment, as :meth:`Deployment.text` has it.
         transport: Reaches the sites.
     """
-    order = Order.of(text)
-    told = Path(order.told)
-    write_json(told / OUTCOME, {"how": BEGUN, "why": ""})
+    deployment = Deployment.of(text)
+    output = Path(deployment.output)
+    write_json(output / OUTCOME, {"how": BEGUN, "why": ""})
     how, why = FINISHED, ""
     with (
-        (told / SAID).open("a", encoding="utf-8", buffering=1) as said,
-        redirect_stdout(said),
-        redirect_stderr(said),
+        (output / PRINTED).open("a", encoding="utf-8", buffering=1) as printed,
+        redirect_stdout(printed),
+        redirect_stderr(printed),
     ):
-        handler, ours, root = logging.StreamHandler(said), logging.getLogger("medfed"), logging.root
+        handler, ours, root = (
+            logging.StreamHandler(printed),
+            logging.getLogger("medfed"),
+            logging.root,
+        )
         levels = ours.level, root.level
         ours.addHandler(handler)
         ours.setLevel(logging.INFO)
         root.setLevel(logging.WARNING)  # FLARE says of every call that it is made
         try:
-            _coordinate(order, transport)
+            _coordinate(deployment, transport)
         except MedfedError as error:
             how, why = STOPPED, str(error)
         except Exception as error:
@@ -153,10 +157,10 @@ def carry_out(text: str, transport: Transport) -> None:
             ours.removeHandler(handler)
             ours.setLevel(levels[0])
             root.setLevel(levels[1])
-    write_json(told / OUTCOME, {"how": how, "why": why})
+    write_json(output / OUTCOME, {"how": how, "why": why})
 
 
-def _coordinate(order: Order, transport: Transport) -> None:
+def _coordinate(deployment: Deployment, transport: Transport) -> None:
     from medfed.common.files import Before
     from medfed.config.compose import load
     from medfed.config.description import describe, written
@@ -164,25 +168,35 @@ def _coordinate(order: Order, transport: Transport) -> None:
     from medfed.sites.newcomers import join
     from medfed.sites.run import coordinate
 
-    source = written(load([*order.agreed["overrides"], *order.alone, f"folder={order.folder}"]))
-    source["resume"] = order.folder if order.resume and not order.onboard else None
+    source = written(
+        load(
+            [
+                *deployment.agreed["overrides"],
+                *deployment.coordinator_only,
+                f"folder={deployment.folder}",
+            ]
+        )
+    )
+    source["resume"] = deployment.folder if deployment.resume and not deployment.onboard else None
     if source["data"].get("path") == "???":
         source["data"]["path"] = None  # the data are the sites'
     config = describe(source)
-    folder = Path(order.folder)
-    if order.onboard:
-        join(config, transport, order.onboard, order.steps, Terms(**order.terms))
+    folder = Path(deployment.folder)
+    if deployment.onboard:
+        join(config, transport, deployment.onboard, deployment.steps, Terms(**deployment.terms))
         return
-    coordinate(config, transport, order.sites, Terms(**order.terms), Before.of(folder))
-    order.write_agreed(RunFolder(folder).agreed_json)  # for hospitals that join it
+    coordinate(config, transport, deployment.sites, Terms(**deployment.terms), Before.of(folder))
+    deployment.write_agreed(RunFolder(folder).agreed_json)  # for hospitals that join it
 
 
-def start_site(own: Path, agreed: str, name: str, keep_bundle: Callable[[Path], object]) -> Answers:
+def start_site(
+    path: Path, agreed: str, name: str, keep_bundle: Callable[[Path], object]
+) -> Answers:
     """Makes the site of what is agreed and of its own file.
 
     Args:
-        own: The site's file.
-        agreed: What all have agreed on, sealed.
+        path: The site's file.
+        agreed: What all have agreed on, encoded.
         name: What FLARE calls the site.
         keep_bundle: Makes the bundle of the model in a run folder.
 
@@ -190,22 +204,22 @@ def start_site(own: Path, agreed: str, name: str, keep_bundle: Callable[[Path], 
         The site; where there is a mistake, one that answers so, as no text may leave the site.
     """
     try:
-        return _site(own, agreed, name, keep_bundle)
+        return _site(path, agreed, name, keep_bundle)
     except Exception as error:
         _log.exception("The site %s cannot start.", name)
         return Broken(name, type(error).__name__)
 
 
-def _site(own: Path, agreed: str, name: str, keep_bundle: Callable[[Path], object]) -> Answers:
+def _site(path: Path, agreed: str, name: str, keep_bundle: Callable[[Path], object]) -> Answers:
     from medfed.common.errors import ConfigError
+    from medfed.sites.agreement import Agreed, AgreedRecord, SiteFile
     from medfed.sites.site_folder import hospital
-    from medfed.sites.terms import Agreed, AgreedRecord, SiteFile
 
-    found = Agreed(**opened(agreed, AgreedRecord))
-    file = SiteFile.read(own)
+    terms = Agreed(**decoded(agreed, AgreedRecord))
+    file = SiteFile.read(path)
     if file.site != name:
-        raise ConfigError(f"{own} is of site {file.site}, and FLARE calls this one {name}.")
-    return hospital(found, file, keep_bundle)
+        raise ConfigError(f"{path} is of site {file.site}, and FLARE calls this one {name}.")
+    return hospital(terms, file, keep_bundle)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 A federation is a list of overrides, as people type them for ``medfed train``, and a list of sites.
 Each site composes the configuration itself, of its own installed medfed, these overrides and its
-own file (:mod:`medfed.sites.terms`); nothing else of the coordinator is ever used, and nothing
+own file (:mod:`medfed.sites.agreement`); nothing else of the coordinator is ever used, and nothing
 is built that a configuration may not build.
 
 ===================  ==============================================================================
@@ -31,7 +31,7 @@ A site's own file: its name, where its data lie, its device; a few lines that it
     trainer: gpu                         # or cpu, the default, or {accelerator: gpu, devices: [1]}
 
 Paths may be relative to the file. Other keys are those of ``medfed train`` that are a site's own
-(:data:`medfed.sites.terms.OWN`) or that it may say otherwise (``READING`` there).
+(:data:`medfed.sites.agreement.OWN`) or that it may say otherwise (``READING`` there).
 A site whose files are in another layout names a reader of its own, whole:
 ``data: {path: ..., reader: {_target_: ..., _partial_: true, ...}}``.
 """
@@ -179,9 +179,9 @@ class Agreed:
             else f"{o} is left out: {_key(o)} is each site's own, in its file."
             for o in apart
         ]
-        found = cls(tuple(sites), tuple(kept), cut)
-        found.config()
-        return found, alone, said
+        agreed = cls(tuple(sites), tuple(kept), cut)
+        agreed.config()
+        return agreed, alone, said
 
     @classmethod
     def read(cls, path: Path) -> Agreed:
@@ -264,7 +264,7 @@ def agreed_values(config: Mapping[str, Any]) -> dict[str, Any]:
         >>> agreed_values({"seed": 1, "threads": 4, "data": {"path": "/a", "seed": 1}})
         {'seed': 1, 'data.seed': 1}
     """
-    found: dict[str, Any] = {}
+    hashes: dict[str, Any] = {}
     waiting = [("", _without_own(config))]
     while waiting:
         place, node = waiting.pop()
@@ -273,9 +273,9 @@ def agreed_values(config: Mapping[str, Any]) -> dict[str, Any]:
             if isinstance(value, dict) and value:
                 waiting.append((name, value))
             else:
-                found[name] = value
+                hashes[name] = value
     codes = sorted(plugin_hashes(config.get("plugins") or ()).values())
-    return {**found, **({"plugins": codes} if codes else {})}
+    return {**hashes, **({"plugins": codes} if codes else {})}
 
 
 def fingerprints(config: Mapping[str, Any]) -> dict[str, str]:
@@ -457,7 +457,7 @@ class SiteFile:
             )
         option = [f"trainer={self.trainer}"] if isinstance(self.trainer, str) else []
         groups = written(load([*option, f"logger={self.logger}"]))
-        trainer = {**self._own_keys(groups["trainer"]), "precision": select(source, PRECISION)}
+        trainer = {**self._trainer_with(groups["trainer"]), "precision": select(source, PRECISION)}
         source |= {"trainer": trainer, "logger": groups["logger"], "folder": str(self.folder)}
         if "root" in source["data"]:
             source["data"]["root"] = str(self.folder / "data")
@@ -476,7 +476,7 @@ class SiteFile:
                 )
         return describe(source)
 
-    def _own_keys(self, found: dict[str, Any]) -> dict[str, Any]:
+    def _trainer_with(self, trainer: dict[str, Any]) -> dict[str, Any]:
         """The trainer as this site has it: one device, chosen by itself."""
         if not isinstance(self.trainer, str):
             if odd := [key for key in self.trainer if key not in _TRAINER]:
@@ -484,27 +484,27 @@ class SiteFile:
                     f"trainer.{odd[0]} is not for a site to set; it chooses "
                     f"{' and '.join(_TRAINER)}."
                 )
-            found |= self.trainer
-        found["strategy"] = "auto"
-        devices = found["devices"]
+            trainer |= self.trainer
+        trainer["strategy"] = "auto"
+        devices = trainer["devices"]
         if devices != 1 and not (isinstance(devices, list) and len(devices) == 1):
             raise ConfigError(
                 f"trainer.devices={devices} are several, and a site trains one client; give it "
                 "one, such as devices: [0]."
             )
-        return found
+        return trainer
 
 
 def _flat(content: Mapping[str, Any], place: str = "") -> list[tuple[str, Any]]:
     """Keys with dots; a mapping that is itself the value of a known key stays whole."""
-    found: list[tuple[str, Any]] = []
+    flat: list[tuple[str, Any]] = []
     for key, value in content.items():
         name = f"{place}{key}"
         if isinstance(value, dict) and value and name not in READING:
-            found += _flat(value, f"{name}.")
+            flat += _flat(value, f"{name}.")
         else:
-            found.append((name, value))
-    return found
+            flat.append((name, value))
+    return flat
 
 
 def _placed(home: Path, key: str, value: object) -> Path:
