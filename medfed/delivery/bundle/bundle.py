@@ -120,14 +120,15 @@ def check_files(folder: Path, hashes: Mapping[str, str]) -> None:
     Raises:
         CheckpointError: Naming the first file that is missing, added, changed or a link.
     """
-    found = set(_files(folder)) - {MANIFEST}
-    if missing := sorted(hashes.keys() - found):
+    present = set(_files(folder)) - {MANIFEST}
+    if missing := sorted(hashes.keys() - present):
         raise CheckpointError(f"{folder / missing[0]} is missing; copy the bundle again.")
-    if added := sorted(found - hashes.keys()):
+    if added := sorted(present - hashes.keys()):
         raise CheckpointError(
             f"{folder / added[0]} was not exported with the bundle; move it elsewhere."
         )
-    for name in sorted(found):
+    # A hash shows a torn copy or a change, not who made the file: whoever changes both is not seen.
+    for name in sorted(present):
         if sha256(folder / name) != hashes[name]:
             raise CheckpointError(
                 f"{folder / name} is not the file that was exported (its hash differs from "
@@ -203,6 +204,8 @@ class Bundle:
         try:
             if "count" in plain and plain["count"] not in range(1, len(self.state) + 1):
                 raise RuntimeError(f"{reprlib.repr(plain['count'])} parts")
+            # Of a network whose code is known, shapes are compared before any memory is taken; code
+            # from elsewhere may compute with tensors as it is built, so `bounded` stops it instead.
             if not is_foreign(ordinary(plain)):
                 with torch.device("meta"):  # takes no memory, whatever sizes it names
                     check_state(build_network(plain), self.state)
@@ -356,13 +359,13 @@ def _check_packages(folder: Path, packages: Mapping[str, str]) -> None:
     """Asks for packages that the network needs, and tells of other versions than at training."""
     for name, known in packages.items():
         try:
-            found = version(name)
+            installed = version(name)
         except PackageNotFoundError:
             raise CheckpointError(
                 f"The network of {folder} needs {name} {known}: pip install {name}=={known}."
             ) from None
-        if found.split(".")[:2] != known.split(".")[:2]:
-            _log.warning("%s was made with %s %s; here is %s.", folder, name, known, found)
+        if installed.split(".")[:2] != known.split(".")[:2]:
+            _log.warning("%s was made with %s %s; here is %s.", folder, name, known, installed)
 
 
 def _fp32_bytes(state: Mapping[str, Tensor]) -> int:

@@ -72,7 +72,7 @@ def readme(facts: Mapping[str, Any]) -> str:
     Returns:
         Markdown.
     """
-    source, task, own = facts["input"], facts["task"], facts["test_metrics"]
+    source, task, exported = facts["input"], facts["task"], facts["test_metrics"]
     files = source.get("files")
     expected = _INPUT[source["kind"]]
     if files:
@@ -85,7 +85,7 @@ def readme(facts: Mapping[str, Any]) -> str:
     result = "one mask (NIfTI) per patient, on its own grid"
     if source["kind"] == "pictures":
         result = "PNG masks of the pictures' own sizes"
-    metrics = facts["run_test_metrics"] if own is None else own
+    metrics = facts["run_test_metrics"] if exported is None else exported
     rows = (f"| {n} | {'undefined' if v is None else f'{v:.4f}'} |" for n, v in metrics.items())
     return _README.format(
         task=task.capitalize(),
@@ -99,7 +99,7 @@ def readme(facts: Mapping[str, Any]) -> str:
         labels=outputs(facts),
         code=_code(facts),
         packages=" ".join(["monai", "nibabel", "pillow", "fire", *sorted(further(facts))]),
-        quantised=" before quantisation" if own is None else "",
+        quantised=" before quantisation" if exported is None else "",
         metrics="\n".join(rows),
         size=_size(facts),
     )
@@ -213,22 +213,22 @@ def never_shown(facts: Mapping[str, Any]) -> list[str]:
         Scanners: the data name none; whichever A did not have.
     """
     card, source = facts.get("card") or {}, facts["input"]
-    found = []
+    lines = []
     if absent := [n for n in facts["channels"] if n not in facts["present"]]:
-        found.append(f"Channels: {', '.join(absent)} (their places are filled with zeros).")
+        lines.append(f"Channels: {', '.join(absent)} (their places are filled with zeros).")
     if missing := card.get("missing"):
-        found.append(f"Classes without a training sample: {', '.join(missing)}.")
+        lines.append(f"Classes without a training sample: {', '.join(missing)}.")
     if spacing := facts.get("spacing_range"):
         low, high = (" × ".join(f"{mm:.3g}" for mm in end) for end in spacing)
-        found.append(f"Voxels below {low} mm or above {high} mm.")
+        lines.append(f"Voxels below {low} mm or above {high} mm.")
     if facts.get("slices"):
-        found.append("Axial slices without any voxel above zero: they are background.")
-    found += _inputs(source)
+        lines.append("Axial slices without any voxel above zero: they are background.")
+    lines += _inputs(source)
     scanner = "the simulated one of `site` in the metadata" if facts.get("site") else None
-    own = f"any but {scanner}" if scanner else f"whichever {facts['client']} did not have"
+    others = f"any but {scanner}" if scanner else f"whichever {facts['client']} did not have"
     if source["kind"] != "table":
-        found.append(f"Scanners: {'' if scanner else 'the data name none; '}{own}.")
-    return found
+        lines.append(f"Scanners: {'' if scanner else 'the data name none; '}{others}.")
+    return lines
 
 
 def _inputs(source: Mapping[str, Any]) -> Iterable[str]:
@@ -295,21 +295,21 @@ _SPLITS = {"train": "training", "val": "selection", "test": "the test below"}
 
 
 def _metrics(facts: Mapping[str, Any]) -> list[str]:
-    own, run = facts["test_metrics"], facts["run_test_metrics"]
+    exported, trained = facts["test_metrics"], facts["run_test_metrics"]
     card = facts.get("card") or {}
     known = card.get("intervals") or {}
     ends, means = known.get("metrics", {}), card.get("means", {})
-    quantised = bool(facts["bits"]) and own != run
+    quantised = bool(facts["bits"]) and exported != trained
     lines = [f"Of patients of {facts['client']} that were kept out of training and selection."]
-    if facts["bits"] and own is None:
+    if facts["bits"] and exported is None:
         lines.append("Of the quantised weights in this bundle nothing was measured.")
     head = ["metric", "as trained", f"{known.get('level', 0.95):.0%} interval"]
     head += ["this bundle"] * quantised + ["mean over hospitals"] * bool(means)
     rows = [
         [name, _number(value), _interval(ends.get(name))]
-        + [_number((own or {}).get(name))] * quantised
+        + [_number((exported or {}).get(name))] * quantised
         + [_number(means.get(name))] * bool(means)
-        for name, value in run.items()
+        for name, value in trained.items()
     ]
     lines += ["", _row(head), _row(["---", *["---:"] * (len(head) - 1)]), *map(_row, rows), ""]
     if known:

@@ -115,8 +115,8 @@ def packages_of(plain: Any) -> dict[str, str]:
     names = [str(getattr(v, "__module__", None) or getattr(v, "__name__", "")) for v in held]
     tops = {name.partition(".")[0] for name in [*names, *(m.__name__ for m in modules)]}
     known = packages_distributions()
-    found = {known[top][0] for top in tops & set(known)} - {"torch", "numpy"}
-    return {name: version(name) for name in sorted(found)}
+    distributions = {known[top][0] for top in tops & set(known)} - {"torch", "numpy"}
+    return {name: version(name) for name in sorted(distributions)}
 
 
 def build_foreign(
@@ -140,7 +140,7 @@ def build_foreign(
     target = plain.get(_TARGET)
     _check_sizes(plain, str(target))
     nodes = list(_nodes(plain))
-    own = own_targets(plain)
+    sources = own_targets(plain)
     for node in nodes:
         if not is_library(node[_TARGET]) and not str(node[_TARGET]).startswith(f"{PACKAGE}."):
             raise CheckpointError(
@@ -153,7 +153,7 @@ def build_foreign(
                 check_targets({k: v for k, v in node.items() if not _is_node(v)}, found=True)
     except ConfigError as error:
         raise CheckpointError(f"The bundle's network cannot be built: {error}") from error
-    if own and folder is not None:
+    if sources and folder is not None:
         if code is None:
             raise CheckpointError(f"{folder} names source of its own, but says nothing of it.")
         check_accepted(code, accepted, folder)
@@ -499,10 +499,10 @@ def check_state(network: nn.Module, state: Mapping[str, Tensor]) -> None:
         RuntimeError: Naming the first entry that differs.
     """
     wanted = {n: t.shape for n, t in float_entries(network).items()}
-    found = {n: t.shape for n, t in state.items()}
-    for name in (*wanted, *found):
-        if wanted.get(name) != found.get(name):
-            shapes = [None if s is None else tuple(s) for s in (wanted.get(name), found.get(name))]
+    given = {n: t.shape for n, t in state.items()}
+    for name in (*wanted, *given):
+        if wanted.get(name) != given.get(name):
+            shapes = [None if s is None else tuple(s) for s in (wanted.get(name), given.get(name))]
             raise RuntimeError(f"{name} is {shapes[0]} in the network and {shapes[1]} in the file")
 
 

@@ -91,17 +91,17 @@ def source_files(module: str) -> dict[str, Path]:
         raise ConfigError(f"The network's module {module} has no file that a bundle could hold.")
     root = Path(origin)
     root = root.parent.parent if root.name == "__init__.py" else root.parent
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     waiting = [module]
     while waiting:
         for path in _files_of(root, waiting.pop()):
             name = path.relative_to(root).as_posix()
-            if name not in found:
-                found[name] = path
+            if name not in files:
+                files[name] = path
                 waiting += _imported(path, name)
-    if not found:
+    if not files:
         raise ConfigError(f"The network's module {module} has no source in {root}.")
-    return dict(sorted(found.items()))
+    return dict(sorted(files.items()))
 
 
 def describe_code(targets: Sequence[str]) -> tuple[dict[str, Any], dict[str, Path]]:
@@ -187,6 +187,7 @@ def source_of(folder: Path, code: Mapping[str, Any]) -> Iterator[None]:
         if hashlib.sha256(content).hexdigest() != known:
             raise CheckpointError(f"{path} is not the file that was exported; copy it again.")
         sources[name.removesuffix(".py").replace("/", ".")] = content
+    # The bytes that were hashed are what is imported: a file changed in between is not read again.
     finder = _Sources(sources)
     before = {n: m for n, m in sys.modules.items() if finder.holds(n)}
     for name in before:
@@ -259,8 +260,8 @@ def _files_of(root: Path, module: str) -> list[Path]:
     """A module's file below the root, and the ``__init__.py`` of the packages around it."""
     parts = module.split(".")
     around = [root.joinpath(*parts[:n], "__init__.py") for n in range(1, len(parts) + 1)]
-    own = root.joinpath(*parts).with_suffix(".py")
-    return [path for path in (*around, own) if path.is_file()]
+    module_file = root.joinpath(*parts).with_suffix(".py")
+    return [path for path in (*around, module_file) if path.is_file()]
 
 
 def _imported(path: Path, name: str) -> list[str]:
@@ -268,30 +269,30 @@ def _imported(path: Path, name: str) -> list[str]:
     package = name.removesuffix(".py").removesuffix("/__init__").split("/")
     if not name.endswith("__init__.py"):
         package = package[:-1]
-    found: list[str] = []
+    modules: list[str] = []
     for node in ast.walk(_parsed(path)):
         if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
+            modules += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             around = package[: len(package) + 1 - node.level] if node.level else []
             base = ".".join([*around, *([node.module] if node.module else [])])
-            found += [base, *(f"{base}.{alias.name}".lstrip(".") for alias in node.names)]
-    tops = {module.partition(".")[0] for module in found}
+            modules += [base, *(f"{base}.{alias.name}".lstrip(".") for alias in node.names)]
+    tops = {module.partition(".")[0] for module in modules}
     if "medfed" in tops:
         raise ConfigError(
             f"{path} imports medfed, which a hospital need not have; put the network into a file "
             "that imports PyTorch and MONAI alone."
         )
-    return [m for m in found if m and m.partition(".")[0] not in sys.stdlib_module_names]
+    return [m for m in modules if m and m.partition(".")[0] not in sys.stdlib_module_names]
 
 
 def _required(paths: Mapping[str, Path]) -> dict[str, str]:
     """Installed packages that files import, beside those that every bundle needs."""
-    own = {name.split("/")[0].removesuffix(".py") for name in paths}
+    here = {name.split("/")[0].removesuffix(".py") for name in paths}
     tops = {m.partition(".")[0] for name, path in paths.items() for m in _imported(path, name)}
     distributions = packages_distributions()
-    found = {d for top in tops - own - {"torch", "monai"} for d in distributions.get(top, ())}
-    return {name: version(name) for name in sorted(found)}
+    names = {d for top in tops - here - {"torch", "monai"} for d in distributions.get(top, ())}
+    return {name: version(name) for name in sorted(names)}
 
 
 def _parsed(path: Path) -> ast.Module:

@@ -326,8 +326,8 @@ def entropy_bound(dense: Mapping[str, Tensor], books: Mapping[str, Codebook]) ->
 
 def _together(tensors: Mapping[str, Tensor]) -> Tensors:
     """The same tensors, as pieces of one per data type."""
-    found: Tensors = {}
+    joined: Tensors = {}
     for dtype in dict.fromkeys(t.dtype for t in tensors.values()):
-        own = {n: t.detach().cpu() for n, t in tensors.items() if t.dtype == dtype}
-        found |= cut(flatten(own), layout_of(own))
-    return {n: found[n] for n in tensors}
+        alike = {n: t.detach().cpu() for n, t in tensors.items() if t.dtype == dtype}
+        joined |= cut(flatten(alike), layout_of(alike))
+    return {n: joined[n] for n in tensors}

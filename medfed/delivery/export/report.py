@@ -137,10 +137,10 @@ def _add_means(
     """Adds the mean and the worst client, for each width of several clients."""
     widths = dict.fromkeys(bits_text(r.facts["bits"].values()) for r in rows)
     for width in widths:
-        own = [r for r in rows if bits_text(r.facts["bits"].values()) == width]
-        if len(own) < 2:
+        same = [r for r in rows if bits_text(r.facts["bits"].values()) == width]
+        if len(same) < 2:
             continue
-        pairs = np.array([[_nan(v) for v in tested(r.facts, metric)] for r in own])
+        pairs = np.array([[_nan(v) for v in tested(r.facts, metric)] for r in same])
         worst = np.fmin.reduce(pairs) if mode == "max" else np.fmax.reduce(pairs)
         between = [""] * (4 + stages)
         table.add_section()
@@ -230,8 +230,8 @@ def _draw_sizes(axes: Axes, rows: Sequence[ExportRow]) -> None:
         axes.bar_label(bars, fmt="%.3g", padding=2, fontsize=7)
     widths = [bits_text(r.facts["bits"].values()) for r in rows]
     several = len({*widths}) > 1
-    own = [f", {width} bits" if several else "" for width in widths]
-    names = [f"{caption(r.facts['client'])}{o}" for r, o in zip(rows, own, strict=True)]
+    suffixes = [f", {width} bits" if several else "" for width in widths]
+    names = [f"{caption(r.facts['client'])}{o}" for r, o in zip(rows, suffixes, strict=True)]
     axes.set_yticks(heights, names)
     axes.invert_yaxis()
     axes.margins(x=0.15)

@@ -79,23 +79,23 @@ class Compared(nn.Module):
         """Computes the logits."""
         size = tuple(image.shape[1:])
         if self._trusted and size in self._sizes:
-            found: Tensor = self.traced(image)
-            return found
-        own: Tensor = self.network(image)
-        if self._trusted:
-            self._compare(own, image)
+            traced: Tensor = self.traced(image)
+            return traced
+        logits: Tensor = self.network(image)
+        if self._trusted:  # PyTorch's answer is given: both are at hand, and it is the reference
+            self._compare(logits, image)
             self._sizes.add(size)
-        return own
+        return logits
 
-    def _compare(self, own: Tensor, image: Tensor) -> None:
-        if not own.isfinite().all():
+    def _compare(self, expected: Tensor, image: Tensor) -> None:
+        if not expected.isfinite().all():
             return  # which is refused later
         try:
-            found = self.traced(image)
-            apart = float((found - own).abs().max() / own.abs().max().clamp(min=1))
-            if apart <= _ALIKE:
+            traced = self.traced(image)
+            difference = float((traced - expected).abs().max() / expected.abs().max().clamp(min=1))
+            if difference <= _ALIKE:
                 return
-            why = f"differs from PyTorch by {apart:.1g} of the largest logit"
+            why = f"differs from PyTorch by {difference:.1g} of the largest logit"
         except (RuntimeError, ValueError) as error:
             why = f"cannot compute it ({error})"
         self._trusted = False
@@ -201,15 +201,15 @@ class Committee:
         Raises:
             DataError: If one of them cannot answer; of several the bundle is named.
         """
-        found = []
+        answers = []
         for member in self.members:
             try:
-                found.append(question(member))
+                answers.append(question(member))
             except DataError as error:
                 if not self.several:
                     raise
                 raise DataError(f"{str(error).rstrip('.')} (bundle {member.name}).") from error
-        return found
+        return answers
 
     def in_order(self, member: Predictor, values: Tensor, dim: int) -> Tensor:
         """Puts a member's classes into the order of the first one's."""
@@ -231,14 +231,14 @@ class Committee:
         Raises:
             DataError: If a member cannot take them.
         """
-        found = self.ask(lambda member: member.classify(images(member), source))
+        answers = self.ask(lambda member: member.classify(images(member), source))
         if not self.several:
-            return found[0]
+            return answers[0]
         if self.first.facts["task"] == "regression":
-            return torch.cat(mean_and_spread(found, self.weights), 1)
-        parts = [self.in_order(m, p, 1) for m, p in zip(self.members, found, strict=True)]
-        apart = torch.stack(parts)
-        most = (apart.amax(0) - apart.amin(0)).amax(1)
+            return torch.cat(mean_and_spread(answers, self.weights), 1)
+        parts = [self.in_order(m, p, 1) for m, p in zip(self.members, answers, strict=True)]
+        together = torch.stack(parts)
+        most = (together.amax(0) - together.amin(0)).amax(1)
         mean = mean_and_spread(parts, self.weights)[0]
         return torch.cat([mean, torch.stack([most, *entropies(parts, self.weights)], 1)], 1)
 
@@ -264,10 +264,10 @@ def make_committee(bundles: Sequence[Bundle], options: PredictOptions) -> Commit
 def _check_alike(first: Bundle, other: Bundle, options: PredictOptions) -> None:
     """Refuses bundles whose answers do not mean the same."""
     what = ((_what(first.facts), _what(other.facts)), (_kind(first.facts), _kind(other.facts)))
-    for own, theirs in what:
-        if own != theirs:
+    for this, that in what:
+        if this != that:
             raise ConfigError(
-                f"{other.folder} is {theirs}, but {first.folder} is {own}; only bundles of one "
+                f"{other.folder} is {that}, but {first.folder} is {this}; only bundles of one "
                 "task and kind of input can be averaged."
             )
     names, others = (list(map(str, b.facts["labels"])) for b in (first, other))
@@ -343,19 +343,19 @@ class SegmentedCase:
             over all pairs (1 where both are empty), and ``_spread``, the standard deviation
             between members, averaged over the voxels that any of them gives the region.
         """
-        found: dict[str, float] = {}
+        sizes: dict[str, float] = {}
         for n, name in enumerate(self.labels):
-            found[f"{name}_{unit}"] = int(self.masks[n].sum()) * factor
-            found[f"{name}_highest_probability"] = float(self.probabilities[n].max())
+            sizes[f"{name}_{unit}"] = int(self.masks[n].sum()) * factor
+            sizes[f"{name}_highest_probability"] = float(self.probabilities[n].max())
             if self.spread is None:
                 continue
-            own = [masks[n] for masks in self.members]
-            anywhere = torch.stack(own).any(0)
-            found[f"{name}_dice"] = mean_dice(own)
-            found[f"{name}_spread"] = (
+            each = [masks[n] for masks in self.members]
+            anywhere = torch.stack(each).any(0)
+            sizes[f"{name}_dice"] = mean_dice(each)
+            sizes[f"{name}_spread"] = (
                 float(self.spread[n][anywhere].mean()) if anywhere.any() else 0.0
             )
-        return found
+        return sizes
 
 
 def segmented(committee: Committee, parts: Sequence[Tensor]) -> SegmentedCase:

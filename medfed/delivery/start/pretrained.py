@@ -169,39 +169,39 @@ def _plain(value: Any, whole: Mapping[str, Any], path: Path, key: str, depth: in
     if not isinstance(value, str) or value[:1] not in ("@", "$", "%"):
         _check_values(value)
         return value
-    found: Any = whole if value.startswith("@") and depth < _DEEPEST else None
+    target: Any = whole if value.startswith("@") and depth < _DEEPEST else None
     for name in value[1:].replace("::", "#").split("#"):
-        found = found.get(name) if isinstance(found, Mapping) else None
-    if found is None:
+        target = target.get(name) if isinstance(target, Mapping) else None
+    if target is None:
         raise ConfigError(
             f"{path} computes {key} of its network by {value!r:.80}, which is not run; set "
             "model.network yourself and init.adopt=[]."
         )
-    return _plain(found, whole, path, key, depth + 1)
+    return _plain(target, whole, path, key, depth + 1)
 
 
 def _preprocessing(whole: Mapping[str, Any], dims: Any) -> dict[str, Any]:
     """What medfed's data sections have a key for, of transforms with plain values."""
-    found: dict[str, Any] = {}
+    adopted: dict[str, Any] = {}
     if dims in (2, 3):
-        found["data.spatial_dims"] = dims
+        adopted["data.spatial_dims"] = dims
     inferer = whole.get("inferer")
     window = inferer.get("roi_size") if isinstance(inferer, Mapping) else None
     if _are_numbers(window) and len(window) == dims:
-        found["data.patch_size"] = window
+        adopted["data.patch_size"] = window
     for step in _steps(whole.get("preprocessing")):
         name = str(step.get("_target_", "")).rpartition(".")[2]
         numbers = [step.get(k) for k in ("a_min", "a_max")]
         if name == "Spacingd" and _are_numbers(step.get("pixdim")):
-            found["data.spacing"] = [float(mm) for mm in step["pixdim"][:dims]]
+            adopted["data.spacing"] = [float(mm) for mm in step["pixdim"][:dims]]
         elif name == "NormalizeIntensityd" and isinstance(step.get("nonzero", False), bool):
-            found["data.normalize"] = "zscore_nonzero" if step.get("nonzero") else "zscore"
+            adopted["data.normalize"] = "zscore_nonzero" if step.get("nonzero") else "zscore"
         elif name == "ScaleIntensityRanged" and _are_numbers(numbers):
             if (step.get("b_min"), step.get("b_max")) == (0.0, 1.0):
-                found["data.normalize"] = {"window": numbers}
+                adopted["data.normalize"] = {"window": numbers}
         elif name == "CropForegroundd":
-            found["data.crop_foreground"] = True
-    return found
+            adopted["data.crop_foreground"] = True
+    return adopted
 
 
 def _steps(node: Any) -> Iterator[Mapping[str, Any]]:
@@ -286,9 +286,9 @@ def _tensors(content: Any) -> Tensors:
     """The tensors of a state dict, or of the first container that holds one."""
     if not isinstance(content, Mapping):
         return {}
-    own = {str(n): t for n, t in content.items() if isinstance(t, Tensor)}
+    tensors = {str(n): t for n, t in content.items() if isinstance(t, Tensor)}
     inside = (_tensors(content[key]) for key in _CONTAINERS if key in content)
-    return next((found for found in inside if found), own)
+    return next((inner for inner in inside if inner), tensors)
 
 
 def _is_ours(content: Any) -> bool:
@@ -384,8 +384,8 @@ class Pretrained:
         files = {_absolute(path): sha256(path)}
         if is_zip_of(path, METADATA):
             with unpacked(path) as folder:
-                found = read_bundle_folder(folder, bool(self.adopt))
-            return self._chosen(replace(found, files=files))
+                weights = read_bundle_folder(folder, bool(self.adopt))
+            return self._chosen(replace(weights, files=files))
         if self.adopt:
             raise ConfigError(
                 f"init.adopt is for bundles and run folders; {path} is neither. Set init.adopt=[] "
@@ -393,12 +393,12 @@ class Pretrained:
             )
         return Weights(read_file(path), "a file of weights", files)
 
-    def _chosen(self, found: Weights) -> Weights:
+    def _chosen(self, weights: Weights) -> Weights:
         """Leaves out what is not adopted."""
         kept = {NETWORK: "model.", DATA: "data."}
         starts = tuple(kept[what] for what in self.adopt)
         return replace(
-            found, adopted={k: v for k, v in found.adopted.items() if k.startswith(starts)}
+            weights, adopted={k: v for k, v in weights.adopted.items() if k.startswith(starts)}
         )
 
 

@@ -34,7 +34,7 @@ def label_codes(regions: Mapping[str, Sequence[int]]) -> dict[str, int] | None:
         >>> label_codes({"a": [1, 2], "b": [2, 3]}) is None
         True
     """
-    values = {name: set(found) for name, found in regions.items()}
+    values = {name: set(codes) for name, codes in regions.items()}
     exclusive = sum(map(len, values.values())) == len(set().union(*values.values()))
     names = list(regions)
     if not exclusive:

@@ -195,7 +195,9 @@ class Predictor:
         if not self.facts.get("slices"):
             return self.answer(image[None], source, grid, size)[0]
         probabilities = torch.zeros(len(self.labels), *size)
-        below = 0 if grid is None else -int(grid[2, 3].round())  # slices that were cropped away
+        # The grid leads from the scan's voxels to the image's, so its offset is minus the number of
+        # slices that were cropped away below; within a slice the plane undoes the rest.
+        below = 0 if grid is None else -int(grid[2, 3].round())
         plane = None if grid is None else plane_of(grid)
         filled = body.flatten(0, 1).any(dim=0).nonzero().ravel()
         for part in filled.split(self.batch_size):

@@ -50,8 +50,8 @@ def segment(
             names = channels_of(item["name"], len(voxels), facts)
         seen = prepare(voxels, names, facts, image.pixdim.tolist())
         size = tuple(image.shape[1:])
-        found = predictor.regions(seen.image, seen.body, item["name"], seen.grid, size)
-        masks = predictor.masks(found)
+        probabilities = predictor.regions(seen.image, seen.body, item["name"], seen.grid, size)
+        masks = predictor.masks(probabilities)
         if facts.get("activation") == "softmax":
             inside = dict(zip(predictor.labels, masks, strict=True))
             masks = label_map(inside, map_codes(facts) or {})[None]

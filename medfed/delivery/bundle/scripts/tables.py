@@ -46,7 +46,7 @@ def unusual_cells(
         2 ['age is 130, outside of 40 to 60 in training', "sex is 'x', unknown in training"]
         3 ['age is missing, which it never was in training']
     """
-    source, found = facts["input"], dict[int, list[str]]()
+    source, unusual = facts["input"], dict[int, list[str]]()
     lowest, highest = source.get("lowest"), source.get("highest")
     place = {at: number for number, at in enumerate(columns.numeric)}
     for at, name in enumerate(columns.names):
@@ -61,8 +61,8 @@ def unusual_cells(
             elif lowest is not None and highest is not None:
                 said = _outside(value, lowest[place[at]], highest[place[at]])
             if said:
-                found.setdefault(row + 1, []).append(f"{name} {said}")
-    return dict(sorted(found.items()))
+                unusual.setdefault(row + 1, []).append(f"{name} {said}")
+    return dict(sorted(unusual.items()))
 
 
 def _outside(value: float, low: float | None, high: float | None) -> str | None:

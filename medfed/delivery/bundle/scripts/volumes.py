@@ -41,22 +41,22 @@ def find_scans(folder: str, output: str) -> list[dict[str, str]]:
 
     A folder of DICOM files is one volume.
     """
-    found, apart = [], os.path.realpath(output)
-    if os.path.realpath(folder) == apart:
+    paths, left_out = [], os.path.realpath(output)
+    if os.path.realpath(folder) == left_out:
         raise ValueError(f"{output} is the folder of the input; choose another output_dir.")
     for place, inside, names in os.walk(folder):
-        if os.path.join(os.path.realpath(place), "").startswith(os.path.join(apart, "")):
+        if os.path.join(os.path.realpath(place), "").startswith(os.path.join(left_out, "")):
             continue
         if is_series(place):
             inside.clear()
-            found.append(place)
+            paths.append(place)
             continue
         files = [name for name in names if suffix_of(name) and not name.startswith(".")]
-        found += [os.path.join(place, name) for name in files]
-    if not found:
+        paths += [os.path.join(place, name) for name in files]
+    if not paths:
         raise ValueError(f"{folder} has no volumes ({', '.join(SUFFIXES)}, DICOM folders).")
     scans = []
-    for path in sorted(found):
+    for path in sorted(paths):
         name = (
             os.path.relpath(path, folder)
             if path != folder
@@ -72,18 +72,18 @@ def find_cases(folder: str, patterns: Sequence[Sequence[str]], output: str) -> l
     cases: list[dict[str, Any]] = []
     for case in sorted(os.listdir(folder)):
         path = os.path.join(folder, case)
-        apart = os.path.realpath(path) == os.path.realpath(output)
-        if case.startswith(".") or apart or not os.path.isdir(path):
+        is_output = os.path.realpath(path) == os.path.realpath(output)
+        if case.startswith(".") or is_output or not os.path.isdir(path):
             continue
         files = [name for name in sorted(os.listdir(path)) if not name.startswith(".")]
         image = []
         for names in patterns:
             fitting = [[f for f in files if fnmatch.fnmatch(f, name)] for name in names]
-            found = next((f for f in fitting if f), [])
-            if len(found) != 1:
+            chosen = next((f for f in fitting if f), [])
+            if len(chosen) != 1:
                 what = " or ".join(names)
-                raise ValueError(f"{path}: {len(found)} files match {what}, but one must.")
-            image.append(os.path.join(path, found[0]))
+                raise ValueError(f"{path}: {len(chosen)} files match {what}, but one must.")
+            image.append(os.path.join(path, chosen[0]))
         cases.append({"image": image, "name": case})
     if not cases:
         raise ValueError(f"{folder} has no folders of cases.")
