@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from medfed.commands.command_line import command, loading
 from medfed.common.errors import ConfigError
@@ -17,6 +18,9 @@ from medfed.common.processes import go_by_rank, launched
 from medfed.config.check import several
 from medfed.config.compose import build
 from medfed.config.description import RunDescription
+
+if TYPE_CHECKING:
+    from medfed.records.folder import RunFolder
 
 
 def check(configs: Sequence[RunDescription], sweep: bool) -> None:
@@ -47,19 +51,21 @@ def check(configs: Sequence[RunDescription], sweep: bool) -> None:
 @contextmanager
 def says_how_to_go_on(config: RunDescription) -> Iterator[None]:
     """Tells who stops a run how to continue it."""
-    folder = Path(config.folder)
     try:
         yield
     except KeyboardInterrupt as error:
-        opened = (folder / "config.yaml").exists()
-        error.args = (_go_on(config, folder) if opened else "nothing was begun: run it again.",)
+        from medfed.records.folder import RunFolder  # late: a command that starts needs it not
+
+        run = RunFolder(Path(config.folder))
+        opened = run.config_yaml.exists()
+        error.args = (_go_on(config, run) if opened else "nothing was begun: run it again.",)
         raise
 
 
-def _go_on(config: RunDescription, folder: Path) -> str:
+def _go_on(config: RunDescription, run: RunFolder) -> str:
     given = [o for o in config.overrides or () if not o.startswith("resume=")]
-    command = shlex.join(["medfed", "train", *given, f"resume={folder}"])
-    if any((folder / "checkpoints").glob("round_*.ckpt")):
+    command = shlex.join(["medfed", "train", *given, f"resume={run.folder}"])
+    if run.rounds:
         return f"go on after the last finished round by: {command}"
     return f"no round was finished; start it again by: {command}"
 
