@@ -9,6 +9,9 @@ FROC: how many of the lesions are found, at how many false alarms per scan.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,6 +23,28 @@ CLASS_SCORES = (
     *("ece", "brier"),
 )
 OUTCOME_SCORES = ("rmse", "mae", "r2")
+PROBABILITY = "probability/{}"
+"""The column of a class in a table of cases."""
+
+
+def case_class_scores(
+    cases: Mapping[str, NDArray[Any]], weights: Floats, bins: int = 15
+) -> dict[str, Floats]:
+    """Measures a table of classified cases, see :func:`class_scores`.
+
+    Args:
+        cases: By column: the label, and the probability of each class.
+        weights: (W, N).
+        bins: Of the calibration error.
+
+    Example:
+        >>> cases = {"label": np.array([0, 1]), "probability/0": np.array([0.9, 0.4]),
+        ...          "probability/1": np.array([0.1, 0.6])}
+        >>> case_class_scores(cases, np.ones((1, 2)))["auroc"].tolist()
+        [1.0]
+    """
+    columns = [v for n, v in cases.items() if n.startswith(PROBABILITY[:-2])]
+    return class_scores(np.stack(columns, axis=1), cases["label"].astype(np.int64), weights, bins)
 
 
 def class_scores(probs: Floats, label: Ints, weights: Floats, bins: int = 15) -> dict[str, Floats]:

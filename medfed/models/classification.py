@@ -13,7 +13,13 @@ from torch import Tensor
 
 from medfed.common.checks import check_known
 from medfed.common.errors import ConfigError
-from medfed.functional.scores import CLASS_SCORES, Floats, class_scores
+from medfed.functional.scores import (
+    CLASS_SCORES,
+    PROBABILITY,
+    Floats,
+    case_class_scores,
+    class_scores,
+)
 from medfed.models.custom_losses import CustomLoss, Tried, check_loss, value_of
 from medfed.models.inference import ClassInference
 from medfed.models.meters import Batch, Columns, WholeSplit
@@ -152,15 +158,14 @@ class ClassificationTask(TaskModule):
 
     def scores(self, cases: Columns, weights: Floats) -> dict[str, Floats]:
         """See the base class."""
-        probs, label = _probabilities(cases), cases["label"].astype(np.int64)
-        return class_scores(probs, label, weights, self.ece_bins)
+        return case_class_scores(cases, weights, self.ece_bins)
 
     def constants(self, cases: Columns, training: Batch) -> dict[str, Columns]:
         """Returns the cases as predicted by the shares of the classes in training."""
         counts = training["label_counts"].double()
         shares = (counts / counts.sum()).tolist()
         size = len(cases["label"])
-        predicted = {_PROBABILITY.format(k): np.full(size, share) for k, share in enumerate(shares)}
+        predicted = {PROBABILITY.format(k): np.full(size, share) for k, share in enumerate(shares)}
         return {"constant": {**cases, **predicted}}
 
     def _measure(self, logits: Tensor, label: Tensor) -> dict[str, float]:
@@ -176,17 +181,9 @@ class ClassificationTask(TaskModule):
         return self._weights
 
 
-_PROBABILITY = "probability/{}"
-
-
 def _columns(logits: Tensor) -> dict[str, Tensor]:
     """The probability of each class ``(N,)``."""
-    return {_PROBABILITY.format(k): p for k, p in enumerate(logits.softmax(1).T)}
-
-
-def _probabilities(cases: Columns) -> Floats:
-    """(N, K)."""
-    return np.stack([v for n, v in cases.items() if n.startswith(_PROBABILITY[:-2])], axis=1)
+    return {PROBABILITY.format(k): p for k, p in enumerate(logits.softmax(1).T)}
 
 
 class RiskTask(ClassificationTask):

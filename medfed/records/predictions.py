@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from medfed.common.files import atomic
 from medfed.common.untrusted import reading
 from medfed.records.folder import RunFolder
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from medfed.models.contours import Case
 
 SIDE = 128  # pixels of a slice that a cell keeps
@@ -28,6 +28,8 @@ def save_prediction(
     path: Path, image: Tensor, truth: Tensor, prob: Tensor, channels: Sequence[str]
 ) -> None:
     """Writes one slice of a client with its prediction, for pictures that compare methods."""
+    import torch
+
     with atomic(path, sync=False) as file:
         np.savez_compressed(
             file,
@@ -48,22 +50,30 @@ def read_predictions(folders: Mapping[str, Path], clients: Sequence[str]) -> dic
     Returns:
         Per client the image, its truth, each method's probabilities, and the channels' names.
     """
-    from medfed.models.contours import Case  # it needs Matplotlib, which a run may do without
+    saved_slices = [
+        (method, client, path)
+        for method, folder in folders.items()
+        for client, path in sorted(
+            RunFolder(folder).files("predictions", clients).items(), key=lambda item: item[1].stem
+        )
+        if path.is_file()
+    ]
+    if not saved_slices:
+        return {}
+    import torch  # late, as Matplotlib: tables of finished runs need neither
+
+    from medfed.models.contours import Case
 
     cases: dict[str, Case] = {}
-    for method, folder in folders.items():
-        files = RunFolder(folder).files("predictions", clients)
-        for client, path in sorted(files.items(), key=lambda item: item[1].stem):
-            if not path.is_file():
-                continue
-            with reading(path), np.load(path, allow_pickle=False) as saved:
-                keys = ("image", "truth", "probability")
-                image, truth, prob = (torch.from_numpy(saved[k]).float() for k in keys)
-                names = tuple(saved["channels"].tolist() if "channels" in saved else ())
-            known = cases.get(client, Case(image, truth, {}, names))
-            if torch.equal(known.truth, truth):
-                found = {**known.probabilities, method: prob}
-                cases[client] = known._replace(probabilities=found)
+    for method, client, path in saved_slices:
+        with reading(path), np.load(path, allow_pickle=False) as saved:
+            keys = ("image", "truth", "probability")
+            image, truth, prob = (torch.from_numpy(saved[k]).float() for k in keys)
+            names = tuple(saved["channels"].tolist() if "channels" in saved else ())
+        known = cases.get(client, Case(image, truth, {}, names))
+        if torch.equal(known.truth, truth):
+            found = {**known.probabilities, method: prob}
+            cases[client] = known._replace(probabilities=found)
     return cases
 
 
@@ -113,9 +123,11 @@ def unpacked(slices: Mapping[str, Mapping[str, Any]], method: str) -> dict[str, 
     Returns:
         Per client what :func:`medfed.models.contours.contour_grid` draws.
     """
+    import torch
+
     from medfed.models.contours import Case
 
-    def back(text: str, shape: list[int]) -> torch.Tensor:
+    def back(text: str, shape: list[int]) -> Tensor:
         raw = np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype=np.uint8)
         return torch.from_numpy(raw.reshape(-1, *shape).astype(np.float32) / 255)
 

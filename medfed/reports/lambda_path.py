@@ -9,16 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from matplotlib import colormaps
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from numpy.typing import NDArray
-from sklearn.decomposition import PCA
 
 from medfed.common.errors import CheckpointError
 from medfed.common.files import csv_text
@@ -27,6 +25,9 @@ from medfed.common.untrusted import read_checkpoint, reading
 from medfed.config.compose import build
 from medfed.records.folder import Run
 from medfed.reports.methods import Comparison, Finding, sweeps
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Floats = NDArray[np.float64]
 _STRENGTH = "algorithm.strength"
@@ -100,6 +101,8 @@ class LambdaPath:
 
     def places(self) -> tuple[Floats, Floats]:
         """Returns the models (K, N, 2) in two principal components, and the variance in each."""
+        from sklearn.decomposition import PCA  # late: half a second
+
         points = self.models.reshape(-1, self.models.shape[-1])
         found = PCA(2).fit(points)
         places = found.transform(points).reshape(*self.models.shape[:2], 2)
@@ -175,7 +178,7 @@ def find(comparison: Comparison) -> Finding:
     return Finding(told, {name: path.to_csv()}, {name: path.draw()}, {name: _CAPTION})
 
 
-def read_solution(run: Run) -> tuple[torch.Tensor, float]:
+def read_solution(run: Run) -> tuple[Tensor, float]:
     """Returns the personal models (N, d) after the last round and their coupling.
 
     Args:
@@ -184,7 +187,9 @@ def read_solution(run: Run) -> tuple[torch.Tensor, float]:
     Raises:
         CheckpointError: If its last checkpoint is missing or torn.
     """
-    # Late: comparing runs needs no Lightning, except for this.
+    # Late: comparing runs needs neither PyTorch nor Lightning, except for this.
+    import torch
+
     from medfed.federation.lightning.checkpoint import last_whole
 
     path = last_whole(run.checkpoints)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -15,10 +15,11 @@ from medfed.common.console import caption, size
 from medfed.common.figures import colours, legend_right
 from medfed.common.scores import label_of, mean_of_known, smaller_is_better
 from medfed.config.sections import Section
-from medfed.models.contours import Case, contour_grid
-from medfed.models.segmentation import chosen_activation
 from medfed.records.predictions import read_predictions
 from medfed.reports.methods import Comparison, Finding, Method
+
+if TYPE_CHECKING:
+    from medfed.models.contours import Case
 
 _CAPTIONS = {
     "clients": "Test metric of every client under every method.",
@@ -47,6 +48,10 @@ def find(comparison: Comparison) -> Finding:
 
 def _contours(cases: Mapping[str, Case], config: Section) -> Figure:
     """Draws the predictions as the task of the first run decides them."""
+    # Late: only pictures of images need PyTorch.
+    from medfed.models.contours import contour_grid
+    from medfed.models.segmentation import chosen_activation
+
     regions, model = list(config.regions), config.model
     wanted = model.get("activation", "sigmoid")
     exclusive = chosen_activation(wanted, len(regions), config.get("exclusive")) == "softmax"

@@ -16,7 +16,6 @@ from matplotlib.figure import Figure
 
 from medfed.common.files import csv_text
 from medfed.common.scores import smaller_is_better
-from medfed.personalize.quantized_base import deal_bits
 from medfed.reports.methods import Cell, Comparison, Finding, Method, sweeps
 from medfed.reports.scores import number_curves
 
@@ -275,6 +274,8 @@ def partners(comparison: Comparison) -> list[Partners]:
 
 
 def _bits_of_clients(method: Method, clients: Sequence[str]) -> dict[str, int]:
+    from medfed.personalize.quantized_base import deal_bits  # late: it needs PyTorch
+
     config = method.runs[0].config.algorithm
     given = {str(c): int(b) for c, b in (config.client_bits or {}).items()}
     return deal_bits(float(config.bits), list(clients), given)

@@ -7,8 +7,9 @@ drawn them, so that an interval here is the interval that the run has printed.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,13 +22,10 @@ from medfed.common.scores import (
     mean_of_known,
     smaller_is_better,
 )
-from medfed.common.streams import own_stream
 from medfed.common.untrusted import read_rows, reading
-from medfed.config.compose import build
 from medfed.config.sections import select
+from medfed.functional.scores import case_class_scores, outcome_scores
 from medfed.functional.statistics import RESAMPLES, patients_anew
-from medfed.models.segmentation import chosen_activation
-from medfed.models.task import TaskModule
 from medfed.records.folder import Run
 from medfed.records.predictions import read_predictions
 from medfed.reports.runs import Runs
@@ -306,7 +304,7 @@ def drawn_of(run: Run, metric: str, clients: Sequence[str]) -> Floats:
     path = run.cases_csv
     if not path.is_file():
         return np.zeros((0, len(clients)))
-    task = _task_of(run)
+    measure = _measure_of(run)
     rows = read_rows(path, ("client", "patient"))
     drawn = np.full((RESAMPLES, len(clients)), np.nan)
     with reading(path):
@@ -322,18 +320,36 @@ def drawn_of(run: Run, metric: str, clients: Sequence[str]) -> Floats:
             size = max(1, _BLOCK // len(case))
             for start in range(0, RESAMPLES, size):
                 weights = counts[start : start + size, case].astype(float)
-                values = task.scores({**cases, "case": case}, weights)
+                values = measure({**cases, "case": case}, weights)
                 if metric not in values:
                     return np.zeros((0, len(clients)))
                 drawn[start : start + size, i] = values[metric]
     return drawn
 
 
-def _task_of(run: Run) -> TaskModule:
-    """The task of a run, which knows how cases are measured; its weights are of no interest."""
-    with own_stream(0):
-        task: TaskModule = build(run.config.model)
-    return task
+def _measure_of(run: Run) -> Callable[[Mapping[str, Any], Floats], dict[str, Floats]]:
+    """How the cases of a run are measured: by what its task module calls, not by that module.
+
+    The module needs PyTorch, Lightning and MONAI, for seconds. Only a task of a user's is built,
+    which says itself how.
+    """
+    model = run.config.model
+    module = str(model["_target_"]).rpartition(".")[0]
+    if module == "medfed.models.classification":
+        return partial(case_class_scores, bins=model.get("ece_bins", 15))
+    if module == "medfed.models.regression":
+        return lambda cases, w: outcome_scores(cases["prediction"], cases["label"], w)
+    if module == "medfed.models.segmentation":
+        from medfed.models.segmentation_meter import overlap_scores
+
+        return lambda cases, w: overlap_scores(cases, tuple(model.regions), w)
+    from medfed.common.streams import own_stream
+    from medfed.config.compose import build
+
+    with own_stream(0):  # its weights are of no interest
+        measure: Callable[[Mapping[str, Any], Floats], dict[str, Floats]]
+        measure = build(model).scores
+    return measure
 
 
 def _column(texts: Sequence[str]) -> Any:
@@ -355,6 +371,8 @@ def slices_of(run: Run, name: str, clients: Sequence[str]) -> dict[str, Any]:
     model = run.config.model
     if not cases or select(run.config, "model.threshold") is None:
         return {}
+    from medfed.models.segmentation import chosen_activation
+
     regions = list(run.config.regions)
     wanted = model.get("activation", "sigmoid")
     exclusive = chosen_activation(wanted, len(regions), run.config.get("exclusive")) == "softmax"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import subprocess
+import sys
 from html import escape
 
 import numpy as np
@@ -101,6 +103,20 @@ def test_patients_are_drawn_anew_alike_for_all_methods(sweep):
             label = [int(float(r["label"])) for r in again]
             score = [float(r["probability/1"]) for r in again]
             assert found[7, i] == pytest.approx(roc_auc_score(label, score))
+
+
+def test_reading_numbers_needs_no_pytorch(sweep, tmp_path):
+    """Whoever reports or compares tables of finished runs does not wait for it."""
+    script = (
+        "import sys; from medfed.reports.report import report_runs; "
+        "from medfed.reports.comparison import compare_runs; "
+        "report_runs(sys.argv[1], quiet=True, figures=False); compare_runs(sys.argv[1]); "
+        "assert not {'torch', 'monai', 'pytorch_lightning'} & {*sys.modules}"
+    )
+    shutil.copytree(sweep / "split_0", tmp_path / "runs")
+    command = [sys.executable, "-c", script, str(tmp_path / "runs")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_what_is_missing_is_said(sweep, tmp_path):
