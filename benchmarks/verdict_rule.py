@@ -5,9 +5,9 @@
 Methods are compared with one reference on splits, as :func:`medfed.reports.verdicts.against` does.
 One method has a true difference of the size that a task calls detectable (80 % power, at a level
 divided by the number of methods), the others have none. ``detected`` is how often the rule shows
-the difference, and should be about 80 %; ``wrong`` is how often it shows any difference where all
-methods are equal, and should be at most 5 %. ``with a second condition`` is what was detected when
-the observed mean had to reach the detectable difference, too.
+the difference, and should be about 80 %; ``any difference among equals`` is how often it shows one
+where all methods are equal, and should be about 5 % at most. ``detected before`` is what was
+detected while the observed mean had to reach the detectable difference, too.
 
 Splits of the same patients (``overlap`` above 0) have a common error, of the size that Nadeau and
 Bengio's variance assumes.
@@ -85,7 +85,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=1000)
     parser.add_argument("--cases", type=int, default=len(CASES))
     asked = parser.parse_args()
-    print("| splits | overlap | methods | detected | detected before | wrong |")
+    print(
+        "| splits | overlap | methods | detected | detected before | any difference among equals |"
+    )
     print("|---:|---:|---:|---:|---:|---:|")
     for splits, overlap, methods in CASES[: asked.cases]:
         cells = " | ".join(f"{rate:.1%}" for rate in rates(splits, overlap, methods, asked.repeats))
