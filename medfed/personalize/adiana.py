@@ -1,4 +1,4 @@
-"""ADIANA: accelerated gradient descent on gradients of which clients send a few entries.
+"""ADIANA: accelerated gradient descent; clients send a few entries of their gradients.
 
 Li, Kovalev, Qian, Richtarik: Acceleration for compressed gradient descent in distributed and
 federated optimization, ICML 2020, Algorithm 2 with the constants of its theorem. In a round:
@@ -14,21 +14,22 @@ federated optimization, ICML 2020, Algorithm 2 with the constants of its theorem
 |---|---|
 | y, z, a (the paper's w), h | ``server["shared"]``, ``"momentum"``, ``"anchor"``, ``"shift"`` |
 | h_i | ``state["shift"]`` |
-| C, C' | a share ``keep`` of the entries, drawn for each message, times its inverse |
+| C, C' | a share ``keep`` of the entries, chosen at random per message, times its inverse |
 | eta, mu | ``lr``, the optimizer's step size, constant over rounds; ``convexity`` |
-| q (the paper's p), the coin | of N and omega, drawn from ``seed`` and the round |
+| q (the paper's p), the coin | follows from N and omega; the coin from ``seed`` and the round |
 | p_i | ``weighting``; the paper's are 1/N |
 
 omega = 1 / keep - 1, alpha = keep, theta2 = 1/2, theta1 = min(1/4, sqrt(eta mu / q)), gamma =
 eta / (2 (theta1 + eta mu)), beta = 1 - gamma mu, q = min(1, max(1, sqrt(N / (32 omega)) - 1) / (2
 (1 + omega))). The theorem asks for eta <= 1 / (2 L) and N / (64 omega (2 q (omega + 1) + 1)^2 L) of
-L-smooth, mu-convex f_i; four times the step size and more worked wherever it was tried.
+L-smooth, mu-convex f_i; in our experiments four times this step size and more worked, too.
 
 Deviations:
-- What is sent is drawn from a number that the server tells, so that no positions travel. A lossy
-  codec on top is beyond the theory: leave ``codec.up=fp32``. DIANA itself is ``channel.up.shift``.
-- A gradient is of an epoch, both on the same batches; statistics of BatchNorm follow the batches of
-  the round's steps, in which no parameter moves. What is evaluated is y.
+- The server sends a random number that determines which entries travel, so no positions are sent.
+  The theory does not cover a lossy codec on top: leave ``codec.up=fp32``. DIANA itself is
+  ``channel.up.shift``.
+- A gradient covers an epoch, and both gradients use the same batches. BatchNorm's statistics follow
+  the batches of the round's steps, which move no parameter. The model that is evaluated is y.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class ADIANA(GradientMethod):
         keep: The share of the entries that travel, in (0, 1].
         convexity: mu > 0, of the clients' losses.
         lr: eta > 0.
-        seed: Of the coin and of which entries travel, the run's.
+        seed: The run's seed: it determines the coin and the entries that travel.
 
     Raises:
         ConfigError: If a value is out of range.
@@ -97,7 +98,7 @@ class ADIANA(GradientMethod):
         check_share("algorithm.keep", self.keep, "(0, 1]")
 
     def vectors(self, split: ParameterSplit, weights: Tensors) -> dict[str, int]:
-        """And ``kept``, the entries that travel."""
+        """Adds ``kept``, the entries that travel."""
         lengths = super().vectors(split, weights)
         return {**lengths, "kept": number_kept(lengths["weights"], self.keep)}
 
@@ -110,7 +111,7 @@ class ADIANA(GradientMethod):
         return {**server, **points}, {**client, "shift": zero}
 
     def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
-        """Sends x and the anchor, takes the two steps, and moves the anchor as the coin says."""
+        """Sends x and the anchor, takes the two steps, and moves the anchor if the coin says so."""
         z, a, h = (server[group] for group in ("momentum", "anchor", "shift"))
         y, size, eta, mu = select(server["shared"], z), numel(layout_of(z)), self.lr, self.convexity
         alpha, theta, gamma, q = acceleration(eta, mu, size, self.keep, len(cohort))
@@ -130,21 +131,21 @@ class ADIANA(GradientMethod):
         """The mean of what clients sent, with zeros where they sent nothing."""
         total, sizes = torch.zeros_like(flatten(server["shift"])), self.weights(server, replies)
         for (client, reply), weight in zip(replies.items(), sizes, strict=True):
-            # Drawn again from the client's number, so that places of entries need not travel.
+            # The client's number gives the same entries again, so their positions need not travel.
             where = random_entries(total, self.keep, torch_rng(draws[client], part))
             total[where] += weight / sum(sizes) * reply.parts[part]["entries"]
         return cut(total, layout_of(server["shift"]))
 
     def fit(self, client: Client, message: Message) -> Message:
-        """Some entries of both gradients beyond h_i, and the new h_i."""
+        """Returns some entries of both gradients minus h_i, and the new h_i."""
         x, shift = {**message.parts["shared"], **client.state["personal"]}, client.state["shift"]
         points = {"gradient": x, "shift": {**x, **message.parts["anchor"]}}
         parts: State = {}
         for part, point in points.items():
             gap = flatten(subtract(client.gradient(point, same=True), shift))
             where = random_entries(gap, self.keep, torch_rng(int(message.scalars["draw"]), part))
-            # Enlarged by what is left out: its mean over draws is the whole gap.
+            # Scaled by 1/keep, so that the expectation is the whole gap.
             parts[part] = {"entries": gap[where] * (len(gap) / len(where))}
-        # alpha C' is the gap itself, where it is sent.
+        # For the entries that are sent, alpha C' is the gap itself.
         client.state["shift"] = add(shift, cut(only(gap, where), layout_of(shift)))
         return self.reply(client, message, x, parts)

@@ -1,19 +1,19 @@
-"""What methods share whose server knows every client's model, and may send each an anchor.
+"""Shared by methods whose server knows every client's model and may send each an anchor.
 
     w_i <- about argmin f_i(w) + (s/2) |w - a_i|^2, from w_i
 
-Methods differ in how the server makes a_i of all models (FedAMP, FPFC), or it draws models itself
-(FedU).
+The methods differ in how the server computes a_i from all models (FedAMP, FPFC). FedU's server
+moves the models itself.
 
 | symbol | here |
 |---|---|
 | w_i | ``state["model"]``; at the server ``server["model/ID"]``, its tied parameters |
 | a_i | the part ``model`` that goes down |
 
-A client that has not taken part yet counts nowhere. Clients send how far w_i moved. What is not
-tied (``personal``) and running statistics stay with their client, whatever the run says of buffers:
-nothing of an anchor gets into a model but by the penalty. One that joins later trains alone first,
-sends its w, gets an anchor, and trains on.
+A client that has not taken part yet has no influence. Clients send the displacement of w_i. Entries
+that are not tied (``personal``) and running statistics stay with their client, for every setting of
+the buffers: an anchor changes a model through the penalty only. A client that joins later first
+trains by itself, sends its w, receives an anchor, and continues training.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class KnownModels(OnboardingRules, Algorithm):
     """Clients keep whole models; the server keeps the tied parameters of all.
 
     Raises:
-        ConfigError: If ``mask_aware`` is asked for.
+        ConfigError: If ``mask_aware`` is set.
     """
 
     leaves: ClassVar[tuple[str, ...]] = ("model",)
@@ -70,7 +70,7 @@ class KnownModels(OnboardingRules, Algorithm):
             )
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """All models start as one; the server hears of a model when its client takes part."""
+        """All models start equal; the server stores a model when its client first takes part."""
         start = select(weights, split.parameters("shared"))
         return {"num_samples": client_sizes(clients), "start": start}, {"model": weights}
 
@@ -80,17 +80,17 @@ class KnownModels(OnboardingRules, Algorithm):
         return {**server, **dict.fromkeys(new, server["start"])}
 
     def personal_model(self, client: Client, message: Message) -> Tensors:
-        """w_i, as the server drew it last."""
+        """The server's last w_i."""
         return {**client.state["model"], **message.parts.get("model", {})}
 
     def onboarding_start(self, client: Client, message: Message) -> Tensors:
-        """What arrived in place of what is tied; the rest as it is."""
+        """Replaces the tied entries by those that arrived; keeps the rest."""
         return {**client.state["model"], **message.parts["model"]}
 
 
 @dataclass(frozen=True)
 class AnchoredMethod(KnownModels):
-    """Each client is tied to an anchor of its own."""
+    """Each client is tied to its anchor."""
 
     @property
     @abstractmethod
@@ -103,7 +103,7 @@ class AnchoredMethod(KnownModels):
 
     @abstractmethod
     def anchor_of(self, server: State, model: Tensors) -> Tensors:
-        """Returns the anchor of an onboarded client, whose model the server was told."""
+        """Returns the anchor of an onboarded client, whose model the server has received."""
 
     def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
         """Anchors go out; how far each model moved comes back."""
@@ -113,7 +113,7 @@ class AnchoredMethod(KnownModels):
         return {**server, **moved_models(server, replies)}
 
     def fit(self, client: Client, message: Message) -> Message:
-        """Trains the client's model tied to its anchor; alone where it is to be onboarded."""
+        """Trains the client's model tied to its anchor; without one before onboarding."""
         if message.phase == "alone":
             client.state["model"] = client.train(client.weights, steps=client.share(0, 2))
             sent = select(client.state["model"], client.split.parameters("shared"))
@@ -129,21 +129,21 @@ class AnchoredMethod(KnownModels):
         return client.train(client.state["model"], steps=steps, penalty=tie)
 
     def broadcast(self, server: State, client: str) -> Message:
-        """Nothing is lacking: the personal model is already at the client."""
+        """Returns nothing: the client already has its personal model."""
         return Message("deliver")
 
     def onboarding(self, server: State, client: ClientInfo) -> Exchange:
-        """What the onboarded client trained alone goes up, its anchor comes down."""
+        """The onboarded client sends the model that it trained alone and receives its anchor."""
         reply = yield Message("alone")
         return Message("deliver", {"model": self.anchor_of(server, reply.parts["model"])})
 
     def onboard(self, client: Client, message: Message) -> Tensors:
-        """The other half of the steps, tied to the anchor."""
+        """Takes the second half of the steps, tied to the anchor."""
         return self.tied_steps(client, message.parts["model"], client.share(1, 2))
 
 
 def mean_of(models: Sequence[Tensors]) -> Tensors:
-    """Returns the mean of models that all count alike."""
+    """Returns the unweighted mean of models."""
     return weighted_mean(models, [1.0] * len(models))
 
 
@@ -158,5 +158,5 @@ def models_of(server: Mapping[str, Tensors]) -> dict[str, Tensors]:
 
 
 def moved_models(server: Mapping[str, Tensors], replies: Replies) -> dict[str, Tensors]:
-    """Returns the server's copies of the models whose clients reply with how far they moved."""
+    """Returns the server's copies of the models, moved by the clients' displacements."""
     return {f"model/{c}": add(server[f"model/{c}"], m.parts["model"]) for c, m in replies.items()}

@@ -1,7 +1,7 @@
-"""APFL: every client mixes a model of its own with the shared one, by a share that it learns.
+"""APFL: every client learns how to mix its local model with the shared one.
 
-Deng, Kamani, Mahdavi: Adaptive personalized federated learning, 2020, Algorithm 1. A local step, on
-one batch and all of it at the old values, with the mix m = alpha v + (1 - alpha) w:
+Deng, Kamani, Mahdavi: Adaptive personalized federated learning, 2020, Algorithm 1. A local step
+uses one batch; all its gradients are at the old values. The mix is m = alpha v + (1 - alpha) w:
 
     w <- w - eta grad f(w)
     v <- v - eta alpha grad f(m)
@@ -11,7 +11,7 @@ one batch and all of it at the old values, with the mix m = alpha v + (1 - alpha
 |---|---|
 | w | ``server["shared"]``, averaged as in FedAvg |
 | v_i | ``state["own"]``, parameters |
-| alpha_i | ``state["alpha"]``; as last heard of, for the picture, ``server["alphas"]`` |
+| alpha_i | ``state["alpha"]``; the last reported values, for the figure, ``server["alphas"]`` |
 | eta | the optimizer's step size |
 | eta_alpha | ``alpha_lr``; the paper's is eta |
 
@@ -19,10 +19,10 @@ Models are mixed, not their gradients or outputs: alpha grad f(v) + (1 - alpha) 
 gradient at the mix.
 
 Deviations:
-- w takes whatever step the optimizer takes; v takes plain gradient steps.
-- Statistics of BatchNorm belong to w, as the mix has none of its own; ``norm=group`` fits better.
-- Clients tell their alpha_i, a number that nothing but the picture needs.
-- The second gradient of each step is on top of the round's steps.
+- w takes the optimizer's steps; v takes plain gradient steps.
+- BatchNorm's statistics belong to w; the mix has none. ``norm=group`` fits better.
+- Clients send their alpha_i, a number that only the figure uses.
+- The second gradient of each step does not count towards the round's steps.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from medfed.personalize.fedavg import FedAvg
 
 @dataclass(frozen=True)
 class APFL(OnboardingRules, FedAvg):
-    """FedAvg for w, and beside it v and its share of the mix.
+    """FedAvg for w, with a local model v and its share of the mix.
 
     Attributes:
         alpha: The share of v at the start, in [0, 1].
@@ -83,12 +83,12 @@ class APFL(OnboardingRules, FedAvg):
         return server, {**client, "own": own, "alpha": {"alpha": alpha}}
 
     def closed(self, server: State, replies: Replies) -> State:
-        """FedAvg's; who took part has told its share."""
+        """As in FedAvg; also records the shares that clients report."""
         new = {c: torch.tensor(m.scalars["alpha"], dtype=torch.float64) for c, m in replies.items()}
         return {**super().closed(server, replies), "alphas": {**server["alphas"], **new}}
 
     def fit(self, client: Client, message: Message) -> Message:
-        """FedAvg's, with the share."""
+        """As in FedAvg, with the share."""
         reply = super().fit(client, message)
         return replace(reply, scalars={"alpha": float(client.state["alpha"]["alpha"])})
 
@@ -114,8 +114,8 @@ class APFL(OnboardingRules, FedAvg):
         return with_statistics(client, {**w, **mix.model()})
 
     def pictures(self, server: State, clients: Sequence[str]) -> dict[str, Any]:
-        """How much of its own model each client mixes in."""
-        return {"alphas": draw_shares(server["alphas"], "Share of the own model in the mix")}
+        """A bar per client: the share of the local model in its mix."""
+        return {"alphas": draw_shares(server["alphas"], "Share of the local model in the mix")}
 
 
 class Mix:
@@ -141,12 +141,12 @@ class Mix:
     def step(self, grad_at: Callable[[Tensors], Tensors]) -> None:
         """Moves v and alpha at the present w."""
         gradient, alpha, (lr, alpha_lr) = grad_at(self.model()), float(self.alpha), self._rates
-        # Of v and w before the step: alpha and v descend from one point.
+        # Uses v and w before the step: alpha and v descend from the same point.
         slope = sum(((t - self.w[n]) * gradient[n]).sum().double() for n, t in self.v.items())
         self.v = {n: t - lr * alpha * gradient[n] for n, t in self.v.items()}
         self.alpha = (self.alpha - alpha_lr * slope).clamp(0, 1)
 
     def follow(self, weights: Mapping[str, Tensor], grad_at: GradientAt) -> None:
-        """Takes the step at the w before the optimizer's, then keeps the new one."""
+        """Takes the step at the old w, then keeps the optimizer's new w."""
         self.step(grad_at)
         self.w = {n: t.clone() for n, t in weights.items()}

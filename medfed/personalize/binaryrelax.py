@@ -1,11 +1,11 @@
-"""BinaryRelax: gradients at weights that lie between a free copy and its projection.
+"""BinaryRelax: gradients are taken between a free copy of the weights and its projection.
 
 Yin, Zhang, Lyu, Osher, Qi, Xin: BinaryRelax: A relaxation approach for training deep neural
 networks with quantized weights, SIAM Journal on Imaging Sciences 2018, Algorithm 1:
 
     y <- y - eta grad f(x),   x <- (lambda Q(y) + y) / (lambda + 1),   lambda <- growth * lambda
 
-and x <- Q(y) in the last phase. A baseline for QuPeL; every client trains alone.
+and x <- Q(y) in the last phase. This is a baseline for QuPeL; every client trains locally.
 
 | symbol | here |
 |---|---|
@@ -13,7 +13,7 @@ and x <- Q(y) in the last phase. A baseline for QuPeL; every client trains alone
 | lambda at the start, growth per round | ``strength``, ``growth`` |
 | last phase | ``finetune_share`` of the rounds; assignments may still change in it |
 
-The step of y is whatever step the optimizer takes at x. With one bit Q(y) is the exact projection
+The step of y is the optimizer's step at x. With one bit Q(y) is the exact projection
 on scaled signs: plus and minus mean |y|. Deviation: with more bits the centres are free, not
 multiples of one scale, and follow y by one step of Lloyd's iteration per local step.
 """

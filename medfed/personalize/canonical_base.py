@@ -1,7 +1,8 @@
-"""What the methods over canonical models share: memberships, their record, steps beside them.
+"""Shared by methods over canonical models: memberships, their history, and the local steps.
 
 A network with canonical parts (:class:`medfed.models.networks.canonical.Canonical`) has one
-more parameter, the membership vector c in the simplex. It is the client's own; all else is shared.
+more parameter, the membership vector c in the simplex. It is personal; all other parameters are
+shared.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class CanonicalMethod(OnboardingRules, FedAvg):
         return super().split(network, task_patterns, buffers)
 
     def vectors(self, split: ParameterSplit, weights: Tensors) -> dict[str, int]:
-        """And ``instance``, one of K, and ``common``, what all share."""
+        """Adds ``instance``, one of K, and ``common``, the part that all share."""
         lengths = super().vectors(split, weights)
         common = sum(t.numel() for n, t in weights.items() if n.startswith("common."))
         instance = (lengths["shared"] - common) // weights[MEMBERSHIP].numel()
@@ -92,11 +93,11 @@ class CanonicalMethod(OnboardingRules, FedAvg):
         server["history"] = {MEMBERSHIP: torch.cat([server["history"][MEMBERSHIP], rows[None]])}
 
     def shared_steps(self, client: Client, start: Tensors, steps: int | None = None) -> Tensors:
-        """Steps on all but the membership, by default the round's whole budget."""
+        """Trains everything except the membership, by default for the round's whole budget."""
         return client.train(start, update="shared", steps=steps, statistics=True)
 
     def fit_membership(self, client: Client, start: Tensors, steps: int) -> Tensor:
-        """Returns the membership (K,) of an onboarded client in the canonical models as they are.
+        """Returns the membership (K,) of an onboarded client; the canonical models do not change.
 
         Args:
             client: The onboarded client.
@@ -106,7 +107,7 @@ class CanonicalMethod(OnboardingRules, FedAvg):
         return start[MEMBERSHIP]
 
     def onboarding_start(self, client: Client, message: Message) -> Tensors:
-        """All canonical models alike."""
+        """Weights all canonical models equally."""
         start = super().onboarding_start(client, message)
         return {**start, MEMBERSHIP: torch.full_like(start[MEMBERSHIP], 1 / len(start[MEMBERSHIP]))}
 
@@ -117,7 +118,7 @@ class CanonicalMethod(OnboardingRules, FedAvg):
         return with_statistics(client, {**start, MEMBERSHIP: membership})
 
     def fine_tune(self, client: Client, message: Message) -> Tensors:
-        """Half of the steps fit the membership as in :meth:`onboard`, half train all else."""
+        """Half of the steps fit the membership as in :meth:`onboard`, half train the rest."""
         start = self.onboarding_start(client, message)
         membership = self.fit_membership(client, start, share_of(client.steps, 0, 2))
         return self.shared_steps(
@@ -125,12 +126,12 @@ class CanonicalMethod(OnboardingRules, FedAvg):
         )
 
     def alone(self, client: Client) -> Tensors:
-        """Instance 0 alone: the network that a method without canonical parts starts from."""
+        """Selects instance 0: the network that a method without canonical parts starts from."""
         first = one_hot(client.weights[MEMBERSHIP], 0)
         return self.shared_steps(client, {**client.weights, MEMBERSHIP: first})
 
     def memberships(self, server: State) -> Tensor:
-        """Of every round; a client that was absent has those that it had."""
+        """The memberships after every round; an absent client keeps its last ones."""
         return server["history"][MEMBERSHIP]
 
 

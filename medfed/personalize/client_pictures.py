@@ -16,7 +16,7 @@ NAMED = 45  # clients, at most, that are named or drawn one by one
 
 
 def draw_matrix(clients: Sequence[str], rows: Tensor, title: str) -> Any:
-    """Draws what each client has to do with each other one, in two colours if it has a sign.
+    """Draws a value for each pair of clients, in two colours if values have a sign.
 
     Args:
         clients: Names, in order.
@@ -101,7 +101,7 @@ def draw_graph(clients: Sequence[str], graph: Tensors) -> Any:
         line = places[[i, j]].T
         axes.plot(*line, linewidth=1 + 5 * weight, color="#56B4E9", alpha=0.8, zorder=1)
         if len(clients) <= 10:
-            x, y = 0.76 * places[i] + 0.24 * places[j]  # off the middle, where edges cross
+            x, y = 0.76 * places[i] + 0.24 * places[j]  # away from the middle, where edges cross
             box = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
             axes.text(x, y, f"{weight:.2f}", ha="center", va="center", fontsize=7, bbox=box)
     axes.scatter(places[:, 0], places[:, 1], s=260, color="#E69F00", zorder=2)
@@ -116,7 +116,7 @@ def draw_graph(clients: Sequence[str], graph: Tensors) -> Any:
 
 
 def _draw_neighbours(count: int, edges: Tensor) -> Any:
-    """Draws how many neighbours clients have, where single edges could not be told apart."""
+    """Draws how many neighbours clients have: single edges would be illegible."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 

@@ -5,7 +5,8 @@ ICML 2021, Algorithm 1.
 
 Symbols: w the shared model, v_k ``state["model"]``, λ ``strength``.
 Deviation: the personal model has its own share of the round's gradient steps, so that all methods
-have equal budgets; the paper does not count, and ``local.budget=paper`` gives each as many.
+have equal budgets. The paper does not count them; ``local.budget=paper`` gives each model the whole
+budget.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from medfed.personalize.fedavg import FedAvg
 
 @dataclass(frozen=True)
 class Ditto(OnboardingRules, FedAvg):
-    """FedAvg for w, and v ← v − η(∇f(v) + λ(v − w)) beside it.
+    """FedAvg for w, and v ← v − η(∇f(v) + λ(v − w)) for the personal model.
 
     Attributes:
         strength: λ ≥ 0, how strongly v is tied to w (0 is local training of v).
@@ -51,14 +52,14 @@ class Ditto(OnboardingRules, FedAvg):
         check_not_negative("algorithm.strength", self.strength)
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """Beside FedAvg's state each client holds its personal model."""
+        """In addition to FedAvg's state, each client holds its personal model."""
         server, client = super().init(weights, split, clients)
         return server, {**client, "model": weights}
 
     def fit(self, client: Client, message: Message) -> Message:
         """Updates v towards the received w, and w as in FedAvg."""
         reply = super().fit(client, message)
-        # Tied to the w that was received: the client's own end of w is not the federation's.
+        # v is tied to the received w, not to the w that this client has trained.
         tie, steps = self.tie(client, message.parts["shared"]), client.share(1, 2)
         client.state["model"] = client.train(client.state["model"], steps=steps, penalty=tie)
         return reply
@@ -81,5 +82,5 @@ class Ditto(OnboardingRules, FedAvg):
         return client.train(start, penalty=self.tie(client, start))
 
     def broadcast(self, server: State, client: str) -> Message:
-        """Nothing is lacking: the personal model is already at the client."""
+        """Returns nothing: the client already has its personal model."""
         return Message("deliver")

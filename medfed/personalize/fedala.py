@@ -2,24 +2,25 @@
 
 Zhang, Hua, Wang, Song, Xue, Ma, Guan: FedALA: Adaptive local aggregation for personalized federated
 learning, AAAI 2023, Algorithm 1 and Equations 4 to 6. With w received and v_i the client's last
-model, the round begins from w below, and in the top layers from
+model, the round starts from w in the lower layers, and in the top layers from
 
     v~ = v_i + (w - v_i) * W_i,   W_i <- clip(W_i - eta_W grad f_i(v~) * (w - v_i), 0, 1)
 
 | symbol | here |
 |---|---|
-| v_i | ``state["local"]``, what the client predicts by |
+| v_i | ``state["local"]``, the client's model for prediction |
 | W_i | ``state["weights"]``, of the top layers' parameters, 1 at the start |
-| top p layers | what the task names as its head |
+| top p layers | the task's head |
 | eta_W, s | ``weights_lr``, ``share`` of the training data for a pass of W_i |
 
 W_i = 1 throughout is FedAvg, W_i = 0 keeps the head at the client. In a client's first round there
-is no v_i, and it begins from w; in its second W_i is learnt until it settles, then by one pass.
+is no v_i: it starts from w. In its second round W_i is learned until it settles; later rounds take
+one pass.
 
 Deviations:
 - W_i has settled when no element moves by more than ``tolerance`` in a pass; the paper and its code
   wait for the spread of the last losses.
-- The batches of W_i are drawn anew, and are gradient passes on top of the round's steps.
+- Learning W_i uses new batches, in addition to the round's steps.
 """
 
 from __future__ import annotations
@@ -45,13 +46,13 @@ from medfed.personalize.fedavg import FedAvg
 
 @dataclass(frozen=True)
 class FedALA(TrainsOn, FedAvg):
-    """FedAvg whose clients begin from a learnt mixture of the new and their last head.
+    """FedAvg whose clients start from a learned mixture of the new head and their last head.
 
     Attributes:
         weights_lr: eta_W >= 0; 0 is FedAvg with local models.
         share: s in (0, 1].
-        first_passes: Passes that W_i may take to settle, at most.
-        tolerance: What counts as settled, >= 0.
+        first_passes: The most passes that W_i may take to settle.
+        tolerance: W_i has settled if no element moves farther than this, >= 0.
 
     Raises:
         ConfigError: If a value is out of range.
@@ -78,7 +79,7 @@ class FedALA(TrainsOn, FedAvg):
         check_share("algorithm.share", self.share, "(0, 1]")
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """Nobody has a model of its own; the server knows who has.
+        """No client has a local model yet; the server records which clients have one.
 
         Raises:
             ConfigError: If no part of the model is known as its head.
@@ -89,12 +90,12 @@ class FedALA(TrainsOn, FedAvg):
         return {**server, "heard": {}}, {**client, "local": {}, "weights": {}}
 
     def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
-        """FedAvg's."""
+        """As in FedAvg."""
         server = yield from super().round(server, cohort, round)
         return {**server, "heard": {**server["heard"], **dict.fromkeys(cohort, torch.ones(1))}}
 
     def local_steps(self, client: Client, start: Tensors) -> Tensors:
-        """Steps from the mixture."""
+        """Trains from the mixture."""
         if client.state["local"]:
             start = {**start, **self.aggregate(client, start)}
         client.state["local"] = client.train(start)
@@ -121,10 +122,10 @@ class FedALA(TrainsOn, FedAvg):
         return {n: t + gap[n] * weights[n] for n, t in local.items()}
 
     def broadcast(self, server: State, client: str) -> Message:
-        """Nothing is lacking where there is a v_i."""
+        """Returns nothing once the client has its v_i."""
         known = client in server["heard"]
         return Message("deliver") if known else super().broadcast(server, client)
 
     def personal_model(self, client: Client, message: Message) -> Tensors:
-        """The v_i; before the first round FedAvg's model."""
+        """Returns v_i; before the first round FedAvg's model."""
         return client.state["local"] or super().personal_model(client, message)

@@ -1,4 +1,4 @@
-"""FedAlt: in every round first steps of the personal part, then steps of the shared part.
+"""FedAlt: every round first trains the personal part, then the shared part.
 
 Pillutla, Malik, Mohamed, Rabbat, Sanjabi, Xiao: Federated learning with partial model
 personalization, ICML 2022, Algorithm 2 (FedAlt):
@@ -9,12 +9,11 @@ personalization, ICML 2022, Algorithm 2 (FedAlt):
 
 | symbol | here |
 |---|---|
-| u, v_i | the shared and the personal part, whichever ``personal`` says |
+| u, v_i | the shared and the personal part, set by ``personal`` |
 | K_v, K_u | ``personal_share`` of the round's steps, and the rest |
 | gamma_v / gamma_u | ``personal_rate``; gamma_u is the optimizer's step size |
 
-FedRep is the same where the head is personal and the two rates are equal. What alternates are
-blocks of steps, not single steps.
+With a personal head and equal rates this is FedRep. Blocks of steps alternate, not single steps.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""FedAMP: every client is drawn towards a mixture of all models, most towards those like its own.
+"""FedAMP: every client is pulled towards a mixture of all models, most towards similar ones.
 
 Huang, Chu, Zhou, Wang, Liu, Pei, Zhang: Personalized cross-silo federated learning on non-IID
 data, AAAI 2021, objective Eq. 1 and 2, Algorithm 1; HeurFedAMP, its Eq. 8:
@@ -14,7 +14,7 @@ data, AAAI 2021, objective Eq. 1 and 2, Algorithm 1; HeurFedAMP, its Eq. 8:
 | w_i | ``state["model"]``; at the server ``server["model/ID"]`` |
 | u_i | the part ``model`` that goes down |
 | lambda / alpha | ``strength`` |
-| alpha | the largest that leaves everybody a weight of ``own`` in its mixture, see below |
+| alpha | the largest that leaves every client a weight of ``own`` in its mixture, see below |
 | xi_ii of HeurFedAMP | ``own`` |
 | sigma | ``sigma`` |
 
@@ -22,12 +22,12 @@ With a fixed sigma the fixed point is grad f_i + lambda sum_j A'(|w_i - w_j|^2) 
 printed objective has lambda where this iteration has lambda / 2, as A counts each pair twice.
 
 Deviations:
-- alpha = sigma (1 - own) / max_i sum_{j != i} exp(-|w_i - w_j|^2 / sigma): the paper asks for an
-  alpha that leaves no negative weight, and this is the largest that leaves everybody ``own``.
-- ``sigma=null`` follows the models: a quarter of the median of |w_i - w_j|^2 over all pairs, of
-  HeurFedAMP the inverse of that of 1 - cos. Distances grow with the network, and a sigma that does
-  not fit gives weights that are all alike or all 0.
-- w_i goes on from where it was; inexact steps then have the fixed point of exact ones.
+- alpha = sigma (1 - own) / max_i sum_{j != i} exp(-|w_i - w_j|^2 / sigma): the paper requires an
+  alpha without negative weights; this is the largest that leaves every client ``own``.
+- ``sigma=null`` follows the models: a quarter of the median of |w_i - w_j|^2 over all pairs; for
+  HeurFedAMP the inverse of the same median of 1 - cos. Distances grow with the network, and a sigma
+  that does not fit makes all weights equal or all 0.
+- w_i continues from its last value, so inexact steps have the same fixed point as exact ones.
 - ``personal`` entries and running statistics are neither mixed nor compared.
 """
 
@@ -57,7 +57,8 @@ class FedAMP(AnchoredMethod):
     Attributes:
         strength: lambda / alpha >= 0, how strongly w_i is tied to u_i (0 is local training).
         attention: ``distance`` (FedAMP) or ``cosine`` (HeurFedAMP).
-        own: A client's own weight in its mixture, in [0, 1]; with ``distance`` the least one.
+        own: The weight of a client's model in its mixture, in [0, 1]; with ``distance`` the
+            minimum.
         sigma: sigma > 0; ``None`` follows the models.
 
     Raises:
@@ -71,7 +72,7 @@ class FedAMP(AnchoredMethod):
     card: ClassVar[Card] = replace(
         AnchoredMethod.card,
         paper="Huang et al. 2021",
-        keeps="a model, drawn to alike ones",
+        keeps="a model, pulled to similar ones",
         tune={"strength": Range(0.01, 10.0), "own": Range(0.2, 0.9, log=False)},
     )
 
@@ -94,7 +95,7 @@ class FedAMP(AnchoredMethod):
         return {c: weighted_mean(list(models.values()), weights[c].tolist()) for c in cohort}
 
     def anchor_of(self, server: State, model: Tensors) -> Tensors:
-        """The mixture of a client whose model comes after all others."""
+        """Returns the mixture of an onboarded client, whose model is the last row."""
         models = [*models_of(server).values(), model]
         return weighted_mean(models, self._weights(models)[-1].tolist())
 
@@ -102,10 +103,10 @@ class FedAMP(AnchoredMethod):
         return attention(rows_of(models), self.attention, self.own, self.sigma)
 
     def pictures(self, server: State, clients: Sequence[str]) -> dict[str, Any]:
-        """What each client's mixture is made of."""
+        """Draws the weights in each client's mixture."""
         models = models_of(server)
         weights = self._weights(models.values()).fill_diagonal_(torch.nan)
-        title = "What each client (row) is tied to: weights of the others' models"
+        title = "Weights of the other clients' models that each client (row) is tied to"
         return {"attention": draw_matrix(list(models), weights, title)}
 
 
@@ -113,10 +114,10 @@ def attention(rows: Tensor, kind: Kind, own: float, sigma: float | None) -> Tens
     """The weights xi of all models in every client's mixture.
 
     Args:
-        rows: ``(N, d)``, a model each.
+        rows: ``(N, d)``, one model per row.
         kind: ``distance`` or ``cosine``.
-        own: Of ``distance`` the least, of ``cosine`` the weight of a client's own model.
-        sigma: As in the paper; ``None``: from the median over all pairs.
+        own: The weight of a client's model in its mixture; with ``distance`` the minimum.
+        sigma: As in the paper; ``None`` uses the median over all pairs.
 
     Returns:
         ``(N, N)`` float64; rows sum to 1.
@@ -133,12 +134,12 @@ def attention(rows: Tensor, kind: Kind, own: float, sigma: float | None) -> Tens
         return torch.ones(1, 1, dtype=torch.float64)
     if kind == "cosine":
         rows = torch.nn.functional.normalize(rows, dim=1)
-    # By differences: the expanded square cancels where models are close.
+    # Computed from differences: the expanded square would cancel where models are close.
     gap = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist").double().square()
     if kind == "cosine":
         gap, sigma = gap / 2, None if sigma is None else 1 / sigma  # 1 - cos
     typical = float(gap[*torch.triu_indices(count, count, 1)].median())
-    # Models that are all equal are all near, whatever the width.
+    # If all models are equal, all are near for every width.
     width = sigma or typical / 4 or 1.0
     gap.fill_diagonal_(torch.inf)
     if kind == "cosine":

@@ -6,8 +6,8 @@ from decentralized data, AISTATS 2017, Algorithm 1.
 Symbols: w ``shared``, w_k − w ``update``, n_k/n ``weighting="samples"``.
 
 Deviation: clients send the displacement w_k − w instead of w_k. The mean is the same, and a lossy
-codec acts on something small. Entries that the split declares personal stay with the client: none
-in FedAvg itself (except buffers that the run keeps local); FedPer and FedBN declare some.
+codec acts on something small. Entries that the split declares personal stay with the client. FedAvg
+itself declares none (except buffers that the run keeps local); FedPer and FedBN declare some.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class FedAvg(Algorithm):
         return self.closed(server, replies)
 
     def closed(self, server: State, replies: Replies) -> State:
-        """What the replies make of the server's state."""
+        """Returns the server's state after the replies."""
         return {**server, "shared": add(server["shared"], self.mean(server, replies, "shared"))}
 
     def fit(self, client: Client, message: Message) -> Message:
@@ -57,12 +57,12 @@ class FedAvg(Algorithm):
         start = {**message.parts["shared"], **client.state["personal"]}
         end = self.local_steps(client, start)
         shared, client.state["personal"] = client.split.split(end)
-        # The displacement, as a lossy codec spends its bits on what has changed.
+        # The displacement, so that a lossy codec spends its bits on the change.
         update = subtract(shared, message.parts["shared"])
         return Message("fit", {"shared": update}, kinds={"shared": "update"})
 
     def local_steps(self, client: Client, start: Tensors) -> Tensors:
-        """One client's training; what variants of FedAvg change."""
+        """Trains one client; variants of FedAvg override this."""
         return client.train(start)
 
     def broadcast(self, server: State, client: str) -> Message:
@@ -70,5 +70,5 @@ class FedAvg(Algorithm):
         return Message("deliver", {"shared": server["shared"]})
 
     def personal_model(self, client: Client, message: Message) -> Tensors:
-        """The shared part completed by what the client keeps."""
+        """Joins the shared part and the entries that the client keeps."""
         return {**message.parts["shared"], **client.state["personal"]}

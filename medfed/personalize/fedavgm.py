@@ -11,9 +11,9 @@ classification, 2019, Section 4.2; with a server step size as in Reddi et al., I
 | Delta | the mean displacement of the cohort, weighted as ``weighting`` says |
 | beta, eta_g | ``beta``, ``server_lr`` |
 
-The sum has no factor 1 - beta: a constant Delta comes to lead 1 / (1 - beta) times as far.
+The sum has no factor 1 - beta: under a constant Delta the steps grow to Delta / (1 - beta).
 
-Deviation: m is of parameters; averaged statistics are averaged as in FedAvg.
+Deviation: m covers parameters; averaged statistics are averaged as in FedAvg.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class FedAvgM(ServerOptimizer):
     """FedAvg with momentum at the server.
 
     Attributes:
-        beta: What is left of m after a round, in [0, 1); 0 with eta_g = 1 is FedAvg.
+        beta: The share of m that remains after a round, in [0, 1); 0 with eta_g = 1 is FedAvg.
 
     Raises:
         ConfigError: If beta is out of range.

@@ -1,4 +1,4 @@
-"""FedBABU: the head stays as it began while the body is learnt; then everyone fine-tunes.
+"""FedBABU: the head keeps its initial values while the body trains; then all fine-tune.
 
 Oh, Kim, Yun: FedBABU: Toward enhanced representation for federated image classification, ICLR 2022,
 Algorithm 1 and the personalisation after it.
@@ -9,8 +9,8 @@ head on its own data.
 
 Deviations:
 - As in ``algorithm=finetune``, the last ``local_share`` of the run's rounds is local, so that
-  methods are compared on equal budgets; before them nothing but the first head is evaluated.
-- Running statistics that stay with the client follow its batches, also those of the head.
+  methods are compared on equal budgets; earlier rounds are evaluated with the initial head.
+- Running statistics that stay with the client follow its batches, including those of the head.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class FedBABU(FineTune):
     """FedAvg over the body under a head that does not move, then fine-tuning of both.
 
     Raises:
-        ConfigError: If no round fine-tunes, without which the head would never be trained.
+        ConfigError: If no round fine-tunes: the head would never be trained.
     """
 
     personal: str | tuple[str, ...] = "task"
@@ -52,5 +52,5 @@ class FedBABU(FineTune):
             )
 
     def local_steps(self, client: Client, start: Tensors) -> Tensors:
-        """The body alone moves."""
+        """Trains the body only."""
         return client.train(start, update="shared", statistics=True)

@@ -3,7 +3,8 @@
 Li, Jiang, Zhang, Kamp, Dou: FedBN: Federated learning on non-IID features via local batch
 normalization, ICLR 2021, Algorithm 1.
 
-Normalisation layers are found by type, and their running statistics stay with their parameters.
+Normalisation layers are recognised by their type; their running statistics stay with their
+parameters.
 """
 
 from __future__ import annotations

@@ -15,16 +15,16 @@ regularization, ICLR 2021, Algorithm 1:
 | alpha | ``strength`` |
 | p_i | ``weighting``, over all clients; the paper's are 1/N |
 
-h is the mean of all gamma_i, also of those who are away. The proximal term is squared; without the
-square its gradient would have length 1 wherever the client is.
+h is the mean of all gamma_i, including those of absent clients. The proximal term is squared;
+without the square its gradient would have length 1 everywhere.
 
 Deviations:
 - The linear and the proximal term are one: (alpha/2) |theta - (w + gamma_i / alpha)|^2.
-- The minimum is the round's steps of the run's optimizer. No displacement is divided by a number of
-  steps, so that momentum needs no correction: where gamma_i is the gradient nobody moves. Adam's
-  steps, whose length is not the gradient's, end near the optimum and not at it.
-- p_i for 1/N, so that the sum of p_i f_i is minimised.
-- h and gamma_i are of shared parameters. A personal part is trained as in FedPer, averaged
+- The round's steps of the run's optimizer approximate the minimum. No displacement is divided by a
+  number of steps, so momentum needs no correction: if gamma_i is the gradient, no client moves. The
+  length of Adam's steps is not the gradient's, so they end near the optimum, not at it.
+- p_i replaces 1/N, so that the sum of p_i f_i is minimised.
+- h and gamma_i cover shared parameters. A personal part is trained as in FedPer, averaged
   statistics are averaged as in FedAvg.
 - Behind a lossy codec h is no longer the mean of the gamma_i.
 """
@@ -53,7 +53,7 @@ class FedDyn(FedAvg):
     """FedAvg whose local losses are regularised anew in every round.
 
     Attributes:
-        strength: alpha > 0; small is bold, for w goes h / alpha beyond the mean.
+        strength: alpha > 0; a small alpha takes large steps, as w goes h / alpha beyond the mean.
 
     Raises:
         ConfigError: If alpha is not positive.
@@ -84,17 +84,17 @@ class FedDyn(FedAvg):
         everyone = sum(self.weights(server, server["num_samples"]))
         part = sum(self.weights(server, replies)) / everyone
         mean = self.mean(server, replies, "shared")
-        # The cohort's part alone, as gamma_i of absent clients stay.
+        # Only the cohort's part, as the gamma_i of absent clients do not change.
         drift = add(server["drift"], mean, -self.strength * part)
         shared = add(server["shared"], mean)
         corrected = add(select(shared, drift), drift, -1 / self.strength)
         return {**server, "shared": {**shared, **corrected}, "drift": drift}
 
     def local_steps(self, client: Client, start: Tensors) -> Tensors:
-        """Steps towards theta_i, then gamma_i."""
+        """Takes steps towards theta_i, then updates gamma_i."""
         dual = client.state["dual"]
         w = select(start, dual)
-        # (alpha/2) |x - w|^2 - <gamma, x> is a square around w + gamma / alpha, and a constant.
+        # (alpha/2) |x - w|^2 - <gamma, x> is a square around w + gamma / alpha plus a constant.
         anchor = add(w, dual, 1 / self.strength)
         end = client.train(start, penalty=Proximity(self.strength, anchor))
         # At a minimum of the local loss this is the gradient of f_i there.

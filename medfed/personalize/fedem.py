@@ -1,4 +1,4 @@
-"""FedEM: every client's data are a mixture of K distributions, and each has a model.
+"""FedEM: every client's data mix K distributions, and each distribution has a model.
 
 Marfoq, Neglia, Bellet, Kameni, Vidal: Federated multi-task learning under a mixture of
 distributions, NeurIPS 2021, Algorithm 1, over a canonical model with ``mix=outputs``:
@@ -14,20 +14,21 @@ distributions, NeurIPS 2021, Algorithm 1, over a canonical model with ``mix=outp
 | pi_i | the membership vector of client i |
 | p_i | ``weighting``, over the cohort |
 
-No sum over samples is needed. Where l is a negative log-likelihood, the mixture's loss L is -log
+No sum over samples is needed. If l is a negative log-likelihood, the mixture's loss L is -log
 sum_k pi_k exp(-l_k), whose gradients are grad_theta_k L = mean_s q_k(s) grad l_k(s) and -pi_k
 dL/dpi_k = mean_s q_k(s). With probabilities that the loss normalises again, E and M together are
 
     pi_k <- pi_k (1 - dL/dpi_k + sum_j pi_j dL/dpi_j),   the sum being 0
 
 Deviations:
-- q is renewed at every step, by the batch's present models; the paper's stays for the round.
-- The pass for pi is on top of the round's steps: an epoch, or ``membership_batches``.
-- Cross-entropy, of classes or voxels, is such an l. Of other losses (Dice, focal, squared errors)
-  the formula for pi is a step of natural gradient of length 1 on the simplex, cut at 0.
-- ``canonical=models``, its default here, gives K whole models; of ``canonical=outputs`` only the
-  heads are several.
-- pi_i goes up, too, K numbers for the record; before its first round it is 1/K.
+- q is recomputed at every step from the current models; the paper keeps it for the round.
+- The pass for pi does not count towards the round's steps: an epoch, or ``membership_batches``.
+- Cross-entropy of classes or voxels is a negative log-likelihood. For other losses (Dice, focal,
+  squared errors) the formula for pi is a natural-gradient step of length 1 on the simplex, cut at
+  0.
+- ``canonical=models``, the default here, gives K whole models; ``canonical=outputs`` gives K heads
+  on one body.
+- Clients also send pi_i, K numbers, for the record; before a client's first round pi_i is 1/K.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ from medfed.personalize.canonical_base import MEMBERSHIP, CanonicalMethod
 
 @dataclass(frozen=True)
 class FedEM(CanonicalMethod):
-    """FedAvg over a mixture of models, whose weights each client finds by EM.
+    """FedAvg over a mixture of models, whose weights each client learns by EM.
 
     Attributes:
         membership_batches: Batches of the pass for pi; ``None``: the whole epoch.
@@ -79,14 +80,14 @@ class FedEM(CanonicalMethod):
     def split(
         self, network: nn.Module, task_patterns: Sequence[str], buffers: BufferPolicy
     ) -> ParameterSplit:
-        """As of all methods over canonical models.
+        """As for all methods over canonical models.
 
         Raises:
-            ConfigError: If it is parameters that are mixed.
+            ConfigError: If parameters are mixed.
         """
         if getattr(network, "mix", "outputs") != "outputs":
             raise ConfigError(
-                "algorithm=fedem mixes what several models say, not their parameters; choose "
+                "algorithm=fedem mixes the outputs of several models, not their parameters; choose "
                 "canonical=models, or canonical=outputs for several heads."
             )
         return super().split(network, task_patterns, buffers)
@@ -100,7 +101,7 @@ class FedEM(CanonicalMethod):
         return server
 
     def fit(self, client: Client, message: Message) -> Message:
-        """E and M steps of pi at the received models, then steps on these."""
+        """Takes E and M steps of pi at the received models, then trains these models."""
         received = message.parts["shared"]
         at = {**received, **client.state["personal"]}
         mixed = {**at, MEMBERSHIP: self.em_step(client, at)}
@@ -124,7 +125,7 @@ class FedEM(CanonicalMethod):
         return (raised / raised.sum()).to(pi)
 
     def fit_membership(self, client: Client, start: Tensors, steps: int) -> Tensor:
-        """EM of pi alone, as many passes as have the batches of so many steps."""
+        """Fits pi alone by EM, with as many passes as the steps have batches for."""
         epoch = math.ceil(client.data.num_samples / client.data.batch_size)
         at = start
         for _ in range(max(1, steps // min(epoch, self.membership_batches or epoch))):

@@ -1,8 +1,8 @@
-"""FedFomo: each client weighs other clients' models by what they would gain it on validation data.
+"""FedFomo: each client weighs other clients' models by their gain on its validation data.
 
 Zhang, Sapra, Fidler, Yeung, Alvarez: Personalized federated learning with first order model
-optimization, ICLR 2021, Algorithm 1 and Equations 3 to 5. With v the client's model before its last
-training and theta_n the models that it receives, its own after that training among them:
+optimization, ICLR 2021, Algorithm 1 and Equations 3 to 5. Let v be the client's model before its
+last training, and theta_n the models that it receives, including its model after that training:
 
     r_n = (L_i(v) - L_i(theta_n)) / |theta_n - v|,   a_n = max(r_n, 0) / sum_m max(r_m, 0)
     v <- v + sum_n a_n (theta_n - v), then local steps
@@ -12,14 +12,14 @@ training and theta_n the models that it receives, its own after that training am
 | theta_n | ``server["model/n"]``; at client i ``state["model"]`` |
 | v | ``state["before"]`` |
 | L_i | the loss on the client's validation data |
-| P, row by row | ``server["affinity"]``: sums of r_n, after which models are sent |
+| P, row by row | ``server["affinity"]``: sums of r_n, which decide who receives which models |
 | M, epsilon | ``models``, ``explore`` |
 
-Where no model gains anything, v stays. P starts at 0; its diagonal is not asked for.
-**Privacy**: clients see one another's models, which the server passes on as they are.
+If no model gains anything, v stays. P starts at 0; its diagonal is not used.
+**Privacy**: clients see one another's models; the server forwards them unchanged.
 
 Deviations:
-- The server sends the M best of a row with probability 1 - epsilon, else M drawn at random, epsilon
+- The server sends the M best of a row with probability 1 - epsilon, else M at random; epsilon is
   the same in all rounds.
 - Clients send the displacement of their model, and r_n as numbers.
 """
@@ -48,12 +48,12 @@ from medfed.personalize.local import Local
 
 @dataclass(frozen=True)
 class FedFomo(TrainsOn, Local):
-    """Every client keeps a whole model and mixes those in that help it.
+    """Every client keeps a whole model and mixes in the models that help it.
 
     Attributes:
-        models: M, others' models that a client receives in a round.
-        explore: epsilon in [0, 1], how often they are drawn at random.
-        seed: Of those draws, the run's.
+        models: M, how many of the others' models a client receives in a round.
+        explore: epsilon in [0, 1], how often they are chosen at random.
+        seed: The run's seed, for these choices.
 
     Raises:
         ConfigError: If a value is out of range.
@@ -81,17 +81,17 @@ class FedFomo(TrainsOn, Local):
         check_share("algorithm.explore", self.explore)
 
     def counts(self, clients: int) -> dict[str, float]:
-        """And M, of which there are no more than other clients."""
+        """Adds M, at most the number of other clients."""
         return {**super().counts(clients), "M": min(self.models, clients - 1)}
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """All models begin as one; nobody prefers any."""
+        """All models start equal; no client prefers any."""
         models = {f"model/{c.id}": select(weights, split.shared) for c in clients}
         affinity = {c.id: torch.zeros(len(clients), dtype=torch.float64) for c in clients}
         return {**models, "affinity": affinity}, {"model": weights, "before": weights}
 
     def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
-        """Models go out; each client's new one comes back with what it thinks of the others."""
+        """Sends models; each client replies with its new model and its gains from the others."""
         affinity, outbox = server["affinity"], {}
         for client in cohort:
             rng = numpy_rng(self.seed, round, client, "models")
@@ -102,7 +102,7 @@ class FedFomo(TrainsOn, Local):
         return {**server, **moved_models(server, replies), "affinity": affinity}
 
     def fit(self, client: Client, message: Message) -> Message:
-        """Mixes what helps, then trains."""
+        """Mixes in the models that help, then trains."""
         mixture, gains = self.mix(client, message)
         known, names = client.state["model"], client.split.shared
         client.state |= {"before": mixture, "model": client.train(mixture)}
@@ -120,18 +120,18 @@ class FedFomo(TrainsOn, Local):
         return helpful_mean(v, thetas, gains), gains
 
     def onboarding(self, server: State, client: ClientInfo) -> Exchange:
-        """M models come down, drawn at random."""
+        """Sends M models, chosen at random."""
         yield from ()
         drawn = numpy_rng(self.seed, client.id, "models").permutation(list(server["affinity"]))
         parts = {f"model_{n}": server[f"model/{n}"] for n in drawn[: self.models]}
         return Message("deliver", parts)
 
     def onboarding_start(self, client: Client, message: Message) -> Tensors:
-        """What of them helps, mixed."""
+        """Mixes in those of them that help."""
         return self.mix(client, message)[0]
 
     def pictures(self, server: State, clients: Sequence[str]) -> dict[str, Any]:
-        """What clients have gained from one another's models; nothing in the first round."""
+        """Draws what clients gained from one another's models; nothing in the first round."""
         from medfed.personalize.client_pictures import draw_matrix
 
         rows = torch.stack([server["affinity"][c] for c in clients])

@@ -1,4 +1,4 @@
-"""FedAdagrad, FedAdam and FedYogi: the server's step is that of an adaptive optimizer.
+"""FedAdagrad, FedAdam and FedYogi: the server steps with an adaptive optimizer.
 
 Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar, McMahan: Adaptive federated optimization,
 ICLR 2021, Algorithm 2. With Delta the mean displacement of the cohort, element by element:
@@ -15,13 +15,13 @@ ICLR 2021, Algorithm 2. With Delta the mean displacement of the cohort, element 
 | Delta | the mean of the replies, weighted as ``weighting`` says |
 | eta_g (the paper's eta), beta1, beta2, tau | ``server_lr``, ``beta1``, ``beta2``, ``tau`` |
 
-It is Delta, not m, whose square is in v; tau stands outside the root, and there is no correction of
-bias: that is not PyTorch's Adam. v starts at tau^2, the least that the paper allows.
+This differs from PyTorch's Adam: v averages the square of Delta, not of m; tau is outside the root,
+and bias is not corrected. v starts at tau^2, the least that the paper allows.
 
 Deviations:
-- m and v are of parameters. Averaged statistics are averaged as in FedAvg: a running variance that
-  takes such a step may become negative.
-- The paper's clients use plain SGD; here Delta is whatever the run's optimizer leads to.
+- m and v cover parameters. Averaged statistics are averaged as in FedAvg: with an adaptive step a
+  running variance could become negative.
+- The paper's clients use plain SGD; here the run's optimizer produces Delta.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from medfed.personalize.fedavg import FedAvg
 
 @dataclass(frozen=True)
 class ServerOptimizer(FedAvg):
-    """FedAvg whose mean displacement of the parameters is a gradient to an optimizer.
+    """FedAvg that passes the mean displacement of the parameters to an optimizer as a gradient.
 
     Attributes:
         server_lr: eta_g >= 0, the server's step size.
@@ -76,22 +76,22 @@ class ServerOptimizer(FedAvg):
         replies = yield {c: Message("fit", {"shared": server["shared"]}) for c in cohort}
         mean = self.mean(server, replies, "shared")
         known, direction = self.direction(server, select(mean, server["momentum"]))
-        # Added, as displacements point downhill already, where gradients point uphill.
+        # Added: displacements already point downhill, whereas gradients point uphill.
         moved = add(select(server["shared"], direction), direction, self.server_lr)
         return {**server, **known, "shared": {**add(server["shared"], mean), **moved}}
 
     @abstractmethod
     def direction(self, server: State, delta: Tensors) -> tuple[State, Tensors]:
-        """Returns what the optimizer remembers from now on, and where it goes."""
+        """Returns the optimizer's new memory and its direction."""
 
 
 @dataclass(frozen=True)
 class AdaptiveServer(ServerOptimizer):
-    """Algorithm 2; what v becomes is each method's own.
+    """Algorithm 2; each method updates v in its way.
 
     Attributes:
         beta1: Memory of m, in [0, 1).
-        tau: How much a small step is held back, > 0.
+        tau: Damps small steps, > 0.
 
     Raises:
         ConfigError: If a value is out of range.
@@ -132,7 +132,7 @@ class AdaptiveServer(ServerOptimizer):
 
 @dataclass(frozen=True)
 class FedAdagrad(AdaptiveServer):
-    """Steps shrink with all displacements so far."""
+    """Divides steps by the sum of all displacements so far."""
 
     def second(self, v: Tensor, square: Tensor) -> Tensor:
         """V + Delta^2."""
@@ -141,7 +141,7 @@ class FedAdagrad(AdaptiveServer):
 
 @dataclass(frozen=True)
 class FedAdam(AdaptiveServer):
-    """Steps are measured by the displacements of late.
+    """Divides steps by the recent displacements.
 
     Attributes:
         beta2: Memory of v, in [0, 1).
@@ -163,7 +163,7 @@ class FedAdam(AdaptiveServer):
 
 @dataclass(frozen=True)
 class FedYogi(FedAdam):
-    """FedAdam whose v moves by no more than (1 - beta2) Delta^2, so that it falls slowly."""
+    """FedAdam whose v changes by at most (1 - beta2) Delta^2, so that it falls slowly."""
 
     def second(self, v: Tensor, square: Tensor) -> Tensor:
         """V - (1 - beta2) Delta^2 sign(v - Delta^2)."""

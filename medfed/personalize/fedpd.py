@@ -1,4 +1,4 @@
-"""FedPD: every client has an own copy of the model and a dual variable that makes copies agree.
+"""FedPD: every client has a copy of the model, and dual variables make the copies agree.
 
 Zhang, Hong, Dhople, Yin, Liu: FedPD: A federated learning framework with adaptivity to non-IID
 data, IEEE Transactions on Signal Processing 2021, Algorithm 1. In every round, at every client:
@@ -7,24 +7,25 @@ data, IEEE Transactions on Signal Processing 2021, Algorithm 1. In every round, 
     lambda_i <- lambda_i + (x_i - x0_i) / eta
     x_i+ = x_i + eta lambda_i
 
-and by one coin for all: with probability 1 - p everybody sends, and x0_i <- w = sum_i p_i x_i+;
-else nobody does, and x0_i <- x_i+.
+One coin decides for all: with probability 1 - p every client sends, and x0_i <- w = sum_i p_i x_i+;
+else none does, and x0_i <- x_i+.
 
 | symbol | here |
 |---|---|
 | w | ``server["shared"]`` |
 | x0_i, lambda_i | ``state["anchor"]``, ``state["dual"]`` |
 | eta | ``eta``, not the step size of the optimizer |
-| p, the coin | ``skip``, drawn from ``seed`` and the round |
+| p, the coin | ``skip``; ``seed`` and the round determine the coin |
 | p_i | ``weighting``; the paper's are 1/N |
 
-With p = 0 it is FedDyn with alpha = 1 / eta and gamma_i = -lambda_i, iterate by iterate, and comes
-to the joint optimum. A constant p > 0 does not: the copies drift while nobody sends.
+With p = 0 it is FedDyn with alpha = 1 / eta and gamma_i = -lambda_i, iterate by iterate, and
+reaches the joint optimum. With a constant p > 0 it does not: the copies drift while none is sent.
 
 Deviations:
 - The linear and the proximal term are one: |x - (x0_i - eta lambda_i)|^2 / (2 eta).
-- The minimum is the round's steps of the run's optimizer, from x0_i (the paper's Oracle I).
-- lambda_i is of shared parameters. A personal part is trained as in FedPer, averaged statistics are
+- The round's steps of the run's optimizer from x0_i approximate the minimum (the paper's Oracle I).
+- lambda_i covers shared parameters. A personal part is trained as in FedPer, averaged statistics
+are
   averaged as in FedAvg.
 """
 
@@ -50,12 +51,12 @@ from medfed.personalize.fedavg import FedAvg
 
 @dataclass(frozen=True)
 class FedPD(FedAvg):
-    """Primal and dual steps at the clients, means in some rounds.
+    """Primal and dual steps at the clients; the server averages in some rounds.
 
     Attributes:
         eta: How far a client may go, > 0: the inverse weight of the proximal term.
         skip: The share p of rounds in which nothing is sent, in [0, 1).
-        seed: Of the coin, the run's.
+        seed: The run's seed, for the coin.
 
     Raises:
         ConfigError: If a value is out of range.
@@ -78,7 +79,7 @@ class FedPD(FedAvg):
         check_share("algorithm.skip", self.skip, "[0, 1)")
 
     def phases(self, round: int) -> tuple[str, ...]:
-        """``fit`` where all send, ``silent`` where the coin says that nobody does."""
+        """``fit`` if all clients send, ``silent`` if the coin says that none does."""
         return ("silent",) if coin(self.skip, self.seed, round, "silent") else ("fit",)
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
@@ -90,7 +91,7 @@ class FedPD(FedAvg):
     def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
         """Sends w if it is new, and takes the mean of what comes back."""
         (phase,) = self.phases(round)
-        # After a silent round nothing is new: each client goes on from its x_i+.
+        # After a silent round w is not new: each client continues from its x_i+.
         fresh = round == 0 or self.phases(round - 1) == ("fit",)
         parts = {"shared": server["shared"]} if fresh else {}
         replies = yield {c: Message(phase, parts) for c in cohort}

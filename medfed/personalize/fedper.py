@@ -15,7 +15,7 @@ from medfed.personalize.fedavg import FedAvg
 
 @dataclass(frozen=True)
 class FedPer(FedAvg):
-    """FedAvg over the body; by default the task module says what the personal part is."""
+    """FedAvg over the body; by default the task module names the personal part."""
 
     personal: str | tuple[str, ...] = "task"
     card: ClassVar[Card] = Card("Arivazhagan et al. 2019", "personal part", "the head")

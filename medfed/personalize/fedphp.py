@@ -1,4 +1,4 @@
-"""FedPHP: a private model that inherits from round to round teaches the one that arrives.
+"""FedPHP: each client's private model inherits over the rounds and teaches the received one.
 
 Li, Zhan, Shao, Li, Song: FedPHP: Federated personalization with inherited private models, ECML-PKDD
 2021, Algorithm 1 and Equation 5:
@@ -8,19 +8,19 @@ Li, Zhan, Shao, Li, Song: FedPHP: Federated personalization with inherited priva
 
 | symbol | here |
 |---|---|
-| h_i | ``state["inherited"]``, what the client predicts by |
+| h_i | ``state["inherited"]``, the client's model for prediction |
 | k_i | ``state["count"]``, rounds that the client has taken part in, this one included |
 | Q, T | ``fraction`` of the clients in a round, ``rounds`` of the run: Q T rounds are expected |
 | lambda, mu | ``strength``, ``inheritance`` |
 
-So h_i inherits ever more. The paper was not at hand: the rule is that of the authors' code as
-others have ported it, with T the rounds of the run, where the ports have the present one.
+So h_i inherits more and more. The rule follows ports of the authors' code, as the paper was not
+available; here T is the number of rounds of the run, in the ports the current round.
 
 Deviations:
 - In a client's first round nothing is inherited: no MMD, and h_i is w_i.
-- Features are what enters the head, averaged over positions; those under h_i are taken in
-  evaluation mode. MMD is that of five Gaussian kernels around the mean squared distance. The
-  paper's other transfer, of outputs, is left out.
+- Features are the head's input, averaged over positions; h_i computes them in evaluation mode. MMD
+  uses five Gaussian kernels around the mean squared distance. The paper's alternative, transfer of
+  outputs, is left out.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class FedPHP(TrainsOn, FedAvg):
             )
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """Nobody has inherited anything; the server knows who has.
+        """No client has inherited anything; the server records which clients have.
 
         Raises:
             ConfigError: If the model has no head with something before it.
@@ -92,12 +92,12 @@ class FedPHP(TrainsOn, FedAvg):
         return {**server, "heard": {}}, {**client, "inherited": {}, "count": count}
 
     def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
-        """FedAvg's."""
+        """As in FedAvg."""
         server = yield from super().round(server, cohort, round)
         return {**server, "heard": {**server["heard"], **dict.fromkeys(cohort, torch.ones(1))}}
 
     def local_steps(self, client: Client, start: Tensors) -> Tensors:
-        """Learns from h_i, then lets it inherit."""
+        """Learns from h_i, then updates h_i."""
         before = client.state["inherited"]
 
         def transfer(batch: Batch, live: Mapping[str, Tensor], forward: Forward) -> Tensor:
@@ -112,12 +112,12 @@ class FedPHP(TrainsOn, FedAvg):
         return end
 
     def broadcast(self, server: State, client: str) -> Message:
-        """Nothing is lacking where there is an h_i."""
+        """Returns nothing once the client has its h_i."""
         known = client in server["heard"]
         return Message("deliver") if known else super().broadcast(server, client)
 
     def personal_model(self, client: Client, message: Message) -> Tensors:
-        """The h_i; before the first round FedAvg's model."""
+        """Returns h_i; before the first round FedAvg's model."""
         return client.state["inherited"] or super().personal_model(client, message)
 
 

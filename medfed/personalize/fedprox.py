@@ -45,6 +45,6 @@ class FedProx(FedAvg):
             )
 
     def local_steps(self, client: Client, start: Tensors) -> Tensors:
-        """Steps on f(w) + (μ/2)‖w − w^t‖², the second term over the shared parameters."""
+        """Minimises f(w) + (μ/2)‖w − w^t‖²; the second term covers the shared parameters."""
         received = select(start, client.split.parameters("shared"))
         return client.train(start, penalty=Proximity(self.mu, received))

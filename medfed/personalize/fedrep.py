@@ -1,4 +1,4 @@
-"""FedRep: head steps with the body frozen, then body steps with the head frozen.
+"""FedRep: trains the head with the body frozen, then the body with the head frozen.
 
 Collins, Hassani, Mokhtari, Shakkottai: Exploiting shared representations for personalized
 federated learning, ICML 2021, Algorithm 1.
@@ -44,8 +44,8 @@ class FedRep(FedAvg):
         check_share("algorithm.head_share", self.head_share, "(0, 1)")
 
     def local_steps(self, client: Client, start: Tensors) -> Tensors:
-        """Head first, then body."""
+        """Trains the head first, then the body."""
         head, body = client.shares(self.head_share)
-        # Two calls and not one with two step sizes: the body must see the head that is done.
+        # Two calls, not one with two step sizes: the body must train under the finished head.
         adapted = client.train(start, update="personal", steps=head)
         return client.train(adapted, update="shared", steps=body)

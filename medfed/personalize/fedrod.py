@@ -1,29 +1,29 @@
-"""Fed-RoD: a head for everybody, trained as if classes were balanced, and a personal one on top.
+"""Fed-RoD: a common head trained with a class-balanced loss, and a personal head added to it.
 
 Chen, Chao: On bridging generic and personalized federated learning for image classification, ICLR
 2022, Equations 5 to 8 (the linear variant). With phi the body, G the common and P_i the personal
-head, n_iy the client's training samples of class y, and sg what passes no gradient:
+head, n_iy the client's training samples of class y, and sg the stop-gradient:
 
     f_i = CE(G(phi(x)) + log n_iy, y)  +  CE(sg(G(phi(x))) + P_i(sg(phi(x))), y)
 
-The first term alone moves phi and G, the second P_i alone. The client predicts by G + P_i.
+Only the first term trains phi and G; the second trains P_i only. The client predicts by G + P_i.
 
 | symbol | here |
 |---|---|
-| phi, G | ``server["shared"]``; G is what the task names as its head |
+| phi, G | ``server["shared"]``; G is the task's head |
 | P_i | ``state["head"]``, a displacement of G's parameters, 0 at the start |
 
-A head is affine in its parameters where it is one layer, so G(z) + P(z) is the head with the sum of
-the weights, and the gradient of the second term is the task's own at that head. No log n enters
-there, nor into evaluation.
+A head of one layer is affine in its parameters, so G(z) + P(z) is the head with the sum of the
+weights, and the gradient of the second term is the task's gradient at that head. Neither this term
+nor evaluation uses log n.
 
 Deviations:
 - A head of several layers is displaced in its weights instead of its outputs.
 - P_i takes plain gradient steps, a second pass each; phi and G take the optimizer's.
-- log n is added where outputs are classes. In segmentation, regression and tasks of one output the
-  first term is the task's loss as it is. A class that the client lacks gets -1e4, not minus
-  infinity, which would turn label smoothing infinite.
-- The variant whose P_i is made by a hyper-network is left out.
+- log n is added if outputs are classes. In segmentation, regression and tasks of one output the
+  first term is the unchanged task loss. A class that the client lacks gets -1e4: minus infinity
+  would make label smoothing infinite.
+- The variant with a hyper-network for P_i is left out.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ ABSENT = -1e4
 
 @dataclass(frozen=True)
 class FedRoD(OnboardingRules, FedAvg):
-    """FedAvg by a balanced loss, and a personal head that is added to the common one."""
+    """FedAvg with a balanced loss, plus a personal head that is added to the common one."""
 
     card: ClassVar[Card] = Card(
         "Chen, Chao 2022",
@@ -75,7 +75,7 @@ class FedRoD(OnboardingRules, FedAvg):
         return server, {**client, "head": {n: torch.zeros_like(weights[n]) for n in split.head}}
 
     def local_steps(self, client: Client, start: Tensors) -> Tensors:
-        """Steps on the first term, each followed by one on the second, at the same weights."""
+        """Each step on the first term is followed by one on the second at the same weights."""
         head, rate = client.state["head"], client.learning_rate
         before = select(start, client.split.parameters("all"))
 
@@ -96,17 +96,17 @@ class FedRoD(OnboardingRules, FedAvg):
         return {**model, **add(select(model, head), head)}
 
     def onboard(self, client: Client, message: Message) -> Tensors:
-        """An onboarded client trains its head, from the common one, and nothing else."""
+        """An onboarded client trains only its head, starting from the common one."""
         start = self.onboarding_start(client, message)
         body = set(client.split.parameters("all")).difference(client.split.head)
         return client.train(start, after_step=put_back(select(start, body)))
 
 
 def balanced(outputs: Any, counts: Tensor) -> Any:
-    """Returns logits of classes plus log n, and any other outputs as they are.
+    """Returns class logits plus log n; other outputs do not change.
 
     Args:
-        outputs: (B, K) of classes, or whatever a network returns.
+        outputs: (B, K) class logits, or any other output of a network.
         counts: (K,) samples of each class.
 
     Example:

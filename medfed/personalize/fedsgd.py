@@ -1,4 +1,4 @@
-"""FedSGD: one step of gradient descent per round, on the mean of all clients' gradients.
+"""FedSGD: one gradient-descent step per round, on the mean of all clients' gradients.
 
 McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-efficient learning of deep networks
 from decentralized data, AISTATS 2017, Section 2, the baseline of Algorithm 1 (E = 1, B = infinity):
@@ -7,13 +7,13 @@ from decentralized data, AISTATS 2017, Section 2, the baseline of Algorithm 1 (E
 
 Symbols: w ``shared``, eta the optimizer's step size in the round, n_k/n ``weighting="samples"``.
 
-A gradient is of an epoch, whatever the batch size: one step of training would be one minibatch,
-with the optimizer's momentum, which is another method. Its momentum, weight decay and
-``local.clip`` have no part here.
+A gradient covers an epoch, for every batch size: a training step would use one minibatch and the
+optimizer's momentum, which is another method. The optimizer's momentum, its weight decay and
+``local.clip`` are not used.
 
-Deviations: clients send -eta grad f_k(w), a displacement as in FedAvg. A personal part takes its
-own gradient step. Statistics of BatchNorm follow the batches of the round's steps, in which no
-parameter moves.
+Deviations: clients send -eta grad f_k(w), a displacement as in FedAvg. A personal part takes a
+gradient step at its client. BatchNorm's statistics follow the batches of the round's steps, which
+move no parameter.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from medfed.personalize.fedavg import FedAvg
 
 @dataclass(frozen=True)
 class FedSGD(FedAvg):
-    """FedAvg whose clients take one step, of gradient descent."""
+    """FedAvg whose clients take one gradient-descent step."""
 
     card: ClassVar[Card] = Card(
         "McMahan et al. 2017", passes=0, besides="an epoch's gradient, BatchNorm's batches"

@@ -1,4 +1,4 @@
-"""FedSim: every local step moves the personal and the shared part, each by its own step size.
+"""FedSim: every local step moves the personal and the shared part, with two step sizes.
 
 Pillutla, Malik, Mohamed, Rabbat, Sanjabi, Xiao: Federated learning with partial model
 personalization, ICML 2022, Algorithm 3 (FedSim), both gradients at the old (u_i, v_i):
@@ -7,10 +7,10 @@ personalization, ICML 2022, Algorithm 3 (FedSim), both gradients at the old (u_i
 
 | symbol | here |
 |---|---|
-| u, v_i | the shared and the personal part, whichever ``personal`` says |
+| u, v_i | the shared and the personal part, set by ``personal`` |
 | gamma_v / gamma_u | ``personal_rate``; gamma_u is the optimizer's step size |
 
-With equal step sizes it is FedPer, whence the default is another one; the paper tunes both.
+With equal step sizes it is FedPer, so the default differs; the paper tunes both.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from medfed.personalize.fedavg import FedAvg
 
 @dataclass(frozen=True)
 class FedSim(FedAvg):
-    """FedAvg over the shared part, the personal part at its own pace.
+    """FedAvg over the shared part; the personal part has another step size.
 
     Attributes:
         personal_rate: Step size of the personal part over that of the shared one, >= 0.
@@ -50,6 +50,6 @@ class FedSim(FedAvg):
         check_not_negative("algorithm.personal_rate", self.personal_rate)
 
     def local_steps(self, client: Client, start: Tensors) -> Tensors:
-        """Steps on both parts."""
+        """Trains both parts."""
         rate = client.learning_rate
         return client.train(start, rates={"shared": rate, "personal": self.personal_rate * rate})

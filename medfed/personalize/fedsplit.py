@@ -14,13 +14,13 @@ Pathak, Wainwright: FedSplit: An algorithmic framework for fast federated optimi
 | s | ``step``; the paper's is 1 / sqrt(mu L) of mu-convex and L-smooth f_i |
 | p_i | ``weighting``; the paper's are 1/N |
 
-The proximal map is taken at 2 w - z_i: taken at w it would be another method, with another limit.
+The proximal map is at 2 w - z_i. At w it would be another method with another limit.
 
 Deviations:
-- The minimum is the round's steps of the run's optimizer, from w.
-- Clients send 2 (y_i - w), by which z_i moves. As all take part in every round, w moves by
-  its mean.
-- z_i is of shared parameters. A personal part is trained as in FedPer, averaged statistics are
+- The round's steps of the run's optimizer from w approximate the minimum.
+- Clients send 2 (y_i - w), the displacement of z_i. All take part in every round, so w moves by its
+  mean.
+- z_i covers shared parameters. A personal part is trained as in FedPer, averaged statistics are
   averaged as in FedAvg.
 - Behind a lossy codec w is no longer the mean of the z_i.
 """
@@ -75,12 +75,12 @@ class FedSplit(FedAvg):
         """y_i and z_i."""
         received, z = message.parts["shared"], client.state["copy"]
         w = select(received, z)
-        # Around the reflection 2w - z.
+        # The proximal map is around the reflection 2w - z.
         tie = Proximity(1 / self.step, add(w, subtract(w, z)))
         end = client.train({**received, **client.state["personal"]}, penalty=tie)
         shared, client.state["personal"] = client.split.split(end)
         update = subtract(shared, received)
-        # z goes on by 2 (x - w). Running statistics have no z and move once.
+        # z moves by 2 (y - w). Running statistics have no z and move by y - w.
         twice = {n: 2 * update[n] for n in z}
         client.state["copy"] = add(z, twice)
         return Message("fit", {"shared": {**update, **twice}}, kinds={"shared": "update"})

@@ -1,4 +1,4 @@
-"""FedU: models of neighbours in a graph of clients are drawn together, a Laplacian step a round.
+"""FedU: one Laplacian step a round pulls the models of neighbouring clients together.
 
 T. Dinh, Vu, Tran, Dao, Zhang: FedU: A unified framework for federated multi-task learning with
 Laplacian regularization, 2021 (arXiv:2102.07148), Algorithm 1:
@@ -11,19 +11,19 @@ Laplacian regularization, 2021 (arXiv:2102.07148), Algorithm 1:
 | symbol | here |
 |---|---|
 | w_k | ``server["model/ID"]`` |
-| a_kl = a_lk | ``graph``; 1, or by how similar the sketches are (``graph.weighted``) |
+| a_kl = a_lk | ``graph``; 1, or the similarity of the sketches (``graph.weighted``) |
 | lambda | ``strength`` |
-| R; eta R | the round's budget of steps; ``client.reach``, what they go along a unit gradient |
+| R; eta R | the round's budget of steps; ``client.reach``, their way along a unit gradient |
 
 Each edge counts once in the objective; the form with a sum over all k and l has twice the gradient.
 With several steps a round the fixed point is off by about eta R.
 
 Deviations:
-- eta R is what the run's optimizer really goes: with momentum it is more.
+- eta R is the actual way of the run's optimizer: with momentum it is longer.
 - eta R lambda is at most 1 / (the Laplacian's largest eigenvalue): from twice that on the printed
-  step would swing ever farther. In a complete graph it gives the mean of all models.
+  step would diverge. In a complete graph the limit gives the mean of all models.
 - A client that has not taken part yet has no edge.
-- ``personal`` entries and running statistics stay with their client and are not drawn together.
+- ``personal`` entries and running statistics stay with their client and are not coupled.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from medfed.personalize.similarity import SimilarityGraph
 
 @dataclass(frozen=True)
 class FedU(KnownModels):
-    """Every client has a model of its own; the server draws neighbours together.
+    """Every client has its model; the server pulls neighbours together.
 
     Attributes:
         strength: lambda >= 0 (0 is local training).
@@ -68,7 +68,7 @@ class FedU(KnownModels):
     card: ClassVar[Card] = replace(
         KnownModels.card,
         paper="T. Dinh et al. 2021",
-        keeps="a model, drawn to neighbours",
+        keeps="a model, pulled to neighbours",
         tune={"strength": Range(0.001, 1.0)},
     )
 
@@ -77,17 +77,17 @@ class FedU(KnownModels):
         check_not_negative("algorithm.strength", self.strength)
 
     def phases(self, round: int) -> tuple[str, ...]:
-        """Sketches of clients without one, then the steps."""
+        """First asks clients for missing sketches, then trains."""
         return ("sketch", "fit") if self.graph.needs_sketches else ("fit",)
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """A graph that is made of sketches has no edges yet."""
+        """A graph from sketches has no edges yet."""
         server, client = super().init(weights, split, clients)
         graph = self.graph.build([c.id for c in clients], {})
         return {**server, "sketches": {}, "graph": graph}, client
 
     def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
-        """Models go out and come back; then the step on the Laplacian."""
+        """Sends models, receives them trained, and takes the step on the Laplacian."""
         server = self.joined(server, cohort)
         if self.graph.needs_sketches:
             sketches = yield {c: Message("sketch") for c in cohort if c not in server["sketches"]}
@@ -123,14 +123,14 @@ class FedU(KnownModels):
         return Message("fit", {"model": update}, {"reach": reach}, {"model": "update"})
 
     def broadcast(self, server: State, client: str) -> Message:
-        """Its model, once it has taken part: neighbours have drawn it since it was here."""
+        """Returns the client's model once it has taken part; neighbours may have moved it since."""
         models = models_of(server)
         return Message("deliver", {"model": models[client]} if client in models else {})
 
     def onboarding(self, server: State, client: ClientInfo) -> Exchange:
-        """A sketch goes up; the mean of the nearest neighbours comes down, and their number.
+        """Takes a sketch; returns the mean of the nearest neighbours and their number.
 
-        Where the graph is not made of sketches, all clients are neighbours.
+        If the graph does not use sketches, all clients are neighbours.
         """
         models = models_of(server)
         near = yield from self.graph.asked(list(models), server["sketches"])
@@ -138,7 +138,7 @@ class FedU(KnownModels):
         return Message("deliver", {"model": mean}, {"neighbours": float(len(near))})
 
     def onboard(self, client: Client, message: Message) -> Tensors:
-        """Trains tied to the neighbours as they are: (lambda/2) sum_l |w - w_l|^2."""
+        """Trains tied to the fixed neighbours: (lambda/2) sum_l |w - w_l|^2."""
         weight = self.strength * message.scalars["neighbours"]
         tie = Proximity(weight, message.parts["model"])
         return client.train(self.onboarding_start(client, message), penalty=tie)

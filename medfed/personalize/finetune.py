@@ -1,11 +1,11 @@
-"""Fine-tuning: FedAvg for most of the run, then every client trains its own copy of the model.
+"""Fine-tuning: FedAvg for most of the run, then every client trains its copy of the model.
 
-The plainest personalisation; see Yu, Bagdasaryan, Shmatikov: Salvaging federated learning by local
-adaptation, arXiv:2002.04758 (there FT).
+This is the simplest personalisation; see Yu, Bagdasaryan, Shmatikov: Salvaging federated learning
+by local adaptation, arXiv:2002.04758 (where it is called FT).
 
 Deviation: the paper trains on after the federated run. Here the last ``local_share`` of the run's
 rounds is local, so that methods are compared on equal budgets, and every local round is validated
-as any other: where training on does harm an earlier round is selected.
+like any other: if local training does harm, an earlier round is selected.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class FineTune(TrainsOn, FedAvg):
 
     Attributes:
         local_share: Share of the run's rounds that is local, in [0, 1]; 0 is FedAvg, 1 is local
-            training. Any share above 0 is one round at least.
+            training. Any share above 0 gives at least one round.
         rounds: Rounds of the whole run.
 
     Raises:
@@ -57,7 +57,7 @@ class FineTune(TrainsOn, FedAvg):
 
     @property
     def first_local(self) -> int:
-        """The first local round, from 0; ``rounds`` where there is none.
+        """The first local round, from 0; ``rounds`` if there is none.
 
         Example:
             >>> [FineTune(local_share=s, rounds=10).first_local for s in (0, 0.01, 0.2, 1)]
@@ -67,25 +67,25 @@ class FineTune(TrainsOn, FedAvg):
         return self.rounds - (max(1, local) if self.local_share else 0)
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """Beside FedAvg's state the server knows which clients have their copy."""
+        """In addition to FedAvg's state, the server records which clients have their copy."""
         server, client = super().init(weights, split, clients)
         return {**server, "copied": {}}, client
 
     def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
-        """FedAvg's round, or a local one, before which a client gets the model once."""
+        """A round of FedAvg, or a local round, before which a client gets the model once."""
         if round < self.first_local:
             return (yield from super().round(server, cohort, round))
         yield {client: self._go(server, client) for client in cohort}
         return {**server, "copied": {**server["copied"], **dict.fromkeys(cohort, torch.ones(1))}}
 
     def _go(self, server: State, client: str) -> Message:
-        # All clients begin with the initial model, which need not travel.
+        # All clients start from the initial model, which need not travel.
         if client in server["copied"] or self.first_local == 0:
             return Message("fit")
         return Message("fit", {"shared": server["shared"]}, {"keep": 1.0})
 
     def fit(self, client: Client, message: Message) -> Message:
-        """As in FedAvg, or trains the client's own model and replies with nothing."""
+        """As in FedAvg, or trains the client's copy and replies with nothing."""
         if message.parts and "keep" not in message.scalars:
             return super().fit(client, message)
         if message.parts:
@@ -96,13 +96,13 @@ class FineTune(TrainsOn, FedAvg):
         return Message("fit")
 
     def broadcast(self, server: State, client: str) -> Message:
-        """The shared part, unless the client has its own copy."""
+        """The shared part, unless the client has its copy."""
         if client in server["copied"]:
             return Message("deliver")
         return super().broadcast(server, client)
 
     def personal_model(self, client: Client, message: Message) -> Tensors:
-        """The client's own model once it has one, else FedAvg's."""
+        """The client's copy once it has one, else FedAvg's model."""
         if message.parts:
             return super().personal_model(client, message)
         return client.state["model"]

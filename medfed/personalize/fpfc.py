@@ -1,4 +1,4 @@
-"""FPFC: clusters of equal models appear where a concave penalty fuses pairs of clients.
+"""FPFC: a concave penalty fuses pairs of clients, so that clusters of equal models appear.
 
 Yu, Liu, Wang, Sun: Clustered personalized federated learning by fusion penalty, Information
 Sciences 2024, Algorithm 1 (an ADMM):
@@ -10,7 +10,7 @@ Sciences 2024, Algorithm 1 (an ADMM):
     delta = w_i - w_j + v_ij / rho,  theta_ij <- shrink(|delta|) delta     {i, j} that meets S, once
     v_ij <- v_ij + rho (w_i - w_j - theta_ij)
 
-P_a is SCAD: linear up to lambda, constant from a lambda on, so that far models do not pull each
+P_a is SCAD: linear up to lambda, constant from a lambda on, so that distant models do not pull each
 other. theta_ij = -theta_ji stands for w_i - w_j, v_ij = -v_ji is its dual.
 
 | symbol | here |
@@ -21,13 +21,14 @@ other. theta_ij = -theta_ji stands for w_i - w_j, v_ij = -v_ji is its dual.
 | lambda, rho, a | ``strength``, ``rho``, ``a`` |
 | xi, the smoothing at 0 | ``smoothing`` |
 
-lambda is a force: all clients agree where it is above every |grad f_i - grad f_j| at the common
-optimum, and groups part whose gradients differ by more and whose models by a lambda.
+lambda is a force: all clients agree if it exceeds every |grad f_i - grad f_j| at the common
+optimum. Groups separate if their gradients differ by more than lambda and their models by more than
+a lambda.
 
 Deviations:
-- All start as one model (theta = v = 0), so that clusters appear by splitting; the paper starts
+- All models start equal (theta = v = 0), so that clusters appear by splitting; the paper starts
   from local models and raises lambda.
-- Pairs of two absent clients stay as they are, and a pair of two present ones takes one dual step.
+- Pairs of two absent clients do not change; a pair of two present clients takes one dual step.
 - ``personal`` entries and running statistics are not fused.
 
 The server keeps N (N - 1) vectors of the model's size.
@@ -60,12 +61,12 @@ from medfed.personalize.client_pictures import draw_clusters
 
 @dataclass(frozen=True)
 class FPFC(AnchoredMethod):
-    """Every client is tied to what its pairs with all others make of its model.
+    """Every client is tied to an anchor that its pairs with all other clients determine.
 
     Attributes:
         strength: lambda >= 0, the largest force between two clients (0 is local training).
         rho: The ADMM's penalty, above 1 / (a - 1).
-        a: From a lambda on two models do not pull each other; above 2.
+        a: Models farther apart than a lambda do not pull each other; above 2.
         smoothing: xi > 0; a pair whose theta is no longer than xi is fused.
 
     Raises:
@@ -95,14 +96,14 @@ class FPFC(AnchoredMethod):
         return self.rho
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """No pair differs, and none pulls."""
+        """All theta and v start at 0: no pair differs, none pulls."""
         server, client = super().init(weights, split, clients)
         start = flatten(server["start"])
         zero = start.new_zeros(len(complete_edges(len(clients))), start.numel())
         return {**server, "pairs": {"theta": zero, "v": zero}}, client
 
     def anchors(self, server: State, cohort: Sequence[str]) -> dict[str, Tensors]:
-        """zeta_i; theta and v are 0 where a client has not taken part."""
+        """zeta_i; theta and v are 0 for clients that have not taken part."""
         models, order = models_of(server), list(server["num_samples"])
         rows, pairs = rows_of(models.values()), server["pairs"]
         # +1 where a client is the first of a pair, -1 where it is the second.
@@ -112,7 +113,7 @@ class FPFC(AnchoredMethod):
         return {c: cut(flat, layout_of(models[c])) for c, flat in zeta.items()}
 
     def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
-        """New models, then theta and v of the pairs that the cohort meets."""
+        """Updates the models, then theta and v of all pairs with a client of the cohort."""
         server = yield from super().round(server, cohort, round)
         flat = {c: flatten(model) for c, model in models_of(server).items()}
         theta, v = (server["pairs"][name].clone() for name in ("theta", "v"))
@@ -124,32 +125,32 @@ class FPFC(AnchoredMethod):
         return {**server, "pairs": {"theta": theta, "v": v}}
 
     def shrink(self, length: float) -> float:
-        """What is left of delta in argmin P_a(|theta|) + (rho/2) |theta - delta|^2."""
+        """The factor of delta that solves argmin P_a(|theta|) + (rho/2) |theta - delta|^2."""
         return shrink_scad(length, self.strength, self.rho, self.a, self.smoothing)
 
     def clusters(self, server: State) -> dict[str, int]:
-        """Returns the number, from 0, of the cluster of every client that has taken part."""
+        """Returns the cluster, from 0, of every client that has taken part."""
         names = list(models_of(server))
         fused = server["pairs"]["theta"].norm(dim=1) <= self.smoothing * (1 + 1e-4)
-        # Pairs that are fused belong together, and so does who is fused with one of them.
+        # Clusters are the connected components of the fused pairs.
         pairs = [pair for row, *pair in pairs_of(server) if fused[row]]
         edges = edges_from_names([*pairs, *([c] for c in names)], names)
         return dict(zip(names, connected_components(len(names), edges).tolist(), strict=True))
 
     def anchor_of(self, server: State, model: Tensors) -> Tensors:
-        """The mean of the cluster that is nearest to the onboarded client's model."""
+        """The mean of the cluster nearest to the onboarded client's model."""
         models, of = models_of(server), self.clusters(server)
         means = [mean_of([models[c] for c in of if of[c] == k]) for k in set(of.values())]
         return min(means, key=lambda mean: float((flatten(mean) - flatten(model)).norm()))
 
     def pictures(self, server: State, clients: Sequence[str]) -> dict[str, Any]:
-        """How far apart clients are, by clusters."""
+        """Draws the distances between clients, by cluster."""
         title = "Distances between the clients' models"
         rows = rows_of(models_of(server).values()).cpu()
         return {"clusters": draw_clusters(self.clusters(server), torch.cdist(rows, rows), title)}
 
 
 def pairs_of(server: State) -> list[tuple[int, str, str]]:
-    """Returns the rows of theta and v, and who they are of, where both have taken part."""
+    """Returns the rows of theta and v, and their pairs, if both clients have taken part."""
     pairs, models = combinations(server["num_samples"], 2), models_of(server)
     return [(row, i, j) for row, (i, j) in enumerate(pairs) if i in models and j in models]

@@ -1,4 +1,4 @@
-"""Methods whose clients reply with gradients of one model and take no step."""
+"""Shared by methods whose clients reply with gradients of one model and take no step."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from medfed.personalize.fedavg import FedAvg
 
 @dataclass(frozen=True)
 class GradientMethod(FedAvg):
-    """One model. Its statistics of BatchNorm follow the batches of the round's steps.
+    """One model, whose BatchNorm statistics follow the batches of the round's steps.
 
     Raises:
-        ConfigError: If a part is personal, which nobody would train.
+        ConfigError: If a part is personal: no client would train it.
     """
 
     masks: ClassVar[bool] = False
@@ -38,12 +38,12 @@ class GradientMethod(FedAvg):
             raise ConfigError(f"{name} has one model for all; leave algorithm.personal=none.")
 
     def vectors(self, split: ParameterSplit, weights: Tensors) -> dict[str, int]:
-        """And ``statistics``, those that are averaged."""
+        """Adds ``statistics``, those that are averaged."""
         lengths = super().vectors(split, weights)
         return {**lengths, "statistics": lengths["shared"] - lengths["weights"]}
 
     def reply(self, client: Client, message: Message, model: Tensors, parts: State) -> Message:
-        """Returns what a client found, with how the statistics moved, if there are any."""
+        """Returns a client's gradients, and the displacement of its statistics if there are any."""
         statistics = statistics_at(client, model)
         personal = {n: t for n, t in statistics.items() if n in client.split.personal}
         client.state["personal"] = {**client.state["personal"], **personal}

@@ -1,8 +1,8 @@
 """IFCA: every client picks the model that fits it best, and models are averaged within clusters.
 
 Ghosh, Chung, Yin, Ramchandran: An efficient framework for clustered federated learning, NeurIPS
-2020, Algorithm 1 with model averaging; with a canonical part that is not the whole network, the
-paper's variant in which clusters share the first layers (its Section 6).
+2020, Algorithm 1 with model averaging. If the canonical part is not the whole network, this is the
+paper's variant in which clusters share the first layers (Section 6).
 
 | symbol | here |
 |---|---|
@@ -13,11 +13,12 @@ paper's variant in which clusters share the first layers (its Section 6).
 
     j_i = argmin_j F_i(theta_j),   theta_j <- sum_{i: j_i = j} p_i theta_i / sum_{i: j_i = j} p_i
 
-What is not canonical is averaged over the whole cohort. An instance that nobody picked stays.
+Parameters that are not canonical are averaged over the whole cohort. An instance that no client
+picked stays.
 
 Deviations:
-- Clients send displacements, and of the canonical part that of their own instance alone.
-- p_i are sample shares unless ``weighting=uniform``; the paper has equal clients.
+- Clients send displacements; of the canonical part they send only their instance's.
+- p_i are sample shares unless ``weighting=uniform``; the paper weights clients equally.
 - Before its first round a client has chosen nothing: its membership is 1/K, as in PPFL.
 """
 
@@ -43,10 +44,10 @@ from medfed.personalize.canonical_base import MEMBERSHIP, CanonicalMethod, one_h
 
 @dataclass(frozen=True)
 class IFCA(CanonicalMethod):
-    """Clusters by the smallest loss, over a canonical model.
+    """Assigns clients to clusters by the smallest loss, over a canonical model.
 
     Attributes:
-        choice_batches: Batches that the losses are measured on, the same for all instances;
+        choice_batches: Batches for computing the losses, the same for all instances;
             ``None``: the whole epoch.
 
     Raises:
@@ -81,7 +82,7 @@ class IFCA(CanonicalMethod):
         return server
 
     def _averaged(self, server: State, replies: Replies) -> Tensors:
-        """Means over the cohort and, of each instance, over those who chose it."""
+        """Averages over the cohort, and each instance over the clients that chose it."""
         groups: dict[tuple[str, int], Replies] = {}
         for client, message in replies.items():
             for part in message.parts:
@@ -94,7 +95,7 @@ class IFCA(CanonicalMethod):
         return shared
 
     def fit(self, client: Client, message: Message) -> Message:
-        """Picks an instance, trains it with the common part, and replies with what it moved."""
+        """Picks an instance, trains it with the common part, and replies with the displacements."""
         received = message.parts["shared"]
         at = {**received, **client.state["personal"]}
         choice = self.choose(client, at)
@@ -109,15 +110,15 @@ class IFCA(CanonicalMethod):
         return Message("fit", parts, scalars, dict.fromkeys(parts, "update"))
 
     def fit_membership(self, client: Client, start: Tensors, steps: int) -> Tensor:
-        """An onboarded client picks as all do; no gradient step is needed."""
+        """An onboarded client picks like all others; it needs no gradient step."""
         return one_hot(start[MEMBERSHIP], self.choose(client, start))
 
     def fine_tune(self, client: Client, message: Message) -> Tensors:
-        """All steps train the instance that it picks and the common part."""
+        """All steps train the chosen instance and the common part."""
         return self.shared_steps(client, self.onboard(client, message))
 
     def choose(self, client: Client, at: Tensors) -> int:
-        """Returns argmin_k of the training loss with instance k alone, the first of equals.
+        """Returns argmin_k of the training loss with instance k alone, the first of ties.
 
         Raises:
             NonFiniteError: If no instance has a finite loss.
@@ -138,7 +139,7 @@ class IFCA(CanonicalMethod):
 
 
 def parts_of(names: Sequence[str], count: int, choice: int) -> tuple[list[str], list[str]]:
-    """Divides the names of a canonical model.
+    """Splits the names of a canonical model into common ones and those of an instance.
 
     Args:
         names: Names as :class:`medfed.models.networks.canonical.Canonical` has them.
@@ -146,8 +147,8 @@ def parts_of(names: Sequence[str], count: int, choice: int) -> tuple[list[str], 
         choice: An instance.
 
     Returns:
-        What all instances have in common, and what is this instance's own. Statistics that exist
-        once, because parameters and not outputs are mixed, are common.
+        The entries that all instances have in common, and those of this instance. Statistics are
+        common if they exist once, because parameters, not outputs, are mixed.
 
     Example:
         >>> names = ["common.w", "canonical.0.v", "canonical.0.mean", "canonical.1.v"]

@@ -1,17 +1,18 @@
-"""L2GD: gradient steps on own models, and now and then a step of all towards their mean.
+"""L2GD: gradient steps on personal models, and at random times a step towards their mean.
 
 Hanzely, Richtarik: Federated learning of a mixture of global and local models, 2020, Equation 2
 and Algorithm 1 (Loopless Local Gradient Descent):
 
     min sum_i p_i (f_i(x_i) + (lambda/2) |x_i - xbar|^2),   xbar = sum_i p_i x_i
 
-One coin for all falls at every step. With eta = alpha / (N (1 - p)), kappa = alpha lambda / (N p):
+At every step one coin decides for all clients. With eta = alpha / (N (1 - p)), kappa = alpha lambda
+/ (N p):
 
     tails, 1 - p:   x_i <- x_i - eta grad f_i(x_i)
     heads, p:       x_i <- (1 - kappa) x_i + kappa xbar,   kappa = eta lambda (1 - p) / p
 
-M heads in a row leave xbar and make x_i = xbar + (1 - kappa)^M (x_i - xbar): one exchange. So a
-round is some tails and then some heads.
+M heads in a row do not change xbar and give x_i = xbar + (1 - kappa)^M (x_i - xbar): one exchange.
+So a round is some tails followed by some heads.
 
 | symbol | here |
 |---|---|
@@ -22,11 +23,11 @@ round is some tails and then some heads.
 | p_i | ``weighting``; the paper's are 1/N |
 
 Deviations:
-- With ``coins=mean`` a round is K tails and one head, as often as the coins fall in the mean, so
-  that budgets are equal; ``random`` draws them, as the paper does, from ``seed`` and the round.
-- eta K, and so kappa = eta K lambda, is ``client.reach(K)``: momentum leads farther. Steps that are
-  not in proportion to the gradient, as Adam's, are refused.
-- kappa is 1 at most, as in the paper: a stronger coupling is FedAvg.
+- With ``coins=mean`` a round is K tails and one head, the expected numbers, so that budgets are
+  equal; ``random`` tosses the coins as in the paper, from ``seed`` and the round.
+- eta K, and so kappa = eta K lambda, is ``client.reach(K)``: momentum leads farther. Optimizers
+  whose steps are not proportional to the gradient, such as Adam, are refused.
+- kappa is at most 1, as in the paper: a stronger coupling is FedAvg.
 """
 
 from __future__ import annotations
@@ -50,12 +51,12 @@ from medfed.personalize.mixture_base import MixtureMethod
 
 @dataclass(frozen=True)
 class L2GD(MixtureMethod):
-    """Models of the clients' own, which step towards their mean together.
+    """Personal models, which step towards their mean together.
 
     Attributes:
         strength: lambda >= 0; 0 is local training.
-        coins: How many tails and heads are in a round: as in the mean, or ``random``.
-        seed: Of the coins, the run's.
+        coins: How many tails and heads a round has: ``mean``, the expected numbers, or ``random``.
+        seed: The run's seed, for the coins.
     """
 
     strength: float = 0.1
@@ -65,26 +66,26 @@ class L2GD(MixtureMethod):
     card: ClassVar[Card] = Card(
         "Hanzely, Richtárik 2020",
         "second model",
-        "everything, drawn to the mean",
+        "all, pulled to the mean",
         client={"model": 1},
         full_cohort=True,
         tune={"strength": Range(0.01, 10.0)},
     )
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """No heads have fallen."""
+        """At the start there were no heads."""
         server, client = super().init(weights, split, clients)
         return server, {**client, "pull": {"left": torch.ones((), dtype=torch.float64)}}
 
     def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
-        """Xbar goes out, with two draws for all; how far each x_i is from it comes back."""
+        """Sends xbar and two random numbers; receives the difference of each x_i from xbar."""
         tails, heads = numpy_rng(self.seed, round, "coins").random(2)
         scalars = {"tails": tails, "heads": heads} if self.coins == "random" else {}
         replies = yield {c: Message("fit", {"shared": server["shared"]}, scalars) for c in cohort}
         return {**server, "shared": add(server["shared"], self.mean(server, replies, "shared"))}
 
     def fit(self, client: Client, message: Message) -> Message:
-        """The heads of last time, whose xbar has come; then tails."""
+        """Takes the last round's heads, now that xbar has arrived, then this round's tails."""
         chance, scalars = 1 / (client.steps + 1), message.scalars
         tails = run_of(1 - chance, scalars["tails"]) if scalars else client.steps
         heads = run_of(chance, scalars["heads"]) if scalars else 1
@@ -103,11 +104,11 @@ class L2GD(MixtureMethod):
 
 
 def run_of(chance: float, draw: float) -> int:
-    """Returns how often a side falls in a row, which fell once: more with that chance each time.
+    """Returns how often a side falls in a row, at least once.
 
     Args:
-        chance: Of the side, in (0, 1).
-        draw: A number that is uniform in [0, 1).
+        chance: The probability of the side, in (0, 1).
+        draw: A uniform random number in [0, 1).
 
     Example:
         >>> [run_of(0.5, draw) for draw in (0.0, 0.49, 0.51, 0.76)]

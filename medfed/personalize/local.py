@@ -1,6 +1,6 @@
-"""Local training: every client alone, nothing travels. The baseline that personalization must beat.
+"""Local training: clients train without communication. Personalization must beat this baseline.
 
-No paper; the limit of every personalized method at coupling zero.
+There is no paper: this is the limit of every personalized method at coupling zero.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Local(Algorithm):
         return {}, {"model": weights}
 
     def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
-        """Sends empty messages: the server only says that a round takes place."""
+        """Sends empty messages, which only start the round."""
         yield {client: Message("fit") for client in cohort}
         return server
 
@@ -47,7 +47,7 @@ class Local(Algorithm):
         return Message("fit")
 
     def broadcast(self, server: State, client: str) -> Message:
-        """There is nothing to deliver."""
+        """Delivers nothing."""
         return Message("deliver")
 
     def personal_model(self, client: Client, message: Message) -> Tensors:

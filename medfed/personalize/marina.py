@@ -1,7 +1,7 @@
-"""MARINA: gradient descent on an estimate that clients renew by compressed differences.
+"""MARINA: gradient descent on an estimate that clients update by compressed differences.
 
 Gorbunov, Burlachenko, Li, Richtarik: MARINA: Faster non-convex distributed learning with
-compression, ICML 2021, Algorithm 1. With one coin for all in every round but the first:
+compression, ICML 2021, Algorithm 1. In every round but the first, one coin decides for all clients:
 
     heads, p:   g <- sum_i p_i grad f_i(w)
     tails:      g <- g + sum_i p_i Q(grad f_i(w) - grad f_i(w-)),   w- the w of the round before
@@ -11,21 +11,21 @@ compression, ICML 2021, Algorithm 1. With one coin for all in every round but th
 |---|---|
 | w, g | ``server["shared"]``, ``server["gradient"]`` |
 | w- | ``state["previous"]`` |
-| p, the coin | ``full``, drawn from ``seed`` and the round |
+| p, the coin | ``full``; ``seed`` and the round determine the coin |
 | gamma | the optimizer's step size in the round |
-| Q | the codec ``codec.up``, of the part ``difference`` alone: ``channel.up.parts=[difference]`` |
+| Q | the codec ``codec.up``, only for ``difference``: ``channel.up.parts=[difference]`` |
 | p_i | ``weighting``; the paper's are 1/N |
 
-Q has to be unbiased (``randomk``, ``qsgd``), without error feedback and without shift; it is the
-estimate g that is biased. Without a codec the method is gradient descent. The paper's p is the
-share that Q leaves of a message, gamma = 1 / (L (1 + sqrt((1 - p) omega / (p N)))) for a variance
-omega of Q.
+Q must be unbiased (``randomk``, ``qsgd``), without error feedback and without shift; only the
+estimate g is biased. Without a codec the method is gradient descent. The paper's p is the share of
+a message that Q keeps, and gamma = 1 / (L (1 + sqrt((1 - p) omega / (p N)))) for the variance omega
+of Q.
 
 Deviations:
-- A gradient is of an epoch; both of a difference are on the same batches (as in Algorithm 2).
-- Statistics of BatchNorm follow the batches of the round's steps, in which no parameter moves.
-- The variant with partial participation, in which all clients take part where heads fall, is left
-  out.
+- A gradient covers an epoch; both gradients of a difference use the same batches (as in Algorithm
+2).
+- BatchNorm's statistics follow the batches of the round's steps, which move no parameter.
+- The variant with partial participation, in which all clients take part after heads, is left out.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class MARINA(GradientMethod):
     """One model, one gradient estimate.
 
     Attributes:
-        full: The chance p, in (0, 1], of a round in which whole gradients travel.
-        seed: Of the coin, the run's.
+        full: The probability p, in (0, 1], of a round in which clients send whole gradients.
+        seed: The run's seed, for the coin.
 
     Raises:
         ConfigError: If p is out of range.
@@ -73,19 +73,19 @@ class MARINA(GradientMethod):
         check_share("algorithm.full", self.full, "(0, 1]")
 
     def phases(self, round: int) -> tuple[str, ...]:
-        """``full`` or ``difference``, as the coin falls."""
-        # The first round has no g to which a difference could be added.
+        """``full`` or ``difference``, as the coin says."""
+        # In the first round there is no g to add a difference to.
         heads = round == 0 or coin(self.full, self.seed, round, "full")
         return ("full",) if heads else ("difference",)
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """The first round renews g."""
+        """The first round computes g."""
         server, client = super().init(weights, split, clients)
         zero = {n: torch.zeros_like(weights[n]) for n in split.parameters("shared")}
         return {**server, "gradient": zero}, {**client, "previous": {}}
 
     def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
-        """Renews g, then w."""
+        """Updates g, then w."""
         (phase,) = self.phases(round)
         replies = yield {c: Message(phase, {"shared": server["shared"]}) for c in cohort}
         if phase == "full":
@@ -98,9 +98,9 @@ class MARINA(GradientMethod):
         return {**server, "shared": shared, "gradient": g}
 
     def fit(self, client: Client, message: Message) -> Message:
-        """The gradient at w, or its difference from that at the w before."""
+        """Returns the gradient at w, or its difference from the gradient at the previous w."""
         w = {**message.parts["shared"], **client.state["personal"]}
-        # Both gradients on the same batches: else their difference is mostly noise.
+        # Both gradients use the same batches: otherwise their difference is mostly noise.
         gradient, part = client.gradient(w, same=True), "gradient"
         if message.phase == "difference":
             before = {**w, **client.state["previous"]}

@@ -1,12 +1,12 @@
 """Mixtures of a global and local models, by Jacobi ADMM.
 
 The objective of Hanzely, Richtarik: Federated learning of a mixture of global and local models,
-2020, Equation 2, solved as a survey of personalization proposes (there is no paper):
+2020, Equation 2, solved as proposed in a survey of personalization (there is no paper):
 
     min sum_i p_i (f_i(x_i) + (lambda/2) |x_i - xbar|^2),   xbar = sum_i p_i x_i
 
-It is sum_i p_i (f_i(x_i) + (lambda/2) |x_i|^2) - (lambda/2) |z|^2 with z = xbar as a constraint;
-all clients at once, and then the server:
+It is sum_i p_i (f_i(x_i) + (lambda/2) |x_i|^2) - (lambda/2) |z|^2 with the constraint z = xbar. All
+clients step in parallel, then the server:
 
     x_i <- argmin f_i(x) + (lambda/2) |x|^2 - <lambda z + rho r, x> + (rho_i/2) |x - x_i|^2
     z <- (rho N xbar - lambda z) / (rho N - lambda)
@@ -20,15 +20,16 @@ all clients at once, and then the server:
 | rho_i = rho N p_i | in the message |
 | p_i | ``weighting``; the survey's are 1/N |
 
-The dual variable of the constraint is lambda z in every step, so that nobody need keep it. rho N >
-lambda, which the survey asks for, is not enough: with lambda = 3 and five clients rho = 0.9
-diverges. rho >= lambda is what this method asks for.
+The constraint's dual variable is lambda z at every step, so it need not be stored. The survey
+requires rho N > lambda, which is not enough: with lambda = 3 and five clients rho = 0.9 diverges.
+This method requires rho >= lambda.
 
 Deviations:
-- The quadratic terms are one, around (lambda z + rho r + rho_i x_i) / (lambda + rho_i).
+- The quadratic terms are combined into one around (lambda z + rho r + rho_i x_i) / (lambda +
+rho_i).
 - lambda z + rho r travels as one vector.
-- The minimum is the round's steps of the run's optimizer, from x_i.
-- z and r are of shared parameters.
+- The round's steps of the run's optimizer from x_i approximate the minimum.
+- z and r cover shared parameters.
 """
 
 from __future__ import annotations
@@ -53,10 +54,10 @@ from medfed.personalize.mixture_base import MixtureMethod
 
 @dataclass(frozen=True)
 class MixtureADMM(MixtureMethod):
-    """Models of the clients' own, drawn to their mean.
+    """Personal models, pulled to their mean.
 
     Attributes:
-        rho: At least lambda; ``None`` for lambda. Large is slow.
+        rho: At least lambda; ``None`` uses lambda. A large rho converges slowly.
 
     Raises:
         ConfigError: If a value is out of range.
@@ -66,7 +67,7 @@ class MixtureADMM(MixtureMethod):
     card: ClassVar[Card] = Card(
         "survey; Hanzely, Richtárik 2020",
         "second model",
-        "everything, drawn to the mean",
+        "all, pulled to the mean",
         down={"weights": 1},
         server={"shared": 1, "weights": 1},
         client={"model": 1},
@@ -90,7 +91,7 @@ class MixtureADMM(MixtureMethod):
         return {**server, "residual": zero}, client
 
     def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
-        """The steps of all clients, then of z and r."""
+        """All clients step, then z and r."""
         count, rho = len(cohort), self.strength if self.rho is None else self.rho
         z, r = server["shared"], server["residual"]
         sizes = dict(zip(cohort, self.weights(server, cohort), strict=True))
@@ -115,9 +116,9 @@ class MixtureADMM(MixtureMethod):
         return Message("fit", {"shared": select(end, client.split.shared)})
 
     def broadcast(self, server: State, client: str) -> Message:
-        """Nothing is lacking: the model is already at the client."""
+        """Returns nothing: the client already has its model."""
         return Message("deliver")
 
     def personal_model(self, client: Client, message: Message) -> Tensors:
-        """The client's own model."""
+        """The client's model."""
         return client.state["model"]

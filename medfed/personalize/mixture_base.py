@@ -1,4 +1,4 @@
-"""Models of the clients' own that are drawn to their mean: one objective, solved in several ways.
+"""Personal models that are pulled to their mean: one objective with several solvers.
 
 Hanzely, Richtarik: Federated learning of a mixture of global and local models, 2020, Equation 2:
 
@@ -11,7 +11,7 @@ Hanzely, Richtarik: Federated learning of a mixture of global and local models, 
 | lambda | ``strength`` |
 | p_i | ``weighting``; the paper's are 1/N |
 
-Statistics of BatchNorm stay with each model; those of xbar are their mean. A hospital that joins
+BatchNorm's statistics stay with each model; those of xbar are their mean. A hospital that joins
 later trains from xbar, tied to it by lambda.
 """
 

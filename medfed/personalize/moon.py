@@ -1,4 +1,4 @@
-"""MOON: features are drawn to those of the server's model, away from the client's last ones.
+"""MOON: a loss pulls features to the server model's and away from the client's last model's.
 
 Li, He, Song: Model-contrastive federated learning, CVPR 2021, Algorithm 1 and Equations 3 and 4:
 
@@ -13,10 +13,10 @@ Li, He, Song: Model-contrastive federated learning, CVPR 2021, Algorithm 1 and E
 | mu, tau | ``mu``, ``temperature`` |
 
 Deviations:
-- Features are what enters the head, averaged over positions, so that segmentation has some, too;
+- Features are the head's input, averaged over positions, so that segmentation has features, too;
   the paper puts a projection of two layers between them and the head.
-- Both fixed models are in evaluation mode, so that dropout parts none from its like.
-- In a client's first round z_prev would be z_glob, and l the constant log 2; it is left out.
+- Both fixed models are in evaluation mode, so that dropout does not make equal models differ.
+- In a client's first round l is left out: z_prev would be z_glob, and l the constant log 2.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from medfed.personalize.fedavg import FedAvg
 
 @dataclass(frozen=True)
 class MOON(FedAvg):
-    """FedAvg with a contrastive term on features.
+    """FedAvg with a contrastive loss on features.
 
     Attributes:
         mu: Weight of the term, >= 0; 0 is FedAvg.
@@ -76,7 +76,7 @@ class MOON(FedAvg):
         return server, {**client, "previous": {}}
 
     def local_steps(self, client: Client, start: Tensors) -> Tensors:
-        """Steps on the loss with the contrastive term."""
+        """Trains on the loss with the contrastive term."""
         previous = client.state["previous"]
 
         def contrast(batch: Batch, live: Mapping[str, Tensor], forward: Forward) -> Tensor:

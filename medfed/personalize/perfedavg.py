@@ -1,4 +1,4 @@
-"""Per-FedAvg: the shared model is a start from which one step on own data leads far.
+"""Per-FedAvg: learns a shared model that one local gradient step adapts well to each client.
 
 Fallah, Mokhtari, Ozdaglar: Personalized federated learning with theoretical guarantees: a
 model-agnostic meta-learning approach, NeurIPS 2020, Algorithm 1, for F_i(w) = f_i(w - alpha grad
@@ -12,16 +12,16 @@ f_i(w)). A local step takes fresh batches D, D', D'':
 | symbol | here |
 |---|---|
 | alpha, delta | ``inner_lr``, ``delta`` |
-| beta | the optimizer's step size; d takes whatever step the optimizer takes |
-| w - alpha grad f_i(w) | ``state["adapted"]``, what the client predicts by |
+| beta | the optimizer's step size; the optimizer steps along d |
+| w - alpha grad f_i(w) | ``state["adapted"]``, the client's model for prediction |
 
-The difference is taken at w, not at w~. ``variant=fo`` costs two gradients a step, ``hf`` four.
+The finite difference is at w, not at w~. ``variant=fo`` costs two gradients a step, ``hf`` four.
 
 Deviations:
-- The model that is evaluated takes its step of alpha in a phase of its own, at the mean of the
-  round, on one batch; the next round begins from what came there, which need not travel again. A
-  client that was away keeps the model of its last round.
-- Running statistics are those of the batches at w.
+- The evaluated model takes its step of alpha in a separate phase, from the round's mean, on one
+  batch. The next round starts from this mean, which need not travel again. An absent client keeps
+  the model of its last round.
+- Running statistics come from the batches at w.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class PerFedAvg(OnboardingRules, FedAvg):
     Attributes:
         variant: ``fo`` (first order) or ``hf`` (Hessian-free).
         inner_lr: alpha >= 0; 0 is FedAvg.
-        delta: Of the finite difference, positive.
+        delta: The step of the finite difference, positive.
 
     Raises:
         ConfigError: If a value is out of range.
@@ -78,26 +78,26 @@ class PerFedAvg(OnboardingRules, FedAvg):
             raise ConfigError(f"algorithm.delta must be positive, not {self.delta}.")
 
     def phases(self, round: int) -> tuple[str, ...]:
-        """The meta-steps, then the step from their mean."""
+        """A phase of meta-steps, then one of the step from their mean."""
         return ("fit", "adapt")
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """Everybody holds the initial model."""
+        """Every client has the initial model."""
         server, client = super().init(weights, split, clients)
         held = {c.id: torch.ones(1) for c in clients}
         return {**server, "held": held}, {**client, "held": server["shared"], "adapted": weights}
 
     def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
-        """FedAvg's, then the new model goes out."""
+        """As in FedAvg; then sends the new model."""
         w, held = {"shared": server["shared"]}, server["held"]
-        # Who took part last time was sent this model in order to adapt it.
+        # Clients of the last cohort received this model to adapt it.
         replies = yield {c: Message("fit", {} if c in held else w) for c in cohort}
         w = {"shared": add(server["shared"], self.mean(server, replies, "shared"))}
         yield {c: Message("adapt", w) for c in cohort}
         return {**server, **w, "held": dict.fromkeys(cohort, torch.ones(1))}
 
     def fit(self, client: Client, message: Message) -> Message:
-        """Meta-steps, which move the shared part; or the step that is evaluated."""
+        """Takes meta-steps on the shared part, or the step to the evaluated model."""
         held = message.parts.get("shared", client.state["held"])
         start = {**held, **client.state["personal"]}
         if message.phase == "adapt":
@@ -107,16 +107,16 @@ class PerFedAvg(OnboardingRules, FedAvg):
         return Message("fit", {"shared": subtract(shared, held)}, kinds={"shared": "update"})
 
     def adapt(self, client: Client, w: Tensors) -> Tensors:
-        """A step of alpha on one batch."""
+        """Takes a step of alpha on one batch."""
         gradient = client.gradient(w, batches=1)
         return {**w, **add(select(w, gradient), gradient, -self.inner_lr)}
 
     def local_steps(self, client: Client, start: Tensors) -> Tensors:
-        """Steps along d."""
+        """Takes steps along d."""
         return client.train(start, direction=self.direction)
 
     def direction(self, w: Mapping[str, Tensor], grad_at: GradientAt) -> Tensors:
-        """The meta-gradient d."""
+        """Returns the meta-gradient d."""
         g = grad_at(add(w, grad_at(w), -self.inner_lr), fresh=1)
         if self.variant == "fo":
             return g
@@ -124,7 +124,7 @@ class PerFedAvg(OnboardingRules, FedAvg):
         return add(g, subtract(up, down), -self.inner_lr / (2 * self.delta))
 
     def broadcast(self, server: State, client: str) -> Message:
-        """Nothing is lacking."""
+        """Returns nothing."""
         return Message("deliver")
 
     def personal_model(self, client: Client, message: Message) -> Tensors:
@@ -132,5 +132,5 @@ class PerFedAvg(OnboardingRules, FedAvg):
         return client.state["adapted"]
 
     def onboard(self, client: Client, message: Message) -> Tensors:
-        """One step from the shared model, as for all."""
+        """An onboarded client takes one step from the shared model, like all."""
         return self.adapt(client, self.onboarding_start(client, message))

@@ -1,7 +1,7 @@
-"""pFedMac (FedMac): personal models that correlate with the shared one, and few of their weights.
+"""pFedMac (FedMac): sparse personal models that correlate with the shared one.
 
 Liu, Li, Wang, Zhang, Shao, Geng: Sparse personalized federated learning, IEEE TNNLS 2023
-(arXiv:2107.05330). As pFedMe (:mod:`medfed.personalize.pfedme`), whose symbols hold, with
+(arXiv:2107.05330). As pFedMe (:mod:`medfed.personalize.pfedme`), with its symbols, but
 
     theta <- about argmin f_i(theta) - lambda <theta, w_i> + gamma phi(theta)
 
@@ -10,11 +10,11 @@ Liu, Li, Wang, Zhang, Shao, Geng: Sparse personalized federated learning, IEEE T
 | lambda, gamma | ``strength``, ``sparsity`` |
 | phi(theta), a smooth norm ‖theta‖_1 | sum of rho log cosh(theta_n / rho), rho ``width`` |
 
-At the fixed point w is the mean of the theta_i, and grad f_i(theta_i) = lambda w without phi. The
-inner product has no bound of its own: f_i must be more convex than lambda. A network's loss is not
-far out, so that weights grow by and by unless ``optimizer.weight_decay`` is lambda or more.
+At the fixed point w is the mean of the theta_i, and without phi grad f_i(theta_i) = lambda w. The
+inner product is unbounded: f_i must be more convex than lambda. A network's loss is not convex
+enough far from 0, so weights slowly grow unless ``optimizer.weight_decay`` is lambda or more.
 
-Deviations: those of pFedMe; the paper's further phi(w) at the server is left out.
+Deviations: those of pFedMe; the paper's additional phi(w) at the server is left out.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from medfed.personalize.pfedme import PFedMe
 
 @dataclass(frozen=True)
 class PFedMac(PFedMe):
-    """pFedMe whose tie is an inner product.
+    """pFedMe with an inner product in place of the squared distance.
 
     Attributes:
         strength: lambda >= 0.
         sparsity: gamma >= 0.
-        width: rho > 0; weights well below it are hardly pulled to 0.
+        width: rho > 0; weights much smaller than it are hardly pulled to 0.
 
     Raises:
         ConfigError: If a value is out of range.

@@ -1,4 +1,4 @@
-"""pFedMe: personal models tied to an anchor, which follows them and is averaged.
+"""pFedMe: each personal model is tied to an anchor that follows it; the anchors are averaged.
 
 T. Dinh, Tran, Nguyen: Personalized federated learning with Moreau envelopes, NeurIPS 2020,
 objective Eq. 2 and 3, Algorithm 1:
@@ -18,10 +18,10 @@ objective Eq. 2 and 3, Algorithm 1:
 | K; R | ``inner_steps``; as many as the round's budget allows |
 
 Deviations:
-- theta goes on from where it was, also over rounds, and every inner step draws its own batch; the
-  paper asks for an accuracy only. K steps that begin at w_i each time have another fixed point.
-- The gradient of F_i is lambda (w_i - theta) at the exact theta alone; with K steps it is near it.
-- Running statistics belong to theta; those of w, where they are averaged, are the mean of them.
+- theta continues from its last value, also over rounds, and every inner step uses a new batch; the
+  paper only requires an accuracy. K steps that restart at w_i have another fixed point.
+- lambda (w_i - theta) is the gradient of F_i only at the exact theta; with K steps it is close.
+- Running statistics belong to theta; if they are averaged, those of w are their mean.
 """
 
 from __future__ import annotations
@@ -79,27 +79,27 @@ class PFedMe(OnboardingRules, FedAvg):
         if not 0 < self.outer_step < 2:
             raise ConfigError(
                 f"algorithm.outer_step must be in (0, 2), not {self.outer_step}: from 2 on the "
-                "anchor swings ever farther about its client's model."
+                "anchor diverges from its client's model."
             )
         if not self.server_lr > 0:
             raise ConfigError(f"algorithm.server_lr must be positive, not {self.server_lr}.")
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """All theta_i start as w. The server goes beta of the way with parameters alone."""
+        """All theta_i start as w. The server moves only parameters by the factor beta."""
         server, _ = super().init(weights, split, clients)
         steps = {n: 1.0 if n in split.buffers else self.server_lr for n in split.shared}
         server["server_lr"] = {n: torch.tensor(step) for n, step in steps.items()}
         return server, {"model": weights}
 
     def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
-        """W goes out, and moves beta of the way to the mean of the anchors."""
+        """Sends w, then moves it by the factor beta towards the mean of the anchors."""
         replies = yield {c: Message("fit", {"shared": server["shared"]}) for c in cohort}
         mean = self.mean(server, replies, "shared")
         moved = {n: t * server["server_lr"][n] for n, t in mean.items()}
         return {**server, "shared": add(server["shared"], moved)}
 
     def fit(self, client: Client, message: Message) -> Message:
-        """Trains theta; its anchor starts at w, follows it, and is what the reply is about."""
+        """Trains theta; its anchor starts at w and follows it. The reply holds the anchor."""
         w = message.parts["shared"]
         anchor = Anchor(self, client, w)
         end = client.train(client.state["model"], penalty=anchor.tie, after_step=anchor.follow)
@@ -108,7 +108,7 @@ class PFedMe(OnboardingRules, FedAvg):
         return Message("fit", {"shared": update}, kinds={"shared": "update"})
 
     def tie(self, w: Tensors) -> Penalty:
-        """What ties theta to its anchor: (lambda/2) |theta - w|^2."""
+        """The penalty (lambda/2) |theta - w|^2, which ties theta to its anchor."""
         return Proximity(self.strength, w)
 
     def personal_model(self, client: Client, message: Message) -> Tensors:
@@ -116,12 +116,12 @@ class PFedMe(OnboardingRules, FedAvg):
         return client.state["model"]
 
     def onboard(self, client: Client, message: Message) -> Tensors:
-        """An onboarded client's theta starts from w and is tied to it, which stays."""
+        """An onboarded client's theta starts from w and is tied to the fixed w."""
         start = self.onboarding_start(client, message)
         return client.train(start, penalty=self.tie(Anchor(self, client, start).w))
 
     def broadcast(self, server: State, client: str) -> Message:
-        """Nothing is lacking: the personal model is already at the client."""
+        """Returns nothing: the client already has its personal model."""
         return Message("deliver")
 
 
@@ -129,7 +129,7 @@ class Anchor:
     """w_i of one client while its theta trains.
 
     Args:
-        method: The tie, K and eta lambda.
+        method: The penalty, K and eta lambda.
         client: Which parameters are tied, and the round's budget.
         w: All entries, or the shared ones.
     """
@@ -141,11 +141,11 @@ class Anchor:
         self._method, self._left, self._done = method, client.steps, 0
 
     def follow(self, theta: Mapping[str, Tensor], _: GradientAt) -> None:
-        """After K steps of theta, or the last one, moves the anchor."""
+        """Moves the anchor after K steps of theta, or after the last step."""
         self._done, self._left = self._done + 1, self._left - 1
         if self._done % self._method.inner_steps == 0 or not self._left:
             way = subtract(select(theta, self.w), self.w)
-            # In place, so that the tie sees it.
+            # In place, so that the penalty sees it.
             torch._foreach_add_(
                 list(self.w.values()), list(way.values()), alpha=self._method.outer_step
             )

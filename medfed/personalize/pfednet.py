@@ -1,4 +1,4 @@
-"""pFedNet: a shared part, and personal parts that a similarity network draws together.
+"""pFedNet: a shared part, and personal parts that a similarity network pulls together.
 
 pFedNet (the first of the project's source papers), objective Eq. 1, Z step Eq. 6 to 8, Algorithm 5:
 
@@ -13,18 +13,18 @@ pFedNet (the first of the project's source papers), objective Eq. 1, Z step Eq. 
 | I, J, E | ``shared_rounds``, ``personal_rounds``, ``local_steps`` |
 | W, Ω, ρ of the ADMM | ``server["admm"]`` |
 
-Deviations, each because the printed form is wrong or slow:
+Deviations, each because the printed form is incorrect or slow:
 - the proximal maps for p = 1 and ∞ are the true ones (printed Eq. 8 is right for p = 2 only);
 - V = Z_t − Δ_n is taken at Z_t and held through all ADMM iterations; the displacement Δ_n of E
   local steps stands for the printed η∇;
 - the step of z is Nη by default, so that λ = 0 is local training of z; ``z_step=literal`` is the
   printed η, which moves z N times slower;
-- the coupling grows with the move: the printed λη_z would make λ weaker the more local steps there
-  are. With T_n, what the client's optimizer goes along a constant unit gradient in its steps
-  (plain SGD: Eη), Z minimises Σ_n T/T_n ½‖z_n − V_n‖² + λNT Σ ‖z_i − z_j‖ (literal: λT), T their
-  mean, so that λ is that of the objective whatever E, momentum and the clients' sizes. Steps not in
-  proportion to the gradient, as Adam's, have no such T: it is measured along the first gradient;
-- Z_{j+1}, not Z_j, is delivered after the Z step.
+- the coupling grows with the displacement: the printed λη_z would make λ weaker with more local
+  steps. Let T_n be the client optimizer's way along a constant unit gradient in its steps (plain
+  SGD: Eη). Then Z minimises Σ_n T/T_n ½‖z_n − V_n‖² + λNT Σ ‖z_i − z_j‖ (literal: λT), T their
+  mean, so that λ is the objective's λ for every E, momentum and client size. For steps that are not
+  proportional to the gradient, such as Adam's, T is estimated along the first gradient;
+- after the Z step clients receive Z_{j+1}, not Z_j.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class PFedNet(OnboardingRules, Algorithm):
     """Alternates rounds of the shared part and proximal steps of the personal parts.
 
     Attributes:
-        strength: λ ≥ 0, how strongly neighbours are drawn together.
+        strength: λ ≥ 0, how strongly neighbours are pulled together.
         p: Norm of the coupling: 1, 2 or ∞.
         shared_rounds: I, phases per round that update x.
         personal_rounds: J, phases per round that update Z.
@@ -76,7 +76,7 @@ class PFedNet(OnboardingRules, Algorithm):
         graph: The similarity graph.
         rho: The ADMM's penalty ρ, held fixed; ``None`` balances the residuals.
         tolerance: Residual tolerance of the ADMM.
-        max_iter: ADMM iterations per Z step, at most.
+        max_iter: The most ADMM iterations per Z step.
 
     Raises:
         ConfigError: If a value is out of range.
@@ -98,7 +98,7 @@ class PFedNet(OnboardingRules, Algorithm):
     card: ClassVar[Card] = Card(
         "pFedNet",
         "similar clients",
-        "the head, drawn to neighbours",
+        "the head, pulled to neighbours",
         down={"shared": 1, "personal": 1},
         up={"shared": 1, "personal": 1},
         server={"shared": 1, "personal": "N + M"},
@@ -122,7 +122,7 @@ class PFedNet(OnboardingRules, Algorithm):
 
     @property
     def _opening(self) -> tuple[str, ...]:
-        # In later rounds only clients that take part for the first time are asked.
+        # In later rounds only clients that take part for the first time send a sketch.
         return ("sketch",) if self.graph.needs_sketches else ()
 
     def adapted(self, split: ParameterSplit, network: nn.Module) -> PFedNet:
@@ -138,12 +138,12 @@ class PFedNet(OnboardingRules, Algorithm):
         )
 
     def phases(self, round: int) -> tuple[str, ...]:
-        """Sketches of clients without one, I times x, J times Z."""
+        """Phases: missing sketches, then I times x, then J times Z."""
         work = ("shared",) * self.shared_rounds + ("personal",) * self.personal_rounds
         return self._opening + work
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """Everybody knows the initial x and z."""
+        """Every client knows the initial x and z."""
         rows = select(weights, split.parameters("personal"))
         count = len(clients)
         server: State = {
@@ -161,7 +161,7 @@ class PFedNet(OnboardingRules, Algorithm):
         return server, {"model": weights}
 
     def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
-        """Algorithm 5: an outer iteration."""
+        """Algorithm 5: one outer iteration."""
         # Clones, as flags change in place and states never do.
         server = {**server, "lacks": {p: t.clone() for p, t in server["lacks"].items()}}
         if self.graph.needs_sketches:
@@ -171,7 +171,7 @@ class PFedNet(OnboardingRules, Algorithm):
         for _ in range(self.shared_rounds):
             replies = yield self._outbox(server, cohort, "shared")
             server["shared"] = add(server["shared"], self.mean(server, replies, "shared"))
-            # All lack the new x, also those who have just sent their part of it.
+            # All clients lack the new x, including those that have just sent their part of it.
             server["lacks"]["shared"].fill_(True)
         for _ in range(self.personal_rounds):
             replies = yield self._outbox(server, cohort, "personal")
@@ -183,7 +183,7 @@ class PFedNet(OnboardingRules, Algorithm):
         if replies:
             server["sketches"] = {**server["sketches"], **sent_by_each(replies, "sketch")}
             server["graph"] = self.graph.build(list(server["num_samples"]), server["sketches"])
-            # Its dual has a row per edge, and the edges are new.
+            # The edges are new, and the dual has a row per edge.
             server["admm"] = {}
 
     def _z_step(self, server: State, replies: Replies) -> None:
@@ -193,14 +193,14 @@ class PFedNet(OnboardingRules, Algorithm):
         move, scale = (
             (len(order) * mean, 1.0) if self.z_step == "scaled" else (mean, 1 / len(order))
         )
-        # A copy, which changes in place below. Rows are in the order of all clients, as edges are.
+        # A copy, as it changes in place below. Rows are in the order of all clients, like edges.
         v = torch.cat([t.reshape(len(order), -1) for t in before.values()], dim=1)
         mass = torch.ones(len(order), dtype=torch.float64)
         for client, reply in replies.items():
             row = order.index(client)
             v[row].add_(flatten(reply.parts["personal"]), alpha=scale)
             # A row of the objective is divided by its client's reach T_n, the coupling by the mean
-            # reach: what is left of the two is the row's mass.
+            # reach; the ratio of the two is the row's mass.
             mass[row] = mean / reply.scalars["reach"] if mean else 1.0  # a schedule may end at 0
         z = self._solve(v, mass, server, move)
         columns = z.split([t[0].numel() for t in before.values()], dim=1)
@@ -209,7 +209,7 @@ class PFedNet(OnboardingRules, Algorithm):
         }
 
     def _solve(self, v: Tensor, mass: Tensor, server: State, move: float) -> Tensor:
-        """Returns Z; keeps the ADMM's state for a warm start, and how the iteration went."""
+        """Returns Z; keeps the ADMM's state for a warm start and its convergence record."""
         graph, warm = server["graph"], server["admm"]
         weight: float | Tensor = self.strength * move
         if self.graph.weighted:
@@ -239,7 +239,7 @@ class PFedNet(OnboardingRules, Algorithm):
         return done.z
 
     def _lacking(self, server: State, client: str) -> dict[str, Tensors]:
-        """Returns the present values that a client has not received yet, by part."""
+        """Returns the current values that a client has not received yet, by part."""
         index = list(server["num_samples"]).index(client)
         parts = {}
         if server["lacks"]["shared"][index]:
@@ -249,7 +249,7 @@ class PFedNet(OnboardingRules, Algorithm):
         return parts
 
     def _outbox(self, server: State, cohort: Sequence[str], phase: str) -> Outbox:
-        """Sends what clients lack, after which they have it."""
+        """Sends the values that clients lack and records that they have them."""
         outbox = {c: Message(phase, self._lacking(server, c)) for c in cohort}
         order = list(server["num_samples"])
         for client, message in outbox.items():
@@ -258,7 +258,7 @@ class PFedNet(OnboardingRules, Algorithm):
         return outbox
 
     def fit(self, client: Client, message: Message) -> Message:
-        """Trains the part that the phase is about and replies with its displacement."""
+        """Trains the phase's part and replies with its displacement."""
         model = self.personal_model(client, message)
         client.state["model"] = model
         if message.phase == "sketch":
@@ -266,7 +266,7 @@ class PFedNet(OnboardingRules, Algorithm):
         index = client.phase_index - len(self._opening)
         steps = self.local_steps or client.share(index, self._phases_per_round)
         part: Update = "shared" if message.phase == "shared" else "personal"
-        # Where no personal phase follows, nothing else moves the statistics that stay here.
+        # If no personal phase follows, nothing else updates the statistics that stay here.
         end = client.train(model, update=part, steps=steps, statistics=not self.personal_rounds)
         # Buffers of the personal part never travel; parameters wait for the server.
         kept = {n: end[n] for n in client.split.personal if n in client.split.buffers}
@@ -282,7 +282,7 @@ class PFedNet(OnboardingRules, Algorithm):
 
     @staticmethod
     def _reach(client: Client, model: Tensors, steps: int) -> float:
-        """T_n; measured along the first gradient where steps are not in proportion to it."""
+        """T_n, along the first gradient if steps are not proportional to the gradient."""
 
         def first_gradient() -> Tensor:
             return flatten(client.gradient(model, update="personal", batches=1))
@@ -290,13 +290,13 @@ class PFedNet(OnboardingRules, Algorithm):
         return client.reach(steps, first_gradient)
 
     def broadcast(self, server: State, client: str) -> Message:
-        """What the client lacks of x and its own z."""
+        """Returns the values of x and of its z that the client lacks."""
         return Message("deliver", self._lacking(server, client))
 
     def onboarding(self, server: State, client: ClientInfo) -> Exchange:
-        """A sketch goes up; x and the mean of the nearest neighbours' z come down.
+        """Takes a sketch; returns x and the mean of the nearest neighbours' z.
 
-        Where the graph is not made of sketches, all clients are neighbours.
+        If the graph does not use sketches, all clients are neighbours.
         """
         order = list(server["num_samples"])
         near = yield from self.graph.asked(order, server["sketches"])
@@ -308,8 +308,8 @@ class PFedNet(OnboardingRules, Algorithm):
     def onboard(self, client: Client, message: Message) -> Tensors:
         """The onboarded client takes the neighbours' mean as its z and does not train it.
 
-        A few patients would draw z further from the neighbours than they can show it to be; to
-        train on from there is what :meth:`fine_tune` does.
+        A few patients would move z farther from the neighbours than so little data can justify.
+        :meth:`fine_tune` continues training from there.
         """
         return with_statistics(client, self.onboarding_start(client, message))
 

@@ -1,12 +1,12 @@
-"""Central training on the pooled training data of all clients: no federation, but its yardstick.
+"""Central training on the pooled data of all clients: the reference for a federation.
 
-What a single hospital with everybody's data could reach. One model is trained by as many gradient
-steps as all clients of a round have together, from batches that mix all clients' training samples;
-every client evaluates it on data of its own, so that it compares with any method, client by client.
+This is what one hospital with all data could reach. One model takes as many gradient steps as all
+clients of a round have together, on batches that mix all clients' training samples. Every client
+evaluates it on its data, so that it can be compared with any method, client by client.
 
 Deviations from central training as a user would run it: a round is one call of the training loop,
 so that with ``local.optimizer_state=fresh`` momentum starts anew every round, as for all methods.
-What is counted as sent is the model, not the data, which would have to leave the hospitals.
+The byte counts cover the model, not the data, which would have to leave the hospitals.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from medfed.personalize.fedavg import FedAvg
 
 @dataclass(frozen=True)
 class Pooled(FedAvg):
-    """One model, trained where all training data are.
+    """One model, trained on all training data.
 
     Raises:
-        ConfigError: If a part of it were personal.
+        ConfigError: If a part is personal.
     """
 
     pools: ClassVar[bool] = True
@@ -46,12 +46,12 @@ class Pooled(FedAvg):
     def split(
         self, network: nn.Module, task_patterns: Sequence[str], buffers: BufferPolicy
     ) -> ParameterSplit:
-        """Running statistics belong to the one model, also where others keep them at the client."""
+        """Running statistics belong to the one model, even if other methods keep them local."""
         one = "averaged" if buffers == "local" else buffers
         return super().split(network, task_patterns, one)
 
     def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
-        """One client of the cohort trains for all."""
+        """One client of the cohort trains in place of all."""
         turns = {"clients": float(len(cohort))}
         replies = yield {cohort[0]: Message("fit", {"shared": server["shared"]}, turns)}
         update = replies[cohort[0]].parts["shared"]

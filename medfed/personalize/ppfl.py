@@ -1,4 +1,4 @@
-"""PPFL: clients mix K canonical models that all of them train, each by a membership vector.
+"""PPFL: all clients train K canonical models; each mixes them by its membership vector.
 
 PPFL (one of the project's source papers), its objective and Algorithms 1 and 3:
 
@@ -17,21 +17,22 @@ PPFL (one of the project's source papers), its objective and Algorithms 1 and 3:
 
 Algorithm 3 (``blocks=both``): every client takes one exponentiated-gradient step on c_i, then E
 steps on theta at the new c_i, all from the theta that it received. Algorithm 1 (``random``): the
-seed and the round's number draw which block a round updates.
+seed and the round's number determine which block a round updates.
 
 Deviations:
 - The step on c is eta_2 times the number of clients in the cohort (``membership_step=scaled``), so
-  that p_i = 1/N does not slow the memberships down N times against local steps; the whole gradient
-  is scaled, the objective stays. ``literal`` is the printed step with p_i, which one of the paper's
-  two forms leaves out.
-- What describes a client (label counts) comes with its first reply. Until then nothing ties it; as
-  long as all memberships are 1/K nothing would pull.
-- The gradient for c is taken on top of the round's steps: one batch, or ``membership_batches``.
-- Of more than 500 clients not L is kept but the rows of which it is made, so that memory and
-  time do not grow with their square; the warning of too strong a coupling is then left out.
-- ``membership_start`` rounds may pass before memberships move (0 in the paper). Models that start
-  at random are not equally good, and the better one draws every client. Where theta has settled at
-  c_i = 1/K, the clients' pulls add up to about nothing, and what is left parts them.
+  that p_i = 1/N does not make the memberships N times slower than local steps. The whole gradient
+  is scaled; the objective is the same. ``literal`` is the printed step with p_i, which one of the
+  paper's two forms omits.
+- A client's description (label counts) comes with its first reply. Until then nothing ties it;
+  while all memberships are 1/K, the coupling has no force.
+- The gradient for c does not count towards the round's steps: one batch, or ``membership_batches``.
+- For more than 500 clients the server keeps the rows that L is computed from, not L, so that memory
+  and time do not grow quadratically; there is then no warning of too strong a coupling.
+- ``membership_start`` rounds may pass before memberships move (0 in the paper). Randomly
+  initialised models are not equally good, and the best one attracts every client. Once theta has
+  settled at c_i = 1/K, the clients' gradients sum to about 0, and their differences separate the
+  clients.
 """
 
 from __future__ import annotations
@@ -74,14 +75,14 @@ class PPFL(CanonicalMethod):
     """FedAvg over a canonical model whose membership vector stays personal.
 
     Attributes:
-        strength: lambda >= 0, how strongly the memberships of like clients are drawn together.
+        strength: lambda >= 0, how strongly the memberships of similar clients are pulled together.
         membership_lr: eta_2 >= 0, the step on memberships.
         membership_step: ``scaled`` or ``literal``.
-        membership_batches: Batches that the gradient for c is taken on; ``None``: the whole epoch.
-        membership_start: First rounds, in which every c_i stays 1/K and theta alone learns.
+        membership_batches: Batches for the gradient of c; ``None``: the whole epoch.
+        membership_start: Number of first rounds in which c_i stays 1/K and only theta learns.
         blocks: ``both`` in every round, or ``random``: one of them.
-        affinity: Which clients are alike; not asked for where lambda is 0.
-        seed: Of the random blocks, the run's.
+        affinity: Which clients are similar; not used if lambda is 0.
+        seed: The run's seed, for the random blocks.
 
     Raises:
         ConfigError: If a value is out of range.
@@ -113,7 +114,7 @@ class PPFL(CanonicalMethod):
         check_count("algorithm.membership_batches", self.membership_batches, optional=True)
 
     def phases(self, round: int) -> tuple[str, ...]:
-        """``fit`` for both blocks, else ``shared`` or ``membership`` as the round's coin falls."""
+        """``fit`` for both blocks; else the round's coin chooses ``shared`` or ``membership``."""
         if self.blocks == "both":
             return ("fit",)
         if round < self.membership_start:
@@ -129,7 +130,7 @@ class PPFL(CanonicalMethod):
         return server, client
 
     def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
-        """Algorithms 1 and 3: theta goes out with 2 lambda (LC)_i, theta and c_i come back."""
+        """Algorithms 1 and 3: sends theta and 2 lambda (LC)_i, receives theta and c_i."""
         (phase,) = self.phases(round)
         server = dict(server)
         replies = yield self._outbox(server, cohort, phase, round)
@@ -143,7 +144,7 @@ class PPFL(CanonicalMethod):
         order, sizes = list(server["num_samples"]), self.weights(server, cohort)
         scale = len(cohort) if self.membership_step == "scaled" else 1
         several = len(server["membership"][order[0]]) > 1
-        # A single canonical model has membership 1, and nothing is to be learned.
+        # With a single canonical model the membership is 1: there is nothing to learn.
         learns = several and phase != "shared" and round >= self.membership_start
         asks = several and self.strength > 0 and self.affinity.needs_sketches
         pull: Tensor | None = None
@@ -177,7 +178,7 @@ class PPFL(CanonicalMethod):
             self._tie(server)
 
     def _tie(self, server: State) -> None:
-        """Renews the Laplacian, and warns where it becomes too stiff."""
+        """Updates the Laplacian; warns if its coupling is too strong for explicit steps."""
         clients = list(server["num_samples"])
         like = next(iter(server["shared"].values()))
         if len(clients) > PAIRS and self.affinity.needs_sketches:
@@ -199,7 +200,7 @@ class PPFL(CanonicalMethod):
         server["laplacian"] = {"L": laplacian.to(like.device)}
 
     def _stiffness(self, laplacian: Tensor) -> float:
-        """Returns eta_2 lambda |L|, up to about 1 of which the explicit step is stable."""
+        """Returns eta_2 lambda |L|; the explicit step is stable up to about 1."""
         scale = len(laplacian) if self.membership_step == "scaled" else 1
         norm = float(torch.linalg.matrix_norm(laplacian, ord=2))
         return scale * self.membership_lr * self.strength * norm
@@ -216,7 +217,7 @@ class PPFL(CanonicalMethod):
             moved = {MEMBERSHIP: self._step(client, at, message.scalars["weight"], pull)}
             parts["membership"] = moved
             client.state["personal"] = {**client.state["personal"], **moved}
-        # theta takes its steps under the c_i that has just moved.
+        # theta trains under the updated c_i.
         if phase != "membership":
             end = self.shared_steps(client, {**received, **client.state["personal"]})
             shared, client.state["personal"] = client.split.split(end)
@@ -235,7 +236,7 @@ class PPFL(CanonicalMethod):
         return exponentiated_gradient(at[MEMBERSHIP], gradient, self.membership_lr)
 
     def fit_membership(self, client: Client, start: Tensors, steps: int) -> Tensor:
-        """Steps of eta_2 on f_i alone: an onboarded client is tied to nobody and tells nothing."""
+        """Steps of eta_2 on f_i alone: an onboarded client is not coupled and sends nothing."""
         at = start
         for _ in range(steps):
             at = {**at, MEMBERSHIP: self._step(client, at, 1.0, None)}

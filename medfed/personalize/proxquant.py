@@ -6,11 +6,11 @@ Algorithm 1:
     x <- prox_{eta lambda(t) R}(x - eta grad f(x)),  R(x) = min over z in C of |z - x|_1
 
 Symbols: lambda(t) = slope * t with t the round from 1, ``strength``; eta, the optimizer's step
-size. The map follows whatever step the optimizer takes. As in QuPeL, R is half of theirs.
+size. The map follows the optimizer's step. As in QuPeL, R is half of the paper's R.
 
 With one bit the centres are plus and minus the mean magnitude of the initial weights (the paper's
 are plus and minus 1, which leaves the scale to BatchNorm); with more they are k-means of the
-initial weights, where the paper fits them anew in each step. Every client trains alone.
+initial weights, where the paper fits them anew in each step. Every client trains locally.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from medfed.personalize.quantized_base import ProximalStep, QuantizedMethod, sca
 
 @dataclass(frozen=True)
 class ProxQuant(QuantizedMethod):
-    """Proximal steps towards centres that stay where they are.
+    """Proximal steps towards fixed centres.
 
     Attributes:
         strength: Slope of lambda(t) >= 0.

@@ -1,4 +1,4 @@
-"""Quantised training of one model: QuPeL's centralised Algorithm 1, at every client alone.
+"""Quantised local training: every client runs QuPeL's centralised Algorithm 1.
 
 Ozkara, Singh, Data, Diggavi: QuPeL: Quantized personalization with applications to federated
 learning, 2021, Algorithm 1:
@@ -9,7 +9,7 @@ learning, 2021, Algorithm 1:
 |---|---|
 | x, c | ``state["model"]``, ``state["centers"]`` |
 | lambda(t) = slope * t, t the round from 1 | ``strength`` |
-| eta_1 | the optimizer's step size; the proximal map follows whatever step it takes |
+| eta_1 | the optimizer's step size; the proximal map follows the optimizer's step |
 | eta_2 | ``center_lr``, divided by 10 at each of ``center_drops`` |
 | P | ``sharpness`` of the soft quantiser |
 
@@ -93,7 +93,7 @@ class Quantized(QuantizedMethod):
         return {"strength": self.strength * (round + 1), "center_lr": self.center_lr / 10**passed}
 
     def step(self, client: Client, message: Message, centers: Tensors) -> ProximalStep:
-        """Returns the proximal step of this round, from the client's present model."""
+        """Returns the proximal step of this round, from the client's current model."""
         strength, center_lr = (message.scalars[k] for k in ("strength", "center_lr"))
         sharpness = self.sharpness if self.quantizer == "soft" else None
         model, lr = client.state["model"], client.learning_rate

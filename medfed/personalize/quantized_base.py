@@ -1,10 +1,10 @@
-"""What all methods with quantised personal models share; each differs in its local step.
+"""Shared by all methods with quantised personal models, which differ in their local steps.
 
-Per quantised parameter a client has 2^bits centres of its own, which start from k-means of the
-initial weights. The first and the last layer, biases and normalisation stay in full precision;
-clients may have different bits. After the main phase the weights are put on their centres once, and
-the rest of the rounds trains the unquantised parameters and the centres; each weight keeps its
-centre. What is evaluated and exported is always the quantised model.
+A client has 2^bits centres per quantised parameter, initialised by k-means of the initial weights.
+The first and the last layer, biases and normalisation stay in full precision; clients may have
+different bits. After the main phase the weights move to their centres once; the remaining rounds
+train the unquantised parameters and the centres, and each weight keeps its centre. The quantised
+model is always the one that is evaluated and exported.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ _V = TypeVar("_V")
 def layer_weights(network: nn.Module) -> tuple[str, ...]:
     """Names the weights of convolutions and linear layers, in the order in which they were added.
 
-    Layers are found by their type; biases and normalisation are not among them. Where a layer has
-    an adapter in place of a weight that trains, it is the adapter's two matrices.
+    Layers are recognised by their type; biases and normalisation are not included. If a layer
+    trains an adapter in place of its weight, the adapter's two matrices are named.
 
     Example:
         >>> layer_weights(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Linear(2, 1)))
@@ -77,8 +77,8 @@ def quantized_names(network: nn.Module, full_precision: Sequence[str] | None) ->
 
     Args:
         network: Any module.
-        full_precision: Patterns of weights that stay as they are; ``None``: those of the first
-            and the last layer. Biases and normalisation always stay.
+        full_precision: Patterns of weights that are not quantised; ``None``: those of the first and
+            the last layer. Biases and normalisation are never quantised.
 
     Raises:
         ConfigError: If a pattern matches no parameter.
@@ -105,7 +105,7 @@ def matching(patterns: Mapping[str, _V], names: Iterable[str], key: str) -> dict
     Args:
         patterns: Globs such as ``features.*`` and their values.
         names: Names of parameters.
-        key: The option that the patterns come from, for the error.
+        key: The key that holds the patterns, for the error.
 
     Raises:
         ConfigError: If a pattern matches nothing.
@@ -131,8 +131,8 @@ def check_bits(value: object, key: str, fractional: bool = False) -> None:
     """Checks a number of bits: 1 to 8, or 32 for full precision.
 
     Args:
-        value: What was configured.
-        key: Where, for the error.
+        value: The configured value.
+        key: Its key, for the error.
         fractional: Whether a mean such as 2.75 is allowed.
 
     Raises:
@@ -158,15 +158,15 @@ def check_bits(value: object, key: str, fractional: bool = False) -> None:
 def deal_bits(
     bits: float, clients: Sequence[str], given: Mapping[str, int] | None = None
 ) -> dict[str, int]:
-    """Deals whole numbers of bits whose mean is ``bits``, or as near as so many clients allow.
+    """Assigns whole numbers of bits whose mean is ``bits``, or as close as possible.
 
-    Clients get the whole number below or the one above, in even turns over their order, so that
-    neighbours in that order (which may be alike) share both kinds.
+    Clients get the whole number below or above, spread evenly over their order, so that neighbours
+    in the order, which may be similar, get both.
 
     Args:
-        bits: The mean over the clients that are dealt to.
+        bits: The mean over the clients that get assigned bits.
         clients: Their ids, in order.
-        given: Bits of named clients, which are not dealt to.
+        given: Bits of named clients, which get no other bits.
 
     Raises:
         ConfigError: If a named client is unknown.
@@ -191,7 +191,7 @@ def deal_bits(
 
 @contextmanager
 def finite(weights: Mapping[str, Tensor], centers: Mapping[str, Tensor]) -> Iterator[None]:
-    """Says that training diverged where that is why its body fails."""
+    """Raises an error that training diverged, if this makes the body fail."""
     try:
         yield
     except ValueError as error:
@@ -233,7 +233,7 @@ class ProximalStep:
             self._before = {n: t.clone() for n, t in start.items()}
 
     def __call__(self, weights: Mapping[str, Tensor], grad_at: GradientAt) -> None:
-        """Takes the part of a local step that follows the optimizer's."""
+        """Takes the part of a local step that follows the optimizer's step."""
         if not self.centers:
             return
         with finite(weights, self.centers):
@@ -333,13 +333,13 @@ class QuantizedMethod(OnboardingRules, Algorithm):
     """Trains every client's quantised model alone.
 
     Attributes:
-        bits: Bits per quantised weight, 1 to 8, or 32 for full precision; a mean such as 2.75 is
-            met by clients of 3 and of 2, in even turns over their order.
-        client_bits: Bits of named clients, which are not dealt to.
-        layer_bits: Bits of the weights that a pattern matches, at every client that quantises.
-        full_precision: Patterns of weights that stay as they are; ``None``: of the first and the
-            last layer. Biases and normalisation always stay.
-        finetune_share: The last share of the rounds, in [0, 1), that keeps the assignments.
+        bits: Bits per quantised weight, 1 to 8, or 32 for full precision. A mean such as 2.75 gives
+            3 bits to some clients and 2 to others, spread evenly over their order.
+        client_bits: Bits of named clients, which do not count in the mean.
+        layer_bits: Bits of the weights that match a pattern, at every client that quantises.
+        full_precision: Patterns of weights that are not quantised; ``None``: those of the first and
+            the last layer. Biases and normalisation are never quantised.
+        finetune_share: The share of last rounds, in [0, 1), that keeps the assignments.
         rounds: Rounds of the run.
         names: The quantised parameters; :meth:`adapted` finds them in the network.
 
@@ -365,7 +365,7 @@ class QuantizedMethod(OnboardingRules, Algorithm):
         check_share("algorithm.finetune_share", self.finetune_share, "[0, 1)")
 
     def adapted(self, split: ParameterSplit, network: nn.Module) -> Self:
-        """Finds the parameters to quantise; warns where there is none.
+        """Finds the parameters to quantise; warns if there is none.
 
         Raises:
             ConfigError: If a pattern matches nothing.
@@ -386,7 +386,7 @@ class QuantizedMethod(OnboardingRules, Algorithm):
         return bool(self.names) and several != {FULL}
 
     def vectors(self, split: ParameterSplit, weights: Tensors) -> dict[str, int]:
-        """And ``quantised``: the weights that have centres."""
+        """Adds ``quantised``: the weights that have centres."""
         return {
             **super().vectors(split, weights),
             "quantised": sum(weights[n].numel() for n in self.names),
@@ -404,15 +404,15 @@ class QuantizedMethod(OnboardingRules, Algorithm):
         return {"bits": bits}, {"model": weights, "centers": {}, "codes": {}}
 
     def scalars(self, round: int) -> dict[str, float]:
-        """The numbers of a round that clients are told."""
+        """The numbers that clients receive in a round."""
         return {}
 
     def scalars_of(self, server: State, client: str) -> dict[str, float]:
-        """What a client is told with every message: its bits."""
+        """The bits of a client, which every message to it carries."""
         return {"bits": float(server["bits"][client])} if client in server["bits"] else {}
 
     def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
-        """Sends numbers only; nothing comes back."""
+        """Sends numbers only and receives nothing."""
         (phase,) = self.phases(round)
         scalars = self.scalars(round)
         yield {c: Message(phase, scalars={**scalars, **self.scalars_of(server, c)}) for c in cohort}
@@ -428,7 +428,7 @@ class QuantizedMethod(OnboardingRules, Algorithm):
 
     @abstractmethod
     def advance(self, client: Client, message: Message, centers: Tensors) -> None:
-        """Takes the local steps of the main phase, from and to the client's state."""
+        """Takes the local steps of the main phase; reads and updates the client's state."""
 
     def tune(self, client: Client, message: Message) -> None:
         """Fixes the assignments, then trains unquantised parameters and centres."""
@@ -450,18 +450,18 @@ class QuantizedMethod(OnboardingRules, Algorithm):
         return {n: b for n, b in every.items() if b != FULL}
 
     def present_centers(self, client: Client, message: Message) -> Tensors:
-        """Returns a client's centres, at first those of the initial weights."""
+        """Returns a client's centres, initially those of the initial weights."""
         return client.state["centers"] or {
             n: self.first_centers(client.state["model"][n], b)
             for n, b in self.layer_bits_of(message).items()
         }
 
     def first_centers(self, x: Tensor, bits: int) -> Tensor:
-        """Returns where the centres of a parameter start."""
+        """Returns the initial centres of a parameter."""
         return initial_centers(x, bits)
 
     def broadcast(self, server: State, client: str) -> Message:
-        """The client's bits, for one that has not trained yet."""
+        """The bits of a client that has not trained yet."""
         return Message("deliver", scalars=self.scalars_of(server, client))
 
     def personal_model(self, client: Client, message: Message) -> Tensors:
@@ -473,7 +473,7 @@ class QuantizedMethod(OnboardingRules, Algorithm):
         return {**model, **{n: quantize(model[n], c) for n, c in centers.items()}}
 
     def onboard(self, client: Client, message: Message) -> Tensors:
-        """Quantises what arrived and trains what that leaves free, or trains alone."""
+        """Quantises the received model and trains its free parameters, or trains from the start."""
         client.state["model"] = self.onboarding_start(client, message)
         if message.parts:
             self.tune(client, Message("onboard", scalars=self.scalars(self.rounds - 1)))
@@ -489,7 +489,7 @@ class QuantizedMethod(OnboardingRules, Algorithm):
 
 
 def scaled_centers(x: Tensor, bits: int) -> Tensor:
-    """Returns centres for a weight tensor: of one bit the scaled signs, of more its k-means.
+    """Returns centres for a weight tensor: the scaled signs for one bit, else its k-means.
 
     The scaled signs nearest to x in the Euclidean norm are plus and minus mean |x|.
 

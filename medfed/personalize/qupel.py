@@ -1,4 +1,4 @@
-"""QuPeL: quantised personal models that a shared model in full precision draws together.
+"""QuPeL: a shared model in full precision pulls quantised personal models together.
 
 Ozkara, Singh, Data, Diggavi: QuPeL: Quantized personalization with applications to federated
 learning, 2021, Algorithm 2:
@@ -15,17 +15,17 @@ learning, 2021, Algorithm 2:
 | lambda, eta_1, eta_2, P | as in :mod:`medfed.personalize.quantized` |
 
 A local step is that of Algorithm 1 with lambda_p (x - w) in the gradient, then
-w <- w - eta_3 lambda_p (w - x) on the client's own copy of w. After tau steps clients send what
-became of w and receive the mean; x_i and c_i carry on.
+w <- w - eta_3 lambda_p (w - x) on the client's own copy of w. After tau steps clients send their w
+and receive the mean; x_i and c_i continue.
 
 Deviations:
-- The printed step of w (line 8) has the opposite sign, with which it runs away from x.
-- Clients send the displacement of w, whose mean is the same; a lossy codec acts on something small.
+- The printed step of w (line 8) has the opposite sign, which makes w diverge from x.
+- Clients send the displacement of w; the mean is the same, and a lossy codec acts on small values.
 - Statistics of BatchNorm that are averaged are those of x_i; they go with w, and x_i keeps its own.
 - The weights p_i of the mean may be ``samples`` (n_i / n) instead of the paper's 1 / N.
 
-In the fine-tuning rounds at the end only the numbers of a round travel, no tensor: each client
-trains what its quantised model leaves free, without w, which stays as it is.
+In the fine-tuning rounds at the end only numbers travel, no tensors: each client trains the free
+parameters of its quantised model; w does not change.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class QuPeL(Quantized):
-    """Quantised models of clients, tied to a shared one.
+    """Quantised personal models, tied to a shared one.
 
     Attributes:
         proximity: lambda_p >= 0, how strongly x_i and w are tied.
@@ -97,7 +97,7 @@ class QuPeL(Quantized):
         return {**server, **shared}, client
 
     def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
-        """Sends w and receives the mean of its displacements, except in fine-tuning."""
+        """Sends w and adds the mean of its displacements, except in fine-tuning."""
         if self.phases(round) == (TUNE,):
             return (yield from super().round(server, cohort, round))
         scalars, parts = self.scalars(round), {"shared": server["shared"]}
@@ -107,7 +107,7 @@ class QuPeL(Quantized):
         return {**server, "shared": add(server["shared"], self.mean(server, replies, "shared"))}
 
     def fit(self, client: Client, message: Message) -> Message:
-        """Algorithm 2 at one client; replies with the displacement of w."""
+        """Runs Algorithm 2 at one client; replies with the displacement of w."""
         if message.phase == TUNE:
             return super().fit(client, message)
         received = message.parts["shared"]
@@ -125,7 +125,7 @@ class QuPeL(Quantized):
 
 
 class Tie:
-    """The client's own copy of w, which its model pulls at and is pulled by.
+    """The client's copy of w; it and the client's model pull each other.
 
     Args:
         received: The shared parameters.

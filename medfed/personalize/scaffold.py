@@ -1,4 +1,4 @@
-"""SCAFFOLD: control variates take the drift of clients out of their local steps.
+"""SCAFFOLD: control variates correct the local steps for client drift.
 
 Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: SCAFFOLD: Stochastic controlled averaging for
 federated learning, ICML 2020, Algorithm 1:
@@ -18,12 +18,12 @@ federated learning, ICML 2020, Algorithm 1:
 
 Deviations:
 - K eta is ``client.reach(K)``: with momentum the same gradients lead farther, and K eta itself
-  would make the method diverge. Steps that are not in proportion to the gradient, as Adam's, are
-  refused; option I takes any.
-- Control variates are of shared parameters. Entries that are personal are trained as in FedPer,
-  averaged statistics are averaged as in FedAvg, whatever eta_g is.
-- Behind a lossy codec c is no longer the mean of the c_i; ``channel.up.parts=[shared]`` lets
-  control variates travel whole.
+  would make the method diverge. Option II refuses optimizers whose steps are not proportional to
+  the gradient, such as Adam; option I takes any.
+- Control variates cover shared parameters. Personal entries are trained as in FedPer; averaged
+  statistics are averaged as in FedAvg, for every eta_g.
+- Behind a lossy codec c is no longer the mean of the c_i; ``channel.up.parts=[shared]`` sends
+  control variates uncompressed.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ from medfed.personalize.fedavg import FedAvg
 
 @dataclass(frozen=True)
 class Scaffold(FedAvg):
-    """FedAvg whose local steps follow the gradient of all clients.
+    """FedAvg whose local steps approximate the gradient of all clients.
 
     Attributes:
         server_lr: eta_g >= 0, the share of the mean displacement that the server goes.
-        option: ``I``, gradients of their own for the control variates, or ``II``, displacements.
+        option: ``I`` computes control variates from extra gradients, ``II`` from displacements.
 
     Raises:
         ConfigError: If the share is negative.
@@ -86,9 +86,9 @@ class Scaffold(FedAvg):
         parts = {"shared": server["shared"], "control": server["control"]}
         replies = yield {c: Message("fit", parts) for c in cohort}
         moved = self.mean(server, replies, "shared")
-        # eta_g is for parameters; averaged statistics, of which `scaled` has none, move whole.
+        # eta_g scales parameters only; averaged statistics, not in `scaled`, move fully.
         scaled = add(select(server["shared"], server["control"]), moved, self.server_lr)
-        # c is the mean of all c_i, and those of absent clients stay: hence the cohort's part alone.
+        # c is the mean of all c_i. Those of absent clients do not change: only the cohort's count.
         everyone = sum(self.weights(server, server["num_samples"]))
         part = sum(self.weights(server, replies)) / everyone
         control = add(server["control"], self.mean(server, replies, "control"), part)
@@ -96,9 +96,9 @@ class Scaffold(FedAvg):
         return {**server, "shared": shared, "control": control}
 
     def fit(self, client: Client, message: Message) -> Message:
-        """Trains along grad f_i - c_i + c and renews c_i."""
+        """Trains along grad f_i - c_i + c and updates c_i."""
         received, before = message.parts["shared"], client.state["control"]
-        # The gradient of a linear term is its slope: so each step is along grad f_i - c_i + c.
+        # The gradient of a linear term is its slope, so each step is along grad f_i - c_i + c.
         shift = Linear(subtract(message.parts["control"], before))
         end = client.train({**received, **client.state["personal"]}, penalty=shift)
         shared, client.state["personal"] = client.split.split(end)

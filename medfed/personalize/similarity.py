@@ -1,8 +1,8 @@
-"""How alike clients are: a graph between them, or weights, by what they send, by rule, or given.
+"""How similar clients are: a graph or weights from sketches, from a rule, or given by the user.
 
-What they send are sketches of their training data: second moments of the inputs, shares of labels
-and channels; or their trained personal part. A sketch leaves its client, so it travels in a message
-and its bytes are counted. pFedNet, section "Similarity graph"; PPFL, W of its objective.
+A sketch summarises a client's training data (second moments of the inputs, shares of labels and
+channels) or is its trained personal part. Clients send sketches in messages, so their bytes are
+counted. pFedNet, section "Similarity graph"; PPFL, W of its objective.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from medfed.functional.sketches import data_sketch, label_sketch, sketch_vector
 
 @dataclass(frozen=True)
 class SimilarityGraph:
-    """How the clients' graph comes about.
+    """How the clients' graph is made.
 
     Attributes:
         kind: ``knn`` over sketches, ``complete``, ``star``, ``ring`` or ``edges``.
         sketch: What clients compare in ``knn``: ``data`` (Frequent Directions of the inputs),
             ``label`` (normalised label counts and channel availability) or ``model`` (the
-            personal part, or all where there is none, after one round of local training).
+            personal part, or the whole model if there is none, after one round of local training).
         neighbours: k of ``knn``.
         sketch_size: Rows of a data sketch.
         sketch_inputs: Training inputs that a data sketch summarises, at most.
@@ -70,7 +70,7 @@ class SimilarityGraph:
 
     @property
     def needs_sketches(self) -> bool:
-        """Whether clients must send a sketch before there is a graph."""
+        """Whether the graph needs sketches from the clients."""
         return self.kind == "knn"
 
     def describe(self, client: Client, start: Tensors) -> Tensors:
@@ -78,7 +78,7 @@ class SimilarityGraph:
 
         Args:
             client: The client.
-            start: All entries of its present model, from which a model sketch is trained.
+            start: All entries of its current model, from which a model sketch is trained.
         """
         if self.sketch == "data":
             return {"data": _data_sketch(client, self.sketch_inputs, self.sketch_size)}
@@ -120,7 +120,7 @@ class SimilarityGraph:
         return {"edges": known[edges], "distance": distance}
 
     def weights(self, count: int, graph: Tensors) -> Tensor:
-        """Returns what ties every pair of clients, ``(N, N)`` symmetric float64, 0 without an edge.
+        """Returns the weights of all pairs, ``(N, N)`` symmetric float64, 0 without an edge.
 
         Args:
             count: N.
@@ -143,7 +143,7 @@ class SimilarityGraph:
         """Asks an onboarded client for its sketch and returns which clients are its neighbours.
 
         Args:
-            clients: Those that it may resemble.
+            clients: The candidates.
             sketches: What they have sent; where the graph is not made of sketches there are none,
                 nothing is asked, and all are neighbours.
         """
@@ -161,7 +161,7 @@ class SimilarityGraph:
             known: The sketches of the clients that the server knows.
 
         Returns:
-            ``neighbours`` of them, or all where there are fewer; of equals the one named first.
+            ``neighbours`` of them, or all if there are fewer; among ties the one named first.
 
         Example:
             >>> known = {c: torch.tensor([x]) for c, x in (("a", 9.0), ("b", 2.0), ("c", 0.0))}
@@ -175,7 +175,7 @@ class SimilarityGraph:
 
 @dataclass(frozen=True)
 class Affinity:
-    """Where the weights w_ij between clients come from.
+    """The source of the weights w_ij between clients.
 
     Attributes:
         kind: Cosine similarity of ``label`` counts, of available ``channel`` s or of ``data``
@@ -201,7 +201,7 @@ class Affinity:
 
     @property
     def needs_sketches(self) -> bool:
-        """Whether clients must describe themselves before there are weights."""
+        """Whether the weights need descriptions from the clients."""
         return self.kind != "given"
 
     def describe(self, client: Client) -> Tensors:
@@ -217,7 +217,7 @@ class Affinity:
 
         Args:
             clients: All clients, in order.
-            sketches: What clients have sent so far, one at least; not of ``given`` weights.
+            sketches: The sketches so far, at least one; not for ``given`` weights.
         """
         known, rows = _rows(clients, sketches)
         rows_of_all = torch.zeros(len(clients), rows.shape[1], dtype=torch.float64)
@@ -229,7 +229,7 @@ class Affinity:
 
         Args:
             clients: All clients, in order.
-            sketches: What clients have sent so far; nothing ties a client that has not.
+            sketches: The sketches so far; a client without a sketch has weights of 0.
 
         Raises:
             ConfigError: If given weights are negative, asymmetric or of another number of clients.
@@ -239,7 +239,7 @@ class Affinity:
         weights = torch.zeros(len(clients), len(clients), dtype=torch.float64)
         known, rows = _rows(clients, sketches)
         if len(known):
-            # A lossy codec may take a count of 0 below 0. Second moments have any sign.
+            # A lossy codec may turn a count of 0 negative. Second moments may have any sign.
             cosine = cosine_affinity(rows if self.kind == "data" else rows.clamp(min=0))
             weights[known.unsqueeze(1), known] = cosine
         return laplacian(weights)

@@ -1,29 +1,29 @@
-"""SuPerFed-MM: a federated and a local model whose every mixture is trained to be good.
+"""SuPerFed-MM: trains a federated and a local model so that every mixture of them is good.
 
 Hahn, Jeong, Lee: Connecting low-loss subspace for personalized federated learning, KDD 2022,
-Algorithm 1, model mixing. From the round L R of R on, for every batch with lambda ~ U(0, 1):
+Algorithm 1, model mixing. From round L R of R on, every batch draws lambda ~ U(0, 1):
 
     f_i((1 - lambda) w_f + lambda w_l) + mu |w_f - w|^2 + nu cos^2(w_f, w_l)
 
 | symbol | here |
 |---|---|
-| w, w_f | ``server["shared"]``, and what becomes of it at the client |
+| w, w_f | ``server["shared"]``, and the client's trained copy of it |
 | w_l | ``state["own"]``, parameters |
 | L | ``start`` |
 | mu, nu | ``proximity``, ``orthogonality``; cos is of all weights as one vector |
-| lambda at evaluation | ``state["share"]``: of a grid, the one of least validation loss |
+| lambda at evaluation | ``state["share"]``: the grid's value with the smallest validation loss |
 
 With g the gradient at the mixture and c the cosine, w_f follows (1 - lambda) g + 2 mu (w_f - w) +
 2 nu c (w_l / (|w_f| |w_l|) - c w_f / |w_f|^2), and w_l likewise lambda g + ... The authors' code
-takes |w_f - w| unsquared and chooses lambda on test data.
+uses |w_f - w| without the square and chooses lambda on test data.
 
 Deviations:
-- w_l starts at the initial weights in another random order within each tensor, drawn for each
-  client: another draw of the same distribution, for a network of any kind.
-- w_f takes whatever step the optimizer takes, w_l plain gradient steps.
-- lambda is chosen at the end of the client's round, at its own w_f.
-- Running statistics are those of the mixtures on the way and fit no lambda; ``norm=group`` fits
-  better.
+- w_l starts at the initial weights, permuted at random within each tensor and for each client:
+  another sample from the same distribution, for any network.
+- w_f takes the optimizer's steps, w_l plain gradient steps.
+- lambda is chosen at the end of the client's round, with its w_f.
+- Running statistics come from the mixtures during training and fit no single lambda; ``norm=group``
+  fits better.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ from medfed.personalize.fedavg import FedAvg
 
 @dataclass(frozen=True)
 class SuPerFed(OnboardingRules, FedAvg):
-    """FedAvg for w_f, and beside it w_l and a share of the mix.
+    """FedAvg for w_f, with a local model w_l and a share of the mix.
 
     Attributes:
-        start: L in [0, 1], the share of the rounds before models are mixed.
+        start: L in [0, 1], the share of the rounds before mixing starts.
         proximity: mu >= 0.
         orthogonality: nu >= 0.
-        grid: Mixtures that are tried on validation data, at least 2.
+        grid: How many mixtures are tried on validation data, at least 2.
         rounds: R, rounds of the run.
-        seed: Of the local models.
+        seed: Seed of the local models.
 
     Raises:
         ConfigError: If a value is out of range.
@@ -90,23 +90,23 @@ class SuPerFed(OnboardingRules, FedAvg):
             raise ConfigError(f"algorithm.grid must be 2 or more, not {self.grid}.")
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
-        """Clients draw their own models when they need them."""
+        """Clients create their local models when they need them."""
         server, client = super().init(weights, split, clients)
         return server, {**client, "own": {}, "share": {"share": torch.zeros(())}}
 
     def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
-        """FedAvg's, which also says whether models are mixed by now."""
+        """As in FedAvg; also tells clients whether mixing has started."""
         scalars = {"mix": 1.0} if round >= int(self.start * self.rounds) else {}
         replies = yield {c: Message("fit", {"shared": server["shared"]}, scalars) for c in cohort}
         return {**server, "shared": add(server["shared"], self.mean(server, replies, "shared"))}
 
     def fit(self, client: Client, message: Message) -> Message:
-        """FedAvg's, as long as models are not mixed; from then on with steps of both."""
+        """As in FedAvg before mixing starts; then trains both models."""
         mixes = "mix" in message.scalars
         return super().fit(client, message) if mixes else FedAvg().fit(client, message)
 
     def local_steps(self, client: Client, start: Tensors) -> Tensors:
-        """Steps of w_f and w_l, and the share that suits the client's validation data."""
+        """Trains w_f and w_l, and chooses the share by the client's validation data."""
         w, rate = select(start, client.split.parameters("all")), client.learning_rate
         mu, nu = self.proximity, self.orthogonality
         rng = torch_rng(self.seed, client.id, "another model")
@@ -132,12 +132,12 @@ class SuPerFed(OnboardingRules, FedAvg):
         return mixture(client, super().personal_model(client, message))
 
     def onboard(self, client: Client, message: Message) -> Tensors:
-        """An onboarded client trains both, from the shared model and a draw of its own."""
+        """An onboarded client trains both, from the shared model and a new local model."""
         return mixture(client, self.local_steps(client, self.onboarding_start(client, message)))
 
 
 def draw() -> float:
-    """Returns a share from U(0, 1), of the stream that belongs to the local steps."""
+    """Returns a share from U(0, 1), from the random stream of the local steps."""
     return float(torch.rand(()))
 
 
