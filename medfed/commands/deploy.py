@@ -103,8 +103,9 @@ def deploy(keys: Section, rest: Sequence[str], given: Sequence[str]) -> None:
     with loading():
         deployment = actions.deployment_of(keys, rest)
     if keys.dry_run is not None:
-        job, agreed = actions.write_job(deployment, Path(keys.dry_run))
+        job, agreed, approval = actions.write_job(deployment, Path(keys.dry_run))
         print(f"{job}: the job; {agreed}: what all sites agree on, for them to check.")
+        print(f"A site approves it by this line in its file: agreed: {approval}")
         return
     try:
         actions.carry_out(

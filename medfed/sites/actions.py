@@ -68,13 +68,19 @@ def deployment_of(keys: Any, overrides: Sequence[str]) -> Deployment:
     return deploying.deployment_of(keys, overrides)
 
 
-def write_job(deployment: Deployment, folder: Path) -> tuple[Path, Path]:
-    """Writes the job of a deployment and what all sites agree on; returns where both are."""
+def write_job(deployment: Deployment, folder: Path) -> tuple[Path, Path, str]:
+    """Writes the job of a deployment and what all sites agree on.
+
+    Returns:
+        Where both are, and the hash by which sites approve it.
+    """
+    from medfed.common.files import digest
     from medfed.sites import deploying
 
     agreed = folder / "agreed.json"
     deployment.write_agreed(agreed)
-    return deploying.write(deployment, folder / deployment.name), agreed
+    job = deploying.write(deployment, folder / deployment.name)
+    return job, agreed, digest(deployment.agreed)
 
 
 def carry_out(deployment: Deployment, kit: Path, attempts: int, patience: float) -> None:

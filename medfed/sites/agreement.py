@@ -30,6 +30,8 @@ A site's own file: its name, where its data lie, its device; a few lines that it
       path: /data/heart
     trainer: gpu                         # or cpu, the default, or {accelerator: gpu, devices: [1]}
 
+Which studies it has approved, and what it allows at all, are in :mod:`medfed.sites.policy`.
+
 Paths may be relative to the file. Other keys are those of ``medfed train`` that are a site's own
 (:data:`medfed.sites.agreement.OWN`) or that it may say otherwise (``READING`` there).
 A site whose files are in another layout names a reader of its own, whole:
@@ -52,13 +54,14 @@ from typing import Any, TypedDict
 from medfed import __version__
 from medfed.common.console import shown
 from medfed.common.errors import ConfigError, MedfedError, did_you_mean
-from medfed.common.files import write_text
+from medfed.common.files import digest, write_text
 from medfed.common.untrusted import read_json, read_yaml
 from medfed.config.allowed import fingerprints as plugin_hashes
 from medfed.config.compose import load, parse
 from medfed.config.description import RunDescription, describe, written
 from medfed.config.sections import put, select
 from medfed.config.spelling import hydra_spelling, with_whole_data
+from medfed.sites.policy import NO_LIMITS, Policy, VetoError, read_approved, read_policy
 
 # A site's alone, with what stands there until the site's file says otherwise.
 OWN: dict[str, Any] = {
@@ -201,6 +204,11 @@ class Agreed:
             "cut": self.cut,
             "overrides": self.overrides,
         }
+
+    @property
+    def digest(self) -> str:
+        """The hash by which a site approves it."""
+        return digest(self.record())
 
     def write(self, path: Path) -> None:
         """Writes it, for the sites to look at beforehand."""
@@ -391,6 +399,8 @@ class SiteFile:
         plugins: Folders of code that this site runs.
         trainer: An option of the group, or keys of its own.
         logger: An option of the group.
+        approved: Hashes of the agreements that may run here; ``None``: any may.
+        policy: What it allows, whatever was agreed on.
     """
 
     site: str
@@ -399,6 +409,8 @@ class SiteFile:
     plugins: tuple[str, ...] = ()
     trainer: str | Mapping[str, Any] = "cpu"
     logger: str = "none"
+    approved: tuple[str, ...] | None = None
+    policy: Policy = NO_LIMITS
 
     @classmethod
     def read(cls, path: Path) -> SiteFile:
@@ -417,8 +429,11 @@ class SiteFile:
         if not isinstance(content.get("site"), str):
             raise ConfigError(f"{path} must have the site's name, as in site: cleveland.")
         home = path.resolve().parent
+        known: dict[str, Any] = {"policy": read_policy(path, content.pop("policy", {}))}
+        if "agreed" in content:
+            known["approved"] = read_approved(path, content.pop("agreed"))
         values = dict(_flat(content))
-        known: dict[str, Any] = {"site": values.pop("site")}
+        known["site"] = values.pop("site")
         folder = values.pop("folder", None)
         known["folder"] = home / _FOLDER if folder is None else _placed(home, "folder", folder)
         plugins = values.pop("plugins", None) or []
@@ -434,6 +449,35 @@ class SiteFile:
                 values[key] = str(_placed(home, key, values[key]))
         return cls(**known, values=values)
 
+    def check_approved(self, agreed: Agreed) -> None:
+        """Refuses a study that the file does not name, where it names any.
+
+        Raises:
+            VetoError: If nobody here has approved it.
+        """
+        if self.approved is not None and agreed.digest not in self.approved:
+            raise VetoError(
+                f"This study was not approved at site {self.site}: its agreement is "
+                f"{agreed.digest}, and the site's file names {', '.join(self.approved) or 'none'}; "
+                "see what it would send by medfed site check, and add it to agreed.",
+                "agreed",
+            )
+
+    def approval(self, agreed: Agreed) -> str:
+        """Says whether a study is approved here, and by which line it is."""
+        if agreed.digest in (self.approved or ()):
+            return f"Approved: agreed in the file of site {self.site} names this study."
+        line = f"\nagreed: {agreed.digest}"
+        if self.approved is not None:
+            return (
+                f"Not approved: agreed in the file of site {self.site} names other studies; it can "
+                f"be a list, to which this line belongs:{line}"
+            )
+        return (
+            f"Warning: the file of site {self.site} has no line agreed, so it takes part in any "
+            f"study that the coordinator sends; to approve this one alone, add the line:{line}"
+        )
+
     def config(self, agreed: Agreed) -> RunDescription:
         """Describes this site's run: the agreed one, with its own keys.
 
@@ -448,6 +492,11 @@ class SiteFile:
             raise ConfigError(
                 f"site: {self.site} is none of those who agree"
                 f"{did_you_mean(self.site, agreed.sites)}; they are {', '.join(agreed.sites)}."
+            )
+        if self.plugins and not self.policy.plugins:
+            raise VetoError(
+                f"The file of site {self.site} names plugins, and its policy.plugins is false; "
+                "take out one of them."
             )
         source = written(agreed.config(self.plugins))
         if not agreed.cut and not self.values.get("data.path"):
@@ -474,6 +523,8 @@ class SiteFile:
                     f"{key} is no key of what all have agreed on, so that site {self.site} cannot "
                     "set it; take it out of its file."
                 )
+        if not self.policy.pictures:
+            put(source, "pictures.format", "none")
         return describe(source)
 
     def _trainer_with(self, trainer: dict[str, Any]) -> dict[str, Any]:
@@ -528,8 +579,9 @@ def _check_keys(path: Path, values: Mapping[str, Any]) -> None:
             continue
         if key in _NOT_IN_FILE:
             raise ConfigError(f"{path}: {key} is not for a site to set; take it out.")
-        hint = did_you_mean(key, [*own, *READING])
+        hint = did_you_mean(key, ["agreed", "policy", *own, *READING])
         raise ConfigError(
             f"{path}: {key} is agreed among all sites, or no key at all{hint}; a site's own are "
-            f"site, {', '.join(own)}; the coordinator can change the others for all."
+            f"site, agreed, policy, {', '.join(own)}; the coordinator can change the others for "
+            "all."
         )

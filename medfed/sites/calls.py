@@ -184,6 +184,10 @@ def refusal(reply: Reply) -> str:
         return f"it failed ({reply.reason}); see the log of {reply.site}"
     if reply.status == "refused" and reply.reason == "job":
         return "its folder holds the rounds of another federation"
+    if reply.status == "refused" and reply.reason == "agreed":
+        return "this study is not approved there: agreed in the site's file names others"
+    if reply.status == "refused" and reply.reason == "policy":
+        return f"the policy in its file does not allow this; see the log of {reply.site}"
     known = {"busy": BUSY, "unready": UNREADY}
     return known.get(reply.status, f"it refused the request ({reply.reason})")
 

@@ -34,6 +34,7 @@ from medfed.run.experiment import read_start
 from medfed.run.federating import federate
 from medfed.run.overview.table import cohort_record, print_clients, print_cohort, summarise_clients
 from medfed.sites.agreement import Agreed, SiteFile, fingerprints
+from medfed.sites.policy import check_data, check_study
 
 WORDS = {
     "shared": "what is averaged of the model: weights, or how far they moved",
@@ -251,12 +252,14 @@ def check_site(terms: Agreed, file: SiteFile, config: RunDescription) -> list[Tr
     Raises:
         MedfedError: If anything does not fit; nobody else need know.
     """
+    check_study(file.policy, config)
     start, config = read_start(config)
     hashes = fingerprints(config.values)
     data = unread_data(config)
     if not terms.cut:
         data.partition = OwnData(data.partition, file.site, terms.sites)
     read_by_itself(data, file.site)
+    check_data(file.policy, data, file.site, tells=bool(data.exchanged))
     console = wide_console()
     say(console, f"Site {file.site}, one of {len(terms.sites)}: {', '.join(terms.sites)}.")
     say(console, f"Agreed: {' '.join(terms.overrides) or 'the defaults'} ({len(hashes)} keys).")
@@ -271,7 +274,7 @@ def check_site(terms: Agreed, file: SiteFile, config: RunDescription) -> list[Tr
     traffic = traffic_of(federation.ledger, file.site)
     print_traffic(traffic, config.rounds, console)
     say(console, *sentences(config, data, federation, file.site))
-    say(console, f"Site {file.site} is ready.")
+    say(console, file.approval(terms), f"Site {file.site} is ready.")
     return traffic
 
 

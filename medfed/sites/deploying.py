@@ -32,6 +32,7 @@ from medfed.sites.flare_processes import (
     BEGUN,
     FINISHED,
     PRINTED,
+    SITE_FILE,
     STOPPED,
     Deployment,
     encoded,
@@ -286,6 +287,23 @@ class Follower:
 ADMIN = "coordinator@medfed.local"
 """Who submits; FLARE asks for the form of an address, and writes to nobody."""
 PROJECT = "medfed"
+EXAMPLE = """\
+# Copy this file to medfed.yaml in the same folder, and change it there; nothing else reads it.
+site: {site}
+folder: /srv/medfed          # models, bundle, metrics, pictures and log of this site
+data:
+  path: /srv/data            # a file or folder of this site's patients
+# The study that you approve, by the line that this prints; any other study is refused:
+#   medfed site check agreed=agreed.json local=medfed.yaml
+# agreed: HASH
+# What you allow in any study; without these lines there is no limit:
+policy:
+  least: 20                  # patients of each split, and samples behind whatever leaves
+  largest_share: 0.8         # of all training samples, that one site may have
+  test_metrics: 1            # models whose test metrics may be asked for; 0: none
+  plugins: false             # whether code from outside medfed may run here
+  pictures: false            # whether pictures of patients are drawn in the folder
+"""
 
 
 @contextmanager
@@ -326,11 +344,16 @@ def make_kits(folder: Path, sites: Sequence[str], server: str, port: int) -> Pat
     content = project(PROJECT, sites, server, port, ADMIN)
     kits = provision(content, folder)
     write_text(folder / "project.yml", as_yaml(content))
+    for site in sites:
+        example = kits / site / "local" / f"{SITE_FILE}.example"
+        write_text(example, EXAMPLE.format(site=site))
     print(
         f"The kits are in {kits}; each holds a key, so that it goes to its owner alone.\n"
         f"  {server}: unpack on the server's machine, open port {port}, startup/start.sh\n"
         f"  {', '.join(sites)}: one for each hospital, which checks it there by\n"
-        "    nvflare preflight-check -p KIT, writes local/medfed.yaml, and runs startup/start.sh\n"
+        "    nvflare preflight-check -p KIT, writes local/medfed.yaml by the example there,\n"
+        "    approves the study by the line agreed: that medfed site check prints, and runs\n"
+        "    startup/start.sh\n"
         f"  {ADMIN}: medfed deploy kit={kits / ADMIN} sites=[{','.join(sites)}] experiment=..."
     )
     return kits

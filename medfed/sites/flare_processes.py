@@ -9,13 +9,14 @@ from collections.abc import Callable, Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from medfed.common.errors import MedfedError
 from medfed.common.files import write_json
 from medfed.common.schemas import parse_json
 from medfed.common.untrusted import read_json
 from medfed.records.folder import RunFolder
+from medfed.sites.policy import VetoError
 
 if TYPE_CHECKING:
     from medfed.sites.wire import Answers, Transport
@@ -205,6 +206,9 @@ def start_site(
     """
     try:
         return _site(path, agreed, name, keep_bundle)
+    except VetoError as veto:
+        _log.error("The site %s does not take part: %s", name, veto)
+        return Broken(name, veto.reason, "refused")
     except Exception as error:
         _log.exception("The site %s cannot start.", name)
         return Broken(name, type(error).__name__)
@@ -228,14 +232,16 @@ class Broken:
 
     Attributes:
         name: The site's.
-        reason: The error's type.
+        reason: The error's type; of what the site refuses, a word.
+        status: Whether it has failed or refuses.
     """
 
     name: str
     reason: str
+    status: Literal["failed", "refused"] = "failed"
 
     def answer(self, request: bytes) -> bytes:
-        """Answers that it has failed."""
+        """Answers so."""
         from medfed.common.errors import CodecError
         from medfed.sites.wire import Reply, Request
 
@@ -243,4 +249,4 @@ class Broken:
             asked = Request.from_bytes(request)
         except CodecError:
             return Reply("hello", self.name, status="refused", reason="bytes").to_bytes()
-        return Reply.to(asked, "failed", self.reason).to_bytes()
+        return Reply.to(asked, self.status, self.reason).to_bytes()

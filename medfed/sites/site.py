@@ -46,6 +46,7 @@ from medfed.run.loggers import NO_LOGGER
 from medfed.run.start import Start
 from medfed.sites.agreement import Agreed, SiteFile, fingerprints
 from medfed.sites.newcomers import Newcomer
+from medfed.sites.policy import NO_LIMITS, Policy, VetoError, check_data, check_study
 from medfed.sites.wire import START, Facts, Greeting, Reply, Request, RoundNumber, Status
 
 FIRST = ("hello", "agree", "begin", "onboard")  # kinds of requests that belong to no round
@@ -196,6 +197,9 @@ class Site:
             if self.keeper is not None and asked.kind not in FIRST:
                 self.keeper.after(self, asked, answered)
             reply = answered.to_bytes()
+        except VetoError as veto:
+            self.log.warning("%s was refused: %s", asked, veto)
+            return Reply.to(asked, "refused", veto.reason).to_bytes()
         except Refusal as refusal:
             self.log.warning("%s was refused: %s.", asked, refusal.reason)
             return Reply.to(asked, refusal.status, refusal.reason).to_bytes()
@@ -438,14 +442,24 @@ class ConfiguredSite:
         name: The client that this site is.
         sites: All sites, in order, where the data are this one's alone; None where the data of all
             are here, as in a rehearsal, and the agreed partition deals them out.
+        policy: What the site allows.
+
+    Raises:
+        VetoError: If it does not allow what the configuration says.
     """
 
     def __init__(
-        self, config: RunDescription, name: str, sites: Sequence[str] | None = None
+        self,
+        config: RunDescription,
+        name: str,
+        sites: Sequence[str] | None = None,
+        policy: Policy = NO_LIMITS,
     ) -> None:
+        check_study(policy, config)
         self.config = config
         self.name = name
         self.sites = sites
+        self.policy = policy
         self._greeting: Greeting | None = None
         self._facts: Facts | None = None
         self._start = Start()
@@ -463,7 +477,9 @@ class ConfiguredSite:
         Raises:
             MedfedError: If they do not go together.
         """
-        return cls(file.config(agreed), file.site, None if agreed.cut else agreed.sites)
+        file.check_approved(agreed)
+        sites = None if agreed.cut else agreed.sites
+        return cls(file.config(agreed), file.site, sites, file.policy)
 
     @property
     def data(self) -> FederatedDataModule:
@@ -487,6 +503,7 @@ class ConfiguredSite:
                 data.partition = OwnData(data.partition, self.name, self.sites)
             self._agreeing = setup_alone(data, self.name)
             self._statements = [next(self._agreeing, None)]
+            check_data(self.policy, data, self.name, tells=self._statements != [None])
             self._data, self._greeting = data, Greeting(agreed, data.facts())
             self._settle()
         return self._greeting
@@ -538,6 +555,7 @@ class ConfiguredSite:
 
     def join(self, everyone: Sequence[ClientInfo]) -> FederatedModule:
         """Returns the federation as it is here, on the site's device and at its first state."""
+        self.policy.check_sizes({c.id: c.num_samples for c in everyone})
         task, config = self.task, self.config
         with torch.no_grad():
             for name, tensor in float_entries(task.network).items():

@@ -21,7 +21,7 @@ from medfed.common.figures import save_figures
 from medfed.common.files import write_json, write_text
 from medfed.common.schemas import Count
 from medfed.common.scores import Record, failures_count, undefined_in
-from medfed.common.tensors import Tensors
+from medfed.common.tensors import Tensors, digest
 from medfed.common.untrusted import read_json
 from medfed.config.description import RunDescription
 from medfed.datamodules.base import Exchanged
@@ -38,10 +38,11 @@ from medfed.run.federating import preprocessing
 from medfed.run.overview.table import cohort_record
 from medfed.sites.agreement import Agreed, SiteFile
 from medfed.sites.newcomers import Newcomer, numbers
+from medfed.sites.policy import AskedModels
 from medfed.sites.site import ConfiguredSite, Site
 from medfed.sites.wire import START, Reply, Request
 
-LOG = "log.txt"  # in the folder of all federations
+LOG, TESTED = "log.txt", "tested.json"  # in the folder of all federations
 
 
 @dataclass(frozen=True)
@@ -73,9 +74,12 @@ def hospital(agreed: Agreed, file: SiteFile, keep_bundle: Callable[[Path], objec
     """
     workplace = ConfiguredSite.of(agreed, file)
     name = re.sub(r"[^\w.-]", "_", str(workplace.config.name))[:40]
-    site = Site(workplace, file.folder / name, SiteFolder(workplace, keep_bundle))
+    tested = AskedModels(file.policy.test_metrics, file.folder / TESTED, agreed.digest)
+    site = Site(workplace, file.folder / name, SiteFolder(workplace, keep_bundle, tested))
     file.folder.mkdir(parents=True, exist_ok=True)
     listen(site, file.folder / LOG)
+    if file.approved is None:
+        site.log.warning(file.approval(agreed))
     return site
 
 
@@ -85,14 +89,17 @@ class SiteFolder:
     Args:
         workplace: Whose it is.
         keep_bundle: Makes the bundle of the model in a run folder.
+        tested: Counts the models whose test metrics leave.
 
     Attributes:
         ledger: What this site has sent and received, in rounds that all have finished.
         history: Its validation metrics.
     """
 
-    def __init__(self, workplace: ConfiguredSite, keep_bundle: Callable[[Path], object]) -> None:
-        self.workplace, self.keep_bundle = workplace, keep_bundle
+    def __init__(
+        self, workplace: ConfiguredSite, keep_bundle: Callable[[Path], object], tested: AskedModels
+    ) -> None:
+        self.workplace, self.keep_bundle, self.tested = workplace, keep_bundle, tested
         self.name = workplace.name
         self.ledger = Ledger()
         self.history: list[Record] = []
@@ -145,6 +152,7 @@ class SiteFolder:
             self._keep(run)
         elif asked.kind == "evaluate":
             self._finish(site, asked, dict(reply.content["metrics"]))
+            self.tested.add(asked.body)  # last: the model is kept where its metrics may not leave
 
     def joined(
         self, site: Site, newcomer: Newcomer, model: Tensors, metrics: dict[str, float]
@@ -162,6 +170,7 @@ class SiteFolder:
         client = newcomer.client
         experiment = self._experiment(config, newcomer.module, evaluation)
         self._report(site, experiment, None, (client.steps_done, client.passes))
+        self.tested.add(digest(model).encode())
 
     def _exchanged(self) -> list[Exchanged]:
         statements, answers = self.workplace.exchanged

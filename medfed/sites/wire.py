@@ -66,7 +66,10 @@ START = -1
 """Where a site is before its first round."""
 Kind = Literal["hello", "agree", "begin", "fit", "evaluate", "commit", "load", "onboard"]
 Status = Literal["ok", "busy", "unready", "refused", "failed"]
-REASONS = ("bytes", "site", "session", "job", "stale", "order", "replay", "round", "message")
+REASONS = (
+    *("bytes", "site", "session", "job", "stale", "order", "replay", "round", "message"),
+    *("agreed", "policy"),
+)
 RoundNumber = Annotated[int, msgspec.Meta(ge=START, lt=1 << 31)]
 Samples = Annotated[int, msgspec.Meta(ge=1, lt=1 << 48)]
 

@@ -1,5 +1,6 @@
 """``medfed site``: what a hospital reads before it takes part."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,12 @@ def test_a_hospital_reads_what_it_has_and_what_would_leave(hospital, capsys):
     assert "columns (age, sex, crp) and of classes or regions (0, 1)" in said
     assert "Pooled scaling tells the server of each column the number of values" in said
     assert "Never leaves: images, rows, names or numbers of patients" in said
+    (line,) = re.findall(r"has no line agreed, .* add the line: (agreed: [0-9a-f]{64}) ", said)
     assert said.endswith("Site Bern is ready.")
+    written = (hospital / "site.yaml").read_text()
+    (hospital / "site.yaml").write_text(f"{written}{line}\n")
+    assert "Approved: agreed in the file of site Bern names this study." in look(hospital, capsys)
+    (hospital / "site.yaml").write_text(written)
     assert not any(name in said for name in ("P001", "Basel │", "ours.csv │"))
     assert sorted(hospital.iterdir()) == before
 

@@ -1,0 +1,243 @@
+"""What a site allows, whatever the coordinator sends: approved agreements, and a policy.
+
+Both stand in the site's file, which a person of the hospital writes; no command writes there.
+
+.. code-block:: yaml
+
+    agreed: 5f0c...                      # the line that medfed site check prints; or a list of them
+    policy:
+      parts: [shared]                    # parts of messages that may leave
+      least: 20                          # patients and samples behind whatever leaves
+      largest_share: 0.6                 # of all training samples, that one site may have
+      test_metrics: 1                    # models whose test metrics may be asked for; 0: none
+      plugins: false                     # whether code from outside medfed may run
+      pictures: false                    # whether pictures of patients are drawn
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import msgspec
+
+from medfed.common.errors import ConfigError
+from medfed.common.files import write_json
+from medfed.common.schemas import Count, fit
+from medfed.common.untrusted import read_json
+from medfed.config.compose import build
+from medfed.config.description import RunDescription
+
+if TYPE_CHECKING:
+    from medfed.datamodules.base import FederatedDataModule
+
+_Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
+_Hash = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+
+
+class VetoError(ConfigError):
+    """A site refuses a study.
+
+    Args:
+        text: The sentence for the site's log.
+        reason: The word that the coordinator receives.
+    """
+
+    def __init__(self, text: str, reason: Literal["agreed", "policy"] = "policy") -> None:
+        super().__init__(text)
+        self.reason: Literal["agreed", "policy"] = reason
+
+
+class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Limits that a site sets for every study.
+
+    Attributes:
+        parts: The parts of messages that may leave, by the method's names; ``None``: all.
+        least: Patients of a split, and samples of a message or sketch, below which nothing that is
+            computed from them leaves.
+        largest_share: Share of the training samples of all sites that one site may have.
+        test_metrics: Models of one agreement whose test metrics may leave; ``None``: any number.
+        plugins: Whether code from outside medfed may run here.
+        pictures: Whether pictures of patients are drawn, which stay in the site's folder.
+
+    Example:
+        >>> Policy(least=20).check_split("training", 12)
+        Traceback (most recent call last):
+        ...
+        medfed.sites.policy.VetoError: There are 12 training patients, and policy.least of this \
+site's file asks for 20; do not take part, or lower policy.least.
+    """
+
+    parts: tuple[str, ...] | None = None
+    least: Count = 0
+    largest_share: _Share = 1.0
+    test_metrics: Count | None = None
+    plugins: bool = True
+    pictures: bool = True
+
+    def check_parts(self, parts: Sequence[str]) -> None:
+        """Refuses parts that may not leave.
+
+        Raises:
+            VetoError: If there is one.
+        """
+        others = [] if self.parts is None else [part for part in parts if part not in self.parts]
+        if others:
+            raise VetoError(
+                f"The study sends the part {others[0]}, which policy.parts of this site's file "
+                "does not name; do not take part, or add it."
+            )
+
+    def check_message(self, samples: int, of: str) -> None:
+        """Refuses what is computed from few samples.
+
+        Args:
+            samples: How many.
+            of: The keys that decide it.
+
+        Raises:
+            VetoError: If they are fewer than the least.
+        """
+        if samples < self.least:
+            raise VetoError(
+                f"At most {samples} samples would stand behind one message ({of}), and "
+                f"policy.least of this site's file asks for {self.least}; do not take part, or "
+                "ask the coordinator to raise them."
+            )
+
+    def check_split(self, name: str, patients: int) -> None:
+        """Refuses a split of few patients; an empty one tells nothing.
+
+        Raises:
+            VetoError: If they are fewer than the least.
+        """
+        if 0 < patients < self.least:
+            raise VetoError(
+                f"There are {patients} {name} patients, and policy.least of this site's file asks "
+                f"for {self.least}; do not take part, or lower policy.least."
+            )
+
+    def check_sizes(self, samples: Mapping[str, int]) -> None:
+        """Refuses a federation in which one site outweighs the others.
+
+        Args:
+            samples: Training samples of each site.
+
+        Raises:
+            VetoError: If one has more than the largest share.
+        """
+        largest = max(samples, key=lambda site: samples[site])
+        share = samples[largest] / sum(samples.values())
+        if share > self.largest_share:
+            raise VetoError(
+                f"Site {largest} has {100 * share:.1f} % of all training samples, and "
+                f"policy.largest_share of this site's file allows {100 * self.largest_share:g} %; "
+                "do not take part, or raise it."
+            )
+
+
+NO_LIMITS = Policy()
+"""What a site allows whose file has no policy."""
+
+
+def check_study(policy: Policy, config: RunDescription) -> None:
+    """Refuses a study whose keys alone a site does not allow, before data are read.
+
+    Raises:
+        VetoError: If it does not allow something.
+    """
+    policy.check_parts(build(config.algorithm).leaves)
+    if steps := config.local.get("steps"):
+        samples = steps * config.local.accumulate * config.data.batch_size
+        policy.check_message(samples, "local.steps and data.batch_size")
+    graph = config.algorithm.get("graph") or {}
+    if "sketch_inputs" in graph:
+        policy.check_message(graph["sketch_inputs"], "algorithm.graph.sketch_inputs")
+
+
+def check_data(policy: Policy, data: FederatedDataModule, site: str, tells: bool) -> None:
+    """Refuses a study of too few patients of the site, before anything computed from them leaves.
+
+    Args:
+        policy: The site's.
+        data: Its own, planned.
+        site: Its name.
+        tells: Whether it tells the server of its columns.
+
+    Raises:
+        VetoError: If a split has fewer than the policy asks for, or columns may not be told.
+    """
+    names = {"train": "training", "val": "validation"}
+    for split, patients in data.plans[site].patients.items():
+        policy.check_split(names.get(split, split), len(patients))
+    if tells:
+        policy.check_parts(["preprocessing"])
+
+
+@dataclass(frozen=True)
+class AskedModels:
+    """Counts the models whose test metrics the coordinator of an agreement has asked for.
+
+    Attributes:
+        most: How many there may be; ``None``: any number.
+        path: The file that remembers them, of all federations of the site.
+        agreement: Hash of the agreement.
+    """
+
+    most: int | None
+    path: Path
+    agreement: str
+
+    def add(self, model: bytes) -> None:
+        """Remembers a model by what was received of it; one that is known counts once.
+
+        Raises:
+            VetoError: If there are too many.
+        """
+        if self.most is None:
+            return
+        known = read_json(self.path, dict[str, list[str]]) if self.path.is_file() else {}
+        asked = known.setdefault(self.agreement, [])
+        name = sha256(model).hexdigest()
+        if name in asked:
+            return
+        if len(asked) >= self.most:
+            raise VetoError(
+                f"The coordinator asks for the test metrics of model {len(asked) + 1}, and "
+                f"policy.test_metrics of this site's file allows {self.most}; they stay here."
+            )
+        asked.append(name)
+        write_json(self.path, known)
+
+
+def read_policy(path: Path, content: Any) -> Policy:
+    """Reads the policy of a site's file.
+
+    Raises:
+        ConfigError: If a key is unknown, or a value cannot be used.
+    """
+    try:
+        return fit(content, Policy)
+    except ValueError as error:
+        raise ConfigError(
+            f"{path}: policy cannot be used ({error}); its keys are "
+            f"{', '.join(Policy.__struct_fields__)}."
+        ) from error
+
+
+def read_approved(path: Path, content: Any) -> tuple[str, ...]:
+    """Reads the hashes of the agreements that a site's file approves.
+
+    Raises:
+        ConfigError: If one is no hash.
+    """
+    try:
+        return tuple(fit(content if isinstance(content, list) else [content], list[_Hash]))
+    except ValueError as error:
+        raise ConfigError(
+            f"{path}: agreed must be the 64 letters and digits that medfed site check prints, or a "
+            "list of such lines."
+        ) from error

@@ -1,0 +1,148 @@
+"""A site runs what its file approves, within the limits of its policy; each veto has a sentence."""
+
+import json
+
+import pytest
+
+from medfed.common.errors import ConfigError, SiteError
+from medfed.config.compose import described
+from medfed.delivery.main import keep_bundle
+from medfed.sites.agreement import Agreed, SiteFile
+from medfed.sites.deploying import EXAMPLE
+from medfed.sites.flare_processes import encoded, start_site
+from medfed.sites.policy import NO_LIMITS, AskedModels, Policy, VetoError
+from medfed.sites.run import coordinate
+from medfed.sites.wire import Direct, Reply, Request
+from tests.sites.hospitals import QUICK
+from tests.sites.tables import EXPERIMENT, write_table
+
+TWO = ("Basel", "Bern")
+FEDAVG = (*EXPERIMENT[:-2], "algorithm=fedavg", "data.batch_size=4", "rounds=1")
+
+
+@pytest.fixture
+def agreed():
+    return Agreed(TWO, FEDAVG)
+
+
+@pytest.fixture
+def start(tmp_path, agreed):
+    """Starts a hospital as FLARE's process does, by the further lines of its file."""
+
+    def started(lines="", name="Basel", study=agreed):
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        write_table(folder / "ours.csv", (name,))
+        text = f"site: {name}\ndata: {{path: ours.csv}}\n{lines}\n"
+        (folder / "medfed.yaml").write_text(text)
+        return start_site(folder / "medfed.yaml", encoded(study.record()), name, keep_bundle)
+
+    return started
+
+
+def hello(site):
+    reply = Reply.from_bytes(site.answer(Request("hello", "Basel", "s").to_bytes()))
+    return reply.status, reply.reason
+
+
+def test_only_an_approved_agreement_runs(start, agreed, tmp_path, caplog):
+    other = Agreed(TWO, (*FEDAVG, "local.steps=1"))
+    assert other.digest != agreed.digest
+    assert hello(start(f"agreed: {agreed.digest}")) == ("ok", "")
+    assert hello(start(f"agreed: [{other.digest}, {agreed.digest}]")) == ("ok", "")
+    assert hello(start("agreed: []")) == ("refused", "agreed")
+    pinned = start(f"agreed: {agreed.digest}", study=other)
+    (tmp_path / "Basel" / "ours.csv").unlink()  # nothing is read before it refuses
+    assert hello(pinned) == ("refused", "agreed")
+    assert f"its agreement is {other.digest}, and the site's file names {agreed.digest}" in (
+        caplog.text
+    )
+    with pytest.raises(SiteError, match="Basel: this study is not approved there"):
+        across(tmp_path, other, {"Basel": pinned, "Bern": start(name="Bern", study=other)})
+
+
+def test_a_site_that_approves_nothing_is_warned(start, agreed, tmp_path):
+    assert hello(start()) == ("ok", "")
+    log = (tmp_path / "Basel" / "medfed" / "log.txt").read_text()
+    assert "has no line agreed, so it takes part in any study" in log
+    assert f"\nagreed: {agreed.digest}" in log
+
+
+VETOES = {
+    "parts: [personal]": "sends the part shared, which policy.parts",
+    "parts: [shared]": "sends the part preprocessing, which policy.parts",
+    "least: 10": "At most 8 samples would stand behind one message (local.steps and data.batch",
+    "least: 7": "There are 6 validation patients, and policy.least of this site's file asks for 7",
+}
+
+
+@pytest.mark.parametrize("policy", VETOES)
+def test_a_policy_vetoes_before_anything_leaves(policy, start, tmp_path, caplog):
+    assert hello(start(f"policy: {{{policy}}}")) == ("refused", "policy")
+    log = tmp_path / "Basel" / "medfed" / "log.txt"
+    assert VETOES[policy] in caplog.text + (log.read_text() if log.exists() else "")
+
+
+def across(folder, agreed, sites):
+    config = described([*agreed.overrides, "data.path=null", f"folder={folder / 'server'}"])
+    return coordinate(config, Direct(sites), agreed.sites, QUICK)
+
+
+def test_a_site_that_outweighs_the_others_is_refused(start, agreed, tmp_path):
+    sites = {"Basel": start("policy: {largest_share: 0.4}"), "Bern": start(name="Bern")}
+    with pytest.raises(SiteError, match="Basel: the policy in its file does not allow this"):
+        across(tmp_path, agreed, sites)
+    log = (tmp_path / "Basel" / "medfed" / "log.txt").read_text()
+    assert "has 50.0 % of all training samples" in log
+
+
+def test_test_metrics_and_pictures_may_stay_at_a_site(start, agreed, tmp_path):
+    lines = "policy: {test_metrics: 0, pictures: false}"
+    sites = {"Basel": start(lines), "Bern": start("policy: {test_metrics: 1}", name="Bern")}
+    summary = across(tmp_path, agreed, sites)
+    assert summary["not_tested"] == ["Basel"]
+    assert [*summary["clients"]] == ["Bern"]
+    (kept,) = (tmp_path / "Basel" / "medfed").glob("clinical*")
+    assert (kept / "models" / "Basel.safetensors").is_file()  # it has its model all the same
+    assert "test" in (kept / "metrics.csv").read_text()
+    assert {p.name for p in (kept / "pictures").iterdir()} == {"export.png"}  # of no patient
+
+
+def test_models_are_counted_over_restarts(tmp_path):
+    once = AskedModels(1, tmp_path / "tested.json", "a")
+    once.add(b"model")
+    once.add(b"model")
+    with pytest.raises(VetoError, match=r"test metrics of model 2, and policy\.test_metrics of"):
+        AskedModels(1, tmp_path / "tested.json", "a").add(b"other")
+    AskedModels(1, tmp_path / "tested.json", "b").add(b"other")
+    assert [*json.loads((tmp_path / "tested.json").read_text())] == ["a", "b"]
+
+
+WRONG = {
+    "agreed: yes": "agreed must be the 64 letters and digits",
+    "agreed: []\npolicy: {least: many}": r"policy cannot be used \(least: expected int",
+    "policy: {lest: 3}": "lest is unknown",
+    "policy: {largest_share: 0}": "largest_share: expected float > 0",
+    "policy: [shared]": "policy cannot be used",
+}
+
+
+@pytest.mark.parametrize("lines", WRONG)
+def test_a_mistake_in_the_file_is_one_sentence(lines, tmp_path):
+    (tmp_path / "medfed.yaml").write_text(f"site: a\n{lines}\n")
+    with pytest.raises(ConfigError, match=WRONG[lines]) as caught:
+        SiteFile.read(tmp_path / "medfed.yaml")
+    assert "\n" not in str(caught.value)
+
+
+def test_the_example_in_a_kit_can_be_copied(tmp_path):
+    (tmp_path / "medfed.yaml").write_text(EXAMPLE.format(site="Bern"))
+    file = SiteFile.read(tmp_path / "medfed.yaml")
+    assert (file.site, file.approved, file.policy.least) == ("Bern", None, 20)
+    assert all(f"  {key}: " in EXAMPLE for key in Policy.__struct_fields__[1:])
+
+
+def test_a_file_without_a_policy_has_no_limits(tmp_path):
+    (tmp_path / "medfed.yaml").write_text("site: a\n")
+    file = SiteFile.read(tmp_path / "medfed.yaml")
+    assert (file.policy, file.approved) == (NO_LIMITS, None)
