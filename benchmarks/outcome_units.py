@@ -4,8 +4,8 @@
     python benchmarks/outcome_units.py OUT --take     # and takes it to docs/benchmark
 
 Scikit-learn's diabetes in five hospitals, each patient tested once in one of five folds. The table
-is that of docs/results.md, which ``python docs/tables.py`` writes. It takes some minutes of one
-core; runs that are finished in ``OUT`` are not run again.
+is that of docs/results/diabetes.md, which ``python docs/tables.py`` writes. It takes some minutes
+of one core; runs that are finished in ``OUT`` are not run again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Writes the tables of these pages from a benchmark's findings, so that no number is typed.
+"""Writes the tables of these pages from a benchmark's findings, so that nobody types a number.
 
     python docs/tables.py outputs/benchmark/report    # takes its files to docs/benchmark, first
     python docs/tables.py                             # from docs/benchmark as it is
@@ -12,6 +12,8 @@ Whatever stands in a page between ``<!-- table: KIND NAME -->`` and ``<!-- end -
 ``tuned``          what tuning chose, by method and suite
 ``defaults``       points of the search that do better than a method's defaults over suites
 ``suites``         a constant, all patients in one place, and what is better, by suite
+``card``           the decision card
+``undecided``      what the tasks that show no method to use could have shown
 ``answers``        what can be said of each task, in words
 ``kept NAME``      a table that benchmarks/memberships.py or outcome_units.py has left
 =================  ===============================================================
@@ -29,7 +31,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import yaml
+
+from medfed.functional.statistics import Difference
+from medfed.reports.decisions import card, undecided
+from medfed.reports.findings import Judged
+from medfed.reports.tasks import Scores, Task
+from medfed.reports.verdicts import Against, Gain, Harm, Verdict
 
 DOCS = Path(__file__).parent
 KEPT = ("findings.json", "table.csv", "report.html")
@@ -339,7 +348,69 @@ def of_kept(findings: Findings, name: str) -> list[str]:
     return _rows(table["head"], [[str(cell) for cell in row] for row in table["rows"]], left=0)
 
 
+def judged(findings: Findings) -> list[Judged]:
+    """Returns the tasks with their verdicts, without the scores of single splits."""
+    tasks: list[Judged] = []
+    for where, own in findings["tasks"].items():
+        suite, _, variant = where.partition("/")
+        task = Task(suite, variant, own["metric"], own["smaller_is_better"], (*own["clients"],))
+        task.title, task.situation, task.same = own["title"], own["situation"], own["same"]
+        task.overlap, task.patients = own["overlap"], own["tested_patients"]
+        verdicts = {}
+        for name, kept in own["methods"].items():
+            none = np.full((own["splits"], len(task.clients)), np.nan)
+            sent = (kept["bytes"]["up"], kept["bytes"]["down"])
+            setting = kept["setting"]
+            scores = Scores(
+                name, none, none[:0], sent, kept["passes"], kept["failed_splits"], setting
+            )
+            task.scores[name] = scores
+            verdicts[name] = Verdict(
+                scores,
+                Difference(**_known(kept["mean"])),
+                *(_known(kept[n]) for n in ("worst_client", "worst_decile")),
+                {r: _against(r, _known(one)) for r, one in kept["against"].items()},
+                None if kept["harmed"] is None else _harm(_known(kept["harmed"])),
+            )
+        tasks.append((task, verdicts))
+    return tasks
+
+
+def _known(kept: Any) -> Any:
+    """Reads what JSON cannot hold: a number that is not known."""
+    if isinstance(kept, dict):
+        return {name: _known(value) for name, value in kept.items()}
+    return math.nan if kept is None else kept
+
+
+def _against(reference: str, one: dict[str, Any]) -> Against:
+    patients, p, word = (*one.pop("patients"),), one.pop("p_holm"), one.pop("verdict")
+    return Against(reference, Difference(**one), patients, p, word)
+
+
+def _harm(one: dict[str, Any]) -> Harm:
+    unknown = (math.nan,) * 3
+    gains = {
+        c: Gain(Difference(*ends, *unknown), word) for c, (*ends, word) in one["gains"].items()
+    }
+    shares = (one[name] for name in ("share", "low", "high"))
+    return Harm(*shares, (*one["clients"],), (*one["surely"],), gains)
+
+
+def of_card(findings: Findings, name: str) -> list[str]:
+    """The decision card of all tasks."""
+    return [re.sub(r"-(?=[\d.])", "−", line) for line in card(judged(findings)).markdown()]
+
+
+def of_undecided(findings: Findings, name: str) -> list[str]:
+    """The tasks that show no method to use, and what they could have shown."""
+    told = undecided(judged(findings))
+    return [f"- `{where}`: {text}" for where, text in told.items()]
+
+
 KINDS: dict[str, Callable[[Findings, str], list[str]]] = {
+    "card": of_card,
+    "undecided": of_undecided,
     "task": of_task,
     "dial": of_dial,
     "claim": of_claim,

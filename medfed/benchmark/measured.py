@@ -31,7 +31,10 @@ def task_of(progress: Sequence[Progress], variant: str) -> Task:
         CheckpointError: If cells of one split are not of the same patients; one is named.
     """
     suite = progress[0].group.suite
-    task = Task(suite.name, variant, title=suite.title, same=suite.splits != "seed")
+    situation = suite.variants[variant].situation or suite.situation
+    task = Task(
+        suite.name, variant, title=suite.title, situation=situation, same=suite.splits != "seed"
+    )
     data: dict[int, tuple[str, str]] = {}
     missing: list[str] = []
     for own in progress:

@@ -203,10 +203,12 @@ class Variant:
         overrides: What makes it differ.
         dial: Where it stands between hospitals that are alike and hospitals in conflict; None: on
             no dial.
+        situation: See :class:`Suite`; empty: the suite's.
     """
 
     overrides: tuple[str, ...] = ()
     dial: float | None = None
+    situation: str = ""
 
 
 @dataclass(frozen=True)
@@ -227,6 +229,8 @@ class Suite:
         methods: Those that are compared where none are named.
         folds: Parts that real data are dealt into.
         dial: What the dial is, in words; empty: there is none.
+        situation: In what way its hospitals differ, in a few words; the decision card groups tasks
+            by it.
         path: Whether it needs real data, by ``paths.NAME=FOLDER``.
         passes: Gradient passes that a method may take, as a multiple of the budget.
         bytes: Bytes that a method may send, as a multiple of FedAvg's; None: as many as it wishes,
@@ -246,6 +250,7 @@ class Suite:
     methods: tuple[str, ...] = ("ditto", "fedrep", "pfednet")
     folds: int = 5
     dial: str = ""
+    situation: str = ""
     path: bool = False
     passes: float = 1.05
     bytes: float | None = None
@@ -357,8 +362,9 @@ def _suite(file: Path, content: dict[str, Any]) -> Suite:
         raise ValueError(f"splits={content['splits']} is unknown; choose sample, seed or folds")
     variants = {}
     for name, own in content.pop("variants").items():
-        _check_keys(f"variants.{name}", own or {}, ("overrides", "dial"))
-        variants[str(name)] = Variant(_words(own or {}), (own or {}).get("dial"))
+        own = own or {}
+        _check_keys(f"variants.{name}", own, Variant.__dataclass_fields__)
+        variants[str(name)] = Variant(_words(own), own.get("dial"), own.get("situation", ""))
     sizes = {name: _size(f"sizes.{name}", own) for name, own in content.pop("sizes").items()}
     if unknown := [name for name in sizes if name not in SIZES]:
         raise ValueError(f"the size {unknown[0]} is unknown; choose {', '.join(SIZES)}")

@@ -12,6 +12,7 @@ from medfed.common.console import say, wide_console
 from medfed.common.files import csv_text, replacing, write_json, write_text
 from medfed.federation.card import REFERENCES
 from medfed.reports.charts import Canvas
+from medfed.reports.decisions import card
 from medfed.reports.findings import Report
 from medfed.reports.page import page, place
 from medfed.reports.sentences import details
@@ -122,12 +123,13 @@ def _cell(value: object) -> object:
 
 
 def markdown(report: Report) -> str:
-    """Returns the report: verdicts in words first, then a table for each task.
+    """Returns the report: the decision card, verdicts in words, then a table for each task.
 
     Args:
         report: The report.
     """
-    lines = [f"# {report.title}", "", *(f"- {s}" for s in report.sentences), ""]
+    lines = [f"# {report.title}", "", *card(report.tasks).markdown(), ""]
+    lines += [*(f"- {s}" for s in report.sentences), ""]
     for task, verdicts in report.tasks:
         better = "smaller" if task.falls else "larger"
         lines += [f"## {task.name}", "", f"{task.metric}, {better} is better.", ""]

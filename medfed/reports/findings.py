@@ -74,6 +74,8 @@ class Report:
             "tasks": {
                 task.name: {
                     "title": task.title,
+                    "situation": task.situation,
+                    "same": task.same,
                     "metric": task.metric,
                     "smaller_is_better": task.falls,
                     "clients": list(task.clients),

@@ -13,6 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from medfed.common.scores import label_of
 from medfed.reports.charts import style
+from medfed.reports.decisions import card, undecided
 from medfed.reports.findings import Report
 from medfed.reports.sentences import details, ends_of
 from medfed.reports.tables import harmed_table, hospitals_table, methods_table, settings_table
@@ -41,6 +42,8 @@ def page(report: Report) -> str:
     return environment.get_template("report.html").render(
         report=report,
         suites=suites,
+        card=card(report.tasks),
+        undecided=undecided(report.tasks),
         dials=dial_pictures(report),
         ranks=ranks_picture(report) if report.ranks else None,
         settings=settings_table(report.tasks),

@@ -11,6 +11,7 @@ from medfed.functional.statistics import Difference, splits_needed
 from medfed.reports.tasks import Task
 from medfed.reports.verdicts import (
     UNDECIDED,
+    Harm,
     Verdict,
     Verdicts,
     best_of,
@@ -95,30 +96,39 @@ def _fedavg(verdicts: Verdicts) -> str:
 
 
 def _room(task: Task, verdicts: Verdicts, reference: str) -> str:
-    """Whether the task could have shown a gain, and how many splits it would need."""
+    name, pooled = in_one_place(verdicts)
+    reached = f"All patients in one place reach {_ends(task, pooled)} ({name})." * bool(name)
+    parts = (room(task, verdicts, reference), reached)
+    return "".join(f" {part}" for part in parts if part)
+
+
+def room(task: Task, verdicts: Verdicts, reference: str) -> str:
+    """Says whether a task could have shown a gain, and how many splits it would need.
+
+    Args:
+        task: The task.
+        verdicts: By method.
+        reference: Over which.
+    """
     gaps = [v.against[reference].difference for v in verdicts.values() if reference in v.against]
     known = sorted((g for g in gaps if math.isfinite(g.detectable)), key=lambda g: g.detectable)
-    name, pooled = in_one_place(verdicts)
     start = verdicts[reference].mean.mean
-    gain, most = pooled.mean - start, task.limits[1] - start
-    reached = (
-        "" if not name else f" All patients in one place reach {_ends(task, pooled)} ({name})."
-    )
+    gain, most = in_one_place(verdicts)[1].mean - start, task.limits[1] - start
     if not known:
-        return reached
+        return ""
     middle = known[len(known) // 2]
     least = f"{middle.detectable:.4f}"
     possible = gain if 0 < gain < most else most
     if middle.detectable <= possible:
-        return f" A gain of {least} would be detected with 80 % power.{reached}"
+        return f"A gain of {least} would be detected with 80 % power."
     limit = (
         f"all patients in one place gain {possible:.4f}"
         if possible == gain
         else f"no gain can exceed {possible:.4f}"
     )
     return (
-        f" This task cannot tell: it detects gains from {least} on, and {limit}. "
-        f"{_needed(task, middle, possible, len(gaps))}{reached}"
+        f"This task cannot tell: it detects gains from {least} on, and {limit}. "
+        f"{_needed(task, middle, possible, len(gaps))}"
     )
 
 
@@ -159,14 +169,24 @@ def _who(name: str, v: Verdict, task: Task) -> str:
     label = LABELS.get(name, name)
     if math.isnan(harm.share):
         return f"With {label} it is not known which hospitals are worse off than alone."
-    ends = "" if math.isnan(harm.low) else f" [{harm.low:.0%} to {harm.high:.0%}]"
-    start = f"With {label} {harm.share:.0%}{ends} of the hospitals are worse off than alone"
+    start = f"With {label} {shares(harm)} of the hospitals are worse off than alone"
     if not harm.clients:
         return f"{start}." if task.same else f"{start}; each split has other hospitals."
+    return f"{start}: {names(harm)}."
+
+
+def shares(harm: Harm) -> str:
+    """Writes the share of hospitals that are worse off than alone, with its interval."""
+    ends = "" if math.isnan(harm.low) else f" [{harm.low:.0%} to {harm.high:.0%}]"
+    return f"{harm.share:.0%}{ends}"
+
+
+def names(harm: Harm) -> str:
+    """Names the hospitals that are worse off than alone."""
     perhaps = [c for c in harm.clients if c not in harm.surely]
     parts = [f"surely {few(harm.surely, 8)}"] * bool(harm.surely)
     parts += [f"perhaps {few(perhaps, 8)}"] * bool(perhaps)
-    return f"{start}: {'; '.join(parts)}."
+    return "; ".join(parts)
 
 
 def short_of(task: Task) -> list[str]:

@@ -110,6 +110,7 @@ class Task:
         unfinished: What of it is not there yet.
         patients: Test patients of all splits and clients together.
         title: What it is, in a line.
+        situation: In what way the hospitals differ, by which a card groups tasks; empty: by none.
         same: Whether a client's name means the same hospital in all splits.
     """
 
@@ -125,6 +126,7 @@ class Task:
     unfinished: str = ""
     patients: int = 0
     title: str = ""
+    situation: str = ""
     same: bool = True
 
     @property

@@ -1,0 +1,62 @@
+"""The decision card: which method stands there, by which tasks, and which tasks show none."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from medfed.reports.decisions import card, undecided
+from medfed.reports.findings import judged
+from medfed.reports.tasks import Scores, Task
+
+SPLITS, CLIENTS = 8, 3
+SENT = {"local": 0.0, "fedavg": 400.0, "ditto": 300.0, "pfednet": 900.0}
+
+
+def task(name: str, situation: str = "", noise: float = 0.01, **gains: float) -> Task:
+    """Methods that gain so much over 0.5."""
+    found = Task("made", name, "auroc", clients=("a", "b", "c"), situation=situation)
+    rng = np.random.default_rng(0)
+    for method, gain in {"local": 0.0, **gains}.items():
+        values = 0.5 + gain + noise * rng.normal(size=(SPLITS, CLIENTS))
+        drawn = np.zeros((SPLITS, 0, CLIENTS))
+        found.scores[method] = Scores(method, values, drawn, (SENT[method], 0.0), 1.0, 0, {})
+    return found
+
+
+def rows(*tasks: Task) -> list[dict[str, str]]:
+    table = card(judged(tasks).tasks)
+    return [{n: c.text for n, c in zip(table.head, row, strict=True)} for row in table.rows]
+
+
+def test_each_situation_has_the_methods_that_its_tasks_show():
+    alike = [task(n, "alike", fedavg=0.1, ditto=0.1) for n in ("one", "two")]
+    unlike = task("three", "unlike", fedavg=-0.1, ditto=0.1, pfednet=0.2)
+    alone = task("four", "unlike", fedavg=-0.1, ditto=0.0)
+    found = rows(*alike, unlike, alone)
+    assert [(r["situation"], r["best shown"]) for r in found] == [
+        ("alike", "FedAvg"), ("unlike", "pfednet"), ("", "local training"),
+        ("bytes are scarce", "ditto"),
+    ]  # fmt: skip
+    assert found[0]["how sure"].startswith("2 of 2 tasks (made/one, made/two): p < 0.001 (Holm)")
+    assert found[0]["over FedAvg"] == "–"
+    assert found[1]["over local training"].startswith("+0.2")
+    assert found[1]["cost of a run"] == "passes 1.00; 900 B, 2.2 times FedAvg's"
+    assert found[2]["over FedAvg"].startswith("+0.09")  # what FedAvg loses
+    assert found[3]["cost of a run"] == "passes 1.00; 300 B, 0.75 times FedAvg's"
+
+
+def test_one_task_stands_by_its_name_and_names_the_hospitals():
+    own = task("runs", fedavg=0.1)
+    own.scores["fedavg"].values[:, 1] = 0.3
+    (row,) = rows(own)
+    assert row["situation"] == "made/runs"
+    assert row["harms"].endswith("surely b")
+
+
+def test_tasks_that_show_nothing_say_what_they_could_have_shown():
+    nothing = [task(n, "few patients", noise=0.2, fedavg=0.0) for n in ("one", "two")]
+    (row,) = rows(*nothing)
+    assert (row["best shown"], row["how sure"]) == ("none", "none of 2 tasks shows one")
+    told = undecided(judged(nothing).tasks)
+    assert [*told] == ["made/one", "made/two"]
+    assert "would be detected with 80 % power" in told["made/one"]
