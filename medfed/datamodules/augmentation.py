@@ -1,10 +1,10 @@
 """Augmentation of training samples: MONAI's random transforms, and channel dropout.
 
-A seed alone decides what is drawn, and `ClientData` derives one for every batch. So a batch is the
-same in every process, and whatever batches were made before it.
+The seed alone determines all random choices, and `ClientData` derives one for every batch. So a
+batch is the same in every process, and does not depend on earlier batches.
 
-Channel dropout zeroes channels that the hospital has, anew for every sample. With ``chance=1`` and
-``rescale=None`` it is that of Wagner et al., "Feasibility of federated learning from client
+Channel dropout zeroes some of the hospital's channels, chosen for each sample. With ``chance=1``
+and ``rescale=None`` it follows Wagner et al., "Feasibility of federated learning from client
 databases with different brain diseases and MRI modalities" (FedUniBrain), WACV 2025: 0 to C - 1
 channels of every sample become zero, and nothing is rescaled.
 """
@@ -31,16 +31,16 @@ from medfed.common.tensors import onto
 
 @dataclass(frozen=True)
 class ChannelDropout:
-    """Takes channels from training samples, whose values there become zero.
+    """Zeroes channels of training samples.
 
     Attributes:
-        chance: That a sample may lose channels: then 0 to P − 1 of the P that its client has, each
-            number as likely as the other, and each set of so many.
-        rescale: ``sqrt`` multiplies what is left by the root of P over the number that is left,
-            which keeps the variance of their sum; ``None`` does not. P over that number would
-            double it for two of four.
-        planes: How many channels in a row are one contrast, as with neighbouring slices; they are
-            lost together.
+        chance: The chance that a sample may lose channels: 0 to P − 1 of its client's P channels.
+            All numbers are equally likely, and so are all sets of a number.
+        rescale: ``sqrt`` multiplies the remaining channels by the root of P over their number,
+            which keeps the variance of their sum; ``None`` does not. The factor P over their number
+            would double the variance for two of four.
+        planes: How many adjacent channels are one contrast, as with neighbouring slices; they are
+            dropped together.
 
     Raises:
         ConfigError: If the chance is not in [0, 1], or the rescaling unknown.
@@ -62,32 +62,32 @@ class ChannelDropout:
             raise ConfigError(f"augment.rescale={self.rescale!r} is unknown; choose null or sqrt.")
 
     def __call__(self, image: Tensor, present: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-        """Alters a batch; what is drawn depends on the seed alone.
+        """Alters a batch; its random choices depend on the seed only.
 
         Args:
             image: ``(B, C, ...)``, zero where a channel is missing.
             present: ``(C,)`` bool, the channels that the client has.
-            seed: Of this batch.
+            seed: The batch's seed.
 
         Returns:
-            The image and the channels that each sample has left, ``(B, C)`` bool.
+            The image and each sample's remaining channels, ``(B, C)`` bool.
         """
         rng, there = torch_rng(seed, "channel_dropout"), present[:: self.planes].cpu()
         coins, counts = torch.rand(len(image), generator=rng), torch.rand(len(image), generator=rng)
         places = torch.rand(len(image), len(there), generator=rng)
         lost = (counts * int(there.sum())).long() * (coins < self.chance)
-        # Of the channels that are there those with the smallest numbers go.
+        # Of the present channels those with the smallest random numbers are dropped.
         rank = torch.where(there, places, torch.inf).argsort(1).argsort(1)
         kept = there & (rank >= lost[:, None])
         kept = onto(kept.repeat_interleave(self.planes, 1), image.device)
         return self.only(image, kept, present), kept
 
     def only(self, image: Tensor, kept: Tensor, present: Tensor) -> Tensor:
-        """Returns images with some channels alone.
+        """Returns images with only some channels.
 
         Args:
             image: ``(B, C, ...)``.
-            kept: ``(B, C)`` bool, of each at least one.
+            kept: ``(B, C)`` bool, at least one per sample.
             present: ``(C,)`` bool, the channels that the client has.
         """
         factor = kept.to(image.dtype)
@@ -103,20 +103,19 @@ _OF_CHANNELS = {"channel_dropout": 0.0, "rescale": None}  # and what turns it of
 
 @dataclass(frozen=True)
 class Augmentation:
-    """How training images are altered; a chance of 0 leaves an alteration out.
+    """A recipe for altering training images; a chance of 0 disables an alteration.
 
     Every alteration happens with its own chance, in the order of the fields. Flips and affine maps
-    move a segmentation's label with the image, to the nearest voxel; the others alter the image
-    alone, each channel on its own where that is what a scanner would do. What leaves the image in
-    an affine map is mirrored back into it.
+    move a segmentation's label with the image, to the nearest voxel; the others alter only the
+    image, channel by channel if a scanner would do so. Affine maps mirror the image at its borders.
 
     Attributes:
         flip_chance: Chance of a flip, along each of the axes that the data allow (`data.flips`).
         quarter_chance: Chance of a turn by 90, 180 or 270 degrees in the plane of the first two
-            axes (by 180 where their sides differ).
+            axes (only by 180 if their sides differ).
         affine_chance: Chance of a rotation, zoom and shift at once.
-        rotation: Degrees at most, in the plane of the first two axes.
-        tilt: Degrees at most around these two axes, of volumes; 0 where slices are thick.
+        rotation: The most degrees, in the plane of the first two axes.
+        tilt: The most degrees around these two axes, for volumes; 0 if slices are thick.
         zoom: Largest relative change of size: 0.1 draws from 0.9 to 1.1.
         shift: Largest shift, as a share of the image's side.
         noise_chance: Chance of Gaussian noise.
@@ -126,16 +125,16 @@ class Augmentation:
         scale_chance: Chance that intensities are multiplied.
         scale: 0.25 draws the factor from 0.75 to 1.25.
         offset_chance: Chance that a number is added to the intensities.
-        offset: The largest one.
+        offset: The largest offset.
         contrast_chance: Chance that distances from the mean intensity are multiplied.
         contrast: As `scale`; what leaves the image's range is clipped.
-        resolution_chance: Chance that the image is made coarse and brought back.
-        resolution: The smallest size in between, as a share of the image's.
+        resolution_chance: Chance that the image is downsampled and upsampled again.
+        resolution: The smallest intermediate size, as a share of the image's.
         gamma_chance: Chance of a gamma curve between the least and greatest intensity.
         gamma: Largest exponent, drawn from 1 / gamma to gamma; mean and deviation are kept.
-        channel_dropout: Chance that a sample may lose channels, after all the rest; see
+        channel_dropout: Chance that a sample may lose channels, as the last step; see
             :class:`medfed.datamodules.augmentation.ChannelDropout`.
-        rescale: Of what is left then: ``None`` or ``sqrt``.
+        rescale: Scaling of the remaining channels: ``None`` or ``sqrt``.
 
     Raises:
         ConfigError: If a chance is not in [0, 1], or a strength has no meaning.
@@ -183,7 +182,7 @@ class Augmentation:
 
     @property
     def alters(self) -> bool:
-        """Whether anything but channel dropout happens."""
+        """Whether the recipe does more than channel dropout."""
         return replace(self, **_OF_CHANNELS) != Augmentation()  # type: ignore[arg-type]
 
     def build(self, size: Sequence[int], flips: Sequence[int] = (), regions: bool = False) -> Chain:
@@ -191,7 +190,7 @@ class Augmentation:
 
         Args:
             size: Sides of the image, two or three.
-            flips: Axes of it that may be flipped; those beyond its dimensions are passed over.
+            flips: Axes that may be flipped; those beyond the image's dimensions are ignored.
             regions: Whether labels are (R, *size) and move with the image. Voxels that are exactly
                 0 in all channels, such as the air around a head, then stay so.
         """
@@ -219,18 +218,18 @@ class Augmentation:
 
 
 class Chain:
-    """A recipe's transforms of a batch, which draw from one stream.
+    """A recipe's transforms of a batch, with one random stream.
 
-    A `monai.transforms.Compose` would seed every transform anew and ask each for every sample
-    whether it wants to act, both of which take longer than the transforms of small patches; and
-    flips and affine maps are done for all samples at once.
+    This is faster than `monai.transforms.Compose`, which reseeds every transform and calls each for
+    every sample: for small patches both take longer than the transforms. Flips and affine maps act
+    on all samples at once.
 
     Args:
         recipe: The chances and strengths of flips and affine maps.
         flips: The axes that may be flipped.
         intensity: Dict transforms of the image that always act, each with its chance.
-        regions: Whether the label moves with the image, and voxels that are 0 in all channels are
-            left alone by `intensity`.
+        regions: Whether the label moves with the image, and `intensity` skips voxels that are 0 in
+            all channels.
     """
 
     def __init__(
@@ -251,12 +250,12 @@ class Chain:
             transform.set_random_state(state=self._stream)
 
     def __call__(self, image: Tensor, label: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-        """Alters a batch; what is drawn depends on the seed alone.
+        """Alters a batch; its random choices depend on the seed only.
 
         Args:
             image: (B, C, *size).
-            label: (B, R, *size), or (B,) which stays as it is.
-            seed: Of this batch.
+            label: (B, R, *size), or (B,), which does not change.
+            seed: The batch's seed.
 
         Returns:
             Both, copied.
@@ -327,10 +326,10 @@ def augmented(augment: Augment, image: Tensor, label: Tensor, seed: int) -> tupl
 
     Args:
         augment: The transforms of a recipe, or a MONAI dict transform of one sample, which is
-            reseeded for every batch. PyTorch's global stream is put back.
+            reseeded for every batch. PyTorch's global random state is restored.
         image: (B, C, *size).
         label: (B, R, *size) or (B,).
-        seed: The batch's.
+        seed: The batch's seed.
 
     Returns:
         Image and label, of the same types.
@@ -348,7 +347,7 @@ def augmented(augment: Augment, image: Tensor, label: Tensor, seed: int) -> tupl
 
 
 def _numbers(coin: NDArray[np.bool_], device: torch.device) -> Tensor:
-    """(n,) int64: which samples were drawn; a mask would make a GPU count them first."""
+    """(n,) int64: the chosen samples; with a mask a GPU would have to count them first."""
     return onto(torch.from_numpy(np.flatnonzero(coin)), device)
 
 

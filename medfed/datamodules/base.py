@@ -1,4 +1,4 @@
-"""The federated data module: a reader's patients, a partition's clients, one split for each.
+"""The federated data module: patients from a reader, clients from a partition, and their splits.
 
 Its subclasses list patients and read them. The base class plans the clients, checks their labels,
 and starts the worker processes that make training batches ahead of the training.
@@ -53,21 +53,21 @@ def labelled(
     class_names: Sequence[str],
     balanced: bool = False,
 ) -> dict[str, Any]:
-    """Puts the labels of one client under its own numbers, and counts those of training.
+    """Renumbers the labels of one client, and counts its training labels.
 
-    A client with a label order of its own gets the classes under its own numbers, in all splits.
-    One that trains on a single class is warned of.
+    A client with another label order gets its class numbers in all splits. Warns if a client trains
+    on a single class.
 
     Args:
         name: The client's name.
-        plan: What was decided about it.
+        plan: The client's plan.
         blocks: Its samples of every split; ``label`` is (N,), int64 or float32.
         class_names: Names of K classes.
         balanced: Whether classes are weighed by their training samples.
 
     Returns:
-        ``train``, ``evaluation`` and ``label_counts`` of its `ClientData`. Outcomes are no classes:
-        their counts are the number of training samples.
+        ``train``, ``evaluation`` and ``label_counts`` of its `ClientData`. For continuous outcomes
+        the count is the number of training samples.
 
     Raises:
         ConfigError: If the partition gives outcomes an order or proportions of classes.
@@ -98,15 +98,15 @@ def labelled(
     return {"train": named["train"], "evaluation": evaluation, "label_counts": counts}
 
 
-AHEAD = 2  # batches per process that are made before they are asked for
+AHEAD = 2  # batches that each process prepares ahead
 _clients: dict[str, ClientData] = {}  # in a worker: the data of all clients
 
 
 class BatchWorkers:
-    """Processes that serve all clients of this one, from their first batch on.
+    """Worker processes for all clients of this process, from their first batch on.
 
-    A batch is made of the epoch's seed, its number and its samples alone, so it is the same in
-    whichever process.
+    A batch depends only on the epoch's seed, its number and its samples, so every process makes the
+    same batch.
 
     Args:
         clients: All clients, by id.
@@ -120,11 +120,11 @@ class BatchWorkers:
 
     @property
     def pool(self) -> WatchedPool:
-        """The processes; they are started when they are first needed."""
+        """The processes; the first use starts them."""
         if self._pool is None:
-            # Forked where that is known: it takes a tenth of a second, not eight, and the data are
-            # shared. A worker runs PyTorch on one thread, so that no thread of its parent is
-            # missed, and never touches a GPU.
+            # Fork, where the platform has it, takes 0.1 s instead of 8 s and shares the data. A
+            # worker runs PyTorch on one thread, so it misses no thread of its parent, and never
+            # uses a GPU.
             forks = "fork" in multiprocessing.get_all_start_methods()
             context = multiprocessing.get_context("fork" if forks else "spawn")
             self._pool = WatchedPool(self.workers, context, _start, (self.clients,))
@@ -154,8 +154,8 @@ class BatchWorkers:
                 yield {name: torch.from_numpy(values) for name, values in made.items()}
         except BrokenProcessPool as error:
             raise DataError(
-                f"One of data.workers={self.workers} processes was killed (out of memory?); run it "
-                "with fewer, or data.workers=0."
+                f"One of data.workers={self.workers} processes was killed (out of memory?); run "
+                "again with fewer, or data.workers=0."
             ) from error
         finally:
             for future in waiting:
@@ -186,30 +186,30 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
     """Base of the data modules; a subclass lists patients and builds one client's tensors.
 
     Attributes:
-        partition: Assigns patients to clients, and says what each of them has.
-        seed: Seed of partition and splits, and of whatever else is drawn from the data.
-        val_fraction: Share of validation patients per client, where splits are drawn.
-        test_fraction: Share of test patients per client, where splits are drawn.
-        fold: k and K: the test patients are the k-th of K parts, in place of a share; over all k,
+        partition: Assigns patients to clients, and says what data each client has.
+        seed: Seed of the partition, the splits and all other random choices about the data.
+        val_fraction: Share of validation patients per client, if splits are random.
+        test_fraction: Share of test patients per client, if splits are random.
+        fold: k and K: the test patients are the k-th of K parts instead of a share. Over all k,
             from 0, every patient is tested once.
         batch_size: Samples per training batch.
         eval_batch_size: Samples per evaluation batch.
-        device_gb: Training samples up to this size (10^9 bytes) are kept on the GPU, those of the
-            clients first that train first; None: a quarter of the memory that is free there.
+        device_gb: The GPU keeps training samples up to this size (10^9 bytes), first those of the
+            clients that train first; None: a quarter of its free memory.
         augment: See `cache.volumes.OnDiskDataModule`, as `flips` and `workers`.
         keep_out: Clients that join after training; set it before `setup`.
-        balanced: Whether training batches carry class weights of their client; set it before
+        balanced: Whether training batches carry their client's class weights; set it before
             `setup`.
         channel_names: Names of the C channels (or F features); known after `prepare_data`.
         class_names: Names of the classes, or of the regions.
         description: One line about where the data come from.
         clients: `ClientData` per client id, in the partition's order; filled by `setup`.
-        kept_out: That of the clients that are kept out; filled by `setup`.
-        plans: What was decided about every client; filled by `setup`.
+        kept_out: `ClientData` of the clients in `keep_out`; filled by `setup`.
+        plans: The plan of every client; filled by `setup`.
         remarks: Sentences that a person should read before training; filled by `setup`.
-        mixtures: Of data generated as mixtures: the true one per client; filled by `setup`.
-        exchanged: Client, direction and bytes of the messages by which clients agreed, before the
-            first round, on what an input means; filled by `setup`.
+        mixtures: For data generated as mixtures, each client's true mixture; filled by `setup`.
+        exchanged: Client, direction and bytes of the messages before the first round in which
+            clients agreed on the inputs; filled by `setup`.
     """
 
     partition: Partition
@@ -257,7 +257,7 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
 
     @property
     def plan_names(self) -> Sequence[str]:
-        """What plans have or lack: the channels, or the columns of a table."""
+        """The channels, or the columns of a table, that clients may have or lack."""
         return self.channel_names
 
     @property
@@ -267,29 +267,29 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
 
     @abstractmethod
     def list_patients(self) -> list[Patient]:
-        """Lists all patients, each with its centre and label where known."""
+        """Lists all patients, each with its centre and label if known."""
 
     @abstractmethod
     def build_clients(self, plans: Mapping[str, ClientPlan]) -> dict[str, ClientData]:
         """Reads the patients, or opens the cache that holds them.
 
         Args:
-            plans: What each client has, by client id.
+            plans: The clients' plans, by client id.
         """
 
     def settings(self) -> dict[str, Any]:
-        """Choices that belong beside the splits in the record, such as the evaluated slices."""
+        """Settings that the record holds next to the splits, such as the evaluated slices."""
         return {}
 
     def preprocessing(self, client: str) -> dict[str, Any]:
-        """What becomes of a scan, image or row before a client's network sees it, as JSON.
+        """Returns how a scan, image or row is prepared for a client's network, as JSON.
 
         Args:
             client: Its id; call `setup` first.
 
         Returns:
             ``channels`` (all, in order), ``present`` (which of them the client has; the others are
-            0), ``labels`` in the order of the network's outputs, and what a subclass knows:
+            0), ``labels`` in the order of the network's outputs, and a subclass's facts:
             ``spacing`` and ``spacing_range`` in mm of the training scans, ``orientation``,
             ``normalization`` by ``name``, and ``input``: the ``kind`` of input with what is needed
             to read one as in training.
@@ -322,15 +322,15 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
             self.build()
 
     def agreeing(self) -> Generator[bytes, bytes, None]:
-        """What the one planned client tells others before it is read; see `one_site`."""
+        """Yields the planned client's messages before its data are read; see `one_site`."""
         yield from ()
 
     def merging(self, facts: Mapping[str, Any]) -> Generator[bytes, Sequence[bytes], None]:
-        """The server's half of `agreeing`, of clients who have these `facts` in common."""
+        """The server's half of `agreeing`, for clients with these common `facts`."""
         yield from ()
 
     def facts(self) -> dict[str, Any]:
-        """What must be the same everywhere for a model to mean the same, as JSON; after `plan`."""
+        """Facts that all sites must share to train one model, as JSON; after `plan`."""
         return {"channels": list(self.plan_names), "classes": list(self.class_names)}
 
     def plan(self) -> None:
@@ -360,7 +360,7 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         self.clients = built
 
     def client_of(self, name: str, plan: ClientPlan, **samples: Any) -> ClientData:
-        """Puts a client together of its plan, the settings, and what `ClientData` needs beside."""
+        """Makes a client from its plan, the settings, and the other arguments of `ClientData`."""
         augment, dropout = self.augment, None
         if isinstance(augment, Augmentation):
             if augment.channel_dropout:
@@ -381,36 +381,36 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         )
 
     def labelled_client(self, name: str, plan: ClientPlan, blocks: Blocks) -> ClientData:
-        """Puts a client together whose samples have a label each; see `labelled`."""
+        """Makes a client whose samples have one label each; see `labelled`."""
         samples = labelled(name, plan, blocks, self.class_names, self.balanced)
         return self.client_of(name, plan, **samples)
 
     def contents(self) -> tuple[str, Iterable[Sample]]:
-        """What `find_duplicates` compares, after `setup`: what it is, in the plural, and all of it.
+        """Returns the samples that `find_duplicates` compares, and their name; after `setup`.
 
-        By default nothing; a subclass that can tell its samples by their content says so.
+        By default nothing; a subclass that can compare its samples by content overrides this.
         """
         return "samples", ()
 
     def data_remarks(self) -> list[str]:
-        """Says in sentences what to know of how the data are read; by default nothing."""
+        """Returns remarks about how the data are read; by default nothing."""
         return []
 
     @property
     def patients(self) -> Mapping[str, Patient]:
-        """All patients by id, after `setup`, also those that no client has."""
+        """All patients by id, after `setup`, including those without a client."""
         return self._patients
 
     def positive_of(self, client: str) -> int | None:
-        """What a client calls the lesion, where its samples are candidates in scans; else None."""
+        """The client's class of lesions, if samples are candidates in scans; else None."""
         return None
 
     def test_remarks(self) -> list[str]:
-        """What a reader of the test metrics must know of these data."""
+        """Remarks that a reader of the test metrics needs."""
         return []
 
     def splits(self) -> dict[str, Any]:
-        """The record to be written beside a run, as JSON.
+        """The record for the run folder, as JSON.
 
         Returns:
             ``seed``, ``clients`` (patient ids per client and split), ``partition`` (channels,
@@ -457,5 +457,5 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
 
     def _in_order(self, split: Literal["val", "test"]) -> DataLoader[Batch]:
         batches = EvaluationBatches(list(self.clients.values()), split)
-        # A loader draws a seed for its workers, also where it has none.
+        # A loader draws a seed for workers even if it has none.
         return DataLoader(batches, batch_size=None, generator=torch.Generator())

@@ -1,6 +1,6 @@
-"""What one hospital holds: its samples and batches of them.
+"""The data of one hospital: its samples and their batches.
 
-Samples lie in memory, are mapped from disk, or are read or drawn only when somebody asks for them.
+Samples are in memory, are mapped from disk, or are read or cut on demand.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ class Rows(Protocol):
         ...
 
     def some(self, index: Tensor) -> Rows:
-        """Returns those with the given numbers (n,) int64 alone, still not in memory."""
+        """Returns only the samples with the given numbers (n,) int64, without reading them."""
         ...
 
 
 class BatchSource(Protocol):
-    """Makes the batches of an epoch elsewhere, the same ones as `ClientData.train_batch`."""
+    """Makes the batches of an epoch in other processes, equal to `ClientData.train_batch`."""
 
     def batches(self, client: str, seed: int, order: Sequence[Tensor]) -> Iterator[Batch]:
-        """Yields the batches of the samples (B,) that `order` has for each."""
+        """Yields one batch for each entry of `order`, its sample numbers (B,)."""
         ...
 
 
@@ -55,26 +55,26 @@ Block = Mapping[str, Tensor | Rows]
 
 
 class Draws(Protocol):
-    """Training samples that are drawn anew for every epoch."""
+    """Training samples that are cut anew for every epoch."""
 
     def block(self, seed: int) -> Block:
-        """Returns an epoch's samples, as many as `ClientData.train` has."""
+        """Returns an epoch's samples, as many as in `ClientData.train`."""
         ...
 
     def some(self, cases: Sequence[int]) -> Draws:
-        """Returns those of some patients alone."""
+        """Returns only the samples of some patients."""
         ...
 
 
 def gather(values: Tensor | Rows, index: Tensor) -> Tensor:
-    """Picks samples; on the CPU on one thread, by NumPy where PyTorch has more.
+    """Picks samples; on the CPU with one thread, by NumPy if PyTorch uses more.
 
     A batch is about a megabyte: starting PyTorch's threads for it costs more than copying it, and
     on a busy machine thirty times as much.
 
     Args:
         values: (N, ...), a tensor or `Rows`.
-        index: (B,) int64, best on the same device.
+        index: (B,) int64, preferably on the same device.
 
     Returns:
         (B, ...), a copy.
@@ -91,13 +91,13 @@ def gather(values: Tensor | Rows, index: Tensor) -> Tensor:
 
 
 def consecutive(values: Tensor | Rows, index: Tensor) -> Tensor:
-    """Picks samples that stand in a row: a view where they are a tensor."""
+    """Picks consecutive samples: a view if they are a tensor."""
     if isinstance(values, Tensor):
         return values[int(index[0]) : int(index[-1]) + 1]
     return values.take(index)
 
 
-_BESIDE = ("case", "scan", "spacing", "grid")  # what an evaluation batch says of its images
+_BESIDE = ("case", "scan", "spacing", "grid")  # the facts about its images in an evaluation batch
 
 
 @dataclass
@@ -108,31 +108,29 @@ class ClientData:
     dimension: ``image`` (N, C, *spatial) or (N, F) float32; ``label`` (N, R, *spatial) for regions
     (any dtype; batches carry float32) or (N,) int64 for classes; ``case`` (N,) int64, the index of
     the patient in ``patients[split]``. Blocks for evaluation may also have ``spacing`` (N, 3)
-    float32, the mm from voxel to voxel along the three axes, of slices also from one to the next;
-    where a patient has several scans, ``scan`` (N,) int64, their number;
-    and where a label has other voxels than its image, ``grid`` (N, d + 1, d + 1) float64, from the
-    label's voxels to the image's.
+    float32, the mm between voxels along the three axes, including the distance of slices; if a
+    patient has several scans, ``scan`` (N,) int64, the scan's number; and if label and image have
+    different voxels, ``grid`` (N, d + 1, d + 1) float64, from the label's voxels to the image's.
 
     Attributes:
         id: The client's name, such as ``"hospital_0"``.
         train: The block of training samples (patches or rows).
-        evaluation: Blocks per evaluation split; the sequence may read a block when it is asked for.
-            A batch never spans two blocks, so that volumes of different sizes may stand beside
-            each other.
-        channels: (C,) bool, which channels this hospital has. The others are zero in every image.
+        evaluation: Blocks per evaluation split; the sequence may read a block on demand. A batch
+            never spans two blocks, so blocks may have volumes of different sizes.
+        channels: (C,) bool, this hospital's channels. The others are zero in every image.
         label_counts: (K,) float32 over the training samples. Classification: samples per class.
             Segmentation: voxels of ``[background, region_1, ..., region_R]`` in the patches.
         patients: The patient ids of every split.
         batch_size: Samples per training batch.
         eval_batch_size: Samples (slices, volumes or rows) per evaluation batch.
-        augment: What alters training samples: a recipe's transforms, or a random MONAI dict
+        augment: Alters training samples: a recipe's transforms, or a random MONAI dict
             transform of one sample; reseeded for every batch from the epoch's seed and the batch's
             number.
-        channel_dropout: What takes channels from training samples after `augment`, or None.
+        channel_dropout: Zeroes channels of training samples after `augment`, or None.
         balanced: Whether training batches carry ``class_weights``, see `class_weights`.
-        fresh: Draws the samples of every epoch, of which `train` is then one draw for whoever only
-            looks at samples; None: every epoch has those of `train`.
-        source: Who makes the training batches ahead; None: they are made when they are asked for.
+        fresh: Cuts new samples for every epoch; `train` is then one such set, for callers that only
+            inspect samples. None: every epoch uses `train`.
+        source: Makes training batches ahead; None: they are made on demand.
 
     Raises:
         DataError: If there is no training sample.
@@ -152,7 +150,7 @@ class ClientData:
     balanced: bool = False
     fresh: Draws | None = field(default=None, repr=False)
     _drawn: tuple[int, Block] | None = field(default=None, init=False, repr=False)
-    # Not handed on by `replace`: it knows this client's samples and no others.
+    # `replace` does not pass it on: it holds only this client's samples.
     source: BatchSource | None = field(default=None, init=False, repr=False)
     _near: Batch = field(default_factory=dict, init=False, repr=False)  # what `keep_on` copied
 
@@ -171,7 +169,7 @@ class ClientData:
 
     @property
     def class_weights(self) -> Tensor:
-        """(K,) weights that make up for rare classes: N / (K n_k) of the K classes that it has.
+        """(K,) weights that compensate for rare classes: N / (K n_k) for the K classes present.
 
         These are scikit-learn's ``balanced`` weights; a class without a training sample has 0.
         """
@@ -181,10 +179,10 @@ class ClientData:
 
     @property
     def device_bytes(self) -> int | None:
-        """What `keep_on` would copy; None where batches are made in main memory alone.
+        """What `keep_on` would copy; None if batches must be made in main memory.
 
-        That is so where samples lie on disk or are drawn anew, processes make the batches, or a
-        transform of one's own alters them, which need not know of devices.
+        This is so if samples are on disk or cut anew, if worker processes make the batches, or if a
+        user's transform alters them, which may not support devices.
         """
         block = [self.train[name] for name in ("image", "label")]
         alone = self.source is None and self.fresh is None
@@ -194,11 +192,11 @@ class ClientData:
         return sum(sizes) if len(sizes) == len(block) else None
 
     def keep_on(self, device: torch.device) -> None:
-        """Copies the training samples to a device, where batches are gathered from then on.
+        """Copies the training samples to a device, which gathers batches from then on.
 
         Args:
-            device: Where `train_batches` shall yield. The batches are those of main memory: their
-                order and all that is drawn for them still come from there.
+            device: The device of the batches from `train_batches`. They equal those of main memory,
+                which still provides their order and all random numbers.
         """
         kept = {name: self.train[name] for name in ("image", "label")}
         kept |= {"channels": self.channels, "class_weights": self.class_weights}
@@ -220,7 +218,7 @@ class ClientData:
         """One epoch over the training samples; the last, short batch is kept.
 
         Args:
-            seed: The only source of the order (and of the augmentation): never the global stream.
+            seed: The only source of the order and of the augmentation, never the global stream.
 
         Yields:
             As `samples`, with B = `batch_size` or fewer samples.
@@ -236,11 +234,11 @@ class ClientData:
             yield self.train_batch(seed, number, index)
 
     def train_batch(self, seed: int, number: int, index: Tensor) -> Batch:
-        """One batch of an epoch, which depends on nothing that came before it.
+        """One batch of an epoch, independent of earlier batches.
 
         Args:
-            seed: The epoch's.
-            number: The batch's, from 0.
+            seed: The epoch's seed.
+            number: The batch's number, from 0.
             index: (B,) int64, its samples.
 
         Returns:
@@ -251,7 +249,7 @@ class ClientData:
         if self.augment is not None:
             key = derive_seed(seed, "augment", number)
             image, label = augmented(self.augment, image, label, key)
-            # An intensity transform would otherwise fill the channels that the hospital lacks.
+            # Otherwise an intensity transform would fill the channels that the hospital lacks.
             present = self._beside("channels", image).view(1, -1, *[1] * (image.ndim - 2))
             image = image * present
         batch = self._training_batch(image, label)
@@ -262,7 +260,7 @@ class ClientData:
         return batch
 
     def _samples_of(self, seed: int) -> Block:
-        """The samples of an epoch, drawn once for all its batches."""
+        """The samples of an epoch, cut once for all its batches."""
         if self.fresh is None:
             return self._near or self.train
         if self._drawn is None or self._drawn[0] != seed:
@@ -273,7 +271,7 @@ class ClientData:
         """Training inputs in a fixed order, spread evenly over the patients.
 
         Args:
-            limit: How many at most.
+            limit: The most inputs.
 
         Returns:
             (min(limit, num_samples), C, *spatial) or (…, F).
@@ -290,7 +288,7 @@ class ClientData:
                 ``"train"`` yields the training samples.
 
         Yields:
-            ``{"image", "label", "channels", "case"}``, and ``spacing`` where it is known.
+            ``{"image", "label", "channels", "case"}``, and ``spacing`` if it is known.
         """
         for block in [self.train] if split == "train" else self.evaluation[split]:
             count = block["image"].shape[0]
@@ -313,7 +311,7 @@ class ClientData:
         return batch
 
     def _beside(self, name: str, image: Tensor) -> Tensor:
-        """What a batch says of its client, where its images are."""
+        """The client's entries of a batch, on the images' device."""
         kept = self._near.get(name)
         if kept is not None and kept.device == image.device:
             return kept
@@ -351,7 +349,7 @@ class TrainingSamples(Dataset[Batch]):
 
 
 class EvaluationBatches(IterableDataset[Batch]):
-    """Every client's evaluation batches; ``case`` counts on over the clients."""
+    """Every client's evaluation batches; ``case`` continues counting over the clients."""
 
     def __init__(self, clients: Sequence[ClientData], split: Split) -> None:
         self.clients = clients
@@ -368,13 +366,13 @@ class EvaluationBatches(IterableDataset[Batch]):
 class ArrayRows:
     """Rows of an array as `medfed.datamodules.client_data.Rows`: those of one client.
 
-    A file is mapped when the first row is taken, in every process anew; pickled, the object is then
-    a path and row numbers.
+    Each process maps the file when it takes the first row; a pickled object is just a path and row
+    numbers.
 
     Args:
         source: The array (N, ...), or the ``.npy`` file that holds it.
-        index: (n,) the numbers of its rows that count, in order.
-        convert: Turns gathered rows into what a batch holds, such as int16 HU into [-1, 1].
+        index: (n,) the numbers of the client's rows, in order.
+        convert: Converts gathered rows for a batch, such as int16 HU to [-1, 1].
 
     Example:
         >>> rows = ArrayRows(np.array([[7], [8], [9]], np.uint8), np.array([2, 0]), np.float32)
@@ -420,11 +418,11 @@ class ArrayRows:
 
 
 class BlocksOnDemand(Sequence[Block]):
-    """A block per patient that is read anew whenever it is asked for, and not kept.
+    """A block per patient that is read on every access and not kept.
 
     Args:
         patients: Their ids.
-        read: Reads the block of a patient; called with its id and its place among `patients`.
+        read: Reads the block of a patient, from its id and its position in `patients`.
 
     Example:
         >>> blocks = BlocksOnDemand(["a", "b"], lambda name, n: {"case": torch.tensor([n])})

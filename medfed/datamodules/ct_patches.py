@@ -1,8 +1,8 @@
 """Patches of CT scans around candidates: 2-D, 2.5-D and 3-D, reading only the rows they need.
 
-A patch is axial and lies on the patient grid of `readers.metaimage`, whatever the direction matrix
-of the scan: h runs from front to back, w from the patient's right to left, d from foot to head. The
-voxel that holds the candidate comes to lie at ``size // 2``; what lies outside the scan is air.
+A patch is axial and on the patient grid of `readers.metaimage`, for every direction matrix of a
+scan: h runs from front to back, w from the patient's right to left, d from foot to head. The
+candidate's voxel is at ``size // 2``; voxels outside the scan are air.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ _HOUNSFIELD = 4096  # 12 bits; most of a scan lies within
 
 @dataclass(frozen=True)
 class PatchSpec:
-    """What is cut.
+    """Describes the patches to cut.
 
     Attributes:
         size: (h, w) for axial patches or (h, w, d) for cubes, in pixels.
-        slices: Adjacent slices that become the channels of a 2-D patch, an odd number: 3 is 2.5-D.
+        slices: How many adjacent slices become the channels of a 2-D patch, an odd number: 3 is
+            2.5-D.
         spacing: mm per pixel to resample to, in-plane for 2-D and along all axes for 3-D; None
-            keeps the scan's own.
-        window: The least and greatest HU; darker and brighter ones are clipped.
+            keeps the scan's spacing.
+        window: The least and greatest HU; values outside are clipped.
         pad_hu: HU outside the scan, before the clipping; -1000 is air.
     """
 
@@ -98,12 +99,12 @@ class PatchSpec:
             return np.ones(3)
         steps = self.spacing / np.asarray(spacing, dtype=np.float64)
         if len(self.size) == 2:
-            steps[2] = 1.0  # slices stay the scan's own
+            steps[2] = 1.0  # the distance of slices does not change
         return steps
 
 
 def read_patches(header: Path, candidates: Candidates, spec: PatchSpec) -> Arrays:
-    """Reads what the cache keeps of one scan; worker processes call it.
+    """Reads the patches of one scan for the cache, in worker processes.
 
     Args:
         header: The scan's header.
@@ -141,13 +142,14 @@ def extract(header: Path, candidates: Candidates, spec: PatchSpec) -> Patches:
     for patch, begin in zip(patches, (centres + first)[:, ::-1], strict=True):
         inner = np.maximum(begin, 0)
         box = tuple(map(slice, inner, begin + size))
-        # A file keeps rows along x whole, so more of it is checked at no cost.
+        # A file stores whole rows along x, so checking them costs nothing more.
         rows.append(scan.voxels[box[:2]])
         block = np.full(size, spec.pad_hu, dtype=np.int16)  # with air beyond the scan
         part = rows[-1][..., box[2]]
         block[tuple(slice(s, s + n) for s, n in zip(inner - begin, part.shape, strict=True))] = part
         if spec.spacing is not None:
-            # Clipped first, or metal of 3,000 HU would shine into what is interpolated beside it.
+            # Clipped first: otherwise interpolation would spread metal of 3,000 HU to its
+            # neighbours.
             block = _resample(np.clip(block, *spec.window), first, spec.grid, steps)
         patch[:] = block if len(spec.size) == 2 else block.transpose(1, 2, 0)[None]
     _check_hounsfield(scan.storage.file, rows)
@@ -162,13 +164,13 @@ def centre_voxels(scan: Scan, candidates: Candidates) -> Ints:
         candidates: n points.
 
     Returns:
-        (n, 3) x, y, z of the patient grid. On the border of two voxels the one further to the
-        left, back or head is taken, whichever way the scan is stored.
+        (n, 3) x, y, z of the patient grid. On the border of two voxels this is the one further to
+        the left, back or head, for every storage order of the scan.
 
     Raises:
         DataError: If one lies outside the scan; names its row.
     """
-    # The transform's rounding errors must not decide on which side of a border a point lies.
+    # Rounding errors of the transform must not decide the side of a border.
     voxels = np.floor(np.round(scan.locate(candidates.world), 6) + 0.5).astype(np.int64)
     outside = ((voxels < 0) | (voxels >= scan.size)).any(axis=1)
     if outside.any():
@@ -182,9 +184,9 @@ def centre_voxels(scan: Scan, candidates: Candidates) -> Ints:
 
 
 def _check_hounsfield(file: Path, parts: Sequence[NDArray[Any]]) -> None:
-    """Refuses what is no picture in Hounsfield units.
+    """Refuses voxels that are not in Hounsfield units.
 
-    Metal, and what lies around the circle of a scanner, may be anything; most voxels may not.
+    Metal, and voxels outside a scanner's circle, may have any value; most voxels may not.
     """
     count = sum(part.size for part in parts)
     values = {float(end) for part in parts for end in (part.min(), part.max())}
@@ -240,8 +242,8 @@ def _resample(block: Patches, first: Ints, grid: Ints, steps: NDArray[np.float64
     """Linear interpolation of a block (z, y, x) that begins `first` voxels from the centre."""
     from scipy.ndimage import affine_transform
 
-    # In voxels, counted from the centre: whole steps stay exact, however the scan is stored. A
-    # rounding error at the block's end must not let a row fall outside: hence "nearest".
+    # In voxels from the centre: whole steps are exact for every storage order. "nearest", as a
+    # rounding error must not push a row beyond the block's end.
     start = -(grid // 2) * steps - first
     values = affine_transform(
         block,

@@ -1,6 +1,6 @@
-"""Samples that are found twice: the same image, scan or row in two splits or at two clients.
+"""Duplicate samples: the same image, scan or row in two splits or at two clients.
 
-Ids do not tell: a copy has another name. What is compared is the content, by a hash: decoded pixels
+Ids cannot show this: a copy has another name. A hash of the content is compared: decoded pixels
 of images, voxels of CT patches, the bytes of files of volumes, all features of a table's row.
 """
 
@@ -17,17 +17,17 @@ from numpy.typing import NDArray
 from medfed.datamodules.splits import Split
 
 _FEW = 3  # groups that a sentence names
-_CHANCE = 0.01  # pairs of equal rows, expected by chance, up to which equal rows mean something
+_CHANCE = 0.01  # equal rows are duplicates if chance would give at most this many pairs
 
 
 class Sample(NamedTuple):
     """One sample by its content.
 
     Attributes:
-        patient: Whose it is.
-        name: What it is called, such as a file.
+        patient: Its patient.
+        name: Its name, such as a file.
         content: A hash, equal for equal samples.
-        label: Its class, where it has one.
+        label: Its class, if it has one.
     """
 
     patient: str
@@ -49,10 +49,10 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Duplicates:
-    """Groups of equal samples, each in two splits or at two clients at least.
+    """Groups of equal samples, each in at least two splits or at two clients.
 
     Attributes:
-        what: What was compared, such as ``images``.
+        what: The kind of samples, such as ``images``.
         groups: The places of equal samples, in the order of clients and splits.
     """
 
@@ -77,13 +77,13 @@ class Duplicates:
         }
 
     def sentence(self) -> str:
-        """Says what was found, with the first few; empty where nothing was.
+        """Describes the duplicates and names the first few; empty if there are none.
 
         Example:
             >>> group = [Place("a", s, Sample(i, i, 1)) for s, i in [("train", "x"), ("test", "y")]]
             >>> Duplicates("images", [group]).sentence()
-            '1 of the images is there more than once (1 over two splits, 0 over two clients): \
-x (train of a) = y (test of a). What is tested was trained on then: remove the copies.'
+            '1 of the images is present more than once (1 over two splits, 0 over two clients): \
+x (train of a) = y (test of a). A test sample is then in the training data: remove the copies.'
         """
         if not self.groups:
             return ""
@@ -94,20 +94,20 @@ x (train of a) = y (test of a). What is tested was trained on then: remove the c
         named = "; ".join(" = ".join(map(str, group[:_FEW])) for group in self.groups[:_FEW])
         more = f"; and {count - _FEW} more" * (count > _FEW)
         return (
-            f"{count} of the {self.what} {verb} there more than once ({n['over_splits']} over two "
-            f"splits, {n['over_clients']} over two clients{other}): {named}{more}. "
+            f"{count} of the {self.what} {verb} present more than once ({n['over_splits']} over "
+            f"two splits, {n['over_clients']} over two clients{other}): {named}{more}. "
             f"{self._harm()}: remove the copies."
         )
 
     def _harm(self) -> str:
-        """Says what is wrong with copies, which need not lie in training splits."""
+        """Says what harm the copies do."""
         over = [{p.split for p in group} for group in self.groups]
         trained = [splits for splits in over if "train" in splits]
         if any("test" in splits for splits in trained):
-            return "What is tested was trained on then"
+            return "A test sample is then in the training data"
         if any("val" in splits for splits in trained):
-            return "What selects the round was trained on then"
-        return "They count more than once then"
+            return "A sample that selects the round is then in the training data"
+        return "They then count more than once"
 
 
 def find_duplicates(
@@ -116,12 +116,12 @@ def find_duplicates(
     """Finds samples of equal content that are used in more than one split of one client.
 
     Args:
-        what: What they are, in the plural.
+        what: The kind of samples, in the plural.
         clients: Patient ids per client and split.
-        samples: The samples of these patients, and perhaps of others, which are passed over.
+        samples: The samples of these patients; those of other patients are ignored.
 
     Returns:
-        The groups. Copies within one split of one client, or of one patient, are none.
+        The groups, without copies within one split of one client or of one patient.
 
     Example:
         >>> clients = {"a": {"train": ["p", "q"], "test": ["r"]}}
@@ -147,13 +147,13 @@ def find_duplicates(
 
 
 def one_patient_each(samples: Iterable[Sample]) -> dict[str, str]:
-    """Joins patients who share a sample, and those who share one with them, and so on.
+    """Joins patients who share samples, directly or through other patients.
 
     Args:
         samples: All samples.
 
     Returns:
-        By patient, the first of those who are one; patients without a copy are left out.
+        For each patient the first one of its group; patients without copies are left out.
 
     Example:
         >>> one_patient_each([Sample("a", "1", 7), Sample("b", "2", 7), Sample("c", "3", 8)])
@@ -176,7 +176,7 @@ def one_patient_each(samples: Iterable[Sample]) -> dict[str, str]:
 
 
 def content(array: NDArray[Any]) -> bytes | None:
-    """Hashes an image; one of a single value, such as air, is like any other and has no hash.
+    """Hashes an image; an image of one value, such as air, has no hash: all of them are equal.
 
     Example:
         >>> content(np.zeros((2, 2))) is None, content(np.eye(2)) == content(np.eye(2))
@@ -189,10 +189,10 @@ def content(array: NDArray[Any]) -> bytes | None:
 
 
 def rows_mean_something(features: NDArray[np.float64]) -> bool:
-    """Says whether two equal rows are hardly chance: below 0.01 pairs would be expected.
+    """Says whether equal rows are unlikely by chance: fewer than 0.01 pairs are expected.
 
-    That many there would be were columns independent: in each, the share of pairs that agree is
-    counted, a missing cell as a value.
+    The expectation assumes independent columns: it multiplies the columns' shares of equal pairs,
+    with a missing cell as a value.
 
     Args:
         features: (N, F).

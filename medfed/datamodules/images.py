@@ -29,14 +29,14 @@ from medfed.datamodules.splits import SPLITS, Split
 class ImageDataModule(OnDiskDataModule):
     """Images of one class each; ``image`` is (B, C, *spatial) in [-1, 1], ``label`` (B,) int64.
 
-    The images stay in memory as bytes and become numbers batch by batch; only a client with a
-    scanner of its own (a site effect) holds its images as float32.
+    The images stay in memory as bytes and are converted batch by batch; only a client with a
+    simulated scanner (a site effect) holds its images as float32.
 
     Attributes:
-        reader: Reads a file or folder; None where the reader needs none.
-        official_splits: Whether to keep the splits that the data set itself defines.
-        duplicates: What to do about equal images in two splits or at two clients: ``"warn"`` of
-            them, ``"error"``, or count patients who share an image as one: ``"together"``.
+        reader: Reads a file or folder.
+        official_splits: Whether to use the data set's splits.
+        duplicates: What to do about equal images in two splits or at two clients: ``"warn"``,
+            ``"error"``, or ``"together"``, which counts patients who share an image as one.
 
     Raises:
         ConfigError: If a choice is unknown.
@@ -53,7 +53,7 @@ class ImageDataModule(OnDiskDataModule):
 
     @cached_property
     def data(self) -> ImageSet:
-        """All images, without the official splits where those are not wanted."""
+        """All images, with the official splits only if they are used."""
         data = self.reader(self.source)
         samples = data.samples if self.official_splits else replace(data.samples, splits=())
         if self.duplicates == "together":
@@ -67,7 +67,7 @@ class ImageDataModule(OnDiskDataModule):
         return self.data.images.ndim - 2
 
     def prepare_data(self) -> None:
-        """Reads the images, after generating them where no path is given."""
+        """Reads the images; generates them first if no path is given."""
         data = self.data
         self.channel_names, self.class_names = data.channels, data.classes
         if self.path is not None or self.generated is None:
@@ -75,7 +75,7 @@ class ImageDataModule(OnDiskDataModule):
             self.description = f"Data: {data.source}, {count}."
 
     def facts(self) -> dict[str, Any]:
-        """See the base class; also the images' size, and which value is white."""
+        """See the base class; adds the images' size and the value of white."""
         size = list(self.data.images.shape[2:])
         return {**super().facts(), "size": size, "white": int(self.data.peak)}
 
@@ -88,7 +88,7 @@ class ImageDataModule(OnDiskDataModule):
         return "images", _by_content(self.data)
 
     def settings(self) -> dict[str, Any]:
-        """Where the splits come from."""
+        """The source of the splits."""
         official = bool(self.data.samples.splits)
         return {"splits": "official" if official else "by patient, from the seed"}
 
@@ -116,11 +116,11 @@ class ImageDataModule(OnDiskDataModule):
         image: Tensor | Rows = self._rows(index, present)
         if plan.scanner is not None:
             patients = [samples.patients[sample] for sample in index]
-            # The second image of a patient has noise of its own.
+            # Each image of a patient has different noise.
             keys = [(p, samples.rows[p].index(n)) for p, n in zip(patients, index, strict=True)]
             plain = self._rows(index, np.ones_like(present)).take(torch.arange(len(index)))
             image = scan_each(plain, plan.scanner, keys)
-            # After the scanner, whose noise would fill them.
+            # After the scanner, whose noise would fill these channels.
             image[:, ~plan.channels] = 0
         label = torch.from_numpy(samples.labels[index])
         return {"image": image, "label": label, "case": torch.from_numpy(case)}

@@ -34,16 +34,15 @@ log = logging.getLogger(__name__)
 class Luna16DataModule(CachedDataModule[Luna16Reader]):
     """Patches at nodule candidates: ``image`` (B, C, h, w[, d]) in [-1, 1], ``label`` (B,) int64.
 
-    The patches of all kept candidates are extracted once, into a cache that every run maps; a
-    client is a set of its rows. Only where a site effect changes the images are a client's patches
-    held in memory. A scan is a patient: its candidates never straddle splits or clients.
+    The patches of all kept candidates are extracted once into a cache that every run maps; a client
+    is a set of its rows. Patches are held in memory only if a site effect changes them. A scan
+    counts as a patient: all its candidates are in one split of one client.
 
-    A partition says in which proportions each client has nodules: every split of it is thinned to
-    these.
+    A partition may set each client's share of nodules: all splits of the client are thinned to it.
 
     Attributes:
-        patches: Which patch is cut at a candidate, of two or three dimensions. The cache depends on
-            it, but on no seed.
+        patches: The patch to cut at a candidate, of two or three dimensions. The cache depends on
+            it, but not on the run's seed.
     """
 
     patches: PatchSpec
@@ -58,12 +57,12 @@ class Luna16DataModule(CachedDataModule[Luna16Reader]):
         return len(self.patches.size)
 
     def prepare_data(self) -> None:
-        """Generates the cohort where no path is given and it is not there yet."""
+        """Generates the cohort if no path is given and it does not exist yet."""
         self.channel_names = self.patches.channels(self.scans.channels[0])
         self.class_names = self.scans.classes
 
     def recipe(self) -> Recipe:
-        """What the cache is made of: one item per scan, of all its kept candidates."""
+        """The cache's recipe: one item per scan, with all its kept candidates."""
         items = (
             Item(
                 id=p.id,
@@ -79,7 +78,7 @@ class Luna16DataModule(CachedDataModule[Luna16Reader]):
         return Recipe("luna16", settings, tuple(items), read_patches, command=again)
 
     def build_clients(self, plans: Mapping[str, ClientPlan]) -> dict[str, ClientData]:
-        """Maps every client's rows of the cache, which is made first where it is missing."""
+        """Maps every client's rows of the cache; makes the cache first if it is missing."""
         store = self.find_cache()
         if store is None:
             store = self.build_cache()
@@ -107,8 +106,8 @@ class Luna16DataModule(CachedDataModule[Luna16Reader]):
             if plan.patients[split] and not len(rows):
                 if split == "train":
                     raise DataError(
-                        f"Client {name} has no training patch; give it more scans, or class shares "
-                        "that its nodules suffice for."
+                        f"Client {name} has no training patch; give it more scans, or class "
+                        "shares that need fewer nodules."
                     )
                 log.warning("Client %s has no %s patch after thinning.", name, split)
         return self.labelled_client(name, plan, blocks)
@@ -128,7 +127,7 @@ class Luna16DataModule(CachedDataModule[Luna16Reader]):
         return images
 
     def data_remarks(self) -> list[str]:
-        """See the base class: non-nodules beyond those kept for every nodule."""
+        """See the base class: the selection of non-nodules."""
         record = self.scans.record()
         listed, kept = (sum(record[key].values()) for key in ("listed", "kept"))
         if listed == kept:
@@ -164,25 +163,25 @@ class Luna16DataModule(CachedDataModule[Luna16Reader]):
         }
 
     def positive_of(self, client: str) -> int | None:
-        """A nodule is 1, or what the client's own order of the classes calls it."""
+        """The class of nodules: 1, or its number in the client's order of classes."""
         order = self.plans[client].label_order
         return 1 if order is None else order[1]
 
     def test_remarks(self) -> list[str]:
-        """That fewer candidates make fewer false positives per scan."""
+        """Remarks that fewer candidates give fewer false positives per scan."""
         record = self.scans.record()
         kept, listed = (record[key]["non-nodule"] for key in ("kept", "listed"))
         if kept == listed and all(plan.shares is None for plan in self.plans.values()):
             return []
         thinned = "" if kept < listed else ", thinned to the shares of the partition"
         return [
-            f"cpm is of the candidates kept ({kept} of {listed} non-nodules{thinned}), not of all "
-            "that LUNA16 lists: with fewer false positives per scan it is higher; "
+            f"cpm counts only the kept candidates ({kept} of {listed} non-nodules{thinned}), not "
+            "all that LUNA16 lists: with fewer false positives per scan it is higher; "
             "data.reader.negatives_per_positive=null keeps all."
         ]
 
     def settings(self) -> dict[str, Any]:
-        """How candidates were chosen and patches cut, and what each client and split kept of them.
+        """How candidates were chosen and patches cut, and which ones each client and split kept.
 
         The kept candidates are given as samples per class and a hash of their rows in the CSV.
         """
@@ -193,7 +192,7 @@ class Luna16DataModule(CachedDataModule[Luna16Reader]):
         }
 
     def file_hashes(self, patients: Sequence[str]) -> dict[str, str]:
-        """SHA-256 of the CSV and the headers; a scan's voxels count by its patches' checksum.
+        """SHA-256 of the CSV and the headers, with the patches' checksums in place of voxels.
 
         Hashing 120 GB of voxels at every run would take longer than training.
         """

@@ -1,19 +1,19 @@
-"""The data of one site of a real federation: planned and read alone, as in a simulation of all.
+"""The data of one site of a real federation, planned and read as in a simulation of all sites.
 
-Whatever is drawn for a client is drawn from the seed, its name and its own patients, so that alone
-it gets the splits, patches and batches that it has in a simulation with all others. What clients
-learn of each other is one of three things:
+All random choices for a client depend only on the seed, its name and its patients. So a site by
+itself gets the same splits, patches and batches as in a simulation with all others. What clients
+learn of each other:
 
 =====================================  ============================================================
 what                                   at real sites
 =====================================  ============================================================
-channels, classes, columns, kinds      must be the same: `facts` are compared before the first round
-columns with gaps, categories, pooled  told to the server as counts, sums and names, and counted
-scaling                                (`agreement`)
-what the partition says of a client    asked of the agreed partition, for all sites in their order
-its share of one data set              refused, unless the whole set is at every site (``cut``)
-equal samples at two clients           not looked for: no site can see another's; within a site only
-one patient at two clients             the same; the sites must see to it
+channels, classes, columns, kinds      must be equal: `facts` are compared before the first round
+columns with gaps, categories, pooled  sent to the server as counts, sums and names, whose bytes
+scaling                                count (`agreement`)
+the partition's settings for a client  from the agreed partition, for all sites in their order
+its share of one data set              refused, unless every site has the whole set (``cut``)
+equal samples at two clients           checked only within a site: no site sees another's samples
+one patient at two clients             not checked; the sites must prevent it
 ``hospitals`` invented by a reader     refused: a site is one hospital
 =====================================  ============================================================
 """
@@ -39,12 +39,12 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class OwnData(Wrapped):
-    """All patients here are those of one site; all else is as the agreed partition says.
+    """All patients belong to one site; the agreed partition decides everything else.
 
     Attributes:
         assignment: The partition that all sites have agreed on.
-        site: This one.
-        sites: All of them, in the order of the federation.
+        site: The name of this site.
+        sites: All sites, in the order of the federation.
     """
 
     site: str
@@ -57,17 +57,17 @@ class OwnData(Wrapped):
             innermost = innermost.assignment
         if not innermost.traits.natural:
             raise ConfigError(
-                f"The agreed partition {type(innermost).__name__} deals the patients of one data "
-                "set out to invented clients, and sites have patients of their own; agree on "
+                f"The agreed partition {type(innermost).__name__} divides the patients of one "
+                "data set among invented clients, but every site has other patients; agree on "
                 "partition=auto, or, where every site holds the whole data set, set cut: true in "
                 "the file of each."
             )
 
     def assign(self, patients: Sequence[Patient], seed: int) -> dict[str, list[str]]:
-        """Takes all patients, or those of the centre with the site's name where data name several.
+        """Takes all patients, or those of the site's centre if the data name several.
 
         Raises:
-            ConfigError: If there are several centres, and none has the site's name.
+            ConfigError: If there are several centres, but none with the site's name.
 
         Example:
             >>> from medfed.datamodules.partitions.by_centre import ByCentre
@@ -77,8 +77,8 @@ class OwnData(Wrapped):
         """
         if any(p.invented for p in patients):
             raise ConfigError(
-                "data.reader.hospitals cuts patients into invented hospitals, but a site is one; "
-                "agree on data.reader.hospitals=null."
+                "data.reader.hospitals divides patients among invented hospitals, but a site is "
+                "one hospital; agree on data.reader.hospitals=null."
             )
         centres = sorted({p.centre for p in patients if p.centre is not None})
         if len(centres) > 1 and self.site not in centres:
@@ -107,13 +107,13 @@ class OwnData(Wrapped):
         return self._own(self.assignment.label_orders(self.sites, num_classes, seed))
 
     def remark(self, patients: Sequence[Patient]) -> str:
-        """Says whose patients are left out."""
+        """Says which centres' patients are left out."""
         others = {str(p.centre) for p in patients if p.centre is not None} - {self.site}
         count = sum(p.centre in others for p in patients)
         if count < len(patients) and others:
             return (
-                f"{count} of {len(patients)} patients are of other centres ({few(sorted(others))}) "
-                f"and left out: this is site {self.site}."
+                f"{count} of {len(patients)} patients come from other centres "
+                f"({few(sorted(others))}) and are left out: this is site {self.site}."
             )
         return ""
 
@@ -122,19 +122,19 @@ class OwnData(Wrapped):
 
 
 def setup_alone(data: FederatedDataModule, site: str) -> Generator[bytes, bytes, None]:
-    """Does as `FederatedDataModule.setup` for one client; patients of others are not read.
+    """Does `FederatedDataModule.setup` for one client, without reading others' patients.
 
     Args:
         data: A data module that is not set up.
         site: The client.
 
     Yields:
-        What it tells the others by the server, which answers (`FederatedDataModule.merging`);
-        nothing where nothing is needed.
+        Its messages to the server, which answers (`FederatedDataModule.merging`); none if none are
+        needed.
 
     Raises:
         ConfigError: If the partition has no such client.
-        DataError: See there.
+        DataError: As in `setup`.
     """
     data.plan()
     if site not in data.plans:

@@ -1,11 +1,11 @@
 """Patches for training, and slices or volumes for evaluation, in two and three dimensions.
 
 A 2-D patch (h, w) is a 3-D patch (h, w, 1) of an RAS volume, whose last axis runs from foot to
-head: so both dimensions take the same path.
+head, so the same code handles both.
 
-`FreshPatches` draws patches anew for every epoch, from volumes in memory or mapped from the cache.
-The epoch's seed and the patch's number alone decide where a patch lies. Patches on regions are
-shared out among the regions that a patient has, so a small region is seen as often as a large one.
+`FreshPatches` cuts new patches for every epoch, from volumes in memory or mapped from the cache.
+The place of a patch depends only on the epoch's seed and the patch's number. Patches on regions are
+divided evenly among a patient's regions, so a small region appears as often as a large one.
 """
 
 from __future__ import annotations
@@ -97,11 +97,11 @@ def _draw(mask: Tensor, count: int, generator: torch.Generator) -> Tensor:
 
 
 def brain_slices(brain: Tensor, every: int = 1) -> Tensor:
-    """Chooses axial slices by a rule that cannot see the label.
+    """Chooses axial slices by a rule that does not use the label.
 
     Args:
         brain: (H, W, D) bool.
-        every: Keep every n-th of the slices that contain brain, beginning with the middle of the
+        every: Keep every n-th of the slices that contain brain, starting with the middle of the
             first n.
 
     Returns:
@@ -141,7 +141,7 @@ def bounding_box(mask: NDArray[np.bool_]) -> tuple[slice, ...]:
         mask: Of any number of axes.
 
     Returns:
-        A slice per axis; of one voxel at the origin where the mask is empty.
+        A slice per axis; one voxel at the origin if the mask is empty.
 
     Example:
         >>> mask = np.zeros((4, 4, 4), bool)
@@ -160,15 +160,15 @@ LARGEST = 10_000  # voxels of a region that patches are centred on: as many as n
 
 @dataclass(frozen=True)
 class Volume:
-    """A volume, of which the box is kept outside of which all is 0.
+    """A volume, stored as the box outside of which everything is 0.
 
     Attributes:
         image: (C, h, w, d) float32, or uint16 codes into `values`.
-        values: (C, K) float32, what the codes mean; None where there are none.
+        values: (C, K) float32, the meaning of the codes; None if there are none.
         label: (R, h, w, d) uint8.
         origin: (3,) the box's first voxel.
         shape: (3,) of the whole volume.
-        places: Where patches may be centred: (n, 3) voxels off all regions, then of every region.
+        places: Possible patch centres: (n, 3) voxels outside all regions, then of every region.
         present: (C,) bool, the channels that the client has; the others are 0. None has all.
     """
 
@@ -185,8 +185,8 @@ class Volume:
 
         Args:
             out: (C, h, w, d) or (R, h, w, d), zeros.
-            start: (3,) its first voxel; what is outside the volume stays 0.
-            labels: Whether it is of the label.
+            start: (3,) its first voxel; voxels outside the volume stay 0.
+            labels: Whether to copy the label.
         """
         source = self.label if labels else self.image
         # From voxels of the volume to those of the box that is kept.
@@ -213,8 +213,8 @@ def volume_of(image: Tensor, label: Tensor, inside: Tensor, rng: np.random.Gener
     Args:
         image: (C, H, W, D) float32.
         label: (R, H, W, D) uint8.
-        inside: (H, W, D) bool, where patches may be centred beside the regions.
-        rng: Chooses the voxels that patches are centred on where there are many.
+        inside: (H, W, D) bool, where patches may be centred outside the regions.
+        rng: Chooses among possible patch centres if there are many.
     """
     marked = (image != 0).any(dim=0) | (label != 0).any(dim=0)
     box = bounding_box(marked.numpy())
@@ -253,12 +253,12 @@ def _by_slice(volume: Tensor, box: Sequence[slice]) -> NDArray[Any]:
 def places_of(
     label: NDArray[np.uint8], inside: NDArray[np.bool_], rng: np.random.Generator
 ) -> tuple[Places, ...]:
-    """Finds where patches may be centred.
+    """Finds the possible patch centres.
 
     Args:
         label: (R, H, W, D).
         inside: (H, W, D).
-        rng: Chooses `LARGEST` voxels where there are more.
+        rng: Chooses `LARGEST` voxels if there are more.
 
     Returns:
         (n, 3) voxels inside but in no region, then those of every region.
@@ -281,15 +281,16 @@ def places_of(
 
 @dataclass(frozen=True)
 class PatchRows:
-    """Patches of a client's volumes, cut when they are asked for.
+    """Patches of a client's volumes, cut on demand.
 
     Attributes:
         volumes: The client's.
         at: (N, 4) the number of the volume and the first voxel of every patch.
         size: (h, w, d) of a patch.
-        labels: Whether these are labels (N, R, ...) uint8, or else images (N, C, ...) float32.
-        slices: None for volumes; else d is 1, and an image has so many adjacent slices as channels:
-            of the first channel the slices below, itself, those above; then of the second.
+        labels: Whether these are labels (N, R, ...) uint8 or images (N, C, ...) float32.
+        slices: None for volumes. Else d is 1, and an image has this many adjacent slices as
+            channels: for the first channel the slices below, the slice, those above; then for the
+            second.
     """
 
     volumes: Sequence[Volume]
@@ -335,9 +336,9 @@ class FreshPatches:
     Attributes:
         patients: The volumes of every training patient.
         count: Patches per patient and epoch.
-        background_share: Share of them that is centred off all regions, rounded to whole patches; a
-            patient without regions has no others. The rest goes to the patient's regions in turn,
-            whatever their sizes.
+        background_share: Share of patches centred outside all regions, rounded to whole patches; a
+            patient without regions has only such patches. The patient's regions share the rest in
+            turn, independent of their sizes.
         size: (h, w, d); patches move inwards so that they lie inside the volume.
         slices: See `PatchRows`.
     """
@@ -369,7 +370,7 @@ class FreshPatches:
         return {"image": images, "label": replace(images, labels=True), "case": case}
 
     def some(self, cases: Sequence[int]) -> FreshPatches:
-        """Draws from some of the patients alone."""
+        """Restricts the patches to some of the patients."""
         return replace(self, patients=[self.patients[case] for case in cases])
 
     def _draw(self, volumes: Sequence[Volume], rng: np.random.Generator) -> NDArray[np.int64]:
@@ -380,7 +381,7 @@ class FreshPatches:
             off, regions = [], [off, *regions]
         aside = round(self.count * self.background_share) if regions else self.count
         aside = aside if off else 0
-        # Who is first changes, so that of many regions each has its turn.
+        # The first region changes, so that each of many regions has its turn.
         turn = int(rng.integers(max(len(regions), 1)))
         chances = rng.random(self.count)
         at = np.empty((self.count, 4), dtype=np.int64)

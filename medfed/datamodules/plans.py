@@ -1,6 +1,6 @@
-"""What is decided about every client before any of its data are read.
+"""The plan of every client: all decisions before its data are read.
 
-Clients that join after training are planned here, too; of them only a few patients are known.
+Clients that join after training are planned here, too, with only a few of their patients.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from medfed.datamodules.splits import SPLITS, Split, check_leakage, split_patien
 
 @dataclass(frozen=True)
 class ClientPlan:
-    """All that the partition and the split decide about one client.
+    """All decisions of the partition and the split about one client.
 
     Attributes:
         patients: Patient ids per split.
-        channels: (C,) bool, the channels that it has.
-        shares: (K,) wanted class proportions, or None.
+        channels: (C,) bool, its channels.
+        shares: (K,) target class proportions, or None.
         scanner: Its scanner, or None.
-        label_order: (K,) what it calls every class or region, or None for the order of the data.
+        label_order: (K,) its number for every class or region, or None for the order of the data.
     """
 
     patients: Mapping[Split, list[str]]
@@ -42,7 +42,7 @@ class ClientPlan:
     label_order: tuple[int, ...] | None = None
 
     def record(self, channel_names: Sequence[str]) -> dict[str, Any]:
-        """Returns what is worth writing down beside the patients, for JSON."""
+        """Returns the facts for the record other than the patients, for JSON."""
         present = zip(channel_names, self.channels.tolist(), strict=True)
         return {
             "channels": [name for name, has in present if has],
@@ -78,16 +78,16 @@ def plan_clients(
 ) -> dict[str, ClientPlan]:
     """Assigns the patients to clients, and splits each client's.
 
-    A split that the partition fixes comes first, then one that the data set itself has, and else
-    it is drawn. Of a data set that has test patients of its own but no validation patients, say,
-    these are drawn among the others.
+    The partition's fixed split comes first, then the data set's official one; otherwise the split
+    is random. If a data set has official test patients but no validation patients, these are chosen
+    at random among the others.
 
     Args:
-        partition: Answers all questions about the clients.
+        partition: Decides everything about the clients.
         patients: All patients by id.
-        names: Of the C channels, and of the K classes or regions.
+        names: The names of the C channels and of the K classes or regions.
         seed: Seed of partition and splits.
-        fractions: Shares of validation and of test patients per client, where splits are drawn.
+        fractions: Shares of validation and of test patients per client, for random splits.
         fold: k and K, if the test patients are the k-th of K parts.
 
     Returns:
@@ -107,13 +107,14 @@ def plan_clients(
             raise DataError(
                 f"Client {client} has no patients; use fewer clients or another partition."
             )
-        # A client in `fixed` is split already; of the others the data may have split some patients.
+        # A client in `fixed` is already split; the data may have official splits for others.
         parts = fixed.get(client) or {s: [i for i in ids if patients[i].split == s] for s in SPLITS}
         if client not in fixed and (open_ids := [i for i in ids if patients[i].split is None]):
             labels = {i: patients[i].label for i in ids}
             ends = shares["val"], shares["test"]
             part = None if "test" in official else fold
-            # A seed of its name: a client has the same split alone at its site as among all others.
+            # The seed depends on its name: a client has the same split at its site as in a
+            # simulation.
             new = split_patients(open_ids, *ends, derive_seed(seed, client), labels, part)
             parts = {s: sorted(parts[s] + new[s]) for s in SPLITS}
         warn_small(client, parts)
@@ -131,7 +132,7 @@ def plan_clients(
 
 
 def remarks(partition: Partition, patients: Sequence[Patient]) -> list[str]:
-    """Says what nobody should take for granted about how patients came to clients.
+    """Returns remarks about unusual ways in which patients are assigned to clients.
 
     Example:
         >>> from medfed.datamodules.partitions.by_centre import ByCentre
@@ -149,22 +150,22 @@ data.reader.hospitals cuts the sorted list into blocks.']
 
 
 def check_keep_out(keep_out: Sequence[str], clients: Sequence[str]) -> None:
-    """Checks which clients are kept out of training.
+    """Checks the clients that are kept out of training.
 
     Args:
         keep_out: Their ids.
         clients: All clients of the partition.
 
     Raises:
-        ConfigError: If one is unknown or named twice, or nobody is left to train.
+        ConfigError: If one is unknown or named twice, or no client is left to train.
 
     Example:
         >>> check_keep_out(["b"], ["a", "b"])
         >>> check_keep_out(["a", "b"], ["a", "b"])
         Traceback (most recent call last):
         ...
-        medfed.common.errors.ConfigError: keep_out names all 2 clients, so that none is left to \
-train; leave some out.
+        medfed.common.errors.ConfigError: keep_out names all 2 clients, so no client is left to \
+train; name fewer.
     """
     for name in keep_out:
         if name not in clients:
@@ -176,24 +177,23 @@ train; leave some out.
         raise ConfigError(f"keep_out names a client twice: {', '.join(keep_out)}.")
     if keep_out and len(keep_out) == len(clients):
         raise ConfigError(
-            f"keep_out names all {len(clients)} clients, so that none is left to train; leave "
-            "some out."
+            f"keep_out names all {len(clients)} clients, so no client is left to train; name fewer."
         )
 
 
 def first_patients(client: ClientData, count: int, seed: int) -> ClientData:
-    """Keeps a client's first training patients in an order drawn from the seed.
+    """Keeps a client's first training patients in a seeded random order.
 
-    The order does not depend on the count, so that fewer patients are among more. Patients without
-    a training sample are passed over; the other splits stay as they are.
+    The order does not depend on the count, so a smaller set is part of a larger one. Patients
+    without a training sample are skipped; the other splits do not change.
 
     Args:
         client: The client.
-        count: How many training patients, 1 or more; all where there are fewer.
+        count: How many training patients, 1 or more; all if there are fewer.
         seed: Seed of the order.
 
     Returns:
-        A client of its own, with labels counted anew.
+        A new client, with its labels counted again.
 
     Raises:
         ConfigError: If the count is below 1.
@@ -225,7 +225,7 @@ def _some(values: Tensor | Rows, index: Tensor) -> Tensor | Rows:
 
 
 def _counts(client: ClientData, block: Block) -> Tensor:
-    """As `ClientData.label_counts`, of other samples."""
+    """As `ClientData.label_counts`, for other samples."""
     label = _dense(block["label"])
     if label.ndim > 1:
         return voxel_counts(label)

@@ -1,10 +1,10 @@
-"""What becomes of a volume between its file and a network: the same in training and prediction.
+"""How a volume is prepared for a network: the same in training and prediction.
 
 A volume is cropped to the foreground, normalised channel by channel, and resampled to a spacing, in
 this order. One rule per channel, chosen per data set, normalises its grey values. Masks keep the
-grid of their file, so results are measured where the truth was drawn; where a network sees another
-grid, a matrix leads from one to the other (:func:`medfed.functional.grids.on_grid`). MONAI crops
-and resamples.
+grid of their file, so metrics are computed on the original annotation; if the network uses another
+grid, a matrix maps one to the other (:func:`medfed.functional.grids.on_grid`). MONAI crops and
+resamples.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from medfed.common.errors import ConfigError
 if TYPE_CHECKING:
     from medfed.datamodules.readers.base import Patient, VolumeReader
 
-CT_WINDOW = (-175.0, 250.0)  # HU: soft tissue, as MONAI's models of abdominal organs have it
+CT_WINDOW = (-175.0, 250.0)  # HU: soft tissue, as in MONAI's models of abdominal organs
 _PLAIN = ("zscore_nonzero", "zscore", "none")
 _RANGES = ("window", "percentiles")
 
 
 @dataclass(frozen=True)
 class Rule:
-    """What becomes of the grey values of a channel.
+    """How the grey values of a channel are normalised.
 
     Attributes:
         name: ``zscore_nonzero`` (mean 0 and deviation 1 over voxels that are not 0, which stay 0),
             ``zscore`` (over all voxels), ``window`` (values from `low` to `high`, cut off there,
             scaled to 0..1), ``percentiles`` (the same between two percentiles of the scan), or
             ``none``.
-        low: Lower end, where there is one.
+        low: Lower end, if there is one.
         high: Upper end.
 
     Raises:
-        ConfigError: If the name is unknown, or the ends are no range.
+        ConfigError: If the name is unknown, or the ends are not a range.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Rule:
 
     @property
     def is_scaled(self) -> bool:
-        """Whether values come to lie in 0..1, where 0 is air or background."""
+        """Whether the results are in 0..1, with 0 for air or background."""
         return self.name in _RANGES
 
     def apply(self, channel: Tensor) -> Tensor:
@@ -138,10 +138,10 @@ def rules_from(record: Mapping[str, Any], channels: int) -> tuple[Rule, ...]:
 
     Args:
         record: From `record_of`.
-        channels: How many there are.
+        channels: How many channels there are.
 
     Raises:
-        ConfigError: If it is no such record.
+        ConfigError: If it is not such a record.
     """
     if record.get("name") == "by_channel":
         return tuple(rules_from(each, 1)[0] for each in record["channels"])
@@ -157,14 +157,15 @@ def rules_of(setting: object, channels: Sequence[str]) -> tuple[Rule, ...]:
 
     Args:
         setting: A rule's name; ``{window: [low, high]}`` or ``{percentiles: [low, high]}``; or None
-            for what is usual: a window of soft tissue for CT, `zscore_nonzero` for all else.
-        channels: Names of the channels; CT is known by its name.
+            for the default: a window of soft tissue for CT, `zscore_nonzero` for all other
+            channels.
+        channels: Names of the channels; CT is recognised by its name.
 
     Returns:
         A rule per channel.
 
     Raises:
-        ConfigError: If it is none of these.
+        ConfigError: If the setting is invalid.
 
     Example:
         >>> [rule.name for rule in rules_of(None, ["CT", "PET"])]
@@ -184,7 +185,7 @@ def rules_of(setting: object, channels: Sequence[str]) -> tuple[Rule, ...]:
             return (Rule(str(name), *map(float, ends)),) * len(channels)
     raise ConfigError(
         f"data.normalize={setting} must be {', '.join(_PLAIN)}, {{window: [LOW, HIGH]}}, "
-        "{percentiles: [LOW, HIGH]}, or null for what is usual."
+        "{percentiles: [LOW, HIGH]}, or null for the default."
     )
 
 
@@ -201,13 +202,13 @@ def is_ct(channel: str) -> bool:
 def zscore(image: Tensor) -> Tensor:
     """Normalises each channel over its voxels that are not zero; zero stays zero.
 
-    Not by MONAI, whose transforms spend half of their time on tensors that carry metadata along.
+    MONAI is not used: its transforms spend half of their time on tensors with metadata.
 
     Args:
         image: (C, *spatial) float32; changed in place.
 
     Returns:
-        The same tensor. A channel of one value, or without any, becomes zero.
+        The same tensor. A channel of one value, or without voxels, becomes zero.
 
     Example:
         >>> zscore(torch.tensor([[0.0, 1.0, 3.0]]))
@@ -222,11 +223,11 @@ def zscore(image: Tensor) -> Tensor:
     return image
 
 
-_LEAST = 0.01  # mm between voxels; below it memory ends before the network begins
+_LEAST = 0.01  # mm between voxels; below it a volume does not fit in memory
 
 
 class Prepared(NamedTuple):
-    """A volume as a network sees it.
+    """A volume prepared for a network.
 
     Attributes:
         image: (C, h, w, d) float32.
@@ -239,17 +240,17 @@ class Prepared(NamedTuple):
 
 @dataclass(frozen=True)
 class Preparation:
-    """What is done to every volume of a data set.
+    """The preparation of every volume of a data set.
 
     Attributes:
         rules: How each channel is normalised.
-        spacing: mm between voxels that all volumes are resampled to; None leaves them as they are.
-            Two numbers are those within axial slices, whose distance then stays.
-        crop: Whether to cut off what lies around the foreground: voxels that are not 0 in some
-            channel; of CT in a window, those above its lower end.
+        spacing: mm between voxels to which all volumes are resampled; None does not resample. Two
+            numbers apply within axial slices, whose distance then does not change.
+        crop: Whether to crop to the foreground: voxels that are not 0 in some channel; for CT in a
+            window, those above its lower end.
 
     Raises:
-        ConfigError: If the spacing is no two or three positive numbers.
+        ConfigError: If the spacing is not two or three positive numbers.
     """
 
     rules: tuple[Rule, ...]
@@ -276,12 +277,12 @@ class Preparation:
         """Prepares one volume.
 
         Args:
-            voxels: (C, H, W, D) float32 in RAS, as `readers.volumes.read_volume` gives them; may be
-                changed in place.
+            voxels: (C, H, W, D) float32 in RAS, from `readers.volumes.read_volume`; may be changed
+                in place.
             spacing: (3,) mm between them.
 
         Returns:
-            The image for the network, and where it lies.
+            The image for the network, and its grid.
 
         Example:
             >>> halved = Preparation((Rule("none"),), spacing=(2.0, 2.0, 2.0))
@@ -295,7 +296,7 @@ class Preparation:
             low, high = self._box(voxels)
             voxels = voxels[:, low[0] : high[0], low[1] : high[1], low[2] : high[2]].clone()
             start[:3, 3] = low
-        # Before resampling: a z-score of what is not 0 needs zeros that no neighbour leaked into.
+        # Before resampling: interpolation would blur the zeros that the z-score excludes.
         channels = [rule.apply(voxels[n : n + 1]) for n, rule in enumerate(self.rules)]
         image = torch.cat(channels) if len(channels) > 1 else channels[0]
         grid = np.linalg.inv(start)
@@ -325,7 +326,7 @@ class Preparation:
         return [int(x) for x in low], [int(x) for x in high]
 
     def record(self) -> dict[str, Any]:
-        """Returns it as JSON, from which :meth:`from_record` makes it again.
+        """Returns the preparation as JSON; :meth:`from_record` reads it.
 
         Example:
             >>> kept = Preparation((Rule("window", -175.0, 250.0),), (1.5, 1.5), crop=True)
@@ -340,11 +341,11 @@ class Preparation:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any], channels: int) -> Preparation:
-        """Returns the preparation that a record tells of; older ones tell the normalisation alone.
+        """Returns the preparation in a record; older records hold only the normalisation.
 
         Args:
             record: From :meth:`record`, or a bundle's facts.
-            channels: How many there are.
+            channels: How many channels there are.
         """
         mm = record.get("resampled_to")
         rules = rules_from(record["normalization"], channels)
@@ -355,16 +356,16 @@ class Preparation:
 def prepared_case(
     reader: VolumeReader, case: Patient, preparation: Preparation | None
 ) -> dict[str, Tensor]:
-    """Reads one case as training and evaluation want it.
+    """Reads one case for training and evaluation.
 
     Args:
         reader: Reads it.
-        case: What to read.
-        preparation: What to do to it; None where the reader's own normalisation is all.
+        case: The case.
+        preparation: How to prepare it; None uses only the reader's normalisation.
 
     Returns:
-        ``image`` (C, h, w, d) float32, ``label`` (R, H, W, D) uint8 on the grid of its file, and
-        where these differ ``grid`` (4, 4), from the label's voxels to the image's.
+        ``image`` (C, h, w, d) float32, ``label`` (R, H, W, D) uint8 on the grid of its file, and if
+        these differ ``grid`` (4, 4), from the label's voxels to the image's.
     """
     if preparation is None:
         return reader.read(case)

@@ -125,7 +125,7 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
         if self.spacing is not None and len(self.spacing) != self.spatial_dims:
             raise ConfigError(
                 f"data.spacing={list(self.spacing)} must have {self.spatial_dims} numbers for "
-                f"data.spatial_dims={self.spatial_dims}: slices keep their distance."
+                f"data.spatial_dims={self.spatial_dims}: the distance of slices does not change."
             )
         share, count, every = self.background_share, self.patches_per_patient, self.eval_every
         if not 0 <= share <= 1 or count < 1 or every < 1:
@@ -162,7 +162,7 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
         if self.scans.normalize == "own":
             if changed:
                 raise ConfigError(
-                    f"{type(self.scans).__name__} prepares its images by itself; leave "
+                    f"{type(self.scans).__name__} prepares its images itself; leave "
                     "data.normalize and data.spacing at null, and data.crop_foreground at false."
                 )
             return None
@@ -490,7 +490,7 @@ class ImageMasksDataModule(SegmentationDataModule):
         if self.spatial_dims != 2 or self.eval_every != 1:
             raise ConfigError(
                 f"data.spatial_dims={self.spatial_dims} and data.eval_every={self.eval_every} are "
-                "for volumes; of pictures, every one counts: leave them at 2 and 1."
+                "for volumes; every picture is evaluated: leave them at 2 and 1."
             )
 
     @property

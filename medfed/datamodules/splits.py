@@ -130,17 +130,17 @@ def check_measurable(clients: Mapping[str, Mapping[Split, Sequence[str]]]) -> No
         >>> check_measurable({"a": {"train": ["p"], "val": [], "test": []}})
         Traceback (most recent call last):
         ...
-        medfed.common.errors.ConfigError: No client has a test patient, so that nothing could be \
-measured; set data.test_fraction above 0, or give the clients more patients.
+        medfed.common.errors.ConfigError: No client has a test patient, so there is nothing to \
+evaluate; set data.test_fraction above 0, or give the clients more patients.
     """
     if not any(parts["test"] for parts in clients.values()):
         raise ConfigError(
-            "No client has a test patient, so that nothing could be measured; set "
+            "No client has a test patient, so there is nothing to evaluate; set "
             "data.test_fraction above 0, or give the clients more patients."
         )
     if not any(parts["val"] for parts in clients.values()):
         log.warning(
-            "No client has a validation patient: the last round is taken, none is selected."
+            "No client has a validation patient: the run keeps the last round and selects none."
         )
 
 

@@ -125,7 +125,7 @@ def test_features_are_scaled_without_the_onboarded_clients():
     [
         (("hospital_9",), r"'hospital_9', which is no client .*the clients are hospital_0, hosp"),
         (("hospital_1", "hospital_1"), "names a client twice"),
-        (tuple(f"hospital_{i}" for i in range(5)), "all 5 clients, so that none is left to train"),
+        (tuple(f"hospital_{i}" for i in range(5)), "all 5 clients, so no client is left to train"),
     ],
 )
 def test_mistakes_are_one_sentence(keep_out, message):

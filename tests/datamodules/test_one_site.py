@@ -163,8 +163,8 @@ def test_a_share_of_a_data_set_that_every_site_holds():
 @sweep(
     ("partition", "message"),
     [
-        (lambda: OwnData(LabelImbalance(3), "a", ["a"]), "LabelImbalance deals .* cut: true"),
-        (lambda: OwnData(ChannelMissing(LabelImbalance(3)), "a", ["a"]), "LabelImbalance deals"),
+        (lambda: OwnData(LabelImbalance(3), "a", ["a"]), "LabelImbalance divides .* cut: true"),
+        (lambda: OwnData(ChannelMissing(LabelImbalance(3)), "a", ["a"]), "LabelImbalance divides"),
         (
             lambda: OwnData(Auto(), "Basle", SITES).assign(
                 [Patient(s, centre=s) for s in SITES], 0
@@ -188,7 +188,7 @@ def test_patients_of_other_centres_are_left_out_and_said():
     own = OwnData(Auto(), "Bern", SITES)
     patients = [Patient(f"p{n}", centre=SITES[n % 3]) for n in range(5)]
     assert own.assign(patients, 0) == {"Bern": ["p1", "p4"]}
-    assert own.remark(patients).startswith("3 of 5 patients are of other centres (Basel, Chur)")
+    assert own.remark(patients).startswith("3 of 5 patients come from other centres (Basel, Chur)")
     assert own.assign([Patient("p"), Patient("q", centre="ward 3")], 0) == {"Bern": ["p", "q"]}
     assert own.remark([Patient("q", centre="ward 3")]) == ""
 
@@ -217,7 +217,7 @@ def test_broken_messages_about_a_table_change_nothing():
             with contextlib.suppress(DataError):  # or it is another message of ours
                 send(bytes(bad))
     for bad in (b"[" * 10**5, b'{"count":[1e400]}', b"9" * 5000, b'{"a":1,"a":1}', b"null"):
-        with pytest.raises(DataError, match="none of ours"):
+        with pytest.raises(DataError, match="is malformed"):
             halves()[2].send([bad])
 
 
@@ -226,5 +226,5 @@ def test_sites_that_do_not_read_alike_are_told():
     question = Question(["x"], False, "standard", pooled=True)
     halves = {"a": tell(question, rows, {}), "b": iter(())}
     server = merge(question)
-    with pytest.raises(DataError, match="a has more to agree on about its data than the others"):
+    with pytest.raises(DataError, match="a shares other facts about its data than the others"):
         converse(server, ["a", "b"], lambda c, answer: next(halves[c], None))

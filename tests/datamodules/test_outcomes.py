@@ -83,7 +83,7 @@ def test_an_outcome_that_is_no_number_is_named(tmp_path, cell):
     ("options", "message"),
     [
         ({"partition": LabelImbalance(2)}, r"needs one label, 0 or 1, per patient"),
-        ({"partition": Dirichlet(2)}, r"row_0 has no label; .* a continuous outcome is none"),
+        ({"partition": Dirichlet(2)}, r"row_0 has no label; .* not a continuous outcome"),
         (
             {"outcome": "continous"},
             r"data\.outcome='continous' is unknown; choose",

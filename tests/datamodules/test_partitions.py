@@ -123,7 +123,7 @@ def test_label_imbalance_takes_as_many_as_fit():
     [
         (LabelImbalance(5, delta=0), "must be positive"),
         (LabelImbalance(2, positive_fractions=[0.5]), "one per client"),
-        (LabelImbalance(2, samples_per_client=400), "do not suffice for 2 clients of 400"),
+        (LabelImbalance(2, samples_per_client=400), "are too few for 2 clients of 400"),
         (LabelImbalance(900), "does not fit 500 patients"),
         (LabelImbalance(2, samples_per_client=0), "samples_per_client=0 must be positive or null"),
     ],

@@ -79,7 +79,7 @@ def test_wanted_sizes_are_met_and_no_more_scans_used_than_needed():
         assert row[0] >= 60 * (1 - positive)
         assert row[1] >= 60 * positive
     assert sum(map(len, clients.values())) < 250
-    with pytest.raises(ConfigError, match="do not suffice for 4 clients of 600 samples"):
+    with pytest.raises(ConfigError, match="are too few for 4 clients of 600 samples"):
         LabelImbalance(4, delta=3.0, samples_per_client=600).assign(patients, seed=0)
 
 
@@ -107,7 +107,7 @@ def test_dealing_meets_targets_that_can_be_met():
         (
             LabelImbalance(2),
             [Patient("a", counts=(9, 0))] * 2,
-            "do not suffice for 2 clients of 1 samples",
+            "are too few for 2 clients of 1 samples",
         ),
         (LabelImbalance(2), [Patient("a", counts=(9, 3)), Patient("b")], "Patient b has no label"),
     ],

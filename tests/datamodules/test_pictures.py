@@ -113,7 +113,7 @@ def test_what_is_no_picture_or_mask_is_named(tmp_path):
     with pytest.raises(DataError, match="no whole numbers"):
         pictures.read_mask(saved(tmp_path, MASK / np.float32(2), "f.tif"))
     file = saved(tmp_path, GREY.astype(np.float32), "float.tif")
-    with pytest.raises(DataError, match=r"32 bits per value, so that white is unknown"):
+    with pytest.raises(DataError, match=r"32 bits per value, so the value of white is unknown"):
         pictures.load_picture(file, "grey", 1.0, "unit")
 
 

@@ -196,7 +196,10 @@ def test_categories_of_test_rows_alone_count_as_none_and_are_said(path, caplog):
     with caplog.at_level(logging.WARNING):
         data = module(path)
     assert "grade=IV" not in data.channel_names
-    assert "with a category of grade that no training row has: 1; it counts as none" in caplog.text
+    assert (
+        "with a category of grade that no training row has: 1; the category is ignored"
+        in caplog.text
+    )
 
 
 def test_what_no_feature_can_be_is_left_out_and_said(tmp_path, caplog):
@@ -209,7 +212,7 @@ def test_what_no_feature_can_be_is_left_out_and_said(tmp_path, caplog):
     data = module(path, label="dead", centre=None, partition=RoundRobin(1))
     assert data.table.names == ("consent", "x")
     assert "left out the one without a name (row numbers), name (20 different texts" in caplog.text
-    assert "The same in all training rows, so of no use: consent." in caplog.text
+    assert "One value in all training rows, so without information: consent." in caplog.text
     with pytest.raises(DataError, match=r"column name has 20 different texts in 20 rows, which is"):
         module(path, label="dead", centre=None, partition=RoundRobin(1), features=["name"])
 

@@ -33,7 +33,7 @@ def rows(lines):
 
 # What a file holds, and what the sentence says.
 FILES = {
-    "UTF-16": (TABLE.encode("utf-16"), "is UTF-16 text, no CSV file; save it as CSV UTF-8"),
+    "UTF-16": (TABLE.encode("utf-16"), "is UTF-16 text, not a CSV file; save it as CSV UTF-8"),
     "UTF-16 without a mark": (TABLE.encode("utf-16-le"), "line 1: a NUL byte"),
     "Latin-1": (
         TABLE.replace("Bern", "Zürich").encode("latin-1"),
@@ -61,7 +61,7 @@ FILES = {
     "only NULs": (bytes(500), "line 1: a NUL byte"),
     "a cell more": (changed("p3,", "p3,x,"), "data row 4: 5 cells, but 4 columns"),
     "a cell fewer": (changed("p3,", ""), "data row 4: 3 cells, but 4 columns"),
-    "Excel": (b"PK\x03\x04" + bytes(range(256)), "is an Excel or zip file, no CSV file"),
+    "Excel": (b"PK\x03\x04" + bytes(range(256)), "is an Excel or zip file, not a CSV file"),
     "old Excel": (b"\xd0\xcf\x11\xe0\xa1\xb1" + bytes(99), "is an old Excel file"),
     "gzip": (b"\x1f\x8b\x08" + bytes(50), "is a gzip file"),
     "Parquet": (b"PAR1" + bytes(60), "is a Parquet file"),
@@ -70,7 +70,7 @@ FILES = {
     "empty": ("", "has no data rows"),
     "blank": ("\n \n\n", "has no data rows"),
     "header alone": (HEADER + "\n", "has no data rows"),
-    "column twice": (changed("age", "Who"), "occurs twice; give every column a name"),
+    "column twice": (changed("age", "Who"), "occurs twice; give every column a"),
     "no name": (changed("age", ""), "a column without a name, perhaps row numbers"),
     "long name": (changed("age", "a" * 9999), "no column can be called 'aaa"),
     "line in a name": (changed("age", '"a\nb"'), "no column can be called 'a\\nb'"),
@@ -201,7 +201,7 @@ def test_missing_cells_and_lone_classes_are_said(tmp_path, caplog):
         data.setup()
         (tmp_path / "u.csv").write_text(changed(",41,0", ",41,2147483648"))
         assert len(read_csv(tmp_path / "u.csv", "ill", patient="who", centre="place").classes) == 3
-    assert "1 columns have no value and count as 0, such as age." in caplog.text
+    assert "1 columns have no value and become 0, such as age." in caplog.text
     assert "the class 2147483648 has a single row." in caplog.text
 
 
@@ -220,7 +220,7 @@ SETTINGS = {
     "data.test_fraction=1": MUST,
     "data.val_fraction=0.5 data.test_fraction=0.5": MUST,
     "data.val_fraction=null": "data.val_fraction must be a number, not None.",
-    "data.test_fraction=0": "No client has a test patient, so that nothing could be measured; set "
+    "data.test_fraction=0": "No client has a test patient, so there is nothing to evaluate; set "
     "data.test_fraction above 0",
     "~data": f"~data {GONE} data=OPTION.",
     "~partition": f"~partition {GONE} partition=OPTION.",

@@ -86,7 +86,7 @@ def test_every_row_of_a_table_is_used(table, centre, tmp_path, capsys):
         assert "│ Chur   │   8 of 8 │ " in out
         assert kept["clients"]["Basel"]["before"] == kept["clients"]["Basel"]["after"]
     else:
-        assert remark.startswith("All 60 patients are dealt to 5 clients at random, as the data")
+        assert remark.startswith("All 60 patients are divided among 5 clients at random, as the")
 
 
 def test_columns_that_look_like_hospitals_or_patients_are_named(table):
@@ -96,11 +96,9 @@ def test_columns_that_look_like_hospitals_or_patients_are_named(table):
     own = ["data=csv", f"data.path={table}", "data.label=ill"]
     data, _ = data_and_task(described([*CLINICAL, *own]))
     hospital, patient, dealt = data.remarks
-    assert hospital == (
-        "If the column Hospital says where patients come from, set data.centre=Hospital."
-    )
-    assert patient.startswith("If the column patient_id tells patients apart, set data.patient=pat")
-    assert dealt.startswith("All 60 patients are dealt")
+    assert hospital == ("If the column Hospital names the hospitals, set data.centre=Hospital.")
+    assert patient.startswith("If the column patient_id identifies patients, set data.patient=pat")
+    assert dealt.startswith("All 60 patients are divided")
     named = ["data.centre=Hospital", "data.patient=patient_id"]
     data, _ = data_and_task(described([*CLINICAL, *own, *named]))
     assert len(data.remarks) == 1
@@ -217,7 +215,7 @@ def test_a_hospital_with_too_few_patients_is_warned_of_and_trains(table, tmp_pat
 
 def test_a_number_of_clients_does_not_overrule_hospitals(table, tmp_path):
     own = ["data=csv", f"data.path={table}", "data.label=ill", "data.centre=place"]
-    with pytest.raises(ConfigError, match=r"num_clients=4 does not go with data of 3 known hosp"):
+    with pytest.raises(ConfigError, match=r"num_clients=4 contradicts the data of 3 known hosp"):
         run(tmp_path / "run", *CLINICAL, *own, "partition.num_clients=4")
 
 
@@ -278,7 +276,7 @@ def test_copies_are_found_by_content(tmp_path, caplog):
     assert found.counts()["labelled_differently"] == sum("malignant/y.png" in g for g in apart)
     printed(data)
     assert "more than once" in caplog.text
-    with pytest.raises(DataError, match=r"there more than once .* data\.duplicates=error"):
+    with pytest.raises(DataError, match=r"present more than once .* data\.duplicates=error"):
         run(tmp_path / "run", *own, "partition.num_clients=3", "seed=2", "data.duplicates=error")
     assert not (tmp_path / "run").exists()
     data, _ = data_and_task(described([*own, "data.duplicates=together"]))

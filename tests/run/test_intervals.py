@@ -210,5 +210,5 @@ def test_candidates_have_a_froc_per_client_and_together(tmp_path, capsys):
         assert measured["cpm/2"] == pytest.approx(found[4])
     low, high = summary["intervals"]["pooled"]["cpm"]
     assert 0 <= low < high <= 1
-    assert "cpm is of the candidates kept (" in capsys.readouterr().out
+    assert "cpm counts only the kept candidates (" in capsys.readouterr().out
     assert (tmp_path / "run" / "pictures" / "froc.png").stat().st_size > 5000

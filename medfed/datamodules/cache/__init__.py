@@ -1,1 +1,1 @@
-"""A cache on disk for what is slow to read: built once, in parallel, whole or not used at all."""
+"""A cache on disk for data that are slow to read: built once, in parallel, used only if whole."""

@@ -1,8 +1,8 @@
-"""The cache on disk: what it is made of, how it is made, and what a finished one holds.
+"""The cache on disk: its sources, how it is built, and its content.
 
-Items are made in parallel, each whole or absent, and joined where that is wanted. The manifest is
-written last, and nobody opens a cache without one. A process may be killed at any moment: the next
-one keeps every item whose files match their checksum. Arrays are mapped when read, without pickle.
+Workers make items in parallel, each whole or absent, and can join them. The manifest is written
+last; a cache without one is never opened. A process may be killed at any moment: the next one keeps
+every item whose files match their checksums. Arrays are memory-mapped, without pickle.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ def map_array(path: Path, whole: bool = False) -> NDArray[Any]:
 
     Args:
         path: The file.
-        whole: Whether to read it now; of small files, that is faster than mapping each.
+        whole: Whether to read it now, which is faster than mapping for small files.
 
     Returns:
         An array whose values are read from the disk when they are touched.
 
     Raises:
-        DataError: If the file is missing, torn or no such array.
+        DataError: If the file is missing, incomplete or not an array.
     """
     try:
         mapped = np.load(path, mmap_mode=None if whole else "r", allow_pickle=False)
-    except Exception as error:  # whatever NumPy raises on bad bytes, its tokenizer's errors too
+    except Exception as error:  # every error of NumPy on bad bytes, its tokenizer's too
         raise DataError(f"{path} cannot be read ({error}); prepare the data again.") from error
-    return np.asarray(mapped)  # without the memmap class, whose indexing is slow
+    return np.asarray(mapped)  # not the memmap class, whose indexing is slow
 
 
 def checksum(arrays: Arrays) -> str:
@@ -77,7 +77,7 @@ def checksum(arrays: Arrays) -> str:
     return digest.hexdigest()
 
 
-# Raise when the layout of a cache changes, or what is found wrong: 1 took some damaged scans.
+# Raise it when the layout or the checks of a cache change: 1 accepted some damaged scans.
 FORMAT = 2
 
 MANIFEST = "manifest.json"
@@ -90,9 +90,9 @@ class Item:
 
     Attributes:
         id: Unique in the recipe.
-        files: The files that it is read from. Their sizes and times of change are recorded: an item
-            whose files have changed since is stale.
-        hashed: Those among them that are small enough to be hashed whole, such as headers.
+        files: Its source files. The cache records their sizes and modification times: an item whose
+            files have changed is stale.
+        hashed: Those files that are small enough to hash, such as headers.
         args: The arguments of `Recipe.read`; picklable, and small.
     """
 
@@ -125,14 +125,14 @@ class Recipe:
 
     Attributes:
         kind: The first part of the folder's name, such as ``"luna16"``.
-        settings: Everything that determines the content beside the sources, as JSON. Two data sets
-            with equal settings and ids share a folder, so put in what distinguishes them.
-        items: The sources, in the order that they shall have.
+        settings: Everything other than the sources that determines the content, as JSON. Data sets
+            with equal settings and ids share a folder, so include what distinguishes them.
+        items: The sources, in order.
         read: Reads one item: a module-level function (worker processes import it) called with
             `Item.args`; returns arrays by name. Equal arguments must give equal bytes, on any
             number of threads.
         joined: Whether the items' arrays are joined along their first axis to one file per name
-            (samples); otherwise every item keeps files of its own (volumes).
+            (samples); otherwise every item has separate files (volumes).
         command: What to run to make the cache again, for error sentences.
     """
 
@@ -153,22 +153,22 @@ class Recipe:
             >>> one.name == two.name, one.name.startswith("demo_")
             (False, True)
         """
-        # Not of the sources' times: a changed scan is an error (see `find`), never a second cache.
+        # Without the sources' times: a changed scan is an error (see `find`), never a second cache.
         ids = [item.id for item in self.items]
         return f"{self.kind}_{digest([FORMAT, self.joined, dict(self.settings), ids])[:12]}"
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One item of a cache, as JSON on the disk.
+    """One item of a cache, as JSON on disk.
 
     Attributes:
-        id: The item's.
+        id: The item's id.
         fields: Names of its arrays.
         count: Length of their first axis.
         checksum: SHA-256 of its arrays.
-        sources: Name, size and time of change of the files that it was read from.
-        hashes: SHA-256 of the small ones among them, by name.
+        sources: Name, size and modification time of its source files.
+        hashes: SHA-256 of the small source files, by name.
     """
 
     id: str
@@ -181,7 +181,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a cache holds; it is written last, so a cache without one is unfinished.
+    """The content of a cache; it is written last, so a cache without one is unfinished.
 
     Attributes:
         name: The recipe's.
@@ -214,12 +214,12 @@ class Manifest:
         """Reads a manifest.
 
         Raises:
-            ValueError: If it is torn, changed, or of another format.
+            ValueError: If it is incomplete, changed, or of another format.
         """
         content = json.loads((folder / MANIFEST).read_text())
         seal = content.pop("seal", None) if isinstance(content, dict) else None
         if seal != digest(content) or content["format"] != FORMAT:
-            raise ValueError("it is torn or of another version")
+            raise ValueError("it is incomplete or of another version")
         del content["checksum"]
         entries = [Entry(**e) for e in content.pop("entries")]
         return cls(entries=entries, **content)
@@ -230,10 +230,10 @@ class Store:
     """An opened cache.
 
     Attributes:
-        folder: Where it lies.
-        manifest: What it holds.
+        folder: Its folder.
+        manifest: Its content.
         command: What to run to make it again, for error sentences.
-        new: Whether it was made, or completed, just now.
+        new: Whether this process made or completed it.
     """
 
     folder: Path
@@ -253,11 +253,11 @@ class Store:
 
     @property
     def num_bytes(self) -> int:
-        """Size of its arrays on the disk."""
+        """Size of its arrays on disk."""
         return sum(self.manifest.files.values())
 
     def entry(self, item: str) -> Entry:
-        """What is known of one item."""
+        """The entry of one item."""
         return self.manifest.entries[self._index[item]]
 
     def rows(self, item: str) -> range:
@@ -283,10 +283,10 @@ class Store:
         return {n: self.array(n)[rows.start : rows.stop] for n in names}
 
     def verify(self) -> None:
-        """Reads everything and compares it with the checksums.
+        """Reads everything and checks the checksums.
 
         Raises:
-            DataError: Naming the first item whose bytes are not those that were written.
+            DataError: Naming the first item whose bytes have changed.
         """
         for entry in self.manifest.entries:
             if checksum(self.arrays(entry.id)) != entry.checksum:
@@ -299,7 +299,7 @@ def shard(index: int, name: str) -> str:
     """The path of one item's array below the cache's folder.
 
     Args:
-        index: The item's position in the recipe; ids may not do as file names.
+        index: The item's position in the recipe, as ids may not be valid file names.
         name: The array's name.
 
     Returns:
@@ -315,15 +315,15 @@ def shard(index: int, name: str) -> str:
 def find(recipe: Recipe, root: Path) -> Store | None:
     """Opens the cache of a recipe, if it is finished.
 
-    Sizes of all files, and the sources' sizes and times of change, are compared with the manifest;
-    checksums are left to `Store.verify`, because they need all bytes.
+    Checks the sizes of all files, and the sources' sizes and modification times, against the
+    manifest; `Store.verify` checks the checksums, which need all bytes.
 
     Args:
         recipe: What the cache is made of.
         root: The folder of caches.
 
     Returns:
-        The cache, or None where there is none yet, or an unfinished one.
+        The cache, or None if there is none or only an unfinished one.
 
     Raises:
         DataError: If it is damaged, or a source has changed since it was made.
@@ -355,21 +355,21 @@ def find(recipe: Recipe, root: Path) -> Store | None:
 
 
 ELSEWHERE = "set data.cache to another folder"
-SMALL = 256 * 2**20  # bytes of sources that are read before worker processes have started
+SMALL = 256 * 2**20  # bytes of sources that are read faster than worker processes start
 
 
 def build(recipe: Recipe, root: Path, workers: int | None = None, quiet: bool = False) -> Store:
     """Makes a cache, completes an unfinished one, or verifies a finished one.
 
-    Another process that makes the same cache is waited for. What is damaged, or was read from
-    files that have changed since, is made again.
+    Waits for another process that makes the same cache. Damaged items, and items whose source files
+    have changed, are made again.
 
     Args:
-        recipe: What it is made of.
+        recipe: Its recipe.
         root: The folder of caches.
-        workers: Worker processes; 1 works in this process; None takes as many as there are cores,
-            or 1 where the sources are so small that starting processes would take longer.
-        quiet: Whether to show no progress.
+        workers: Worker processes; 1 works in this process; None uses one per core, or 1 if the
+            sources are so small that starting processes would take longer.
+        quiet: Whether to hide progress.
 
     Returns:
         The finished cache.
@@ -378,7 +378,7 @@ def build(recipe: Recipe, root: Path, workers: int | None = None, quiet: bool = 
         DataError: If a source is bad, or the folder cannot be written. The finished items stay.
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
-        # A worker reads its parent's script again; it would wait for its parent, and that for it.
+        # A worker runs its parent's script again: the two would wait for each other.
         raise DataError(
             "This script starts processes, each of which reads it again: put what it does under "
             'if __name__ == "__main__":'
@@ -400,7 +400,7 @@ def build(recipe: Recipe, root: Path, workers: int | None = None, quiet: bool = 
 
 
 def _whole(recipe: Recipe, root: Path) -> Store | None:
-    """The finished cache, if every byte of it is as it was written."""
+    """Returns the finished cache if all its bytes are unchanged."""
     try:
         store = find(recipe, root)
         if store is not None:
@@ -411,8 +411,8 @@ def _whole(recipe: Recipe, root: Path) -> Store | None:
 
 
 def _make_all(recipe: Recipe, folder: Path, workers: int | None, quiet: bool) -> list[Entry]:
-    # What will be joined is compared with its checksum when it is resumed; only the joined file has
-    # to wait for the disk.
+    # A resumed run checks the checksums of items before joining, so only the joined file has to
+    # wait for the disk.
     sync = not recipe.joined
     tasks = [(recipe.read, item, i, folder, sync) for i, item in enumerate(recipe.items)]
     if workers is None:
@@ -441,7 +441,7 @@ def _in_processes(tasks: Sequence[tuple[Any, ...]], workers: int) -> Generator[E
                 yield future.result()
         except BrokenProcessPool as error:
             raise DataError(
-                "A worker process was killed (out of memory?); run it again with fewer, such as "
+                "A worker process was killed (out of memory?); run again with fewer, such as "
                 f"workers={max(1, workers // 2)}; the finished items are kept."
             ) from error
         finally:
@@ -451,7 +451,7 @@ def _in_processes(tasks: Sequence[tuple[Any, ...]], workers: int) -> Generator[E
 def make_item(
     read: Callable[..., Arrays], item: Item, index: int, folder: Path, sync: bool = True
 ) -> Entry:
-    """Makes one item, or keeps it where it is whole and its sources have not changed.
+    """Makes one item, or keeps it if it is whole and its sources have not changed.
 
     The arrays are written first, each atomically, and sealed by a JSON file with their checksum.
 
@@ -492,7 +492,7 @@ def make_item(
 
 
 def _kept(seal: Path, index: int, item: Item, sources: list[list[Any]]) -> Entry | None:
-    """The entry of an item that an earlier process has finished."""
+    """Returns the entry of an item that an earlier process has finished."""
     try:
         entry = Entry(**json.loads(seal.read_text()))
         if entry.id != item.id or entry.sources != sources:
@@ -505,7 +505,7 @@ def _kept(seal: Path, index: int, item: Item, sources: list[list[Any]]) -> Entry
 
 
 def _finish(recipe: Recipe, folder: Path, entries: list[Entry]) -> Store:
-    """Joins the items where that is wanted, and writes the manifest."""
+    """Joins the items if the recipe says so, and writes the manifest."""
     names = entries[0].fields
     if recipe.joined:
         for name in names:

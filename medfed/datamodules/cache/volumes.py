@@ -1,8 +1,8 @@
-"""Volumes in a cache, and the base classes of data modules whose data lie on disk.
+"""Volumes in a cache, and the base classes of data modules whose data are on disk.
 
-A z-scored volume is zero outside the head, and where the scanner wrote integers each channel has
-few values. So the cache stores the box around the head, as numbers of two bytes into a table of the
-channel's values. What is read from the cache equals what was stored, bit by bit.
+A z-scored volume is zero outside the head, and if the scanner wrote integers each channel has few
+values. So the cache stores the box around the head, as two-byte indices into a table of the
+channel's values. Reading restores the stored volume bit by bit.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from medfed.datamodules.readers.volumes import files_of
 def read_volume(
     reader: VolumeReader, case: Patient, preparation: Preparation | None = None
 ) -> Arrays:
-    """Reads one case from its own files, for the cache.
+    """Reads one case from its files, for the cache.
 
     Args:
         reader: Reads the case.
@@ -43,9 +43,8 @@ def read_volume(
         preparation: See `preparation.prepared_case`.
 
     Returns:
-        See `encode`; ``grid`` (4, 4) where image and label have other voxels; and ``sha256``
-        (F, 32) uint8 of the case's files, so that the record of a run need not read all of them
-        again.
+        See `encode`; ``grid`` (4, 4) if image and label have different voxels; and ``sha256`` (F,
+        32) uint8 of the case's files, so that the record of a run need not read them again.
     """
     hashes = [bytes.fromhex(sha256(path)) for path in case_files(case)]
     with one_thread():
@@ -69,7 +68,7 @@ def cached_volume(store: Store, patient: str) -> dict[str, Tensor]:
         patient: The patient's id.
 
     Returns:
-        What `preparation.prepared_case` gave.
+        The result of `preparation.prepared_case`.
     """
     arrays = store.arrays(patient)
     image, label = decode(arrays)
@@ -89,7 +88,7 @@ def cached_hashes(store: Store, patient: Patient) -> dict[str, str]:
 
 
 def encode(image: NDArray[np.float32], label: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
-    """Crops a volume to what is not zero, and numbers its values where they are few.
+    """Crops a volume to its non-zero box, and replaces its values by indices if they are few.
 
     Args:
         image: (C, H, W, D), finite.
@@ -97,9 +96,9 @@ def encode(image: NDArray[np.float32], label: NDArray[np.uint8]) -> dict[str, ND
 
     Returns:
         ``box`` (3, 3) int64: first voxel and end of the box, and the volume's size; ``label_box``
-        alike where the label has a grid of its own; ``label`` (R, h, w, d); and ``image``
+        likewise if the label has another grid; ``label`` (R, h, w, d); and ``image``
         (C, h, w, d) float32, or ``codes`` (C, h, w, d) uint16 with ``values`` (C, K) float32,
-        padded with zeros, where no channel has more than 65,536 values.
+        padded with zeros, if no channel has more than 65,536 values.
 
     Example:
         >>> image = np.zeros((1, 4, 4, 4), np.float32)
@@ -112,7 +111,7 @@ def encode(image: NDArray[np.float32], label: NDArray[np.uint8]) -> dict[str, ND
     """
     inside, labelled = (image != 0).any(axis=0), (label != 0).any(axis=0)
     if inside.shape == labelled.shape:
-        # One box for both: an annotation may reach into air that the image is 0 in.
+        # One box for both: an annotation may reach into air, where the image is 0.
         box = label_box = bounding_box(inside | labelled)
     else:
         box, label_box = bounding_box(inside), bounding_box(labelled)
@@ -133,7 +132,7 @@ def decode(arrays: Arrays) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
     """Undoes `encode`.
 
     Args:
-        arrays: As it returned them; they may be mapped from a file.
+        arrays: The result of `encode`; they may be mapped from a file.
 
     Returns:
         ``image`` (C, H, W, D) and ``label`` (R, H, W, D), in memory.
@@ -166,17 +165,17 @@ AnyReader = TypeVar("AnyReader", bound=Reader)
 
 @dataclass(eq=False, repr=False)
 class OnDiskDataModule(FederatedDataModule):
-    """Base of the data modules whose data lie in a file or folder.
+    """Base of the data modules whose data are in a file or folder.
 
     Attributes:
         path: The data; None generates `generated` below `root`.
         root: Folder for generated data.
-        generated: The cohort to generate where `path` is None. If it has patients for testing, they
+        generated: The cohort to generate if `path` is None. If it has patients for testing, they
             decide `test_fraction`, and `val_fraction` is a share of the others.
-        augment: How training images are altered: a recipe of `configs/augment`, a random MONAI dict
+        augment: How to alter training images: a recipe of `configs/augment`, a random MONAI dict
             transform of one sample's ``image`` and ``label``, or None.
-        flips: Axes along which a recipe may flip images: those whose sides do not matter.
-        workers: Processes that make training batches ahead; 0 makes them when they are needed.
+        flips: Axes along which a recipe may flip images without changing their meaning.
+        workers: Processes that make training batches ahead; 0 makes them on demand.
     """
 
     _: KW_ONLY
@@ -202,7 +201,7 @@ class OnDiskDataModule(FederatedDataModule):
 
     @cached_property
     def source(self) -> Path | None:
-        """Where the data lie; they are generated first where that is wanted and not done yet."""
+        """The folder of the data; generates them first if needed."""
         if self.path is None and self.generated is not None:
             made, self.description = self.generated.provide(Path(self.root).expanduser())
             return made
@@ -213,12 +212,12 @@ class OnDiskDataModule(FederatedDataModule):
 
 @dataclass(eq=False, repr=False)
 class CachedDataModule(OnDiskDataModule, Generic[AnyReader]):
-    """Base of the data modules that keep in a cache what is slow to read.
+    """Base of the data modules that cache data which are slow to read.
 
     Attributes:
         reader: Makes the reader for a folder.
         cache: Folder of caches; None is ``cache`` below `root`.
-        store: The cache, once it is opened or made.
+        store: The cache, once it is open.
     """
 
     reader: Callable[[Path], AnyReader]
@@ -231,7 +230,7 @@ class CachedDataModule(OnDiskDataModule, Generic[AnyReader]):
         """The reader of these data.
 
         Raises:
-            ConfigError: If there are none: no path, and nothing to generate.
+            ConfigError: If there are no data: no path, and nothing to generate.
         """
         return self.reader(given_path(self.source))
 
@@ -256,10 +255,10 @@ class CachedDataModule(OnDiskDataModule, Generic[AnyReader]):
 
     @abstractmethod
     def recipe(self) -> Recipe:
-        """What the cache is made of."""
+        """The cache's recipe."""
 
     def build_cache(self, workers: int | None = None) -> Store:
-        """Makes the cache, or completes or verifies the one that is there.
+        """Makes the cache, or completes or verifies the existing one.
 
         Args:
             workers: Worker processes; None takes as many as there are cores.
@@ -271,7 +270,7 @@ class CachedDataModule(OnDiskDataModule, Generic[AnyReader]):
         return self.store
 
     def find_cache(self) -> Store | None:
-        """Opens the cache, if it is there and finished.
+        """Opens the cache, if it is finished.
 
         Raises:
             DataError: If it is damaged, or a source has changed since it was made.

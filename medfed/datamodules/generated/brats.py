@@ -19,17 +19,17 @@ LABELS = ("background", "edema", "non-enhancing tumor", "enhancing tumour")
 
 @dataclass(frozen=True)
 class BratsCohort(VolumeCohort):
-    """What is generated; equal parameters give equal files, byte by byte.
+    """The generated cohort; equal parameters give equal files, byte by byte.
 
     Attributes:
         hospitals: Number of hospitals.
         patients: Patients per hospital.
         shape: Voxels (H, W, D); slices are thick.
-        seed: Seed of everything. It is the data's own: another seed is another data set.
-        outline: How much hospitals differ in where they outline the fading edge of the oedema: 0,
-            all at the edge that is seen; 1, from well inside to well outside; 2, twice as much.
-        strength: How strongly tumours stand out, from one hospital to another.
-        blur: In-plane blur in voxels, likewise.
+        seed: Seed of the data, not of the run: another seed gives another data set.
+        outline: How much hospitals differ in outlining the fading edge of the oedema: 0, all at the
+            visible edge; 1, from well inside to well outside; 2, twice as much.
+        strength: The range over hospitals of how strongly tumours stand out.
+        blur: The range over hospitals of the in-plane blur in voxels.
 
     Example:
         >>> BratsCohort().name == BratsCohort(seed=1).name

@@ -1,4 +1,4 @@
-"""What all generated cohorts share: a folder named by its parameters, written once and whole."""
+"""Shared by all generated cohorts: a folder named by its parameters, written once and whole."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ AnyHospital = TypeVar("AnyHospital", bound=Hospital)
 
 
 def added(default: Any) -> Any:
-    """A parameter that came later: at its default, cohorts keep the names that they had."""
+    """A parameter that was added later: at its default, cohorts keep their old names."""
     return field(default=default, metadata={"added": True})
 
 
@@ -32,9 +32,9 @@ class Cohort(ABC):
 
     Attributes:
         kind: First part of the folder's name.
-        version: Raised when the files change, so that an old cohort is not taken for the new one.
-        index: A file that a whole cohort has.
-        instead: The overrides that take real data in its place.
+        version: Raised when the files change, so that an old cohort is not used as the new one.
+        index: A file that every complete cohort has.
+        instead: The overrides that use real data in its place.
     """
 
     kind: ClassVar[str]
@@ -48,7 +48,7 @@ class Cohort(ABC):
         return f"{self.kind}_{digest({'version': self.version, **self.parameters()})[:10]}"
 
     def parameters(self) -> dict[str, Any]:
-        """Returns what the files depend on; of parameters that came later, those that are set."""
+        """Returns the parameters of the files; later-added ones only if they are set."""
         usual = {f.name for f in fields(self) if "added" in f.metadata}
         usual = {n for n in usual if getattr(self, n) == getattr(type(self), n)}
         return {n: v for n, v in asdict(self).items() if n not in usual}
@@ -59,7 +59,7 @@ class Cohort(ABC):
         """What it is, such as ``"a BraTS-like cohort of 40 patients"``."""
 
     def provide(self, root: Path) -> tuple[Path, str]:
-        """Generates the cohort unless it is there, and says so.
+        """Generates the cohort unless it exists, and logs it.
 
         Args:
             root: Data folder.
@@ -72,16 +72,16 @@ class Cohort(ABC):
         return path, f"{began} {self.what} in {path} (real data: {self.instead})."
 
     def ensure(self, root: Path) -> tuple[Path, bool]:
-        """Generates the cohort unless it is there.
+        """Generates the cohort unless it exists.
 
         Args:
-            root: Data folder; the cohort lies in ``generated/`` below it.
+            root: Data folder; the cohort is in ``generated/`` below it.
 
         Returns:
-            The cohort's folder, and whether it was generated now.
+            The cohort's folder, and whether this call generated it.
 
         Raises:
-            DataError: If the folder cannot be written; nothing half-written is left.
+            DataError: If the folder cannot be written; no partial files remain.
         """
         target = root / "generated" / self.name
         if target.exists():
@@ -107,12 +107,12 @@ class ScanCohort(Cohort):
 
     Attributes:
         hospitals: Number of hospitals.
-        patients: Patients per hospital, to train and validate on if there are `test_patients`.
+        patients: Patients per hospital; only for training and validation if `test_patients` is set.
         shape: Voxels of a scan.
-        test_patients: Further patients per hospital: the test split is then of as many, however
-            many are trained on. With 0 it is a share of `patients`.
-        sample: Another number draws other patients of the same hospitals.
-        least: The least that each of its sizes may be.
+        test_patients: Further patients per hospital, which form the test split; so its size does
+            not depend on `patients`. With 0 the test split is a share of `patients`.
+        sample: Another number gives other patients of the same hospitals.
+        least: The least allowed size along each axis.
     """
 
     least: ClassVar[int]
@@ -144,7 +144,7 @@ class ScanCohort(Cohort):
         return self.patients + self.test_patients
 
     def patients_seed(self, seed: int) -> int:
-        """Returns the seed of the patients, where `seed` is that of the hospitals."""
+        """Returns the seed of the patients, given the hospitals' `seed`."""
         return derive_seed(seed, "sample", self.sample) if self.sample else seed
 
     def owners(
@@ -153,9 +153,9 @@ class ScanCohort(Cohort):
         """Returns the hospital of every patient.
 
         Args:
-            kind: Of hospitals.
-            seed: Of their traits.
-            ranges: Of traits that go from one value to another than usual.
+            kind: The class of the hospitals.
+            seed: The seed of their traits.
+            ranges: The traits with other ranges than the defaults.
         """
         all_hospitals = kind.draw(self.hospitals, seed, ranges)
         return [hospital for hospital in all_hospitals for _ in range(self.each)]
@@ -165,7 +165,7 @@ class VolumeCohort(ScanCohort):
     """Base of the cohorts in the layout of the Medical Segmentation Decathlon.
 
     Attributes:
-        field: mm that a scan shows, to the right, to the front and to the head.
+        field: The scan's extent in mm to the right, to the front and to the head.
         index: See `Cohort`.
     """
 
@@ -177,7 +177,7 @@ class VolumeCohort(ScanCohort):
         """Draws one patient of a hospital and scans it.
 
         Args:
-            rng: Source of randomness, this patient's own.
+            rng: This patient's source of randomness.
             hospital: Scanner and case mix.
 
         Returns:
@@ -191,16 +191,16 @@ class VolumeCohort(ScanCohort):
 
         Args:
             folder: An existing, empty folder.
-            prefix: Of the names of cases.
+            prefix: The prefix of case names.
             owners: The hospital of every patient.
             seed: Seed of the hospitals.
-            about: What ``dataset.json`` says first.
+            about: The first entries of ``dataset.json``.
         """
         for part in ("imagesTr", "labelsTr"):
             (folder / part).mkdir()
         cases = {f"{prefix}_{n:03d}": hospital for n, hospital in enumerate(owners, start=1)}
         write = partial(self._write_case, folder, self.patients_seed(seed))
-        with ThreadPoolExecutor(max_workers=4) as pool:  # each case has a generator of its own
+        with ThreadPoolExecutor(max_workers=4) as pool:  # each case has its generator
             list(pool.map(write, cases, cases.values()))
         centres = {case: hospital.name for case, hospital in cases.items()}
         index = {

@@ -15,7 +15,7 @@ Label = NDArray[np.uint8]
 Masks = dict[str, NDArray[np.bool_]]  # of the compartments
 Rng = np.random.Generator
 
-# The compartments that have an intensity of their own, in the order of `INTENSITIES`.
+# The compartments with an intensity, in the order of `INTENSITIES`.
 COMPARTMENTS = ("csf", "grey", "white", "oedema", "necrosis", "rim", "spot", "scar", "vessel")
 
 CHANNELS = ("FLAIR", "T1w", "T1gd", "T2w")
@@ -138,7 +138,7 @@ def _blob(rng: Rng, grid: Array, centre: tuple[float, ...], size: float, rough: 
     """Distance field of an irregular blob; below 1 is inside."""
     stretch = rng.uniform(0.75, 1.3, size=3) * np.array([1, 1, 1.3])
     field = _norm(grid, centre, tuple(size * stretch))
-    # No rougher far away than at the edge (no islands), and smooth in the middle (no holes).
+    # As rough far away as at the edge (no islands), and smooth in the middle (no holes).
     roughness = rough * np.minimum(field, 1) * smooth_noise(rng, field.shape, 4)
     return np.asarray(field + roughness, dtype=np.float32)
 
@@ -146,7 +146,7 @@ def _blob(rng: Rng, grid: Array, centre: tuple[float, ...], size: float, rough: 
 def _add_lookalikes(
     rng: Rng, grid: Array, radius: Array, masks: Masks, hospital: MriHospital
 ) -> None:
-    """Bright spots of old age, scars and vessels, none of which is tumour."""
+    """Bright spots of old age, scars and vessels, which are not tumour."""
     for _ in range(rng.poisson(hospital.spots)):
         size = rng.uniform(0.04, 0.10)
         masks["spot"] |= _norm(grid, _place(rng, 0.6), (size, size, 1.6 * size)) < 1
@@ -209,7 +209,7 @@ def acquire(rng: Rng, head: Head, hospital: MriHospital) -> NDArray[np.int16]:
     table = INTENSITIES + hospital.protocol * PROTOCOL
     visible = np.clip(hospital.strength * rng.uniform(0.6, 1.3), 0.35, 1.1)
     table[:, TUMOUR] = table[:, [WHITE]] + visible * (table[:, TUMOUR] - table[:, [WHITE]])
-    table *= rng.normal(1, 0.06, size=table.shape)  # no two patients are alike
+    table *= rng.normal(1, 0.06, size=table.shape)  # a different scan for every patient
     images = np.tensordot(table.astype(np.float32), head.weights, axes=1)
     texture = smooth_noise(rng, head.brain.shape, 1.5)
     scanned = [_channel(rng, x, texture, n, hospital) for n, x in enumerate(images)]

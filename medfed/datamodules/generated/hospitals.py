@@ -18,9 +18,9 @@ def trait(low: float, high: float) -> Any:
 
 @dataclass(frozen=True)
 class Hospital:
-    """Base of the hospitals: traits are spread evenly, each in an order of its own.
+    """Base of the hospitals: each trait is spread evenly, in its random order.
 
-    So any two hospitals differ in most of them.
+    So any two hospitals differ in most traits.
 
     Attributes:
         name: Such as ``hospital_0``.
@@ -40,7 +40,7 @@ class Hospital:
         Args:
             count: How many.
             seed: Seed of the order of every trait.
-            ranges: The lowest and the highest value of traits that have others than usual.
+            ranges: The lowest and the highest value of traits with other ranges than the defaults.
 
         Returns:
             The hospitals, ``hospital_0`` first.
@@ -74,7 +74,7 @@ class MriHospital(Hospital):
         blur: In-plane blur in voxels.
         gamma: Bends the grey scale: exponent exp(gamma), with the opposite sign on every other
             channel.
-        protocol: Where between two sets of sequence parameters the scanner stands.
+        protocol: The scanner's position between two sets of sequence parameters.
     """
 
     tumour_size: float = trait(0.24, 0.44)
@@ -100,13 +100,13 @@ class CtHospital(Hospital):
         diameter: Their median diameter, in mm.
         subsolid: Share of nodules that are ground glass or partly so.
         pleural: Share of nodules at the pleura.
-        scars: Share of scars and pleural plaques among the candidates that are no nodules.
+        scars: Share of scars and pleural plaques among the candidates that are not nodules.
         emphysema: Depth of the dark patches in the lungs, as a share of the worst.
         agent: HU that the contrast agent adds to the vessels.
         noise: Standard deviation of the noise, in HU.
         blur: In-plane blur of the reconstruction kernel, in mm.
         thickness: Typical distance of the slices, in mm.
-        offset: HU that the calibration is off.
+        offset: HU by which the calibration is wrong.
     """
 
     nodules: float = trait(3.5, 8.5)

@@ -1,8 +1,8 @@
 """A LUNA16-like cohort on disk: MetaImage scans, annotations and candidates.
 
-A scan shows one side of a chest: wall, lung, vessels, nodules and what looks like them. Distances
-are in mm from the middle of the volume. The lung is drawn in shares of the field of view, as scans
-are fitted to the patient; vessels, airways and nodules have their size in mm.
+A scan shows one side of a chest: wall, lung, vessels, nodules and look-alikes. Distances are in mm
+from the middle of the volume. The lung scales with the field of view, as scans are fitted to the
+patient; vessels, airways and nodules have sizes in mm.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Canvas:
             start: (3,) mm.
             end: (3,) mm.
             radius: mm.
-            value: HU; where the volume is brighter already, it stays (darker if `dark`).
+            value: HU; brighter voxels (darker ones if `dark`) do not change.
             dark: Whether the darker value wins.
         """
         reach = radius + self.spacing[0]
@@ -106,7 +106,7 @@ class Canvas:
         Args:
             centre: (3,) mm.
             radius: mm.
-            value: HU; where the volume is brighter already, it stays.
+            value: HU; brighter voxels do not change.
             stretch: Half axes along x, y, z as multiples of the radius.
             waves: (n, 5) direction, phase and height of the waves on its surface.
             soft: Width of its edge in mm; by default one pixel.
@@ -311,7 +311,7 @@ def _grow_vessels(rng: Rng, chest: Chest, hospital: CtHospital) -> None:
         start, aim = _hilum(rng, chest)
         chest.vessels.extend(_walk(rng, chest, start, aim, rng.uniform(2.4, 4.2), 0.93))
     for start, end, radius in chest.vessels:
-        # Thin vessels take up less of the agent per voxel than the scanner can show.
+        # Thin vessels fill less of a voxel, so the scanner shows less of the agent.
         chest.canvas.tube(start, end, radius, 40 + hospital.agent * min(radius / 2, 1))
 
 
@@ -335,7 +335,7 @@ def add_nodules(rng: Rng, chest: Chest, hospital: CtHospital) -> list[Nodule]:
         hospital: Number, size and kind of nodules.
 
     Returns:
-        The nodules, none of which touches another or the end of the volume.
+        The nodules; they do not touch each other or the end of the volume.
     """
     nodules: list[Nodule] = []
     for _ in range(max(int(rng.poisson(hospital.nodules)), 1)):
@@ -351,13 +351,13 @@ def add_nodules(rng: Rng, chest: Chest, hospital: CtHospital) -> list[Nodule]:
 def add_lookalikes(
     rng: Rng, chest: Chest, hospital: CtHospital, nodules: list[Nodule], count: int
 ) -> list[Point]:
-    """Finds, and partly paints, what is no nodule.
+    """Finds look-alikes of nodules, and paints some of them.
 
     Args:
         rng: Source of randomness, this patient's own.
         chest: The lung, changed in place.
         hospital: Share of scars and plaques.
-        nodules: The nodules, from which these places keep away.
+        nodules: The nodules; these places keep a distance from them.
         count: How many to look for.
 
     Returns:
@@ -440,14 +440,15 @@ SUBSETS = 10
 
 @dataclass(frozen=True)
 class LunaCohort(ScanCohort):
-    """What is generated; equal parameters give equal files, byte by byte.
+    """The generated cohort; equal parameters give equal files, byte by byte.
 
     Attributes:
         hospitals: Number of hospitals.
         patients: Scans per hospital.
         shape: Voxels (x, y, z).
-        lookalikes: Candidates per scan that are no nodules, before those too near to one.
-        seed: Seed of everything. It is the data's own: another seed is another data set.
+        lookalikes: Candidates per scan that are not nodules, before removing those too close to
+            one.
+        seed: Seed of the data, not of the run: another seed gives another data set.
 
     Example:
         >>> LunaCohort().name == LunaCohort(seed=1).name
@@ -483,7 +484,7 @@ class LunaCohort(ScanCohort):
         ]
         for subset in range(min(SUBSETS, len(series))):
             (folder / f"subset{subset}").mkdir()
-        with ThreadPoolExecutor(max_workers=2) as pool:  # each scan has a generator of its own
+        with ThreadPoolExecutor(max_workers=2) as pool:  # each scan has its generator
             one = partial(self._write_scan, folder)
             tables = list(pool.map(one, series, range(len(series)), owners))
         _write_csv(folder / "annotations.csv", "diameter_mm", (t[0] for t in tables))
@@ -504,7 +505,7 @@ class LunaCohort(ScanCohort):
         others = add_lookalikes(rng, chest, hospital, nodules, self.lookalikes)
         voxels = acquire(rng, chest.canvas, hospital)
         middle = np.append(rng.uniform(-30, 30, size=2), rng.uniform(-250, -100))
-        # One scan in four is stored from left to right and back to front, as some of LUNA16 are.
+        # One scan in four is stored from left to right and back to front, like some of LUNA16.
         flipped = number % 4 == 3
         origin = middle + chest.canvas.half * ([1, 1, -1] if flipped else [-1, -1, -1])
         write_scan(
@@ -597,7 +598,7 @@ def _series(seed: int, hospital: str, number: int) -> str:
 
 
 def _near(rng: Rng, place: Point, spread: float) -> Point:
-    """Where a detector sees something: close to its middle."""
+    """A detector's position of an object: close to its middle."""
     return place + np.clip(rng.normal(0, spread, size=3), -1.5, 1.5)
 
 

@@ -1,8 +1,8 @@
-"""A MedMNIST-like file of drawn white blood cells; the task of BloodMNIST in small.
+"""A MedMNIST-like file of synthetic white blood cells: the task of BloodMNIST in small.
 
-The four classes differ in what an expert looks at: the lobes of the nucleus, its share of the
-cell, and (for eosinophils) granules. Stain, size, position, focus and noise vary over images and
-tell nothing about the class.
+The four classes differ in the features that experts use: the lobes of the nucleus, its share of the
+cell, and (for eosinophils) granules. Stain, size, position, focus and noise vary over images,
+independent of the class.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ Pair = Sequence[float] | NDArray[np.float64]
 
 @dataclass(frozen=True)
 class BloodCells(Cohort):
-    """What is generated; equal parameters give equal files, byte by byte.
+    """The generated file; equal parameters give equal files, byte by byte.
 
     Attributes:
         images: Images of the training, validation and test split.
         size: Side of an image in pixels.
-        seed: Seed of everything. It is the data's own: another seed is another data set.
+        seed: Seed of the data, not of the run: another seed gives another data set.
 
     Example:
         >>> BloodCells().name == BloodCells(seed=1).name
@@ -181,7 +181,7 @@ def ellipse(x: Plane, y: Plane, centre: Pair, radii: Pair, soft: float = 0.04) -
 
 
 def paint(image: Plane, cover: Plane, colour: Plane) -> None:
-    """Covers an image (H, W, 3), in place, by a colour (3,) where `cover` (H, W) is 1."""
+    """Paints a colour (3,) on an image (H, W, 3), in place, where `cover` (H, W) is 1."""
     image += cover[..., None] * (colour - image)
 
 

@@ -26,12 +26,12 @@ class AbdomenHospital(Hospital):
     Attributes:
         agent: HU that the contrast agent adds, from a native scan to the venous phase.
         thickness: Distance of the slices, as a multiple of the cohort's.
-        pixel: Size of the pixels, likewise.
+        pixel: Size of the pixels, as a multiple of the cohort's.
         noise: Standard deviation of the noise, in HU.
         blur: In-plane blur of the reconstruction kernel, in pixels.
-        offset: HU that the calibration is off.
+        offset: HU by which the calibration is wrong.
         tumour_size: Typical radius of a tumour of the liver, in mm.
-        steatosis: HU that fat takes from the livers.
+        steatosis: HU by which fat darkens the livers.
     """
 
     agent: float = trait(15.0, 90.0)
@@ -46,12 +46,12 @@ class AbdomenHospital(Hospital):
 
 @dataclass(frozen=True)
 class OrgansCohort(VolumeCohort):
-    """What is generated; equal parameters give equal files, byte by byte.
+    """The generated cohort; equal parameters give equal files, byte by byte.
 
     Attributes:
         hospitals: Number of hospitals.
         patients: Patients per hospital.
-        shape: Voxels (H, W, D) of a typical scan; every hospital has its own spacing.
+        shape: Voxels (H, W, D) of a typical scan; the spacing differs between hospitals.
         seed: Seed of everything. It is the data's own: another seed is another data set.
     """
 
@@ -156,7 +156,7 @@ def _ellipsoid(
 
 
 def _bowel(rng: Rng, image: Array, at: partial[Array]) -> None:
-    """Loops of soft tissue, some with gas; they look like organs without being any."""
+    """Loops of soft tissue, some with gas, which look like organs."""
     for _ in range(14):
         centre = (rng.uniform(-95, 95), rng.uniform(-10, 66), rng.uniform(-95, 60))
         half = tuple(rng.uniform(12, 24, 3))

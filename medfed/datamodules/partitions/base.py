@@ -1,9 +1,8 @@
-"""What a partition decides: which patients a client has, and how its data differ.
+"""What a partition decides: the patients of each client, and how its data differ.
 
-To add one, write a class in a file of its own and a yaml that names it; nothing else knows the
-partitions by name. A class that gives every patient to one of `num_clients` clients extends `Dealt`
-and says who gets whom; one that changes one thing about the clients of another partition extends
-`Wrapped`; any other one extends `Partition`.
+To add one, write a class in a new file and a yaml that names it; no other code refers to partitions
+by name. A class that gives every patient to one of `num_clients` clients extends `Dealt`; one that
+changes one aspect of another partition's clients extends `Wrapped`; any other extends `Partition`.
 """
 
 from __future__ import annotations
@@ -28,20 +27,20 @@ if TYPE_CHECKING:
 
 Ids = Sequence[str]
 Shares = tuple[float, ...]  # (K,) of sum 1
-Order = tuple[int, ...]  # (K,) what class k is called
-Owners = NDArray[np.int64]  # (P,) who has each patient
+Order = tuple[int, ...]  # (K,) the client's number of class k
+Owners = NDArray[np.int64]  # (P,) the client of each patient
 Counts = NDArray[np.int64]  # (P, K) samples per patient and class
 
 
 @dataclass(frozen=True)
 class Traits:
-    """What a partition is like, whatever the data.
+    """Properties of a partition that do not depend on the data.
 
     Attributes:
-        needs: What it cannot do without: patients' ``label`` or ``centre``, ``images``, a ``file``.
-        keeps_all: Whether every patient is at some client.
+        needs: Its requirements: patients' ``label`` or ``centre``, ``images``, a ``file``.
+        keeps_all: Whether every patient belongs to a client.
         seeded: Whether another seed gives clients other patients.
-        natural: Whether clients are the hospitals that patients come from, as at real sites.
+        natural: Whether clients are the patients' real hospitals.
     """
 
     needs: frozenset[str] = frozenset()
@@ -51,20 +50,19 @@ class Traits:
 
 
 class Partition(ABC):
-    """A rule, deterministic from its seed, that turns a data set into clients.
+    """A rule, deterministic given its seed, that divides a data set among clients.
 
-    Each question is answered by a method of its own, so that partitions compose; only `assign` has
-    no answer that would do for most.
+    Each question has a separate method, so that partitions compose; only `assign` has no default.
     """
 
     @property
     def traits(self) -> Traits:
-        """What can be told before any patient is known."""
+        """The properties that are known without any patient."""
         return Traits()
 
     @abstractmethod
     def assign(self, patients: Sequence[Patient], seed: int) -> dict[str, list[str]]:
-        """Gives every client its patients; a patient may be left out, but never given twice.
+        """Gives every client its patients; a patient may be left out, but never assigned twice.
 
         Args:
             patients: All patients, sorted by id.
@@ -78,7 +76,7 @@ class Partition(ABC):
         """
 
     def availability(self, clients: Ids, channels: Ids, seed: int) -> dict[str, Tensor]:
-        """Says which channels each client has; by default all of them.
+        """Returns each client's channels; by default all.
 
         Args:
             clients: Client ids in order.
@@ -94,9 +92,9 @@ class Partition(ABC):
         return {client: torch.ones(len(channels), dtype=torch.bool) for client in clients}
 
     def class_shares(self, clients: Ids, num_classes: int, seed: int) -> dict[str, Shares]:
-        """Says in which proportions the classes shall stand at a client.
+        """Returns the class proportions that clients should have.
 
-        `assign` alone can see to it where a patient is one sample. Where a patient has samples of
+        If a patient is one sample, `assign` itself can achieve them. If a patient has samples of
         several classes (the nodule candidates of a scan), every split of the client is thinned to
         these proportions.
 
@@ -111,7 +109,7 @@ class Partition(ABC):
         return {}
 
     def scanners_of(self, clients: Ids, seed: int) -> dict[str, Scanner]:
-        """Gives clients a scanner of their own; a client that is left out keeps its images.
+        """Gives clients simulated scanners; a client without one keeps its images.
 
         Args:
             clients: Client ids in order.
@@ -120,7 +118,7 @@ class Partition(ABC):
         return {}
 
     def label_orders(self, clients: Ids, num_classes: int, seed: int) -> dict[str, Order]:
-        """Says by which numbers clients call the classes: a planted conflict, for tests of methods.
+        """Returns the clients' class numbers: a planted conflict, for tests of methods.
 
         Args:
             clients: Client ids in order.
@@ -128,13 +126,13 @@ class Partition(ABC):
             seed: Seed of every random choice.
 
         Returns:
-            A permutation of 0 to K - 1 per client, whose entry k is what the client calls class
-            (region) k; a client that is left out keeps its labels.
+            A permutation of 0 to K - 1 per client, whose entry k is the client's number for class
+            (region) k; a client without one keeps its labels.
         """
         return {}
 
     def remark(self, patients: Sequence[Patient]) -> str:
-        """Says in a sentence what a person should know before training; empty: nothing.
+        """Returns a remark for the user before training; empty if there is none.
 
         Args:
             patients: All patients.
@@ -142,20 +140,20 @@ class Partition(ABC):
         return ""
 
     def splits(self, clients: Ids) -> dict[str, dict[Split, list[str]]]:
-        """Says which patients train, validate and test, where that is decided beforehand.
+        """Returns the patients' splits if they are fixed beforehand.
 
         Args:
             clients: Client ids in order.
 
         Returns:
-            Patient ids per split and client; a client that is left out is split by the seed.
+            Patient ids per split and client; the seed splits clients that are not included.
         """
         return {}
 
 
 @dataclass(frozen=True)
 class Dealt(Partition):
-    """Base of partitions that deal whole patients to a given number of clients.
+    """Base of partitions that divide whole patients among a given number of clients.
 
     Attributes:
         num_clients: Number of clients.
@@ -165,19 +163,19 @@ class Dealt(Partition):
 
     @property
     def least(self) -> int:
-        """Patients that every client needs; 0 leaves it to `deal` to find that they are too few."""
+        """The patients that every client needs; with 0 `deal` checks whether there are enough."""
         return 1
 
     @abstractmethod
     def deal(self, patients: Sequence[Patient], seed: int) -> Owners:
-        """Says who gets each patient.
+        """Assigns each patient to a client.
 
         Args:
             patients: P patients, in an order that does not depend on how they were listed.
             seed: Seed of every random choice.
 
         Returns:
-            (P,) the number of each one's client, -1 for a patient that is left out.
+            (P,) the number of each patient's client, -1 for a patient that is left out.
 
         Raises:
             ConfigError: If the rule cannot be applied to these patients.
@@ -209,10 +207,10 @@ class Dealt(Partition):
 
 @dataclass(frozen=True)
 class Wrapped(Partition):
-    """Base of partitions that change one thing about the clients of another partition.
+    """Base of partitions that change one aspect of another partition's clients.
 
     Attributes:
-        assignment: The partition that answers every question that the subclass does not.
+        assignment: The partition that decides everything that the subclass does not change.
     """
 
     assignment: Partition
@@ -259,7 +257,7 @@ class Wrapped(Partition):
 
 
 def in_order(patients: Sequence[Patient]) -> list[Patient]:
-    """Sorts patients by id, numbers by value, so that no partition depends on how they are listed.
+    """Sorts patients by id, numbers by value, so that their listed order has no influence.
 
     Args:
         patients: Patients with distinct ids.

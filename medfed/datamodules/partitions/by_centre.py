@@ -1,8 +1,7 @@
 """Partitions that follow the hospitals in the data: one client each, or several.
 
-`ByCentre` gives every hospital a client. `CentreSplit` makes groups of clients that are alike
-within and differ between. `Auto` takes the data as they are: it leaves out, doubles
-and alters nothing.
+`ByCentre` gives every hospital a client. `CentreSplit` makes groups of similar clients. `Auto` does
+not leave out, duplicate or change any data.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class ByCentre(Partition):
 
     @property
     def traits(self) -> Traits:
-        """Patients may be left out where centres are chosen."""
+        """Patients may be left out if centres are chosen."""
         all_ = self.centres is None
         return Traits(frozenset({"centre"}), keeps_all=all_, seeded=False, natural=True)
 
@@ -58,10 +57,10 @@ class ByCentre(Partition):
 
 @dataclass(frozen=True)
 class CentreSplit(Partition):
-    """Deals the patients of every centre evenly to clients of its own.
+    """Divides the patients of every centre evenly among several clients.
 
     Attributes:
-        parts: Clients of every centre; or of each by name, one of those that are not named.
+        parts: Clients per centre: one number for all, or numbers by centre, 1 for those not named.
     """
 
     parts: int | Mapping[str, int] = 2
@@ -76,7 +75,7 @@ class CentreSplit(Partition):
 
     @property
     def traits(self) -> Traits:
-        """Who is where within a centre is drawn."""
+        """The assignment within a centre is random."""
         return Traits(frozenset({"centre"}))
 
     def assign(self, patients: Sequence[Patient], seed: int) -> dict[str, list[str]]:
@@ -107,7 +106,7 @@ class CentreSplit(Partition):
                     f"partition.parts: {centre} has {len(ids)} patients, too few for {count} "
                     "clients."
                 )
-            # A stream per centre: dividing one of them leaves the clients of the others.
+            # A random stream per centre: dividing one centre does not change the others' clients.
             order = numpy_rng(seed, "centre split", centre).permutation(len(ids))
             for n in range(count):
                 name = f"{centre}_{n}" if count > 1 else centre
@@ -115,21 +114,21 @@ class CentreSplit(Partition):
         return assigned
 
 
-CLIENTS, LEAST = 5, 3  # of equal parts, unless that leaves below three patients to a client
+CLIENTS, LEAST = 5, 3  # of equal parts, unless clients would get fewer than three patients
 
 
 @dataclass(frozen=True)
 class Auto(Partition):
-    """A client per hospital where the data name one for every patient, else equal parts at random.
+    """A client per hospital if the data name one for every patient, else equal random parts.
 
     Attributes:
-        num_clients: How many equal parts; None makes 5, or fewer where a part would have below 3
-            patients. Where hospitals are known they decide, and a number is refused.
-        protocol: The partition that an experiment has for its own cohort, and that data of one's
-            own do not get; it is only named.
+        num_clients: How many equal parts; None makes 5, or fewer if a part would have fewer than 3
+            patients. If hospitals are known, a number is refused.
+        protocol: The partition of the experiment's original cohort; it is not used for the user's
+            data, only named in the remark.
     """
 
-    # Where hospitals are named no choice is random.
+    # If hospitals are named, nothing is random.
     traits = Traits(seeded=False, natural=True)
 
     num_clients: int | None = None
@@ -139,7 +138,7 @@ class Auto(Partition):
         """See `Partition.assign`.
 
         Raises:
-            ConfigError: If a number of clients is asked for where hospitals are known.
+            ConfigError: If a number of clients is given although hospitals are known.
 
         Example:
             >>> Auto().assign([Patient("a", centre="x"), Patient("b", centre="y")], seed=0)
@@ -151,9 +150,9 @@ class Auto(Partition):
             return RoundRobin(self._parts(len(patients))).assign(patients, seed)
         if self.num_clients is not None:
             raise ConfigError(
-                f"partition.num_clients={self.num_clients} does not go with data of "
+                f"partition.num_clients={self.num_clients} contradicts the data of "
                 f"{len({p.centre for p in patients})} known hospitals, which are the clients; "
-                "leave it out, or deal the patients out by partition=round_robin."
+                "leave it out, or divide the patients at random by partition=round_robin."
             )
         return ByCentre().assign(patients, seed)
 
@@ -162,18 +161,18 @@ class Auto(Partition):
         named = sum(p.centre is not None for p in patients)
         if named == len(patients):
             count = len({p.centre for p in patients})
-            sentence = f"Each of the {count} hospitals of the data is a client"
+            sentence = f"Each of the {count} hospitals in the data is a client"
         else:
             lack = f" for {len(patients) - named} of them" * bool(named)
             parts = self._parts(len(patients))
             sentence = (
-                f"All {len(patients):,} patients are dealt to {parts} clients at random, as the "
-                f"data name no hospitals{lack}"
+                f"All {len(patients):,} patients are divided among {parts} clients at random, as "
+                f"the data name no hospitals{lack}"
             )
         if self.protocol is None:
             return "" if named == len(patients) else f"{sentence} (partition=auto)."
         return (
-            f"{sentence} (partition=auto). The protocol of this experiment is another one: set "
+            f"{sentence} (partition=auto). This experiment has another protocol: set "
             f"partition={self.protocol} to use it."
         )
 

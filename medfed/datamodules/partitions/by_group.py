@@ -1,9 +1,9 @@
-"""Planted groups of clients, for tests of whether a method finds them (PPFL's memberships do).
+"""Planted groups of clients, to test whether a method finds them, as PPFL's memberships do.
 
-Label groups are PPFL's pathological setting: clients are cut into groups, and each group holds the
-samples of its own labels (digits 0 to 2, 3 and 4, ...). Site groups are groups of hospitals that
-share a scanner, channels and a way of reading, for data that have no groups, such as a cohort of
-scans. The name of a client says its group, so every record and picture shows it.
+Label groups are PPFL's pathological setting: each group of clients has the samples of some labels
+(digits 0 to 2, 3 and 4, ...). Site groups are hospitals that share a scanner, channels and a way of
+labelling, for data without groups, such as a cohort of scans. A client's name contains its group,
+so every record and figure shows it.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from medfed.datamodules.scanner import Scanner, scanners_from
 
 @dataclass(frozen=True)
 class LabelGroups(Dealt):
-    """Groups of clients with labels of their own; within a group, clients are alike.
+    """Groups of clients with different labels; within a group, clients are similar.
 
-    Patients whose label is in no group stay unused.
+    Patients whose label is in no group are not used.
 
     Attributes:
         num_clients: Number of clients, spread evenly over the groups.
@@ -79,14 +79,14 @@ class LabelGroups(Dealt):
                     f"Group {n} (labels {', '.join(map(str, self.groups[n]))}) has {len(members)} "
                     f"patients for {size} clients; use fewer clients or other groups."
                 )
-            # Shuffled within each label and dealt in turn, so that every client gets its share.
+            # Shuffled within each label and assigned in turn, so that every client gets its share.
             shuffled = numpy_rng(seed, "label_groups", n).permutation(members)
             order = sorted(shuffled, key=lambda i: patients[i].label or 0)
             owner[order] = sizes[:n].sum() + np.arange(len(members)) % size
         return owner
 
     def _groups(self, patients: Sequence[Patient]) -> NDArray[np.int64]:
-        """(P,) the group of every patient, -1 where its labels are in none."""
+        """(P,) the group of every patient, -1 if its labels are in no group."""
         group_of = {label: n for n, group in enumerate(self.groups) for label in group}
         groups = np.full(len(patients), -1)
         for i, row in enumerate(count_classes(patients)):
@@ -119,13 +119,13 @@ def group_of(client: str) -> int:
     """Reads the group from the name of a client.
 
     Args:
-        client: A name that `grouped_names` gave.
+        client: A name from `grouped_names`.
 
     Returns:
         The number of its group.
 
     Raises:
-        ConfigError: If it is no such name.
+        ConfigError: If it is not such a name.
 
     Example:
         >>> group_of("group_3_hospital_0")
@@ -139,19 +139,19 @@ def group_of(client: str) -> int:
 
 @dataclass(frozen=True)
 class SiteGroups(Dealt):
-    """Patients dealt evenly to clients; clients of one group see and read them in one way.
+    """Divides patients evenly; clients of one group share scanners, channels and class numbers.
 
-    Scanners and missing channels change what a network gets, but one network may serve all of them.
-    `label_shift` plants a *conflict*: the groups number the classes (or regions) in another order,
-    so that no network can be right in two groups of different orders, as if hospitals followed
-    opposite conventions. It is a test of what a method recovers and stands for no real practice.
+    Scanners and missing channels change the network's inputs, but one network may serve all groups.
+    `label_shift` plants a *conflict*: the groups number the classes (or regions) in different
+    orders, so that no network can be right in two groups, as if hospitals followed opposite
+    conventions. It tests what a method recovers and does not represent real practice.
 
     Attributes:
         num_clients: Number of clients, spread evenly over the groups.
         groups: Number of groups.
-        scanners: A scanner per group, of the settings of `SiteEffect`; ``{}`` changes nothing.
+        scanners: A scanner per group, with the settings of `SiteEffect`; ``{}`` changes nothing.
         lacks: The channels that each group lacks.
-        label_shift: s; group g calls class (region) k by the number (k + s g) mod K.
+        label_shift: s; group g numbers class (region) k as (k + s g) mod K.
     """
 
     groups: int = 2
@@ -175,7 +175,7 @@ class SiteGroups(Dealt):
             if value is not None and len(value) != self.groups:
                 raise ConfigError(
                     f"partition.{name} has {len(value)} entries for {self.groups} groups; give "
-                    "one per group, an empty one where nothing changes."
+                    "one per group, an empty one for a group without a change."
                 )
         self.scanners_of(self.names(), seed=0)
 
@@ -210,7 +210,7 @@ class SiteGroups(Dealt):
         return {c: torch.tensor([n not in missing[c] for n in channels]) for c in clients}
 
     def scanners_of(self, clients: Ids, seed: int) -> dict[str, Scanner]:
-        """See `Partition.scanners_of`; shading and noise are drawn anew for each client and image.
+        """See `Partition.scanners_of`; shading and noise differ for each client and image.
 
         Example:
             >>> two = SiteGroups(2, scanners=[{}, {"gamma": 2.0}])
@@ -224,7 +224,7 @@ class SiteGroups(Dealt):
         """See `Partition.label_orders`.
 
         Raises:
-            ConfigError: If the shift leaves the classes as they are.
+            ConfigError: If the shift does not change the order of the classes.
 
         Example:
             >>> two = SiteGroups(2, label_shift=1)

@@ -1,18 +1,18 @@
-"""Partitions by label: clients with other label ratios, label sets or sizes.
+"""Partitions by label: clients with different label ratios, label sets or sizes.
 
 - `LabelImbalance`: the ratio δ = negatives / positives, mirrored over the clients.
 - `Dirichlet`: for each class k, p_k ~ Dir_N(alpha), and client n gets the share p_kn of the samples
   of class k. Sources: M. Yurochkin et al., "Bayesian Nonparametric Federated Learning of Neural
   Networks", ICML 2019, section 4; Q. Li et al., "Federated Learning on Non-IID Data Silos", ICDE
-  2022. The idea is that of T.-M. H. Hsu et al., arXiv:1909.06335, who draw one distribution over
-  classes per client instead; there all clients have one size, here sizes differ, too.
-- `Shards`: sort by label, cut into equal shards, deal each client a few. Source: B. McMahan et al.,
+  2022. The idea is from T.-M. H. Hsu et al., arXiv:1909.06335, who instead draw one distribution
+  over classes per client; there all clients have one size, here sizes differ.
+- `Shards`: sort by label, cut into equal shards, give each client a few. Source: B. McMahan et al.,
   "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017,
   section 3.
-- `QuantitySkew`: hospitals of very different size whose patients are otherwise alike.
+- `QuantitySkew`: hospitals of very different sizes with otherwise similar patients.
 
-Shares become whole numbers by the method of largest remainders (Hamilton): the counts sum to the
-wanted size, and each is less than one away from its share. For two classes that is rounding
+Largest remainders (Hamilton's method) turn shares into whole numbers: the counts sum to the
+required size, and each differs from its share by less than one. For two classes this is rounding
 half up.
 """
 
@@ -47,14 +47,14 @@ def apportion(size: int, shares: Sequence[float]) -> tuple[int, ...]:
     """Divides a whole number in given proportions.
 
     Args:
-        size: What is divided, at least 0.
+        size: The number to divide, at least 0.
         shares: (K,) non-negative, of sum 1.
 
     Returns:
-        K whole numbers of sum `size`; of equal remainders, the later class is rounded up.
+        K whole numbers of sum `size`; among equal remainders, the later class is rounded up.
 
     Raises:
-        ConfigError: If `shares` are no proportions.
+        ConfigError: If `shares` are not proportions.
 
     Example:
         >>> apportion(5, (0.5, 0.5)), apportion(10, (0.26, 0.37, 0.37))
@@ -69,18 +69,18 @@ def apportion(size: int, shares: Sequence[float]) -> tuple[int, ...]:
 
 
 def largest_fit(available: Sequence[int], shares: Sequence[float]) -> tuple[int, ...]:
-    """Finds the most samples that can be had in given proportions.
+    """Finds the largest numbers of samples in given proportions.
 
     Args:
         available: (K,) samples per class.
         shares: (K,) non-negative, of sum 1.
 
     Returns:
-        Samples per class, `apportion` of the largest size that every class suffices for; zeros
-        where there is none.
+        Samples per class: `apportion` of the largest size for which every class has enough samples;
+        zeros if there is none.
 
     Raises:
-        ConfigError: If `shares` are no proportions, or not one per class.
+        ConfigError: If `shares` are not proportions, or not one per class.
 
     Example:
         >>> largest_fit((100, 8), (0.8, 0.2)), largest_fit((100, 0), (0.5, 0.5))
@@ -90,7 +90,7 @@ def largest_fit(available: Sequence[int], shares: Sequence[float]) -> tuple[int,
         raise ConfigError(f"{len(shares)} class shares do not fit {len(available)} classes.")
     check_shares(shares)
     bounds = [(n + 1) / s for n, s in zip(available, shares, strict=True) if s > 0]
-    # No count is a whole one below its quota, so nothing beyond the bound fits. Fitting is not
+    # No count is a whole unit below its quota, so no larger size fits. Fitting is not
     # monotone in the size (a larger sum can round one class down), hence the search from above.
     for size in range(min(sum(available), int(min(bounds) + 1e-6)), 0, -1):
         counts = apportion(size, shares)
@@ -105,13 +105,13 @@ def thin(labels: ArrayLike, shares: Sequence[float], seed: int) -> Ints:
     Args:
         labels: (n,) class of every sample, 0 to K - 1.
         shares: (K,) wanted proportions, of sum 1.
-        seed: Seed of which samples of a class that is too frequent are kept.
+        seed: Seed of the choice of samples in classes that are too frequent.
 
     Returns:
-        (m,) int64 indices, ascending; empty where no sample may stay.
+        (m,) int64 indices, ascending; empty if no sample can be kept.
 
     Raises:
-        ConfigError: If `shares` are no proportions, or a label has none.
+        ConfigError: If `shares` are not proportions, or a label has none.
 
     Example:
         >>> kept = thin(np.array([0, 0, 0, 0, 1]), (0.5, 0.5), seed=0)
@@ -135,22 +135,22 @@ def thin(labels: ArrayLike, shares: Sequence[float], seed: int) -> Ints:
 
 
 def deal_whole(counts: Ints, targets: Floats, seed: int, spare: bool = True) -> Ints:
-    """Gives whole patients to clients so that their samples per class come near to targets.
+    """Assigns whole patients to clients so that samples per class approach targets.
 
-    Greedy: each patient goes where it lessens the squared distance to the targets most, that is, to
-    the client whose open need is most like it. A class counts as a share of all that is wanted of
-    it, so that a rare one is not drowned. The most one-sided patients come first; the evenly mixed
-    ones, which help any client, fill the gaps. (The tests hold the label imbalance that comes of
-    it against the linear programme of divisible patients.)
+    Greedy: each patient goes where it reduces the squared distance to the targets most, that is, to
+    the client whose remaining need is most similar to it. Classes are scaled by their total
+    targets, so that rare ones count. The most one-sided patients come first; evenly mixed ones,
+    which help any client, fill the gaps. (The tests compare the resulting label imbalance with the
+    linear programme for divisible patients.)
 
     Args:
         counts: (P, K) samples per class and patient.
-        targets: (N, K) wanted samples per class and client.
+        targets: (N, K) target samples per class and client.
         seed: Seed of the order of equal patients.
-        spare: Whether a patient that no client needs is dealt all the same.
+        spare: Whether patients that no client needs are assigned, too.
 
     Returns:
-        (P,) the client of every patient, -1 for one that stays unused.
+        (P,) the client of every patient, -1 for unused ones.
 
     Example:
         >>> deal_whole(np.array([[0, 4], [4, 0], [2, 2]]), np.array([[4.0, 0.0], [2.0, 6.0]]), 0)
@@ -202,20 +202,20 @@ def check_shares(shares: Sequence[float]) -> None:
 class LabelImbalance(Dealt):
     """Equal-sized clients, half of which (rounded up) are δ:1, the others mirrored 1:δ.
 
-    Samples are used at most once; what does not fit the ratios stays unused. The split of every
-    client is stratified, so its test set has the same ratio as its training set.
+    Samples are used at most once; samples that do not fit the ratios are not used. Every client's
+    split is stratified, so its test set has the same ratio as its training set.
 
-    A patient with several samples stays whole: patients are dealt so that every client has enough
-    negatives and positives for its ratio at about the largest equal size, and every split of a
-    client is then thinned to the ratio (`class_shares`).
+    A patient with several samples stays whole: patients are assigned so that every client has
+    enough negatives and positives for its ratio at about the largest equal size; then every split
+    of a client is thinned to the ratio (`class_shares`).
 
     Attributes:
         num_clients: Number of clients.
         delta: δ = negatives per positive of the first half of the clients.
         positive_fractions: Share of positives per client, in place of `delta`.
-        samples_per_client: Samples per client; None takes as many as the rarer label allows. Where
-            patients stay whole, the number that a client can at least be thinned to before it is
-            split.
+        samples_per_client: Samples per client; None uses as many as the rarer label allows. If
+            patients stay whole, each client has at least this many samples in its ratio before
+            splitting.
     """
 
     traits = Traits(frozenset({"label"}), keeps_all=False)
@@ -281,7 +281,7 @@ class LabelImbalance(Dealt):
         return owner
 
     def class_shares(self, clients: Ids, num_classes: int, seed: int) -> dict[str, Shares]:
-        """See `Partition.class_shares`; clients are taken in the order of `assign`.
+        """See `Partition.class_shares`; clients are in the order of `assign`.
 
         Example:
             >>> LabelImbalance(2, delta=3.0).class_shares(["a", "b"], 2, seed=0)
@@ -295,7 +295,7 @@ class LabelImbalance(Dealt):
         return {c: (1 - f, f) for c, f in zip(clients, self.fractions(), strict=True)}
 
     def _deal_whole(self, patients: Sequence[Patient], shares: list[float], seed: int) -> Owners:
-        """Deals whole patients so that every client can be thinned to as many samples."""
+        """Assigns whole patients so that every client can be thinned to this many samples."""
         counts = count_classes(patients)
         beyond = counts[:, 2:].any(axis=1)
         if beyond.any():
@@ -321,7 +321,7 @@ class LabelImbalance(Dealt):
         return owner
 
     def _pools(self, patients: Sequence[Patient], seed: int) -> tuple[list[int], list[int]]:
-        """Which patients are negative and which positive, each in an order of its own."""
+        """The negative and the positive patients, each in random order."""
         pools: dict[int, list[int]] = {0: [], 1: []}
         for n, patient in enumerate(patients):
             if patient.label not in pools:
@@ -335,7 +335,7 @@ class LabelImbalance(Dealt):
         return pools[0], pools[1]
 
     def _size(self, shares: Sequence[float], negatives: int, positives: int) -> int:
-        """The largest common client size that both labels suffice for, or the one asked for."""
+        """The configured client size, or the largest that both labels allow."""
 
         def fits(size: int) -> bool:
             used = sum(_half_up(size * share) for share in shares)
@@ -349,13 +349,13 @@ class LabelImbalance(Dealt):
 
 
 def _half_up(value: float) -> int:
-    """Rounds a half up; Python's own rounding to even would favour one label."""
+    """Rounds half up; Python rounds half to even, which would favour one label."""
     return int(value + 0.5)
 
 
 def _too_few(negatives: int, positives: int, clients: int, size: int) -> str:
     return (
-        f"{negatives} negatives and {positives} positives do not suffice for {clients} clients of "
+        f"{negatives} negatives and {positives} positives are too few for {clients} clients of "
         f"{size or 1} samples with these label ratios; use fewer clients, a smaller delta or fewer "
         "samples_per_client."
     )
@@ -363,7 +363,7 @@ def _too_few(negatives: int, positives: int, clients: int, size: int) -> str:
 
 @dataclass(frozen=True)
 class Shards(Dealt):
-    """Cuts the patients, sorted by label, into shards and deals the shards at random.
+    """Cuts the patients, sorted by label, into shards and assigns the shards at random.
 
     N·S shards have at most N·S + K - 1 labels among them (a shard may straddle a boundary), so
     that a client sees about S labels. Every patient is used exactly once. Patients with several
@@ -419,13 +419,13 @@ ATTEMPTS = 1000
 class Dirichlet(Dealt):
     """p_k ~ Dir_N(alpha) for every class k; every patient is used exactly once.
 
-    Patients with samples of several classes stay whole: they are dealt so that the samples per
-    client and class come near to the drawn numbers.
+    Patients with samples of several classes stay whole: they are assigned so that the samples per
+    client and class approach the random targets.
 
     Attributes:
         num_clients: Number of clients N.
         alpha: Concentration: small is skewed, large is even.
-        min_patients: The proportions are drawn anew until every client has as many patients.
+        min_patients: The proportions are redrawn until every client has this many patients.
     """
 
     traits = Traits(frozenset({"label"}))
@@ -449,8 +449,7 @@ class Dirichlet(Dealt):
         """See `Dealt.deal`.
 
         Raises:
-            ConfigError: If a patient has no label, or some client stays too small however often
-                the proportions are drawn.
+            ConfigError: If a patient has no label, or some client is too small after all redraws.
 
         Example:
             >>> patients = [Patient(str(i), label=i % 2) for i in range(8)]
@@ -463,8 +462,8 @@ class Dirichlet(Dealt):
             if np.bincount(owner, minlength=self.num_clients).min() >= self.min_patients:
                 return owner
         raise ConfigError(
-            f"In {ATTEMPTS} draws with partition.alpha={self.alpha}, never did all "
-            f"{self.num_clients} clients get {self.min_patients} of the {len(patients)} patients; "
+            f"In {ATTEMPTS} draws with partition.alpha={self.alpha}, all {self.num_clients} "
+            f"clients never got {self.min_patients} of the {len(patients)} patients; "
             "use a larger alpha, fewer clients or a smaller min_patients."
         )
 
@@ -529,7 +528,7 @@ class QuantitySkew(Dealt):
             array([6, 3, 2])
         """
         sizes = list(apportion(len(patients), self._shares(seed).tolist()))
-        while 0 in sizes:  # the largest client gives one to each that has none
+        while 0 in sizes:  # the largest client gives one patient to each client without any
             giver, taker = sizes.index(max(sizes)), sizes.index(0)
             sizes[giver], sizes[taker] = sizes[giver] - 1, 1
         owner = np.repeat(np.arange(self.num_clients), sizes)

@@ -1,6 +1,6 @@
-"""What a hospital's equipment does to its images: its own scanner, and channels that it lacks.
+"""Effects of a hospital's equipment on its images: its scanner and its missing channels.
 
-The availability table says which client has which channel.
+The availability table lists each client's channels.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from medfed.datamodules.scanner import UNCHANGED, Scanner, is_number, scanners_f
 class SiteEffect(Wrapped):
     """Gives every client of another partition a scanner; see `medfed.datamodules.scanner.Scanner`.
 
-    A range is spread evenly over the clients, each setting in a random order of its own, so that
-    the noisiest scanner is not also the coarsest (a Latin hypercube).
+    Each setting's range is spread evenly over the clients in a separate random order, so that the
+    noisiest scanner is not also the coarsest (a Latin hypercube).
 
     Attributes:
         assignment: The partition that decides everything else.
@@ -33,8 +33,8 @@ class SiteEffect(Wrapped):
         resolution: Least and greatest factor of resolution, in (0, 1].
         gamma: Least and greatest exponent of the grey scale.
         noise: Least and greatest standard deviation of the noise, from 0.
-        table: In place of the ranges, the settings of every client, by client id; what is not
-            written there is as without a scanner, and a client that is not listed has none.
+        table: In place of the ranges, the settings of every client, by client id; a missing setting
+            has no effect, and a client that is not listed has no scanner.
     """
 
     bias_field: Sequence[float] = (0.0, 0.3)
@@ -58,7 +58,7 @@ class SiteEffect(Wrapped):
 
     @property
     def traits(self) -> Traits:
-        """Those of `assignment`; and images are needed."""
+        """Those of `assignment`; also requires images."""
         inner = self.assignment.traits
         return replace(inner, needs=inner.needs | {"images"})
 
@@ -94,15 +94,15 @@ PRESETS = ("none", "lack_k", "rotate", "random", "table")
 
 @dataclass(frozen=True)
 class ChannelMissing(Wrapped):
-    """Takes channels away from the clients of another partition.
+    """Removes channels from the clients of another partition.
 
     A missing channel is zero after normalisation, and the presence mask travels in every batch.
 
     Attributes:
         assignment: The partition that assigns the patients.
-        preset: ``lack_k``: the listed clients lack `channel`; ``rotate``: client n lacks channel
-            n mod C; ``random``: each channel is missing with `probability`, but no client loses
-            all; ``table``: as written in `table`; ``none``: nothing is missing.
+        preset: ``lack_k``: the listed clients lack `channel`; ``rotate``: client n lacks channel n
+            mod C; ``random``: each channel is missing with `probability`, but no client loses all;
+            ``table``: as listed in `table`; ``none``: no channel is missing.
         channel: For ``lack_k``, the name of the missing channel.
         clients: For ``lack_k``, the clients that lack it: ids, or positions in the order.
         probability: For ``random``, in [0, 1).

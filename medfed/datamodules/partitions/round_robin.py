@@ -1,4 +1,4 @@
-"""Equal, identically distributed clients: patients are dealt out like cards."""
+"""Equal, identically distributed clients: patients are assigned in turn, like cards."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from medfed.datamodules.readers.base import Patient
 
 @dataclass(frozen=True)
 class RoundRobin(Dealt):
-    """Shuffles the patients and deals them out; sizes differ by one at most.
+    """Shuffles the patients and assigns them in turn; sizes differ by at most one.
 
     Attributes:
         num_clients: Number of clients.
@@ -25,7 +25,7 @@ class RoundRobin(Dealt):
 
     @property
     def traits(self) -> Traits:
-        """The seed decides unless they are not shuffled."""
+        """Seeded if patients are shuffled."""
         return Traits(seeded=self.shuffle)
 
     def deal(self, patients: Sequence[Patient], seed: int) -> Owners:

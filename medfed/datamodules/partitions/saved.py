@@ -22,14 +22,13 @@ from medfed.datamodules.splits import SPLITS, Split
 
 @dataclass(frozen=True)
 class Saved(Partition):
-    """Takes everything from a JSON file; no random choice is made and no seed is used.
+    """Takes everything from a JSON file, without random choices or a seed.
 
-    The file is a run's ``splits.json`` or has the same form: under ``clients`` the patients of each
-    client, as ``{"train": [...], "val": [...], "test": [...]}``, which fixes the splits, too, or as
-    a plain list, which is split by the run's seed; under ``partition``, if at all, ``channels``,
-    ``class_shares``, ``site`` and ``label_order`` of each client. Other keys are not looked at, so
-    data that were read from elsewhere, or have changed, are accepted as long as the patients have
-    the same ids.
+    The file is a run's ``splits.json`` or has the same form. ``clients`` holds the patients of each
+    client, as ``{"train": [...], "val": [...], "test": [...]}``, which also fixes the splits, or as
+    a plain list, which the run's seed splits. The optional ``partition`` holds ``channels``,
+    ``class_shares``, ``site`` and ``label_order`` of each client. Other keys are ignored, so
+    changed data, or data from elsewhere, are accepted if the patients have the same ids.
 
     Attributes:
         file: The JSON file.
@@ -62,7 +61,7 @@ class Saved(Partition):
         """See `Partition.availability`; a client without a record has all channels."""
         present = super().availability(clients, channels, seed)
         for client, names in self._recorded(clients, "channels").items():
-            # Older records of tables name the indicators, too, which go with their columns.
+            # Older records of tables also name the indicators, which belong to their columns.
             gone = {f"{channel} missing" for channel in channels} - {*channels}
             has = check_names("channel", [n for n in names if n not in gone], channels)
             present[client] = torch.tensor([channel in has for channel in channels])
@@ -79,7 +78,7 @@ class Saved(Partition):
         try:
             return {client: Scanner(**settings) for client, settings in recorded.items()}
         except TypeError as error:
-            raise DataError(f"{self.file}: a scanner cannot be used as it is: {error}.") from error
+            raise DataError(f"{self.file}: a scanner cannot be used: {error}.") from error
 
     def label_orders(self, clients: Ids, num_classes: int, seed: int) -> dict[str, Order]:
         """See `Partition.label_orders`."""
@@ -101,7 +100,7 @@ class Saved(Partition):
         }
 
     def _recorded(self, clients: Ids, key: str) -> dict[str, Any]:
-        """What the file says about clients, as far as it does."""
+        """The file's records of clients, if it has any."""
         records = self._content.get("partition", {})
         values = {client: records.get(client, {}).get(key) for client in clients}
         return {client: value for client, value in values.items() if value is not None}
@@ -121,7 +120,7 @@ def read_partition(path: Path) -> dict[str, Any]:
         Its content, with ``clients`` as described there.
 
     Raises:
-        DataError: If it is missing, no JSON, or of another form.
+        DataError: If it is missing, not JSON, or of another form.
 
     Example:
         >>> import tempfile

@@ -1,1 +1,1 @@
-"""Readers: one file per format on disk; `readers.base` says what a reader offers."""
+"""Readers: one file per format on disk; `readers.base` defines their interface."""

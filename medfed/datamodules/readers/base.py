@@ -1,10 +1,10 @@
-"""What readers are; to add a format, write one in a file of its own and name it in a configuration.
+"""The interface of readers. To add a format, write a reader and name it in a configuration.
 
-There are two kinds, and nothing else needs to know the format:
+There are two kinds; no other code knows the format:
 
-- a *function* that reads a file or folder whole, of samples with one label each: it returns a
+- a *function* that reads a whole file or folder of samples with one label each: it returns a
   `samples.ImageSet` (``data=image_folder`` and its like) or a `table.Table` (``data=csv``);
-- a *class* that is made for a folder of scans and reads them one by one: a `VolumeReader`
+- a *class* for a folder of scans, which reads them one by one: a `VolumeReader`
   (``data=brats`` and its like).
 
 ``data.reader._target_`` names it; the other keys below ``data.reader`` are its arguments.
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Patient:
-    """One patient (case), before anything of it is read.
+    """One patient (case), before any of its data are read.
 
     Attributes:
         id: Unique in the data set.
-        files: The files that belong to it, by role.
-        centre: The hospital that it comes from, where the data names one.
-        label: Its class, where it has exactly one; partitions by label need it.
-        counts: Samples per class, where it has several samples (nodule candidates of one scan).
-        split: The split that the data set itself puts it in, where it does.
-        invented: Whether `centre` is no hospital that the data name; see `with_hospitals`.
+        files: Its files, by role.
+        centre: Its hospital, if the data name one.
+        label: Its class, if it has exactly one; partitions by label need it.
+        counts: Samples per class, if it has several samples (nodule candidates of one scan).
+        split: Its official split, if the data set has one.
+        invented: Whether `centre` is not a hospital from the data; see `with_hospitals`.
     """
 
     id: str
@@ -53,7 +53,7 @@ class Patient:
         """Returns the samples per class, (K,); a patient with one label is one sample.
 
         Raises:
-            ConfigError: If neither a label nor counts are known.
+            ConfigError: If neither the label nor the counts are known.
 
         Example:
             >>> Patient("a", label=1).class_counts(3)
@@ -63,15 +63,15 @@ class Patient:
             return (*self.counts, *[0] * (num_classes - len(self.counts)))
         if self.label is None:
             raise ConfigError(
-                f"Patient {self.id} has no label; a partition by label needs one per patient, and "
-                "a continuous outcome is none (partition=round_robin, quantity_skew and centre "
-                "need none)."
+                f"Patient {self.id} has no label; a partition by label needs one per patient, not "
+                "a continuous outcome (partition=round_robin, quantity_skew and centre need no "
+                "labels)."
             )
         return tuple(int(k == self.label) for k in range(num_classes))
 
 
 class Reader(ABC):
-    """Base of the readers of scans, which are read one by one.
+    """Base of the readers that read scans one by one.
 
     Attributes:
         channels: Names of the image channels.
@@ -84,16 +84,16 @@ class Reader(ABC):
         """Lists the patients without reading voxels, sorted by id.
 
         Raises:
-            DataError: If the folder or an index file is not as the format says.
+            DataError: If the folder or an index file does not follow the format.
         """
 
     @abstractmethod
     def spacing(self, patient: Patient) -> tuple[float, ...]:
-        """Reads the distances of the voxels (mm), along the axes that a network sees."""
+        """Reads the distances of the voxels (mm), along the axes of the network's input."""
 
     @abstractmethod
     def record(self) -> dict[str, object]:
-        """Returns all that decides what is made of a patient's files, for JSON."""
+        """Returns all settings that affect how a patient's files are read, for JSON."""
 
 
 class VolumeReader(Reader):
@@ -102,9 +102,9 @@ class VolumeReader(Reader):
     Attributes:
         channels: Names of the image channels, in the order of `read`.
         regions: Names of the label channels, in the order of `read`; never the background.
-        normalize: How grey values are normalised where ``data.normalize`` is null: as that key says
-            it, null by the names of the channels; ``"own"`` where `read` is all that there is.
-        any_size: Whether slices may have any size, so that networks see them window by window.
+        normalize: How grey values are normalised if ``data.normalize`` is null: a value of that
+            key, null for a choice by the channels' names; ``"own"`` if `read` always normalises.
+        any_size: Whether slices may have any size, so that networks process them window by window.
     """
 
     regions: tuple[str, ...]
@@ -113,7 +113,7 @@ class VolumeReader(Reader):
 
     @property
     def exclusive(self) -> bool:
-        """Whether no voxel can be in two regions, so that a softmax over them means something."""
+        """Whether no voxel can be in two regions, which a softmax over regions requires."""
         return False
 
     @abstractmethod
@@ -125,22 +125,22 @@ class VolumeReader(Reader):
             (R, H, W, D) uint8; H runs to the right, W to the front and D to the head.
 
         Raises:
-            DataError: Naming the file that cannot be used, and what to do.
+            DataError: Naming the unusable file, and what to do.
         """
 
     def raw(self, patient: Patient) -> dict[str, Tensor]:
         """Reads one case as `read` does, but with the grey values of its files.
 
         Raises:
-            ConfigError: If this reader always normalises by itself.
+            ConfigError: If this reader always normalises itself.
         """
         raise ConfigError(
-            f"{type(self).__name__} prepares its images by itself; leave data.normalize and "
+            f"{type(self).__name__} prepares its images itself; leave data.normalize and "
             "data.spacing at null, and data.crop_foreground at false."
         )
 
     def cases_of(self, patient: Patient) -> list[Patient]:
-        """Lists what is read one by one of a patient: several cases, or the patient itself."""
+        """Lists the cases of a patient, which are read one by one; often the patient itself."""
         return [patient]
 
     @abstractmethod
@@ -148,14 +148,14 @@ class VolumeReader(Reader):
         """Reads the three sizes from a header alone; `read` may return them in another order."""
 
     def record(self) -> dict[str, object]:
-        """See `Reader.record`; add what else `read` depends on."""
+        """See `Reader.record`; subclasses add everything else that `read` depends on."""
         return {"channels": list(self.channels), "regions": list(self.regions)}
 
     def layout(self) -> dict[str, object]:
-        """Returns how a scan's NIfTI files are found and what they hold, for predictions, as JSON.
+        """Returns the names and content of a scan's NIfTI files, for predictions, as JSON.
 
         Returns:
-            ``files``: name patterns per channel, or None where one 4-D file holds all of
+            ``files``: name patterns per channel, or None if one 4-D file holds all of
             ``file_channels``; ``regions``: the label values of every region.
         """
         regions = {name: [value] for value, name in enumerate(self.regions, start=1)}
@@ -177,7 +177,7 @@ def are_exclusive(regions: Mapping[str, Collection[int]]) -> bool:
 
 
 def given_path(path: Path | None) -> Path:
-    """Returns the path, or says that it is not set.
+    """Returns the path, or raises if it is not set.
 
     Args:
         path: From the configuration.
@@ -211,15 +211,15 @@ def expanded(path: str | Path | None) -> Path | None:
 
 
 def check_names(kind: str, wanted: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
-    """Matches names case-insensitively against what the data offers.
+    """Matches names case-insensitively against the names in the data.
 
     Args:
-        kind: What is named, for the error: ``"channel"``, ``"region"``.
+        kind: The kind of name, for the error: ``"channel"``, ``"region"``.
         wanted: Names from the configuration.
-        known: Names that exist.
+        known: Existing names.
 
     Returns:
-        The known names, in the wanted order.
+        The known names, in the given order.
 
     Raises:
         ConfigError: If a name is unknown or given twice; lists the known names.
@@ -245,9 +245,9 @@ mean FLAIR?).
 
 
 def with_hospitals(patients: Sequence[Patient], hospitals: int | None) -> list[Patient]:
-    """Gives patients of unknown origin to `hospitals` hospitals, in contiguous blocks.
+    """Assigns patients of unknown origin to `hospitals` hospitals, in contiguous blocks.
 
-    Patients whose centre is known, and all patients where `hospitals` is None, stay as they are.
+    Patients with a known centre do not change, nor does any patient if `hospitals` is None.
 
     Args:
         patients: Sorted patients.

@@ -36,8 +36,8 @@ class FolderReader(CaseReader):
         regions: Label values of every region, such as ``{whole: [1, 2, 4], enhancing: [4]}``. These
             values and 0 are the only ones that may occur.
         channels: Which of the modalities to read, in this order; None reads all.
-        hospitals: Where no hospital is named: into how many contiguous blocks of cases to cut.
-        known_labels: Values that may occur beside those of the regions.
+        hospitals: If no hospital is named: the number of contiguous blocks of cases.
+        known_labels: Values that may occur in addition to those of the regions.
 
     Raises:
         ConfigError: If a channel is unknown.
@@ -91,7 +91,7 @@ def is_visible_folder(path: Path) -> bool:
 
 
 def find_file(folder: Path, role: str, pattern: Pattern) -> Path:
-    """Finds the one file that a pattern matches; of several patterns, the first that matches any.
+    """Finds the one file that matches; of alternative patterns, the first with a match counts.
 
     Args:
         folder: The folder of a case.
@@ -134,14 +134,15 @@ MASK = ("*_seg.nii.gz", "*_seg.nii", "*-seg.nii.gz", "*-seg.nii")
 class BratsChallengeReader(FolderReader):
     """Reads the training folder of a BraTS challenge.
 
-    The hospital of a case is that of ``centres.json`` or ``centres.csv`` beside the cases; else the
-    institution in its name (2017 to 2019) or in ``name_mapping.csv`` (2020); else a block of cases.
+    The hospital of a case comes from ``centres.json`` or ``centres.csv`` in the folder; else it is
+    the institution in its name (2017 to 2019) or in ``name_mapping.csv`` (2020); else a block of
+    cases.
 
     Args:
         path: The folder that holds the case folders, or ``HGG`` and ``LGG`` with the case folders.
         channels: Channels to read, in this order.
         regions: Any of ``whole``, ``core`` and ``enhancing``.
-        hospitals: Where no hospital is known: into how many contiguous blocks of cases to cut.
+        hospitals: If no hospital is known: the number of contiguous blocks of cases.
         enhancing: Label value of the enhancing tumour: 4, and 3 since 2023.
 
     Raises:
@@ -169,7 +170,7 @@ class BratsChallengeReader(FolderReader):
         """Lists the folders here; of one without images, such as ``HGG``, the folders in it."""
         cases: list[Path] = []
         for folder in super().case_folders():
-            # A case has images; what has none but folders, such as HGG, is a group of cases.
+            # A case has images; a folder that holds only folders, such as HGG, is a group of cases.
             inner = [f for f in folder.iterdir() if is_visible_folder(f)]
             cases += [folder] if any(folder.glob("[!.]*.nii*")) or not inner else inner
         names: dict[str, Path] = {}
@@ -187,13 +188,13 @@ REGIONS = {"whole": (1, 2, 3), "core": (2, 3), "enhancing": (3,)}
 
 
 class MSDReader(DatalistReader):
-    """Reads MSD Task01_BrainTumour and what is generated in its layout.
+    """Reads MSD Task01_BrainTumour and generated cohorts in its layout.
 
     Args:
         path: The folder with ``dataset.json``; see `readers.datalist.DatalistReader`.
         channels: Channels to read, in this order.
         regions: Any of ``whole``, ``core`` and ``enhancing``.
-        hospitals: Where no hospital is named: into how many contiguous blocks of cases to cut.
+        hospitals: If no hospital is named: the number of contiguous blocks of cases.
 
     Raises:
         ConfigError: If a region or channel is unknown.
@@ -220,5 +221,5 @@ class MSDReader(DatalistReader):
         )
 
     def _labels_of(self, wanted: object) -> Regions:
-        """The values that may occur, whatever the list calls them."""
+        """The values that may occur, independent of the list's names."""
         return {"whole": REGIONS["whole"]}

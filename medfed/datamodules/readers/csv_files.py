@@ -1,6 +1,6 @@
-"""CSV files: their rows and cells, one sentence for each fault, and which hospital a case is from.
+"""CSV files: their rows and cells, an error sentence for each fault, and the hospitals of cases.
 
-The hospital comes from a file beside the data, or from the case's name.
+The hospital comes from a file next to the data, or from the case's name.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ def csv_rows(path: Path, absent: str = "copy it there") -> Iterator[Iterator[lis
 
     Args:
         path: The file, in UTF-8; its cells are separated as `delimiter` says.
-        absent: What to do where it does not exist.
+        absent: What to do if it does not exist.
 
     Yields:
-        Its rows, the header first, without empty ones; a table that was written here and begins a
-        cell with a quote, lest a spreadsheet take it for a formula, gives the cell without it.
+        Its rows, the header first, without empty ones. The quote that this package writes before a
+        cell, to keep spreadsheets from reading a formula, is removed.
 
     Raises:
         DataError: If it cannot be read.
@@ -54,7 +54,7 @@ def csv_rows(path: Path, absent: str = "copy it there") -> Iterator[Iterator[lis
         _check_kind(path)
         sign = delimiter(path)
         with path.open(newline="", encoding="utf-8-sig") as file:
-            # Strict, since a quote left open would otherwise swallow rows until the next one.
+            # Strict: otherwise an open quote would swallow rows until the next quote.
             rows = csv.reader(_lines(path, file), strict=True, delimiter=sign)
             yield ([original(cell) for cell in row] for row in rows if any(map(str.strip, row)))
     except FileNotFoundError:
@@ -69,14 +69,14 @@ def csv_rows(path: Path, absent: str = "copy it there") -> Iterator[Iterator[lis
 
 
 def _check_kind(path: Path) -> None:
-    """Refuses what is no text file, by its first bytes."""
+    """Refuses a file that is not text, by its first bytes."""
     if path.is_dir():
         raise DataError(f"{path} is a folder; name a CSV file.")
     with path.open("rb") as file:
         begin = file.read(8)
     for magic, kind in _MAGIC.items():
         if begin.startswith(magic):
-            raise DataError(f"{path} is {kind}, no CSV file; save it as CSV UTF-8.")
+            raise DataError(f"{path} is {kind}, not a CSV file; save it as CSV UTF-8.")
 
 
 def _lines(path: Path, file: Iterable[str]) -> Iterator[str]:
@@ -87,7 +87,7 @@ def _lines(path: Path, file: Iterable[str]) -> Iterator[str]:
 
 
 def delimiter(path: Path) -> str:
-    """Finds what separates the cells: a comma, a semicolon or a tab, whichever splits more.
+    """Finds the separator of the cells: the comma, semicolon or tab that gives the most cells.
 
     Args:
         path: A file whose first line that is not empty is the header, or a row.
@@ -108,10 +108,10 @@ def delimiter(path: Path) -> str:
 
 
 log = logging.getLogger(__name__)
-_LARGEST = 1e30  # what is beyond loses its range when it is scaled
+_LARGEST = 1e30  # larger numbers overflow when they are scaled
 MISSING = frozenset({"", "?", "nan", "na", "n/a", "none", "null"})
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+(,\d+)?")
-# What somebody meant as a number: 4,1 and 1'041 and 1_5, <5 and ≥ 90, inf.
+# Cells probably meant as numbers: 4,1 and 1'041 and 1_5, <5 and ≥ 90, inf.
 _LIKE_A_NUMBER = re.compile(r"[<>≤≥≈~=±+\-\s]*([.,]?\d|inf)", re.IGNORECASE)
 
 
@@ -123,8 +123,7 @@ class Sheet:
         path: The file.
         columns: Its column names.
         rows: The cells of every row, as many as there are columns.
-        decimal_comma: Whether the cells are separated by something else, so that ``27,5`` can only
-            be a number.
+        decimal_comma: Whether the separator is not a comma, so that ``27,5`` can only be a number.
     """
 
     path: Path
@@ -134,15 +133,15 @@ class Sheet:
 
     @classmethod
     def read(cls, path: Path, header: Sequence[str] | None = None) -> Sheet:
-        """Reads a file; columns without a name and without a cell, as of trailing commas, go.
+        """Reads a file; drops columns without a name and without cells, as from trailing commas.
 
         Args:
             path: The file.
-            header: Column names of a file without a header line.
+            header: Column names for a file without a header line.
 
         Raises:
-            DataError: If there is no row, a column's name cannot be one or occurs twice, or a row
-                is of another length.
+            DataError: If there is no row, a column's name is invalid or occurs twice, or a row has
+                another length.
         """
         with csv_rows(path, "set data.path to a CSV file") as lines:
             rows = list(lines)
@@ -159,7 +158,7 @@ class Sheet:
         if twice := {c for c in columns if count[c.lower()] > 1}:
             raise DataError(
                 f"{path}: column {min(twice) or 'without a name'} occurs twice; give every column "
-                "a name of its own."
+                "a different name."
             )
         sheet = cls(path, columns, rows, delimiter(path) != ",")
         for number, row in enumerate(rows, start=1):
@@ -172,7 +171,7 @@ class Sheet:
 
     @cached_property
     def places(self) -> dict[str, int]:
-        """Where each column stands, by its name in lower case."""
+        """The position of each column, by its name in lower case."""
         return {column.lower(): at for at, column in enumerate(self.columns)}
 
     def bad(self, number: int, what: str) -> DataError:
@@ -185,7 +184,7 @@ class Sheet:
         return [(number, row[at].strip()) for number, row in enumerate(self.rows, start=1)]
 
     def texts(self, name: str) -> list[str | None]:
-        """(N) cells of a column, numbers in one spelling; None where one is missing."""
+        """(N) cells of a column, numbers in one spelling; None for a missing cell."""
         return [None if t.lower() in MISSING else tidy(t) for _, t in self.cells(name)]
 
     def known(self, name: str) -> list[str]:
@@ -197,10 +196,10 @@ class Sheet:
         return [text for _, text in self.cells(name)]
 
     def numbers(self, names: Sequence[str]) -> NDArray[np.float64]:
-        """(N, F) feature cells, NaN where one is missing.
+        """(N, F) feature cells, NaN for a missing cell.
 
         Raises:
-            DataError: Naming the first cell that is no number, and how many others are none.
+            DataError: Naming the first cell that is not a number, and how many others are not.
         """
         numbers = np.empty((len(self.rows), len(names)))
         commas = [n for c, n in enumerate(names) if self._read_column(n, numbers[:, c])]
@@ -216,7 +215,7 @@ class Sheet:
         return numbers
 
     def _read_column(self, name: str, into: NDArray[np.float64]) -> bool:
-        """Fills in the numbers of a column; says whether they are written with decimal commas."""
+        """Fills in the numbers of a column; returns whether they have decimal commas."""
         cells = [(number, t) for number, t in self.cells(name) if t.lower() not in MISSING]
         into[:] = np.nan
         points = self.with_points([text for _, text in cells])
@@ -238,9 +237,9 @@ class Sheet:
         return any(a != b for (_, a), b in zip(cells, points, strict=True))
 
     def with_points(self, texts: Sequence[str]) -> Sequence[str]:
-        """Turns decimal commas into points, where nothing else can be meant.
+        """Turns decimal commas into points if they cannot mean anything else.
 
-        Of cells such as 1,234 alone, each could as well be a thousand and more.
+        If all cells look like 1,234, the comma could separate thousands.
         """
         commas = self.decimal_comma and all(map(_DECIMAL_COMMA.fullmatch, texts))
         if commas and any("," in t and len(t.partition(",")[2]) != 3 for t in texts):
@@ -262,7 +261,7 @@ def _without_empty(columns: list[str], rows: list[list[str]]) -> tuple[list[str]
 
 
 def like_a_number(text: str) -> bool:
-    """Says whether somebody may have meant a number.
+    """Says whether a cell may be meant as a number.
 
     Example:
         >>> [like_a_number(t) for t in ("4,1", "<0.5", "1e400", "female", "grade II")]
@@ -272,7 +271,7 @@ def like_a_number(text: str) -> bool:
 
 
 def as_number(text: str) -> float:
-    """Reads a number; what is none is infinite.
+    """Reads a number; other text gives infinity.
 
     Example:
         >>> as_number("1.5"), as_number("old"), as_number("1_5")
@@ -302,8 +301,8 @@ def named_centres(folder: Path, cases: Iterable[str]) -> dict[str, str]:
     """Reads ``centres.json`` ({case: hospital}) or ``centres.csv`` (case, hospital; with header).
 
     Args:
-        folder: Where the data lie; without one of the two files no hospital is named.
-        cases: Ids of all cases, each of which such a file has to name.
+        folder: The folder of the data; without one of the two files no hospital is named.
+        cases: Ids of all cases; the file must name each.
 
     Returns:
         The hospital of each case.
@@ -331,7 +330,7 @@ def institutions(folder: Path, cases: Sequence[str]) -> dict[str, str]:
     do not, but ``name_mapping.csv`` of 2020 gives the older names in the same row.
 
     Args:
-        folder: Where ``name_mapping.csv`` may lie.
+        folder: The folder that may hold ``name_mapping.csv``.
         cases: Ids of all cases.
 
     Returns:
@@ -382,7 +381,7 @@ def read_json(path: Path) -> dict[str, Any]:
         The object.
 
     Raises:
-        DataError: If it is missing or no such file.
+        DataError: If it is missing or not such a file.
     """
     try:
         content = parse_json(path)

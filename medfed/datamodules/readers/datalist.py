@@ -2,8 +2,8 @@
 
 ``{"training": [{"image": "imagesTr/a.nii.gz", "label": "labelsTr/a.nii.gz"}, ...]}``, where an
 image may be a file with all channels or a list of one file each, with ``modality`` (or
-``channel_names``) and ``labels`` beside it. The index or the user says which label values make up
-which region.
+``channel_names``) and ``labels`` as further entries. The index or the user defines the regions'
+label values.
 """
 
 from __future__ import annotations
@@ -76,14 +76,14 @@ def listed_labels(labels: object, path: Path) -> Regions:
 def chosen_regions(
     wanted: Mapping[str, Sequence[int]] | Sequence[str] | None, listed: Regions
 ) -> Regions:
-    """Takes the regions that a user wants.
+    """Returns the regions that the user chose.
 
     Args:
         wanted: Values by region; or names of those that are listed; or None for all of these.
         listed: From `listed_labels`.
 
     Raises:
-        ConfigError: If a name is unknown, or a value no label.
+        ConfigError: If a name is unknown, or a value is not a label.
 
     Example:
         >>> listed = {"liver": (1,), "tumour": (2,)}
@@ -124,12 +124,12 @@ class DatalistReader(CaseReader):
         regions: What is segmented: label values by region, ``{liver: [1, 2], tumour: [2]}``; or
             names of the list's labels; None takes all of these. Regions without a common value are
             exclusive.
-        hospitals: Where no hospital is named: into how many contiguous blocks of cases to cut.
-        patient: The key of an entry that names its patient, where entries have it.
-        patient_pattern: Or a regular expression with one group, searched in a case's id: its
-            patient's. Else every case is a patient of its own.
-        centre: The key of an entry that names its hospital, where entries have it.
-        fold: Of entries with a ``fold``, those of this one are the test cases.
+        hospitals: If no hospital is named: the number of contiguous blocks of cases.
+        patient: The key of an entry that names its patient, if entries have it.
+        patient_pattern: Or a regular expression with one group that finds the patient in a case's
+            id. Otherwise every case is a separate patient.
+        centre: The key of an entry that names its hospital, if entries have it.
+        fold: The entries whose ``fold`` has this value are the test cases.
 
     Raises:
         ConfigError: If a region or channel is unknown.
@@ -200,7 +200,7 @@ class DatalistReader(CaseReader):
         return {**super().layout(), "file_channels": list(self._known)}
 
     def _listed(self, fold: int | None) -> list[tuple[Mapping[str, Any], Split | None]]:
-        """The entries with a mask, and the split that the list puts them in, where it is known."""
+        """The entries with a mask, and their split if the list has one."""
         listed: list[tuple[Mapping[str, Any], Split | None]] = []
         for name, split in _LISTS.items():
             entries = self._index.get(name, [])
@@ -225,7 +225,7 @@ class DatalistReader(CaseReader):
         elif {split for _, split in listed} == {"train"}:
             listed = [(entry, None) for entry, _ in listed]
         else:
-            # Training cases are dealt to what the list has no cases for.
+            # Splits without cases in the list get training cases.
             listed = [(entry, None if split == "train" else split) for entry, split in listed]
         return listed
 
@@ -251,7 +251,7 @@ class DatalistReader(CaseReader):
             ) from None
 
     def _labels_of(self, wanted: object) -> Regions:
-        """What the list says, unless the user says it all."""
+        """The list's entry, unless the user gives all of it."""
         if "labels" not in self._index and isinstance(wanted, Mapping):
             return {}
         return listed_labels(self._index.get("labels"), self._file)
@@ -266,7 +266,7 @@ class DatalistReader(CaseReader):
         return self._file.parent / name
 
     def _ids(self) -> list[str]:
-        """The stems of the images; where these repeat, with the folder's name."""
+        """The stems of the images, with the folder's name if stems repeat."""
         first = [self._images(entry)[0] for entry, _ in self._entries]
         stems = [re.sub(r"_0000$", "", stem_of(path)) for path in first]
         if len(set(stems)) == len(stems):
@@ -285,7 +285,7 @@ class NnunetReader(DatalistReader):
 
     Args:
         path: The folder with ``dataset.json``, such as ``Dataset009_Spleen``.
-        more: As `DatalistReader` takes them.
+        more: The other arguments of `DatalistReader`.
     """
 
     def __init__(self, path: Path, **more: Any) -> None:

@@ -1,7 +1,7 @@
 """DICOM series for :mod:`medfed.datamodules.readers.volumes`: a folder of slices, by SimpleITK.
 
-SimpleITK would leave out a torn file, warn of a missing slice and read a tilted gantry as upright;
-so the slices' headers are compared here first.
+SimpleITK would skip a damaged file, only warn about a missing slice and read a tilted gantry as
+upright, so this module first compares the slices' headers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from medfed.datamodules.readers.nrrd import affine_of, itk_header, reason
 
 _SERIES = "0020|000e"
 _UNEVEN = 0.05  # of the distance of two slices
-_TILT = 0.01  # tangent of the angle between the way through the slices and their normal
+_TILT = 0.01  # tangent of the angle between the line through the slices and their normal
 
 
 class _Slice(NamedTuple):
@@ -29,7 +29,7 @@ class _Slice(NamedTuple):
     Attributes:
         path: The file.
         series: Its series.
-        size: (3,) voxels; the third is above 1 where the file holds a whole volume.
+        size: (3,) voxels; the third is above 1 if the file holds a whole volume.
         channels: Values per voxel.
         affine: (4, 4) to mm in RAS.
     """
@@ -82,7 +82,7 @@ def header(folder: Path) -> tuple[tuple[int, ...], int, NDArray[np.float64]]:
         (4, 4) to mm in RAS.
 
     Raises:
-        DataError: If a file is torn, a slice is missing, the slices are sheared or of different
+        DataError: If a file is damaged, a slice is missing, the slices are sheared or of different
             sizes, or there are several series or a single slice.
     """
     slices, step = _checked(folder)
@@ -116,7 +116,7 @@ def voxels(folder: Path) -> NDArray[Any]:
 
 
 def _checked(folder: Path) -> tuple[list[_Slice], NDArray[np.float64]]:
-    """The slices in the order of their places, and the step from one to the next."""
+    """The slices in spatial order, and the step from one to the next."""
     listed = files(folder)
     times = tuple((path, path.stat().st_size, path.stat().st_mtime_ns) for path in listed)
     return _compared(folder, times)

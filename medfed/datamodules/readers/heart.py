@@ -44,23 +44,23 @@ def read_heart(
 ) -> Table:
     """Reads the hospitals' files from one folder.
 
-    A cell is missing where it is ``?``, ``NaN`` or empty, ``-9`` (as in the unprocessed files), or
-    a blood pressure or cholesterol of 0. Class 1 is any disease (``num`` from 1 to 4).
+    A cell is missing if it is ``?``, ``NaN``, empty or ``-9`` (as in the unprocessed files), or a
+    blood pressure or cholesterol of 0. Class 1 is any disease (``num`` from 1 to 4).
 
     Args:
         path: The folder of ``processed.cleveland.data`` and so on, with or without a header line.
         centres: Which hospitals to read.
         features: Which columns to take.
-        complete: Leaves out the patients of whom one of these is missing.
+        complete: Columns without which a patient is left out.
         zeros_missing: Whether a blood pressure or cholesterol of 0 counts as missing.
 
     Returns:
         The table; patients are named by hospital and row, such as ``cleveland_17``.
 
     Raises:
-        DataError: If a file is missing or not as published: a cell is no number, a column is
-            missing, a target is not 0 to 4, or a file of the published length has other class
-            counts (copies with an inverted target are about).
+        DataError: If a file is missing or differs from the published one: a cell is not a number, a
+            column is missing, a target is not 0 to 4, or a file of the published length has other
+            class counts (copies with an inverted target exist).
         ConfigError: If a centre is unknown.
     """
     names = check_names("centre", centres, tuple(PUBLISHED))
@@ -104,17 +104,17 @@ def _read_centre(file: Path, centre: str) -> Table:
     elif count != healthy:
         raise DataError(
             f"{file} has {count} patients without disease, the published file {healthy} of its "
-            f"{rows}; the target seems recoded (inverted copies are about), so take UCI's own file."
+            f"{rows}; the target seems to be recoded (there are inverted copies); use UCI's file."
         )
     return table
 
 
 def _header(file: Path) -> tuple[str, ...] | None:
-    """The published columns, or None where the file names its columns itself."""
+    """The published columns, or None if the file names its columns."""
     with csv_rows(file) as rows:
         cells = [cell.strip().lower() for cell in next(rows, [])]
     if any(as_number(cell) < np.inf for cell in cells):
-        return (*FEATURES, TARGET)  # with a bad cell, perhaps, which is named later
+        return (*FEATURES, TARGET)  # perhaps with a bad cell, which a later error names
     if lacking := [c for c in (*FEATURES, TARGET) if c not in cells]:
         raise DataError(
             f"{file}: the header lacks {', '.join(lacking)}; name the columns as published "

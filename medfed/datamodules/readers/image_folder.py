@@ -34,12 +34,12 @@ def read_image_folder(
 
     Args:
         path: The folder that holds one folder per class.
-        size: Height and width; images are resized as they are, without keeping their aspect.
+        size: Height and width; resizing does not keep the aspect ratio.
         color: ``"grey"`` or ``"rgb"``; all images are converted.
-        patient_pattern: Regular expression with one group, searched in the file's name: the
-            patient's id. None makes every image a patient.
-        centre_pattern: Regular expression with one group, searched in the path below `path`: the
-            hospital.
+        patient_pattern: Regular expression with one group that finds the patient's id in the file's
+            name. None makes every image a patient.
+        centre_pattern: Regular expression with one group that finds the hospital in the path below
+            `path`.
         classes: Folders to read, in the order of the labels; None reads all, sorted.
 
     Returns:
@@ -166,14 +166,14 @@ def search_name(what: str, pattern: str | None, text: str, file: Path) -> str:
         what: ``"patient"`` or ``"centre"``, for sentences.
         pattern: A regular expression; None finds nothing.
         text: The name.
-        file: Whose name it is, for sentences.
+        file: The file, for error sentences.
 
     Returns:
-        The group; empty where there is no pattern.
+        The group; empty without a pattern.
 
     Raises:
-        ConfigError: If it is no such pattern.
-        DataError: If it finds nothing.
+        ConfigError: If the pattern is invalid.
+        DataError: If the pattern finds nothing.
 
     Example:
         >>> search_name("patient", "^(p[0-9]+)_", "p12_left.png", Path("p12_left.png"))

@@ -1,6 +1,6 @@
 """Pictures with masks: a CSV that names them, or the folders ``images`` and ``masks``.
 
-Either also says which patient and hospital a picture is from.
+Both also give each picture's patient and hospital.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class Pair(NamedTuple):
     Attributes:
         image: The picture.
         mask: Its mask.
-        patient: Whose it is.
-        centre: The hospital; None where none is named.
-        place: Where it is listed, for sentences.
+        patient: Its patient.
+        centre: The hospital; None if none is named.
+        place: The place in the list, for error sentences.
     """
 
     image: Path
@@ -50,12 +50,12 @@ class Pair(NamedTuple):
 
 
 def list_pairs(path: Path, columns: Mapping[str, str], pattern: str | None) -> list[Pair]:
-    """Lists pictures and masks, all of which are there.
+    """Lists pictures and masks, and checks that all files exist.
 
     Args:
         path: A CSV file, a folder with ``images.csv``, or one with ``images`` and ``masks``.
         columns: The CSV's columns by role: ``image``, ``mask``, ``patient`` and ``centre``.
-        pattern: Without a CSV: what finds the patient in a picture's name, or None.
+        pattern: Without a CSV: the pattern that finds the patient in a picture's name, or None.
 
     Raises:
         DataError: If a file or column is missing, a picture is listed twice, or a patient is at two
@@ -75,11 +75,11 @@ def list_pairs(path: Path, columns: Mapping[str, str], pattern: str | None) -> l
 
 
 def by_other_reader(pairs: Sequence[Pair], others: Mapping[str, str]) -> list[Pair]:
-    """Takes another reader's masks at some hospitals.
+    """Uses another annotator's masks at some hospitals.
 
     Args:
         pairs: From `list_pairs`.
-        others: By centre, what stands before the ending of the names of the other masks.
+        others: By centre, the suffix of the other masks' names before the ending.
 
     Raises:
         ConfigError: If a centre is unknown.
@@ -127,7 +127,7 @@ def _from_csv(index: Path, columns: Mapping[str, str]) -> list[Pair]:
 
 
 def _places(index: Path, header: Sequence[str], columns: Mapping[str, str]) -> dict[str, int]:
-    """Finds the columns; only those of patients and centres may lack, if nobody named them."""
+    """Finds the columns; patients and centres may be missing unless the user named them."""
     columns_of = {}
     for role, name in columns.items():
         if header.count(name) == 1:
@@ -177,7 +177,7 @@ def _from_folders(path: Path, pattern: str | None) -> list[Pair]:
 
 
 def _check(pairs: Sequence[Pair]) -> None:
-    """Refuses what is not there, or contradicts itself."""
+    """Refuses files that are missing, and contradictory entries."""
     seen: dict[Path, str] = {}
     first: dict[str, Pair] = {}
     for pair in pairs:
@@ -201,7 +201,7 @@ def _check_there(file: Path, place: str) -> None:
 
 
 def _by_stem(folder: Path) -> dict[str, Path]:
-    """The pictures of a folder by their names without the ending."""
+    """The pictures of a folder, by their names without the ending."""
     by_stem: dict[str, Path] = {}
     for file in sorted(folder.iterdir()):
         if file.name.startswith(".") or file.suffix.lower() not in SUFFIXES:
@@ -222,8 +222,9 @@ class ImageMasksReader(VolumeReader):
     """Reads pictures and masks; a patient with several pictures is a stack of them.
 
     The stack (C, w, h, N) has a slice per picture; its first axis runs to the right, the second
-    upwards. The third is no direction in space, and how large a pixel is, pictures do not say: so
-    `spacing` is NaN. Smaller pictures of a patient are padded with 0 to the largest, which is said.
+    upwards. The third is not a direction in space, and pictures do not state the size of a pixel,
+    so `spacing` is NaN. Smaller pictures of a patient are padded with 0 to the largest, with a
+    warning.
 
     Args:
         path: A CSV file; a folder with ``images.csv``; or a folder with the folders ``images`` and
@@ -231,19 +232,18 @@ class ImageMasksReader(VolumeReader):
             ``centres.json`` names the hospital of each picture, see `csv_files.named_centres`.
         image: The CSV's column of pictures, as paths from the CSV's folder.
         mask: That of masks.
-        patient: That of patients. Where there is none, every picture counts as a patient, which is
-            said.
+        patient: That of patients. Without one every picture counts as a patient, with a warning.
         centre: That of hospitals.
-        patient_pattern: Without a CSV: a regular expression with one group, searched in a picture's
-            name: the patient's id. None makes every picture a patient.
-        other_masks: By centre, what stands before the ending of the names of its masks by another
-            reader, which are then taken: ``{chase: _second_reader}``.
-        color: ``"grey"`` or ``"rgb"``; None takes what the pictures are.
+        patient_pattern: Without a CSV: a regular expression with one group that finds the patient's
+            id in a picture's name. None makes every picture a patient.
+        other_masks: By centre, the suffix (before the ending) of masks by another annotator, which
+            are used instead: ``{chase: _second_reader}``.
+        color: ``"grey"`` or ``"rgb"``; None keeps the pictures' colours.
         scale: Pictures and masks are resampled by this factor, in (0, 1].
         regions: The label values of every region, such as ``{vessel: [1], disc: [2, 3]}``; or, of
             masks that are 0 outside and 1 or 255 inside, a list of the region's name alone; None
             names it ``foreground``.
-        known_labels: Values that may occur beside those of the regions.
+        known_labels: Values that may occur in addition to those of the regions.
         normalization: See `pictures.load_picture`.
 
     Raises:
@@ -310,7 +310,7 @@ class ImageMasksReader(VolumeReader):
         return (*pictures.scaled((width, height), self.scale), len(sizes))
 
     def spacing(self, patient: Patient) -> tuple[float, ...]:
-        """See `Reader.spacing`: pictures do not say it."""
+        """See `Reader.spacing`: it is unknown for pictures."""
         return (np.nan, np.nan, np.nan)
 
     @property
@@ -319,7 +319,7 @@ class ImageMasksReader(VolumeReader):
         return are_exclusive(self._by_region())
 
     def layout(self) -> dict[str, object]:
-        """What a picture was made of, so that others can be read alike."""
+        """How pictures are read, so that others can be read in the same way."""
         return {"color": self.color, "scale": self.scale, "regions": self._by_region()}
 
     def record(self) -> dict[str, object]:
@@ -328,7 +328,7 @@ class ImageMasksReader(VolumeReader):
         return {**super().record(), **self.layout(), **normalization, "other_masks": self._others}
 
     def _by_region(self) -> dict[str, list[int]]:
-        """Label values by region; 255 of masks of one region, which can be seen."""
+        """Label values by region; 255 for masks of one region, which viewers show as white."""
         return {name: list(values) or [255] for name, values in self._values.items()}
 
     def _label(self, file: Path) -> NDArray[np.uint8]:
@@ -372,7 +372,7 @@ class ImageMasksReader(VolumeReader):
 def _region_values(
     regions: Mapping[str, Sequence[int]] | Sequence[str],
 ) -> dict[str, tuple[int, ...]]:
-    """Label values by region; none of a single region of masks that are 0 outside."""
+    """Label values by region; empty for a single region in masks that are 0 outside."""
     if isinstance(regions, Mapping):
         values = {str(name): tuple(v) for name, v in regions.items()}
         if values and all(v and all(type(x) is int and x > 0 for x in v) for v in values.values()):
@@ -386,7 +386,7 @@ def _region_values(
 
 
 def _strange(file: Path, values: list[int], strange: list[int], known: list[int]) -> str:
-    """What is wrong with the values of a mask."""
+    """Describes what is wrong with the values of a mask."""
     if len(values) > 50 or file.suffix.lower() in (".jpg", ".jpeg"):
         return (
             f"{file} has {len(values)} different values, as masks have after JPEG or smoothing; "

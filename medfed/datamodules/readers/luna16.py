@@ -3,7 +3,7 @@
 ``subset0`` to ``subset9`` hold ``<seriesuid>.mhd`` and ``.raw`` (a flat folder does as well);
 ``candidates.csv`` or ``candidates_V2.csv`` name the candidates and ``annotations.csv`` the nodules.
 As published, LUNA16 has one scan per patient, so a series is a patient here. Of the many candidates
-that are no nodules, the reader keeps a few for each nodule.
+that are not nodules, the reader keeps a few per nodule.
 
 Source: A. A. A. Setio et al., "Validation, comparison, and combination of algorithms for automatic
 detection of pulmonary nodules in computed tomography images: The LUNA16 challenge", Medical Image
@@ -81,14 +81,14 @@ def read_points(path: Path, last: str | None) -> Points:
 
     Args:
         path: The file.
-        last: Name of the further column, ``class`` or ``diameter_mm``; None reads the points
-            alone, and their values are 0.
+        last: Name of the further column, ``class`` or ``diameter_mm``; None reads only the points,
+            and their values are 0.
 
     Returns:
         The points; the 754,975 rows of ``candidates_V2.csv`` take some three seconds.
 
     Raises:
-        DataError: Naming the row and column that cannot be used.
+        DataError: Naming the unusable row and column.
     """
     names: dict[str, int] = {}
     scan, numbers = array("q"), array("d")
@@ -128,7 +128,7 @@ def subsample(points: Points, usable: Mask, ratio: float | None, seed: int) -> M
 
     Args:
         points: n candidates, whose value is 1 for nodules.
-        usable: (n,) bool, whether a candidate's scan is there; nodules are counted among these.
+        usable: (n,) bool, whether a candidate's scan exists; only these nodules count.
         ratio: Other candidates per nodule; None keeps all.
         seed: Seed of the choice.
 
@@ -158,7 +158,7 @@ def subsample(points: Points, usable: Mask, ratio: float | None, seed: int) -> M
 
 
 def mix(keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Scrambles 64-bit numbers one to one (SplitMix64's finalizer): neighbours end far apart.
+    """Hashes 64-bit numbers one to one (SplitMix64's finalizer): close numbers end far apart.
 
     Source: G. L. Steele et al., "Fast splittable pseudorandom number generators", OOPSLA 2014.
 
@@ -207,18 +207,18 @@ class Luna16Reader(Reader):
     Args:
         path: The folder with the subsets and the CSV files. A ``centres.json`` (or
             ``.csv``) there is used, see `readers.csv_files.named_centres`.
-        candidates: Name of the candidates' CSV; None takes V2 where it is present, else the first.
+        candidates: Name of the candidates' CSV; None uses V2 if it exists, else the first version.
         negatives_per_positive: How many non-nodules to keep for every nodule of the data set; None
             keeps all. Nodules are always kept.
-        seed: Seed of that choice. Each candidate has a rank of its own that depends on the seed,
-            the series and the candidate's place among the rows of its series: another scan, or
-            another ratio, moves only the rank up to which candidates are kept.
-        missing: What to do about candidates whose scan is absent: ``"error"`` or ``"skip"``, for
-            those who have only some of the subsets.
+        seed: Seed of that choice. A candidate's rank depends only on the seed, the series and the
+            candidate's place among the rows of its series: another scan or ratio changes only the
+            rank up to which candidates are kept.
+        missing: What to do about candidates whose scan is absent: ``"error"``, or ``"skip"`` for
+            users with only some of the subsets.
 
     Raises:
         ConfigError: For an unknown choice.
-        DataError: Naming the file, row or series that cannot be used.
+        DataError: Naming the unusable file, row or series.
     """
 
     channels = ("CT",)
@@ -252,7 +252,8 @@ class Luna16Reader(Reader):
         self._counts = {"listed": _count(points.value), "kept": _count(points.value[kept])}
         if not kept.any():
             raise DataError(
-                f"{self._csv}: no candidate is left; it has no nodule to count the others by. Set "
+                f"{self._csv}: no candidate is left: it has no nodules, and their number decides "
+                "how many others are kept. Set "
                 "data.reader.negatives_per_positive=null to keep all."
             )
         self._candidates = self._group(points, kept)
@@ -261,8 +262,8 @@ class Luna16Reader(Reader):
         """Lists the scans that have candidates after the subsampling, sorted by series id.
 
         Returns:
-            ``id`` is the series id, ``files`` the header and, where it is a file of its own, the
-            raw voxels; ``counts`` are non-nodules and nodules.
+            ``id`` is the series id, ``files`` the header and, if separate, the file of raw voxels;
+            ``counts`` are non-nodules and nodules.
 
         Raises:
             DataError: If voxels are missing or their number is not what the header says.
@@ -283,7 +284,7 @@ class Luna16Reader(Reader):
         return Patient(series, files, centre, counts=(negatives, positives))
 
     def candidates_of(self, series: str) -> Candidates:
-        """Returns the candidates of one scan that the subsampling left.
+        """Returns the candidates of one scan that the subsampling kept.
 
         Args:
             series: The series id.
@@ -317,7 +318,7 @@ class Luna16Reader(Reader):
             )
 
     def _absent(self, points: Points, missing: str) -> int:
-        """How many series of the table have no scan."""
+        """The number of series without a scan."""
         absent = [n for n, series in enumerate(points.series) if series not in self._scans]
         if not absent:
             return 0

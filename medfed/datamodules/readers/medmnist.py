@@ -24,15 +24,15 @@ Bytes = NDArray[np.uint8]
 Labels = NDArray[np.int64]
 Arrays = Mapping[str, Bytes]
 NPZ = "{train,val,test}_images and {train,val,test}_labels of the MedMNIST convention"
-_INFLATION = 1032  # deflate makes no more bytes out of one
+_INFLATION = 1032  # the most bytes that deflate unpacks from one
 _MOST_CLASSES = 1000
 
 
 def read_medmnist(path: Path | None, classes: Sequence[str] | None = None) -> ImageSet:
     """Reads a file in the MedMNIST convention into memory.
 
-    MedMNIST does not say which images are of one patient, so each image is a patient here; only
-    the official splits keep the images of one patient together (where its makers did).
+    MedMNIST does not say which images belong to one patient, so each image is a patient here. Only
+    the official splits keep the images of one patient together, if its authors did so.
 
     Args:
         path: The ``.npz`` file; it is read without pickle.
@@ -42,7 +42,7 @@ def read_medmnist(path: Path | None, classes: Sequence[str] | None = None) -> Im
         Images (N, C, h, w) or (N, 1, d, h, w): training, validation, test.
 
     Raises:
-        DataError: If the file is torn or does not follow the convention.
+        DataError: If the file is damaged or does not follow the convention.
         ConfigError: If there is no path.
     """
     path = given_path(path)
@@ -56,16 +56,16 @@ def read_medmnist(path: Path | None, classes: Sequence[str] | None = None) -> Im
         raise DataError(f"{path} does not exist; set data.path to a .npz file.") from None
     except MedfedError:
         raise
-    except Exception as error:  # whatever zipfile, zlib or NumPy's tokenizer raise on bad bytes
+    except Exception as error:  # every error of zipfile, zlib and NumPy on bad bytes
         why = first_line(error)
         raise DataError(f"{path} cannot be read as .npz ({why}); write it again.") from error
 
 
 def check_headers(path: Path) -> None:
-    """Compares what the arrays' headers claim with the file, before memory is set aside for it.
+    """Checks the sizes in the arrays' headers against the file, before allocating memory.
 
     Raises:
-        DataError: If an array is of objects, or larger than what is packed in the file.
+        DataError: If an array holds objects, or is larger than the data in the file.
     """
     with zipfile.ZipFile(path) as archive:
         for info in archive.infolist():
@@ -146,7 +146,7 @@ def _class_names(path: Path, labels: Labels, classes: Sequence[str] | None) -> t
 
 
 def _images(path: Path, arrays: Arrays, labels: Mapping[Split, Labels]) -> Bytes:
-    """All images, channels first; one split after the other, lest there be two copies of all."""
+    """All images, channels first; split by split, to avoid two copies of all in memory."""
     out = np.empty(0, np.uint8)
     filled = 0
     for split in SPLITS:

@@ -1,11 +1,11 @@
 """MetaImage files (``.mhd``, ``.mha``): headers checked by field, voxels by length and checksum.
 
-SimpleITK fills voxels with zeros or noise where a compressed file is torn, and ends the process on
-some headers. So it sees neither: both are read and checked here.
+SimpleITK fills voxels with zeros or noise if a compressed file is damaged, and crashes on some
+headers. So this module reads and checks both itself.
 
 A `Scan` is a file on the *patient grid*: its voxels with the axes permuted and reversed such that x
 runs from the patient's right to left, y from front to back and z from foot to head (LPS, as ITK
-calls it). Nothing is resampled: axes oblique to the patient's are taken for the nearest ones.
+calls it). Nothing is resampled: oblique axes count as the patient's nearest axes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from medfed.common.errors import DataError, first_line
 
 _HEADER_BYTES = 1 << 16  # longer than any header; in a .mha the voxels follow
-_INFLATION = 1032  # deflate makes no more bytes out of one
+_INFLATION = 1032  # the most bytes that deflate unpacks from one
 _INT16 = np.iinfo(np.int16)
 _SYNONYMS = {
     "Position": "Offset",
@@ -47,11 +47,11 @@ _DTYPES = {
 
 @dataclass(frozen=True)
 class Storage:
-    """How a header says that its voxels are stored.
+    """The storage of voxels, as stated in a header.
 
     Attributes:
         header: The header.
-        file: The file with the voxels; the header itself where they follow it.
+        file: The file with the voxels; the header itself if they follow it.
         size: (3,) voxels along the file's axes, the fastest first.
         spacing: (3,) mm along them.
         origin: (3,) mm, the place of the first voxel.
@@ -73,7 +73,7 @@ class Storage:
 
     @property
     def plain(self) -> bool:
-        """Whether the file is nothing but int16 numbers, so that parts of it can be read."""
+        """Whether the file holds only int16 numbers, so that parts of it can be read."""
         return self.dtype[1:] == "i2" and not self.start and not self.compressed
 
     @property
@@ -85,7 +85,7 @@ class Storage:
         """Reads all voxels, (k, j, i).
 
         Raises:
-            DataError: If the file is not as long as the header says, or its checksum is wrong.
+            DataError: If the file's length contradicts the header, or its checksum is wrong.
         """
         try:
             with self.file.open("rb") as file:
@@ -101,7 +101,7 @@ class Storage:
 
 
 def inflated(data: bytes, length: int) -> bytes:
-    """Unpacks a zlib or gzip stream, whose checksum is compared; no more than `length` bytes.
+    """Unpacks at most `length` bytes of a zlib or gzip stream and checks its checksum.
 
     Raises:
         zlib.error: If it is damaged, ends too early or late, or holds more.
@@ -117,8 +117,8 @@ def inflated(data: bytes, length: int) -> bytes:
     stream = zlib.decompressobj(wbits=47)
     voxels = stream.decompress(data, length + 1)
     if len(voxels) > length:
-        raise zlib.error("more is packed in it than the header says")
-    # The checksum, too, is only read when there is room for more.
+        raise zlib.error("it unpacks to more bytes than the header says")
+    # zlib reads the checksum, too, only if there is room for more bytes.
     voxels += stream.decompress(stream.unconsumed_tail, 1)
     if not stream.eof:
         raise zlib.error("the compressed data end too early")
@@ -128,7 +128,7 @@ def inflated(data: bytes, length: int) -> bytes:
 
 
 def storage_of(header: Path) -> Storage:
-    """Reads a header, and compares the size of the file of voxels to it; no voxel is read.
+    """Reads a header and checks the size of the voxel file, without reading voxels.
 
     Args:
         header: A ``.mhd`` or ``.mha`` file of a 3-D scan.
@@ -137,7 +137,7 @@ def storage_of(header: Path) -> Storage:
         The storage.
 
     Raises:
-        DataError: If a field is missing or cannot be, or the voxels are missing, too few or many.
+        DataError: If a field is missing or invalid, or voxels are missing, too few or too many.
     """
     fields, end = _fields(header)
     name = fields.get("ElementDataFile", "")
@@ -175,7 +175,7 @@ def storage_of(header: Path) -> Storage:
 
 
 def _of_right_length(storage: Storage, from_end: bool) -> Storage:
-    """Checks what the file's size tells; of compressed voxels, whether they can be as many."""
+    """Checks the file's size; for compressed voxels, whether it can hold so many."""
     file, header, wanted = storage.file, storage.header, storage.length
     try:
         size = file.stat().st_size - storage.start
@@ -196,7 +196,7 @@ def _of_right_length(storage: Storage, from_end: bool) -> Storage:
 
 
 def _beside(header: Path, name: str) -> Path:
-    """The file of voxels, which lies in the header's folder or below it."""
+    """The file of voxels, in the header's folder or below it."""
     if name.split()[0] == "LIST" or "%" in name:
         raise DataError(
             f"{header} keeps its voxels in several files ({name[:60]}); write the scan as one "
@@ -205,8 +205,8 @@ def _beside(header: Path, name: str) -> Path:
     path = Path(name)
     if path.is_absolute() or ".." in path.parts or "\0" in name or len(name) > 255:
         raise DataError(
-            f"{header} names voxels outside of its folder ({name[:60]!r}); put the file beside the "
-            "header and mend ElementDataFile."
+            f"{header} names voxels outside of its folder ({name[:60]!r}); put the file next to "
+            "the header and correct ElementDataFile."
         )
     return header.parent / name
 
@@ -284,7 +284,7 @@ def unreadable(file: Path, error: Exception) -> DataError:
 
 
 def header(path: Path) -> tuple[tuple[int, ...], int, NDArray[np.float64]]:
-    """Reads no voxels; for :mod:`medfed.datamodules.readers.volumes`.
+    """Reads the header only, for :mod:`medfed.datamodules.readers.volumes`.
 
     Returns:
         The three sizes as they are stored, 1 value per voxel, and the affine (4, 4) to mm in RAS.
@@ -339,7 +339,7 @@ class Scan:
 
     @cached_property
     def voxels(self) -> NDArray[Any]:
-        """(z, y, x) HU; of a plainly stored scan the disk is read where they are touched.
+        """(z, y, x) HU; uncompressed voxels are read from disk on access.
 
         Raises:
             DataError: If the voxels cannot be read, or are not finite.
@@ -374,7 +374,7 @@ def open_scan(path: Path) -> Scan:
         path: A ``.mhd`` or ``.mha`` file of a 3-D scan.
 
     Raises:
-        DataError: If the header cannot be read, or its voxels are missing or of another number.
+        DataError: If the header cannot be read, or the number of voxels is wrong.
     """
     from nibabel.orientations import axcodes2ornt, inv_ornt_aff, io_orientation, ornt_transform
 

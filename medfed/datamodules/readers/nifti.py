@@ -1,7 +1,7 @@
-"""NIfTI files for :mod:`medfed.datamodules.readers.volumes`: header and voxels as they are stored.
+"""NIfTI files for :mod:`medfed.datamodules.readers.volumes`: header and voxels as stored.
 
-By nibabel, which applies slope and intercept. A file's length and a packed file's checksum are
-compared here, as no library does.
+nibabel reads them and applies slope and intercept. This module also checks a file's length and a
+compressed file's checksum, which no library does.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from medfed.common.errors import DataError, first_line
 
-_INFLATION = 1032  # deflate makes no more bytes out of one
+_INFLATION = 1032  # the most bytes that deflate unpacks from one
 _PADDING = 1 << 20  # zeros that may follow the voxels
 
 
 def header(path: Path) -> tuple[tuple[int, ...], int, NDArray[np.float64]]:
-    """Reads no voxels.
+    """Reads the header only.
 
     Args:
         path: ``.nii`` or ``.nii.gz`` of shape (i, j, k) or (i, j, k, C).
@@ -44,9 +44,9 @@ def header(path: Path) -> tuple[tuple[int, ...], int, NDArray[np.float64]]:
 def voxels(path: Path) -> NDArray[Any]:
     """Reads all voxels, with slope and intercept applied.
 
-    A compressed file is unpacked as a whole, so that its own checksum is compared: nibabel reads
-    no further than the last voxel, and would take flipped bits for voxels. Nothing is allocated
-    for what a header claims and a file of this length cannot hold.
+    A compressed file is unpacked as a whole, so that its checksum is verified: nibabel stops at the
+    last voxel and would accept flipped bits. No memory is allocated for a size that a file of this
+    length cannot hold.
 
     Args:
         path: See :func:`header`.
@@ -64,21 +64,21 @@ def voxels(path: Path) -> NDArray[Any]:
             with gzip.open(path) as file:
                 data = file.read(length + _PADDING)
                 if file.read(1):
-                    raise ValueError(f"more is packed in it than the {length} bytes of its header")
+                    raise ValueError(f"it unpacks to more than the {length} bytes of its header")
             if len(data) < length or any(data[length:]):
-                raise ValueError(f"{len(data)} bytes are packed in it, its header says {length}")
+                raise ValueError(f"{len(data)} bytes are packed in it; its header says {length}")
             image = type(image).from_bytes(data)
         return np.asanyarray(image.dataobj)
     except DataError:
         raise
-    except Exception as error:  # whatever a library raises on bad bytes
+    except Exception as error:  # all errors that a library raises on bad bytes
         raise corrupt(path, error) from error
 
 
 def _check_length(path: Path, image: Any) -> int:
-    """The bytes that the header speaks of, which the file must be able to hold."""
+    """The number of bytes that the header states, which the file must be able to hold."""
     if not image.shape or min(image.shape) < 1:
-        raise DataError(f"{path} has shape {image.shape}, in which nothing can be; write it anew.")
+        raise DataError(f"{path} has shape {image.shape}, which holds no voxels; write it again.")
     stored = image.dataobj
     wanted: int = int(stored.offset) + math.prod(image.shape) * int(stored.dtype.itemsize)
     size = path.stat().st_size
@@ -93,18 +93,18 @@ def _check_length(path: Path, image: Any) -> int:
 
 def _opened(path: Path) -> Any:
     """A file whose header has been read."""
-    from nibabel import load  # late, as it takes a while
+    from nibabel import load  # imported here, as it takes a while
 
     try:
         return load(path)
     except FileNotFoundError:
         raise missing(path) from None
-    except Exception as error:  # whatever a library raises on bad bytes
+    except Exception as error:  # all errors that a library raises on bad bytes
         raise corrupt(path, error) from error
 
 
 def missing(path: Path) -> DataError:
-    """The sentence about a file that is not there.
+    """The sentence about a missing file.
 
     Example:
         >>> str(missing(Path("a.nii")))

@@ -1,6 +1,6 @@
 """NRRD files for :mod:`medfed.datamodules.readers.volumes`, by SimpleITK.
 
-SimpleITK does not compare a packed file's checksum, so that is done here.
+SimpleITK does not verify a compressed file's checksum, so this module does.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from medfed.common.errors import DataError
 from medfed.datamodules.readers.metaimage import inflated
 from medfed.datamodules.readers.nifti import corrupt, missing
 
-_LINE = 256  # characters of a field; only pairs of one's own may be longer
+_LINE = 256  # characters of a field; only user-defined pairs may be longer
 _HEADER_BYTES = 1 << 16  # longer than any header; in a .nrrd the voxels follow
-_INFLATION = 1032  # deflate makes no more bytes out of one
+_INFLATION = 1032  # the most bytes that deflate unpacks from one
 LPS = np.diag([-1.0, -1.0, 1.0, 1.0])  # ITK's axes run to the left and to the back
 
 
 def header(path: Path) -> tuple[tuple[int, ...], int, NDArray[np.float64]]:
-    """Reads no voxels.
+    """Reads the header only.
 
     Args:
-        path: ``.nrrd``, or ``.nhdr`` with its voxels in one file beside it.
+        path: ``.nrrd``, or ``.nhdr`` with its voxels in one other file.
 
     Returns:
         The three spatial sizes as they are stored, values per voxel, and the affine (4, 4) to mm
         in RAS.
 
     Raises:
-        DataError: If the file is missing or unreadable, or is no volume.
+        DataError: If the file is missing or unreadable, or is not a volume.
     """
     data_file(path)
     reader = itk_header(path, "NrrdImageIO")
@@ -43,7 +43,7 @@ def header(path: Path) -> tuple[tuple[int, ...], int, NDArray[np.float64]]:
     wanted = _length(reader)
     if len(size) != 3 or min(size) < 2:
         raise DataError(
-            f"{path} has shape {size}; a volume needs three dimensions, and a file of its own for "
+            f"{path} has shape {size}; a volume needs three dimensions, and a separate file for "
             "every channel."
         )
     available = sum(p.stat().st_size for p in {path, data_file(path)})
@@ -82,7 +82,7 @@ def voxels(path: Path) -> NDArray[Any]:
 
 
 def data_file(path: Path) -> Path:
-    """Returns the file with the voxels, which lies in the header's folder or below it.
+    """Returns the file with the voxels, in the header's folder or below it.
 
     Raises:
         DataError: If the header cannot be read, or names another place or several files.
@@ -114,7 +114,7 @@ def affine_of(image: Any) -> NDArray[np.float64]:
 
 
 def reason(error: Exception) -> ValueError:
-    r"""The last line of what SimpleITK says, which holds the reason.
+    r"""The last line of SimpleITK's message, which holds the reason.
 
     Example:
         >>> reason(RuntimeError("Exception thrown in SimpleITK\nITK ERROR: R(0x1): no data\n"))
@@ -137,7 +137,7 @@ def itk_header(path: Path, kind: str) -> Any:
     Raises:
         DataError: If the file is truncated or corrupt.
     """
-    import SimpleITK as sitk  # late, as it takes a while
+    import SimpleITK as sitk  # imported here, as it takes a while
 
     reader = sitk.ImageFileReader()
     reader.SetImageIO(kind)
@@ -159,7 +159,7 @@ def _length(reader: Any) -> int:
 
 
 def _head(path: Path) -> tuple[str, int]:
-    """The lines of the header, and where the voxels begin if they follow it."""
+    """The lines of the header, and the start of the voxels if they follow it."""
     try:
         with path.open("rb") as file:
             text = file.read(_HEADER_BYTES)
@@ -170,6 +170,6 @@ def _head(path: Path) -> tuple[str, int]:
     end = re.search(rb"\r?\n\r?\n", text)
     head = text[: end.start() if end else None].decode("latin-1")
     for line in head.splitlines():
-        if len(line) > _LINE and ":=" not in line:  # what SimpleITK would not survive
+        if len(line) > _LINE and ":=" not in line:  # SimpleITK would crash on it
             raise corrupt(path, ValueError(f"a header line has {len(line)} characters"))
     return head, end.end() if end else len(text)

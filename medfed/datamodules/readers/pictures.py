@@ -1,8 +1,8 @@
 """Pictures and masks in files: PNG, JPEG, TIFF or BMP, read by Pillow, one at a time.
 
-What no file could mean two ways is read; whatever could (pages, transparency, a coloured mask) is
-refused. A picture turns into an image as all of them lie here: the first axis runs to the right and
-the second upwards, see `upright`.
+Unambiguous files are read; ambiguous ones (several pages, transparency, a coloured mask) are
+refused. In the resulting image the first axis runs to the right and the second upwards, see
+`upright`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def picture_header(file: Path) -> tuple[int, int, Color]:
         file: The file.
 
     Returns:
-        Width and height as it is shown, and ``"grey"`` or ``"rgb"``.
+        The displayed width and height, and ``"grey"`` or ``"rgb"``.
 
     Raises:
         DataError: If it cannot be read, or has several pages.
@@ -52,11 +52,11 @@ def read_picture(file: Path, color: Color) -> tuple[Pixels, int | None]:
 
     Args:
         file: The file.
-        color: What it becomes: ``"grey"`` (of colours, their luminance) or ``"rgb"``.
+        color: The result: ``"grey"`` (the luminance of colours) or ``"rgb"``.
 
     Returns:
-        (C, height, width), rows from the top; and the value of white: 255, of 16 bits 65535, None
-        where it is unknown, as of 32 bits.
+        (C, height, width), rows from the top; and the value of white: 255, for 16 bits 65535, None
+        if it is unknown, as for 32 bits.
 
     Raises:
         DataError: If it cannot be read, is transparent anywhere, has NaN, or one value everywhere.
@@ -79,7 +79,7 @@ def read_picture(file: Path, color: Color) -> tuple[Pixels, int | None]:
 
 
 def load_picture(file: Path, color: Color, scale: float, normalization: str) -> Pixels:
-    """Reads a picture as a network sees it.
+    """Reads a picture for a network.
 
     Args:
         file: The file.
@@ -100,14 +100,14 @@ def load_picture(file: Path, color: Color, scale: float, normalization: str) -> 
         return upright(zscore(small))
     if white is None:
         raise DataError(
-            f"{file} has 32 bits per value, so that white is unknown; set "
+            f"{file} has 32 bits per value, so the value of white is unknown; set "
             "data.reader.normalization=zscore, or save it with 8 or 16 bits."
         )
     return upright(small / np.float32(white))
 
 
 def zscore(pixels: Pixels) -> Pixels:
-    """Brings every channel to mean 0 and deviation 1; one of a single value becomes 0.
+    """Scales every channel to mean 0 and deviation 1; a channel of one value becomes 0.
 
     Args:
         pixels: (C, height, width).
@@ -125,13 +125,13 @@ def zscore(pixels: Pixels) -> Pixels:
 def read_mask(file: Path) -> NDArray[np.int64]:
     """Reads a mask: a value per pixel.
 
-    Of a palette of greys the value is the grey, of one of colours it is the number of the colour.
+    With a palette of greys the value is the grey, with a palette of colours the colour's number.
 
     Args:
         file: The file.
 
     Returns:
-        (height, width), rows from the top; of masks of one bit, 0 and 1.
+        (height, width), rows from the top; 0 and 1 for masks of one bit.
 
     Raises:
         DataError: If it cannot be read, has colours or is transparent anywhere.
@@ -157,7 +157,7 @@ def read_mask(file: Path) -> NDArray[np.int64]:
     return codes
 
 
-_INFLATION = 1 << 14  # pixels that a byte may stand for: an empty mask is packed very well
+_INFLATION = 1 << 14  # the most pixels per byte: an empty mask compresses very well
 
 
 @contextmanager
@@ -168,14 +168,14 @@ def opened(file: Path) -> Iterator[Image.Image]:
         file: The file.
 
     Raises:
-        DataError: If it cannot be read, then or within the block, or has several pages.
+        DataError: If it cannot be read, here or within the block, or has several pages.
     """
     from PIL import Image
 
     try:
         with Image.open(file) as picture:
             if (pages := getattr(picture, "n_frames", 1)) > 1:
-                raise DataError(f"{file} has {pages} pages; save each as a picture of its own.")
+                raise DataError(f"{file} has {pages} pages; save each as a separate picture.")
             if picture.width * picture.height > _INFLATION * (held := file.stat().st_size):
                 raise DataError(
                     f"{file} cannot hold in {held} bytes the {picture.width} x {picture.height} "
@@ -186,7 +186,7 @@ def opened(file: Path) -> Iterator[Image.Image]:
         raise DataError(f"{file} does not exist; copy it there.") from None
     except MedfedError:
         raise
-    except Exception as error:  # whatever Pillow's plugins raise, from SyntaxError to struct's
+    except Exception as error:  # every error of Pillow's plugins, such as SyntaxError
         why = first_line(error)
         raise DataError(f"{file} cannot be read as an image ({why}); mend or remove it.") from error
 
@@ -202,7 +202,7 @@ def scaled(size: Sequence[int], scale: float) -> tuple[int, ...]:
 
 
 def shrink(pixels: Pixels, scale: float) -> Pixels:
-    """Resamples a picture to a smaller one, bilinearly and with antialiasing.
+    """Resamples a picture to a smaller size, bilinearly and with antialiasing.
 
     Args:
         pixels: (C, height, width).
@@ -219,11 +219,11 @@ def shrink(pixels: Pixels, scale: float) -> Pixels:
 
 
 def resized(pixels: Pixels, size: Sequence[int]) -> Pixels:
-    """Resamples a picture to a size, bilinearly; where it gets smaller, with antialiasing.
+    """Resamples a picture to a size, bilinearly, with antialiasing if it gets smaller.
 
     Args:
         pixels: (C, height, width).
-        size: The height and width that are wanted, of what is returned.
+        size: The height and width of the result.
     """
     from PIL import Image
 
@@ -233,9 +233,9 @@ def resized(pixels: Pixels, size: Sequence[int]) -> Pixels:
 
 
 def shrink_mask(values: NDArray[np.int64], scale: float) -> NDArray[np.int64]:
-    """Resamples a mask with the weights of `shrink`: every pixel gets the value that weighs most.
+    """Resamples a mask with the weights of `shrink`: every pixel gets the value of most weight.
 
-    Of values that weigh the same it gets the greatest, so that background does not win.
+    Among equal weights it gets the greatest value, so that background does not win.
 
     Args:
         values: (height, width).
@@ -254,7 +254,7 @@ def shrink_mask(values: NDArray[np.int64], scale: float) -> NDArray[np.int64]:
         return values
     known = np.unique(values)
     shares = shrink(np.stack([values == value for value in known]).astype(np.float32), scale)
-    # argmax takes the first of equals; rounded, since equal sums may differ in their last bit.
+    # argmax takes the first maximum; rounded, as equal sums may differ in their last bit.
     last = len(known) - 1 - shares[::-1].round(5).argmax(axis=0)
     shrunk: NDArray[np.int64] = known[last]
     return shrunk
@@ -277,7 +277,7 @@ def rows_from_top(image: NDArray[Any]) -> NDArray[Any]:
 
 
 def _shown(picture: Image.Image) -> Image.Image:
-    """The picture as a camera's note on its orientation has it shown."""
+    """The picture, rotated by its EXIF orientation."""
     from PIL import ImageOps
 
     return ImageOps.exif_transpose(picture)
@@ -292,7 +292,7 @@ def _color(picture: Image.Image) -> Color:
 
 
 def _check_opaque(picture: Image.Image, file: Path) -> None:
-    """Refuses pictures of which a part is transparent: what lies there is anybody's guess."""
+    """Refuses pictures with transparent parts, whose values are undefined."""
     if picture.mode not in ("LA", "PA", "RGBA") and "transparency" not in picture.info:
         return
     if picture.convert("RGBA").getchannel("A").getextrema()[0] != 255:

@@ -1,4 +1,4 @@
-"""Samples that have one label and one patient each: rows of a table, or images in memory."""
+"""Samples with one label and one patient each: rows of a table, or images in memory."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ Shares = Sequence[float] | None
 
 @dataclass(frozen=True)
 class Samples:
-    """What is known of N samples, apart from their features or pixels.
+    """The facts about N samples other than their features or pixels.
 
     Attributes:
-        labels: (N,) int64 class indices, or floats: outcomes, which are no classes.
+        labels: (N,) int64 class indices, or floats for continuous outcomes.
         num_classes: K.
         patients: (N) patient id of every sample.
-        centres: (N) hospital of every sample; empty where none is known.
-        splits: (N) official split of every sample; empty where there is none.
-        files: (N) file of every sample; empty where there is none.
+        centres: (N) hospital of every sample; empty if unknown.
+        splits: (N) official split of every sample; empty if there are none.
+        files: (N) file of every sample; empty if there are none.
     """
 
     labels: NDArray[Any]
@@ -64,8 +64,8 @@ class Samples:
         """Lists the patients in the order of the data.
 
         Returns:
-            Patients with a label where all their samples agree, and with counts per class where
-            any patient has several samples; without both where labels are outcomes.
+            Patients have a label if all their samples agree, and counts per class if any patient
+            has several samples; they have neither if labels are continuous outcomes.
 
         Raises:
             ConfigError: If a patient is at two centres.
@@ -103,7 +103,7 @@ class Samples:
         )
 
     def _classes(self, rows: list[int]) -> tuple[int | None, tuple[int, ...] | None]:
-        """The class that all rows share, if any, and the samples per class where they count."""
+        """The class that all rows share, if any, and the samples per class if needed."""
         if self.continuous:
             return None, None
         labels = [int(self.labels[row]) for row in rows]
@@ -113,8 +113,7 @@ class Samples:
     def select(self, patients: Sequence[str], shares: Shares, seed: int) -> tuple[Index, Index]:
         """Finds the samples of one client's split; see `select_rows`.
 
-        Where every patient is one sample, the partition has seen to the shares by its choice of
-        patients.
+        If every patient is one sample, the partition's choice of patients already gives the shares.
         """
         thinned = self.grouped and not self.continuous
         rows = [self.rows[patient] for patient in patients]
@@ -155,8 +154,8 @@ class ImageSet:
         images: (N, C, *spatial) uint8; a float32 copy would take four times the memory.
         channels: (C) channel names.
         classes: (K) class names.
-        samples: Class, patient, and where known centre, split and file of every image.
-        source: Where they come from, for people.
+        samples: Class, patient, and if known centre, split and file of every image.
+        source: Their origin, for the user.
         peak: The value of white, which becomes 1; 0 becomes -1.
         converted: Whether images of any size and colour were converted to one.
     """

@@ -1,4 +1,4 @@
-"""What comes with scikit-learn, with nothing to download: tables of real patients, and digits."""
+"""Data that come with scikit-learn, without a download: tables of real patients, and digits."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def diabetes() -> Table:
     """Diabetes: 442 patients, 10 features; the outcome is the disease's progression in a year.
 
     Source: B. Efron et al., "Least Angle Regression", Annals of Statistics 2004. Features are in
-    their own units (age in years, body mass index, blood pressure, six blood values); the outcome
-    is a score from 25 to 346.
+    their original units (age in years, body mass index, blood pressure, six blood values); the
+    outcome is a score from 25 to 346.
 
     Example:
         >>> table = diabetes()
@@ -57,7 +57,7 @@ EMBEDDED: dict[str, Callable[[], Table]] = {"breast_cancer": breast_cancer, "dia
 
 
 def read_digits(path: Path | None = None) -> ImageSet:
-    """Handwritten digits: 1,797 images of 8×8 pixels; who wrote which one is not known.
+    """Handwritten digits: 1,797 images of 8×8 pixels; their writers are unknown.
 
     Args:
         path: Must be None.
@@ -78,7 +78,7 @@ def read_digits(path: Path | None = None) -> ImageSet:
     if path is not None:
         raise ConfigError(
             f"data.path={path} cannot be used: the digits come with scikit-learn; use "
-            "data=image_folder or data=medmnist for images of your own."
+            "data=image_folder or data=medmnist for your images."
         )
     data = load_digits()
     labels = np.asarray(data.target, dtype=np.int64)

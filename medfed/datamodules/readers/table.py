@@ -77,7 +77,9 @@ def find_kinds(
     if left_out:
         listed = few([f"{name[:60]} ({why})" for name, why in left_out.items()], 8)
         log.warning(
-            "%s: left out %s; data.features and data.categorical say otherwise.", sheet.path, listed
+            "%s: left out %s; set data.features or data.categorical to change this.",
+            sheet.path,
+            listed,
         )
     _check_features(sheet, kept)
     _say_alike(sheet, categories)
@@ -293,7 +295,7 @@ def read_csv(
     sheet = Sheet.read(path, header)
     if features is not None and label.lower() in {f.lower() for f in features}:
         raise ConfigError(
-            f"data.features names {label}, which is data.label: the answer would be given away."
+            f"data.features names {label}, which is data.label: the model would see the answer."
         )
     try:
         used = check_names("column", [c for c in (label, centre, patient) if c], sheet.columns)
@@ -337,7 +339,7 @@ def read_features(
     if lacking := [name for name in names if name.lower() not in known]:
         raise DataError(
             f"{path} lacks the column{'s' * (len(lacking) > 1)} {few(lacking)}; it needs "
-            f"{few(names)}. Leave the cells of what is not known empty."
+            f"{few(names)}. Leave the cells of unknown values empty."
         )
     used = {name.lower() for name in names}
     others = {c: [row[i] for row in sheet.rows] for i, c in enumerate(sheet.columns)}
@@ -469,7 +471,7 @@ def _classes(
         log.warning("%s: the class %s has a single row.", sheet.path, lone[0][:60])
     if len(names) == 2 and as_number(names[1]) == float("inf"):
         log.info(
-            "%s: the positive class is %s, not %s; data.positive says otherwise.",
+            "%s: the positive class is %s, not %s; set data.positive to change this.",
             sheet.path,
             names[1][:60],
             names[0][:60],

@@ -181,7 +181,7 @@ def read_volume(path: Path, channels: Sequence[int] | None = None) -> Volume:
     if max(taken) >= array.shape[3]:
         raise DataError(
             f"{path} has {array.shape[3]} channels, but {max(taken) + 1} are needed; mend the "
-            "file or name the channels as they are."
+            "file or name its channels."
         )
     loaded = np.empty((len(taken), *array.shape[:3]), dtype=np.float32)
     for target, channel in zip(loaded, taken, strict=True):
@@ -401,7 +401,7 @@ class CaseReader(VolumeReader):
         for path, image in zip(paths, loaded, strict=True):
             if len(image) > 1:
                 raise DataError(
-                    f"{path} has {len(image)} channels, but 1 is needed; use the layout of MSD for "
+                    f"{path} has {len(image)} channels, but needs 1; use the layout of MSD for "
                     "files that hold all modalities."
                 )
         return torch.cat(loaded) if len(loaded) > 1 else loaded[0]

@@ -76,7 +76,7 @@ def converse(
     if any(content is not None for content in messages):
         odd = clients[next(at for at, content in enumerate(messages) if content is not None)]
         raise DataError(
-            f"{odd} has more to agree on about its data than the others; read them alike."
+            f"{odd} shares other facts about its data than the others; read all data alike."
         )
     return answers, exchanged
 
@@ -91,8 +91,8 @@ def packed(content: Mapping[str, Any]) -> bytes:
         return json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
     except ValueError as error:
         raise DataError(
-            "What clients tell of their columns adds up to no finite number; look for cells that "
-            "are no measurements."
+            "The clients' sums of a column are not finite; look for cells that are not "
+            "measurements."
         ) from error
 
 
@@ -113,19 +113,17 @@ def unpacked(content: bytes, form: Mapping[str, Any]) -> dict[str, Any]:
         >>> unpacked(b'{"count":["x"]}', {"count": 1})
         Traceback (most recent call last):
         ...
-        medfed.common.errors.DataError: A message about the columns of a table is none of ours: \
-its count is not as asked for.
+        medfed.common.errors.DataError: A message about the columns of a table is malformed: \
+its count does not have the required form.
     """
     try:
         fields = parse_json(content)
         if not isinstance(fields, dict) or fields.keys() != form.keys():
             raise ValueError(f"it must hold {', '.join(form)}")
         if odd := [name for name, wanted in form.items() if not _is_like(fields[name], wanted)]:
-            raise ValueError(f"its {odd[0]} is not as asked for")
+            raise ValueError(f"its {odd[0]} does not have the required form")
     except ValueError as error:
-        raise DataError(
-            f"A message about the columns of a table is none of ours: {error}."
-        ) from error
+        raise DataError(f"A message about the columns of a table is malformed: {error}.") from error
     return fields
 
 

@@ -373,18 +373,18 @@ def say(columns: Columns, train: Mapping[str, Array], scalings: Mapping[str, Sca
     gaps = np.isnan(rows).mean(axis=0)
     shares = [f"{names[at]} {100 * gaps[at]:.0f} %" for at in np.flatnonzero(gaps)]
     if shares and standard:
-        beside = "; an indicator says where" if columns.indicators else ""
+        beside = "; an indicator marks them" if columns.indicators else ""
         log.info("Missing training cells become the median%s: %s.", beside, few(shares, 8))
     if far := _far_out(columns, train, scalings):
         log.warning(
             "Training values far from all others (3 interquartile ranges beyond the quartiles) "
-            "count as that limit: %s.",
+            "are set to that limit: %s.",
             few([f"{count} of {name}" for name, count in far.most_common()], 8),
         )
     known = [column[~np.isnan(column)] for column in rows.T]
     alike = [n for n, c in zip(names, known, strict=True) if len(c) and np.ptp(c) == 0]
     if alike:
-        log.warning("The same in all training rows, so of no use: %s.", few(alike, 8))
+        log.warning("One value in all training rows, so without information: %s.", few(alike, 8))
 
 
 def role_remarks(names: Sequence[str], centre: str | None, patient: str | None) -> list[str]:
@@ -397,21 +397,19 @@ def role_remarks(names: Sequence[str], centre: str | None, patient: str | None) 
 
     Example:
         >>> role_remarks(["age", "Hospital"], None, None)
-        ['If the column Hospital says where patients come from, set data.centre=Hospital.']
+        ['If the column Hospital names the hospitals, set data.centre=Hospital.']
         >>> role_remarks(["age", "patient_id"], "place", None)
-        ['If the column patient_id tells patients apart, set data.patient=patient_id: else the \
-rows of one may stand in several splits.']
+        ['If the column patient_id identifies patients, set data.patient=patient_id: otherwise the \
+rows of one patient may be in several splits.']
     """
     sentences = []
     for name in names:
         if centre is None and _HOSPITAL.fullmatch(name):
-            sentences.append(
-                f"If the column {name} says where patients come from, set data.centre={name}."
-            )
+            sentences.append(f"If the column {name} names the hospitals, set data.centre={name}.")
         if patient is None and _PATIENT.fullmatch(name):
             sentences.append(
-                f"If the column {name} tells patients apart, set data.patient={name}: else the "
-                "rows of one may stand in several splits."
+                f"If the column {name} identifies patients, set data.patient={name}: otherwise the "
+                "rows of one patient may be in several splits."
             )
     return sentences
 
@@ -421,8 +419,8 @@ def say_unknown(columns: Columns, rows: Array) -> None:
     for name in columns.categories:
         if count := int((rows[:, columns.names.index(name)] < 0).sum()):
             log.warning(
-                "Rows outside of training with a category of %s that no training row has: %d; it "
-                "counts as none.",
+                "Validation and test rows with a category of %s that no training row has: %d; the "
+                "category is ignored.",
                 name,
                 count,
             )

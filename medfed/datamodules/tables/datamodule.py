@@ -188,12 +188,12 @@ class TabularDataModule(FederatedDataModule):
             raise DataError(f"{expanded(self.path)} has only missing cells; fill them in.")
         if empty.any():
             first = names[int(empty.argmax())]
-            log.warning("%d columns have no value and count as 0, such as %s.", empty.sum(), first)
+            log.warning("%d columns have no value and become 0, such as %s.", empty.sum(), first)
         self.description = f"Data: {expanded(self.path)}, {count} rows."
         if self.path is None:
             self.description = (
-                f"Data: scikit-learn's {self.embedded.replace('_', ' ')}, {count} patients "
-                "(your own: data=csv data.path=/path/to/table.csv data.label=COLUMN)."
+                f"Data: scikit-learn's {self.embedded.replace('_', ' ')}, {count} patients (for "
+                "your data: data=csv data.path=/path/to/table.csv data.label=COLUMN)."
             )
         self.channel_names = names  # until the clients have agreed
         self.class_names = self.table.classes
