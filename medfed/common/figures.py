@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from medfed.common.console import caption
-from medfed.common.files import replacing
+from medfed.common.files import refuse_links, replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,9 +35,13 @@ def save_figures(
 
     Returns:
         Name to PNG file.
+
+    Raises:
+        ConfigError: If the folder is a link.
     """
     if kind == "none":
         return {}
+    refuse_links(folder)
     from matplotlib import rc_context
 
     paths = {}

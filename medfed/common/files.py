@@ -332,6 +332,32 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def refuse_links(*paths: Path) -> None:
+    """Refuses to write where a received folder holds links, which may lead anywhere.
+
+    Args:
+        paths: Files and folders that are to be written, without the user having named them.
+
+    Raises:
+        ConfigError: If one is a symbolic link.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> (folder / "pictures").symlink_to("/tmp")
+        >>> refuse_links(folder / "pictures")
+        Traceback (most recent call last):
+        ...
+        medfed.common.errors.ConfigError: /tmp/.../pictures is a link, and nothing is written \
+through it; remove it, or put the file or folder itself there.
+    """
+    if link := next((path for path in paths if path.is_symlink()), None):
+        raise ConfigError(
+            f"{link} is a link, and nothing is written through it; remove it, or put the file or "
+            "folder itself there."
+        )
+
+
 @contextmanager
 def locked(folder: Path, name: str = "lock", wait: bool = True) -> Iterator[None]:
     """Holds a folder's lock.
@@ -345,9 +371,11 @@ def locked(folder: Path, name: str = "lock", wait: bool = True) -> Iterator[None
         wait: Whether to wait for another process that holds it.
 
     Raises:
-        ConfigError: If another process holds it, and it is not to be waited for.
+        ConfigError: If another process holds it, and it is not to be waited for; also if the lock
+            or the other file is a link.
     """
     holder = folder / f"{name}.pid"
+    refuse_links(folder / name, holder)
     lock = FileLock(folder / name)
     try:
         lock.acquire(timeout=0)

@@ -25,6 +25,7 @@ from medfed.common.files import (
     cannot_write,
     locked,
     refuse_full,
+    refuse_links,
     writing,
 )
 from medfed.common.processes import is_first_process
@@ -51,7 +52,7 @@ def claimed(config: RunDescription, before: Before | None = None) -> Iterator[No
 
     Raises:
         ConfigError: If a new run's folder is not empty, another training holds it, or the run to
-            resume is in another folder.
+            resume is in another folder or holds links.
         DataError: If the disk is full or the folder cannot be written.
     """
     if rank() or not is_first_process():
@@ -70,6 +71,7 @@ def claimed(config: RunDescription, before: Before | None = None) -> Iterator[No
             )
         else:
             check_folders(config.values)
+            refuse_links(*sorted(folder.iterdir()))
         with ExitStack() as held:
             with writing(folder, _ELSEWHERE):
                 folder.mkdir(parents=True, exist_ok=True)

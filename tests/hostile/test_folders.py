@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import errno
 import io
 import json
@@ -20,6 +21,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
@@ -29,7 +31,8 @@ from medfed.commands.main import main
 from medfed.common import files
 from medfed.common.console import cell, file_names, shown
 from medfed.common.errors import ConfigError, DataError, MedfedError, WriteError
-from medfed.common.files import FIRST_FILES, Before
+from medfed.common.figures import save_figures
+from medfed.common.files import FIRST_FILES, Before, locked
 from medfed.config.compose import described, load
 from medfed.config.description import checked
 from medfed.delivery.export.export import export_run
@@ -198,6 +201,31 @@ NAMES = {
     "parent": "..",
     "comma": 'a,"b"',
 }
+
+
+@pytest.mark.parametrize("name", [".lock", ".lock.pid", "train.log", "pictures"])
+def test_nothing_is_written_through_a_link(name, tmp_path):
+    """A received run folder may hold links to files of the user's."""
+    folder, other = tmp_path / "run", tmp_path / "other"
+    folder.mkdir()
+    (folder / "config.yaml").touch()
+    other.mkdir() if name == "pictures" else other.write_text("mine")
+    (folder / name).symlink_to(other)
+    config = described([*SMALL, f"folder={folder}"])
+    before = state(tmp_path)
+    sentence = f"{name} is a link, and nothing is written through it; remove it"
+    with (
+        pytest.raises(ConfigError, match=re.escape(sentence)),
+        claimed(dataclasses.replace(config, resume=str(folder)), Before.of(folder)),
+    ):
+        logging.getLogger().warning("never")
+    if name == "pictures":  # as medfed export and evaluate write them
+        with pytest.raises(ConfigError, match=re.escape(sentence)):
+            save_figures(folder / name, {"export": Figure()})
+    elif name != "train.log":
+        with pytest.raises(ConfigError, match=re.escape(sentence)), locked(folder, ".lock"):
+            pass
+    assert state(tmp_path) == before
 
 
 def test_file_names_are_safe_and_unique():
