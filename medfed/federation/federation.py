@@ -256,8 +256,16 @@ class Round:
         """
         return self.federation.answer(client, self._sent[client], self.number, self.position)
 
-    def exchange(self, replies: Mapping[str, Packet]) -> bool:
+    def exchange(
+        self,
+        replies: Mapping[str, Packet],
+        check: Callable[[Mapping[str, Message]], None] = lambda _: None,
+    ) -> bool:
         """Hands all replies to the server, in the order of the cohort.
+
+        Args:
+            replies: Of all recipients.
+            check: Sees the decoded replies before the server; what it raises ends the round.
 
         Returns:
             Whether another phase is open.
@@ -272,6 +280,7 @@ class Round:
             count(federation.ledger, replies[client], self.number, phase, client, "up")
         decode = federation.channel.decode
         decoded = self._coded("up", lambda c, memory: decode(replies[c], "up", memory))
+        check(decoded)
         self.position += 1
         # A generator that returns ends the round: its value is the server's new state.
         try:

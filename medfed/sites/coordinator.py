@@ -25,10 +25,12 @@ from typing import Any
 
 from medfed.common.console import shown
 from medfed.common.errors import CodecError, NonFiniteError, SiteError
+from medfed.common.scores import limits_of
 from medfed.federation.algorithm import Cohort
 from medfed.federation.budget import Passes
 from medfed.federation.federation import Federation
 from medfed.federation.wire.ledger import Ledger
+from medfed.federation.wire.message import Message
 from medfed.federation.wire.packet import Packet
 from medfed.sites.calls import (
     BUSY,
@@ -89,6 +91,11 @@ Metrics = dict[str, dict[str, float]]
 INNOCENT = (SILENT, BUSY, UNREADY)  # reasons that do not count against a site
 
 
+_ROUNDING = 1e-6  # by which a metric may exceed its limits
+_FAR = 1e6  # times what most sites send; no training comes near
+_HUGE = 1e18  # whose square, summed over sites, is still a number in single precision
+
+
 class Lost(Exception):  # noqa: N818 - it leads to another attempt
     """Sites without which a round must be begun anew, each with the reason."""
 
@@ -136,6 +143,7 @@ class Coordinator:
         self._planned: Cohort = federation.cohort
         self._turn = 0
         self._faults: Counter[str] = Counter()
+        self._largest = ""  # the site whose last message was far larger than those of the others
         self._metrics: dict[str, frozenset[str]] = {}  # names, by split
 
     def begin(self) -> None:
@@ -316,7 +324,7 @@ class Coordinator:
                 raise Lost(wrong)
             trained.update(asked)
             try:
-                is_open = current.exchange(packets)
+                is_open = current.exchange(packets, self._check_sizes)
             except CodecError as error:
                 if error.client is None:
                     raise
@@ -346,6 +354,22 @@ class Coordinator:
                 raise CodecError(f"Its part {part:.60} has other names or shapes than it should.")
             forms.setdefault(part, form)
 
+    def _check_sizes(self, replies: Mapping[str, Message]) -> None:
+        """Leaves out sites whose numbers are so large that sums of all would overflow.
+
+        Raises:
+            Lost: If there are any.
+        """
+        if not (sizes := {site: _largest(reply) for site, reply in replies.items()}):
+            return
+        usual = sorted(sizes.values())[(len(sizes) - 1) // 2]
+        most = min(_HUGE, _FAR * max(1.0, usual))
+        if far := {site: size for site, size in sizes.items() if size > most}:
+            text = "its message holds {:.3g}, and those of most sites at most {:.3g}"
+            raise Lost({site: text.format(size, usual) for site, size in far.items()})
+        first = max(sizes, key=lambda site: sizes[site])
+        self._largest = first if sizes[first] > 100 * max(1.0, usual) else ""
+
     def _note(self, site: str, reply: Reply) -> None:
         self.progress.spent[site] = reply.content["steps"], Passes(*reply.content["passes"])
 
@@ -354,10 +378,15 @@ class Coordinator:
         replies, why = self.caller.all(asked, self.terms.timeout)
         for site, reason in why.items():
             if f"({NonFiniteError.__name__})" in reason:
-                request = asked[site]
+                request, hint = asked[site], ""
+                if self._largest not in ("", site):
+                    hint = (
+                        f" The cause may be site {shown(self._largest)}, whose last message holds "
+                        "numbers over 100 times as large as those of most sites."
+                    )
                 raise NonFiniteError(
                     f"Site {shown(site)}, round {request.round + 1}: a loss or reply is not "
-                    f"finite, or {reason}; lower optimizer.lr or set local.clip."
+                    f"finite, or {reason}; lower optimizer.lr or set local.clip.{hint}"
                 )
         if why:
             raise Lost(why)
@@ -379,7 +408,7 @@ class Coordinator:
         names = Counter(frozenset(m) for m in metrics.values()).most_common(1)
         split = next((r.content["split"] for r in asked.values()), "")
         usual = self._metrics.setdefault(split, names[0][0]) if names else frozenset()
-        strange = {c: "it has other metrics" for c, m in metrics.items() if {*m} != usual}
+        strange = {c: said for c, m in metrics.items() if (said := _impossible(m, usual))}
         return {c: m for c, m in metrics.items() if c not in strange}, why | strange
 
     def _measure(
@@ -442,3 +471,23 @@ class Coordinator:
             found |= metrics
             self.leave_out(why, rounds)
         return {c: found[c] for c in self.federation.ids if c in found}
+
+
+def _largest(reply: Message) -> float:
+    """The largest magnitude in a message; a scalar, such as a count, only where it is huge."""
+    tensors = [t for part in reply.parts.values() for t in part.values() if t.numel()]
+    scalars = [abs(value) for value in reply.scalars.values() if abs(value) > _HUGE]
+    return max((*(float(t.abs().max()) for t in tensors), *scalars), default=0.0)
+
+
+def _impossible(metrics: Mapping[str, float], names: frozenset[str]) -> str:
+    """Says what no site can have measured; empty where all can be."""
+    if {*metrics} != names:
+        return "it has other metrics"
+    for name, value in metrics.items():
+        low, high = limits_of(name)
+        if name.partition("/")[0] == "loss":
+            low = -_HUGE  # a loss of one's own may be negative
+        if value < low - _ROUNDING or value > high + _ROUNDING or math.inf > abs(value) > _HUGE:
+            return f"its {shown(name)} is {value:.3g}"
+    return ""

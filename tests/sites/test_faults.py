@@ -5,14 +5,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 import threading
 from pathlib import Path
 
 import pytest
+import torch
 
 from medfed.common.errors import NonFiniteError, SiteError
 from medfed.common.untrusted import read_checkpoint
 from medfed.federation.algorithm import Cohort
+from medfed.federation.wire.channel import Channel, Place
 from medfed.federation.wire.packet import Packet
 from medfed.sites.coordinator import SitesProgress
 from medfed.sites.site import Site
@@ -118,6 +121,103 @@ def test_a_reply_without_a_part_names_its_site(method, part, tmp_path: Path):
     evaluation = fit(module, tmp_path / "server", ROUNDS)
     assert module.coordinator.progress.left_out == [(1, "c1", f"its message has no {part}")]
     assert result(module, evaluation)[::2] == simulated(absent=((1, ("c1",)),), method=method)[::2]
+
+
+class Changed(Faulty):
+    """What c1 replies in round 1 is changed by a function."""
+
+    def __init__(self, inner, change) -> None:
+        super().__init__(inner)
+        self.change = change
+
+    def call(self, site: str, request: bytes, timeout: float) -> bytes:
+        data = super().call(site, request, timeout)
+        answered = Reply.from_bytes(data)
+        chosen = (site, answered.round, answered.status) == ("c1", 1, "ok")
+        return self.change(answered).to_bytes() if chosen else data
+
+
+def filled(value: float):
+    """Fills what a site sends with a number."""
+
+    def change(answered: Reply) -> Reply:
+        if answered.kind != "fit":
+            return answered
+        message, _ = Channel().decode(Packet.from_bytes(answered.body), "up", None)
+        parts = {
+            part: {name: torch.full_like(tensor, value) for name, tensor in tensors.items()}
+            for part, tensors in message.parts.items()
+        }
+        changed = dataclasses.replace(message, parts=parts)
+        packet, _ = Channel().encode(changed, "up", Place("c1"), None)
+        return dataclasses.replace(answered, body=packet.to_bytes())
+
+    return change
+
+
+@pytest.mark.parametrize("value", [3.4e38, 1e30, -1e9])
+@pytest.mark.parametrize("method", ["fedavg", "fedrep"])
+def test_huge_numbers_leave_out_their_site_alone(method, value, tmp_path: Path):
+    """Sums of them overflow, and then the training of innocent sites fails."""
+    module = coordinated(Changed(toy_sites(tmp_path, method), filled(value)), method)
+    evaluation = fit(module, tmp_path / "server", ROUNDS)
+    ((number, site, why),) = module.coordinator.progress.left_out
+    assert (number, site) == (1, "c1")
+    assert why.startswith(f"its message holds {abs(value):.3g}, and those of most sites at most")
+    assert result(module, evaluation)[::2] == simulated(plain, ((1, ("c1",)),), method)[::2]
+
+
+def test_a_training_that_fails_after_large_numbers_names_who_sent_them(tmp_path: Path):
+    transport = Changed(toy_sites(tmp_path, "fedavg"), filled(9e5))
+    module = coordinated(transport, "fedavg")
+    client = transport.inner.sites["c0"].client
+
+    def diverge(asked: Request) -> None:
+        if asked.round == 2:
+            client.data.x[:] = float("nan")
+
+    transport.before = diverge
+    with pytest.raises(
+        NonFiniteError, match=r"Site c0, round 3: .* The cause may be site c1, whose"
+    ):
+        fit(module, tmp_path / "server", ROUNDS)
+
+
+METRICS = {
+    "auroc": (1e300, "its auroc is 1e+300"),
+    "dice/whole": (-0.5, "its dice/whole is -0.5"),
+    "rmse": (-math.inf, "its rmse is -inf"),
+    "loss": (-1e300, "its loss is -1e+300"),
+}
+
+
+def measured(name: str, value: float):
+    """Replaces all metrics that a site sends by one."""
+
+    def change(answered: Reply) -> Reply:
+        if answered.kind != "evaluate":
+            return answered
+        return dataclasses.replace(answered, content={"metrics": {name: value}})
+
+    return change
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_metrics_that_no_site_can_measure_move_no_round(name, tmp_path: Path):
+    value, why = METRICS[name]
+    transport = Changed(toy_sites(tmp_path, METHOD), measured(name, value))
+    module = coordinated(transport, METHOD)
+    module.coordinator._metrics["val"] = frozenset([name])
+    call = transport.inner.call
+
+    def renamed(site: str, request: bytes, timeout: float) -> bytes:
+        answered = Reply.from_bytes(call(site, request, timeout))
+        return measured(name, 0.5)(answered).to_bytes() if answered.status == "ok" else b""
+
+    transport.inner.call = renamed
+    evaluation = fit(module, tmp_path / "server", 2)
+    assert module.coordinator.progress.left_out == [(1, "c1", why)]
+    assert all(r.metrics == {name: 0.5} for r in evaluation.history)
 
 
 def test_repeated_and_late_requests_change_nothing(tmp_path: Path):
