@@ -332,6 +332,26 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def make_private(folder: Path) -> None:
+    """Takes from all others than the owner the right to a folder and all that it holds.
+
+    Args:
+        folder: Of keys; links in it stay as they are.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> (folder / "kit").mkdir(mode=0o755)
+        >>> (folder / "kit" / "key.pem").touch(mode=0o644)
+        >>> make_private(folder)
+        >>> [oct(path.stat().st_mode & 0o777) for path in sorted(folder.rglob("*"))]
+        ['0o700', '0o600']
+    """
+    for path in (folder, *folder.rglob("*")):
+        if not path.is_symlink():
+            path.chmod(path.stat().st_mode & 0o700)
+
+
 def refuse_links(*paths: Path) -> None:
     """Refuses to write where a received folder holds links, which may lead anywhere.
 

@@ -16,12 +16,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import date, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from medfed.common.console import shown
 from medfed.common.errors import ConfigError, SiteError
-from medfed.common.files import refuse_full, write_text
+from medfed.common.files import make_private, refuse_full, write_text
 from medfed.config.description import as_yaml
 from medfed.config.sections import Section
 from medfed.records.folder import RunFolder
@@ -287,6 +288,8 @@ class Follower:
 ADMIN = "coordinator@medfed.local"
 """Who submits; FLARE asks for the form of an address, and writes to nobody."""
 PROJECT = "medfed"
+CERTIFICATES = 360
+"""Days after which the certificates that FLARE makes end."""
 EXAMPLE = """\
 # Copy this file to medfed.yaml in the same folder, and change it there; nothing else reads it.
 site: {site}
@@ -347,8 +350,13 @@ def make_kits(folder: Path, sites: Sequence[str], server: str, port: int) -> Pat
     for site in sites:
         example = kits / site / "local" / f"{SITE_FILE}.example"
         write_text(example, EXAMPLE.format(site=site))
+    make_private(folder)
+    end = date.today() + timedelta(days=CERTIFICATES)
     print(
-        f"The kits are in {kits}; each holds a key, so that it goes to its owner alone.\n"
+        f"The kits are in {kits}; each holds a key, so that it goes to its owner alone, and\n"
+        f"{folder / 'state'} holds all keys, so that it stays here. Nobody but you may read them.\n"
+        f"The certificates end after {CERTIFICATES} days, on {end}: for a longer study make new\n"
+        "kits in another folder before, and hand them all out.\n"
         f"  {server}: unpack on the server's machine, open port {port}, startup/start.sh\n"
         f"  {', '.join(sites)}: one for each hospital, which checks it there by\n"
         "    nvflare preflight-check -p KIT, writes local/medfed.yaml by the example there,\n"

@@ -20,7 +20,7 @@ from nvflare.lighter.provision import prepare_builders, prepare_project
 from nvflare.lighter.provisioner import Provisioner
 
 from medfed.common.errors import ConfigError, SiteError, first_line
-from medfed.common.files import write_json
+from medfed.common.files import make_private, write_json
 from medfed.sites.flare.job import LOST, PREFIXES
 
 
@@ -217,7 +217,7 @@ class _Said:
 
 
 def provision(project: Mapping[str, Any], folder: Path) -> Path:
-    """Makes kits with keys, certificates and start scripts, the allowed classes among them.
+    """Makes kits with keys, certificates and start scripts, which their owner alone may read.
 
     Args:
         project: A project file's content.
@@ -230,6 +230,7 @@ def provision(project: Mapping[str, Any], folder: Path) -> Path:
         ConfigError: If FLARE refuses it.
     """
     content = json.loads(json.dumps(project))  # FLARE writes into it
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     said = _Said()
     try:
         made = Provisioner(str(folder), prepare_builders(content)).provision(
@@ -243,4 +244,5 @@ def provision(project: Mapping[str, Any], folder: Path) -> Path:
     for one in project["participants"]:
         if one["type"] != "admin":
             allow(kits / one["name"])
+    make_private(folder)  # state/cert.json in it holds the keys of all
     return kits
