@@ -1,9 +1,9 @@
 """The shape of every method: a generator for the server, one function for the client.
 
-What only some methods have is a protocol of its own, :class:`HasPictures` and so on, which a method
-fulfils by having the function. Who wants to know asks by ``isinstance``.
+Optional abilities are protocols, such as :class:`HasPictures`: a method fulfils one by defining its
+function. Callers check with ``isinstance``.
 
-Which clients take part in a round: all, a fraction drawn anew, or a fixed list.
+The cohort of a round: all clients, a random fraction, or a fixed list.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ N is the number of clients; other names are hyper-parameters of the method."""
 
 @dataclass(frozen=True)
 class Cohort:
-    """Draws the cohort of a round from the seed and the round's number alone.
+    """Chooses the cohort of a round from the seed and the round's number only.
 
     Attributes:
         fraction: Share of the clients that take part, rounded, at least one.
-        clients: A fixed list; ``None`` to draw from all clients.
-        absent: Round to clients that are left out of it although they are drawn, as hospitals that
-            did not answer were; ``absences.json`` of a run across sites has it.
-        memory_gb: Gigabytes that may lie in memory of what all clients of a process keep between
-            rounds; beyond, it lies on disk (:mod:`medfed.federation.local_client`). ``None``: any.
+        clients: A fixed list; ``None`` chooses from all clients.
+        absent: Clients to leave out, by round, such as hospitals that did not answer;
+            ``absences.json`` of a run across sites holds them.
+        memory_gb: The most gigabytes of client state that a process keeps in memory between rounds;
+            the rest goes to disk (:mod:`medfed.federation.local_client`). ``None``: no limit.
 
     Raises:
-        ConfigError: If the fraction is not in (0, 1], the list is empty, or the room negative.
+        ConfigError: If the fraction is not in (0, 1], the list is empty, or `memory_gb` negative.
 
     Example:
         >>> Cohort().of(["a", "b"], seed=0, round=3)
@@ -68,7 +68,7 @@ class Cohort:
     memory_gb: float | None = 4.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.absent, Mapping):  # a command line sets no number as a key
+        if not isinstance(self.absent, Mapping):  # keys from the command line are text
             pairs = self.absent
             if not all(isinstance(pair, Sequence) and len(pair) == 2 for pair in pairs):
                 raise ConfigError(f"cohort.absent={pairs} must be pairs such as [[3,[CLIENT]]].")
@@ -114,7 +114,9 @@ class Cohort:
         here = members.difference(self.absent.get(round, ()))
         present = tuple(c for c in pool if c in here)
         if not present:
-            raise ConfigError(f"cohort.absent leaves nobody in round {round}; take a client out.")
+            raise ConfigError(
+                f"cohort.absent leaves no client in round {round}; take a client out."
+            )
         return present
 
 
@@ -129,7 +131,7 @@ PERSONAL_KEYWORDS = ("task", "body", "none", "all", "normalization")
 
 @dataclass(frozen=True)
 class ClientInfo:
-    """What the server knows of a client before the first round."""
+    """The server's facts about a client before the first round."""
 
     id: str
     num_samples: int
@@ -139,25 +141,25 @@ class ClientInfo:
 class Algorithm(ABC):
     """Hyper-parameters of an algorithm and its two halves. No state lives on ``self``.
 
-    The class variables declare what whoever runs, checks or tests it must know beforehand.
+    The class variables declare the facts that runtimes, checks and tests need beforehand.
 
     Attributes:
         personal: The personal part: ``task`` (the task module's own patterns, the head), ``body``
-            (all but that), ``none``, ``all``, ``normalization`` (layers found by type), or glob
+            (all but the head), ``none``, ``all``, ``normalization`` (layers by their type), or glob
             patterns of names.
         weighting: Client weights p_n in every mean: ``samples`` (n_n/Σn) or ``uniform`` (1/N).
         mask_aware: Weights that read an input channel are averaged over the clients that have it,
-            see :mod:`medfed.federation.missing_channels`; each reply then says which ones its
-            client lacks.
-        leaves: The parts that may leave a client; no other may be in a reply.
-        mixes: Whether it needs canonical parts, whose membership vectors it keeps in the simplex.
-        card: What it keeps, what travels, what a step costs; see :class:`Card`.
-        fresh_optimizer: Whether it asks for :meth:`Client.reach`, which an optimizer that carries
-            momentum over rounds (``local.optimizer_state=kept``) does not have.
-        pools: Whether clients train on the training data of all, as no federation does.
-        masks: Whether ``mask_aware`` has a meaning: what is kept of weights that only some clients
-            train, such as control variates, would not be defined.
-        trains_shared: Whether it takes steps on the shared part alone, which must not be empty.
+            see :mod:`medfed.federation.missing_channels`; each reply then lists the channels that
+            its client lacks.
+        leaves: The only parts that a client's reply may hold.
+        mixes: Whether it needs canonical parts, whose membership vectors stay in the simplex.
+        card: Its state, its messages and the cost of a step; see :class:`Card`.
+        fresh_optimizer: Whether it uses :meth:`Client.reach`, which is undefined for an optimizer
+            that keeps momentum over rounds (``local.optimizer_state=kept``).
+        pools: Whether clients train on the pooled data of all, which no federation does.
+        masks: Whether ``mask_aware`` is defined for it. State such as control variates is undefined
+            for weights that only some clients train.
+        trains_shared: Whether it trains the shared part by itself, so that it must not be empty.
 
     Raises:
         ConfigError: If a value is unknown, or nothing is averaged that could be mask-aware.
@@ -186,14 +188,14 @@ class Algorithm(ABC):
             )
         if self.mask_aware and not self.masks:
             raise ConfigError(
-                f"algorithm.mask_aware is not for {type(self).__name__}: what it keeps of weights "
-                "that only some clients train would not be defined."
+                f"algorithm.mask_aware is not for {type(self).__name__}: its state for weights "
+                "that only some clients train would be undefined."
             )
 
     def split(
         self, network: nn.Module, task_patterns: Sequence[str], buffers: BufferPolicy
     ) -> ParameterSplit:
-        """Divides a network's entries as ``personal`` says.
+        """Splits a network's entries by ``personal``.
 
         Args:
             network: The model.
@@ -201,7 +203,7 @@ class Algorithm(ABC):
             buffers: The run's buffer policy.
 
         Raises:
-            ConfigError: If a pattern matches nothing, or a part is asked for and none is found.
+            ConfigError: If a pattern matches nothing, or a requested part does not exist.
         """
         if self.personal in ("task", "body") and not task_patterns:
             raise nothing_personal(network, type(self).__name__)
@@ -232,16 +234,16 @@ class Algorithm(ABC):
         return replace(split, head=tuple(head))
 
     def adapted(self, split: ParameterSplit, network: nn.Module) -> Algorithm:
-        """Returns the algorithm for this network, split like this; most need no change."""
+        """Returns the algorithm adapted to this network and split; most need no change."""
         return self
 
     @property
     def keeps_whole(self) -> bool:
-        """Whether a client keeps as much as a shared part, or else the personal part alone."""
+        """Whether a client keeps more than its personal part."""
         return any(vector != "personal" for vector in self.card.client)
 
     def vectors(self, split: ParameterSplit, weights: Tensors) -> dict[str, int]:
-        """Returns the lengths of the vectors that the method's card counts in.
+        """Returns the lengths of the vectors in the method's card.
 
         Args:
             split: Shared and personal names.
@@ -258,7 +260,7 @@ class Algorithm(ABC):
         return {v: sum(t.numel() for t in select(weights, n).values()) for v, n in names.items()}
 
     def counts(self, clients: int) -> dict[str, float]:
-        """Returns the numbers that the method's card names: N, and hyper-parameters.
+        """Returns the values of names in the method's card: N and hyper-parameters.
 
         Args:
             clients: N.
@@ -292,7 +294,7 @@ class Algorithm(ABC):
         """Returns the server's and one client's state before the first round.
 
         Args:
-            weights: All entries of the initial model, known to everybody.
+            weights: All entries of the initial model, which every client knows.
             split: Shared and personal names.
             clients: All clients, in order.
         """
@@ -312,7 +314,7 @@ class Algorithm(ABC):
         """The client's half: answers one message."""
 
     def answer(self, client: Client, message: Message) -> Message:
-        """Returns what :meth:`fit` does, with what the server must know beside it."""
+        """Returns the reply of :meth:`fit`, with the facts that the server needs."""
         reply = self.fit(client, message)
         if not self.mask_aware:
             return reply
@@ -320,7 +322,7 @@ class Algorithm(ABC):
 
     @abstractmethod
     def broadcast(self, server: State, client: str) -> Message:
-        """Returns what a client still lacks of the server's present result.
+        """Returns the part of the server's current result that a client lacks.
 
         It is delivered before an evaluation and counted once, after the last round.
         """
@@ -331,11 +333,11 @@ class Algorithm(ABC):
 
         Args:
             client: The client; its state is read only.
-            message: What :meth:`broadcast` sent.
+            message: The message from :meth:`broadcast`.
         """
 
     def weights(self, server: State, clients: Iterable[str]) -> list[float]:
-        """Returns what each client weighs in a mean; they need not sum to 1."""
+        """Returns each client's weight in a mean; weights need not sum to 1."""
         return [
             float(server["num_samples"][c]) if self.weighting == "samples" else 1.0 for c in clients
         ]
@@ -353,7 +355,7 @@ class Algorithm(ABC):
 
 @runtime_checkable
 class HasPictures(Protocol):
-    """A method whose server has something to show."""
+    """A method with figures of the server's state."""
 
     def pictures(self, server: State, clients: Sequence[str]) -> Mapping[str, Any]:
         """Returns figures of the server's state, by name."""
@@ -364,11 +366,11 @@ class HasCenters(Protocol):
     """A method whose personal models are quantised."""
 
     def centers(self, client: Client, message: Message) -> Tensors:
-        """Returns the centres of the parameters that ``personal_model`` gives quantised.
+        """Returns the centres of the quantised parameters in ``personal_model``.
 
         Args:
             client: The client; its state is read only.
-            message: What ``broadcast`` sent.
+            message: The message from ``broadcast``.
 
         Returns:
             Sorted centres (m,) by parameter name.
@@ -380,7 +382,7 @@ class HasMemberships(Protocol):
     """A method whose clients mix canonical models."""
 
     def memberships(self, server: State) -> Tensor:
-        """Returns all clients' memberships, of the start and of every round so far.
+        """Returns all clients' memberships, at the start and after every round so far.
 
         Returns:
             (R + 1, N, K).
@@ -388,7 +390,7 @@ class HasMemberships(Protocol):
 
 
 def sent_by_each(replies: Replies, part: str) -> Tensors:
-    """Returns the one tensor of a part, by client, of those that sent it."""
+    """Returns the single tensor of a part, by client, from the replies that have it."""
     return {c: next(iter(m.parts[part].values())) for c, m in replies.items() if part in m.parts}
 
 

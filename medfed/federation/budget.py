@@ -1,9 +1,9 @@
 """How much and how fast a client trains in one round: steps, step sizes, optimizer state.
 
-Channels last: convolution weights in the layout in which a CPU's kernels are quickest.
+Channels last: the layout of convolution weights in which a CPU's kernels are fastest.
 
-The layout belongs to the live network alone. States, messages, checkpoints and bundles hold tensors
-in ordinary layout, and their numbers are those of the elements, not of their places.
+Only the live network has this layout. States, messages, checkpoints and bundles hold tensors in
+ordinary layout.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def channels_last_pays(network: nn.Module) -> bool:
-    """Returns whether a network on a CPU is likely quicker so: 2-D or 3-D convolutions.
+    """Returns whether channels last probably speeds up a network on a CPU.
 
-    Instance normalisation, which brings every tensor back to ordinary layout, costs more than the
-    convolutions save.
+    This needs 2-D or 3-D convolutions, and no instance normalisation, which restores ordinary
+    layout at a higher cost than the convolutions save.
 
     Example:
         >>> channels_last_pays(nn.Conv2d(1, 2, 3)), channels_last_pays(nn.Linear(2, 2))
@@ -46,13 +46,13 @@ def channels_last_pays(network: nn.Module) -> bool:
 
 
 def lay_out(network: nn.Module, wanted: ChannelsLast) -> None:
-    """Puts the kernels of all 2-D and 3-D convolutions into one layout or the other, in place.
+    """Sets the layout of the kernels of all 2-D and 3-D convolutions, in place.
 
     The outputs of a convolution follow its kernels, and the layers behind it follow its outputs.
 
     Args:
         network: The live network; its parameters remain the same objects.
-        wanted: ``auto``: where the network is on a CPU and :func:`channels_last_pays`.
+        wanted: ``auto``: if the network is on a CPU and :func:`channels_last_pays`.
 
     Example:
         >>> layer = nn.Conv2d(2, 2, 3)
@@ -66,8 +66,8 @@ def lay_out(network: nn.Module, wanted: ChannelsLast) -> None:
     for module in network.modules():
         if (kernels := _kernels(module)) is not None:
             form = _FORMATS[kernels.ndim] if wanted else torch.contiguous_format
-            # Not `contiguous`, which leaves kernels of one channel as they are: they have both
-            # layouts, but their strides say which one the outputs get.
+            # Not `contiguous`, which skips kernels of one channel: they have both layouts, but
+            # their strides decide the layout of the outputs.
             kernels.data = kernels.data.clone(memory_format=form)
 
 
@@ -94,13 +94,13 @@ SchedulerFactory = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LR
 
 
 class Passes(NamedTuple):
-    """Passes of a batch through the network, which is what training costs.
+    """Passes of batches through the network: the cost of training.
 
-    A gradient step takes one gradient; a method may ask for more, or for losses alone.
+    A gradient step takes one gradient; a method may use more, or losses without gradients.
 
     Attributes:
         gradient: Forward and backward.
-        forward: Forward alone.
+        forward: Forward only.
     """
 
     gradient: int = 0
@@ -112,28 +112,28 @@ MOST_SLOTS = 64
 
 @dataclass(frozen=True)
 class LocalBudget:
-    """How much a client trains in one round, whatever the algorithm does with it.
+    """How much a client trains in one round, for every algorithm.
 
     Attributes:
-        steps: Gradient steps per round; ``None`` where ``epochs`` counts.
-        epochs: Passes over the client's training data per round, where ``steps`` is ``None``.
-        accumulate: Batches whose gradients are averaged for one step, by their samples: for a loss
-            that is a mean over samples, one batch that many times as large. Each is a gradient
-            pass of its own, and layers that normalise batches see each by itself.
+        steps: Gradient steps per round; ``None`` uses ``epochs``.
+        epochs: Passes over the client's training data per round, if ``steps`` is ``None``.
+        accumulate: Batches per step, whose gradients are averaged by their samples. For a loss that
+            is a mean over samples this equals one larger batch. Each is a separate gradient pass,
+            and layers that normalise batches process each by itself.
         clip: Largest norm of a step's gradient, penalties included; ``None`` for no clipping.
         optimizer_state: ``fresh`` for each call of ``train``, or ``kept`` by the client.
         budget: ``equal``: a method that trains several models or parts in a round divides the steps
-            among them; ``paper``: each has as many, as papers count.
+            among them; ``paper``: each gets all steps, as papers count.
         channels_last: Whether convolutions compute in channels-last layout, which changes results
-            by rounding; ``auto``: on a CPU, where it is likely quicker.
-        compile: Whether batches of full size go through a loss that ``torch.compile`` has compiled,
-            which changes results by rounding and takes minutes before the first step.
-        graphs: Whether a GPU takes steps as captured graphs, where they can be captured; ``auto``:
-            if there is a GPU. It changes no result.
-        slots: How many clients train at once, each with a network of its own, for networks too
-            small to keep a GPU busy. It changes no result.
-        offload: Whether a GPU holds what a client keeps only while the client is at work; else main
-            memory does.
+            by rounding; ``auto``: on a CPU if it is probably faster.
+        compile: Whether ``torch.compile`` compiles the loss for batches of full size, which changes
+            results by rounding and takes minutes before the first step.
+        graphs: Whether a GPU replays steps as captured graphs, if possible; ``auto``: if there is a
+            GPU. Results do not change.
+        slots: How many clients train in parallel, each with a copy of the network, for networks too
+            small to keep a GPU busy. Results do not change.
+        offload: Whether main memory holds a client's state, and the GPU only while the client
+            trains.
 
     Raises:
         ConfigError: If a value is out of range.
@@ -173,7 +173,7 @@ class LocalBudget:
         check_choices("local", self)
 
     def of(self, num_samples: int, batch_size: int) -> int:
-        """Returns the gradient steps of one round for a client of that size."""
+        """Returns the gradient steps of one round for a client of this size."""
         return self.steps or self.epochs * math.ceil(num_samples / (batch_size * self.accumulate))
 
 
@@ -188,7 +188,7 @@ def learning_rates(
         rounds: Number of rounds.
 
     Raises:
-        ConfigError: If there is no step size, or something else would change with the rounds.
+        ConfigError: If there is no step size, or the schedule changes anything else.
 
     Example:
         >>> from functools import partial
@@ -199,7 +199,9 @@ def learning_rates(
     dummy = optimizer([nn.Parameter(torch.zeros(1))])
     options = dummy.param_groups[0]
     if "lr" not in options:
-        raise ConfigError(f"{type(dummy).__name__} has no step size lr, which every round sets")
+        raise ConfigError(
+            f"{type(dummy).__name__} has no step size lr, which the run sets in every round"
+        )
     schedule = scheduler(dummy) if scheduler else None
     kept = {n: v for n, v in options.items() if n in dummy.defaults and n != "lr"}
     rates = []
@@ -210,8 +212,8 @@ def learning_rates(
             schedule.step()
         if changed := [n for n, v in kept.items() if options[n] != v]:
             raise ConfigError(
-                f"{type(schedule or dummy).__name__} changes {changed[0]}, but only the step size "
-                "follows a schedule; switch that off"
+                f"{type(schedule or dummy).__name__} changes {changed[0]}, but a schedule may "
+                "only change the step size; switch that off"
             )
     return rates
 
@@ -227,9 +229,9 @@ def reach(
     fresh: bool = True,
     along: Callable[[], Tensor] | None = None,
 ) -> float:
-    """Returns how far so many steps go along a constant unit gradient.
+    """Returns how far this many steps go along a constant unit gradient.
 
-    A displacement divided by it is a mean of the gradients on the way. Plain SGD goes
+    A displacement divided by this number is a mean of the gradients on the way. Plain SGD goes
     ``steps * rate``, with momentum it goes farther. Weight decay counts as a part of the gradient.
 
     Args:
@@ -237,13 +239,13 @@ def reach(
         rate: The step size.
         steps: Number of steps.
         fresh: Whether the optimizer starts without a memory of earlier steps.
-        along: Gives a gradient, for an answer where there is none without: the way along it if it
-            stayed, per unit of its length, of steps not in proportion to the gradient; and the way
-            that momentum comes to in the end.
+        along: Gives a gradient for optimizers that need one: for steps not proportional to the
+            gradient, the way along it if it were constant, per unit of its length; with momentum
+            from earlier rounds, the limit of the way.
 
     Raises:
         ConfigError: Without ``along``, if a step is not proportional to the gradient, as with Adam,
-            or the optimizer remembers steps before these.
+            or the optimizer keeps its state from earlier steps.
 
     Example:
         >>> from functools import partial
@@ -277,12 +279,12 @@ def reach(
     return one
 
 
-# All clients of a round ask for the same, and a settled momentum takes a thousand steps.
+# All clients of a round need the same value, and settling a momentum takes 1,000 steps.
 @lru_cache(maxsize=256)
 def _along_ones(
     optimizer: OptimizerFactory, rate: float, steps: int, size: float = 1.0
 ) -> tuple[float, bool]:
-    """How far a constant number leads as a gradient, and whether the optimizer remembers it."""
+    """The way along a constant gradient, and whether the optimizer keeps state."""
     end, memory = _walk(optimizer, rate, torch.full((1,), size, dtype=torch.float64), steps)
     return float(end), bool(memory)
 
@@ -318,12 +320,12 @@ def save_optimizer(optimizer: torch.optim.Optimizer) -> Tensors:
 def restore_optimizer(
     optimizer: torch.optim.Optimizer, saved: Mapping[str, Tensor], in_place: bool = False
 ) -> None:
-    """Puts back what :func:`save_optimizer` returned, and nothing else remains.
+    """Restores the state from :func:`save_optimizer`; any other state is dropped.
 
     Args:
-        optimizer: Of the same parameters.
+        optimizer: An optimizer of the same parameters.
         saved: Its state.
-        in_place: Whether tensors that it already keeps are filled instead of replaced.
+        in_place: Whether to fill its existing tensors instead of replacing them.
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     before = dict(optimizer.state) if in_place else {}
@@ -344,7 +346,7 @@ def restore_optimizer(
 
 
 def remembers_elsewhere(optimizer: OptimizerFactory) -> bool:
-    """Returns whether an optimizer keeps more than its saved state from one step to the next.
+    """Returns whether an optimizer keeps more than its saved state between steps.
 
     Args:
         optimizer: Makes an optimizer of a list of parameters.

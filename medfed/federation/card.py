@@ -1,15 +1,14 @@
-"""What a method tells of itself: what it keeps, what travels, what a step costs.
+"""A method's card: its state, its messages, and the cost of a step.
 
 Sizes are multiples of vectors, whose lengths :meth:`medfed.federation.algorithm.Algorithm.vectors`
-gives for a network; ``tests/contract/test_cards.py`` holds every method to its card.
+gives for a network; ``tests/contract/test_cards.py`` checks every method against its card.
 
 | vector | is |
 |---|---|
-| ``shared`` | what is averaged: shared parameters, and BatchNorm statistics by the run's policy |
-| ``weights`` | the shared parameters alone, as in a gradient or a control variate |
-| ``personal`` | the personal part |
-| ``parameters`` | all parameters |
-| ``model`` | all parameters and statistics |
+| ``shared`` | the averaged entries: shared parameters, and BatchNorm statistics by the run's policy
+| | ``weights`` | only the shared parameters, as in a gradient or a control variate | |
+``personal`` | the personal part | | ``parameters`` | all parameters | | ``model`` | all parameters
+and statistics |
 """
 
 from __future__ import annotations
@@ -41,11 +40,11 @@ CEILINGS = ("pooled", "pooled_finetuned")
 
 @dataclass(frozen=True)
 class Range:
-    """What a hyper-parameter may be when methods are tuned alike.
+    """The range of a hyper-parameter when all methods are tuned in the same way.
 
     Attributes:
-        low: The least.
-        high: The most.
+        low: The smallest value.
+        high: The largest value.
         log: Whether values are spread evenly over the logarithm, else over the numbers.
     """
 
@@ -72,22 +71,22 @@ class Range:
 
 @dataclass(frozen=True)
 class Card:
-    """What whoever chooses a method wants to know of it. What can be derived is not declared.
+    """Facts for choosing a method; derived facts are not declared.
 
     Attributes:
-        paper: Authors and year, or what it is where there is no paper.
-        family: Which methods it is like.
-        keeps: What stays personal, in words.
-        down: What a client receives in a round that exchanges anything, after the first one.
-        up: What it sends then.
+        paper: Authors and year, or a short description if there is no paper.
+        family: Its group of similar methods.
+        keeps: The personal part, in words.
+        down: What a client receives in a round with messages, after the first round.
+        up: What a client sends in such a round.
         passes: Gradient passes per local step.
-        besides: Passes beyond those of the steps, in words; empty: none.
+        besides: Passes in addition to those of the steps, in words; empty: none.
         server: What the server keeps, for all clients.
-        client: What each client keeps; what all hold in common and single numbers not counted.
-        tasks: What it is for, in words.
+        client: What each client keeps, without common entries and single numbers.
+        tasks: The tasks that it supports, in words.
         full_cohort: Whether it needs all clients in every round; a run with fewer is refused.
-        tune: The hyper-parameters that a comparison tunes beside the learning rate, and their
-            ranges.
+        tune: The hyper-parameters that a comparison tunes in addition to the learning rate, and
+            their ranges.
     """
 
     paper: str = "–"
@@ -105,7 +104,7 @@ class Card:
 
 
 def elements(sizes: Sizes, vectors: Mapping[str, int], names: Mapping[str, float]) -> float:
-    """Returns how many numbers that is; dense fp32 takes four bytes for each.
+    """Returns the total count of numbers; dense fp32 takes four bytes each.
 
     Args:
         sizes: Multiples by vector.

@@ -88,7 +88,7 @@ class How(TypedDict, total=False):
 
 
 class ClientData(Protocol):
-    """What the federation needs of a client's data; the datamodules provide it."""
+    """The interface of a client's data; the data modules implement it."""
 
     id: str
 
@@ -109,7 +109,7 @@ class ClientData(Protocol):
         """Samples per training batch."""
 
     def train_batches(self, seed: int) -> Iterator[Batch]:
-        """Yields one epoch, shuffled by nothing but the seed."""
+        """Yields one epoch in an order that depends on the seed only."""
 
     def train_inputs(self, limit: int) -> Tensor:
         """Returns up to ``limit`` training inputs in a fixed order, shape (n, ...)."""
@@ -119,14 +119,14 @@ class ClientData(Protocol):
 
 
 class Client(Protocol):
-    """One hospital, as an algorithm sees it.
+    """The interface of one hospital for algorithms.
 
     Attributes:
         id: The client's name.
         data: Its data, for sketches; training goes through :meth:`train`.
         weights: The initial model that all clients start from.
-        state: What persists at the client between rounds.
-        phase_index: Position of the present phase within the round, from 0.
+        state: The client's state, which persists between rounds.
+        phase_index: Position of the current phase within the round, from 0.
     """
 
     id: str
@@ -141,33 +141,33 @@ class Client(Protocol):
 
     @property
     def steps(self) -> int:
-        """Local gradient steps that one round allows, to be divided among its phases."""
+        """The round's budget of local gradient steps, to be divided among its phases."""
 
     @property
     def learning_rate(self) -> float:
         """The optimizer's step size in this round."""
 
     def reach(self, steps: int, along: Callable[[], Tensor] | None = None) -> float:
-        """Returns how far so many steps of one ``train`` go along a constant unit gradient.
+        """Returns how far this many steps of one ``train`` go along a constant unit gradient.
 
-        A displacement divided by it is a mean of the gradients on the way.
+        A displacement divided by this number is a mean of the gradients on the way.
 
         Args:
             steps: Their number.
-            along: Gives a gradient, which is asked for where the run's optimizer has no such
-                number; see :func:`medfed.federation.budget.reach`.
+            along: Gives a gradient for optimizers that need one; see
+                :func:`medfed.federation.budget.reach`.
 
         Raises:
-            ConfigError: If there is none, and nothing to measure it along.
+            ConfigError: If the optimizer needs a gradient and ``along`` is missing.
         """
 
     def share(self, index: int, parts: int) -> int:
         """Returns the steps of one of several phases or models that train in a round.
 
-        They share the round's budget; with ``local.budget=paper`` each has as many.
+        They share the round's budget; with ``local.budget=paper`` each has the whole budget.
 
         Args:
-            index: Which one, from 0.
+            index: The phase or model, from 0.
             parts: Their number.
         """
 
@@ -175,7 +175,7 @@ class Client(Protocol):
         """Returns the steps of two phases or models, as :meth:`share` does.
 
         Args:
-            first: The share of the first one, in (0, 1); each gets a step at least.
+            first: The share of the first one, in (0, 1); each gets at least one step.
         """
 
     def train(
@@ -204,10 +204,10 @@ class Client(Protocol):
 
         Args:
             at: All entries, parameters and float buffers.
-            update: Of which part.
+            update: The part whose gradient is returned.
             batches: Stop after this many batches; ``None`` for the whole epoch.
-            same: Whether the batches are those of all such calls of the phase, and of
-                :meth:`loss_at`; else every call draws its own.
+            same: Whether all such calls of the phase, and :meth:`loss_at`, use the same batches;
+                otherwise every call uses new ones.
         """
 
     def loss_at(
@@ -219,13 +219,13 @@ class Client(Protocol):
     ) -> float:
         """Returns the mean loss over one epoch at fixed entries.
 
-        All calls of one phase see the same batches, so that their losses can be compared. Training
-        batches pass in training mode; validation is measured as every evaluation is.
+        All calls of one phase use the same batches, so that their losses can be compared. Training
+        batches pass in training mode, validation batches as in every evaluation.
 
         Args:
             at: All entries, parameters and float buffers.
             batches: Stop after this many batches; ``None`` for the whole epoch.
-            split: Of training or of validation data.
+            split: Training or validation data.
 
         Raises:
             ConfigError: If the client has no validation data.
@@ -233,9 +233,9 @@ class Client(Protocol):
 
 
 def with_statistics(client: Client, model: Tensors) -> Tensors:
-    """Returns a model whose running statistics, where they stay with the client, fit its data.
+    """Returns a model with the client's running statistics fitted to its data.
 
-    They follow the batches of ``client.steps`` steps; every parameter is put back after each.
+    They follow the batches of ``client.steps`` steps; every parameter is restored after each.
 
     Args:
         client: The client.
@@ -243,16 +243,16 @@ def with_statistics(client: Client, model: Tensors) -> Tensors:
     """
     if not client.split.buffers.intersection(client.split.personal):
         return model
-    # A shared statistic stays as it came.
+    # Shared statistics do not change.
     moved = statistics_at(client, model)
     return {**model, **{n: t for n, t in moved.items() if n in client.split.personal}}
 
 
 def statistics_at(client: Client, model: Tensors) -> Tensors:
-    """Returns all running statistics as the batches of ``client.steps`` steps leave them.
+    """Returns all running statistics after the batches of ``client.steps`` steps.
 
-    Every parameter is put back after each step. Nothing is done where there are none, or none that
-    may change.
+    Every parameter is restored after each step. Without statistics that may change, nothing is
+    done.
 
     Args:
         client: The client.
@@ -268,7 +268,7 @@ def put_back(fixed: Mapping[str, Tensor]) -> AfterStep:
     """Returns an ``after_step`` that undoes each step of some parameters.
 
     Args:
-        fixed: Their values; whatever else is trained keeps its step.
+        fixed: Their values; all other trained parameters keep their step.
     """
 
     def restore(weights: Mapping[str, Tensor], _: GradientAt) -> None:

@@ -1,4 +1,4 @@
-"""One federation and one round of it: the pieces that every runtime drives."""
+"""The federation and its round, which every runtime drives."""
 
 from __future__ import annotations
 
@@ -34,27 +34,27 @@ _T = TypeVar("_T")
 
 
 class Federation:
-    """The server's state, the clients of this process, and what lies between them.
+    """The server's state, the clients of this process, and the channel between them.
 
     Args:
         algorithm: The method.
         server: The server's state.
         clients: The clients that this process trains, by id.
-        everyone: All clients of the federation, in order, on whatever rank.
+        everyone: All clients of the federation on all ranks, in order.
         channel: Codecs; dense fp32 by default.
-        cohort: Who takes part in a round; everyone by default.
+        cohort: The clients that take part in a round; all by default.
         seed: Seed of the run.
-        model: The training loop, whose network a server without clients knows, too.
+        model: The training loop; a server without clients has its network, too.
 
     Raises:
-        ConfigError: If the algorithm needs all clients in every round, and the cohort leaves some
-            out.
+        ConfigError: If the algorithm needs all clients in every round, and the cohort excludes
+            some.
 
     Attributes:
-        memory: What the server's end of the channel remembers, by direction and client.
-        client_start: The state that every client began with.
-        absent_folder: The folder of what absent clients keep; ``None``: it is in memory.
-        arrived: What clients of this process lack, where the server is elsewhere and has sent it.
+        memory: The state of the server's end of the channel, by direction and client.
+        client_start: The initial state of every client.
+        absent_folder: The folder for the state of absent clients; ``None``: it stays in memory.
+        arrived: The missing values of this process's clients, sent by a server elsewhere.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Federation:
         self.absent_folder: Path | None = None
         self.channel.seed = seed
         self.trainer = trainer or next((c.trainer for c in self.clients.values()), None)
-        # No lossy codec may touch buffers; every client has the same model.
+        # No lossy codec may change buffers; every client has the same model.
         if self.trainer is not None:
             self.channel.buffers = self.trainer.split.buffers
 
@@ -105,9 +105,9 @@ class Federation:
             client.memory = kept.get((name, "memory"), client.memory)
 
     def kept_bytes(self) -> int:
-        """About how much one client keeps between rounds: state, optimizer, memory of lossy links.
+        """The approximate size of one client's state between rounds, with optimizer and channel.
 
-        Of an optimizer two numbers per parameter are reckoned with, as Adam keeps them.
+        The estimate for an optimizer is two numbers per parameter, as Adam keeps them.
         """
         if not self.clients:
             return 0
@@ -124,7 +124,7 @@ class Federation:
 
     @property
     def most_elements(self) -> int:
-        """More than any reply holds: many models, or what few bytes may claim anyway."""
+        """A bound above any reply: many models, or the minimum that a receiver always accepts."""
         entries = {} if self.trainer is None else self.trainer.model.entries
         size = sum(map(Tensor.numel, entries.values()))
         return max(MAX_UNCHECKED, 64 * size)
@@ -134,13 +134,13 @@ class Federation:
         return Round(self, round)
 
     def answer(self, client: str, packet: Packet, number: int, position: int) -> Packet:
-        """The client's half of one exchange: what it was sent, training, its encoded reply.
+        """The client's half of one exchange: decodes the packet, trains, and encodes its reply.
 
         Args:
             client: A client of this process.
-            packet: What the server sent it.
+            packet: The server's packet.
             number: The round's number.
-            position: Of the phase within the round.
+            position: The position of the phase within the round.
 
         Raises:
             NonFiniteError: If a loss or the reply is not finite; client, round and phase are named.
@@ -152,20 +152,20 @@ class Federation:
             check_reply(self.algorithm, reply)
             place = Place(client, number, position)
             encoded, sent = self.channel.encode(reply, "up", place, local.memory["up"])
-            # Only now: a client that fails on the way keeps what both ends still agree on.
+            # Only now: a client that fails earlier keeps the state on which both ends agree.
             local.memory = {"down": received, "up": sent}
         if self.absent_folder is not None:
             local.put_down(self.absent_folder)
         return encoded
 
     def delivery(self, client: str) -> Packet:
-        """Returns what a client lacks of the present result; neither end remembers it."""
+        """Returns the part of the current result that a client lacks; changes neither end."""
         message = self.algorithm.broadcast(self.server, client)
         kept = self.memory["down"].get(client)
         return self.channel.encode(message, "down", Place(client), kept)[0]
 
     def delivered(self, client: str) -> Message:
-        """Returns what a client of this process lacks, as it would decode it."""
+        """Returns the part that a client of this process lacks, as it would decode it."""
         kept = self.clients[client].memory["down"]
         # At a hospital's site the server's state is elsewhere, and its packet has arrived.
         packet = self.arrived.get(client) or self.delivery(client)
@@ -174,7 +174,7 @@ class Federation:
     def personal_model(self, client: str) -> Tensors:
         """Returns the model that a client of this process evaluates; changes no state.
 
-        It is the model that the client would have: what a lossy codec withholds is not in it.
+        It is the client's model after decoding, including the losses of a lossy codec.
         """
         with self.clients[client].present() as local:
             return self.algorithm.personal_model(local, self.delivered(client))
@@ -202,9 +202,9 @@ class Federation:
             count(self.ledger, self.delivery(client), round, "deliver", client, "down")
 
     def digests(self) -> dict[str, str]:
-        """Returns a hash of what the server and each client of this process keep.
+        """Returns a hash of the states of the server and of each client of this process.
 
-        What their ends of the channel remember is part of it.
+        The states of both ends of the channel are included.
         """
         kept = {f"{d}/{c}": named for d, state in self.memory.items() for c, named in state.items()}
         hashes = {"server": _digest(self.server, kept)}
@@ -221,7 +221,7 @@ class Round:
     is in the federation.
 
     Attributes:
-        position: Of the open phase within the round.
+        position: The position of the open phase within the round.
         recipients: The clients of the open phase, in the order of the cohort.
     """
 
@@ -237,15 +237,15 @@ class Round:
         self._outbox: Outbox = {}
         self.recipients: list[str] = []
         self._sent: dict[str, Packet] = {}
-        self._take(next(self._generator))  # a generator runs only when it is asked for something
+        self._take(next(self._generator))  # a generator runs only when it is advanced
 
     @property
     def phase(self) -> str:
-        """The phase that is open."""
+        """The open phase."""
         return self.expected[self.position]
 
     def sent(self, client: str) -> Packet:
-        """Returns what a recipient of the open phase is sent."""
+        """Returns the packet to a recipient of the open phase."""
         return self._sent[client]
 
     def fit(self, client: str) -> Packet:
@@ -318,8 +318,9 @@ class Round:
     def _coded(
         self, direction: Direction, code: Callable[[str, Memory | None], tuple[_T, Memory]]
     ) -> dict[str, _T]:
-        """Codes a message per recipient; the server's end remembers all of them or none."""
-        # A copy, put in place at the end: a message that cannot be coded must leave no half memory.
+        """Encodes a message per recipient; the channel's memory changes for all or none."""
+        # A copy, swapped in at the end: a message that cannot be encoded must not leave half a
+        # state.
         kept, coded = dict(self.federation.memory[direction]), {}
         for client in self.recipients:
             with naming(client, self.number, self.phase):
@@ -331,7 +332,7 @@ class Round:
 
 
 def check_reply(algorithm: Algorithm, reply: Message) -> None:
-    """Raises ValueError where a part of a reply may not leave its client."""
+    """Raises ValueError if a reply holds a part that may not leave its client."""
     if extra := set(reply.parts) - set(algorithm.leaves):
         raise ValueError(f"{sorted(extra)} may not leave a client.")
 
@@ -351,7 +352,7 @@ def _digest(state: State, memory: State) -> str:
 
 @contextmanager
 def naming(client: str, round: int, phase: str) -> Iterator[None]:
-    """Names client, round and phase in whatever error its body raises."""
+    """Adds client, round and phase to any error in its body."""
     try:
         yield
     except (NonFiniteError, CodecError) as error:

@@ -260,7 +260,7 @@ def test_a_dead_rank_ends_the_others_and_they_come_to_what_one_device_comes_to(f
     _, error = first.communicate(timeout=60)
     assert first.returncode == 1
     assert error == (
-        "error: Rank 1 ended by signal 9, so that the other ranks were stopped; go on with the "
+        "error: Rank 1 ended by signal 9, so that the other ranks were stopped; continue with the "
         f"same command and resume={folder}.\n"
     )
     again = ranks(*TRAIN, f"resume={folder}")

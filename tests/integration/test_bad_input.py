@@ -79,7 +79,7 @@ CASES = {
     "optimizer={_target_:torch.optim.LBFGS,lr:1}": "The optimizer or its scheduler cannot be used "
     "as it is: LBFGS.step() missing 1 required",
     "scheduler={_target_:torch.optim.lr_scheduler.OneCycleLR,max_lr:1,total_steps:9}": "as it is: "
-    "OneCycleLR changes momentum, but only the step size",
+    "OneCycleLR changes momentum, but a schedule may only",
     "model.loss={_target_:torch.nn.NLLLoss}": "model.loss=NLLLoss does not take logits, of which",
     "model.metrics={a:{_target_:monai.metrics.ROCAUCMetric}}": "model.metrics has ROCAUCMetric "
     "without a direction; add direction: max or min.",
@@ -243,7 +243,7 @@ def test_the_checkpoint_before_a_torn_one_is_used(tmp_path, straight, caplog):
     tear(rounds_in(folder / "checkpoints")[-1])
     with caplog.at_level(logging.WARNING):
         resume(folder, *CLINICAL)
-    assert "round_00002.ckpt is torn or unfinished; the checkpoint before it is used" in caplog.text
+    assert "round_00002.ckpt is damaged or unfinished; the run uses the checkpoint" in caplog.text
     assert outcome(folder) == outcome(straight)
 
 
@@ -252,7 +252,7 @@ def test_only_torn_checkpoints(tmp_path, straight):
     shutil.copytree(straight, folder)
     for path in rounds_in(folder / "checkpoints"):
         tear(path)
-    with pytest.raises(CheckpointError, match=r"Every checkpoint in .* is torn; start the run"):
+    with pytest.raises(CheckpointError, match=r"Every checkpoint in .* is damaged; start the run"):
         resume(folder, *CLINICAL)
 
 

@@ -1,1 +1,1 @@
-"""The one training loop: what a local step is, and what repeats it."""
+"""The only training loop: the local step and its repetition."""

@@ -1,8 +1,8 @@
-"""Gradients of batches, the one place that calls ``backward``, and what a method sees of a step.
+"""Gradients of batches: the only module that calls ``backward``, and a method's view of a step.
 
 :class:`Gradients` adds the gradient of a step's batches to the network's parameters.
-:class:`StepGradient` and :class:`WatchedForward` are what a method may ask for meanwhile: gradients
-at other weights, and the forward passes of a batch.
+Methods may use :class:`StepGradient` for gradients at other weights, and :class:`WatchedForward`
+for the forward passes of a batch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FIRST_SCALE = 2.0**16  # of the losses in float16, as PyTorch's GradScaler begin
 
 @runtime_checkable
 class KnownGradient(Protocol):
-    """A penalty whose gradient is known, so that autograd need not find it."""
+    """A penalty with a known gradient, so that autograd need not compute it."""
 
     def add_gradient(self, parameters: Mapping[str, Tensor]) -> None:
         """Adds the gradient to those of the parameters."""
@@ -36,15 +36,15 @@ class Gradients:
 
     Args:
         loss: Gives the scalar loss of a batch under the network.
-        compile: Whether ``torch.compile`` makes another one of it for batches of ``full_size``
-            samples into whose passes no method looks.
+        compile: Whether ``torch.compile`` compiles the loss for batches of ``full_size`` samples
+            whose passes no method watches.
 
     Attributes:
-        loss: See there.
+        loss: See above.
         full_size: Samples of a batch of full size.
         backward: Computes gradients of a loss.
         precision: The context in which losses are computed, such as one of mixed precision;
-            weights, penalties and whatever else a method computes stay as they are.
+            weights, penalties and a method's other computations are not affected.
         half: Whether it computes in float16, whose small gradients need a scaled loss.
         gradient_passes: Passes of batches through the network and back so far, of all clients.
         forward_passes: Passes without a gradient.
@@ -66,7 +66,7 @@ class Gradients:
         return Passes(self.gradient_passes, self.forward_passes)
 
     def begin(self, full_size: int) -> None:
-        """Begins one client's training.
+        """Starts one client's training.
 
         Args:
             full_size: Samples of its full batches.
@@ -75,7 +75,7 @@ class Gradients:
         self._scale = FIRST_SCALE  # else a result would depend on whoever trained before
 
     def loss_of(self, batch: Batch) -> Tensor:
-        """Returns the loss of a batch, a forward pass alone."""
+        """Returns the loss of a batch, by a forward pass only."""
         self.forward_passes += 1
         with self.precision():
             return self.loss(batch)
@@ -91,14 +91,15 @@ class Gradients:
         """Adds the gradients of the mean loss over a group's samples, and of the penalty.
 
         In float16 a gradient that overflows is computed again from a loss of half the scale, so
-        that a step remains a step.
+        that no step is lost.
 
         Args:
             group: Batches; each counts by its samples.
             trained: The parameters, without gradients where ``half``.
-            buffers: What a pass changes beside them, and a repeated one must not change twice.
+            buffers: The other tensors that a pass changes; a repeated pass must not change them
+                twice.
             penalty: A term added to the loss.
-            watch: Sees the forward passes meanwhile; its term is added, too.
+            watch: Watches the forward passes; its term is added, too.
 
         Returns:
             The mean loss, without the penalties.
@@ -108,13 +109,13 @@ class Gradients:
         """
         if not self.half:
             return self._add(group, trained, penalty, watch)
-        # A pass moves running statistics, also one whose gradients overflow and are thrown away.
+        # A pass updates running statistics even if its gradients overflow and are discarded.
         before = [t.clone() for t in buffers]
         while self._scale >= 1:
             loss = self._add(group, trained, penalty, watch, self._scale)
             gradients = [t.grad for t in trained.values() if t.grad is not None]
             torch._foreach_div_(gradients, self._scale)
-            # No smaller scale mends a loss that is itself infinite: the end of the call names it.
+            # No smaller scale helps if the loss is infinite: the end of the call raises the error.
             if not bool(loss.isfinite()) or bool(_finite(gradients)):
                 return loss
             self._scale /= 2
@@ -183,21 +184,21 @@ def _finite(tensors: Sequence[Tensor]) -> Tensor:
 
 
 class StepGradient:
-    """Gives the gradient of a step's batches, or of the next ones, at other parameters.
+    """Computes the gradient of a step's batches, or of the next ones, at other parameters.
 
-    The live parameters are put back after each call. The running statistics are, too, where the
-    step itself has taken those of its batches; else the first call leaves them.
+    Each call restores the live parameters. It also restores the running statistics if the step has
+    already updated them; otherwise the first call updates them.
 
     Args:
         gradients: Computes them.
         group: The step's batches.
-        stream: Those of the steps to come.
+        stream: The batches of later steps.
         trained: The live parameters.
         buffers: The live running statistics.
         taken: Whether the step itself has passed its batches through the network.
 
     Attributes:
-        loss: Of the first call, where the step itself computes none.
+        loss: The loss of the first call, if the step computes none.
     """
 
     def __init__(
@@ -224,7 +225,7 @@ class StepGradient:
         with torch.no_grad():
             torch._foreach_copy_(live, [at[n] for n in names])
         forget(live)
-        # Fresh batches come off the stream of the steps, so that no later step sees them again.
+        # Fresh batches come from the stream of the steps, so no later step uses them again.
         while len(self._groups) <= fresh:
             self._groups.append(next(self._stream))
         loss = self._gradients.add(self._groups[fresh], self._trained, self._buffers)
@@ -244,9 +245,9 @@ class WatchedForward:
         network: The network, in training mode.
         trained: The live parameters.
         head: Names of the parameters of its head, whose input are the features.
-        penalty: A term that sees the batch and the forward pass.
-        outputs: What becomes of the network's outputs before the loss.
-        gradients: Knows the precision, and counts forward passes of its own.
+        penalty: A term of the batch and the forward pass.
+        outputs: Changes the network's outputs before the loss.
+        gradients: Gives the precision, and counts the additional forward passes.
 
     Attributes:
         loss: Of the batch, under the live weights.
@@ -271,7 +272,7 @@ class WatchedForward:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Keeps what passes through the network, and has its outputs changed, meanwhile."""
+        """Records the passes through the network and changes its outputs within the block."""
 
         def called(_: nn.Module, args: Any, kwargs: Any) -> None:
             self._inputs, self._seen = (args, kwargs), {}
@@ -310,15 +311,15 @@ class WatchedForward:
             return seen["outputs"]
         if "features" not in seen:
             raise ConfigError(
-                "No layer of the network is known as its head, whose input are the features; name "
-                "its layers by model.personal."
+                "The method needs the input of the network's head, and no layer is known as its "
+                "head; name its layers by model.personal."
             )
         entering = seen["features"]
         return entering.flatten(2).mean(2) if entering.ndim > 2 else entering
 
     def _under(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Passes the batch through the network with other weights, in evaluation mode."""
-        # The head's hooks write to _seen: what the live pass left there is put aside.
+        # The head's hooks write to _seen: the live pass's record is kept aside.
         flags = {m: m.training for m in self._network.modules()}
         live, self._seen = self._seen, {}
         hooks = list(self._watch_heads())
@@ -338,7 +339,7 @@ class WatchedForward:
 
 
 def _modules(network: nn.Module, names: Sequence[str]) -> list[nn.Module]:
-    """Returns the modules below the network all of whose parameters are among the names."""
+    """Returns the network's modules whose parameters are all among the names."""
     # By identity, as a tied parameter is an entry under its first name alone.
     known = {id(p) for n, p in network.named_parameters(remove_duplicate=False) if n in set(names)}
     return [
@@ -349,10 +350,10 @@ def _modules(network: nn.Module, names: Sequence[str]) -> list[nn.Module]:
 
 
 def compiled(loss: Callable[[Batch], Tensor]) -> Callable[[Batch], Tensor]:
-    """Returns a loss that is compiled when it is first called, once per structure of its batches.
+    """Returns a loss that is compiled on first use, once per structure of its batches.
 
-    Shapes are fixed, so that which code computes a batch depends on the batch alone and not on
-    those before it: a resumed run equals itself. Random numbers are those of uncompiled code.
+    Shapes are fixed, so the code for a batch depends only on the batch, not on earlier ones: a
+    resumed run gives equal results. Random numbers equal those of uncompiled code.
 
     Args:
         loss: Gives the scalar loss of a batch.

@@ -1,11 +1,11 @@
-"""The one training loop: what a local step does, for every method and every client.
+"""The training loop: the local step of every method and every client.
 
-A client's call of ``train`` comes to :meth:`LocalTrainer.run`. It loads the client's weights into
-the one network. Each step takes batches, lets autograd add the gradient of their loss and of the
+A client's call of ``train`` calls :meth:`LocalTrainer.run`. It loads the client's weights into the
+shared network. Each step takes batches, lets autograd add the gradient of their loss and of the
 method's penalty, clips it, and has the optimizer move the parameters. Then the method may change
-them, and ask for further gradients. Of the parts, ``network.py`` holds the weights and their
-optimizers, and ``gradients.py`` calls ``backward``. Where the network is on a GPU, or several
-clients train at once, ``gpu/`` takes the same steps in another way; no other run imports it.
+them and compute further gradients. ``network.py`` holds the weights and their optimizers;
+``gradients.py`` calls ``backward``. If the network is on a GPU, or several clients train in
+parallel, ``gpu/`` takes the same steps in another way; no other run imports it.
 """
 
 from __future__ import annotations
@@ -52,21 +52,21 @@ Key = tuple[str | int, ...]
 
 
 class Turns:
-    """When a trainer may take steps: always, as nobody else does.
+    """When a trainer may take steps: always, if it is the only one.
 
-    Where several clients train at once, a :class:`medfed.federation.engine.gpu.slots.Slot` takes
-    its place.
+    If several clients train in parallel, a :class:`medfed.federation.engine.gpu.slots.Slot`
+    replaces it.
     """
 
     def working(self) -> AbstractContextManager[None]:
-        """Returns the context in which steps are taken."""
+        """Returns the context for taking steps."""
         return nullcontext()
 
     def pause(self) -> None:
-        """Lets others take a step; called after each."""
+        """Lets other trainers take a step; called after each step."""
 
     def finish(self) -> None:
-        """Lets others take steps until those of this trainer are done."""
+        """Lets other trainers take steps until this trainer's steps are done."""
 
 
 class LocalTrainer:
@@ -89,7 +89,7 @@ class LocalTrainer:
         gradients: Computes gradients, and counts passes.
         rates: The step size of each round.
         turns: When steps may be taken.
-        gpu: Takes the steps where the network is on a GPU.
+        gpu: Takes the steps if the network is on a GPU.
         device_gb: Room for training samples on a GPU; see ``gpu/steps.py``.
     """
 
@@ -122,14 +122,14 @@ class LocalTrainer:
         self._said = False
 
     def _moved(self, device: torch.device) -> None:
-        """Chooses what takes the steps where the network is now."""
+        """Chooses how to take steps on the network's current device."""
         if self.gpu is not None and self.gpu.device == device:
             self.gpu.clear()  # what it captured is of tensors that are no longer the network's
         elif device.type == "cuda":
-            # Experimental, and of no use elsewhere: no other run imports it.
+            # Experimental and only for GPUs: no other run imports it.
             from medfed.federation.engine.gpu.steps import gpu_steps
 
-            # A compiled loss is a rival of captured steps, not a part of them.
+            # A compiled loss is an alternative to captured steps, not a part of them.
             captures = bool(self.budget.graphs) and self.gradients.compiled_loss is None
             self.gpu = gpu_steps(device, captures, self.device_gb)
         else:
@@ -141,7 +141,7 @@ class LocalTrainer:
         loss: Callable[[Batch], Tensor],
         measure: Callable[[Iterable[Batch]], float] | None,
     ) -> Self:
-        """Returns a trainer like this one, of another network of the same shape."""
+        """Returns a copy of this trainer for another network of the same shape."""
         made = copy.copy(self)
         made.measure = measure
         made._take_over(network, loss, self.model.make_optimizer)
@@ -167,7 +167,7 @@ class LocalTrainer:
         Args:
             data: The client's data.
             start: All entries at the start.
-            key: Distinguishes this call from all others in the run, for its randomness.
+            key: Identifies this call in the run, for its random numbers.
             rate: The step size.
             steps: Number of steps.
             memory: The optimizer's state, continued and updated in place; ``None`` for fresh.
@@ -196,7 +196,7 @@ class LocalTrainer:
         if how.get("statistics"):
             local = self.split.buffers.intersection(self.split.personal)
             changing = {**changing, **select(self.model.entries, local)}
-        # Copies, as the next client overwrites the network. What did not change is `start` itself.
+        # Copies, as the next client overwrites the network. Unchanged entries are those of `start`.
         with torch.no_grad():
             return {**start, **{n: ordinary(t) for n, t in changing.items()}}, mean
 
@@ -217,7 +217,7 @@ class LocalTrainer:
             how.get("after_step"),
         )
         watch = self._watch(plan, how)
-        # A sum on the device: reading each loss would have a GPU wait at every step.
+        # A sum on the device: reading each loss would make a GPU wait at every step.
         total = torch.zeros((), device=self.model.device, dtype=torch.float64)
         with self.model.training(), seeded(seed, self.model.device):
             for group in islice(stream, steps):
@@ -250,7 +250,7 @@ class LocalTrainer:
             plan: What it trains.
             group: Its batches.
             penalty: A term added to the loss.
-            watch: Sees the forward passes, and may add a term.
+            watch: Watches the forward passes, and may add a term.
 
         Returns:
             The mean loss over the samples, without the penalties.
@@ -267,7 +267,7 @@ class LocalTrainer:
         group: Sequence[Batch],
         stream: Iterator[Sequence[Batch]],
     ) -> Tensor | float:
-        """Takes one step along what a method puts in place of the gradient; returns its loss."""
+        """Takes one step along a method's replacement of the gradient; returns its loss."""
         at = StepGradient(self.gradients, group, stream, plan.trained, plan.buffers, taken=False)
         with torch.no_grad():
             along = direction(plan.trained, at)
@@ -277,7 +277,7 @@ class LocalTrainer:
         return torch.nan if at.loss is None else at.loss
 
     def _descend(self, plan: Plan) -> None:
-        # The norm is that of all trained parameters, whichever group they are in.
+        # The norm covers all trained parameters, over all groups.
         if self.budget.clip is not None:
             clip_grad_norm_(plan.parameters, self.budget.clip)
         plan.optimizer.step()
@@ -289,8 +289,8 @@ class LocalTrainer:
         if self.gradients.compiled_loss is not None and not self._said:
             self._said = True
             _log.warning(
-                "local.compile=true has no effect on steps of this method, which looks into the "
-                "network's passes."
+                "local.compile=true has no effect on steps of this method, which watches the "
+                "network's forward passes."
             )
         head = self.split.head
         return WatchedForward(self.network, plan.trained, head, penalty, outputs, self.gradients)
@@ -327,7 +327,7 @@ class LocalTrainer:
         batches: int | None = None,
         split: Literal["train", "val"] = "train",
     ) -> float:
-        """Returns the mean loss over an epoch, or its first batches: the one of `gradient`."""
+        """Returns the mean loss over an epoch, or its first batches, as in `gradient`."""
         if split == "val":
             return self._validation(data, at, batches)
         total, seen = torch.zeros((), device=self.model.device, dtype=torch.float64), 0
@@ -365,15 +365,15 @@ class LocalTrainer:
                 yield batch, size_of(batch)
 
     def _groups(self, data: ClientData, seed: int) -> Iterator[list[Batch]]:
-        """Yields the batches of one step after the other, of one epoch: the last may be fewer."""
+        """Yields the batches of each step of one epoch; the last step may have fewer."""
         batches = self._epoch(data, seed)
         while group := list(islice(batches, self.budget.accumulate)):
             yield group
 
     def _epoch(self, data: ClientData, seed: int) -> Iterator[Batch]:
-        """Yields an epoch's batches, where the network is."""
-        # BatchNorm makes no statistics of one sample: a last batch of one is passed over, but not
-        # where batches are of one sample by choice, or the client has no more.
+        """Yields an epoch's batches on the network's device."""
+        # BatchNorm cannot normalise one sample: a last batch of one is skipped, unless the batch
+        # size is 1 or the client has no more samples.
         lone = self.split.policy != "frozen" and self.model.normalises
         lone = lone and data.num_samples > data.batch_size > 1
         empty = True
@@ -381,7 +381,7 @@ class LocalTrainer:
             if not (lone and size_of(batch) == 1):
                 empty = False
                 yield batch
-        if empty:  # else the stream of epochs would never yield, and never end
+        if empty:  # otherwise the stream of epochs would loop for ever without a batch
             raise ConfigError(f"Client {data.id} has no training batch.")
 
     def _batches(self, data: ClientData, seed: int) -> Iterator[Batch]:

@@ -1,8 +1,8 @@
-"""The network whose weights all clients of a process overwrite in turn, and the parts that train.
+"""The network that all clients of a process share in turn, and its trainable parts.
 
-One network serves all clients: it holds whatever weights were loaded last. So it is looked over
-once (its entries, what of them a kind of training changes, an optimizer of these), and a client's
-turn costs the copies alone.
+One network serves all clients and holds the weights that were loaded last. Its entries, the entries
+that a kind of training changes, and their optimizer are determined once, so a client's turn costs
+only the copies.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from medfed.federation.split import (
 
 Rates = Mapping[Literal["shared", "personal"], float]
 
-# Optimizers whose steps are equal to the bit over many tensors together and over one by one.
+# Optimizers whose steps over many tensors together equal those one by one, bit for bit.
 _EITHER_WAY = (
     *(torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW),
     *(torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.Adamax),
@@ -44,7 +44,7 @@ _SMALL = 2**16
 
 @dataclass
 class Plan:
-    """What one kind of training works on: the tensors that it trains, fixes and changes.
+    """The tensors that one kind of training trains, fixes and changes.
 
     Attributes:
         trained: The network's parameters that it trains.
@@ -65,7 +65,7 @@ class Plan:
         self.prepare()
 
     def prepare(self) -> None:
-        """Chooses how the optimizer steps: over all tensors together where these are small."""
+        """Chooses how the optimizer steps: over all tensors together if they are small."""
         # Less Python per step. Large tensors would fall out of the cache between two operations.
         together = type(self.optimizer) in _EITHER_WAY
         together = together and all(t.device.type == "cpu" for t in self.parameters)
@@ -82,12 +82,12 @@ class Plan:
 
         Args:
             rate: The step size.
-            rates: Those of the parts instead.
+            rates: Step sizes of the parts instead.
             memory: The optimizer's state; nothing for a fresh one.
         """
         for group, needed in ((self.parameters, True), (self.fixed, False)):
             for parameter in group:
-                # Asking costs less than setting, and mostly nothing has to be set.
+                # Checking is cheaper than setting, and mostly there is nothing to set.
                 if parameter.requires_grad is not needed:
                     parameter.requires_grad_(needed)
         forget([*self.fixed, *self.parameters])
@@ -103,27 +103,27 @@ class Plan:
         options["lr"] = rate
 
     def restore(self, memory: Mapping[str, Tensor]) -> None:
-        """Lets the optimizer go on from a state."""
+        """Restores an optimizer state."""
         restore_optimizer(self.optimizer, memory)
 
     def refresh(self) -> None:
-        """Lets the optimizer begin without a memory."""
+        """Clears the optimizer's state."""
         self.optimizer.state.clear()
 
 
 class WorkingNetwork:
-    """A network whose weights are overwritten by whichever client trains.
+    """A network whose weights the training client overwrites.
 
     Args:
         network: The model; its entries are named as in ``split``.
         split: Shared and personal names.
         optimizer: Makes an optimizer of a list of parameters or groups of them.
         channels_last: The layout of convolutions; see :func:`medfed.federation.budget.lay_out`.
-        moved: Called with the network's device when its tensors have changed places.
+        moved: Called with the network's device after its tensors have moved.
 
     Attributes:
         make_optimizer: See ``optimizer``.
-        normalises: Whether a layer makes statistics of a batch.
+        normalises: Whether a layer computes statistics of a batch.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class WorkingNetwork:
 
     @property
     def entries(self) -> Tensors:
-        """The network's live parameters and float buffers, but those that never change."""
+        """The network's live parameters and float buffers, except those that never change."""
         # A network that is moved keeps its parameters but gets new buffers, also on the way back.
         moved = self._device != self.device
         if moved or not all(where.get(name) is t for where, name, t in self._places):
@@ -154,7 +154,7 @@ class WorkingNetwork:
         return self._entries
 
     def _look_over(self) -> None:
-        """Finds the network's tensors anew; all plans of the old ones are void."""
+        """Finds the network's tensors again; all plans of the old ones become invalid."""
         self._first = next(self.network.parameters())
         self._device = self.device
         # Before its tensors are listed: the layout gives each kernel other memory.
@@ -162,7 +162,7 @@ class WorkingNetwork:
         every, base = float_entries(self.network), self.split.base
         self._entries = {n: t for n, t in every.items() if n not in base}
         self._modules = list(self.network.modules())
-        # Where each module keeps its tensors, to notice when it keeps another one there.
+        # Where each module keeps its tensors, to notice when one is replaced.
         self._places = [
             (where, name, tensor)
             for module in self._modules
@@ -175,11 +175,11 @@ class WorkingNetwork:
 
     @property
     def device(self) -> torch.device:
-        """Where the network is."""
+        """The network's device."""
         return self._first.device
 
     def initial(self) -> Tensors:
-        """Returns a copy of the network's present entries."""
+        """Returns a copy of the network's current entries."""
         return {n: ordinary(t) for n, t in self.entries.items()}
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
@@ -189,7 +189,7 @@ class WorkingNetwork:
             torch._foreach_copy_(list(entries.values()), [weights[n] for n in entries])
 
     def training(self) -> AbstractContextManager[None]:
-        """Returns training mode, with whatever statistics never change."""
+        """Sets training mode, with fixed statistics where they never change."""
         # The modules are known, and the walk through a deep network takes as long as a small step.
         return training_mode(self.network, self.split.policy, self.split.base, self._modules)
 
@@ -197,7 +197,7 @@ class WorkingNetwork:
         """Returns the plan of training one part, or both.
 
         Args:
-            update: Which part.
+            update: The part to train.
             kind: Makes the plan of what is in it.
         """
         entries = self.entries
@@ -211,8 +211,8 @@ class WorkingNetwork:
                 [entries[n] for n in self.split.buffers],
                 self.make_optimizer(parameter_groups(trained, self.split.personal)),
             )
-            # PyTorch's optimizers keep nothing beside their state, which every call puts back or
-            # clears. Of somebody's own nobody knows: each call of a client gets a new one.
+            # PyTorch's optimizers keep nothing but their state, which every call restores or
+            # clears. A user's optimizer may keep more: each call of a client gets a new one.
             if type(plan.optimizer).__module__.startswith("torch.optim."):
                 self._plans[update] = plan
         return plan

@@ -1,8 +1,8 @@
-"""Carries out the rounds, evaluates and selects them, stops in time, and logs what travelled.
+"""Callbacks that run the rounds, evaluate and select them, stop early, and log bytes.
 
-The validation metrics of all clients over rounds, by round, so that no round looks at all.
+Validation metrics are stored by round, so that no round searches all of them.
 
-Shows the round, the phase, the client, its loss and the time left.
+A progress bar shows the round, the phase, the client, its loss and the remaining time.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from medfed.federation.wire.ledger import DIRECTIONS
 
 
 class History(list[Record]):
-    """Records in the order of rounds and clients; what is known of each round is kept.
+    """Records in the order of rounds and clients, with derived facts of each round.
 
     Args:
-        records: What there is already.
+        records: The existing records.
 
     Example:
         >>> history = History([Record(0, "a", {"iou": 0.5}), Record(0, "b", {"iou": 1.0})])
@@ -64,7 +64,7 @@ class History(list[Record]):
             self.append(record)
 
     def __iadd__(self, records: Iterable[Record]) -> History:  # type: ignore[override,misc]
-        """The same."""
+        """Appends the records of a round."""
         self.extend(records)
         return self
 
@@ -81,23 +81,23 @@ class History(list[Record]):
 
     @property
     def rounds(self) -> list[int]:
-        """The rounds that were evaluated, in order."""
+        """The evaluated rounds, in order."""
         return sorted(self.by_round)
 
     def undefined(self) -> dict[str, list[str]]:
         """Returns for each client the metrics that its validation data leave undefined.
 
-        They are known after its first evaluation.
+        They are known after the client's first evaluation.
         """
         return dict(self._undefined)
 
     def mean(self, number: int, metric: str, mode: str = "max") -> float:
-        """Returns the mean of a metric over the clients that have it, larger is better.
+        """Returns the mean of a metric over the clients for which it is defined; larger is better.
 
         Args:
             number: The round.
             metric: The metric.
-            mode: Of ``min`` the mean is turned round.
+            mode: With ``min`` the mean is negated.
         """
         known = self._means.setdefault(number, {})
         if (metric, mode) not in known:
@@ -113,7 +113,7 @@ class History(list[Record]):
             )
             if metric not in undefined.get(client, ())
         ]
-        # Of a metric that is unknown here the direction of selection says what is worst.
+        # For a metric that is unknown here, the direction of selection defines the worst value.
         values = [v if math.isfinite(v) else -math.inf for v in values]
         return sum(values) / len(values) if values else math.nan
 
@@ -123,14 +123,14 @@ class History(list[Record]):
 
 
 _log = logging.getLogger(__name__)
-FALLBACK = ("loss", "min")  # selects where the data leave the wanted metric undefined everywhere
-LOGGED = 100  # clients, at most, of which each has a curve of its own in a logger
-SCORE = "val/score"  # the selection score, larger is better, for what watches it
+FALLBACK = ("loss", "min")  # selects if the data leave the configured metric undefined everywhere
+LOGGED = 100  # the most clients with separate curves in a logger
+SCORE = "val/score"  # the selection score, larger is better, for callbacks that watch it
 Found = TypeVar("Found")
 
 
 class FederatedRounds(pl.Callback):
-    """Carries out the rounds; the round is closed before Lightning validates."""
+    """Runs the rounds; a round closes before Lightning validates."""
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Opens the round."""
@@ -155,10 +155,10 @@ class FederatedRounds(pl.Callback):
 class PersonalEvaluation(pl.Callback):
     """Gathers validation metrics per client and logs mean and worst client.
 
-    What a client's data leave undefined is known after its first evaluation, and left out in every
-    round alike; a model that has failed counts with the worst possible value, see
-    :mod:`medfed.common.scores`. Both are said once, where they are first seen. A metric that the
-    data of all clients leave undefined selects nothing, so that the loss does.
+    After a client's first evaluation it is known which metrics its data leave undefined; every
+    round omits them. A model that has failed counts with the worst possible value, see
+    :mod:`medfed.common.scores`. Both are logged once, on first occurrence. If the data of all
+    clients leave the metric undefined, the loss selects the round.
 
     Args:
         metric: The metric by which a round is selected, e.g. ``iou``.
@@ -182,7 +182,7 @@ class PersonalEvaluation(pl.Callback):
 
     @property
     def selection(self) -> tuple[str, str]:
-        """Metric and mode that select the round: those that are wanted, or else the loss."""
+        """Metric and mode that select the round: the configured ones, or else the loss."""
         undefined, metric = self.undefined().values(), self.wanted[0]
         nowhere = all(metric in names for names in undefined)
         # Without any validation patient the loss is undefined, too, and nothing selects.
@@ -220,18 +220,18 @@ class PersonalEvaluation(pl.Callback):
         if not math.isnan(score := self.score(number)):
             shown = {**values, SCORE: score}
         for name, value in shown.items():
-            # All ranks know the same; what others watch is the score and its metric.
+            # All ranks have the same values; other callbacks watch the score and its metric.
             if name in (SCORE, f"val/{self.metric}", f"val/{self.metric}_worst"):
                 pl_module.log(name, value, logger=False, sync_dist=True, batch_size=1)
         if trainer.logger:
-            # Of more clients a logger has no use: metrics.csv has them all.
+            # A logger cannot show more clients usefully: metrics.csv has them all.
             chosen, few = self.metric, metrics if len(metrics) <= LOGGED else {}
             values_of = {c: m[chosen] for c, m in few.items() if not math.isnan(m[chosen])}
             per_client = {f"val/{c}/{chosen}": value for c, value in values_of.items()}
             trainer.logger.log_metrics({**values, **per_client}, step=number)
 
     def on_test_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Keeps the test metrics, and what every case gave."""
+        """Keeps the test metrics, and the results of every case."""
         assert isinstance(pl_module, FederatedModule)
         metrics = _gather(pl_module, pl_module.evaluations)
         self.test = {c: failures_count(m) for c, m in metrics.items()}
@@ -249,14 +249,14 @@ class PersonalEvaluation(pl.Callback):
         return self.mode == "min" if metric == self.metric else smaller_is_better(metric)
 
     def _news(self, metrics: dict[str, dict[str, float]], number: int) -> list[str]:
-        """Says, once for each client, what is left out and whose model has failed."""
+        """Logs once for each client which metrics are omitted and whether its model has failed."""
         first, before = not self.history, self.failures()
         news = {c: m for c, m in metrics.items() if c not in before}
         sentences = undefined_sentences(metrics, "validation") if first else []
         return sentences + failure_sentences(news, "validation", f"Round {number + 1}: ")
 
     def _on_selection(self) -> list[str]:
-        """Says what selects the round where the wanted metric cannot."""
+        """Logs what selects the round if the configured metric cannot."""
         wanted = self.wanted[0]
         if not all(wanted in names for names in self.undefined().values()):
             return []
@@ -269,8 +269,8 @@ class PersonalEvaluation(pl.Callback):
     def best_round(self) -> int | None:
         """Returns the round with the best mean over clients.
 
-        Of rounds that are equal in it, that of the smallest mean loss: with few patients an AUROC
-        of 1 comes early, and says nothing of the probabilities. Then the earliest.
+        Ties go to the smallest mean loss, then to the earliest round: with few patients an AUROC of
+        1 comes early and ignores the quality of the probabilities.
         """
         rounds, chosen = self.history.rounds, self.selection
         scores = {n: self._mean(n, *chosen) for n in rounds}
@@ -291,16 +291,16 @@ class PersonalEvaluation(pl.Callback):
         return self.history.mean(number, metric, mode)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the record, so that a resumed run selects as a straight one."""
+        """Returns the record, so that a resumed run selects like an uninterrupted one."""
         return {"history": self.history.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Puts the record back."""
+        """Restores the record."""
         self.history = History(Record(*row) for row in state_dict["history"])
 
 
 class Patience(EarlyStopping):
-    """Lightning's early stopping, which a resumed run remembers.
+    """Lightning's early stopping, whose state survives resuming.
 
     Args:
         patience: Evaluations without improvement after which the run stops.
@@ -312,18 +312,18 @@ class Patience(EarlyStopping):
             patience=patience,
             mode="max",
             strict=False,  # the metric may be undefined at all clients
-            check_finite=False,  # a model that has failed is the worst of rounds, not the last
+            check_finite=False,  # a failed model counts as the worst round and does not end the run
             check_on_train_epoch_end=False,
         )
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Trains no further where the run to be continued had stopped."""
+        """Stops at once if the resumed run had already stopped."""
         if self.wait_count >= self.patience:
             trainer.should_stop = True
 
 
 class CommunicationLogger(pl.Callback):
-    """Logs, by direction, the bytes of each round and of the run so far, and what is saved.
+    """Logs, by direction, the bytes of each round and of the run so far, and the savings.
 
     ``bytes/up_savings`` is how many times fewer bytes the run has sent than fp32 would have.
     """
@@ -346,7 +346,7 @@ class CommunicationLogger(pl.Callback):
 
 
 def _gather(module: FederatedModule, local: dict[str, Found]) -> dict[str, Found]:
-    """Returns what all ranks know of their clients, in the order of clients; forgets it here."""
+    """Returns all ranks' records, in the order of clients; clears the local ones."""
     packed = {c: json.dumps(m).encode() for c, m in local.items()}
     gathered = gather_named(packed, module.device)
     local.clear()
@@ -357,7 +357,7 @@ class RoundProgress(ProgressBar):
     """A rich bar on a terminal; one line per evaluated round elsewhere.
 
     Args:
-        evaluation: Gives the validation score that is shown.
+        evaluation: Gives the validation score to show.
         console: Where to write; standard error by default.
     """
 
@@ -374,7 +374,7 @@ class RoundProgress(ProgressBar):
         self.console.quiet = True
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Starts the bar at the round at which the run begins or resumes."""
+        """Starts the bar at the run's first or resumed round."""
         assert isinstance(pl_module, FederatedModule)
         self._began, self._first = time.monotonic(), pl_module.next_round
         if not self.console.is_terminal or self.console.quiet:
@@ -401,7 +401,7 @@ class RoundProgress(ProgressBar):
         self._bar.start()
 
     def _tell(self, module: FederatedModule, phase: str, client: str, done: bool) -> None:
-        """Names the client that starts to work, and shows the loss of one that has finished."""
+        """Shows the client that starts to train, and the loss of one that has finished."""
         if not self._bar:
             return
         if not done:
@@ -409,12 +409,12 @@ class RoundProgress(ProgressBar):
             self._bar.update(self._task, round=number, phase=phase, client=cell(client))
             return
         loss = module.federation.clients[client].loss
-        # The other ranks have probably come as far.
+        # The other ranks have probably made the same progress.
         text = "" if loss is None else f"loss {loss:.4f}"
         self._bar.update(self._task, advance=world_size(), loss=text)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Says how much is done on all ranks."""
+        """Shows the progress over all ranks."""
         assert isinstance(pl_module, FederatedModule)
         if self._bar:
             done = pl_module.next_round - self._first
@@ -433,7 +433,7 @@ class RoundProgress(ProgressBar):
             left = spent / max(1, done - self._first) * (rounds - done)
             known_losses = [pl_module.federation.clients[c].loss for c in pl_module.owned]
             losses = [loss for loss in known_losses if loss is not None]
-            # Across sites the losses stay there.
+            # Across sites the losses stay at the sites.
             loss = f"loss {sum(losses) / len(losses):.4f}  " if losses else ""
             self.console.print(
                 f"round {done}/{rounds}  {loss}{score}  {spent:.0f} s, about {left:.0f} s left",
@@ -457,6 +457,6 @@ class RoundProgress(ProgressBar):
 
 
 def _visits(module: FederatedModule, round: int) -> int:
-    """How often a client works in a round."""
+    """How often a client trains in a round."""
     federation = module.federation
     return len(federation.algorithm.phases(round)) * len(federation.members(round))

@@ -1,4 +1,4 @@
-"""Writes a checkpoint per round that is whole or not there, and finds the last whole one."""
+"""Writes a checkpoint per round, whole or not at all, and finds the last whole one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BEST = "best.ckpt"
 
 
 class _Federation(TypedDict):
-    """What `FederatedModule.on_save_checkpoint` writes."""
+    """The content that `FederatedModule.on_save_checkpoint` writes."""
 
     algorithm: str
     next_round: Count
@@ -44,12 +44,12 @@ class _Checkpoint(TypedDict):
 
 
 class RoundCheckpoint(Checkpoint):
-    """Saves by round, not by optimizer step, of which some algorithms take none.
+    """Saves by round, not by optimizer step: some algorithms take no such steps.
 
     Args:
-        folder: Where checkpoints go.
-        keep: How many of the last rounds are kept, beside the best one; at least 2, so that a
-            torn file has one before it.
+        folder: The folder of the checkpoints.
+        keep: How many of the last rounds to keep, in addition to the best one; at least 2, so that
+            a damaged file has a predecessor.
         every: Rounds between checkpoints.
         evaluation: Gives the best round; ``None`` to keep no best checkpoint.
     """
@@ -86,16 +86,16 @@ class RoundCheckpoint(Checkpoint):
         trainer.strategy.barrier("round_checkpoint")
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Removes what a kill after the last round's checkpoint has left of the rounds before."""
+        """Removes files of earlier rounds that a kill after the last checkpoint has left."""
         if trainer.is_global_zero:
             self._forget()
 
     def _seal(self, partial: Path, path: Path, best: bool) -> None:
-        if not partial.is_file():  # Lightning says nothing of a folder that it may not write
+        if not partial.is_file():  # Lightning does not report a folder without write permission
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         sha = sha256(partial)
         if best:
-            # Before the round itself: a kill in between repeats the round and seals it again.
+            # Before the round's file: a kill in between repeats the round and seals it again.
             link = self.folder / f"{BEST}.partial"
             link.unlink(missing_ok=True)
             os.link(partial, link)
@@ -110,10 +110,10 @@ class RoundCheckpoint(Checkpoint):
 
 
 class InPlace(TorchCheckpointIO):
-    """Writes a checkpoint where it shall be, under the partial name that :func:`seal` takes away.
+    """Writes a checkpoint to its folder, under a partial name that :func:`seal` completes.
 
-    Lightning's own writes it to the system's folder for temporary files first, where a kill leaves
-    it for ever, and moves it from there.
+    Lightning would first write to the system's folder for temporary files, where a kill leaves the
+    file for ever.
     """
 
     def save_checkpoint(
@@ -125,18 +125,18 @@ class InPlace(TorchCheckpointIO):
             torch.save(checkpoint, file)
 
     def load_checkpoint(self, path: str | Path, *args: Any, **more: Any) -> dict[str, Any]:
-        """Maps a checkpoint into memory, where only what is used takes room."""
+        """Memory-maps a checkpoint, so that only the used parts take memory."""
         mapped: dict[str, Any] = read_checkpoint(Path(path), mmap=os.name == "posix")
         return mapped
 
 
 def digest_file(path: Path) -> Path:
-    """Returns where the hash of a checkpoint is written, after the checkpoint itself."""
+    """Returns the path of a checkpoint's hash, which is written after the checkpoint."""
     return path.with_name(path.name + ".sha256")
 
 
 def seal(partial: Path, path: Path, sha: str | None = None) -> None:
-    """Gives a finished file its name, then its hash; a kill in between leaves it unsealed."""
+    """Renames a finished file, then writes its hash; a kill in between leaves it unsealed."""
     sha = sha or sha256(partial)
     digest_file(path).unlink(missing_ok=True)
     os.replace(partial, path)
@@ -144,7 +144,7 @@ def seal(partial: Path, path: Path, sha: str | None = None) -> None:
 
 
 def save_sealed(content: object, path: Path) -> None:
-    """Writes what ``weights_only=True`` can read as a checkpoint that is whole or not there."""
+    """Writes content that ``weights_only=True`` can read, whole or not at all."""
     partial = path.with_suffix(".partial")
     try:
         torch.save(content, partial)
@@ -154,13 +154,13 @@ def save_sealed(content: object, path: Path) -> None:
 
 
 def is_whole(path: Path) -> bool:
-    """Returns whether a checkpoint is there and as it was written."""
+    """Returns whether a checkpoint exists and is unchanged."""
     sealed = digest_file(path)
     return path.is_file() and sealed.is_file() and sealed.read_bytes() == sha256(path).encode()
 
 
 def check_federation(path: Path) -> None:
-    """Checks what a checkpoint holds; its tensors' values are not read.
+    """Checks a checkpoint's content, without reading its tensors' values.
 
     Raises:
         CheckpointError: If it cannot be read, would run code, or is not of a federation.
@@ -180,7 +180,7 @@ def rounds_in(folder: Path) -> list[Path]:
 
 
 def last_whole(folder: Path) -> Path | None:
-    """Returns the latest whole checkpoint; torn ones are named and passed over.
+    """Returns the latest whole checkpoint; logs and skips damaged ones.
 
     Raises:
         CheckpointError: If there are checkpoints but none is whole.
@@ -190,9 +190,9 @@ def last_whole(folder: Path) -> Path | None:
         if is_whole(path):
             check_federation(path)
             return path
-        _log.warning("%s is torn or unfinished; the checkpoint before it is used.", path)
+        _log.warning("%s is damaged or unfinished; the run uses the checkpoint before it.", path)
     if rounds:
         raise CheckpointError(
-            f"Every checkpoint in {folder} is torn; start the run again without resume."
+            f"Every checkpoint in {folder} is damaged; start the run again without resume."
         )
     return None

@@ -19,7 +19,7 @@ def world_size() -> int:
 
 
 def rank() -> int:
-    """Returns this process's rank, also before its process group is there; 0 without one."""
+    """Returns this process's rank, even before its process group exists; 0 without one."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank()
     return number()
@@ -32,8 +32,8 @@ def all_gather_bytes(
 
     Args:
         payload: Any bytes, of different length on each rank.
-        device: This rank's; NCCL transports tensors there, any other backend on the CPU.
-        group: Of all ranks; by default the one in which they have met.
+        device: This rank's device, for NCCL; other backends transport tensors on the CPU.
+        group: The group of all ranks; by default the default group.
 
     Example:
         >>> all_gather_bytes(b"abc", torch.device("cpu"))
@@ -95,15 +95,14 @@ def gather_named(items: Mapping[str, bytes], device: torch.device) -> dict[str, 
 
 
 class Gathering:
-    """Gathers named byte strings of all ranks while they make further ones.
+    """Gathers named byte strings of all ranks while the ranks make further ones.
 
-    Each rank hands over one after the other; the k-th of all ranks travel together, in a thread
-    and a process group of their own (gloo: bytes need no GPU), as soon as the slowest rank has its
-    k-th.
+    Each rank adds byte strings one by one. The k-th of all ranks travel together once the slowest
+    rank has its k-th, in a separate thread and process group (gloo: bytes need no GPU).
 
     Args:
-        turns: How many byte strings the rank with most of them makes.
-        group: Of all ranks, used by nobody else meanwhile.
+        turns: The largest number of byte strings that a rank makes.
+        group: A group of all ranks that nothing else uses meanwhile.
     """
 
     def __init__(self, turns: int, group: dist.ProcessGroup) -> None:
@@ -123,12 +122,12 @@ class Gathering:
             self._error = error
 
     def put(self, items: Mapping[str, bytes]) -> None:
-        """Hands over one more, whose names are unique over ranks."""
+        """Adds one more, whose names are unique over ranks."""
         self._left -= 1
         self._made.put(pack(items))
 
     def finish(self) -> dict[str, bytes]:
-        """Returns those of all ranks, once all of them are here.
+        """Returns the byte strings of all ranks, once all have arrived.
 
         Raises:
             RuntimeError: If the connection to another rank is lost.

@@ -1,6 +1,6 @@
 """The LightningModule of a federated run: an epoch is a round, a batch is a client's task.
 
-Which client works on which rank, and the tasks of a round: the same number on every rank.
+It assigns clients to ranks, and gives every rank the same number of tasks in a round.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from medfed.federation.engine.gpu.slots import Slots
 
 EvalSplit = Literal["train", "val", "test"]
-# Lightning warns who returns no optimizer that nothing will train; here clients have their own.
+# Lightning warns that nothing trains without an optimizer; here each client has its optimizer.
 _NO_OPTIMIZER = ".*returned `None`, this fit will run with no optimizer.*"
 
 
@@ -44,12 +44,12 @@ WORTH_MOVING, SECONDS = 1.1, 0.2
 
 
 class Task(NamedTuple):
-    """Work of some clients in one phase; a batch, in Lightning's terms.
+    """The work of some clients in one phase; a batch, in Lightning's terms.
 
     Attributes:
         round: The round's number.
         phase: The phase's name.
-        clients: The clients, in the order in which they begin; ``None``: whichever are this rank's.
+        clients: The clients, in their order of training; ``None``: this rank's clients.
         closes: Whether it is the last task of its phase on every rank.
     """
 
@@ -60,11 +60,11 @@ class Task(NamedTuple):
 
 
 def costs(expected: Mapping[str, float], seconds: Mapping[str, float]) -> dict[str, float]:
-    """Returns what each client's work in a round costs: its time so far, or else in proportion.
+    """Returns the cost of each client's round: its last time, or an estimate in proportion.
 
     Args:
-        expected: What is known beforehand, such as samples times steps; positive.
-        seconds: How long clients took in the last round in which they took part.
+        expected: Estimates, such as samples times steps; positive.
+        seconds: The clients' times in their last round.
 
     Example:
         >>> costs({"a": 10, "b": 20, "c": 40}, {"a": 1.0, "b": 2.0})
@@ -79,16 +79,16 @@ def costs(expected: Mapping[str, float], seconds: Mapping[str, float]) -> dict[s
 def assign(
     work: Mapping[str, float], ranks: int, owners: Mapping[str, int] | None = None
 ) -> dict[str, int]:
-    """Assigns clients to ranks so that all are done at about the same time.
+    """Assigns clients to ranks so that all ranks finish at about the same time.
 
-    The longest work goes first, to whichever rank has the least so far. The longest rank then
-    takes at most 4/3 of what the best assignment would (Graham: Bounds on multiprocessing timing
-    anomalies, SIAM J. Appl. Math. 17(2), 1969). Clients of equal work are assigned in turn.
+    The longest work is assigned first, to the rank with the least work so far. The longest rank
+    then takes at most 4/3 of what the best assignment would (Graham: Bounds on multiprocessing
+    timing anomalies, SIAM J. Appl. Math. 17(2), 1969). Clients of equal work are assigned in turn.
 
     Args:
-        work: What each client's work costs.
+        work: The cost of each client's work.
         ranks: Number of ranks.
-        owners: Where the clients are; ``work`` is in seconds then. They stay where they are unless
+        owners: The clients' current ranks; ``work`` is then in seconds. Clients stay there unless
             the longest rank saves a tenth of its time, and :data:`SECONDS`.
 
     Example:
@@ -116,13 +116,13 @@ def tasks_of_round(
 ) -> list[Task]:
     """Returns the tasks of one rank in one round.
 
-    Lightning waits for the first rank at every batch. So a rank of several has one task per phase,
-    that of all its clients, and ranks only wait for each other where a phase closes.
+    Lightning waits for the first rank at every batch. So with several ranks each has one task per
+    phase, for all its clients, and ranks wait for each other only at the end of a phase.
 
     Args:
         round: The round's number.
         phases: The phases in order.
-        clients: The clients that take part; ``None`` on a rank of several.
+        clients: The clients that take part; ``None`` if there are several ranks.
         together: How many clients a task has.
 
     Example:
@@ -139,7 +139,7 @@ def tasks_of_round(
 
 
 class Tasks:
-    """An iterable of the tasks that come next, of which Lightning asks a new iterator per epoch.
+    """An iterable of the next tasks; Lightning requests a new iterator per epoch.
 
     Args:
         upcoming: Returns them: those of the next round, which may have other phases than the one
@@ -155,14 +155,14 @@ class Tasks:
 
 
 class EvaluationTasks(Tasks):
-    """Tasks whose number does not change; a list would be taken for several data loaders."""
+    """A fixed number of tasks; Lightning would take a list for several data loaders."""
 
     def __len__(self) -> int:
         return len(self.upcoming())
 
 
 class TaskLike(Protocol):
-    """What a federated run needs of a task module."""
+    """The interface of a task module for a federated run."""
 
     network: nn.Module
 
@@ -174,7 +174,7 @@ class TaskLike(Protocol):
 
 
 class MeterLike(Protocol):
-    """What a task has measured."""
+    """The metrics of a task."""
 
     def compute(self) -> dict[str, float]:
         """Returns the metrics."""
@@ -185,7 +185,7 @@ class MeterLike(Protocol):
 
 @runtime_checkable
 class Measures(Protocol):
-    """A task that also knows what each case gave."""
+    """A task that also has results of each case."""
 
     def measured(self, batches: Iterable[Batch], *, test: bool = False) -> MeterLike:
         """Returns the meter of ``evaluate``."""
@@ -197,12 +197,12 @@ class FederatedModule(pl.LightningModule):
     Each rank trains the clients that are assigned to it.
 
     Args:
-        task: The task module; its network is overwritten by whichever client works.
-        federation: All clients; each rank trains those that are assigned to it.
+        task: The task module; the working client overwrites its network.
+        federation: All clients; each rank trains those assigned to it.
         local: The training loop of the clients.
 
     Attributes:
-        next_round: The round to come.
+        next_round: The next round.
         owners: The rank of each client.
         seconds: What each client's last round took, on several ranks.
     """
@@ -221,8 +221,8 @@ class FederatedModule(pl.LightningModule):
         self.local = local
         self.slots: Slots | None = None
         if local.budget.slots > 1:
-            # Experimental, so imported by whoever asks for it. Before Lightning hangs on the task,
-            # which is copied.
+            # Experimental, so imported only on request. It copies the task before Lightning
+            # attaches to it.
             from medfed.federation.engine.gpu.slots import slots_of
 
             self.slots = slots_of(local, local.budget.slots)
@@ -232,7 +232,7 @@ class FederatedModule(pl.LightningModule):
         self.packets: dict[str, Packet] = {}
         self.listeners: list[
             Callable[[str, str, bool], None]
-        ] = []  # when a client begins and is done
+        ] = []  # at the start and the end of a client's work
         self._gathering: Gathering | None = None
         self._group: dist.ProcessGroup | None = None
         self.evaluations: dict[str, dict[str, float]] = {}
@@ -240,9 +240,9 @@ class FederatedModule(pl.LightningModule):
         self.test_split: EvalSplit = "test"
 
     def begin_round(self) -> None:
-        """Opens the next round; a collective call, in which clients move to ranks with less to do.
+        """Opens the next round; a collective call that may move clients to ranks with less work.
 
-        No result depends on who works where: what a client draws depends on itself alone.
+        No result depends on the ranks: a client's random numbers depend only on the client.
         """
         self._reassign(self.federation.members(self.next_round))
         self.open_round, self.packets = self.federation.open(self.next_round), {}
@@ -255,38 +255,38 @@ class FederatedModule(pl.LightningModule):
         return tasks_of_round(round, phases, self._listed(members), together)
 
     def _listed(self, clients: Sequence[str]) -> Sequence[str] | None:
-        """Of several ranks only the beginning of a round says which clients work on which."""
+        """With several ranks, clients are assigned at the start of a round."""
         return clients if world_size() == 1 else None
 
     def configure_optimizers(self) -> None:
-        """There is none here: clients make their own."""
+        """Returns none: clients make their optimizers."""
         warnings.filterwarnings("ignore", message=_NO_OPTIMIZER)
 
     def setup(self, stage: str) -> None:
-        """Lets Lightning's precision plugin see every loss.
+        """Passes every loss through Lightning's precision plugin.
 
-        Backward passes are the local loop's own: Lightning's hooks around them cost time in every
-        step and have nobody to call.
+        The local loop does backward passes itself: Lightning's hooks cost time in every step and
+        nothing uses them.
         """
         training = stage == "fit"
         plugin = self.trainer.precision_plugin
         for local in [self.local] if self.slots is None else self.slots.trainers:
             local.gradients.precision = plugin.forward_context if training else nullcontext
-            # The plugin's own scaler would carry the scale of one client to the next.
+            # The plugin's scaler would carry the scale of one client to the next.
             local.gradients.half = training and getattr(plugin, "scaler", None) is not None
 
     def on_fit_start(self) -> None:
-        """Moves all states, and the networks of all slots, to where training runs."""
+        """Moves all states, and the networks of all slots, to the training device."""
         self.federation.to(self.device)
         if self.slots is not None:
             self.slots.move(self.device)
 
     def on_test_start(self) -> None:
-        """Moves all states to where evaluation runs."""
+        """Moves all states to the evaluation device."""
         self.federation.to(self.device)
 
     def transfer_batch_to_device(self, batch: Task, device: torch.device, _: int) -> Task:
-        """Leaves tasks alone; clients move their own batches."""
+        """Does not move tasks; clients move their batches."""
         return batch
 
     def train_dataloader(self) -> Tasks:
@@ -326,7 +326,7 @@ class FederatedModule(pl.LightningModule):
             tell(phase, client, done)
 
     def _fit(self, current: Round, client: str, trainer: LocalTrainer) -> None:
-        """Has a client train by a trainer, and keeps its reply or sends it on its way."""
+        """Trains a client with a trainer, and keeps or sends its reply."""
         phase = current.phase
         self._tell(phase, client, False)
         began = time.perf_counter()
@@ -337,7 +337,7 @@ class FederatedModule(pl.LightningModule):
         except (NonFiniteError, CodecError) as error:
             if self._gathering is None:
                 raise
-            # The other ranks wait for replies: they hear of it where the phase closes.
+            # The other ranks wait for replies: they get the error at the end of the phase.
             self._gathering.put({f"failure/{client}": str(error).encode()})
             return
         finally:
@@ -369,7 +369,7 @@ class FederatedModule(pl.LightningModule):
                 self.evaluations[client] = self.evaluate_client(client, split, keep)
 
     def _full_precision(self) -> torch.autocast:
-        """Ends what Lightning opens around a step: a model is measured as it is delivered."""
+        """Leaves Lightning's precision context: models are evaluated as they are delivered."""
         return torch.autocast(self.device.type, enabled=False)
 
     def evaluate_client(
@@ -379,8 +379,8 @@ class FederatedModule(pl.LightningModule):
 
         Args:
             client: Its id.
-            split: Which split.
-            keep: Whether to keep what every case gave, in :attr:`cases`.
+            split: The split.
+            keep: Whether to keep the results of every case, in :attr:`cases`.
         """
         self.local.model.load(self.federation.personal_model(client))
         batches = self.federation.clients[client].data.eval_batches(split)
@@ -430,14 +430,14 @@ class FederatedModule(pl.LightningModule):
         return [c for c in clients if self.owners[c] == here]
 
     def _work(self, clients: Iterable[str]) -> dict[str, float]:
-        """What a round of each client costs, as far as it is known; the same on every rank."""
+        """The estimated cost of each client's round; the same on every rank."""
         members = self.federation.clients
         expected = {c: members[c].expected_work for c in {*clients, *self.seconds}}
         expected_seconds = costs(expected, self.seconds)
         return {c: expected_seconds[c] for c in clients}
 
     def _reassign(self, cohort: Sequence[str]) -> None:
-        """Has clients of a cohort move to ranks with less to do; a collective call."""
+        """Moves clients of a cohort to ranks with less work; a collective call."""
         if world_size() == 1 or not self.seconds:
             return
         here = self._share(cohort)
@@ -453,7 +453,7 @@ class FederatedModule(pl.LightningModule):
             self.owners |= better
 
     def _count_time(self) -> None:
-        """Takes the times of a round for its clients' costs; in the first one libraries warm up."""
+        """Stores a round's times as costs, except the first round's, in which libraries warm up."""
         if self._warm:
             self.seconds |= self._taken
         self._taken, self._warm = {}, True
@@ -471,10 +471,10 @@ class FederatedModule(pl.LightningModule):
         return {c: Passes(*json.loads(n)) for c, n in gather_named(passes, self.device).items()}
 
     def _gather_states(self, clients: Iterable[str] | None = None) -> dict[str, dict[str, Any]]:
-        """Returns what clients keep, by default all of this rank and of all; a collective call.
+        """Returns clients' states, by default of all clients of all ranks; a collective call.
 
-        A rank's clients are saved together, so that what they share (the decoded shared part) is
-        one tensor in the checkpoint and after resuming, too.
+        A rank's clients are saved together, so that common tensors (the decoded shared part) stay
+        one tensor in the checkpoint and after resuming.
         """
         here = self.owned if clients is None else clients
         states = {c: self.federation.clients[c].state_dict() for c in here}
@@ -489,7 +489,7 @@ class FederatedModule(pl.LightningModule):
         """Saves the server, every client of every rank and the ledger; a collective call."""
         states = self._gather_states()
         steps, passes = self.gather_steps(), self.gather_passes()
-        # The network holds whichever client came last: scratch, and not part of the result.
+        # The network holds the last client's weights, which are not part of the result.
         checkpoint["state_dict"] = {}
         checkpoint["federation"] = {
             "algorithm": type(self.federation.algorithm).__name__,
@@ -510,7 +510,7 @@ class FederatedModule(pl.LightningModule):
         """
         saved = self.restore(checkpoint)
         if self.trainer.state.fn == TrainerFn.FITTING:
-            # A test of the selected round must not forget what later rounds cost.
+            # A test of the selected round must keep the costs of later rounds.
             self.federation.ledger.load_state_dict(saved["ledger"])
             self.next_round = saved["next_round"]
             for client, local in self.federation.clients.items():
@@ -518,7 +518,7 @@ class FederatedModule(pl.LightningModule):
                 local.passes = Passes(*saved["passes"][client])
 
     def restore(self, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-        """Puts back the states of a checkpoint, without what training on needs; returns its record.
+        """Restores a checkpoint's states, except those for training; returns its record.
 
         Raises:
             CheckpointError: If the checkpoint is of another algorithm or other clients.
@@ -527,7 +527,7 @@ class FederatedModule(pl.LightningModule):
         federation = self.federation
         if saved is None:
             raise CheckpointError(
-                "This checkpoint holds no federation; choose one of a medfed run."
+                "This checkpoint holds no federation; choose a checkpoint of a medfed run."
             )
         name = type(federation.algorithm).__name__
         if saved["algorithm"] != name or list(saved["clients"]) != federation.ids:

@@ -1,7 +1,7 @@
 """Several ranks, each with its own clients: Lightning's DDP without DDP's model wrapping.
 
-Ranks are processes, on one machine or several, each with a device, or several to a device. Those of
-one machine are started here; torchrun and SLURM start their own.
+Ranks are processes on one or several machines; each has a device, or several share one. This module
+starts the ranks of one machine; torchrun and SLURM start theirs.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from medfed.common.errors import ConfigError, MedfedError, RankError, first_line
 from medfed.common.processes import PARENT, Terminated, held, launched
 from medfed.federation.lightning.collect import rank
 
-_GRACE = 5.0  # seconds in which a rank may still say itself why it ends
+_GRACE = 5.0  # seconds that a rank has to report why it ends
 
 
 class ClientSharding(DDPStrategy):
-    """Launches ranks as DDP does but synchronises no gradient.
+    """Launches ranks like DDP but does not synchronise gradients.
 
     DDP would mix the gradients of the clients that ranks train at the same time; here ranks
     exchange only encoded replies, when a phase closes.
 
     Args:
-        ranks_per_device: How many processes share a device. NCCL refuses more than one, so that
-            they then exchange bytes by gloo.
-        settings: Of Lightning's strategy.
+        ranks_per_device: How many processes share a device. NCCL refuses more than one, so gloo
+            then transports the bytes.
+        settings: Settings of Lightning's strategy.
 
     Raises:
         ConfigError: If the number is below 1.
@@ -73,7 +73,7 @@ class ClientSharding(DDPStrategy):
         self._parallel_devices = repeated or None
 
     def configure_ddp(self) -> None:
-        """Leaves the model as it is."""
+        """Does not wrap the model."""
 
     def _configure_launcher(self) -> None:
         assert self.cluster_environment is not None
@@ -81,9 +81,9 @@ class ClientSharding(DDPStrategy):
 
 
 class Launcher(_SubprocessScriptLauncher):
-    """Starts the further ranks, which end when the first one does; and the first when one fails.
+    """Starts the other ranks, which end with the first one; the first ends if another fails.
 
-    Lightning's own would also change the number of threads, on which the bits depend.
+    Lightning's launcher would also change the number of threads, which affects results.
     """
 
     stopped = False
@@ -95,7 +95,7 @@ class Launcher(_SubprocessScriptLauncher):
         trainer: pl.Trainer | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Starts the ranks, unless they are there, and calls the function on each."""
+        """Starts the ranks, unless they run already, and calls the function on each."""
         environment = self.cluster_environment
         try:
             environment.validate_settings(self.num_processes, self.num_nodes)
@@ -103,7 +103,7 @@ class Launcher(_SubprocessScriptLauncher):
             raise ConfigError(f"The ranks do not fit: {first_line(error)}.") from error
         if not environment.creates_processes_externally:
             os.environ[PARENT] = str(os.getpid())
-            # Whoever stops a run stops its first rank, which sees to the others.
+            # A user stops the first rank, which stops the others.
             with held(signal.SIGINT, signal.SIGTERM):
                 self._call_children_scripts()
             del os.environ[PARENT]
@@ -112,10 +112,10 @@ class Launcher(_SubprocessScriptLauncher):
         return function(*args, **kwargs)
 
     def kill(self, signum: int) -> None:
-        """Ends the further ranks, at once whatever the signal; SIGTERM ends this one, too.
+        """Ends the other ranks at once, for every signal; SIGTERM also ends this one.
 
-        Lightning passes SIGTERM on by this function, and would then wait for the other ranks to
-        hear of it, which may be waiting for something else.
+        Lightning passes SIGTERM on by this function and would then wait for the other ranks, which
+        may be waiting for something else.
         """
         self.stopped = True
         for process in self.procs:
@@ -126,13 +126,13 @@ class Launcher(_SubprocessScriptLauncher):
             raise Terminated
 
     def join(self) -> None:
-        """Waits for the further ranks, which have nothing left to do."""
+        """Waits for the other ranks to end."""
         for process in self.procs:
             with suppress(TimeoutExpired):
                 process.wait(_GRACE)
 
     def failed(self) -> str | None:
-        """Says which of the further ranks has failed, if one has."""
+        """Names the other rank that has failed, if any."""
         for number, process in enumerate(self.procs, 1):
             if status := process.poll():
                 how = f"with status {status}" if status > 0 else f"by signal {-status}"
@@ -140,10 +140,10 @@ class Launcher(_SubprocessScriptLauncher):
         return None
 
     def _watch(self, trainer: pl.Trainer | None) -> None:
-        """Ends this process when another rank has failed for which it would wait for ever."""
+        """Ends this process if another rank has failed, for which it would wait for ever."""
         while (failure := self.failed()) is None:
             time.sleep(0.5)
-        time.sleep(_GRACE)  # it may have heard of the same, and say it better
+        time.sleep(_GRACE)  # it may report the same failure, with more detail
         if self.stopped:
             return
         self.kill(signal.SIGKILL)
@@ -153,16 +153,16 @@ class Launcher(_SubprocessScriptLauncher):
 
 
 def environment(several: bool) -> ClusterEnvironment | None:
-    """Returns who starts the ranks of a run; ``None``: let Lightning see.
+    """Returns the environment that starts a run's ranks; ``None``: Lightning decides.
 
-    Within a SLURM job Lightning takes each process for one of several that srun has started, also
-    the script of the job, and would wait for the others for ever.
+    Within a SLURM job Lightning takes every process, even the job's script, for one of several
+    started by srun, and would wait for the others for ever.
 
     Args:
         several: Whether the run has several ranks.
 
     Raises:
-        ConfigError: If SLURM's variables do not say which rank this is.
+        ConfigError: If SLURM's variables do not give this process's rank.
     """
     launcher = launched()
     if several and launcher is not None and launcher.by == "srun":
@@ -176,15 +176,16 @@ def environment(several: bool) -> ClusterEnvironment | None:
 
 
 def go_on(folder: object) -> str:
-    """Says how a run that was stopped is gone on with."""
-    return f"go on with the same command and resume={folder}."
+    """Says how to continue a stopped run."""
+    return f"continue with the same command and resume={folder}."
 
 
 @contextmanager
 def together(trainer: pl.Trainer) -> Iterator[None]:
-    """Lets no rank outlive the others, and passes on what stops a run as what it is.
+    """Ends all ranks together, and passes on the real reason for stopping a run.
 
-    Lightning ends the process with status 1 on Ctrl-C, deaf to further ones, and with 0 on SIGTERM.
+    Lightning ends the process with status 1 on Ctrl-C, ignoring further ones, and with 0 on
+    SIGTERM.
 
     Raises:
         RankError: If another rank has failed.
@@ -202,7 +203,7 @@ def together(trainer: pl.Trainer) -> Iterator[None]:
                 reason = _of_another_rank(launcher, trainer, error) or error
             launcher.kill(signal.SIGKILL)
         if isinstance(error, SIGTERMException):
-            signal.raise_signal(signal.SIGTERM)  # its handler is the one from before
+            signal.raise_signal(signal.SIGTERM)  # its handler is the previous one
         if isinstance(error, SystemExit) and isinstance(error.__context__, KeyboardInterrupt):
             signal.signal(signal.SIGINT, on_interrupt)
             reason = error.__context__
@@ -214,11 +215,11 @@ def together(trainer: pl.Trainer) -> Iterator[None]:
 def _of_another_rank(
     launcher: Launcher, trainer: pl.Trainer, error: RuntimeError
 ) -> RankError | None:
-    """What a lost connection means; a further rank leaves it to the first one to end it."""
+    """The error of a lost connection; the first rank ends the others."""
     elsewhere = launcher.cluster_environment.creates_processes_externally or launcher.num_nodes > 1
     if elsewhere and PARENT not in os.environ:
         if isinstance(error, dist.DistError) or "gloo" in str(error):
-            lost = f"Rank {rank()} has lost another rank, which says why it ended"
+            lost = f"Rank {rank()} has lost another rank; the other rank's message says why"
             return RankError(f"{lost}; {go_on(trainer.default_root_dir)}")
         return None
     deadline = time.monotonic() + _GRACE

@@ -1,5 +1,5 @@
-"""Experimental: local steps on a GPU, which have never run on one.
+"""Experimental: local steps on a GPU; this code has never run on one.
 
-``steps.py`` takes the training loop's steps there, ``slots.py`` lets several clients train at once.
-Nothing else is used from outside, and a run on a CPU imports none of it.
+``steps.py`` takes the training loop's steps on a GPU, ``slots.py`` trains several clients in
+parallel. Other code uses only these two, and a run on a CPU imports neither.
 """

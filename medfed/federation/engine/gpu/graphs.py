@@ -2,13 +2,13 @@
 
 A step is its batches' forward and backward passes, the penalty, clipping and the optimizer's step.
 Two steps are of one kind if they train the same parameters, in the same precision, on batches of
-the same shapes, with penalties of the same structure: then they differ in nothing but values, which
-are filled in before a replay. Results equal those of the same step uncaptured, bit for bit.
+the same shapes, with penalties of the same structure: then they differ only in values, which are
+filled in before a replay. Results equal those of the uncaptured step bit for bit.
 
-What is recorded are operations on tensors that stay where they are; Python does not run again. So
-whatever a step reads must have been filled in place before it is replayed, and nothing in it may
-wait for a value, which :class:`Watch` finds out beforehand: a capture that fails half-way leaves
-CUDA's random generator and stream in a state that is hard to mend.
+A graph records operations on tensors at fixed addresses; Python does not run again. So all inputs
+of a step must be filled in place before a replay, and no operation may wait for a value.
+:class:`Watch` checks this beforehand, because a capture that fails half-way leaves CUDA's random
+generator and stream in a state that is hard to repair.
 
 Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs, and torch/cuda/graphs.py.
 """
@@ -30,7 +30,7 @@ from medfed.federation.client import Batch, Penalty
 
 Replay = Callable[[], None]
 
-# What makes the host wait for a value, or decides by one how large its result is.
+# Operations that make the host wait for a value, or whose result's size depends on one.
 _WAITS = {
     *("_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero", "masked_select"),
     *("unique_dim", "_unique2", "unique_consecutive", "bincount", "repeat_interleave"),
@@ -38,27 +38,27 @@ _WAITS = {
 
 
 class UncapturableError(Exception):
-    """Says in half a sentence why a step cannot be recorded."""
+    """The reason, as half a sentence, why a step cannot be recorded."""
 
 
 class Backend(Protocol):
     """Records steps of one device."""
 
     def side(self) -> AbstractContextManager[None]:
-        """Returns the context in which a step is tried before it is recorded."""
+        """Returns the context for trying a step before recording it."""
 
     def record(self, step: Callable[[], None]) -> Replay:
-        """Records what a step does to tensors, and returns what does it again.
+        """Records a step's operations on tensors, and returns a function that repeats them.
 
-        It may run the step or not; whoever calls it puts back what the step changes.
+        It may or may not run the step; the caller restores all tensors that the step changes.
         """
 
 
 class CudaGraphs:
     """Records CUDA graphs, which share one pool of memory.
 
-    Whatever outlasts a step lies outside the pool, and only one graph of it runs at a time; so it
-    needs what the largest graph needs, and graphs may be replayed in any order.
+    Tensors that outlast a step are outside the pool, and only one graph runs at a time. So the pool
+    is as large as the largest graph needs, and graphs may be replayed in any order.
 
     Args:
         device: The GPU.
@@ -95,8 +95,8 @@ class Watch(TorchDispatchMode):
     """Refuses what cannot be captured.
 
     Raises:
-        UncapturableError: At the first operation that waits for a value, or draws from a generator
-            of its own.
+        UncapturableError: At the first operation that waits for a value, or uses another random
+            generator than the default one.
     """
 
     def __torch_dispatch__(
@@ -120,7 +120,7 @@ class Watch(TorchDispatchMode):
         ):
             raise UncapturableError("a step picks elements by a mask, and waits for their number")
         if isinstance(kwargs.get("generator"), torch.Generator):
-            raise UncapturableError("a step draws from a random generator of its own")
+            raise UncapturableError("a step uses a random generator that is not the default one")
         if name in ("_to_copy", "copy_") and _crosses(name, args, kwargs):
             raise UncapturableError("a step copies between main memory and the device")
 
@@ -138,15 +138,15 @@ _log = logging.getLogger(__name__)
 
 Step = Callable[[Sequence[Batch], Penalty | None], Tensor]
 KEPT = 16  # graphs
-# Steps of a kind that come first, uncaptured. A capture costs several of them, and short last
-# batches are of many sizes.
+# The first steps of a kind run uncaptured: a capture costs as much as several steps, and short last
+# batches have many sizes.
 OFTEN = 4
 OFTEN_IF_SHORT = 16
 
 
 @dataclass(frozen=True)
 class Anatomy:
-    """What a penalty is made of.
+    """The components of a penalty.
 
     Attributes:
         structure: What a graph keeps for ever.
@@ -158,7 +158,7 @@ class Anatomy:
 
 
 def anatomy(penalty: Penalty | None) -> Anatomy | None:
-    """Takes a penalty apart; ``None`` where only its author knows what it depends on.
+    """Splits a penalty into its components; ``None`` if its dependencies are unknown.
 
     A dataclass depends on its fields: tensors, mappings of names to tensors, and plain values.
 
@@ -237,7 +237,7 @@ class Graphs:
     Attributes:
         captured: Steps that were captured so far.
         replayed: Steps that were replayed.
-        reasons: Why others were not, each said once.
+        reasons: Why other steps were not captured, each logged once.
     """
 
     def __init__(
@@ -288,7 +288,7 @@ class Graphs:
         """
         parts = anatomy(penalty)
         if parts is None:
-            self.decline(f"the penalty {_name(penalty)} does not say what it depends on")
+            self.decline(f"the penalty {_name(penalty)} does not declare what it depends on")
             return None
         inputs = [value for batch in group for value in batch.values()]
         if not all(isinstance(value, Tensor) for value in inputs):

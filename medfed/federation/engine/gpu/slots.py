@@ -1,16 +1,16 @@
-"""Experimental: several clients at once on a GPU, in slots that take turns.
+"""Experimental: several clients train in parallel on a GPU, in slots that take turns.
 
-It has run on CPUs alone, where it gains nothing.
+It has only run on CPUs, where it gains nothing.
 
-A small network's step leaves most of a GPU idle, however fast it is launched. A slot has its own
-weights, captured graphs and stream. Its client's steps are launched by a thread; but only one
-thread runs at a time, and hands on to the next slot after each step. So the GPU works for all slots
-at once, while Python, and all that is shared, sees one client after the other. What the default
-generators of random numbers have come to goes with the slot: each client draws what it would have
-drawn alone, and results are the same bits with any number of slots.
+A small network's step leaves most of a GPU idle, however fast it is launched. Each slot has its
+weights, captured graphs and stream. A thread launches its client's steps; only one thread runs at a
+time and passes control to the next slot after each step. So the GPU works for all slots in
+parallel, while Python code and shared objects serve one client at a time. Each slot carries the
+state of the default random generators, so every client gets the same random numbers as by itself,
+and results are equal bit for bit with any number of slots.
 
-Only steps run on a slot's stream. What a method does before and after them, such as decoding,
-mixing and encoding, runs on the usual one, so that tensors that clients share need no further care.
+Only steps run on a slot's stream. A method's other work, such as decoding, mixing and encoding,
+runs on the default stream, so that tensors shared by clients need no further care.
 """
 
 from __future__ import annotations
