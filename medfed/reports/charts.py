@@ -253,6 +253,7 @@ class Row(NamedTuple):
         low: The lower end of its interval.
         high: The upper end.
         colour: One of :data:`medfed.reports.charts.COLOURS`.
+        word: ``better`` or ``worse``, which an arrow shows; empty: no arrow.
     """
 
     name: str
@@ -260,6 +261,7 @@ class Row(NamedTuple):
     low: float
     high: float
     colour: str = "c0"
+    word: str = ""
 
 
 def reach(rows: Sequence[Row], always: Sequence[float] = ()) -> list[float]:
@@ -329,11 +331,17 @@ def forest(rows: Sequence[Row], lines: Mapping[str, float], label: str) -> Canva
             if math.isfinite(row.low):
                 told += f" [{row.low:.4f}, {row.high:.4f}]"
             canvas.dot(axis.at(row.value), y, row.colour, told)
+        if row.word:
+            arrow, colour = ("▲", "good") if row.word == "better" else ("▼", "bad")
+            canvas.text(WIDTH - 1, y + 4, arrow, colour, "end")
     return canvas
 
 
 def gains(
-    names: Sequence[str], series: Mapping[str, Sequence[tuple[float, float, float]]], label: str
+    names: Sequence[str],
+    series: Mapping[str, Sequence[tuple[float, float, float]]],
+    label: str,
+    colours: Mapping[str, str],
 ) -> Canvas:
     """Draws how much better hospitals are than alone, with intervals, under some methods.
 
@@ -341,6 +349,7 @@ def gains(
         names: The hospitals.
         series: By method, for each hospital the gain and the ends of its interval.
         label: What the axis is.
+        colours: By method.
     """
     step = 7 * len(series) + 8
     rows = [Row("", *found) for values in series.values() for found in values]
@@ -352,8 +361,9 @@ def gains(
     scale(canvas, axis, top, bottom, label)
     canvas.line((axis.at(0), top), (axis.at(0), bottom), colour="ink")
     for k, (method, values) in enumerate(series.items()):
-        canvas.dot(LEFT + 4, 11 + 14 * k, SERIES[k], method)
-        canvas.text(LEFT + 14, 15 + 14 * k, method, SERIES[k])
+        colour = colours.get(method, "soft")
+        canvas.dot(LEFT + 4, 11 + 14 * k, colour, method)
+        canvas.text(LEFT + 14, 15 + 14 * k, method, colour)
         for n, (value, low, high) in enumerate(values):
             if not math.isfinite(value):
                 continue
@@ -361,8 +371,8 @@ def gains(
             told = f"{names[n]}, {method}: {value:+.4f}"
             if math.isfinite(low):
                 told += f" [{low:+.4f}, {high:+.4f}]"
-                _interval(canvas, axis, y, low, high, SERIES[k])
-            canvas.dot(axis.at(value), y, SERIES[k], told, 3.2)
+                _interval(canvas, axis, y, low, high, colour)
+            canvas.dot(axis.at(value), y, colour, told, 3.2)
     for n, name in enumerate(names):
         y = top + 4 + step * n + 3.5 * len(series) + 4
         canvas.text(LEFT - 8, y, short(name), anchor="end")
@@ -433,10 +443,10 @@ def curves(
             return before + ((x - places[before]) / gap if gap else 0.0)
         return math.log10(x) if log else x
 
-    words_below = wrap(x_label, 48)
+    words_below = wrap(x_label, 37)
     canvas = Canvas(f"{y_label} over {x_label}", 254 + 14 * len(words_below))
     x_axis = Axis.over([spread(x) for x in places], 50, WIDTH - _NAMES)
-    y_axis = Axis.over([y for p in lines.values() for _, y in p], 216, 14)
+    y_axis = Axis.over([y for p in lines.values() for _, y in p], 216, 26)
     _frame(canvas, y_axis, 50, WIDTH - _NAMES)
     if evenly:
         told = [(x_axis.at(n), f"{v:g}") for n, v in enumerate(places)]
@@ -483,7 +493,7 @@ def scatter(
     logs = [math.log10(x) for x, _ in points.values() if x > 0]
     x_axis = Axis.over(logs, 74, WIDTH - 14)
     best = [Row(n, y, math.nan, math.nan) for n, (_, y) in points.items()]
-    y_axis = Axis.over(reach(best), 246, 16)
+    y_axis = Axis.over(reach(best), 246, 26)
     _frame(canvas, y_axis, 50, WIDTH - 8)
     for tick in _decades(x_axis):
         words = size(round(tick))
@@ -515,6 +525,10 @@ def scatter(
     for name, colour in named.items():
         if name in at and (place := _free(short(name), at[name], taken)):
             taken.append(place)
+            middle = (place[1] + place[3]) / 2
+            if abs(middle - at[name][1]) > 20:  # too far to be seen as its dot's
+                near = min((place[0], place[2]), key=lambda x: abs(x - at[name][0]))
+                canvas.line(at[name], (near, middle), colour=colour, width=0.6)
             canvas.text(place[0] + 1, place[3] - 3, short(name), colour)
     return canvas
 
@@ -552,9 +566,12 @@ def _seen(x: float, y: float, log: bool) -> bool:
 
 
 def _decades(axis: Axis) -> Iterator[float]:
-    steps = (
-        (1, 2, 5) if axis.high - axis.low < 1.2 else (1, 3) if axis.high - axis.low < 2 else (1,)
-    )
+    """Round values on a logarithmic axis, at least two: of a small range those of its numbers."""
+    span = axis.high - axis.low
+    if span < 0.6:
+        yield from Axis(10**axis.low, 10**axis.high, axis.start, axis.end).ticks(3)
+        return
+    steps = (1, 2, 5) if span < 1.2 else (1, 3) if span < 2 else (1,)
     for n in range(math.floor(axis.low), math.ceil(axis.high)):
         for step in steps:
             if axis.low <= math.log10(step * 10.0**n) <= axis.high:
@@ -584,15 +601,17 @@ def _apart(places: Mapping[str, float], gap: float, bottom: float) -> dict[str, 
 def _free(
     text: str, at: Point, taken: Sequence[tuple[float, float, float, float]]
 ) -> tuple[float, float, float, float] | None:
-    """Returns a place for a name around its dot that nothing else covers; None: there is none."""
+    """Returns the place for a name that is nearest to its dot and that nothing else covers."""
     wide, (x, y) = width_of(text) + 2, at
-    for down in (0, -12, 12, -24, 24, -36, 36):
-        for left in (x + 6, x - 6 - wide):
-            place = (left, y - 7 + down, left + wide, y + 7 + down)
-            inside = place[0] >= 50 and place[2] <= WIDTH and place[1] >= 0 and place[3] <= 252
-            if inside and not any(
-                place[0] < b[2] and b[0] < place[2] and place[1] < b[3] and b[1] < place[3]
-                for b in taken
-            ):
-                return place
+    lefts = [x + 6, x - 6 - wide, *range(50, int(WIDTH - wide), 20)]
+    offsets = sorted(range(-240, 241, 12), key=abs)
+    places = [(left, y - 7 + down, left + wide, y + 7 + down) for down in offsets for left in lefts]
+    places.sort(key=lambda p: abs((p[1] + p[3]) / 2 - y) + max(0.0, p[0] - x, x - p[2]))
+    for place in places:
+        inside = place[0] >= 50 and place[2] <= WIDTH and place[1] >= 0 and place[3] <= 252
+        if inside and not any(
+            place[0] < b[2] and b[0] < place[2] and place[1] < b[3] and b[1] < place[3]
+            for b in taken
+        ):
+            return place
     return None

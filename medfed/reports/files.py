@@ -17,7 +17,13 @@ from medfed.reports.findings import Report
 from medfed.reports.page import page, place
 from medfed.reports.sentences import details
 from medfed.reports.tables import BRIEF, PAPER, methods_table
-from medfed.reports.task_pictures import Picture, dial_pictures, pictures_of, ranks_picture
+from medfed.reports.task_pictures import (
+    Picture,
+    colours_of,
+    dial_pictures,
+    pictures_of,
+    ranks_picture,
+)
 from medfed.reports.tasks import Task
 from medfed.reports.verdicts import Verdict
 
@@ -94,14 +100,15 @@ def write(folder: Path, report: Report, figures: bool = True) -> None:
 def _canvases(report: Report) -> Iterator[tuple[str, Canvas]]:
     """The pictures that papers show: of each suite's first task, of dials, of ranks."""
     pictures: dict[str, Picture] = {}
+    colours = colours_of(report)
     suites: dict[str, Task] = {}
     for task, verdicts in report.tasks:
         if suites.setdefault(task.suite, task) is task:
-            drawn = pictures_of(task, verdicts)
+            drawn = pictures_of(task, verdicts, colours)
             pictures |= {f"{place(task.name)}-{name}": one for name, one in drawn.items()}
-    pictures |= {f"{place(n)}-dial": one for n, one in dial_pictures(report).items()}
+    pictures |= {f"{place(n)}-dial": one for n, one in dial_pictures(report, colours).items()}
     if report.ranks:
-        pictures["ranks"] = ranks_picture(report)
+        pictures["ranks"] = ranks_picture(report, colours)
     return ((name, one.canvas) for name, one in pictures.items() if one.canvas is not None)
 
 
@@ -150,8 +157,10 @@ def latex(report: Report) -> str:
     """
     lines = []
     for task, verdicts in report.tasks:
-        lines.append(f"% {task.name}: {task.metric}")
-        lines += [*methods_table(task, verdicts).only(PAPER).latex(), ""]
+        splits = "1 split" if task.single else f"{task.splits} splits"
+        note = f"{task.metric}, {splits}; 95% intervals; bold: a difference with Holm's p < 0.05."
+        lines.append(f"% {task.name}")
+        lines += [*methods_table(task, verdicts).only(PAPER, note).latex(), ""]
     return "\n".join(lines)
 
 

@@ -16,7 +16,6 @@ from medfed.reports.runs import Runs, notes_on, with_references
 from medfed.reports.sentences import LABELS, answer, short_of
 from medfed.reports.tasks import Task, splits_of, task_of_runs
 from medfed.reports.verdicts import (
-    UNDECIDED,
     Verdict,
     floor_of,
     in_one_place,
@@ -123,11 +122,6 @@ def judged(tasks: Sequence[Task]) -> Report:
         verdicts = judge(task)
         report.tasks.append((task, verdicts))
         report.answers[task.name] = answer(task, verdicts)
-        compared = [a.verdict for v in verdicts.values() for a in v.against.values()]
-        if len(compared) > 1 and set(compared) == {UNDECIDED}:
-            report.notes.append(
-                f"{task.name} shows no difference of any method from local training or FedAvg."
-            )
         report.notes += short_of(task)
     return report
 

@@ -17,7 +17,13 @@ from medfed.reports.decisions import card, undecided
 from medfed.reports.findings import Report
 from medfed.reports.sentences import details, ends_of
 from medfed.reports.tables import harmed_table, hospitals_table, methods_table, settings_table
-from medfed.reports.task_pictures import dial_pictures, looks_of, pictures_of, ranks_picture
+from medfed.reports.task_pictures import (
+    colours_of,
+    dial_pictures,
+    looks_of,
+    pictures_of,
+    ranks_picture,
+)
 from medfed.reports.tasks import Task
 from medfed.reports.verdicts import Verdict
 
@@ -37,15 +43,16 @@ def page(report: Report) -> str:
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
     environment.filters["place"] = place
     suites: dict[str, list[dict[str, Any]]] = {}
+    colours = colours_of(report)
     for task, verdicts in report.tasks:
-        suites.setdefault(task.suite, []).append(_view(task, verdicts))
+        suites.setdefault(task.suite, []).append(_view(task, verdicts, colours))
     return environment.get_template("report.html").render(
         report=report,
         suites=suites,
         card=card(report.tasks),
         undecided=undecided(report.tasks),
-        dials=dial_pictures(report),
-        ranks=ranks_picture(report) if report.ranks else None,
+        dials=dial_pictures(report, colours),
+        ranks=ranks_picture(report, colours) if report.ranks else None,
         settings=settings_table(report.tasks),
         style=style(),
         generator=GENERATOR,
@@ -62,7 +69,9 @@ def place(name: str) -> str:
     return re.sub(r"[^\w.-]+", "-", name)
 
 
-def _view(task: Task, verdicts: Mapping[str, Verdict]) -> dict[str, Any]:
+def _view(
+    task: Task, verdicts: Mapping[str, Verdict], colours: Mapping[str, str]
+) -> dict[str, Any]:
     """What the page shows of a task."""
     better = "smaller" if task.falls else "larger"
     count = "1 split" if task.single else f"{task.splits} splits"
@@ -75,7 +84,7 @@ def _view(task: Task, verdicts: Mapping[str, Verdict]) -> dict[str, Any]:
         "task": task,
         "facts": f"{task.title}. {facts}" if task.title else facts,
         "details": [*details(task, verdicts), *task.notes],
-        "pictures": [*pictures_of(task, verdicts).values(), *looks_of(task, verdicts)],
+        "pictures": [*pictures_of(task, verdicts, colours).values(), *looks_of(task, verdicts)],
         "methods": methods_table(task, verdicts),
         "harmed": harmed_table(task, verdicts),
         "hospitals": hospitals_table(task, verdicts),

@@ -32,12 +32,16 @@ class Cell(NamedTuple):
         ends: The interval of the number.
         word: What the number says: ``better``, ``worse`` or ``undecided``.
         value: By what a page sorts.
+        low: The lower end of the interval.
+        high: The upper end.
     """
 
     text: str = ""
     ends: str = ""
     word: str = ""
     value: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
 
     @property
     def brief(self) -> str:
@@ -75,12 +79,12 @@ class Table:
         """Returns a table of plain texts."""
         return cls(head, [[Cell(text) for text in row] for row in rows], prose)
 
-    def only(self, columns: Sequence[str]) -> Table:
-        """Returns the columns of these heads, those that are there."""
+    def only(self, columns: Sequence[str], note: str = "") -> Table:
+        """Returns the columns of these heads, those that are there, with another note."""
         kept = [i for i, title in enumerate(self.head) if title in columns]
         rows = [[row[i] for i in kept] for row in self.rows]
         prose = [n for n, i in enumerate(kept) if i in self.prose]
-        return Table([self.head[i] for i in kept], rows, prose)
+        return Table([self.head[i] for i in kept], rows, prose, note=note)
 
     def markdown(self) -> list[str]:
         r"""Returns the lines of the table in Markdown.
@@ -107,7 +111,7 @@ class Table:
         return table
 
     def latex(self) -> list[str]:
-        r"""Returns the lines of the table in LaTeX, with booktabs; a star is a verdict.
+        r"""Returns the lines of the table in LaTeX, with booktabs; what is shown is bold.
 
         Example:
             >>> Table.of(["method"], [["a_b"]]).latex()[2]
@@ -119,6 +123,11 @@ class Table:
             *([" & ".join(map(_latex, self.head)) + r" \\", r"\midrule"]),
             *(" & ".join(map(_latex_cell, row)) + r" \\" for row in self.rows),
             r"\bottomrule",
+            *(
+                [rf"\multicolumn{{{len(self.head)}}}{{l}}{{{_latex(self.note)}}} \\"]
+                if self.note
+                else []
+            ),
             r"\end{tabular}",
         ]
 
@@ -129,15 +138,24 @@ def _latex(text: str) -> str:
 
 
 def _latex_cell(cell: Cell) -> str:
-    return f"${cell.text}${'*' * bool(cell.kind)}" if cell.word else _latex(cell.text)
+    """A number with ± half of its interval, or with the ends of one that the metric cuts."""
+    if math.isnan(cell.value):
+        return _latex(cell.text)
+    low, high = cell.low, cell.high
+    text = cell.text.replace("%", r"\%")
+    if abs(low + high - 2 * cell.value) < 1e-4:
+        text += rf" \pm {high - cell.value:.4f}"
+    elif not math.isnan(low):
+        text += rf"\ {cell.ends}".replace("%", r"\%")
+    return rf"$\mathbf{{{text}}}$" if cell.kind else f"${text}$"
 
 
 def number(value: float, digits: int = 4, sign: str = "", word: str = "") -> Cell:
     """Returns a cell with a number, a dash where there is none.
 
     Example:
-        >>> number(0.5), number(math.nan).text
-        (Cell(text='0.5000', ends='', word='', value=0.5), '–')
+        >>> number(0.5).text, number(math.nan).text
+        ('0.5000', '–')
     """
     text = "–" if math.isnan(value) else f"{value:{sign}.{digits}f}"
     return Cell(text, "", word, value)
@@ -145,7 +163,7 @@ def number(value: float, digits: int = 4, sign: str = "", word: str = "") -> Cel
 
 def _between(value: float, low: float, high: float, sign: str = "", word: str = "") -> Cell:
     ends = "" if math.isnan(low) else f"[{low:{sign}.4f}, {high:{sign}.4f}]"
-    return number(value, sign=sign, word=word)._replace(ends=ends)
+    return number(value, sign=sign, word=word)._replace(ends=ends, low=low, high=high)
 
 
 def _share(v: Verdict) -> Cell:
@@ -156,11 +174,8 @@ def _share(v: Verdict) -> Cell:
 
 
 # The columns of texts and of papers; the page has all.
-BRIEF = (
-    *("method", "mean", "worst", "decile", "− local", "− FedAvg"),
-    *("harmed", "sent"),
-)
-PAPER = ("method", "mean", "worst", "− local", "− FedAvg", "harmed")
+BRIEF = ("method", "harmed", "mean", "worst", "decile", "− local", "− FedAvg", "sent")
+PAPER = ("method", "harmed", "mean", "worst", "− local", "− FedAvg")
 
 
 def methods_table(task: Task, verdicts: Verdicts) -> Table:
@@ -170,16 +185,16 @@ def methods_table(task: Task, verdicts: Verdicts) -> Table:
         task: The task.
         verdicts: By method.
     """
-    head = ["method", "mean", "worst", "decile"]
+    head = ["method", "harmed", "mean", "worst", "decile"]
     references = [r for r in REFERENCES if any(r in v.against for v in verdicts.values())]
     for reference in references:
         head += [f"− {_SHORT[reference]}", "p (Holm)", "detects"]
-    head += ["harmed", "sent", "passes"]
+    head += ["sent", "passes"]
     rows = []
     for name in by_mean(verdicts):
         v = verdicts[name]
         low, high = sorted((task.raw(v.mean.low), task.raw(v.mean.high)))
-        cells = [Cell(name), _between(task.raw(v.mean.mean), low, high)]
+        cells = [Cell(name), _share(v), _between(task.raw(v.mean.mean), low, high)]
         cells += [number(task.raw(x)) for x in (v.worst, v.decile)]
         for reference in references:
             if (a := v.against.get(reference)) is None:
@@ -189,7 +204,7 @@ def methods_table(task: Task, verdicts: Verdicts) -> Table:
             cells.append(_between(d.mean, d.low, d.high, "+", a.verdict))
             cells += [number(a.p, 3), number(d.detectable)]
         sent = sum(v.scores.sent)
-        cells += [_share(v), Cell(size(round(sent)), value=sent), number(v.scores.passes, 2)]
+        cells += [Cell(size(round(sent)), value=sent), number(v.scores.passes, 2)]
         rows.append(cells)
     return Table(
         head,

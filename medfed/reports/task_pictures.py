@@ -25,7 +25,14 @@ from medfed.reports.charts import (
 from medfed.reports.findings import Report
 from medfed.reports.sentences import between
 from medfed.reports.tasks import Task
-from medfed.reports.verdicts import Verdict, best_of, by_mean, floor_of, in_one_place
+from medfed.reports.verdicts import (
+    Verdict,
+    Verdicts,
+    best_of,
+    by_mean,
+    floor_of,
+    in_one_place,
+)
 
 _LINES = 7  # curves that a reader can follow
 _HOSPITALS = 40  # that have a line each
@@ -45,46 +52,42 @@ class Picture(NamedTuple):
     source: str = ""
 
 
-def pictures_of(task: Task, verdicts: Mapping[str, Verdict]) -> dict[str, Picture]:
+Colours = Mapping[str, str]
+
+
+def pictures_of(task: Task, verdicts: Verdicts, colours: Colours) -> dict[str, Picture]:
     """Draws a task.
 
     Args:
         task: The task.
         verdicts: By method.
+        colours: By method, see :func:`colours_of`.
 
     Returns:
         Pictures by their names, those for which there is something to draw.
     """
     best = best_of(verdicts)
-    found = {"forest": _forest(task, verdicts)}
-    if not task.falls or task.scores:
-        found["bytes"] = _bytes(task, verdicts, best)
-    if picture := _gains(task, verdicts, best):
+    found = {
+        "forest": _forest(task, verdicts, colours),
+        "bytes": _bytes(task, verdicts, best, colours),
+    }
+    if picture := _gains(task, verdicts, best, colours):
         found["gains"] = picture
-    return {**found, **_courses(task, verdicts, best)}
+    return {**found, **_courses(task, verdicts, best, colours)}
 
 
-def colour_of(name: str, verdict: Verdict) -> str:
-    """Returns the colour in which a method is drawn.
-
-    Args:
-        name: The method.
-        verdict: Of the method.
-    """
-    if name in CEILINGS:
-        return "soft"
-    if name in REFERENCES:
-        return "ink"
+def _word(verdict: Verdict) -> str:
     words = {a.verdict for a in verdict.against.values()}
-    return "bad" if "worse" in words else "good" if "better" in words else "c0"
+    return "worse" if "worse" in words else "better" if "better" in words else ""
 
 
-def _forest(task: Task, verdicts: Mapping[str, Verdict]) -> Picture:
+def _forest(task: Task, verdicts: Verdicts, colours: Colours) -> Picture:
     rows = []
     for name in by_mean(verdicts):
         mean = verdicts[name].mean
         low, high = sorted((task.raw(mean.low), task.raw(mean.high)))
-        rows.append(Row(name, task.raw(mean.mean), low, high, colour_of(name, verdicts[name])))
+        colour = colours.get(name, "soft")
+        rows.append(Row(name, task.raw(mean.mean), low, high, colour, _word(verdicts[name])))
     lines = {
         "a constant": task.raw(floor_of(task)[1]),
         "in one place": task.raw(in_one_place(verdicts)[1].mean),
@@ -92,27 +95,29 @@ def _forest(task: Task, verdicts: Mapping[str, Verdict]) -> Picture:
     over = "patients drawn anew" if task.single else "splits"
     return Picture(
         forest(rows, lines, label_of(task.metric)),
-        f"Mean over hospitals with its 95 % interval over {over}. Green: better than local "
-        "training or FedAvg, and worse than neither; orange: worse than one of "
-        "them; blue: undecided. "
+        f"Mean over hospitals with its 95 % interval over {over}. ▲: better than local "
+        "training or FedAvg, and worse than neither; ▼: worse than one of them. "
         "Lines: the best constant prediction, and training on all patients in one place.",
     )
 
 
-def _bytes(task: Task, verdicts: Mapping[str, Verdict], best: str) -> Picture:
-    points = {
-        n: (sum(v.scores.sent), task.raw(v.mean.mean))
-        for n, v in verdicts.items()
-        if n not in CEILINGS
-    }
+def _bytes(task: Task, verdicts: Verdicts, best: str, colours: Colours) -> Picture:
+    points = _points(task, verdicts)
     front = _front(task, points)
-    named = {r: "ink" for r in REFERENCES if r in points} | {best: colour_of(best, verdicts[best])}
-    named |= {n: colour_of(n, verdicts[n]) for n in front}
+    named = {n: colours.get(n, "soft") for n in (*front, best, *REFERENCES) if n in points}
     return Picture(
         scatter(points, named, front, label_of(task.metric)),
         "What was reached on test patients for what travelled in the whole run. The line joins "
         "those that no other method beats with fewer bytes.",
     )
+
+
+def _points(task: Task, verdicts: Verdicts) -> dict[str, Point]:
+    return {
+        n: (sum(v.scores.sent), task.raw(v.mean.mean))
+        for n, v in verdicts.items()
+        if n not in CEILINGS
+    }
 
 
 def _front(task: Task, points: Mapping[str, Point]) -> list[str]:
@@ -126,7 +131,7 @@ def _front(task: Task, points: Mapping[str, Point]) -> list[str]:
     return found
 
 
-def _gains(task: Task, verdicts: Mapping[str, Verdict], best: str) -> Picture | None:
+def _gains(task: Task, verdicts: Verdicts, best: str, colours: Colours) -> Picture | None:
     names = [n for n in dict.fromkeys((best, "fedavg")) if n in verdicts]
     if best == "local":  # what the best of the others would have given
         names += [n for n in by_mean(verdicts) if n not in (*CEILINGS, *REFERENCES)][:1]
@@ -139,22 +144,25 @@ def _gains(task: Task, verdicts: Mapping[str, Verdict], best: str) -> Picture | 
     order = sorted(task.clients, key=lambda c: 0.0 if math.isnan(means[c]) else -means[c])
     series = {n: [h.gains[c].difference[:3] for c in order] for n, h in harms.items()}
     return Picture(
-        gains(order, series, f"gain of {label_of(task.metric)} over training alone"),
+        gains(order, series, f"gain of {label_of(task.metric)} over training alone", colours),
         "What each hospital gains over training alone, with its 95 % interval; left of the line it "
         "would be better off alone.",
     )
 
 
-def _courses(task: Task, verdicts: Mapping[str, Verdict], best: str) -> dict[str, Picture]:
+def _leading(verdicts: Verdicts) -> list[str]:
+    """The methods that have a curve."""
+    names = [best_of(verdicts), *REFERENCES, *by_mean(verdicts)]
+    return [n for n in dict.fromkeys(names) if n in verdicts and n not in CEILINGS][:_LINES]
+
+
+def _courses(task: Task, verdicts: Verdicts, best: str, colours: Colours) -> dict[str, Picture]:
     """Validation over rounds, gradient passes and bytes, of a few methods."""
-    names = [best, *REFERENCES, *by_mean(verdicts)]
-    wanted = [n for n in dict.fromkeys(names) if n in verdicts and n not in CEILINGS][:_LINES]
-    courses = {n: verdicts[n].scores.course for n in wanted}
+    courses = {n: verdicts[n].scores.course for n in _leading(verdicts)}
     courses = {n: course for n, course in courses.items() if len(course) > 1}
     if not courses:
         return {}
     label = f"validation {label_of(task.metric)}"
-    colours = dict(zip(courses, SERIES, strict=False))
     found = {}
     for name, what, index in (
         ("rounds", "rounds", 0),
@@ -180,7 +188,7 @@ def _courses(task: Task, verdicts: Mapping[str, Verdict], best: str) -> dict[str
 _GRAPHS, _CLIENTS = 2, 3
 
 
-def looks_of(task: Task, verdicts: Mapping[str, Verdict]) -> list[Picture]:
+def looks_of(task: Task, verdicts: Verdicts) -> list[Picture]:
     """Returns pictures of the first split's models.
 
     Args:
@@ -191,7 +199,7 @@ def looks_of(task: Task, verdicts: Mapping[str, Verdict]) -> list[Picture]:
     return [part for part in parts if part is not None]
 
 
-def memberships(verdicts: Mapping[str, Verdict]) -> Picture | None:
+def memberships(verdicts: Verdicts) -> Picture | None:
     """Draws the memberships of the best method that has some, beside the truth if it is known.
 
     Args:
@@ -211,7 +219,7 @@ def memberships(verdicts: Mapping[str, Verdict]) -> Picture | None:
     return None
 
 
-def _graphs(verdicts: Mapping[str, Verdict]) -> list[Picture]:
+def _graphs(verdicts: Verdicts) -> list[Picture]:
     found = []
     for name in by_mean(verdicts):
         for title, svg in verdicts[name].scores.looks.get("pictures", {}).items():
@@ -222,7 +230,7 @@ def _graphs(verdicts: Mapping[str, Verdict]) -> list[Picture]:
     return found[:_GRAPHS]
 
 
-def _contours(task: Task, verdicts: Mapping[str, Verdict]) -> Picture | None:
+def _contours(task: Task, verdicts: Verdicts) -> Picture | None:
     best, (pooled, _) = best_of(verdicts), in_one_place(verdicts)
     names = [n for n in ("local", "fedavg", best, pooled) if n in verdicts]
     if best in ("local", "fedavg"):
@@ -254,36 +262,35 @@ def _image(content: bytes, kind: str, told: str) -> Picture:
     return Picture(None, told, f"data:image/{kind};base64,{base64.b64encode(content).decode()}")
 
 
-def colours_of(dials: Mapping[str, Any]) -> dict[str, str]:
-    """Returns a colour for every method, the same on all dials, and unlike all others of a dial.
+def colours_of(report: Report) -> dict[str, str]:
+    """Returns a colour for each method that a curve, a front or a dial shows, on all pictures.
+
+    Methods of one picture have different colours as long as there are any.
 
     Args:
-        dials: By suite, with ``curves`` by method.
-
-    Example:
-        >>> found = colours_of({"x": {"curves": {"a": [], "b": []}}, "y": {"curves": {"c": []}}})
-        >>> found["a"] != found["b"], found["a"] == found["c"]
-        (True, True)
+        report: The report.
     """
+    groups = [list(REFERENCES), *(list(dial["curves"]) for dial in report.dials.values())]
+    for task, verdicts in report.tasks:
+        groups.append([*_leading(verdicts), *_front(task, _points(task, verdicts))])
     found: dict[str, str] = {}
-    for name in dict.fromkeys(n for dial in dials.values() for n in dial["curves"]):
-        drawn = [dial["curves"] for dial in dials.values() if name in dial["curves"]]
-        beside = {found[other] for curves in drawn for other in curves if other in found}
-        free = [colour for colour in SERIES if colour not in beside]
-        found[name] = free[0] if free else SERIES[len(found) % len(SERIES)]
+    for name in dict.fromkeys(n for group in groups for n in group):
+        near = [found[n] for group in groups if name in group for n in group if n in found]
+        found[name] = min(SERIES, key=near.count)
     return found
 
 
-def dial_pictures(report: Report) -> dict[str, Picture]:
+def dial_pictures(report: Report, colours: Colours) -> dict[str, Picture]:
     """Draws the dials.
 
     Args:
         report: The report.
+        colours: By method.
 
     Returns:
         By suite.
     """
-    found, colours = {}, colours_of(report.dials)
+    found = {}
     for suite, dial in report.dials.items():
         metric = next(task.metric for task, _ in report.tasks if task.suite == suite)
         lines = {n: list(zip(dial["at"], c, strict=True)) for n, c in dial["curves"].items()}
@@ -301,11 +308,11 @@ def dial_pictures(report: Report) -> dict[str, Picture]:
     return found
 
 
-def ranks_picture(report: Report) -> Picture:
+def ranks_picture(report: Report, colours: Colours) -> Picture:
     """Draws mean ranks, each with half of the critical difference to both sides."""
     ordered = sorted(report.ranks["ranks"].items(), key=lambda item: float(item[1]))
     half = report.ranks["critical_difference"] / 2
-    rows = [Row(n, r, r - half, r + half) for n, r in ordered]
+    rows = [Row(n, r, r - half, r + half, colours.get(n, "soft")) for n, r in ordered]
     return Picture(
         forest(rows, {}, "mean rank"),
         f"Mean ranks over {report.ranks['blocks']} blocks of suite and split; intervals that do "

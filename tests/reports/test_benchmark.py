@@ -233,7 +233,11 @@ def test_the_page_is_one_file_and_says_what_the_table_says(done, plugins):
     for client in task.clients:
         assert f"<th>{client}</th>" in text
     tex = (out / "report" / "tables.tex").read_text()
-    assert rf"pooled\_finetuned & {verdicts['pooled_finetuned'].mean.mean:.4f} &" in tex
+    rows = {row.partition(" & ")[0]: row for row in tex.splitlines()}
+    assert f"${verdicts['pooled_finetuned'].mean.mean:.4f}" in rows[r"pooled\_finetuned"]
+    assert f"auroc, {task.splits} splits" in tex
+    shown = [a.verdict != "undecided" for v in verdicts.values() for a in v.against.values()]
+    assert sum(shown) == tex.partition(r"\end{tabular}")[0].count(r"\mathbf")
 
 
 def test_the_dial_is_drawn(done, tmp_path):

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.verdict_rule import rates
 from medfed.functional.statistics import LEVEL, difference, noncentrality, splits_needed
 from medfed.reports.findings import judged
-from medfed.reports.tasks import Scores, Task
+from medfed.reports.tasks import Moment, Scores, Task
 from medfed.reports.verdicts import verdict
 from tests.pages import DOCS
 
@@ -27,6 +27,30 @@ def task(noise: float, metric: str = "auroc", **gains: float) -> Task:
         values = 0.9 + gain + spread * rng.normal(size=(SPLITS, 1)) * np.ones(CLIENTS)
         none = np.zeros((SPLITS, 0, CLIENTS))
         found.scores[name] = Scores(name, values, none, (0.0, 0.0), 1.0, 0, {})
+    return found
+
+
+def many_methods() -> Task:
+    """Twelve methods at twenty hospitals; each sends a little more and is a little better."""
+    found = Task("simulated", "", "auroc", clients=(*(f"hospital_{n:03}" for n in range(20)),))
+    rng = np.random.default_rng(0)
+    names = (
+        "local",
+        "fedavg",
+        "pooled",
+        "ditto",
+        "pfednet",
+        "fedrep",
+        "finetune",
+        "fedper",
+        "apfl",
+    )
+    for k, name in enumerate((*names, "fedprox", "fedbabu", "clusteredfl")):
+        values = 0.7 + 0.01 * k + 0.02 * rng.normal(size=(SPLITS, 20))
+        course = tuple(Moment(r, 0.5 + 0.05 * r + 0.01 * k, 4e6 * r, 9.0 * r) for r in range(1, 6))
+        sent = (2.3e7 * (1 + 0.01 * k) * (k > 0), 0.0)
+        none = np.zeros((SPLITS, 0, 20))
+        found.scores[name] = Scores(name, values, none, sent, 1.0, 0, {}, course)
     return found
 
 
