@@ -37,6 +37,7 @@ import yaml
 from medfed.functional.statistics import Difference
 from medfed.reports.decisions import card, undecided
 from medfed.reports.findings import Judged
+from medfed.reports.tables import Table, methods_table
 from medfed.reports.tasks import Scores, Task
 from medfed.reports.verdicts import Against, Gain, Harm, Verdict
 
@@ -129,51 +130,32 @@ def _told(task: Any, key: str, method: Any) -> Any:
 
 def of_task(findings: Findings, name: str) -> list[str]:
     """Methods, best first."""
-    for where, task in _tasks(findings, name).items():
-        ordered = sorted(task["methods"].items(), key=lambda item: -item[1]["mean"]["mean"])
-        rows = []
-        for method, own in ordered:
-            ends = sorted(e for k in ("low", "high") if (e := _told(task, k, own)) is not None)
-            against = []
-            for reference in ("local", "fedavg"):
-                one = own["against"].get(reference)
-                star = "" if one is None or one["verdict"] == "undecided" else "\\*"
-                against.append("" if one is None else _number(one["mean"], "+") + star)
-            harmed = own["harmed"]
-            rows.append(
-                (
-                    f"`{method}`",
-                    _number(_told(task, "mean", own)),
-                    " to ".join(_number(e) for e in ends),
-                    *against,
-                    "" if harmed is None or harmed["share"] is None else f"{harmed['share']:.0%}",
-                    _bytes(own["bytes"]["up"] + own["bytes"]["down"]),
-                )
+    wanted = next(iter(_tasks(findings, name)), None)
+    for task, verdicts in judged(findings):
+        if task.name == wanted:
+            own = findings["tasks"][wanted]
+            better = "smaller" if task.falls else "larger"
+            told = (
+                f"`{wanted}`, size `{findings['size']}`: {task.metric}, {better} is better, over "
+                f"{task.splits} splits. A constant reaches {_number(own['floor']['value'])}, all "
+                f"patients in one place {_in_one_place(own)}. Differences are turned so that "
+                "larger is better; better and worse: p < 0.05 (Holm)."
             )
-        better = "smaller" if task["smaller_is_better"] else "larger"
-        head = ("method", task["metric"], "95 %", "− local", "− FedAvg", "harmed", "sent")
-        told = (
-            f"`{where}`, size `{findings['size']}`: {task['metric']}, {better} is better. A "
-            f"constant reaches {_number(task['floor']['value'])}, all patients in one place "
-            f"{_in_one_place(task)}. Differences are turned so that larger is better; "
-            "\\*: p < 0.05 (Holm)."
-        )
-        notes = [f"- {note}" for note in task["left_out"]]
-        return [told, "", *_rows(head, rows), *([""] if notes else []), *notes]
+            shown = ("method", "harmed", "mean", "− local", "− FedAvg", "sent")
+            notes = [f"- {note}" for note in own["left_out"]]
+            table = _minus(methods_table(task, verdicts).only(shown))
+            return [told, "", *table, *([""] if notes else []), *notes]
     return []
+
+
+def _minus(table: Table) -> list[str]:
+    return [re.sub(r"-(?=[\d.])", "−", line) for line in table.markdown()]
 
 
 def _in_one_place(task: Any) -> str:
     pooled = task["in_one_place"]
     ends = " to ".join(_number(pooled[end]) for end in ("low", "high"))
     return _number(pooled["value"]) + f" ({ends})" * (pooled["value"] is not None)
-
-
-def _bytes(value: float) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if value >= size:
-            return f"{value / size:.1f} {unit}"
-    return f"{value:.0f} B"
 
 
 def of_dial(findings: Findings, name: str) -> list[str]:
@@ -399,7 +381,7 @@ def _harm(one: dict[str, Any]) -> Harm:
 
 def of_card(findings: Findings, name: str) -> list[str]:
     """The decision card of all tasks."""
-    return [re.sub(r"-(?=[\d.])", "−", line) for line in card(judged(findings)).markdown()]
+    return _minus(card(judged(findings)))
 
 
 def of_undecided(findings: Findings, name: str) -> list[str]:

@@ -167,16 +167,21 @@ def test_a_default_is_measured_against_the_search_less_what_the_rate_alone_gains
 
 def test_tables_hold_the_numbers_of_the_findings():
     script = tables()
-    mean = {"mean": -3.5, "low": -4.0, "high": -3.0}
+    mean = {"mean": -3.5, "low": -4.0, "high": -3.0, "p": 0.1, "error": 0.2, "detectable": None}
     other = {**mean, "mean": -3.0}
-    against = {"local": {"mean": 0.5, "verdict": "better"}}
+    against = {
+        "local": {**mean, "mean": 0.5, "verdict": "better", "p_holm": 0.01, "patients": [0.1, 0.9]}
+    }
     base = {"harmed": None, "bytes": {"up": 1200, "down": 300}, "setting": {}}
+    base |= {"worst_client": -5, "worst_decile": None, "passes": 1, "failed_splits": 0}
     methods = {
         "local": {"mean": mean, "against": {}, **base},
         "fedavg": {"mean": other, "against": against, **base, "setting": {"optimizer.lr": 0.3}},
     }
     task = {
-        "metric": "rmse", "smaller_is_better": True, "methods": methods, "left_out": [],
+        "title": "", "situation": "", "same": True, "clients": ["a"], "overlap": 0, "splits": 2,
+        "tested_patients": 9, "metric": "rmse", "smaller_is_better": True,
+        "methods": methods, "left_out": [],
         "floor": {"value": 5.0}, "in_one_place": {"value": None, "low": None, "high": None},
     }  # fmt: skip
     claim = {
@@ -195,7 +200,8 @@ def test_tables_hold_the_numbers_of_the_findings():
     def lines(kind):
         return script.filled(f"<!-- table: {kind} -->\nold\n<!-- end -->", found).splitlines()
 
-    assert "| `fedavg` | 3.0000 | 3.0000 to 4.0000 | +0.5000\\* |  |  | 1.5 kB |" in lines("task x")
+    row = "| fedavg |  | 3.0000 [3.0000, 4.0000] | +0.5000 better | 1.5 kB |"
+    assert row in lines("task x")
     assert "| `local` | 3.5000 | 3.5000 |" in lines("dial x")
     assert "| `x/z` | rmse | 5.0000 | – | 3.5000 | 3.0000 | 3.0000 | `fedavg` |" in "\n".join(
         lines("suites")
