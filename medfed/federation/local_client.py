@@ -1,12 +1,11 @@
-"""The client whose data and training are in this process: one network serves all of them.
+"""Clients whose data and training are in this process; one network serves all of them.
 
-What absent clients keep, in files that are mapped into memory: ten thousand take no more of it.
+The state of absent clients is in memory-mapped files, so ten thousand clients need no more memory.
 
-A file has no name from the moment it is mapped, so that the system frees it with the last tensor or
-with the process, however that ends. The numbers are the same to the bit, and loaded when they are
-read.
+A file loses its name once it is mapped, so the system frees it with the last tensor or with the
+process, even after a crash. The numbers are equal bit for bit and are loaded when they are read.
 
-The training data of all clients in one place: what federated learning is there to avoid.
+:class:`PooledData` joins the training data of all clients, which federated learning avoids.
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ Groups = dict[str, State]
 
 
 def on_disk(groups: Mapping[str, State], folder: Path) -> Groups:
-    """Returns states whose tensors lie in a file without a name.
+    """Returns states whose tensors are in a file without a name.
 
     Args:
         groups: States by name.
-        folder: Where there is room; made where it is not there.
+        folder: A folder with enough space; created if it does not exist.
 
     Returns:
-        The same, mapped; or as it was where a tensor is on another device, or there is none.
+        The same states, mapped; unchanged if a tensor is on another device, or there is none.
 
     Raises:
         CheckpointError: If the file cannot be written.
@@ -65,7 +64,7 @@ def on_disk(groups: Mapping[str, State], folder: Path) -> Groups:
             loaded: Groups = torch.load(file.name, mmap=True, weights_only=True, map_location="cpu")
     except (OSError, RuntimeError) as error:
         raise CheckpointError(
-            f"What a client keeps cannot be written to {folder} ({error}); make room there, or "
+            f"The state of a client cannot be written to {folder} ({error}); make room there, or "
             "raise cohort.memory_gb to keep it in memory."
         ) from error
     return loaded
@@ -82,7 +81,7 @@ def kept_bytes(tensors: Any) -> int:
 
 
 def _alone(tensor: Tensor) -> Tensor:
-    """A view into something larger would take that with it."""
+    """Whether to copy: saving a view would also save the larger tensor."""
     tensor = tensor.detach()
     whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
     return tensor if whole else tensor.clone()
@@ -98,9 +97,9 @@ class LocalClient:
         state: The algorithm's initial state of a client.
 
     Attributes:
-        memory: What this end of the channel remembers, by direction; empty without lossy codecs.
+        memory: The state of this end of the channel, by direction; empty without lossy codecs.
         steps_done: Gradient steps so far.
-        passes: Passes of batches through the network so far, those of the steps among them.
+        passes: Passes of batches through the network so far, including those of the steps.
     """
 
     def __init__(
@@ -136,7 +135,7 @@ class LocalClient:
 
     @property
     def expected_work(self) -> float:
-        """What a round costs as far as it is known beforehand: its samples, passes counted."""
+        """The estimated cost of a round: its samples times the passes."""
         batch = min(self.data.batch_size, self.num_samples) * self.trainer.budget.accumulate
         return float(self.steps * max(1, batch))
 
@@ -151,7 +150,7 @@ class LocalClient:
         return reach(optimizer, self.learning_rate, steps, self._fresh, along)
 
     def begin(self, round: int, phase: str, index: int) -> None:
-        """Says what the next calls belong to; their randomness is drawn from it."""
+        """Sets the round and phase of the next calls, which determine their random numbers."""
         self._round, self._phase, self.phase_index, self._calls = round, phase, index, 0
 
     def share(self, index: int, parts: int) -> int:
@@ -172,7 +171,7 @@ class LocalClient:
         key, slot = self._key(), f"{self._phase}/{self._calls}"
         steps = self.steps if steps is None else steps
         # One optimizer for each call of a phase: a method's second call may train another part.
-        # A copy, so that a call that fails leaves what the last round ended with.
+        # A copy, so that a failed call leaves the state of the last round.
         memory = None if self._fresh else dict(self._optimizers.get(slot, {}))
         rate = self.learning_rate
         with self._counted():
@@ -203,13 +202,13 @@ class LocalClient:
         split: Literal["train", "val"] = "train",
     ) -> float:
         """See :meth:`medfed.federation.client.Client.loss_at`."""
-        # One key for all calls of a phase, so that their losses are of the same batches.
+        # One key for all calls of a phase, so that their losses use the same batches.
         with self._counted():
             return self.trainer.mean_loss(self.data, at, self._where(), batches, split)
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
-        """Counts what the trainer, which all clients share, does meanwhile as this client's."""
+        """Counts the shared trainer's work within the block as this client's."""
         before = self.trainer.gradients.passes
         yield
         new = (done - old for done, old in zip(self.trainer.gradients.passes, before, strict=True))
@@ -225,7 +224,7 @@ class LocalClient:
 
     @property
     def keeps_optimizer(self) -> bool:
-        """Whether optimizers go on from round to round."""
+        """Whether optimizers keep their state from round to round."""
         return not self._fresh
 
     def _key(self) -> tuple[str | int, ...]:
@@ -236,11 +235,11 @@ class LocalClient:
         return (self._round, self.id, self._phase, self.phase_index)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what the client itself keeps, loadable with ``weights_only=True``."""
+        """Returns the client's state, loadable with ``weights_only=True``."""
         return {"state": self.state, "optimizers": self._optimizers, "memory": self.memory}
 
     def put_down(self, folder: Path) -> None:
-        """Has what the client keeps lie on disk until somebody reads it.
+        """Moves the client's state to disk until it is read.
 
         Args:
             folder: See :func:`medfed.federation.local_client.on_disk`.
@@ -249,17 +248,17 @@ class LocalClient:
         self.state, self._optimizers, self.memory = kept.values()
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Puts back what :meth:`state_dict` returned, where it belongs between turns."""
+        """Restores the state from :meth:`state_dict`, on the device for waiting clients."""
         self._keep(saved, self.home)
 
     @property
     def home(self) -> torch.device:
-        """Where what the client keeps is while others are at work."""
+        """The device of the client's state while others train."""
         return torch.device("cpu") if self.trainer.budget.offload else self.trainer.model.device
 
     @contextmanager
     def present(self) -> Iterator[Self]:
-        """Has what the client keeps where its network is, while it is at work."""
+        """Keeps the client's state on the network's device while it trains."""
         if not self.trainer.budget.offload:
             yield self
             return
@@ -275,15 +274,15 @@ class LocalClient:
 
 
 class Pool:
-    """A client's data, whose training batches are drawn from those of all clients.
+    """A client's data, with training batches from all clients.
 
-    An epoch has every training sample of every client once. Batches of as many clients' batches as
-    there are clients, in a random order, are joined, shuffled and cut again: so each is a mixture,
-    whatever a client's batches are made of. All else is the client's own.
+    An epoch has every training sample of every client once. It joins as many batches as there are
+    clients, in a random order over all clients, shuffles their samples and cuts them again, so each
+    batch is a mixture. All other data are the client's.
 
     Args:
         own: The client's data.
-        everyone: The data of all clients, this one among them.
+        everyone: The data of all clients, including this one.
     """
 
     device_bytes = None  # its batches are of many clients' samples, which it does not hold
@@ -299,11 +298,11 @@ class Pool:
 
     @property
     def num_samples(self) -> int:
-        """Training samples per client, so that budgets by epochs come to those of all clients."""
+        """Training samples per client, so that budgets in epochs equal those of all clients."""
         return ceil(sum(c.num_samples for c in self._everyone) / len(self._everyone))
 
     def train_batches(self, seed: int) -> Iterator[Batch]:
-        """Yields one epoch over the samples of all clients, shuffled by nothing but the seed."""
+        """Yields one epoch over the samples of all clients, in an order from the seed only."""
         streams = [c.train_batches(derive_seed(seed, c.id)) for c in self._everyone]
         counts = [ceil(c.num_samples / c.batch_size) for c in self._everyone]
         turns = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))

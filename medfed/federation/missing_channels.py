@@ -5,8 +5,9 @@ over a round's cohort, the weights that read channel c follow
 
     W[:, c] ← W[:, c] + Σ a_n m_nc Δ_n[:, c] / Σ a_n m_nc
 
-and stay where nobody has c; all else is averaged as ever. No paper: who lacks a channel has learnt
-nothing about its weights, which weight decay or noise move nevertheless.
+and do not change if no client has c; all other weights are averaged as usual. There is no paper. A
+client without a channel learns nothing about its weights, but weight decay or noise still move
+them.
 """
 
 from __future__ import annotations
@@ -24,26 +25,27 @@ from medfed.federation.split import float_entries
 
 LACKS = "lacks/"
 _DRAWS = 3
-_JITTER = 0.02  # on the weights: a layer that starts at zero hides all that stands before it
-_NOISE = 1e-10  # of the largest gradient; what is smaller is a zero that was rounded
+_JITTER = 0.02  # on the weights: a layer that starts at zero hides all layers before it
+_NOISE = 1e-10  # of the largest gradient; smaller values are rounded zeros
 
 
 def entries_reading(network: nn.Module, shape: Sequence[int]) -> Tensors:
-    """Finds the entries of any network that read one channel: without it their gradient is zero.
+    """Finds the entries of a network that read one channel: without it their gradient is zero.
 
-    Of several random inputs and weights, in double precision, on a copy in evaluation mode. That is
-    not only the first layer: a UNETR reads its input in three layers, a residual U-Net in two.
+    It tries several random inputs and weights, in double precision, on a copy in evaluation mode.
+    Such entries are not only in the first layer: a UNETR reads its input in three layers, a
+    residual U-Net in two.
 
     Args:
         network: Any network of one input.
-        shape: Of one input, ``(C, *spatial)``; a smaller patch is taken where it will do.
+        shape: The shape of one input, ``(C, *spatial)``; a smaller patch is used if possible.
 
     Returns:
-        For each parameter that reads a channel a mask ``(C, *parameter)`` bool; nothing where there
-        is one channel, which nobody can lack.
+        For each parameter that reads a channel a mask ``(C, *parameter)`` bool; nothing for one
+        channel, which no client can lack.
 
     Raises:
-        ConfigError: If no entry reads a channel alone.
+        ConfigError: If no entry reads only one channel.
 
     Example:
         >>> network = nn.Sequential(nn.Conv2d(2, 3, 1), nn.Conv2d(3, 1, 1))
@@ -82,13 +84,13 @@ def entries_reading(network: nn.Module, shape: Sequence[int]) -> Tensors:
             raise ConfigError(
                 f"algorithm.mask_aware=true: no weight of this network reads input channel "
                 f"{channel} alone; set it to false, or choose a model whose first layer reads "
-                "channels apart."
+                "channels separately."
             )
     return partial
 
 
 def _smooth(network: nn.Module) -> nn.Module:
-    """Takes ReLUs out, behind which a weight may have no gradient by chance."""
+    """Removes ReLUs, behind which a weight may have no gradient by chance."""
     for module in network.modules():
         for name, child in module.named_children():
             if isinstance(child, nn.ReLU | nn.ReLU6):
@@ -97,7 +99,7 @@ def _smooth(network: nn.Module) -> nn.Module:
 
 
 def _smaller(network: nn.Module, shape: Sequence[int]) -> tuple[int, ...]:
-    """Returns the smallest patch of a few that the network takes: a whole one takes minutes."""
+    """Returns the smallest of a few patches that the network accepts: a full one takes minutes."""
     for side in (32, 64):
         small = (shape[0], *(min(s, side) for s in shape[1:]))
         try:
@@ -139,18 +141,19 @@ def mean_where_present(
     present: Tensor,
     reads: Mapping[str, Tensor],
 ) -> Tensors:
-    """Returns a weighted mean in which weights that read a channel count where it is there.
+    """Returns a weighted mean; weights that read a channel count only clients that have it.
 
-    Where all have all it is :func:`medfed.common.tensors.weighted_mean`, bit for bit.
+    If all clients have all channels it equals :func:`medfed.common.tensors.weighted_mean` bit for
+    bit.
 
     Args:
         items: The displacements of N clients: tensors of equal names and shapes.
         weights: One non-negative weight per client, not all zero.
-        present: ``(N, C)`` bool, who has which channel.
-        reads: What :func:`entries_reading` returns.
+        present: ``(N, C)`` bool, each client's channels.
+        reads: The result of :func:`entries_reading`.
 
     Returns:
-        The mean; 0 for weights that read a channel which nobody has.
+        The mean; 0 for weights that read a channel which no client has.
 
     Example:
         >>> reads = {"w": torch.tensor([[True, False], [False, True]])}
@@ -176,7 +179,7 @@ def mean_where_present(
 
 
 def lacks(channels: Tensor) -> dict[str, float]:
-    """Says in scalars of a message which channels are missing: a number each, 8 bytes.
+    """Encodes the missing channels as scalars of a message: a number each, 8 bytes.
 
     Args:
         channels: ``(C,)`` bool, those that are there.
@@ -190,7 +193,7 @@ def lacks(channels: Tensor) -> dict[str, float]:
 
 
 def presence(scalars: Mapping[str, float], count: int) -> Tensor:
-    """Reads what :func:`lacks` wrote.
+    """Reads the scalars of :func:`lacks`.
 
     Args:
         scalars: Of a reply.
@@ -200,7 +203,7 @@ def presence(scalars: Mapping[str, float], count: int) -> Tensor:
         ``(C,)`` bool.
 
     Raises:
-        CodecError: If it names a channel that there is not.
+        CodecError: If it names a channel that does not exist.
 
     Example:
         >>> presence({"lacks/0": 1.0, "reach": 0.5}, 3).tolist()

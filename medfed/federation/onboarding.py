@@ -1,7 +1,7 @@
-"""A hospital that joins after the others have trained: the rules that lead to its model.
+"""A hospital that joins after the others have trained: the rules for its model.
 
-They hold for every method. One with a rule of its own inherits :class:`OnboardingRules` beside
-:class:`Algorithm`. Neither changes the server's state.
+They work for every method. A method with another rule inherits :class:`OnboardingRules` in addition
+to :class:`Algorithm`. No rule changes the server's state.
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ Exchange = Generator[Message, Message, Message]
 
 
 class OnboardingRules:
-    """How an onboarded client comes to its model; in messages both halves of it."""
+    """How an onboarded client gets its model: the server's and the client's half."""
 
     def onboarding(self, server: State, client: ClientInfo) -> Exchange:
-        """The server's half; returns what the onboarded client starts from: the shared part.
+        """The server's half; returns the onboarded client's start: the shared part.
 
-        It may yield questions, which the onboarded client answers by ``fit``.
+        It may yield messages, which the onboarded client answers by ``fit``.
 
         Args:
-            server: The server's state, which does not know the onboarded client.
-            client: The client that is onboarded.
+            server: The server's state, without the onboarded client.
+            client: The onboarded client.
         """
         yield from ()
         shared = server.get("shared")
         return Message("deliver", {"shared": shared} if shared else {})
 
     def onboarding_start(self, client: Client, message: Message) -> Tensors:
-        """Returns the model before the onboarded client trains: what it got, the rest as it began.
+        """Returns the onboarded client's model before training: received and initial entries.
 
         Args:
-            client: The onboarded client, in the state that all clients began with.
-            message: What :meth:`onboarding` returned.
+            client: The onboarded client, in the initial state of all clients.
+            message: The message from :meth:`onboarding`.
         """
         got = message.parts
         return {**client.weights, **got.get("shared", {}), **got.get("personal", {})}
 
     def onboard(self, client: Client, message: Message) -> Tensors:
-        """The onboarded client's half; returns its model by the method's own rule.
+        """The onboarded client's half; returns its model by the method's rule.
 
-        That is to train the personal part for ``client.steps`` steps; where there is none, the
-        shared model as it is; and where nothing is shared, to train alone.
+        By default it trains the personal part for ``client.steps`` steps. Without a personal part
+        it is the shared model unchanged; without a shared part it trains locally.
         """
         start = self.onboarding_start(client, message)
         if not message.parts:
@@ -56,22 +56,22 @@ class OnboardingRules:
         return with_statistics(client, start)
 
     def fine_tune(self, client: Client, message: Message) -> Tensors:
-        """A comparison for :meth:`onboard`: all that arrived trains, for as many steps."""
+        """A comparison for :meth:`onboard`: trains all received entries, for as many steps."""
         return client.train(self.onboarding_start(client, message))
 
     def alone(self, client: Client) -> Tensors:
-        """Another one: the initial weights train for as many steps, nothing is received."""
+        """Another comparison: trains the initial weights for as many steps, without the server."""
         return client.train(client.weights)
 
 
 class TrainsOn(OnboardingRules):
-    """An onboarded client trains all that arrived."""
+    """An onboarded client trains all received entries."""
 
     def onboard(self, client: Client, message: Message) -> Tensors:
-        """As for the comparison."""
+        """As in the comparison."""
         return self.fine_tune(client, message)
 
 
 def rules_of(algorithm: Algorithm) -> OnboardingRules:
-    """Returns a method's own rules, or those that hold for every method."""
+    """Returns a method's rules, or the default ones."""
     return algorithm if isinstance(algorithm, OnboardingRules) else OnboardingRules()

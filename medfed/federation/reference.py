@@ -1,4 +1,4 @@
-"""The plain loop, which every other runtime equals bit for bit, and your own federation under it.
+"""The plain loop, which every other runtime equals bit for bit, and ``federate`` for your code.
 
 Neither configurations nor Lightning are needed:
 
@@ -10,7 +10,7 @@ Neither configurations nor Lightning are needed:
 >>> done.model("a")(torch.zeros(1, 3)).shape, done.ledger.total(direction="up")
 (torch.Size([1, 1]), 112)
 
-A client that a trained federation onboards: what the two exchange, and its bytes.
+The module also onboards a client to a trained federation, and counts the bytes.
 """
 
 from __future__ import annotations
@@ -66,18 +66,18 @@ class ArrayClient:
 
     @property
     def label_counts(self) -> Tensor:
-        """Samples per class, ``(K,)``; one class where labels are no whole numbers."""
+        """Samples per class, ``(K,)``; one class if labels are not whole numbers."""
         if self.labels.is_floating_point() or self.labels.ndim != 1:
             return torch.tensor([self.num_samples])
         return torch.bincount(self.labels.long())
 
     @property
     def channels(self) -> Tensor:
-        """All channels are there, ``(C,)``."""
+        """All channels, ``(C,)``."""
         return torch.ones(self.inputs.shape[1] if self.inputs.ndim > 1 else 1, dtype=torch.bool)
 
     def train_batches(self, seed: int) -> Iterator[Batch]:
-        """Yields one epoch, shuffled by nothing but the seed."""
+        """Yields one epoch, in an order from the seed only."""
         order = torch.randperm(self.num_samples, generator=torch_rng(seed))
         yield from self._batches(order)
 
@@ -86,7 +86,7 @@ class ArrayClient:
         return self.inputs[:limit]
 
     def eval_batches(self, split: Literal["train", "val", "test"]) -> Iterator[Batch]:
-        """Yields all samples in order, whatever the split."""
+        """Yields all samples in order, for every split."""
         yield from self._batches(torch.arange(self.num_samples))
 
     def _batches(self, order: Tensor) -> Iterator[Batch]:
@@ -96,11 +96,11 @@ class ArrayClient:
 
 @dataclass(frozen=True)
 class Federated:
-    """What a federation has come to.
+    """The result of a federation.
 
     Attributes:
-        federation: All states, for whoever wants to look closer.
-        network: The network as it was before.
+        federation: All states, for a closer look.
+        network: The initial network.
     """
 
     federation: Federation
@@ -123,13 +123,13 @@ class Federated:
         return self.federation.personal_model(client)
 
     def model(self, client: str) -> nn.Module:
-        """Returns a network of its own with a client's personal weights, in evaluation mode.
+        """Returns a new network with a client's personal weights, in evaluation mode.
 
         Raises:
             ConfigError: If there is no such client.
         """
         network = copy.deepcopy(self.network)
-        # Counters of BatchNorm and further names of tied weights are no entries.
+        # BatchNorm's counters and further names of tied weights are not entries.
         network.load_state_dict(self.weights(client), strict=False)
         return network.requires_grad_(True).eval()
 
@@ -153,25 +153,25 @@ def assemble(
     everyone: Sequence[ClientInfo] | None = None,
     shape: Sequence[int] | None = None,
 ) -> tuple[Federation, LocalTrainer]:
-    """Puts a federation together: split, training loop, initial states, clients.
+    """Makes a federation: split, training loop, initial states, clients.
 
     Args:
         algorithm: The method.
         network: The model, at its initial weights.
         loss: Of a batch, under ``network``.
         clients: The data of the clients of this process, in order.
-        personal: What the task proposes as personal: patterns of parameter names.
+        personal: The task's personal part: patterns of parameter names.
         buffers: Policy of running statistics.
         optimizer: Makes an optimizer of a list of parameters.
         scheduler: Makes a schedule over rounds.
         rounds: Length of the schedule.
         budget: Local steps per round, clipping and optimizer state.
-        channel: Makes the channel for the algorithm as it fits this network.
-        cohort: Who takes part in a round.
+        channel: Makes the channel for the adapted algorithm.
+        cohort: The clients that take part in a round.
         seed: Seed of the run.
         measure: Gives the loss of validation batches, for algorithms that ask for it.
-        everyone: All clients of the federation, where they are not all in this process.
-        shape: Of one input, where no client is.
+        everyone: All clients of the federation, if not all are in this process.
+        shape: The shape of one input, if no client is in this process.
 
     Raises:
         ConfigError: If the algorithm does not fit the network, or a name is unknown.
@@ -218,24 +218,24 @@ def federate(
         algorithm: Any of :mod:`medfed.personalize`, or your own.
         network: Your network; a copy of it is trained, from its present weights.
         loss: Of a batch under a network: ``loss(network, batch)``.
-        clients: :class:`ArrayClient`, or anything that gives what
-            :class:`medfed.federation.client.ClientData` names.
+        clients: :class:`ArrayClient`, or any object with the interface
+            :class:`medfed.federation.client.ClientData`.
         rounds: Federated rounds.
         steps: Gradient steps per client and round; ``None``: an epoch.
-        lr: Step size of SGD, where no optimizer is given.
+        lr: Step size of SGD, if no optimizer is given.
         optimizer: Makes an optimizer of a list of parameters.
         personal: The personal part for algorithms that ask for one: patterns of parameter names.
         buffers: BatchNorm statistics: ``averaged``, ``local`` or ``frozen``.
         channel: Codecs; dense fp32 by default.
-        cohort: Who takes part in a round; everyone by default.
-        seed: Of all random choices.
+        cohort: The clients that take part in a round; all by default.
+        seed: Seed of all random choices.
         after_round: Called with each round's number and the federation so far.
 
     Raises:
         ConfigError: If the algorithm does not fit the network, or a name is unknown.
         NonFiniteError: If a loss becomes NaN or infinite; client, round and phase are named.
     """
-    # Trained networks may keep tensors that cannot be copied, as MONAI's DynUNet does.
+    # Trained networks may hold tensors that cannot be copied, as MONAI's DynUNet does.
     before, network = copy.deepcopy(network), copy.deepcopy(network)
     federation, _ = assemble(
         algorithm,
@@ -262,12 +262,12 @@ def run_reference(
     after_round: Callable[[int], None] | None = None,
     start: int = 0,
 ) -> Federation:
-    """Runs rounds one client after the other, in one process, without Lightning.
+    """Runs rounds client by client, in one process, without Lightning.
 
     Args:
         federation: The federation; it is advanced in place.
         rounds: The number of rounds of the whole run.
-        after_round: Called with the round's number when it is closed.
+        after_round: Called with the round's number after the round.
         start: The first round to run.
 
     Returns:
@@ -286,10 +286,10 @@ OUTSIDE = -1  # the number of no round
 
 
 def onboarded_client(federation: Federation, data: ClientData) -> LocalClient:
-    """Returns a client in the state that all clients began with; the federation does not know it.
+    """Returns a client in the initial state of all clients; it does not join the federation.
 
     Args:
-        federation: Of at least one client in this process.
+        federation: A federation with at least one client in this process.
         data: The onboarded client's data.
     """
     like = next(iter(federation.clients.values()))
@@ -297,17 +297,17 @@ def onboarded_client(federation: Federation, data: ClientData) -> LocalClient:
 
 
 def exchange(federation: Federation, client: LocalClient) -> tuple[Message, Ledger]:
-    """Takes both halves of a method through its onboarding.
+    """Runs both halves of a method's onboarding.
 
-    Every message goes through the channel of the run, as bytes and back. Neither the server's state
-    nor what its end of the channel remembers changes.
+    Every message passes through the run's channel, as bytes and back. Neither the server's state
+    nor its end of the channel changes.
 
     Args:
         federation: The trained federation.
-        client: The onboarded client, from :func:`onboarded_client`; it remembers what it was sent.
+        client: The onboarded client, from :func:`onboarded_client`; its end of the channel changes.
 
     Returns:
-        The message that the onboarded client starts from, and what travelled.
+        The message from which the onboarded client starts, and the ledger.
     """
     algorithm, channel, ledger = federation.algorithm, federation.channel, Ledger()
     server: dict[Direction, Memory] = {"up": {}, "down": {}}  # its end of the client's channel
@@ -338,5 +338,5 @@ def exchange(federation: Federation, client: LocalClient) -> tuple[Message, Ledg
             question = generator.send(answer)
     except StopIteration as stop:
         last = passed_on(stop.value, "down")
-    client.begin(0, "join", phase)  # a name that is in the seeds of measured results
+    client.begin(0, "join", phase)  # this name is part of the seeds of published results
     return last, ledger

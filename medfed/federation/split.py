@@ -1,6 +1,6 @@
 """Which entries of a model are shared and which stay with the client: w = Mx + Nz by name.
 
-The blocks of a network: what a person needs to see to say which of them stay with a client.
+It also lists a network's blocks, so that a user can choose the personal ones.
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ NORMALIZATION = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.LocalResponseNorm)
 def float_entries(network: nn.Module) -> Tensors:
     """Returns live parameters and persistent floating-point buffers by name.
 
-    A tensor that a network names several times (tied weights, layers that stand in two places)
-    is one entry, under its first name, so that it is trained, sent and counted once. Integer
-    counters (such as ``num_batches_tracked``) are left out: they are never averaged and do not take
-    part in any result.
+    A tensor with several names (tied weights, layers in two places) is one entry, under its first
+    name, so that it is trained, sent and counted once. Integer counters (such as
+    ``num_batches_tracked``) are left out: they are never averaged and affect no result.
 
     Raises:
         ConfigError: If a BatchNorm layer uses ``momentum=None``, whose running mean depends on
@@ -67,7 +66,7 @@ def aliases(network: nn.Module) -> dict[str, str]:
 
 
 def normalization_patterns(network: nn.Module) -> tuple[str, ...]:
-    """Returns a pattern for each normalisation layer, found by its type and not by its name.
+    """Returns a pattern for each normalisation layer, recognised by its type, not its name.
 
     Example:
         >>> normalization_patterns(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
@@ -81,7 +80,7 @@ def normalization_patterns(network: nn.Module) -> tuple[str, ...]:
 
 
 def remainder(network: nn.Module, patterns: Sequence[str]) -> tuple[str, ...]:
-    """Returns a pattern for each entry that none of some patterns matches.
+    """Returns a pattern for each entry that matches none of the given patterns.
 
     Args:
         network: Any module.
@@ -96,7 +95,7 @@ def remainder(network: nn.Module, patterns: Sequence[str]) -> tuple[str, ...]:
 
 
 def normalises_batches(network: nn.Module) -> bool:
-    """Returns whether a layer makes statistics of a batch, which one sample does not give.
+    """Returns whether a layer computes statistics of a batch, which needs several samples.
 
     Example:
         >>> normalises_batches(nn.BatchNorm1d(2)), normalises_batches(nn.LayerNorm(2))
@@ -112,13 +111,13 @@ def training_mode(
     base: Collection[str] = (),
     modules: Iterable[nn.Module] | None = None,
 ) -> Iterator[None]:
-    """Puts a network in training mode, its running statistics fixed where buffers are frozen.
+    """Puts a network in training mode, with fixed running statistics for frozen buffers.
 
     Args:
         network: The model.
-        policy: Of all buffers.
-        base: Entries that never change, whatever the policy.
-        modules: The network's, where they are known already.
+        policy: The policy of all buffers.
+        base: Entries that never change, under any policy.
+        modules: The network's modules, if they are already known.
     """
     if not all(m.training for m in modules or network.modules()):
         network.train()
@@ -166,17 +165,17 @@ def _shorten(names: Sequence[str], count: int = 6) -> str:
 def parameter_groups(
     parameters: Mapping[str, Tensor], personal: Container[str]
 ) -> list[dict[str, Any]]:
-    """Returns the groups of an optimizer: the shared parameters, and the personal ones.
+    """Returns the parameter groups of an optimizer: the shared and the personal parameters.
 
-    Federated and central training build their optimizers of the same groups, so that each part
-    can have a step size of its own.
+    Federated and central training use the same groups, so that each part can have another step
+    size.
 
     Args:
-        parameters: What is trained, by name.
-        personal: Names of the personal part, among others.
+        parameters: The trained parameters, by name.
+        personal: Names of the personal part; other names are ignored.
 
     Returns:
-        A group for each part of which something is trained, with the part's ``name``.
+        A group for each part with trained parameters, with the part's ``name``.
 
     Example:
         >>> found = parameter_groups(dict(nn.Linear(2, 1).named_parameters()), {"bias"})
@@ -191,17 +190,17 @@ def parameter_groups(
 
 @dataclass(frozen=True)
 class ParameterSplit:
-    """Names of a model's entries, divided into a shared and a personal part, and a frozen base.
+    """The names of a model's entries, in a shared part, a personal part and a frozen base.
 
     Attributes:
         shared: Names that travel, parameters and averaged buffers.
-        personal: Names that are the client's own, including every buffer that stays.
+        personal: Names that stay with the client, including buffers.
         buffers: Names (of either part) that are buffers and not parameters.
-        policy: What happens to buffers: ``averaged`` (they go with the part that their pattern
-            gives them), ``local`` (they stay with the client) or ``frozen`` (they never change).
-        base: Names that never change, which the network says by its ``frozen_entries``: known to
-            all before the first round, and in no state, no message and no result of training.
-        head: Parameters that the task proposes as personal, to whichever part they belong.
+        policy: The policy of buffers: ``averaged`` (they belong to the part of their pattern),
+            ``local`` (they stay with the client) or ``frozen`` (they never change).
+        base: Names that never change, from the network's ``frozen_entries``. All clients know these
+            values before the first round; no state, message or training result holds them.
+        head: Parameters that the task proposes as personal, in either part.
     """
 
     shared: tuple[str, ...]
@@ -258,13 +257,13 @@ class ParameterSplit:
         )
 
     def check_features(self, method: str) -> None:
-        """Checks that something of the model stands before its head, and makes features.
+        """Checks that the model has layers before its head, which compute features.
 
         Args:
-            method: Who needs them.
+            method: The method that needs them.
 
         Raises:
-            ConfigError: If the head is unknown, or all there is.
+            ConfigError: If the head is unknown, or is the whole model.
         """
         if not self.head or set(self.head) == set(self.parameters("all")):
             raise ConfigError(
@@ -302,10 +301,10 @@ class Block(NamedTuple):
     """A part of a network.
 
     Attributes:
-        name: Of the module, or of a parameter that is in none.
-        pattern: What matches its entries and no others.
-        parameters: Numbers in its parameters, tied ones counted once.
-        personal: How many of them stay with the client.
+        name: The module's name, or that of a parameter outside modules.
+        pattern: A pattern that matches only its entries.
+        parameters: How many numbers its parameters have, tied ones counted once.
+        personal: How many of these stay with the client.
     """
 
     name: str
@@ -362,7 +361,7 @@ def proposal(network: nn.Module, least: float = 0.0) -> str:
 
     Args:
         network: Any module.
-        least: Share of the parameters that they have at least, if not all blocks are needed.
+        least: The minimum share of parameters in these blocks, if not all blocks are needed.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(9, 9), nn.Linear(9, 9), nn.Linear(9, 1))
@@ -391,21 +390,21 @@ def listed(network: nn.Module) -> str:
 
 
 def nothing_personal(network: nn.Module, method: str) -> ConfigError:
-    """Returns the error of a method that keeps a part at the client, and finds none.
+    """Returns the error of a method that needs a personal part, which no one has named.
 
     Args:
         network: The model.
-        method: What asks for it, such as ``FedPer``.
+        method: The method, such as ``FedPer``.
     """
     return ConfigError(
-        f"{method} keeps a part of the model at each client, and nothing says which of this "
-        f"{type(network).__name__}: set for example {proposal(network)}; its blocks and their "
-        f"parameters are {listed(network)}."
+        f"{method} keeps a part of the model at each client, but no part of this "
+        f"{type(network).__name__} is named: set for example {proposal(network)}; its blocks and "
+        f"their parameters are {listed(network)}."
     )
 
 
 def nothing_to_train(part: str) -> ConfigError:
-    """Returns the error of a method that takes steps on a part of the model which is empty.
+    """Returns the error of a method that trains a part of the model which is empty.
 
     Args:
         part: ``shared``, ``personal`` or ``all``.

@@ -1,7 +1,7 @@
-"""What the commands do with runs across hospitals; the rest of this folder is its own affair.
+"""What commands do with runs across hospitals: the interface of this folder.
 
-Each function imports what it needs when it is called, so that a mistake in a file or key is
-answered before PyTorch is imported.
+Each function imports its modules when it is called, so that mistakes in files or keys are reported
+before PyTorch is imported.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 def check(agreed: Path, local: Path) -> None:
-    """Reads a site's data as all have agreed, and says what would leave; nothing does.
+    """Reads a site's data by the agreement, and reports what would leave; nothing leaves.
 
     Args:
-        agreed: The file of what all have agreed on.
-        local: The site's own file.
+        agreed: The file of the agreement.
+        local: The site's file.
 
     Raises:
-        MedfedError: If a file cannot be read, or they do not go together.
+        MedfedError: If a file cannot be read, or the two contradict each other.
     """
     from medfed.sites.agreement import Agreed, SiteFile
 
@@ -38,7 +38,7 @@ def check(agreed: Path, local: Path) -> None:
 
 
 def withdraw(folder: Path, site: str, forget: bool) -> list[str]:
-    """Takes a site out of the rounds to come; see :func:`medfed.sites.withdrawal.withdraw`."""
+    """Takes a site out of all later rounds; see :func:`medfed.sites.withdrawal.withdraw`."""
     from medfed.sites import withdrawal
 
     return withdrawal.withdraw(folder, site, forget)
@@ -52,7 +52,7 @@ def make_kits(folder: Path, sites: Sequence[str], server: str, port: int) -> Pat
 
 
 def deployment_of(keys: Any, overrides: Sequence[str]) -> Deployment:
-    """Returns what a command line of ``medfed deploy`` asks for: a run, or that a hospital joins.
+    """Returns the deployment for a ``medfed deploy`` command: a run, or a hospital that joins.
 
     Args:
         keys: The keys of ``medfed deploy``.
@@ -84,12 +84,12 @@ def write_job(deployment: Deployment, folder: Path) -> tuple[Path, Path, str]:
 
 
 def carry_out(deployment: Deployment, kit: Path, attempts: int, patience: float) -> None:
-    """Hands a deployment to FLARE, and follows it until it is done.
+    """Submits a deployment to FLARE, and follows it until it is done.
 
     Args:
-        deployment: What is to be done.
-        kit: The folder of the coordinator's own kit.
-        attempts: Jobs in a row that may come to nothing.
+        deployment: The deployment.
+        kit: The folder of the coordinator's kit.
+        attempts: How many jobs in a row may fail.
         patience: Seconds to wait for a site or the server.
 
     Raises:
@@ -107,8 +107,8 @@ def start_site(kit: Path, agreed: str, name: str, keep_bundle: Callable[[Path], 
 
     Args:
         kit: That folder.
-        agreed: What all sites have agreed on, encoded.
-        name: What FLARE calls the site.
+        agreed: The agreement, encoded.
+        name: The site's name in FLARE.
         keep_bundle: Makes the bundle of the model in a run folder.
     """
     from medfed.sites import flare_processes

@@ -1,9 +1,9 @@
-"""What all sites of a federation have agreed on, and what is each site's own.
+"""The agreement of all sites of a federation, and each site's file.
 
-A federation is a list of overrides, as people type them for ``medfed train``, and a list of sites.
-Each site composes the configuration itself, of its own installed medfed, these overrides and its
-own file (:mod:`medfed.sites.agreement`); nothing else of the coordinator is ever used, and nothing
-is built that a configuration may not build.
+A federation is a list of overrides, as for ``medfed train``, and a list of sites. Each site
+composes the configuration itself, from its installed medfed, these overrides and its file
+(:mod:`medfed.sites.agreement`). It uses nothing else from the coordinator, and builds only what a
+configuration may build.
 
 ===================  ==============================================================================
 belongs to           keys
@@ -17,10 +17,10 @@ all sites            everything else: model, loss, optimizer, method, channel, b
                      preprocessing, splits, precision; compared by a hash of each key
 ===================  ==============================================================================
 
-Precision is agreed, as it changes what is computed for all; the device and the threads are a
-site's own, as nobody else could choose them, although they change the last bits of what it sends.
+Precision is agreed, as it changes the results of all. Each site chooses its device and threads, as
+no one else can, although they change the last bits of its messages.
 
-A site's own file: its name, where its data lie, its device; a few lines that its IT writes.
+A site's file: its name, the path of its data, its device; the site's IT writes these few lines.
 
 .. code-block:: yaml
 
@@ -63,7 +63,7 @@ from medfed.config.sections import put, select
 from medfed.config.spelling import hydra_spelling, with_whole_data
 from medfed.sites.policy import NO_LIMITS, Policy, VetoError, read_approved, read_policy
 
-# A site's alone, with what stands there until the site's file says otherwise.
+# Keys that only a site sets, with their defaults.
 OWN: dict[str, Any] = {
     "data.path": None,
     "data.root": "data",
@@ -96,9 +96,9 @@ READING = (
     *("data.reader.candidates", "data.reader.missing", "data.reader.fold"),
 )
 PRECISION = "trainer.precision"
-_HERE = "data.path=here"  # as if somebody had data of their own
-_MOST = 1000  # overrides, and letters of each
-# What a site builds for itself, never because others say so.
+_HERE = "data.path=here"  # as if the user had real data
+_MOST = 1000  # the most overrides, and characters of each
+# Objects that a site builds only for itself, never on request of others.
 _NOT = ("pytorch_lightning.", "hydra.", "medfed.commands.", "medfed.run.", "medfed.delivery.export")
 
 
@@ -113,13 +113,13 @@ class AgreedRecord(TypedDict):
 
 @dataclass(frozen=True)
 class Agreed:
-    """A federation as its sites have agreed on it.
+    """The agreement of a federation's sites.
 
     Attributes:
         sites: Names of all sites, in the order of the federation.
-        overrides: What is typed for ``medfed train``, without what is a site's own.
-        cut: Whether every site holds one and the same data set, of which the partition cuts out
-            its share: a demonstration. Else every patient that a site has is its own.
+        overrides: The overrides for ``medfed train``, without those of a site's file.
+        cut: Whether all sites hold the same data set and the partition gives each its share, for a
+            demonstration. Otherwise all patients at a site are its own.
         medfed: The version of medfed.
 
     Raises:
@@ -152,17 +152,17 @@ class Agreed:
     def of(
         cls, overrides: Sequence[str], sites: Sequence[str], cut: bool = False
     ) -> tuple[Agreed, list[str], list[str]]:
-        """Makes one of what the coordinator types.
+        """Makes an agreement from the coordinator's overrides.
 
         Args:
-            overrides: As for ``medfed train``; where sites have their own data, the defaults are
-                those that data of one's own get there.
+            overrides: As for ``medfed train``; unless `cut` is set, the defaults are those for the
+                user's data.
             sites: Their names.
             cut: See the class.
 
         Returns:
-            The agreement; the overrides that count at the coordinator alone, such as its logger;
-            and a sentence about each that is not agreed.
+            The agreement; the overrides that apply only at the coordinator, such as its logger; and
+            a sentence about each override that is not agreed.
 
         Raises:
             ConfigError: If it cannot be used.
@@ -177,9 +177,9 @@ class Agreed:
         if precision != select(usual(), PRECISION) and not any(_key(o) == PRECISION for o in kept):
             kept.append(f"{PRECISION}={precision}")
         said = [
-            f"{o} counts at the coordinator alone; sites say so in their own files."
+            f"{o} applies only at the coordinator; sites set it in their files."
             if o in alone
-            else f"{o} is left out: {_key(o)} is each site's own, in its file."
+            else f"{o} is left out: each site sets {_key(o)} in its file."
             for o in apart
         ]
         agreed = cls(tuple(sites), tuple(kept), cut)
@@ -188,16 +188,16 @@ class Agreed:
 
     @classmethod
     def read(cls, path: Path) -> Agreed:
-        """Reads the file that `write` wrote.
+        """Reads the file from `write`.
 
         Raises:
             CheckpointError: If it cannot be read.
-            ConfigError: If what it says cannot be used.
+            ConfigError: If its content cannot be used.
         """
         return cls(**read_json(path, AgreedRecord))
 
     def record(self) -> AgreedRecord:
-        """Returns it as JSON, which is all that travels."""
+        """Returns the agreement as JSON, the only form that travels."""
         return {
             "medfed": self.medfed,
             "sites": self.sites,
@@ -211,11 +211,11 @@ class Agreed:
         return digest(self.record())
 
     def write(self, path: Path) -> None:
-        """Writes it, for the sites to look at beforehand."""
+        """Writes the agreement, so that sites can read it beforehand."""
         write_text(path, json.dumps(self.record(), indent=1) + "\n")
 
     def config(self, plugins: Sequence[str] = ()) -> RunDescription:
-        """Describes the agreed run; what is a site's own stands at its default.
+        """Describes the agreed run, with the keys of sites at their defaults.
 
         Args:
             plugins: The folders that this site has named; code from nowhere else is found.
@@ -226,7 +226,7 @@ class Agreed:
         return describe(self.source(plugins))
 
     def source(self, plugins: Sequence[str] = ()) -> dict[str, Any]:
-        """Composes the agreed configuration; what is a site's own stands at its default.
+        """Composes the agreed configuration, with the keys of sites at their defaults.
 
         Args:
             plugins: The folders that this site has named; code from nowhere else is found.
@@ -246,8 +246,8 @@ class Agreed:
         if not self.cut and "path" not in source["data"]:  # also where it is ???
             made_by = source["data"]["_target_"].rpartition(".")[2]
             raise ConfigError(
-                f"The data of {made_by} are generated, so that "
-                "no site can have its own; agree on cut=true, or on data of a path."
+                f"The data of {made_by} are generated, so sites cannot use real data; agree on "
+                "cut=true, or on data of a path."
             )
         if source.get("keep_out"):
             raise ConfigError(
@@ -258,12 +258,12 @@ class Agreed:
 
 @cache
 def usual() -> dict[str, Any]:
-    """Returns the configuration without any override; leave it as it is."""
+    """Returns the configuration without any override; do not change it."""
     return written(load())
 
 
 def agreed_values(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what all must have alike of a configuration, key by key, as JSON.
+    """Returns the values of a configuration that all sites must share, by key, as JSON.
 
     Args:
         config: Its values; facts of the data are not filled in.
@@ -303,7 +303,7 @@ def fingerprints(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _without_own(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of a configuration without keys that are a site's own, or may be; precision stays."""
+    """A copy of a configuration without the keys that a site may set; precision stays."""
     made = written(config)
     precision = select(made, PRECISION)
     for key in (*OWN, *READING):
@@ -322,7 +322,7 @@ def _is_there(config: Mapping[str, Any], key: str) -> bool:
 
 
 def _key(override: str) -> str:
-    """The key of an override, without signs and the place of a group."""
+    """The key of an override, without signs and a group's package."""
     return override.partition("=")[0].strip().lstrip("+~").rpartition("@")[2]
 
 
@@ -333,22 +333,22 @@ def _is_own(key: str) -> bool:
 
 
 def _check_overrides(overrides: Sequence[str]) -> None:
-    """Refuses what one value of one key is not, before anything is composed of it.
+    """Refuses overrides other than one value of one key, before composing.
 
     Raises:
         ConfigError: If an override sweeps, reads the environment, or is of a site's own key.
     """
     if len(overrides) > _MOST or any(len(o) > _MOST for o in overrides):
-        raise ConfigError(f"More than {_MOST} overrides, or letters of one, are no experiment.")
+        raise ConfigError(f"More than {_MOST} overrides, or characters in one, are refused.")
     for override in overrides:
         if re.search(r"\$\{", re.sub(r"\$\{[\w.]+\}", "", override)):
             raise ConfigError(
-                f"{_key(override)} holds more than a plain ${{key}}, and could read what is at a "
+                f"{_key(override)} holds more than a plain ${{key}}, and could read data at a "
                 "site; write its value."
             )
         if _is_own(_key(override)):
             raise ConfigError(
-                f"{_key(override)} is each site's own, and none of those who agree may set it."
+                f"{_key(override)} belongs to each site's file, so the agreement may not set it."
             )
     for override in parse(hydra_spelling(overrides), "The overrides"):
         if override.is_sweep_override():
@@ -358,7 +358,7 @@ def _check_overrides(overrides: Sequence[str]) -> None:
 
 
 def _check_targets(config: Mapping[str, Any]) -> None:
-    """Refuses names that a site builds for itself alone, wherever they stand.
+    """Refuses, at any place, names that a site builds only for itself.
 
     Raises:
         ConfigError: If there is one; the key is named.
@@ -366,7 +366,8 @@ def _check_targets(config: Mapping[str, Any]) -> None:
     for key, target in _targets("", _without_own(config)):
         if str(target).startswith(_NOT):
             raise ConfigError(
-                f"{key}={target!s:.100} is nothing that sites build for each other; leave it out."
+                f"{key}={target!s:.100} is not allowed in an agreement: sites do not "
+                "build it for others; leave it out."
             )
 
 
@@ -381,7 +382,7 @@ def _targets(place: str, node: Any) -> Iterator[tuple[str, object]]:
 
 
 _log = logging.getLogger(__name__)
-_FOLDER = "medfed"  # beside the file, where no other folder is named
+_FOLDER = "medfed"  # next to the file, if no other folder is named
 _PATHS = ("data.path", "data.root", "data.cache", "init.weights", "partition.file")
 _NOT_IN_FILE = ("hydra", "resume", "source", "folder", "plugins", "checkpoint")
 _TRAINER = ("accelerator", "devices")
@@ -390,14 +391,14 @@ _READER = "data.reader"
 
 @dataclass(frozen=True)
 class SiteFile:
-    """What a site says of itself.
+    """The content of a site's file.
 
     Attributes:
         site: Its name in the federation.
-        folder: Where it keeps what is its own.
-        values: Its own keys.
+        folder: Its folder for its results.
+        values: Its keys.
         plugins: Folders of code that this site runs.
-        trainer: An option of the group, or keys of its own.
+        trainer: An option of the group, or some of its keys.
         logger: An option of the group.
         approved: Hashes of the agreements that may run here; ``None``: any may.
         policy: What it allows, whatever was agreed on.
@@ -417,13 +418,13 @@ class SiteFile:
         """Reads a site's file.
 
         Raises:
-            ConfigError: If it cannot be read, or sets what is no site's own.
+            ConfigError: If it cannot be read, or sets a key that a site may not set.
         """
         try:
             content = read_yaml(path)
         except MedfedError as error:
             raise ConfigError(
-                f"The site's own file is not as it must be: {str(error).partition(';')[0]}; it "
+                f"The site's file is invalid: {str(error).partition(';')[0]}; it "
                 "needs lines such as site: cleveland."
             ) from error
         if not isinstance(content.get("site"), str):
@@ -479,18 +480,18 @@ class SiteFile:
         )
 
     def config(self, agreed: Agreed) -> RunDescription:
-        """Describes this site's run: the agreed one, with its own keys.
+        """Describes this site's run: the agreement with the site's keys.
 
         Args:
-            agreed: What all sites have agreed on.
+            agreed: The agreement.
 
         Raises:
-            ConfigError: If the site is none of the federation, or a value cannot be used.
-            DataError: If a file or folder that must be there is not.
+            ConfigError: If the site is not in the federation, or a value cannot be used.
+            DataError: If a required file or folder is missing.
         """
         if self.site not in agreed.sites:
             raise ConfigError(
-                f"site: {self.site} is none of those who agree"
+                f"site: {self.site} is not in the agreement"
                 f"{did_you_mean(self.site, agreed.sites)}; they are {', '.join(agreed.sites)}."
             )
         if self.plugins and not self.policy.plugins:
@@ -501,8 +502,7 @@ class SiteFile:
         source = written(agreed.config(self.plugins))
         if not agreed.cut and not self.values.get("data.path"):
             raise ConfigError(
-                f"The file of site {self.site} does not say where its data are; add data: "
-                "{path: ...}."
+                f"The file of site {self.site} does not name its data; add data: {{path: ...}}."
             )
         option = [f"trainer={self.trainer}"] if isinstance(self.trainer, str) else []
         groups = written(load([*option, f"logger={self.logger}"]))
@@ -520,7 +520,7 @@ class SiteFile:
                 _log.info("%s of site %s %s", key, self.site, what)
             else:
                 raise ConfigError(
-                    f"{key} is no key of what all have agreed on, so that site {self.site} cannot "
+                    f"{key} is not a key of the agreement, so site {self.site} cannot "
                     "set it; take it out of its file."
                 )
         if not self.policy.pictures:
@@ -528,7 +528,7 @@ class SiteFile:
         return describe(source)
 
     def _trainer_with(self, trainer: dict[str, Any]) -> dict[str, Any]:
-        """The trainer as this site has it: one device, chosen by itself."""
+        """This site's trainer: one device, chosen by the site."""
         if not isinstance(self.trainer, str):
             if odd := [key for key in self.trainer if key not in _TRAINER]:
                 raise ConfigError(
@@ -540,8 +540,8 @@ class SiteFile:
         devices = trainer["devices"]
         if devices != 1 and not (isinstance(devices, list) and len(devices) == 1):
             raise ConfigError(
-                f"trainer.devices={devices} are several, and a site trains one client; give it "
-                "one, such as devices: [0]."
+                f"trainer.devices={devices} are several, but a site trains one client; name one, "
+                "such as devices: [0]."
             )
         return trainer
 
@@ -565,7 +565,7 @@ def _placed(home: Path, key: str, value: object) -> Path:
 
 
 def _check_keys(path: Path, values: Mapping[str, Any]) -> None:
-    """Refuses keys that a site's file has no say in.
+    """Refuses keys that a site's file may not set.
 
     Raises:
         ConfigError: If there is one; it is named.
@@ -581,7 +581,7 @@ def _check_keys(path: Path, values: Mapping[str, Any]) -> None:
             raise ConfigError(f"{path}: {key} is not for a site to set; take it out.")
         hint = did_you_mean(key, ["agreed", "policy", *own, *READING])
         raise ConfigError(
-            f"{path}: {key} is agreed among all sites, or no key at all{hint}; a site's own are "
+            f"{path}: {key} is agreed among all sites, or unknown{hint}; a site's own are "
             f"site, agreed, policy, {', '.join(own)}; the coordinator can change the others for "
             "all."
         )

@@ -1,4 +1,4 @@
-"""Calls to sites: all at once, a second time where no reply came, and none believed unseen."""
+"""Calls all sites in parallel, retries once, and verifies every reply."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from medfed.sites.wire import Facts, Greeting, Kind, Reply, Request, Silent, Tra
 
 Found = TypeVar("Found")
 Merging = Generator[bytes, Sequence[bytes], None]
-SILENT, BUSY, UNREADY = "it did not answer", "it was busy", "it was started anew"
+SILENT, BUSY, UNREADY = "it did not answer", "it was busy", "it was restarted"
 
 
 @dataclass(frozen=True)
 class Terms:
-    """When a coordinator waits, and when it goes on without a site.
+    """When a coordinator waits, and when it continues without a site.
 
     Attributes:
         quorum: Share of a round's cohort that must take part; methods that need all clients in
             every round wait for all.
         timeout: Seconds that a site may take for one request, such as the local steps of a phase.
         hello: Seconds that it may take to start: to import, and to read and prepare its data.
-        grace: Seconds in which a reply that was lost is asked for again.
-        probe: Seconds before a round in which a site that was left out may say that it is back.
+        grace: Seconds for requesting a lost reply again.
+        probe: Seconds before a round in which an absent site may report that it is back.
         patience: Seconds to wait for a quorum before the run stops, to be resumed.
-        faults: Answers that cannot be used, or failures, after which a site is asked no more until
-            the run is resumed; silence is none.
+        faults: Unusable answers or failures after which a site is excluded until the run is
+            resumed; silence does not count.
 
     Raises:
         ConfigError: If a value is out of range.
@@ -57,7 +57,7 @@ class Terms:
 
 
 class Caller:
-    """Asks sites, all at once, and believes only replies to what was asked.
+    """Sends requests to sites in parallel, and accepts only replies to these requests.
 
     Args:
         transport: Carries the bytes.
@@ -66,8 +66,8 @@ class Caller:
 
     Attributes:
         lacking: Sites that did not answer when a run was resumed, with the reason.
-        session: Drawn anew for each coordinator process, so that requests and replies of an
-            earlier one are known as such.
+        session: A new random id per coordinator process, which identifies messages of an earlier
+            one.
     """
 
     def __init__(self, transport: Transport, sites: Sequence[str], terms: Terms) -> None:
@@ -84,10 +84,10 @@ class Caller:
     def all(
         self, requests: Mapping[str, Request], timeout: float
     ) -> tuple[dict[str, Reply], dict[str, str]]:
-        """Asks several sites at once.
+        """Sends requests to several sites in parallel.
 
         Returns:
-            The replies, and why others gave none that can be used; both in the order of requests.
+            The usable replies, and the reasons for the others; both in the order of requests.
 
         Raises:
             NonFiniteError: If training failed at a site as it would in a simulation.
@@ -98,10 +98,10 @@ class Caller:
         return replies, {c: r for c, r in found.items() if isinstance(r, str)}
 
     def one(self, asked: Request, timeout: float) -> Reply | str:
-        """Asks one site; a second time where no reply came, as it may have been lost.
+        """Sends a request to one site; retries once without a reply, which may have been lost.
 
         Returns:
-            An ``ok``, or why there is none.
+            An ``ok``, or the reason why there is none.
         """
         data, waits = asked.to_bytes(), (timeout, min(timeout, self.terms.grace))
         for number, seconds in enumerate(waits):
@@ -114,9 +114,9 @@ class Caller:
             if not reply.answers(asked):
                 if reply.status == "refused" and reply.reason == "bytes":
                     return "it could not read the request"
-                if number == 0:  # a late one, of something else
+                if number == 0:  # a late reply to another request
                     continue
-                return "its reply is to something else"
+                return "its reply belongs to another request"
             if reply.status == "ok":
                 return reply
             return refusal(reply)
@@ -125,37 +125,37 @@ class Caller:
     def everyone(
         self, requests: Mapping[str, Request], ask: Callable[[Request, float], Reply | str]
     ) -> dict[str, Reply]:
-        """Asks all sites before the first round, when none may be missing.
+        """Sends a request to all sites before the first round; all must answer.
 
         Raises:
-            SiteError: If one gives no answer that can be used.
+            SiteError: If a site gives no usable answer.
         """
         futures = {c: in_thread(ask, r, self.terms.hello) for c, r in requests.items()}
         found = {c: future.result() for c, future in futures.items()}
         if wrong := {c: why for c, why in found.items() if isinstance(why, str)}:
             raise SiteError(
-                f"{sentence(wrong)}. All sites must answer before the first round: see to them, "
+                f"{sentence(wrong)}. All sites must answer before the first round: check them, "
                 "and start again."
             )
         return {c: reply for c, reply in found.items() if isinstance(reply, Reply)}
 
     def greet_some(self, requests: Mapping[str, Request]) -> dict[str, Reply]:
-        """Greets sites, and goes on with those that answer.
+        """Greets sites, and continues with those that answer.
 
         Raises:
-            SiteError: If none does.
+            SiteError: If none answers.
         """
         futures = {c: in_thread(self.hello, r, self.terms.timeout) for c, r in requests.items()}
         found = {c: future.result() for c, future in futures.items()}
         self.lacking = {c: why for c, why in found.items() if isinstance(why, str)}
         replies = {c: reply for c, reply in found.items() if isinstance(reply, Reply)}
         if not replies:
-            raise SiteError(f"No site is there: {sentence(self.lacking)}.")
+            raise SiteError(f"No site answers: {sentence(self.lacking)}.")
         self.sites = list(replies)
         return replies
 
     def hello(self, asked: Request, timeout: float) -> Reply | str:
-        """Greets a site until it answers, which may still be reading its data."""
+        """Greets a site until it answers; it may still be reading its data."""
         end = time.monotonic() + timeout
         while True:
             found = self.one(asked, max(0.0, end - time.monotonic()))
@@ -165,7 +165,7 @@ class Caller:
 
 
 def in_thread(function: Callable[..., Found], *args: Any) -> Future[Found]:
-    """Calls a function in a thread of its own, which the program does not wait for at its end."""
+    """Calls a function in a new thread, for which the program does not wait at exit."""
     future: Future[Found] = Future()
 
     def work() -> None:
@@ -179,7 +179,7 @@ def in_thread(function: Callable[..., Found], *args: Any) -> Future[Found]:
 
 
 def refusal(reply: Reply) -> str:
-    """Says in words why a reply is none that can be used."""
+    """Says why a reply cannot be used."""
     if reply.status == "failed":
         return f"it failed ({reply.reason}); see the log of {reply.site}"
     if reply.status == "refused" and reply.reason == "job":
@@ -193,12 +193,12 @@ def refusal(reply: Reply) -> str:
 
 
 def greet(caller: Caller, some: bool = False) -> dict[str, Greeting]:
-    """Asks every site what must be the same everywhere; all must answer, and alike.
+    """Requests the facts that all sites must share; all must answer equally.
 
     Args:
         caller: Reaches them.
-        some: Whether a few will do, as for a run that is resumed; the caller then goes on with
-            those, and knows why the others are lacking.
+        some: Whether some sites are enough, as for a resumed run; the caller then continues with
+            those and records why the others are missing.
 
     Raises:
         SiteError: If a site does not answer, or another configuration or kind of data is there; it
@@ -216,18 +216,18 @@ def greet(caller: Caller, some: bool = False) -> dict[str, Greeting]:
 def agree_on_data(
     caller: Caller, server: Merging
 ) -> tuple[dict[str, Facts], list[bytes], list[Exchanged]]:
-    """Lets sites agree on what an input means; then each reads its data and builds the model.
+    """Lets sites agree on the inputs; then each reads its data and builds the model.
 
     Args:
         caller: Reaches them.
         server: The coordinator's half, from `FederatedDataModule.merging`.
 
     Returns:
-        What each site says of its model, the answers, which a site that is started again needs,
-        and what travelled, in the order of a simulation.
+        Each site's facts, the answers (which a restarted site needs), and the byte records, in the
+        order of a simulation.
 
     Raises:
-        SiteError: If a site does not answer, or has other data or weights than others.
+        SiteError: If a site does not answer, or has other data or weights than the others.
     """
     answers: list[bytes] = []
     exchanged: list[Exchanged] = []
@@ -240,13 +240,15 @@ def agree_on_data(
         if len(done) == len(replies):
             break
         if done:
-            raise SiteError(f"Site {shown(done[0])} has less to agree on than others have.")
+            raise SiteError(
+                f"Site {shown(done[0])} sends fewer messages about its data than the others."
+            )
         exchanged += [(c, "up", len(r.body)) for c, r in replies.items()]
         try:
             answers.append(server.send([r.body for r in replies.values()]))
         except StopIteration:
             raise SiteError(
-                "The sites have more to agree on than the configuration asks."
+                "The sites send more messages about their data than the configuration needs."
             ) from None
         exchanged += [(c, "down", len(answers[-1])) for c in replies]
     facts = {c: Facts.of(r.content["facts"]) for c, r in replies.items()}
@@ -259,13 +261,13 @@ def agree_on_data(
 def catch_up(
     caller: Caller, site: str, answers: Sequence[bytes], exchanged: list[Exchanged] | None = None
 ) -> Reply | str:
-    """Takes a site to where the others are, which was started again or joins; see `agree_on_data`.
+    """Repeats `agree_on_data` for a site that was restarted or that joins.
 
     Args:
         caller: Reaches it.
         site: Its name.
-        answers: What all were answered.
-        exchanged: Takes down what travels, if given.
+        answers: The answers to all sites.
+        exchanged: Records the messages, if given.
     """
     found: Reply | str = SILENT
     for number in range(len(answers) + 1):
@@ -280,16 +282,16 @@ def catch_up(
 
 
 def compare(one: Greeting, other: Greeting, name: str, site: str) -> None:
-    """Checks that two ends mean the same experiment.
+    """Checks that two ends have the same experiment.
 
     Args:
-        one: What one says, the coordinator or a site.
-        other: What a site says.
-        name: What the first one is called.
+        one: The facts of one end, the coordinator or a site.
+        other: The facts of a site.
+        name: The name of the first end.
         site: The site's name.
 
     Raises:
-        SiteError: If they differ; keys are named, and values are not.
+        SiteError: If they differ; it names the keys, not the values.
     """
     if differ := _differing(one.agreed, other.agreed):
         raise _differs(f"another configuration than {shown(name)}", differ, site)
@@ -301,7 +303,7 @@ def compare_models(one: Facts, other: Facts, name: str, site: str) -> None:
     """Checks that two ends have built the same model; arguments as in :func:`compare`.
 
     Raises:
-        SiteError: If not.
+        SiteError: If the models differ.
     """
     if differ := _differing(one.data, other.data):
         raise _differs(f"another kind of data than {shown(name)}", differ, site)

@@ -1,10 +1,10 @@
-"""What ``medfed site check`` does at a hospital, before it takes part.
+"""``medfed site check``: what a hospital runs before it takes part.
 
-What would leave a site, in bytes and in words, computed before anything does.
+It computes what would leave the site, in bytes and in words, before anything leaves.
 
-Two rounds are tried with a step each, by this site's own data and network: what a message holds
-depends on the method, the model and the codecs, and hardly on what was learnt. All other sites are
-played by this one, whose reply counts as theirs.
+It tries two rounds of one step each with this site's data and network: the content of a message
+depends on the method, the model and the codecs, and hardly on the training. This site's reply also
+counts as that of all other sites.
 """
 
 from __future__ import annotations
@@ -37,34 +37,34 @@ from medfed.sites.agreement import Agreed, SiteFile, fingerprints
 from medfed.sites.policy import check_data, check_study
 
 WORDS = {
-    "shared": "what is averaged of the model: weights, or how far they moved",
-    "personal": "gradients of the personal part, or how far it moved",
-    "model": "the model as it was trained here, or how far it moved",
-    "common": "what all instances of the model have in common, or how far it moved",
-    "canonical": "instances of the model's canonical part, or how far they moved",
+    "shared": "the averaged part of the model: weights or their displacement",
+    "personal": "gradients or the displacement of the personal part",
+    "model": "the model trained here, or its displacement",
+    "common": "the common part of all instances of the model, or its displacement",
+    "canonical": "instances of the model's canonical part, or their displacement",
     "gradient": "gradients of the loss, averaged over training samples",
-    "difference": "by how much gradients have changed",
-    "shift": "what compression has left out so far",
-    "control": "a correction as large as what is averaged of the model",
+    "difference": "the change of gradients",
+    "shift": "the part that compression has left out so far",
+    "control": "a correction of the size of the averaged part of the model",
     "statistics": "means and variances within normalisation layers",
-    "membership": "how much each canonical model counts here",
-    "sketch": "a few rows that sum up the training data; of few patients they are nearly theirs",
+    "membership": "the weight of each canonical model here",
+    "sketch": "a few rows that summarise the training data; few patients are nearly revealed",
     "scalars": "single numbers, such as a loss or a step size",
-    "preprocessing": "of each column counts, limits, sums and names of categories",
+    "preprocessing": "counts, limits, sums and category names of each column",
 }
-OTHER = "a part of the method's own, see its page"
-_FEW = 5  # patients below which a mean over them tells of each
+OTHER = "a part specific to the method, see its page"
+_FEW = 5  # with fewer patients a mean reveals something about each
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """What one part of the messages of one direction comes to.
+    """The bytes of one part of the messages in one direction.
 
     Attributes:
         direction: ``up`` leaves the site.
         part: Its name.
-        first: Bytes in the first round, with what stands before it.
-        further: Bytes in the second, as in every further one, about.
+        first: Bytes in the first round, including those before it.
+        further: Bytes in the second round; about the same in every later one.
     """
 
     direction: Direction
@@ -74,30 +74,30 @@ class Traffic:
 
     @property
     def meaning(self) -> str:
-        """What it is, in words."""
+        """Its meaning, in words."""
         return WORDS.get(self.part, OTHER)
 
     def total(self, rounds: int) -> int:
-        """Bytes of all rounds, about."""
+        """Approximate bytes of all rounds."""
         return self.first + self.further * (rounds - 1)
 
 
 def try_rounds(
     config: RunDescription, data: FederatedDataModule, task: TaskModule, sites: Sequence[str]
 ) -> Federation:
-    """Carries out two short rounds at one site, which answers for all others, too.
+    """Runs two short rounds at one site, which also answers for all others.
 
     Args:
         config: The site's, facts of the data filled in.
         data: Its own, read.
-        task: Built for them; it is trained, so give it away afterwards.
+        task: The task for these data; it is trained, so do not use it afterwards.
         sites: Names of all.
 
     Raises:
-        ConfigError: If the method is none for sites.
+        ConfigError: If the method does not support sites.
 
     Returns:
-        The federation, in whose ledger everything is counted.
+        The federation, whose ledger counts everything.
     """
     (client,) = data.clients.values()
     together = copy.copy(data)
@@ -106,10 +106,10 @@ def try_rounds(
     federation, _ = federate(short, together, task)
     if federation.algorithm.pools:
         raise ConfigError(
-            f"{type(federation.algorithm).__name__} trains on the data of all clients in one "
-            "place, which sites do not give away; agree on another algorithm."
+            f"{type(federation.algorithm).__name__} trains on the pooled data of all clients, "
+            "which sites do not share; agree on another algorithm."
         )
-    federation.cohort = Cohort()  # this site may not be drawn
+    federation.cohort = Cohort()  # this site may not be in the cohort
     for number in range(2):
         current, is_open = federation.open(number), True
         while is_open:
@@ -127,7 +127,7 @@ def traffic_of(ledger: Ledger, site: str) -> list[Traffic]:
         site: Its name.
 
     Returns:
-        By direction and part, what leaves first.
+        The entries by direction and part, those that leave first.
 
     Example:
         >>> from medfed.federation.wire.ledger import Entry
@@ -159,7 +159,7 @@ def print_traffic(traffic: Sequence[Traffic], rounds: int, console: Console) -> 
     """Prints a line for each part, and the sums."""
     titles = {
         "up": "What would leave this site",
-        "down": "What would come in, beside models to evaluate",
+        "down": "What would come in, in addition to models to evaluate",
     }
     for way, title in titles.items():
         rows = [t for t in traffic if t.direction == way]
@@ -182,7 +182,7 @@ def print_traffic(traffic: Sequence[Traffic], rounds: int, console: Console) -> 
 def sentences(
     config: RunDescription, data: FederatedDataModule, federation: Federation, site: str
 ) -> list[str]:
-    """Says what else leaves a site, and what never does.
+    """Says what else leaves a site, and what never leaves it.
 
     Args:
         config: The site's.
@@ -209,17 +209,17 @@ def sentences(
     small = [f"{count} {split}" for split, count in counts.items() if 0 < count < _FEW]
     if small:
         lines.append(
-            f"With {' and '.join(small)} patients a metric tells something of each of them; set "
-            "data.val_fraction and data.test_fraction higher if that is too much."
+            f"With {' and '.join(small)} patients a metric reveals something about each of them; "
+            "set data.val_fraction and data.test_fraction higher if that is too much."
         )
     if isinstance(data, TabularDataModule) and data.scaling == "pooled":
         ends = (
             "the smallest and largest value of each column"
             if data.normalization == "minmax"
-            else "of each column the number of values, the median, the limits of what is far out, "
-            "and sums and sums of squares"
+            else "for each column the number of values, the median, the limits of outliers, and "
+            "sums and sums of squares"
         )
-        lines.append(f"Pooled scaling tells the server {ends}, of this site by itself.")
+        lines.append(f"Pooled scaling sends the server {ends}, separately for this site.")
     lines.append(
         "Never leaves: images, rows, names or numbers of patients, files and their names, which "
         "patients train and which test, predictions, pictures, logs, the text of errors, and of "
@@ -227,8 +227,8 @@ def sentences(
         f"{federation.algorithm.card.keeps})."
     )
     lines.append(
-        "Weights and gradients are no patients' data, but data leave traces in them: nothing here "
-        "adds noise, and whoever holds the server sees what this site sends."
+        "Weights and gradients are not patients' data, but contain traces of them: nothing here "
+        "adds noise, and the server's operator sees everything that this site sends."
     )
     return lines
 
@@ -237,20 +237,20 @@ _log = logging.getLogger(__name__)
 
 
 def check_site(terms: Agreed, file: SiteFile, config: RunDescription) -> list[Traffic]:
-    """Reads a site's data, and says what would leave.
+    """Reads a site's data, and reports what would leave.
 
-    Nothing is sent, and nothing is kept but what reading leaves in the site's own cache.
+    Nothing is sent, and nothing is kept except the site's data cache.
 
     Args:
-        terms: What all sites have agreed on.
-        file: The site's own file.
+        terms: The agreement of all sites.
+        file: The site's file.
         config: The configuration of both.
 
     Returns:
-        What was tried, part by part.
+        The bytes, part by part.
 
     Raises:
-        MedfedError: If anything does not fit; nobody else need know.
+        MedfedError: If anything does not fit; nothing has left the site.
     """
     check_study(file.policy, config)
     start, config = read_start(config)
@@ -265,7 +265,7 @@ def check_site(terms: Agreed, file: SiteFile, config: RunDescription) -> list[Tr
     say(console, f"Agreed: {' '.join(terms.overrides) or 'the defaults'} ({len(hashes)} keys).")
     say(console, f"Kept in {file.folder}.", data.description)
     cohort = cohort_record(data)
-    # Who has the other patients of a common data set, the other sites know.
+    # The other sites know which of them has the other patients of a common data set.
     print_cohort(replace(cohort, patients=cohort.used) if terms.cut else cohort, console)
     print_clients(summarise_clients(data), data.class_names, console)
     config, task = task_for(config, data)
@@ -279,10 +279,10 @@ def check_site(terms: Agreed, file: SiteFile, config: RunDescription) -> list[Tr
 
 
 def read_by_itself(data: FederatedDataModule, site: str) -> None:
-    """Reads a site's data as if it were the only one, and counts what it would tell.
+    """Reads a site's data as if it were the only site, and counts its messages.
 
     Args:
-        data: A data module that has read nothing.
+        data: A data module that is not set up.
         site: Its name.
     """
     half = setup_alone(data, site)
@@ -298,4 +298,4 @@ def read_by_itself(data: FederatedDataModule, site: str) -> None:
 
     answers, data.exchanged = converse(data.merging(data.facts()), [site], step)
     if answers:
-        _log.info("What the sites tell each other of their columns is here this site's alone.")
+        _log.info("The facts about columns that sites share come here from this site only.")

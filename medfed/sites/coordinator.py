@@ -1,15 +1,14 @@
-"""The server's half across sites: rounds that all of its cohort has taken part in, or nobody.
+"""The server's half across sites: the whole cohort completes a round, or the round is repeated.
 
-A round is repeated with a smaller cohort when a site goes silent in it, is busy, or answers what
-cannot be used; nothing of the attempt is kept at either end. (A reply that is missing inside a
-round would part the two ends of a lossy channel for ever, and leave methods of several phases with
-half a message.) So the result is that of a simulation with ``cohort.absent`` as the run folder's
-``absences.json`` has it.
+A round is repeated with a smaller cohort if a site is silent, busy, or gives an unusable answer;
+neither end keeps anything of the attempt. (A missing reply within a round would make the two ends
+of a lossy channel differ for ever, and leave methods of several phases with half a message.) So the
+result equals a simulation with ``cohort.absent`` from the run folder's ``absences.json``.
 
-Sites commit before the server does: what stops in between goes back by one round, which all have
-kept. A site that was left out is asked again before every round, and takes part once it answers.
+Sites commit before the server does: after a stop in between, all go back by one round, which all
+have kept. An absent site is asked again before every round, and takes part once it answers.
 
-Where the sites of a run stand, which its coordinator must know to go on.
+The module also holds the progress of the sites, which a coordinator needs to resume.
 """
 
 from __future__ import annotations
@@ -47,13 +46,13 @@ from medfed.sites.wire import START, Facts, Reply, Request
 
 @dataclass
 class SitesProgress:
-    """What the coordinator must know of the sites to go on; kept in its checkpoints.
+    """The progress of the sites, which the coordinator's checkpoints hold for resuming.
 
     Attributes:
         at: The last round that each site took part in.
         spent: Steps and passes of each.
-        absent: Who was left out of which round.
-        rounds: ``at`` after the last rounds and the best one, to which sites may have to go back.
+        absent: The absent sites of each round.
+        rounds: ``at`` after the last rounds and the best one, which sites may have to restore.
         left_out: Round, site and reason, each time that a site was left out.
     """
 
@@ -65,7 +64,7 @@ class SitesProgress:
 
     @classmethod
     def new(cls, sites: Sequence[str]) -> SitesProgress:
-        """Returns where everybody stands before the first round."""
+        """Returns the progress before the first round."""
         return cls(dict.fromkeys(sites, START), dict.fromkeys(sites, (0, Passes())))
 
     def state_dict(self) -> dict[str, Any]:
@@ -97,7 +96,7 @@ _HUGE = 1e18  # whose square, summed over sites, is still a number in single pre
 
 
 class Lost(Exception):  # noqa: N818 - it leads to another attempt
-    """Sites without which a round must be begun anew, each with the reason."""
+    """The sites without which a round must start again, each with the reason."""
 
     def __init__(self, why: Mapping[str, str]) -> None:
         super().__init__(dict(why))
@@ -105,17 +104,17 @@ class Lost(Exception):  # noqa: N818 - it leads to another attempt
 
 
 class Coordinator:
-    """Carries out rounds across sites.
+    """Runs rounds across sites.
 
     Args:
         caller: Reaches them.
         federation: The server's half, without clients.
-        facts: What the sites have said of their models, by site.
-        answers: What was answered them before they built these.
+        facts: The sites' facts about their models, by site.
+        answers: The answers to the sites before they built their models.
         job: Names the federation, so that no site mixes its rounds with another's.
-        progress: Where everybody is, of a run that is resumed.
+        progress: The progress of a resumed run.
         best: Gives the best round so far.
-        withdrawn: Sites that are not asked any more.
+        withdrawn: Sites that have withdrawn.
     """
 
     def __init__(
@@ -150,7 +149,7 @@ class Coordinator:
         """Starts a session at every site.
 
         Raises:
-            SiteError: If one cannot, or has lost a round that it is needed with.
+            SiteError: If a site cannot start, or has lost a round that is needed.
         """
         there = [c for c in self.federation.ids if c not in {*self.withdrawn, *self.away}]
         futures = {c: in_thread(self._begin, c) for c in there}
@@ -166,18 +165,18 @@ class Coordinator:
         if isinstance(reply, str):
             return reply
         if (at := self.progress.at[site]) not in (START, *reply.content["rounds"]):
-            return f"it has not kept round {at + 1}, to which it should go back"
+            return f"it has not kept round {at + 1}, which it should restore"
         return None
 
     def round(self, number: int, evaluated: bool = True) -> Metrics:
-        """Carries out a round, with the sites that stay until its end.
+        """Runs a round with the sites that stay until its end.
 
         Args:
             number: Its number.
             evaluated: Whether it is followed by an evaluation.
 
         Returns:
-            The metrics of every site that could be asked, in the order of clients.
+            The metrics of every site that answered, in the order of clients.
 
         Raises:
             SiteError: If no quorum takes part within the terms' patience.
@@ -194,26 +193,26 @@ class Coordinator:
             except Lost as lost:
                 attempt += 1
                 self.leave_out(lost.why, number)
-                _log.warning("Round %d is begun anew.", number + 1)
+                _log.warning("Round %d starts again.", number + 1)
                 anew = [c for c, why in lost.why.items() if why == UNREADY and c not in out]
                 out |= lost.why
-                self.readmit(anew)  # it has missed nothing yet
+                self.readmit(anew)  # it has not missed anything yet
 
     def leave_out(self, why: Mapping[str, str], number: int) -> None:
-        """Goes on without some sites until they answer again.
+        """Continues without some sites until they answer again.
 
         Args:
             why: The reason for each.
-            number: Of the round in which they were lost.
+            number: The round in which they were lost.
         """
         self.away |= why
         self._faults.update(c for c, reason in why.items() if reason not in INNOCENT)
         self.progress.left_out += [(number, site, reason) for site, reason in why.items()]
         if why:
-            _log.warning("Round %d goes on without %s.", number + 1, sentence(why))
+            _log.warning("Round %d continues without %s.", number + 1, sentence(why))
 
     def _gather(self, number: int, out: Mapping[str, str], end: float) -> tuple[str, ...]:
-        """Returns who takes part, and tells the federation who does not."""
+        """Returns the sites that take part, and marks the others as absent."""
         federation = self.federation
         planned = self._planned.of(federation.ids, federation.seed, number)
         full = federation.algorithm.card.full_cohort
@@ -222,8 +221,8 @@ class Coordinator:
         while len([c for c in planned if c not in self.away]) < least:
             if time.monotonic() >= end:
                 raise SiteError(
-                    f"Round {number + 1} needs {least} of its {len(planned)} sites, and too few "
-                    f"are there: {sentence(self.away)}. Resume the run when they are back."
+                    f"Round {number + 1} needs {least} of its {len(planned)} sites, but too few "
+                    f"answer: {sentence(self.away)}. Resume the run when they are back."
                 )
             if out:
                 time.sleep(min(1.0, self.terms.probe))
@@ -237,10 +236,10 @@ class Coordinator:
         return federation.members(number)
 
     def readmit(self, sites: Sequence[str]) -> None:
-        """Asks sites that were left out whether they are back, without waiting for long.
+        """Checks briefly whether absent sites are back.
 
         Args:
-            sites: Which ones; those whose answers could not be used again and again stay out.
+            sites: The sites; those with repeated unusable answers stay excluded.
         """
         able = [c for c in sites if c not in self.withdrawn]
         sites = [c for c in able if self._faults[c] < self.terms.faults]
@@ -270,7 +269,7 @@ class Coordinator:
     def _attempt(
         self, number: int, attempt: int, cohort: tuple[str, ...], evaluated: bool
     ) -> Metrics:
-        """Carries out a round once; where it comes to nothing, the server is as it was before."""
+        """Tries a round once; if it fails, the server's state does not change."""
         federation, at = self.federation, self.progress.at
         server, memory, ledger = federation.server, dict(federation.memory), federation.ledger
         spent, where = dict(self.progress.spent), {"round": number, "attempt": attempt}
@@ -293,7 +292,7 @@ class Coordinator:
         return metrics
 
     def _train(self, where: dict[str, int], cohort: tuple[str, ...]) -> list[str]:
-        """Takes the cohort through all phases; returns who was sent anything."""
+        """Runs all phases with the cohort; returns the sites that were sent anything."""
         federation = self.federation
         current = federation.open(where["round"])
         trained: set[str] = set()
@@ -330,7 +329,7 @@ class Coordinator:
                     raise
                 raise Lost({error.client: str(error).rstrip(".")}) from error
             except KeyError as error:
-                # The method asks for parts and scalars by name, and nobody else knows which.
+                # The method reads parts and scalars by name; only the method knows the names.
                 name = error.args[0]
                 lacking = [c for c, p in packets.items() if name not in {*p.parts, *p.scalars}]
                 if not lacking:
@@ -339,7 +338,7 @@ class Coordinator:
         return [c for c in federation.ids if c in trained]
 
     def _check(self, packet: Packet, phase: str, forms: dict[str, Any]) -> None:
-        """Compares what a site sent with what it may send, and with what others sent before it."""
+        """Checks a site's reply against what it may send, and against earlier replies of others."""
         federation = self.federation
         if packet.phase != phase:
             raise CodecError(f"It is of phase {packet.phase!r:.40}.")
@@ -374,7 +373,7 @@ class Coordinator:
         self.progress.spent[site] = reply.content["steps"], Passes(*reply.content["passes"])
 
     def _needed(self, asked: Mapping[str, Request]) -> dict[str, Reply]:
-        """Asks sites that must all answer."""
+        """Sends a request to sites that must all answer."""
         replies, why = self.caller.all(asked, self.terms.timeout)
         for site, reason in why.items():
             if f"({NonFiniteError.__name__})" in reason:
@@ -393,7 +392,7 @@ class Coordinator:
         return replies
 
     def _evaluate(self, where: dict[str, int], trained: Sequence[str]) -> Metrics:
-        """Measures all sites that are there; those that have trained must answer."""
+        """Evaluates all sites that answer; those that have trained must answer."""
         there = [c for c in self.federation.ids if c not in self.away]
         asked = {c: self._measure(c, "val", c in trained, self.progress.at, where) for c in there}
         metrics, why = self._measured(asked)
@@ -433,7 +432,7 @@ class Coordinator:
     def digests(self, rounds: int) -> dict[str, str]:
         """Returns the hashes of the server and of every site that answers, after the last round."""
         replies: dict[str, Reply] = {}
-        for _ in range(2):  # a second time those that answer after they were greeted again
+        for _ in range(2):  # again those that answer after another greeting
             self.readmit(list(self.away))
             asked = {
                 c: self.caller.request("load", c, round=rounds, at=self.progress.at[c])
@@ -450,11 +449,11 @@ class Coordinator:
         return hashes | {f"client/{c}": text for c, text in digests.items()}
 
     def test(self, rounds: int, selected: int | None) -> Metrics:
-        """Measures the model of the selected round on every site's test data.
+        """Evaluates the model of the selected round on every site's test data.
 
         Args:
             rounds: How many rounds there were.
-            selected: Which one; ``None``: the last one.
+            selected: The selected round; ``None``: the last one.
         """
         self._turn += 1
         at = self.progress.rounds.get(rounds - 1 if selected is None else selected)

@@ -1,11 +1,10 @@
-"""``medfed deploy``: hands an experiment to FLARE, follows it, and hands it in again if it fails.
+"""``medfed deploy``: submits an experiment to FLARE, follows it, and submits it again if it fails.
 
-One dead worker fails a whole job of FLARE's, a killed server's job is not taken up again, and a
-hospital whose machine was restarted has no part in a job that still runs. So a job is no more than
-a vehicle: the run is in medfed's own checkpoints, at the server and at the sites, and goes on from
-there in the next job.
+One dead worker fails a whole FLARE job, FLARE does not resume a killed server's job, and a
+restarted hospital is not part of a running job. So jobs are only temporary: medfed's checkpoints at
+the server and at the sites hold the run, and the next job continues from there.
 
-The kits of a new federation, and what to do with them.
+The module also makes the kits of a new federation.
 """
 
 from __future__ import annotations
@@ -48,16 +47,16 @@ POLL = 1.0
 """Seconds between looks how a job is."""
 _COMPONENTS = "medfed.sites.flare.components"
 _WEIGHTS = "init.weights"
-_SETTLING = 8  # looks after which a job without processes is believed to be lost
+_SETTLING = 8  # checks after which a job without processes counts as lost
 _ENDING = 60.0  # seconds in which a finished run's job may end, too
 
 
 def deployment_of(keys: Section, typed: Sequence[str]) -> Deployment:
-    """Returns what a command line asks for, and says what of it is not agreed among the sites.
+    """Returns the deployment of a command line, and names overrides that sites do not agree on.
 
     Args:
         keys: The keys of ``medfed deploy``.
-        typed: The overrides that are those of ``medfed train``.
+        typed: The overrides for ``medfed train``.
 
     Raises:
         ConfigError: If sites, overrides or terms cannot be used, or a new run's folder is not new.
@@ -94,7 +93,7 @@ def joining_deployment(keys: Section) -> Deployment:
         keys: The keys of ``medfed deploy``.
 
     Raises:
-        MedfedError: If the run is none that the hospital can join.
+        MedfedError: If the hospital cannot join the run.
     """
     Terms(**keys.terms)
     folder, site = Path(str(keys.run)).expanduser(), str(keys.onboard)
@@ -114,7 +113,7 @@ def write(deployment: Deployment, folder: Path) -> Path:
 
     Args:
         deployment: What is to be done.
-        folder: Where; its name is the job's.
+        folder: The job's folder; its name is the job's name.
 
     Returns:
         The folder.
@@ -127,7 +126,7 @@ def write(deployment: Deployment, folder: Path) -> Path:
 
 
 def _placed(override: str) -> str:
-    """The coordinator's file of weights by its whole path: the server's process runs elsewhere."""
+    """The absolute path of the coordinator's weights: the server's process runs elsewhere."""
     key, _, value = override.partition("=")
     whole = Path(value.strip("'\"")).expanduser()
     return f"{key}='{whole.resolve()}'" if key == _WEIGHTS and whole.exists() else override
@@ -139,15 +138,15 @@ def _print(line: str) -> None:
 
 @dataclass
 class Follower:
-    """Sees a deployment through, over as many jobs as it takes.
+    """Runs a deployment, over as many jobs as it takes.
 
     Attributes:
         deployment: What is to be done.
         kit: Of who submits.
-        attempts: Jobs in a row that may end without a further round; then it is given up.
-        patience: Seconds to wait for a site that is not connected, or a server that was there.
-        look: Seconds between looks whether a site was restarted.
-        say: Takes a line for the user.
+        attempts: How many jobs in a row may end without a new round before giving up.
+        patience: Seconds to wait for a site to connect, or for a lost server.
+        look: Seconds between checks whether a site was restarted.
+        say: Prints a line for the user.
     """
 
     deployment: Deployment
@@ -158,7 +157,7 @@ class Follower:
     say: Callable[[str], None] = _print
 
     def __post_init__(self) -> None:
-        self._passed_on = 0  # letters of what the server's process says that were passed on
+        self._passed_on = 0  # characters of the server's output that were already shown
 
     def run(self) -> None:
         """Submits until the run has finished.
@@ -175,22 +174,22 @@ class Follower:
                 return
             failed = 1 if self._last() != before else failed + 1
             if failed >= self.attempts:
-                kept = f"What was finished is kept: go on by resume={self.deployment.folder}."
+                kept = f"Finished rounds are kept: continue with resume={self.deployment.folder}."
                 raise SiteError(
-                    f"{failed} jobs in a row have come to nothing ({why}). "
+                    f"{failed} jobs in a row have failed ({why}). "
                     f"{'Try again.' if self.deployment.onboard else kept}"
                 )
             self.deployment = self.deployment.resumed()
-            self.say(f"FLARE's job has ended ({why}); the run goes on in another one.")
+            self.say(f"FLARE's job has ended ({why}); the run continues in another one.")
 
     def _last(self) -> str:
-        """The latest checkpoint, by which a job is known to have come to something."""
+        """The latest checkpoint, which shows whether a job made progress."""
         return max(
             (path.name for path in RunFolder(Path(self.deployment.folder)).rounds), default=""
         )
 
     def _job(self, deployment: Deployment, scratch: Path) -> str | None:
-        """Carries out one job; returns why it came to nothing, ``None`` if the run has finished."""
+        """Runs one job; returns why it failed, ``None`` if the run has finished."""
         from medfed.sites.flare.console import Console, NoServerError  # late: the extra
 
         job = write(deployment, scratch / deployment.name)
@@ -223,11 +222,11 @@ class Follower:
             names = ", ".join(map(shown, missing))
             if waited != missing:
                 others = ", ".join(map(shown, sorted(known))) or "nobody"
-                self.say(f"Waiting for {names} to connect to FLARE's server; there: {others}.")
+                self.say(f"Waiting for {names} to connect to FLARE's server; connected: {others}.")
             if time.monotonic() > end:
                 raise SiteError(
-                    f"{names} did not connect to FLARE's server; start the kit there, see whether "
-                    "the name is the kit's, or leave it out."
+                    f"{names} did not connect to FLARE's server; start its kit, check that the "
+                    "kit has this name, or leave the site out."
                 )
             waited = missing
             time.sleep(POLL)
@@ -246,7 +245,7 @@ class Follower:
                     restarted = [s for s in self.deployment.expected if console.has_restarted(s)]
                     if alone in restarted:  # twice, as sites also leave a job that is just ending
                         console.abort(number)
-                        return f"{shown(alone)} was restarted, and has no part in it"
+                        return f"{shown(alone)} was restarted, and is not part of the job"
                     alone = next(iter(restarted), "")
         except KeyboardInterrupt:
             console.abort(number)
@@ -263,12 +262,12 @@ class Follower:
             raise SiteError(
                 f"FLARE ended the job before its first round ({console.reason(number) or status}). "
                 f"Each site, and the server, must allow the classes {', '.join(PREFIXES)} in "
-                "local/resources.json of its kit; its log says what was refused."
+                "local/resources.json of its kit; its log names the refused classes."
             )
         return None if how == FINISHED else status
 
     def _settled(self, console: Console, number: str) -> str:
-        """Returns how a job is; one that is just ending has no processes, and no end either."""
+        """Returns a job's status; one that is just ending has neither processes nor a result."""
         for _ in range(_SETTLING):
             if (status := console.status(number)) != LOST:
                 break
@@ -276,7 +275,7 @@ class Follower:
         return status
 
     def _pass_on(self, path: Path) -> None:
-        """Passes on what the server's process has said since the last time, in whole lines."""
+        """Shows the server's new output, in whole lines."""
         if path.is_file():
             text = path.read_text(errors="replace")[self._passed_on :]
             whole, mark, _ = text.rpartition("\n")
@@ -311,7 +310,7 @@ policy:
 
 @contextmanager
 def needs_flare() -> Iterator[None]:
-    """Says in one sentence how to get NVIDIA FLARE where it is absent.
+    """Raises an error that says how to install NVIDIA FLARE, if it is missing.
 
     Raises:
         ConfigError: If it is.
@@ -327,13 +326,13 @@ def needs_flare() -> Iterator[None]:
 
 
 def make_kits(folder: Path, sites: Sequence[str], server: str, port: int) -> Path:
-    """Makes a kit for FLARE's server, each site and the coordinator, and says what is next.
+    """Makes a kit for FLARE's server, each site and the coordinator, and prints the next steps.
 
     Args:
         folder: Where; those of an earlier call stay, and a site that is added has the same root.
         sites: Names of the sites.
-        server: What they call the server by.
-        port: The one port that they call.
+        server: The server's name in the network.
+        port: The server's only port.
 
     Returns:
         The folder that holds the kits.

@@ -1,4 +1,4 @@
-"""What FLARE's processes do for us: the coordinator's, by a deployment, and a site's."""
+"""What medfed runs in FLARE's processes: a deployment at the coordinator, and a site."""
 
 from __future__ import annotations
 
@@ -31,19 +31,18 @@ BEGUN, FINISHED, STOPPED = "begun", "finished", "stopped"
 
 @dataclass(frozen=True)
 class Deployment:
-    """What the process at FLARE's server is to do.
+    """The task of the process at FLARE's server.
 
     Attributes:
         name: The experiment's.
-        agreed: What all sites have agreed on, as :meth:`medfed.sites.agreement.Agreed.record` has
-            it.
-        coordinator_only: Overrides that count at the coordinator alone.
+        agreed: The agreement, from :meth:`medfed.sites.agreement.Agreed.record`.
+        coordinator_only: Overrides that apply only at the coordinator.
         folder: The run folder, on the server's machine.
-        resume: Whether to go on with the run that is there.
+        resume: Whether to continue the existing run.
         terms: Keywords of :class:`medfed.sites.calls.Terms`.
-        output: Folder for what it says, and how it has ended.
-        onboard: The last of the sites, which joins the finished run in the folder; empty: they run
-            the experiment.
+        output: Folder for its output and its result.
+        onboard: The last of the sites, which joins the finished run in the folder; empty: all sites
+            run the experiment.
         steps: Gradient steps that it may take.
     """
 
@@ -64,24 +63,24 @@ class Deployment:
 
     @property
     def expected(self) -> list[str]:
-        """Names of the sites that this is to be done with: not of those that have withdrawn."""
+        """Names of the sites that take part, without those that have withdrawn."""
         if self.onboard:
             return [self.onboard]
-        from medfed.sites.withdrawal import withdrawn_of  # late: it imports PyTorch
+        from medfed.sites.withdrawal import withdrawn_of  # imported here, as it imports PyTorch
 
         gone = withdrawn_of(Path(self.folder)) if self.resume else []
         return [site for site in self.sites if site not in gone]
 
     def write_agreed(self, path: Path) -> None:
-        """Writes what all agree on, as sites look at it beforehand."""
+        """Writes the agreement, so that sites can read it beforehand."""
         write_json(path, self.agreed)
 
     def resumed(self) -> Deployment:
-        """Returns the deployment that goes on, if there is anything to go on with."""
+        """Returns the deployment that continues the run, if there is anything to continue."""
         return replace(self, resume=RunFolder(Path(self.folder)).config_yaml.is_file())
 
     def text(self) -> str:
-        """Returns it as a job's arguments hold it."""
+        """Returns it in the form of a job's arguments."""
         return encoded(asdict(self))
 
     @classmethod
@@ -91,7 +90,7 @@ class Deployment:
 
 
 def encoded(content: Mapping[str, Any]) -> str:
-    """Returns content as FLARE leaves it alone: it would fill in braces, and build mappings.
+    """Encodes content so that FLARE does not change it: FLARE fills in braces and builds mappings.
 
     Example:
         >>> decoded(encoded({"overrides": ["cohort.absent={3:[a]}"]}))
@@ -104,7 +103,7 @@ def decoded(text: str, kind: type[T] = dict[str, Any]) -> T:  # type: ignore[ass
     """Reads what :func:`encoded` returned.
 
     Args:
-        text: That.
+        text: The text.
         kind: What it must hold.
 
     Raises:
@@ -114,7 +113,7 @@ def decoded(text: str, kind: type[T] = dict[str, Any]) -> T:  # type: ignore[ass
 
 
 def outcome(folder: Path) -> tuple[str, str]:
-    """Returns how a coordinator's process has ended, and why; empty where it has not begun."""
+    """Returns how a coordinator's process has ended, and why; empty if it has not started."""
     path = folder / OUTCOME
     if not path.is_file():
         return "", ""
@@ -123,10 +122,10 @@ def outcome(folder: Path) -> tuple[str, str]:
 
 
 def run_coordinator(text: str, transport: Transport) -> None:
-    """Runs or resumes the experiment of a deployment; what is printed goes to a file, line by line.
+    """Runs or resumes the experiment of a deployment; its output goes to a file, line by line.
 
     Args:
-        text: The deployment, as :meth:`Deployment.text` has it.
+        text: The deployment, from :meth:`Deployment.text`.
         transport: Reaches the sites.
     """
     deployment = Deployment.of(text)
@@ -146,7 +145,7 @@ def run_coordinator(text: str, transport: Transport) -> None:
         levels = ours.level, root.level
         ours.addHandler(handler)
         ours.setLevel(logging.INFO)
-        root.setLevel(logging.WARNING)  # FLARE says of every call that it is made
+        root.setLevel(logging.WARNING)  # FLARE logs every call
         try:
             _coordinate(deployment, transport)
         except MedfedError as error:
@@ -193,16 +192,17 @@ def _coordinate(deployment: Deployment, transport: Transport) -> None:
 def start_site(
     path: Path, agreed: str, name: str, keep_bundle: Callable[[Path], object]
 ) -> Answers:
-    """Makes the site of what is agreed and of its own file.
+    """Makes the site from the agreement and its file.
 
     Args:
         path: The site's file.
-        agreed: What all have agreed on, encoded.
-        name: What FLARE calls the site.
+        agreed: The agreement, encoded.
+        name: The site's name in FLARE.
         keep_bundle: Makes the bundle of the model in a run folder.
 
     Returns:
-        The site; where there is a mistake, one that answers so, as no text may leave the site.
+        The site; after a mistake a site that only answers that it failed, as no error text may
+        leave the site.
     """
     try:
         return _site(path, agreed, name, keep_bundle)
@@ -222,13 +222,13 @@ def _site(path: Path, agreed: str, name: str, keep_bundle: Callable[[Path], obje
     terms = Agreed(**decoded(agreed, AgreedRecord))
     file = SiteFile.read(path)
     if file.site != name:
-        raise ConfigError(f"{path} is of site {file.site}, and FLARE calls this one {name}.")
+        raise ConfigError(f"{path} is of site {file.site}, but FLARE names this site {name}.")
     return hospital(terms, file, keep_bundle)
 
 
 @dataclass(frozen=True)
 class Broken:
-    """A site that cannot start, and says so.
+    """A site that cannot start, and answers so.
 
     Attributes:
         name: The site's.

@@ -1,7 +1,7 @@
-"""A federation on one machine: the server and every site a process of its own, by provisioned kits.
+"""A federation on one machine: server and sites are processes with provisioned kits.
 
-For rehearsing before the hospitals are asked, for the demonstration and for the tests. The
-processes start as a hospital's would, by their kit's own script, and talk over mutual TLS.
+It serves for rehearsals, for the demonstration and for the tests. The processes start as at a
+hospital, by their kit's script, and communicate over mutual TLS.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SERVER = "localhost"
 
 
 class LocalFederation:
-    """Starts and stops what would be several machines; everything lies in one folder.
+    """Starts and stops the processes that stand for machines; all files are in one folder.
 
     Args:
         folder: For kits, jobs and logs.
@@ -63,7 +63,7 @@ class LocalFederation:
         return self.kits / ADMIN
 
     def write_site(self, name: str, **own: Any) -> None:
-        """Writes a site's own file; what it keeps lies beside the kits unless it says otherwise."""
+        """Writes a site's file; by default the site's folder is next to the kits."""
         content = {"site": name, "folder": str(self.folder / name), **own}
         write_text(self.kit(name) / "local" / SITE_FILE, as_yaml(content))
 
@@ -82,10 +82,10 @@ class LocalFederation:
                 )
 
     def processes(self, name: str) -> list[psutil.Process]:
-        """Returns the processes of the server or a site: its own first, then those of its jobs.
+        """Returns the processes of the server or a site: its main process first, then its jobs'.
 
-        A job's process leads a session of its own and may outlive its parent, so they are known by
-        the kit, which all of them have in their command line.
+        A job's process has a separate session and may outlive its parent, so processes are
+        identified by the kit in their command line.
         """
         kit = str(self.kit(name))
         found = psutil.process_iter(["cmdline", "create_time"])
@@ -116,14 +116,14 @@ class LocalFederation:
         self.kill()
 
     def _keep_jobs_here(self) -> None:
-        """FLARE's own places lie in /tmp, where another federation's server would find them."""
+        """FLARE's default folders are in /tmp, where another federation's server would use them."""
         path = self.kit(SERVER) / "local" / "resources.json"
         text = path.read_text().replace("/tmp/nvflare", str(self.folder / "server"))
         write_json(path, json.loads(text))
 
 
 def free_port() -> int:
-    """Returns a port that nobody listens on now."""
+    """Returns a free port."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])

@@ -1,14 +1,14 @@
-"""A hospital that joins when the others have trained: both halves of it, over the wire.
+"""A hospital that joins after the others have trained: both halves, across sites.
 
-They are those of :mod:`medfed.federation.reference` in two processes. The newcomer is given what
-the method's own rule gives, trains on its own patients, measures its own test patients, and keeps
-the model. Nothing of the federation changes.
+The halves are those of :mod:`medfed.federation.reference` in two processes. The newcomer receives
+the start of the method's rule, trains on its patients, evaluates its test patients, and keeps the
+model. The federation does not change.
 
-A hospital that joins a finished run across sites; the coordinator's part, and its record.
+The module also runs the coordinator's part for a finished run across sites, and its record.
 
-What :func:`medfed.run.onboarding.onboard` does in a simulation, by the method's own rule and with
-all of the newcomer's training patients: it alone knows them. Comparisons with other rules are its
-own to make.
+It does the same as :func:`medfed.run.onboarding.onboard` in a simulation, by the method's rule and
+with all of the newcomer's training patients, which only the newcomer knows. The newcomer itself can
+compare other rules.
 """
 
 from __future__ import annotations
@@ -59,25 +59,28 @@ def onboard(
     job: str = "0",
     like: Facts | None = None,
 ) -> tuple[int, dict[str, float], Ledger]:
-    """Takes a newcomer through the method's own rule; the coordinator's half.
+    """Onboards a newcomer by the method's rule; the coordinator's half.
 
     Args:
         caller: Reaches it.
-        federation: The trained federation, as it is at the coordinator.
-        site: The newcomer, which no round has known.
-        answers: What all sites were answered before the first round.
+        federation: The trained federation at the coordinator.
+        site: The newcomer, which took part in no round.
+        answers: The answers to all sites before the first round.
         steps: Gradient steps that it may take.
         job: Names the federation.
-        like: What a site of the federation has said of its data and model, to compare.
+        like: The facts of a site of the federation, to compare.
 
     Returns:
         Its training samples, its metrics on its test patients, and what travelled.
 
     Raises:
-        SiteError: If it does not answer, or not as agreed, or has trained with the others.
+        SiteError: If it does not answer or contradicts the agreement, or has trained with the
+            others.
     """
     if site in federation.ids:
-        raise SiteError(f"Site {shown(site)} has trained with the others, and need not join.")
+        raise SiteError(
+            f"Site {shown(site)} has already trained with the others, so it cannot join."
+        )
     exchanged: list[Exchanged] = []
     greeted = catch_up(caller, site, answers, exchanged)
     if isinstance(greeted, str):
@@ -85,7 +88,9 @@ def onboard(
     try:
         facts = Facts.of(greeted.content["facts"])
     except CodecError as error:
-        raise SiteError(f"{shown(site)} has more to agree on than the run asked.") from error
+        raise SiteError(
+            f"{shown(site)} sends more messages about its data than the run needed."
+        ) from error
     if like is not None:
         compare_models(like, facts, "the run", site)
     info = ClientInfo(site, facts.num_samples)
@@ -173,7 +178,7 @@ class Newcomer:
         return encoded
 
     def learn(self, packet: Packet) -> tuple[Tensors, dict[str, float]]:
-        """Trains by the method's own rule on the last message.
+        """Trains by the method's rule on the last message.
 
         Returns:
             The model, and its metrics on the test patients.
@@ -220,23 +225,23 @@ class Joined:
 
 
 class _Written(Joined):
-    """As it is written: what is undefined is null in JSON."""
+    """As JSON, with null for undefined values."""
 
     metrics: dict[str, float | None]  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)
 class _Record:
-    """What of ``onboarding.json`` is read again."""
+    """The part of ``onboarding.json`` that is read again."""
 
     rows: list[_Written]
 
 
 def agreed_for(folder: Path, site: str) -> Agreed:
-    """Returns what a newcomer has to agree on: what the others have, itself being the last.
+    """Returns the agreement for a newcomer: that of the others, with the newcomer as the last site.
 
     Args:
-        folder: Of a finished run across sites.
+        folder: The folder of a finished run across sites.
         site: The newcomer.
 
     Raises:
@@ -257,20 +262,21 @@ def agreed_for(folder: Path, site: str) -> Agreed:
 def join(
     config: RunDescription, transport: Transport, site: str, steps: int, terms: Terms | None = None
 ) -> Joined:
-    """Onboards a hospital to the selected round of a finished run; the run stays as it is.
+    """Onboards a hospital to the selected round of a finished run; the run does not change.
 
     The run folder gets ``onboarding.csv`` and ``onboarding.json``, with a row for each hospital
-    that has joined; model, bundle and ledger are in the hospital's own folder.
+    that has joined; model, bundle and ledger are in the hospital's folder.
 
     Args:
-        config: As the run was begun with, without facts of the data; its folder is the run's.
+        config: The run's initial configuration, without facts of the data; its folder is the run's.
         transport: Reaches the site.
         site: The newcomer.
         steps: Gradient steps that it may take.
         terms: How long to wait for it.
 
     Raises:
-        MedfedError: If the run cannot be joined, or the site does not answer, or not as agreed.
+        MedfedError: If the run cannot be joined, or the site does not answer or contradicts the
+            agreement.
     """
     run = Run(Path(config.folder))
     kept, others = _sites_of(run, site), _joined_before(run)
@@ -280,7 +286,7 @@ def join(
     caller = Caller(transport, [site], terms or Terms())
     reply = caller.hello(caller.request("hello", site), caller.terms.hello)
     if isinstance(reply, str):
-        raise SiteError(f"{shown(site)}: {reply}; see to it, and onboard it again.")
+        raise SiteError(f"{shown(site)}: {reply}; check the site, and onboard it again.")
     said = Greeting(reply.content["agreed"], reply.content["data"])
     compare(Greeting(fingerprints(config.values), kept.greeting), said, "the run", site)
     answers = [answer.encode() for answer in kept.answers]
@@ -298,7 +304,7 @@ def join(
 
 
 def _sites_of(run: RunFolder, site: str) -> SitesRecord:
-    """Returns what the run keeps of its sites, of which the newcomer is none."""
+    """Returns the run's record of its sites, without the newcomer."""
     if not run.sites_json.is_file():
         raise ConfigError(
             f"The run in {run.folder} is a simulation; onboard to it by medfed evaluate "
@@ -307,14 +313,14 @@ def _sites_of(run: RunFolder, site: str) -> SitesRecord:
     kept = SitesRecord.read(run.folder)
     if site in kept.clients:
         raise ConfigError(
-            f"onboard={site} was one of the sites of the run in {run.folder}, and has its model; "
-            "name one that was not."
+            f"onboard={site} was a site of the run in {run.folder} and has its model; name "
+            "another site."
         )
     return kept
 
 
 def _reopened(run: RunFolder, facts: Mapping[str, Facts]) -> Federation:
-    """Returns the server's half as it was after the selected round."""
+    """Returns the server's half at the end of the selected round."""
     check_plugins(run.config, run.folder)
     start, described = read_start(reopened(run.config, run.folder, accelerator="cpu"))
     task = build_task(described.model, described.canonical, described.seed)
@@ -330,7 +336,7 @@ def _reopened(run: RunFolder, facts: Mapping[str, Facts]) -> Federation:
 
 
 def _joined_before(run: RunFolder) -> list[Joined]:
-    """Returns who has joined earlier."""
+    """Returns the hospitals that have joined earlier."""
     if not run.onboarding_json.is_file():
         return []
     rows = read_json(run.onboarding_json, _Record).rows
@@ -338,7 +344,7 @@ def _joined_before(run: RunFolder) -> list[Joined]:
 
 
 def numbers(metrics: Mapping[str, float | None]) -> dict[str, float]:
-    """Returns metrics as they were: what is undefined is null in JSON.
+    """Restores metrics from JSON, where undefined values are null.
 
     Example:
         >>> numbers({"loss": 0.5, "auroc": None})
@@ -364,7 +370,7 @@ def _print(run: RunFolder, joined: Joined) -> None:
     mean = number(summary["federation"][metric]["mean"])
     say(
         wide_console(),
-        f"{shown(joined.client)} has joined by the own rule of {summary['algorithm']}: test "
+        f"{shown(joined.client)} has joined by the rule of {summary['algorithm']}: test "
         f"{label_of(metric)} {number(joined.metrics[metric])} (mean of the run's "
         f"hospitals {mean}), up to {joined.steps} gradient steps, {size(joined.down)} down, "
         f"{size(joined.up)} up.",

@@ -1,8 +1,9 @@
-"""A whole run across sites: greet them, carry out the rounds, test once, write it all down.
+"""A whole run across sites: greets them, runs the rounds, tests once, and writes the results.
 
-A run across sites under one Lightning Trainer: an epoch is a round, with one task in it.
+It runs under one Lightning Trainer: an epoch is a round, with one task in it.
 
-So the coordinator's run has the loggers, checkpoints, selection and early stopping of any other.
+So the coordinator's run has the loggers, checkpoints, selection and early stopping of any other
+run.
 """
 
 from __future__ import annotations
@@ -68,12 +69,12 @@ from medfed.sites.withdrawal import SitesRecord, replayed, withdrawn_of
 
 
 class SitesEvaluation(PersonalEvaluation):
-    """Selects a round although not every site could be measured after each.
+    """Selects a round although some sites may lack metrics after some rounds.
 
-    A mean over whoever was there would rise where a weak site is missing. So a site that was not
-    measured counts with its metrics of the evaluation before, or where there is none, of its first
-    one: two rounds then differ by nothing but what sites that were there in both have gained.
-    The record, and so ``metrics.csv``, holds measured values alone.
+    A mean over the present sites would rise if a weak site is missing. So a missing site counts
+    with its metrics of the evaluation before, or if there is none, of its first one: two rounds
+    then differ only by the gains of sites present in both. The record, and so ``metrics.csv``,
+    holds only measured values.
     """
 
     def _mean(self, number: int, metric: str, mode: str) -> float:
@@ -98,12 +99,12 @@ class SitesEvaluation(PersonalEvaluation):
 
 
 class SitesModule(FederatedModule):
-    """Lets a coordinator carry out the rounds, each as one task.
+    """Lets a coordinator run the rounds, each as one task.
 
     Args:
         task: The task; it says how a round is selected.
         federation: The server's half.
-        local: Knows the network.
+        local: The training loop, which holds the network.
         coordinator: Reaches the sites.
     """
 
@@ -121,7 +122,7 @@ class SitesModule(FederatedModule):
 
     @property
     def owned(self) -> list[str]:
-        """No client is here."""
+        """There are no clients in this process."""
         return []
 
     def tasks(self, round: int) -> list[Task]:
@@ -132,38 +133,38 @@ class SitesModule(FederatedModule):
         return EvaluationTasks(lambda: [Task(-1, phase, None, True)])
 
     def training_step(self, batch: Task, batch_idx: int) -> None:
-        """Carries out the round, its evaluation and its commit."""
+        """Runs the round, its evaluation and its commit."""
         every = self.trainer.check_val_every_n_epoch or 1
         evaluated = (self.trainer.current_epoch + 1) % every == 0
         self.measured = self.coordinator.round(self.next_round, evaluated)
         self.next_round += 1
 
     def validation_step(self, batch: Task, batch_idx: int) -> None:
-        """Hands on what the sites have measured."""
+        """Passes on the sites' metrics."""
         self.evaluations = dict(self.measured)
 
     def test_step(self, batch: Task, batch_idx: int) -> None:
-        """Lets the sites measure the selected round on their test data."""
+        """Lets the sites evaluate the selected round on their test data."""
         self.evaluations = self.coordinator.test(self.next_round, self.selected)
 
     def gather_steps(self) -> dict[str, int]:
-        """Returns the gradient steps of every client so far, as the sites say."""
+        """Returns the gradient steps of every client so far, as the sites report them."""
         return {c: steps for c, (steps, _) in self.coordinator.progress.spent.items()}
 
     def gather_passes(self) -> dict[str, Passes]:
-        """Returns the passes through the network of every client, as the sites say."""
+        """Returns the passes through the network of every client, as the sites report them."""
         return {c: passes for c, (_, passes) in self.coordinator.progress.spent.items()}
 
     def _gather_states(self, own: Iterable[str] | None = None) -> dict[str, dict[str, Any]]:
         return {c: {} for c in self.federation.ids}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Saves the server, the ledger, and where the sites are; their states are with them."""
+        """Saves the server, the ledger and the sites' progress; sites save their states."""
         super().on_save_checkpoint(checkpoint)
         checkpoint["sites"] = self.coordinator.progress.state_dict()
 
     def restore(self, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-        """Puts back the server.
+        """Restores the server.
 
         Raises:
             CheckpointError: If the checkpoint is of another run.
@@ -186,17 +187,17 @@ def coordinate(
     """Runs or resumes an experiment across sites, and leaves an ordinary run folder.
 
     Args:
-        config: What the run is to do; its data are not read.
+        config: The run's configuration; its data are not read.
         transport: Reaches the sites.
-        sites: Their names, in the order of the clients of the simulation that is to be equalled.
-        terms: When to wait, and when to go on without a site.
+        sites: Their names, in the order of clients in the equivalent simulation.
+        terms: When to wait, and when to continue without a site.
         before: See :func:`medfed.run.claim.claimed`.
 
     Returns:
         The summary that ``summary.json`` holds.
 
     Raises:
-        MedfedError: If something does not fit, a site among it.
+        MedfedError: If something does not fit, such as a site.
     """
     if config.adapters is not None:
         raise ConfigError("adapters are not for runs across sites yet; set adapters=none.")
@@ -221,9 +222,9 @@ def _coordinate(
     compare(Greeting(agreed, greeting.data), greeting, "the coordinator", caller.sites[0])
     merging = unread_data(config).merging(greeting.data)
     if gone:
-        _log.warning("Withdrawn, and so in no round: %s.", ", ".join(map(shown, gone)))
+        _log.warning("Withdrawn, so not in any round: %s.", ", ".join(map(shown, gone)))
     if caller.lacking:
-        _log.warning("Not there yet: %s.", sentence(caller.lacking))
+        _log.warning("Not answering yet: %s.", sentence(caller.lacking))
     if gone or caller.lacking:
         merging = replayed(SitesRecord.read(folder).answers)
     facts, answers, exchanged = agree_on_data(caller, merging)
@@ -252,7 +253,7 @@ def _coordinate(
     module = SitesModule(task, federation, local, coordinator)
     each = config
     if config.checkpoint.every > 1:
-        _log.info("Across sites every round is a checkpoint, whatever checkpoint.every says.")
+        _log.info("Across sites every round writes a checkpoint; checkpoint.every has no effect.")
         each = config.replacing({"checkpoint.every": 1})
     trainer = trainer_of(config, [*callbacks_of(each, evaluation), Absences(run, coordinator)])
     run.open(config, {"clients": {c: {} for c in sites}, "files": {}}, {}, {})
@@ -275,11 +276,11 @@ def _coordinate(
 
 
 def as_before(folder: Path, facts: Mapping[str, Facts]) -> dict[str, Facts]:
-    """Compares what sites say of themselves with what they said when the run began.
+    """Compares the sites' facts with those at the start of the run.
 
     Args:
         folder: The run folder.
-        facts: Of the sites that are there.
+        facts: The facts of the sites that answer.
 
     Returns:
         Those of all sites.
@@ -300,21 +301,25 @@ def as_before(folder: Path, facts: Mapping[str, Facts]) -> dict[str, Facts]:
 
 
 def take_facts(config: RunDescription, data: Mapping[str, Any]) -> RunDescription:
-    """Takes from the sites what a simulation takes from the data.
+    """Takes from the sites the facts that a simulation takes from the data.
 
     Args:
         config: What the run is to do.
-        data: What all sites have alike.
+        data: The facts that all sites share.
 
     Raises:
-        SiteError: If a site leaves out what the network must fit.
+        SiteError: If a site omits a fact that the network needs.
         ConfigError: If a fact is set to something else.
     """
     if lacking := {*FACTS, "personal", "shape", "channels", "labels"} - set(data):
-        raise SiteError(f"The sites do not say {min(lacking)}; give all ends the same version.")
+        raise SiteError(
+            f"The sites do not report {min(lacking)}; install the same version at all ends."
+        )
     for key, given in vars(config.facts).items():
         if given is not None and given != data[key] and key != "patch_size":
-            raise ConfigError(f"{key} is {given}, but the data say {data[key]}; leave it at null.")
+            raise ConfigError(
+                f"{key} is {given}, but in the data it is {data[key]}; leave it at null."
+            )
     settled = {key: data[key] for key in FACTS}
     if data["personal"] is not None:
         settled["model.personal"] = data["personal"]
@@ -324,15 +329,15 @@ def take_facts(config: RunDescription, data: Mapping[str, Any]) -> RunDescriptio
 def before_of(
     config: RunDescription, sites: Sequence[str]
 ) -> tuple[str, SitesProgress | None, Path | None]:
-    """Returns the name of the federation, where the sites are, and what to go on from."""
+    """Returns the federation's name, the sites' progress, and the checkpoint to continue from."""
     if config.resume is None:
         return secrets.token_hex(16), None, None
     folder = Path(config.resume)
     kept = SitesRecord.read(folder)
     if list(kept.clients) != list(sites):
         raise ConfigError(
-            f"The run in {folder} is of the sites {', '.join(map(shown, kept.clients))}; resume "
-            "it with the same ones, in the same order."
+            f"The run in {folder} has the sites {', '.join(map(shown, kept.clients))}; resume it "
+            "with the same sites in the same order."
         )
     checkpoint = last_whole(RunFolder(folder).checkpoints)
     if checkpoint is None:
@@ -344,11 +349,11 @@ def before_of(
 
 
 class Absences(pl.Callback):
-    """Keeps in the run folder who was left out of which round, and why.
+    """Records in the run folder which sites were absent from which round, and why.
 
     Args:
-        run: Whose folder.
-        coordinator: Knows it.
+        run: The run.
+        coordinator: The coordinator, which knows the absences.
     """
 
     def __init__(self, run: RunFolder, coordinator: Coordinator) -> None:
@@ -376,7 +381,7 @@ class Absences(pl.Callback):
 
 
 def override(absent: Mapping[int, Sequence[str]]) -> str:
-    """Returns absences as the command line of a simulation takes them.
+    """Returns absences in the form of a simulation's command line.
 
     Example:
         >>> override({3: ["b"], 5: ["a", "St Mary"]})
@@ -397,9 +402,9 @@ def write(
     Args:
         config: What the run is to do.
         module: The run.
-        evaluation: What the sites have measured.
-        trainer: Whose logger gets the last word.
-        memberships: In canonical models, if there are any.
+        evaluation: The sites' metrics.
+        trainer: The trainer, whose logger gets the final metrics.
+        memberships: Memberships in canonical models, if there are any.
 
     Returns:
         The summary.

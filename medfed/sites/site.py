@@ -1,12 +1,11 @@
-"""A hospital's end: one client, its data, its end of the channel, and the rounds it can go back to.
+"""A hospital's end: one client, its data, its end of the channel, and its kept rounds.
 
-It answers one request at a time (``busy`` otherwise) and every request once: the reply to one that
-is repeated is the same bytes. A round that is begun anew, a later round, and a coordinator that
-was started again all begin by going back to the round that the request names, so that whatever a
-site did for a round that came to nothing is forgotten. It keeps its last rounds, and those that the
-coordinator still needs, in its folder.
+It answers one request at a time (``busy`` otherwise) and every request once: a repeated request
+gets the same bytes. A repeated round, a later round, and a restarted coordinator all first restore
+the round that the request names, so that the site forgets its work for a failed round. It keeps its
+last rounds, and those that the coordinator still needs, in its folder.
 
-A site as a configuration describes it: its own data, the agreed model and method.
+A configuration describes a site: its data, the agreed model and method.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ Kept = dict[str, Any]
 
 
 class _Round(TypedDict):
-    """What a file of a round holds."""
+    """The content of a round's file."""
 
     site: str
     round: RoundNumber
@@ -64,7 +63,7 @@ class _Round(TypedDict):
 
 
 class Refusal(Exception):  # noqa: N818 - it becomes a reply
-    """A request that cannot be followed as it is, by one of the wire's words."""
+    """A request that cannot be answered, with one of the reasons of `wire`."""
 
     def __init__(self, reason: str, status: Status = "refused") -> None:
         super().__init__(reason)
@@ -72,29 +71,29 @@ class Refusal(Exception):  # noqa: N818 - it becomes a reply
 
 
 class Workplace(Protocol):
-    """What a site is made of: its data, the model, and what is agreed on."""
+    """A site's components: its data, the model, and the agreement."""
 
     name: str
 
     def greeting(self) -> Greeting:
-        """Looks at configuration and data, once; says what must be the same everywhere."""
+        """Reads configuration and data once; returns the facts that all sites must share."""
 
     def agree(self, number: int, answer: bytes) -> bytes | None:
-        """Tells the others, by the coordinator, what they must know of the data.
+        """Returns the site's messages about its data, for the coordinator.
 
         Args:
-            number: How many messages it has sent before.
-            answer: The coordinator's to the last of them; empty at first.
+            number: How many messages it has already sent.
+            answer: The coordinator's answer to the last message; empty at first.
 
         Returns:
-            The next one; None where nothing is left to tell, and the data are read.
+            The next message; None after the last one, when the data are read.
         """
 
     def facts(self) -> Facts:
-        """Says what the model is, once all have agreed."""
+        """Returns the facts about the model, after the agreement."""
 
     def join(self, everyone: Sequence[ClientInfo]) -> FederatedModule:
-        """Returns the federation as it is here: with this client alone, in its first state.
+        """Returns the federation at this site: with this client only, in its initial state.
 
         Args:
             everyone: All clients, in order.
@@ -102,18 +101,18 @@ class Workplace(Protocol):
 
 
 class Keeper(Protocol):
-    """Keeps what a site has done where the site finds it."""
+    """Keeps a site's results in its folder."""
 
     def begin(self, site: Site, asked: Request) -> None:
-        """Is called when a session begins."""
+        """Called at the start of a session."""
 
     def after(self, site: Site, asked: Request, reply: Reply) -> None:
-        """Is called after a request of a round was answered; what it raises is the answer then."""
+        """Called after the answer to a round's request; an error it raises becomes the answer."""
 
     def joined(
         self, site: Site, newcomer: Newcomer, model: Tensors, metrics: dict[str, float]
     ) -> None:
-        """Is called with the model by which a site has joined a federation that had trained."""
+        """Called with the model of a site that has joined a trained federation."""
 
 
 class Site:
@@ -121,12 +120,12 @@ class Site:
 
     Args:
         workplace: Data and model.
-        folder: Where rounds are kept; one federation's alone, or with a keeper the beginning of
-            the names of the folders of all.
-        keeper: Keeps more than rounds.
+        folder: The folder of kept rounds of one federation; with a keeper the prefix of the folders
+            of all federations.
+        keeper: Keeps results other than rounds.
 
     Attributes:
-        module: The federation as it is here, once a session has begun.
+        module: The federation at this site, once a session has started.
     """
 
     def __init__(self, workplace: Workplace, folder: Path, keeper: Keeper | None = None) -> None:
@@ -140,8 +139,8 @@ class Site:
         self._session = ""
         self._latest = (START, 0)  # round and attempt of the last request
         self._phases: list[int] = []  # that were answered of it
-        self._here: int | None = START  # which kept round the state is; None within a round
-        self._base: Kept = {}  # the state of the kept round before the present one
+        self._here: int | None = START  # the kept round of the current state; None within a round
+        self._base: Kept = {}  # the state of the kept round before the current one
         self._base_at = START
         self._start: Kept = {}
         self._replies: dict[bytes, bytes] = {}
@@ -149,17 +148,17 @@ class Site:
 
     @property
     def federation(self) -> Federation:
-        """The federation as it is here, once a session has begun."""
+        """The federation at this site, once a session has started."""
         return self._module.federation
 
     @property
     def client(self) -> LocalClient:
-        """The one client, once a session has begun."""
+        """The only client, once a session has started."""
         assert self.module is not None
         return self.module.federation.clients[self.name]
 
     def answer(self, request: bytes) -> bytes:
-        """Returns the reply to a request; whatever goes wrong is a reply, too."""
+        """Returns the reply to a request; errors become replies, too."""
         try:
             asked = Request.from_bytes(request)
         except CodecError as error:
@@ -204,7 +203,7 @@ class Site:
             self.log.warning("%s was refused: %s.", asked, refusal.reason)
             return Reply.to(asked, refusal.status, refusal.reason).to_bytes()
         except Exception as error:
-            # Its text may name a patient, or a file: it stays in this log.
+            # The error's text may name a patient or a file: it stays in this log.
             self.log.exception("%s failed.", asked)
             return Reply.to(asked, "failed", type(error).__name__).to_bytes()
         if asked.kind not in FIRST[:3]:
@@ -222,7 +221,7 @@ class Site:
         return Reply.to(asked, content={"facts": facts}, body=statement or b"")
 
     def _begin(self, asked: Request) -> Reply:
-        """Starts a session: everything in memory is forgotten, the kept rounds are there."""
+        """Starts a session: clears the memory and reads the kept rounds."""
         job = asked.content["job"]
         self.folder = self._folder_of(asked)
         kept = RunFolder(self.folder).job_json
@@ -301,7 +300,7 @@ class Site:
         return Reply.to(asked, content={"digest": self._module.federation.digests()[self._client]})
 
     def _onboard(self, asked: Request) -> Reply:
-        """Joins a federation that has trained; its model stays here."""
+        """Joins a trained federation; its model stays here."""
         if asked.phase == 0:
             sizes = [ClientInfo(c["id"], c["num_samples"]) for c in asked.content["clients"]]
             if self.name in {c.id for c in sizes} or asked.content["steps"] < 1:
@@ -309,7 +308,7 @@ class Site:
             self.folder = self._folder_of(asked, "-joined")
             module = self.workplace.join(sizes)
             self._newcomer = Newcomer(module, self.name, asked.content["steps"])
-            self.module, self._session = module, ""  # of no other session any more
+            self.module, self._session = module, ""  # no longer part of another session
         elif self._newcomer is None or self._newcomer.phase != asked.phase:
             raise Refusal("order", "unready")
         assert self._newcomer is not None
@@ -325,10 +324,10 @@ class Site:
         return Reply.to(asked, content={"metrics": metrics})
 
     def _folder_of(self, asked: Request, more: str = "") -> Path:
-        """Returns where a federation's is kept; of one joined elsewhere than of one trained with.
+        """Returns a federation's folder; joining has another folder than training.
 
         Raises:
-            Refusal: If its name could lead anywhere.
+            Refusal: If its name could lead outside the folder.
         """
         job = asked.content["job"]
         if not re.fullmatch(r"\w{1,64}", job):
@@ -357,10 +356,10 @@ class Site:
             raise Refusal("message") from error
 
     def _turn_to(self, asked: Request) -> None:
-        """Goes to the round and attempt of a request, from the kept round that it names.
+        """Restores the kept round that a request names, and starts the request's round and attempt.
 
         Raises:
-            Refusal: If the request is of the past, or the round is not kept.
+            Refusal: If the request is outdated, or the round is not kept.
         """
         turn = (asked.round, asked.attempt)
         if turn < self._latest:
@@ -376,7 +375,7 @@ class Site:
         self._replies.clear()
 
     def _go_to(self, number: int) -> None:
-        """Puts the state of a kept round back."""
+        """Restores the state of a kept round."""
         if number == self._here:
             return
         if number == START:
@@ -393,13 +392,13 @@ class Site:
         self._here = number
 
     def _state(self, number: int) -> Kept:
-        """What the client keeps; tensors are replaced, never changed, so that nothing is copied."""
+        """The client's state, without copies: tensors are replaced, never changed."""
         client = self.client
         kept = {g: map_state(state, lambda t: t) for g, state in client.state_dict().items()}
         return {"site": self.name, "round": number, "client": kept, **self._spent()}
 
     def rounds(self) -> list[int]:
-        """Returns the rounds that the folder holds, whole."""
+        """Returns the complete rounds in the folder."""
         found = (p for p in sorted(self.folder.glob("round_*.ckpt")) if is_whole(p))
         return [int(p.stem.removeprefix("round_")) for p in found]
 
@@ -414,7 +413,7 @@ class Site:
             if kept["site"] != self.name:
                 raise ValueError(kept["site"])
         except ValueError as error:
-            raise CheckpointError(f"{path} is no round of {self.name} ({error}).") from error
+            raise CheckpointError(f"{path} is not a round of {self.name} ({error}).") from error
         return kept
 
 
@@ -426,7 +425,7 @@ FACTS = (
 
 
 class SiteModule(FederatedModule):
-    """A federation of which one client is here."""
+    """A federation with only one client in this process."""
 
     @property
     def owned(self) -> list[str]:
@@ -438,10 +437,10 @@ class ConfiguredSite:
     """Implements :class:`medfed.sites.site.Workplace` from a configuration.
 
     Args:
-        config: The composed configuration, whose own keys (data, device, folders) are the site's.
-        name: The client that this site is.
-        sites: All sites, in order, where the data are this one's alone; None where the data of all
-            are here, as in a rehearsal, and the agreed partition deals them out.
+        config: The composed configuration, with the site's keys (data, device, folders).
+        name: This site's client.
+        sites: All sites, in order, if the data belong to this site only; None if the data of all
+            sites are here, as in a rehearsal, and the agreed partition divides them.
         policy: What the site allows.
 
     Raises:
@@ -472,10 +471,10 @@ class ConfiguredSite:
 
     @classmethod
     def of(cls, agreed: Agreed, file: SiteFile) -> ConfiguredSite:
-        """Makes a site of what all have agreed on and its own file.
+        """Makes a site from the agreement and its file.
 
         Raises:
-            MedfedError: If they do not go together.
+            MedfedError: If they contradict each other.
         """
         file.check_approved(agreed)
         sites = None if agreed.cut else agreed.sites
@@ -489,7 +488,7 @@ class ConfiguredSite:
 
     @property
     def task(self) -> TaskModule:
-        """The task, once all have agreed."""
+        """The task, after the agreement."""
         assert self._task is not None
         return self._task
 
@@ -512,13 +511,13 @@ class ConfiguredSite:
         """See :meth:`medfed.sites.site.Workplace.agree`.
 
         Raises:
-            DataError: If the coordinator answers otherwise than it did before.
+            DataError: If the coordinator's answer differs from an earlier one.
         """
         self.greeting()
         if number and self._answers[number - 1 : number] not in ([], [answer]):
             raise DataError(
-                "The coordinator says something else about the columns of all sites than before; "
-                "start the site again."
+                "The coordinator's answer about the columns of all sites has changed; start the "
+                "site again."
             )
         if number == len(self._statements) and number:
             self._answers.append(answer)
@@ -545,7 +544,7 @@ class ConfiguredSite:
 
     @property
     def exchanged(self) -> tuple[list[bytes], list[bytes]]:
-        """What was said of the data, and what was answered."""
+        """The site's messages about its data, and the answers."""
         return [one for one in self._statements if one is not None], list(self._answers)
 
     def facts(self) -> Facts:
@@ -554,14 +553,14 @@ class ConfiguredSite:
         return self._facts
 
     def join(self, everyone: Sequence[ClientInfo]) -> FederatedModule:
-        """Returns the federation as it is here, on the site's device and at its first state."""
+        """Returns the federation at this site, on the site's device and in its initial state."""
         self.policy.check_sizes({c.id: c.num_samples for c in everyone})
         task, config = self.task, self.config
         with torch.no_grad():
             for name, tensor in float_entries(task.network).items():
                 tensor.copy_(self._initial[name])
         module = SiteModule(task, *federate(config, self.data, task, everyone))
-        # Precision and device are those of a Trainer, which carries out nothing here.
+        # A Trainer, which runs nothing here, gives precision and device.
         quiet = {"progress": False, "logger": NO_LOGGER}
         trainer = trainer_of(config.replacing(quiet), [])
         trainer.strategy.connect(module)
@@ -573,11 +572,11 @@ class ConfiguredSite:
 
 
 def facts_of(config: RunDescription, data: FederatedDataModule) -> dict[str, Any]:
-    """Returns what all sites must have alike of their data, and the coordinator builds with.
+    """Returns the facts of the data that all sites must share and the coordinator needs.
 
     Args:
         config: The configuration, facts of the data filled in.
-        data: The site's.
+        data: The site's data.
     """
     (client,) = data.clients.values()
     return {key: getattr(config.facts, key) for key in FACTS} | {

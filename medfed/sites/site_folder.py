@@ -1,10 +1,11 @@
-"""What a site keeps for itself: its model and bundle, its metrics, ledger, pictures, and a log.
+"""A site's folder: its model and bundle, its metrics, ledger, figures, and a log.
 
-The folder looks like a run's, of one client: ``config.yaml``, ``splits.json``, ``cohort.json`` and
-``preprocessing.json`` before the first round; ``ledger.csv`` and ``validation.json`` after each;
-``models``, ``bundle``, ``metrics.csv``, ``cases.csv``, ``summary.json`` and ``pictures`` once the
-selected round was tested, which equal those of a simulation's client. ``log.txt`` beside all of
-a site's federations has what was refused or failed, with the texts that nobody else is told.
+The folder has the form of a run folder with one client: ``config.yaml``, ``splits.json``,
+``cohort.json`` and ``preprocessing.json`` before the first round; ``ledger.csv`` and
+``validation.json`` after each; ``models``, ``bundle``, ``metrics.csv``, ``cases.csv``,
+``summary.json`` and ``pictures`` once the selected round was tested, which equal those of a
+simulation's client. ``log.txt``, next to the folders of a site's federations, holds refusals and
+errors, with texts that never leave the site.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ LOG, TESTED = "log.txt", "tested.json"  # in the folder of all federations
 
 @dataclass(frozen=True)
 class _Spent:
-    """What the rounds have taken."""
+    """The costs of the rounds."""
 
     steps: Count
     passes: Passes
@@ -55,22 +56,22 @@ class _Spent:
 
 @dataclass(frozen=True)
 class _Validation:
-    """What ``validation.json`` holds: metrics by round, null where they are undefined."""
+    """The content of ``validation.json``: metrics by round, null if undefined."""
 
     metrics: Sequence[tuple[Count, Mapping[str, float | None]]]
     spent: _Spent
 
 
 def hospital(agreed: Agreed, file: SiteFile, keep_bundle: Callable[[Path], object]) -> Site:
-    """Makes a site of what all have agreed on and its own file; each federation has its folder.
+    """Makes a site from the agreement and its file; each federation has a separate folder.
 
     Args:
-        agreed: What all have agreed on.
+        agreed: The agreement.
         file: The site's file.
         keep_bundle: Makes the bundle of the model in a run folder.
 
     Raises:
-        MedfedError: If they do not go together.
+        MedfedError: If they contradict each other.
     """
     workplace = ConfiguredSite.of(agreed, file)
     name = re.sub(r"[^\w.-]", "_", str(workplace.config.name))[:40]
@@ -87,12 +88,12 @@ class SiteFolder:
     """Implements :class:`medfed.sites.site.Keeper`.
 
     Args:
-        workplace: Whose it is.
+        workplace: The site's workplace.
         keep_bundle: Makes the bundle of the model in a run folder.
         tested: Counts the models whose test metrics leave.
 
     Attributes:
-        ledger: What this site has sent and received, in rounds that all have finished.
+        ledger: The bytes that this site has sent and received in finished rounds.
         history: Its validation metrics.
     """
 
@@ -109,7 +110,7 @@ class SiteFolder:
         self._hospitals = 1
 
     def begin(self, site: Site, asked: Request) -> None:
-        """Opens the folder, or goes on with what it holds."""
+        """Opens the folder, or continues with its content."""
         run, place = RunFolder(site.folder), self.workplace
         self._hospitals = len(asked.content["clients"])
         resume = str(run.folder) if run.config_yaml.is_file() else None
@@ -129,7 +130,7 @@ class SiteFolder:
             self._spent = kept.spent.steps, kept.spent.passes
 
     def after(self, site: Site, asked: Request, reply: Reply) -> None:
-        """Takes note of a request that was answered."""
+        """Records an answered request."""
         run, number = RunFolder(site.folder), asked.round
         if (number, asked.attempt) != self._turn:
             self._turn, self._of_round = (number, asked.attempt), Ledger()
@@ -157,7 +158,7 @@ class SiteFolder:
     def joined(
         self, site: Site, newcomer: Newcomer, model: Tensors, metrics: dict[str, float]
     ) -> None:
-        """Writes the folder of a site that has joined a federation which had trained."""
+        """Writes the folder of a site that has joined a trained federation."""
         place, run, federation = self.workplace, RunFolder(site.folder), newcomer.module.federation
         config = place.config.replacing({"folder": str(run.folder), "resume": None})
         steps = {self.name: place.data.preprocessing(self.name)}
@@ -184,7 +185,7 @@ class SiteFolder:
         write_json(run.validation_json, asdict(kept))
 
     def _finish(self, site: Site, asked: Request, metrics: dict[str, float]) -> None:
-        """Writes the model of the selected round, what was measured of it, and its bundle."""
+        """Writes the model of the selected round, its metrics, and its bundle."""
         place, federation, folder = self.workplace, site.federation, site.folder
         module = site.module
         assert module is not None
@@ -205,7 +206,7 @@ class SiteFolder:
             del federation.arrived[self.name]
         chosen = asked.content.get("selected", asked.at)
         best = chosen if isinstance(chosen, int) and chosen != START else None
-        # Steps are of all rounds, not of those up to the selected one.
+        # Steps count all rounds, not only those up to the selected one.
         self._report(site, experiment, best, self._spent)
 
     def _experiment(
@@ -218,18 +219,18 @@ class SiteFolder:
     def _report(
         self, site: Site, experiment: Experiment, best: int | None, spent: tuple[int, Passes]
     ) -> None:
-        """Writes tables, pictures and the bundle of the model that is there."""
+        """Writes tables, figures and the bundle of the model."""
         config, folder = experiment.config, experiment.folder
         module, evaluation = experiment.module, experiment.evaluation
         used = {self.name: spent}
         summary = results.summarise(str(config.name), module, evaluation, best, used)
-        summary["hospitals"] = self._hospitals  # of which this is one: a mean is of itself alone
+        summary["hospitals"] = self._hospitals  # only this client: a mean over clients is its value
         results.write_tables(experiment, summary, best)
         self._draw(experiment, best)
         try:
             self.keep_bundle(folder)
-        except MedfedError as error:  # the model is there, and so are the others' results
-            site.log.warning("There is no bundle: %s", error)
+        except MedfedError as error:  # the model and the other results exist without it
+            site.log.warning("The bundle was not made: %s", error)
 
     def _draw(self, experiment: Experiment, best: int | None) -> None:
         if (kind := experiment.config.pictures) == "none":
@@ -248,7 +249,7 @@ class SiteFolder:
 
 
 def listen(site: Site, path: Path) -> None:
-    """Has what a site says, and no other one in this process, go to a file of its own."""
+    """Writes the log of this site, and of no other in this process, to a separate file."""
     for handler in list(site.log.handlers):
         site.log.removeHandler(handler)
         handler.close()

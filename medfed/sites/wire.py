@@ -2,12 +2,11 @@
 
     mfs1 | hash of all that follows, 16 bytes | length of the head, 4 bytes | head | body
 
-The hash finds what was damaged on the way; who may send is the transport's affair. The body is a
-packet (:mod:`medfed.federation.wire.packet`) or empty; nothing is ever unpickled. A
-request says whom it is for, in which session, to which round, attempt and phase it belongs, and at
-which round the coordinator believes the site to be (``at``, the last one that the site took part
-in; ``START`` before any). A reply repeats all of that, so that one that was lost, late or of
-somebody else is known.
+The hash detects damage in transit; the transport decides who may send. The body is a packet
+(:mod:`medfed.federation.wire.packet`) or empty; nothing is ever unpickled. A request names its
+site, session, round, attempt and phase, and the site's last round as the coordinator knows it
+(``at``; ``START`` before the first). A reply repeats all of these, so that a late reply, or one
+from another site, is recognised.
 
 | kind | asks for | content, body | reply's content, body |
 |---|---|---|---|
@@ -20,22 +19,22 @@ somebody else is known.
 | load | to go back to the round ``at`` | | hash of what it keeps |
 | onboard | to join: a question, or the end | steps, last, clients, job, message | metrics, answer |
 
-Every reply has a status: ``ok``; ``busy``, as one request at a time is answered; ``unready``, as
-the site was started anew and must be greeted first; ``refused``, with a word of :data:`REASONS`;
-``failed``, with the type of the error and no more: its text, which may hold anything, stays in the
-log of the site.
+Every reply has a status: ``ok``; ``busy``, as a site answers one request at a time; ``unready``, as
+the site was restarted and needs a greeting first; ``refused``, with a word of :data:`REASONS`;
+``failed``, with only the type of the error: its text, which may hold anything, stays in the log of
+the site.
 
-How bytes reach the sites and come back: a protocol, and two transports to test with.
+The module also defines the transport of bytes: a protocol, and two transports for tests.
 
-A transport knows nothing of what it carries. At the coordinator it calls a site with a request and
-returns the reply, or raises :class:`Silent` when none came in time; calls to several sites are made
-at once, from as many threads. At a site it hands each request to :class:`Answers` and sends what
-that returns; it may do so from several threads, hand on a request twice, late, or not at all, and
-lose a reply. Nothing else is asked of it: bytes that others wrote are refused by both ends.
+A transport does not interpret the bytes. At the coordinator it sends a request to a site and
+returns the reply, or raises :class:`Silent` if none arrives in time; one thread per site calls it,
+in parallel. At a site it passes each request to :class:`Answers` and sends the result; it may use
+several threads, deliver a request twice, late, or never, and lose a reply. Nothing else is
+required: both ends refuse foreign bytes.
 
-A transport of one's own is a class with :meth:`Transport.call`, and at the other end a call of
-:meth:`Answers.answer`. It must see to it that only the named site can be called by its name
-(mutual TLS, say), as names are believed.
+A new transport is a class with :meth:`Transport.call`, and at the other end a call of
+:meth:`Answers.answer`. It must ensure that only the named site can answer to its name (by mutual
+TLS, say), as names are trusted.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ Samples = Annotated[int, msgspec.Meta(ge=1, lt=1 << 48)]
 
 
 class _Content(msgspec.Struct, forbid_unknown_fields=True):
-    """What a request or reply of one kind has beside its head."""
+    """The content and body of one kind of request or reply."""
 
 
 class _Client(_Content):
@@ -146,14 +145,14 @@ _CONTENTS: dict[Kind, tuple[type[_Content], type[_Content]]] = {
 
 @dataclass(frozen=True)
 class Head:
-    """What a request says of itself, and its reply repeats.
+    """The head of a request, which its reply repeats.
 
     Attributes:
-        kind: What is asked for.
-        site: Whom the request is for.
-        session: Of the coordinator's process, drawn anew whenever it starts.
+        kind: The kind of request.
+        site: The site of the request.
+        session: The coordinator process's random id.
         round: The round's number.
-        attempt: How often the round has been begun before.
+        attempt: How often the round has already been tried.
         phase: Position of the phase within the round.
         at: The last round that the site took part in, as the coordinator believes.
     """
@@ -169,10 +168,10 @@ class Head:
 
 @dataclass(frozen=True)
 class Request(Head):
-    """What the coordinator asks of a site.
+    """A request of the coordinator to a site.
 
     Attributes:
-        content: What else the kind has.
+        content: The kind's further fields.
         body: A packet.
     """
 
@@ -188,7 +187,7 @@ class Request(Head):
         """Reads what :meth:`to_bytes` wrote, and trusts nothing in it.
 
         Raises:
-            CodecError: If the bytes are foreign, torn, or state what no request has.
+            CodecError: If the bytes are foreign, incomplete, or invalid for a request.
         """
         head, body = _unpacked(data)
         try:
@@ -201,12 +200,12 @@ class Request(Head):
 
 @dataclass(frozen=True)
 class Reply(Head):
-    """What a site answers.
+    """A site's reply.
 
     Attributes:
         status: Whether it was done.
         reason: Of what is refused, one of :data:`REASONS`; of what failed, the error's type.
-        content: What else the kind's reply has.
+        content: The further fields of this kind of reply.
         body: A packet.
     """
 
@@ -234,15 +233,15 @@ class Reply(Head):
         """Reads what :meth:`to_bytes` wrote, and trusts nothing in it.
 
         Raises:
-            CodecError: If the bytes are foreign, torn, or state what no reply has.
+            CodecError: If the bytes are foreign, incomplete, or invalid for a reply.
         """
         head, body = _unpacked(data)
         try:
             found = _checked(cls, head)
             if found.status == "failed" and not re.fullmatch(r"\w{1,80}", found.reason):
-                raise ValueError("the type of an error is no name")
+                raise ValueError("the type of an error is not a name")
             if found.status == "refused" and found.reason not in REASONS:
-                raise ValueError(f"{found.reason!r:.40} is no reason")
+                raise ValueError(f"{found.reason!r:.40} is not a reason")
             kind = _CONTENTS[found.kind][1] if found.status == "ok" else _Content
             _check_content(found.content, kind)
         except ValueError as error:
@@ -252,12 +251,12 @@ class Reply(Head):
 
 @dataclass(frozen=True)
 class Facts:
-    """What a site says of itself once it has read its data and built the model.
+    """A site's facts after it has read its data and built the model.
 
     Attributes:
         num_samples: Training samples.
         weights: Hash of the initial weights.
-        data: What the network must fit, such as numbers of channels and classes, as JSON.
+        data: Facts that the network must fit, such as numbers of channels and classes, as JSON.
     """
 
     num_samples: Samples
@@ -273,23 +272,21 @@ class Facts:
         """Reads them.
 
         Raises:
-            CodecError: If they are none.
+            CodecError: If they are invalid.
         """
         try:
             return fit(content, cls)
         except ValueError as error:
-            raise CodecError(
-                f"What the site says of itself is not understood ({error})."
-            ) from error
+            raise CodecError(f"The site's facts are invalid ({error}).") from error
 
 
 @dataclass(frozen=True)
 class Greeting:
-    """What a site says before it reads its data.
+    """A site's facts before it reads its data.
 
     Attributes:
-        agreed: A hash for each key of the configuration that all must have alike.
-        data: What must be the same of the data for a model to mean the same, as JSON.
+        agreed: A hash for each key of the configuration that all sites must share.
+        data: Facts of the data that all sites must share, as JSON.
     """
 
     agreed: Mapping[str, str]
@@ -326,7 +323,7 @@ def _unpacked(data: bytes) -> tuple[dict[str, Any], bytes]:
         raise CodecError("These bytes were damaged on the way.")
     size = int.from_bytes(rest[:4], "little")
     if size > min(HEAD_LIMIT, len(data) - _FIRST):
-        raise CodecError(f"A head of {size} bytes is announced, and is not there or too long.")
+        raise CodecError(f"A head of {size} bytes is announced, but it is missing or too long.")
     try:
         # A metric that the data leave undefined is NaN.
         head = parse_json(data[_FIRST : _FIRST + size], dict[str, Any], finite=False)
@@ -361,21 +358,21 @@ LIMIT = 1 << 32
 
 
 class Silent(Exception):  # noqa: N818 - it is no error of the program: hospitals go silent
-    """No reply came: the site is down, too slow, or its reply was lost."""
+    """There was no reply: the site is down, too slow, or its reply was lost."""
 
 
 class Answers(Protocol):
-    """A site, as the transport at its end sees it: :class:`medfed.sites.site.Site`."""
+    """A site's interface for the transport: :class:`medfed.sites.site.Site`."""
 
     def answer(self, request: bytes) -> bytes:
-        """Returns the reply to a request; never raises, whatever the bytes are."""
+        """Returns the reply to a request; never raises, for any bytes."""
 
 
 class Transport(Protocol):
     """The coordinator's end."""
 
     def call(self, site: str, request: bytes, timeout: float) -> bytes:
-        """Sends a request to a site and waits for its reply; called from many threads at once.
+        """Sends a request to a site and waits for its reply; called from many threads in parallel.
 
         Args:
             site: Its name.
@@ -386,7 +383,7 @@ class Transport(Protocol):
             The reply.
 
         Raises:
-            Silent: If none came in time, or the site is known to be down.
+            Silent: If no reply arrives in time, or the site is known to be down.
         """
 
 
@@ -394,7 +391,7 @@ class Direct:
     """Sites in this process, for tests and for a rehearsal; every message crosses as bytes.
 
     Args:
-        sites: The sites by name; one may be replaced, or taken away.
+        sites: The sites by name; one may be replaced or removed.
     """
 
     def __init__(self, sites: Mapping[str, Answers]) -> None:
@@ -403,7 +400,7 @@ class Direct:
         self._lock = threading.Lock()
 
     def call(self, site: str, request: bytes, timeout: float) -> bytes:
-        """See :meth:`Transport.call`; there is no waiting."""
+        """See :meth:`Transport.call`; it does not wait."""
         if site not in self.sites:
             raise Silent
         with self._lock:
@@ -411,7 +408,7 @@ class Direct:
 
 
 class Pipes:
-    """Each site a process of its own on this machine, at the other end of a pipe.
+    """Each site is a process on this machine, at the other end of a pipe.
 
     Args:
         starts: By site, what its process makes the site of: a function that can be pickled.
@@ -459,7 +456,7 @@ class Pipes:
                 self._unanswered[site] -= 1
                 if not self._unanswered[
                     site
-                ]:  # else it is of a call that nobody waits for any more
+                ]:  # otherwise it answers an earlier call, which no longer waits
                     return reply
             raise Silent
         except (OSError, EOFError) as error:

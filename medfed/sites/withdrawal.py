@@ -1,9 +1,9 @@
-"""A site that withdraws from a run: it is not asked any more, and on request forgotten.
+"""A site that withdraws from a run: it gets no more requests, and its state can be deleted.
 
-What the others have learnt with it stays in what all share; nobody can take that out again. But
-what the server keeps *of this site* can go: what both ends of its channel remember, its sketch, its
-own model, its number of samples. Its part of the record stays: bytes, and metrics of rounds that
-took place. The run folder's ``withdrawn.json`` says when, and what was forgotten.
+The shared part keeps the effect of its training; nobody can remove it. But the server can delete
+the state *of this site*: the memory of its channel, its sketch, its model, its number of samples.
+Its part of the record stays: bytes, and metrics of past rounds. The run folder's ``withdrawn.json``
+says when it withdrew, and what was deleted.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from medfed.sites.wire import Facts
 
 @dataclass(frozen=True)
 class SitesRecord:
-    """What the run folder's ``sites.json`` holds: what the sites said when the run began.
+    """The content of the run folder's ``sites.json``: the sites' facts at the start of the run.
 
     Attributes:
         job: Names the federation.
-        greeting: What all said of their data before they read them.
-        clients: What each said of its data and model.
-        answers: What the server said about the data of all.
+        greeting: The facts of all sites before they read their data.
+        clients: Each site's facts about its data and model.
+        answers: The server's answers about the data of all.
     """
 
     job: str
@@ -48,14 +48,14 @@ class SitesRecord:
         """Reads it.
 
         Raises:
-            CheckpointError: If it is missing, torn, or holds something else.
+            CheckpointError: If it is missing, incomplete, or has another content.
         """
         return read_json(RunFolder(folder).sites_json, cls)
 
 
 @dataclass(frozen=True)
 class _Withdrawal:
-    """One site's: after how many rounds, and what the server has forgotten of it."""
+    """A withdrawn site: after how many rounds, and the state that the server deleted."""
 
     after: Count
     forgotten: list[str]
@@ -63,7 +63,7 @@ class _Withdrawal:
 
 @dataclass(frozen=True)
 class _Withdrawals:
-    """What ``withdrawn.json`` holds."""
+    """The content of ``withdrawn.json``."""
 
     sites: dict[str, _Withdrawal] = field(default_factory=dict)
 
@@ -79,19 +79,19 @@ def withdrawn_of(folder: Path) -> list[str]:
 
 
 def withdraw(folder: Path, site: str, forget: bool = False) -> list[str]:
-    """Takes a site out of the rounds to come of a run, which has stopped and will be resumed.
+    """Takes a site out of all later rounds of a stopped run, which can then be resumed.
 
     Args:
         folder: The coordinator's run folder.
-        site: Which one.
-        forget: Whether the server is to forget what it keeps of it, in all its checkpoints.
+        site: The site.
+        forget: Whether the server deletes the site's state in all its checkpoints.
 
     Returns:
-        What was done, in sentences.
+        Sentences about what was done.
 
     Raises:
-        CheckpointError: If it is no folder of a run across sites.
-        ConfigError: If there is no such site, or the run cannot go on without it.
+        CheckpointError: If it is not a folder of a run across sites.
+        ConfigError: If the site does not exist, or the run cannot continue without it.
     """
     run = RunFolder(folder)
     config = run.config
@@ -99,17 +99,17 @@ def withdraw(folder: Path, site: str, forget: bool = False) -> list[str]:
     left = [name for name in sites if name not in known and name != site]
     if site not in sites:
         raise ConfigError(
-            f"site={site} is none of the run in {folder}{did_you_mean(site, sites)}; its sites are "
-            f"{', '.join(sites)}."
+            f"site={site} is not a site of the run in {folder}{did_you_mean(site, sites)}; its "
+            f"sites are {', '.join(sites)}."
         )
     algorithm = build(config.algorithm)
     if algorithm.card.full_cohort:
         raise ConfigError(
-            f"{type(algorithm).__name__} needs all clients in every round, so that this run ends "
-            f"without {site}; start another one among {', '.join(left) or 'others'}."
+            f"{type(algorithm).__name__} needs all clients in every round, so this run cannot "
+            f"continue without {site}; start another one among {', '.join(left) or 'others'}."
         )
     if not left:
-        raise ConfigError(f"Without {site} nobody is left in the run in {folder}.")
+        raise ConfigError(f"Without {site} no site is left in the run in {folder}.")
     checkpoints = run.rounds
     last = int(checkpoints[-1].stem.removeprefix("round_")) + 1 if checkpoints else 0
     earlier = known.get(site, _Withdrawal(last, []))
@@ -126,14 +126,14 @@ def withdraw(folder: Path, site: str, forget: bool = False) -> list[str]:
     if forget:
         what = ", ".join(forgotten) or "nothing"
         said.append(
-            f"The server kept of it, and has forgotten: {what}. What the others have learnt with "
-            "it stays, and so do its bytes and metrics in the record."
+            f"The server has deleted its state of this site: {what}. The training of the others "
+            "with it stays, and so do its bytes and metrics in the record."
         )
     return said
 
 
 def _forget_in(path: Path, site: str, count: int) -> list[str]:
-    """Rewrites a checkpoint without what is of one site; returns what that was."""
+    """Rewrites a checkpoint without one site's state; returns what was deleted."""
     checkpoint = read_checkpoint(path)
     saved = checkpoint["federation"]
     place = list(saved["clients"]).index(site)
@@ -148,20 +148,20 @@ def _forget_in(path: Path, site: str, count: int) -> list[str]:
 def forgotten_state(
     server: Mapping[str, Mapping[str, Tensor]], site: str, place: int, count: int
 ) -> tuple[State, list[str]]:
-    """Returns a server's state without what is of one client.
+    """Returns a server's state without one client's state.
 
-    What is kept under its name becomes 0. Of models in rows, one for each client, its own becomes
-    the mean of the others', so that who is drawn to it is drawn to the middle; what a solver goes
-    on from is dropped with that.
+    Entries under its name become 0. If the rows of a matrix are the clients' models, its row
+    becomes the mean of the others, so that coupled clients are pulled to the mean; the solver's
+    state is then dropped.
 
     Args:
-        server: The state; it stays as it is.
+        server: The state; it does not change.
         site: The client's name.
         place: Its position among all.
-        count: How many there are.
+        count: The number of clients.
 
     Returns:
-        The new state, and the groups in which something was forgotten.
+        The new state, and the groups with deleted entries.
 
     Example:
         >>> server = {"num_samples": {"a": torch.tensor([3.0]), "b": torch.tensor([4.0])}}
@@ -193,12 +193,12 @@ def _mean_row(rows: Tensor, place: int) -> Tensor:
 
 
 def replayed(answers: Sequence[str]) -> Generator[bytes, Sequence[bytes], None]:
-    """The server's half of what sites agree on about their data, as it was said before.
+    """The server's half of the sites' agreement on their data, repeated from earlier answers.
 
-    Whoever has withdrawn is still part of it: scaling may not change within a run.
+    Withdrawn sites are still part of it: scaling may not change within a run.
 
     Args:
-        answers: What the server said.
+        answers: The server's answers.
 
     Example:
         >>> server = replayed(["x"])

@@ -396,10 +396,10 @@ LEDGERS = {
     "a fraction": (LINE + "0,fit,a,up,s,1.5,2\n", "1.5"),
     "NaN": (LINE + "0,fit,a,up,s,nan,2\n", "nan"),
     "an underscore": (LINE + "0,fit,a,up,s,1_0,2\n", "1_0"),
-    "other digits": (LINE + "0,fit,a,up,s,\u0663,2\n", "no number of this kind"),
+    "other digits": (LINE + "0,fit,a,up,s,\u0663,2\n", "not a number of this kind"),
     "a negative size": (LINE + "0,fit,a,up,s,-1,2\n", "negative"),
     "5000 digits": (LINE + "0,fit,a,up,s," + "1" * 5000 + ",2\n", "Line 2"),
-    "beyond 64 bits": (LINE + f"0,fit,a,up,s,{2**64},2\n", "no number of this kind"),
+    "beyond 64 bits": (LINE + f"0,fit,a,up,s,{2**64},2\n", "not a number of this kind"),
     "sideways": (LINE + "0,fit,a,left,s,1,2\n", "neither up nor down"),
     "an open quote": (LINE + '0,fit,"a,up,s,1,2\n', "Line 2"),
     "a long field": (LINE + "0,fit," + "a" * 200_000 + ",up,s,1,2\n", "field larger"),
@@ -464,6 +464,6 @@ def test_heads_that_no_site_sends(sent: Request | Reply, word: str) -> None:
     "samples", [0, -5, 10**400, 2.5, "3", None], ids=lambda samples: f"{samples!s:.6}"
 )
 def test_facts_that_no_site_has(samples: object) -> None:
-    with pytest.raises(CodecError, match=r"is not understood \(num_samples: ") as error:
+    with pytest.raises(CodecError, match=r"facts are invalid \(num_samples: ") as error:
         Facts.of({"num_samples": samples, "weights": "", "data": {}})
     refused(error)

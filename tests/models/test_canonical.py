@@ -279,7 +279,7 @@ def test_the_penalty_leaves_memberships_alone():
     [
         ({"parts": ["haed.*"]}, r"'haed\.\*' matches no parameter \(did you mean head\.\*"),
         ({"parts": ["head.weight"]}, r"'head\.weight' is half of one; name it by 'head\.\*'"),
-        ({"parts": []}, r"nothing says which of this SmallCNN: set for example"),
+        ({"parts": []}, r"no part of this SmallCNN is named: set for example"),
         ({"parts": ["head.*"], "mix": "output"}, r"canonical\.mix='output' is unknown"),
         ({"parts": ["head.*"], "activation": "relu"}, r"activation='relu' is unknown"),
     ],

@@ -62,8 +62,8 @@ def test_what_the_coordinator_types_for_itself_is_not_agreed():
     agreed, alone, said = Agreed.of([*HEART, *typed, "trainer.precision=64-true"], SITES)
     assert agreed.overrides == (*HEART, "trainer.precision=64-true")
     assert alone == ["trainer=gpu", "logger=csv", "threads=3", "init.weights=a.pt"]
-    assert said[1] == "logger=csv counts at the coordinator alone; sites say so in their own files."
-    assert said[2] == "data.path=/data is left out: data.path is each site's own, in its file."
+    assert said[1] == "logger=csv applies only at the coordinator; sites set it in their files."
+    assert said[2] == "data.path=/data is left out: each site sets data.path in its file."
     assert agreed.config().trainer.precision == "64-true"
     assert agreed.config().trainer.accelerator == "cpu"
 
@@ -93,23 +93,23 @@ def test_an_agreement_is_read_as_it_was_written(heart, tmp_path):
 FOREIGN = {
     "+x={_target_:subprocess.check_output,args:[[touch,MARK]]}": "nothing that a configuration may",
     "model.network._target_=builtins.eval": "nothing that a configuration may",
-    "+model.x={_target_:medfed.run.loggers.wandb_logger,project:a}": "nothing that sites build",
+    "+model.x={_target_:medfed.run.loggers.wandb_logger,project:a}": "is not allowed",
     "model.loss={_target_:torch.load,f:MARK}": "nothing that a configuration may",
     "name=${oc.env:HOME}": "holds more than a plain",
     "name=${hydra:runtime.cwd}": "holds more than a plain",
     "name=${${name}}": "holds more than a plain",
     "seed=0,1": "seed has several values",
-    "plugins=MARK": "plugins is each site's own",
-    "+plugins=MARK": "plugins is each site's own",
-    "data.path=/etc": "data.path is each site's own",
-    "++data.root=/": "data.root is each site's own",
-    "~trainer": "trainer is each site's own",
-    "logger=wandb": "logger is each site's own",
-    "hydra.run.dir=MARK": "hydra.run.dir is each site's own",
-    "hydra.searchpath=[MARK]": "hydra.searchpath is each site's own",
+    "plugins=MARK": "plugins belongs to each site's file",
+    "+plugins=MARK": "plugins belongs to each site's file",
+    "data.path=/etc": "data.path belongs to each site's file",
+    "++data.root=/": "data.root belongs to each site's file",
+    "~trainer": "trainer belongs to each site's file",
+    "logger=wandb": "logger belongs to each site's file",
+    "hydra.run.dir=MARK": "hydra.run.dir belongs to each site's file",
+    "hydra.searchpath=[MARK]": "hydra.searchpath belongs to each site's file",
     "hydra/launcher=joblib": "hydra/launcher is for Hydra's own use",
     "keep_out=[va]": "keep_out is for simulations",
-    "a" * 2000: "are no experiment",
+    "a" * 2000: "are refused",
     "seed": "no override|cannot be read|cannot be composed",
     "seed=[": "cannot be read",
 }
@@ -139,16 +139,16 @@ def test_sites_have_data_of_their_own():
 
 
 WRONG = {
-    "": "is not as it must be",
+    "": "file is invalid",
     "site: 3": "must have the site's name",
-    "site: [": "is not as it must be",
-    "site: vaa\ndata: {path: data}": r"none of those who agree \(did you mean va\?\)",
-    "site: va": "does not say where its data are",
+    "site: [": "file is invalid",
+    "site: vaa\ndata: {path: data}": r"is not in the agreement \(did you mean va\?\)",
+    "site: va": "does not name its data",
     "site: va\ndata: {path: nowhere}": "nowhere does not exist",
     "site: va\ndata: {path: 3}": "data.path must be a path",
     "site: va\ndata: {path: data, normalization: minmax}": "data.normalization is agreed among all",
     "site: va\nseed: 3": "seed is agreed among all sites",
-    "site: va\nthreds: 3": r"no key at all \(did you mean threads",
+    "site: va\nthreds: 3": r"unknown \(did you mean threads",
     "site: va\ndata: {path: data}\nthreads: many": "threads must be a whole number",
     "site: va\ndata: {path: data}\ntrainer: tpu": "Unknown trainer 'tpu'",
     "site: va\ndata: {path: data}\ntrainer: {precision: 64}": "trainer.precision is not for a site",

@@ -61,7 +61,7 @@ def test_a_dry_run_writes_a_job_without_code_and_what_is_agreed(tmp_path, capsys
     main((*CLINICAL, f"sites=[{','.join(SITES)}]", "cut=true", "trainer.accelerator=cpu",
           "init.weights=w.pt",
           f"dry_run={tmp_path / 'dry'}", f"folder={tmp_path / 'run'}"))  # fmt: skip
-    assert "counts at the coordinator alone" in capsys.readouterr().err
+    assert "applies only at the coordinator" in capsys.readouterr().err
     files = [p for p in (tmp_path / "dry").rglob("*") if p.is_file()]
     assert {p.suffix for p in files} == {".json"}
     assert not (tmp_path / "run").exists()

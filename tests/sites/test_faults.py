@@ -253,7 +253,7 @@ def test_a_site_that_is_killed_and_started_again(event, tmp_path: Path):
     module = coordinated(transport, PHASES, lossy)
     evaluation = fit(module, tmp_path / "server", ROUNDS)
     assert result(module, evaluation) == simulated(method=PHASES)
-    assert module.coordinator.progress.left_out == [(1, "c1", "it was started anew")]
+    assert module.coordinator.progress.left_out == [(1, "c1", "it was restarted")]
 
 
 class Killed(BaseException):

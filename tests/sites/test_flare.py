@@ -178,7 +178,7 @@ def test_a_site_that_never_connects_is_named(federation, tmp_path):
 
 
 def test_what_is_no_kit_is_said():
-    with pytest.raises(ConfigError, match=r"no kit of FLARE's .*fed_admin\.json"):
+    with pytest.raises(ConfigError, match=r"not a coordinator's kit of FLARE .*fed_admin\.json"):
         Console(ROOT)
 
 

@@ -65,7 +65,7 @@ def test_a_newcomer(method, tmp_path: Path):
 def test_who_has_trained_need_not_join(tmp_path: Path):
     _, fed, _ = federation("fedavg")
     caller = Caller(Direct({}), NAMES, QUICK)
-    with pytest.raises(SiteError, match="Site c1 has trained with the others"):
+    with pytest.raises(SiteError, match="Site c1 has already trained with the others"):
         onboard(caller, fed, "c1", [], STEPS)
     with pytest.raises(SiteError, match="c3: it did not answer"):
         onboard(caller, fed, NEW, [], STEPS)

@@ -66,7 +66,7 @@ def done(tmp_path_factory):
     for _ in range(2):  # as where FLARE ends the first job
         assert joined(root, order, at(root, NEW, agreed)) == (FINISHED, "")
     said = (root / "told" / "printed.txt").read_text()
-    assert f"{NEW} has joined by the own rule of pfednet" in said
+    assert f"{NEW} has joined by the rule of pfednet" in said
     return root, before
 
 
@@ -132,7 +132,7 @@ def test_another_configuration_and_a_site_that_is_not_there_stop_it(done):
         (("run=RUN", "onboard=Chur", "kit=x", "sites=[a]"), "sites=[a] cannot be chosen"),
         (("run=RUN", "onboard=Chur", "kit=x", "onboard_steps=0"), "onboard_steps must be"),
         (("run=nowhere", "onboard=Chur", "kit=x"), "nowhere is no run folder"),
-        (("run=RUN", "onboard=Bern", "kit=x"), "onboard=Bern was one of the sites"),
+        (("run=RUN", "onboard=Bern", "kit=x"), "onboard=Bern was a site of"),
         (("run=RUN", "onboard=St. Mary", "kit=x"), "must have a name of letters"),
         (("run=SIMULATION", "onboard=Chur", "kit=x"), "is a simulation; onboard to it by medfed"),
         (("run=TORN", "onboard=Chur", "kit=x"), "has not finished"),

@@ -69,7 +69,7 @@ def test_a_killed_site_and_a_killed_coordinator(tmp_path: Path):
     assert not same(tmp_path / "simulation", folder)
     assert {1, 2} <= transport.killed
     left_out = (folder / "absences.json").read_text()
-    assert "it was started anew" in left_out
+    assert "it was restarted" in left_out
 
 
 class Freezing(Killing):

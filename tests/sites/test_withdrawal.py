@@ -74,7 +74,7 @@ def test_the_run_goes_on_as_a_simulation_without_it(stopped, capsys):
     with pytest.raises(SystemExit):
         main(["site", "withdraw", f"run={server}", "site=Berne"])
     error = capsys.readouterr().err
-    assert "site=Berne is none of the run" in error
+    assert "site=Berne is not a site of the run" in error
     assert "(did you mean Bern?)" in error
     main(["site", "withdraw", f"run={server}", "site=Bern", "forget=true"])
     said = capsys.readouterr().out

@@ -1,1 +1,1 @@
-"""What travels: messages, codecs, channel and ledger."""
+"""The wire: messages, codecs, channel and ledger."""

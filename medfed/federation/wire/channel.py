@@ -1,13 +1,13 @@
-"""What stands around every send and reply: tensors become bytes and tensors again.
+"""The channel around every message: encodes tensors as bytes and decodes them.
 
-Training continues from the decoded result, so what a codec loses is lost for the run, too. Names
-and shapes are agreed on with the model and do not travel; everything else is counted.
+Training continues from the decoded result, so a codec's losses affect the run. Names and shapes
+come with the model and do not travel; everything else is counted.
 
 A link is one direction of a channel: transform, codec and byte stage. It has four ways of sending a
 vector x of shape (d,), with C the transform and the codec together:
 
 =========  ==============================  ========================  =======================
-mode       what is coded                   what is received          what is remembered
+mode       encoded                         received                  remembered
 =========  ==============================  ========================  =======================
 plain      x                               C(x)                      nothing
 residual   v = x + r                       C(v)                      r <- v - C(v), sender
@@ -15,24 +15,24 @@ reference  v = x - y                       y + C(v)                  y <- y + C(
 shift      v = x - h                       h + C(v)                  h <- h + a C(v), both ends
 =========  ==============================  ========================  =======================
 
-An ``update`` (gradient, displacement) goes plain; with error feedback (Seide et al. 2014; Sattler
-et al. 2019) by its residual; or shifted (DIANA: Mishchenko, Gorbunov, Takac, Richtarik 2019). Of a
-``state`` (weights) a lossy link codes the difference from what the receiver last decoded; the first
-transfer is dense fp32. A reference needs no residual beside it: what was not sent is still in the
-next difference, and a residual would count it twice. Dense codecs of any width, without transform,
+An ``update`` (gradient, displacement) is sent plain, with error feedback by its residual (Seide et
+al. 2014; Sattler et al. 2019), or shifted (DIANA: Mishchenko, Gorbunov, Takac, Richtarik 2019). For
+a ``state`` (weights) a lossy link encodes the difference from the receiver's last decoded value;
+the first transfer is dense fp32. A reference needs no residual: the next difference still contains
+the unsent part, which a residual would count twice. Dense codecs of any width, without transform,
 send states as they are and remember nothing: rounding weights to 8 or 11 bits once is harmless,
 because nothing adds up from one transfer to the next.
 
-An unbiased codec may well lengthen a vector: E||C(v)||^2 = (1 + omega) ||v||^2. Fed back, or added
-to a reference, such errors would grow without bound once omega > 1. There C(v) is scaled by the
+An unbiased codec may lengthen a vector: E||C(v)||^2 = (1 + omega) ||v||^2. With feedback, or added
+to a reference, such errors would grow without bound if omega > 1. There C(v) is scaled by the
 number a = <v, C(v)> / ||C(v)||^2 that brings it closest to v, which makes any codec a contraction;
-a estimates 1 / (1 + omega) and travels in 4 bytes. ``shift=auto`` takes the same number as step.
-It is kept within +-1024, and refused by a receiver beyond: CER can make C(v) as small as one likes.
+a estimates 1 / (1 + omega) and travels in 4 bytes. ``shift=auto`` takes the same number as step. It
+is limited to +-1024, and a receiver refuses larger values: CER can make C(v) arbitrarily small.
 
-Either end has a memory: a flat dictionary from ``mode/part/layout`` to a vector. The channel itself
-keeps nothing that a result depends on: the caller hands in the memory of the client at this end,
-gets a new one back, and decides whether to keep it. An evaluation does not, and a message that
-cannot be coded leaves everything as it was.
+Each end has a memory: a flat dictionary from ``mode/part/layout`` to a vector. The channel itself
+keeps no state that affects results: the caller passes the memory of the client at this end,
+receives a new one, and decides whether to keep it. An evaluation does not keep it, and a message
+that cannot be encoded changes nothing.
 """
 
 from __future__ import annotations
@@ -78,23 +78,23 @@ _DENSE = Dense()
 
 
 class Transform(Protocol):
-    """Changes a vector before it is coded, such as CER."""
+    """Changes a vector before it is encoded, such as CER."""
 
     @property
     def active(self) -> bool:
         """Whether it changes anything."""
 
     def __call__(self, flat: Tensor, layout: Layout) -> Tensor:
-        """Returns the vector of shape (d,) that is coded in place of ``flat``."""
+        """Returns the vector of shape (d,) that is encoded in place of ``flat``."""
 
 
 class Coded(NamedTuple):
     """A vector as bytes.
 
     Attributes:
-        data: What travels.
-        received: What the receiver ends with, where the sender had to find out.
-        memory: What the sender remembers, of shape (d,).
+        data: The bytes.
+        received: The receiver's result, if the sender had to compute it.
+        memory: The sender's memory, of shape (d,).
     """
 
     data: bytes
@@ -103,16 +103,16 @@ class Coded(NamedTuple):
 
 
 class Link:
-    """What happens to vectors that go in one direction.
+    """The encoding of vectors in one direction.
 
     Args:
         codec: Turns a vector into bytes; dense fp32 by default.
-        cer: Changes it before, e.g. CER; ``None``: nothing.
-        feedback: Whether updates carry over what the codec lost; ``None``: as the codec wishes.
+        cer: A transform before the codec, e.g. CER; ``None``: none.
+        feedback: Whether updates carry over the codec's losses; ``None``: the codec's default.
         shift: The step a of DIANA in (0, 1], ``auto``, or ``None`` for no shift.
-        zstd: Level of a last lossless stage, 1 to 22; ``None``: there is none.
-        parts: Patterns of the parts that the codec gets, as ``PART`` or ``PHASE/PART``; others
-            travel as fp32. ``None``: all.
+        zstd: Level of a final lossless stage, 1 to 22; ``None``: no such stage.
+        parts: Patterns of the parts to encode, as ``PART`` or ``PHASE/PART``; others travel as
+            fp32. ``None``: all.
         place: The configuration's key of this link, for errors.
 
     Raises:
@@ -137,12 +137,12 @@ class Link:
         if shift is not None and feedback:
             raise ConfigError(
                 f"{place}.feedback=true and {place}.shift={shift} exclude each other: both carry "
-                "over what a message lacked; set one of them to null."
+                "over the losses of a message; set one of them to null."
             )
         if zstd is not None and zstd not in LEVELS:
             raise ConfigError(f"{place}.zstd must be a level from 1 to 22 or null, not {zstd}.")
         if zstd is not None:
-            library()  # a package that is missing is named before the run
+            library()  # reports a missing package before the run
         if parts is not None and (isinstance(parts, str) or not parts):
             raise ConfigError(
                 f"{place}.parts must be a list of patterns such as [shared] or null, not {parts!r}."
@@ -206,7 +206,7 @@ class Link:
             return Coded(data, Received(values, values), values)
         if memory is None:
             memory = torch.zeros_like(flat)
-        # What was lost comes back; a reference or a shift is at the other end already.
+        # Adds the losses; a reference or a shift is already at the other end.
         vector = flat + memory if mode == "residual" else flat - memory
         data = self.codec.encode(self._transformed(vector, layout), rng)
         decoded = self.codec.decode(data, flat.numel()).to(vector)
@@ -217,17 +217,17 @@ class Link:
         received = self._advance(mode, memory, decoded, factor)
         kept = received.memory
         if mode == "residual":
-            # Less what arrives: so what the transform has taken comes back, too.
+            # Minus the received vector, so that the transform's losses come back, too.
             kept = _checked(vector.sub_(received.values), "The residual")
         return Coded(data, received, kept)
 
     def decode(
         self, data: bytes, layout: Layout, kind: Kind, memory: Tensor | None, device: torch.device
     ) -> Received:
-        """Turns the bytes back into what the receiver continues from.
+        """Turns the bytes back into the receiver's vector.
 
         Args:
-            data: What :meth:`encode` returned.
+            data: The bytes from :meth:`encode`.
             layout: The tensors that the vector consists of.
             kind: Weights or an update.
             memory: What the receiver remembers, ``(d,)``; ``None`` before the first transfer.
@@ -258,7 +258,7 @@ class Link:
         return flat if self.transform is None else self.transform(flat, layout)
 
     def _travels(self, mode: Mode) -> bool:
-        """Whether the factor by which a decoded vector is scaled goes with it."""
+        """Whether the factor that scales a decoded vector travels with it."""
         if mode == "shift":
             return self.shift == "auto"
         return self.codec.unbiased and not self.codec.lossless
@@ -266,7 +266,7 @@ class Link:
     def _advance(
         self, mode: Mode, memory: Tensor | None, decoded: Tensor, factor: float
     ) -> Received:
-        """What is received and remembered after C(v): the same arithmetic at both ends."""
+        """The received and remembered vectors after C(v): the same arithmetic at both ends."""
         if mode == "residual":
             # A codec returns finite numbers only; what is done with them may overflow.
             values = decoded if factor == 1 else _checked(decoded.mul_(factor), "A scaled message")
@@ -316,11 +316,11 @@ def closest_factor(vector: Tensor, decoded: Tensor) -> float:
 
 
 class Place(NamedTuple):
-    """Where a message belongs; random choices of codecs are keyed by it.
+    """The place of a message, which determines a codec's random choices.
 
     Attributes:
         client: The client at the other end.
-        round: The round's number; -1 for what is delivered outside of rounds.
+        round: The round's number; -1 for deliveries outside of rounds.
         phase: Position of the phase within the round.
     """
 
@@ -338,7 +338,7 @@ _Alike = tuple[Kind, int | None, int | None]
 
 @dataclass(frozen=True)
 class _Sent:
-    """A part that went down, and the memory that it was coded from, which so keeps its identity."""
+    """A part that was sent down, and its memory, which must keep its identity."""
 
     before: Tensor | None
     encoded: EncodedPart
@@ -349,11 +349,11 @@ class Channel:
     """Both directions between the server and its clients.
 
     Args:
-        up: What clients send goes through it: a link, or a codec alone; dense fp32 by default.
-        down: The same for what the server sends.
+        up: A link or a codec for the clients' messages; dense fp32 by default.
+        down: The same for the server's messages.
         device: Where decoded tensors are put.
         seed: Seed of the run.
-        buffers: Names of tensors that no lossy codec may touch (BatchNorm statistics).
+        buffers: Names of tensors that no lossy codec may change (BatchNorm statistics).
     """
 
     def __init__(
@@ -369,7 +369,7 @@ class Channel:
         self.device = torch.device(device)
         self.seed = seed
         self.buffers = frozenset(buffers)
-        # A part that is broadcast is one object in many messages: it is coded once, and its
+        # A part that is broadcast is one object in many messages: it is encoded once, and its
         # decoded tensors are one object at all clients, so memory grows with personal parts only.
         self._encoded: dict[str, tuple[Tensors, dict[_Alike, _Sent]]] = {}
         self._decoded: dict[str, tuple[EncodedPart, Tensors]] = {}
@@ -385,12 +385,12 @@ class Channel:
 
         Args:
             message: The message.
-            direction: The way it goes.
-            place: Where it belongs.
+            direction: Its direction.
+            place: Its place in the run.
             memory: What the sender remembers of this client and direction.
 
         Returns:
-            The packet, and what the sender remembers if it is sent.
+            The packet, and the sender's new memory if it is sent.
 
         Raises:
             NonFiniteError: If a tensor or scalar holds NaN or infinity, or numbers that a lossy
@@ -433,12 +433,12 @@ class Channel:
         """Turns the bytes back into the message that the receiver continues from.
 
         Args:
-            packet: What :meth:`encode` returned.
-            direction: The way it went.
+            packet: The packet from :meth:`encode`.
+            direction: Its direction.
             memory: What the receiver remembers of this client and direction.
 
         Returns:
-            The message, and what the receiver remembers from now on.
+            The message, and the receiver's new memory.
 
         Raises:
             CodecError: If bytes are foreign or truncated, or decode to NaN or infinity, also
@@ -461,13 +461,13 @@ class Channel:
     def _broadcast(
         self, part: str, tensors: Tensors, kind: Kind, link: Link, direction: Direction
     ) -> _Sent | None:
-        """Returns what other clients were sent, where a client's bytes depend on nothing else."""
+        """Returns the bytes sent to other clients, if this client's bytes are the same."""
         if direction == "up" or not link.direct or link.mode(kind) != "plain":
             return None
         return self._known(part, tensors).get((kind, None, None))
 
     def _known(self, part: str, tensors: Tensors) -> dict[_Alike, _Sent]:
-        """What others were sent of these very tensors."""
+        """The bytes of the same tensors that were sent to others."""
         last = self._encoded.get(part)
         return last[1] if last is not None and last[0] is tensors else {}
 
@@ -487,8 +487,8 @@ class Channel:
         if link.direct and alike in known:
             return known[alike]
         flat = flatten(tensors).detach()
-        # One pass finds NaN and infinity. As finite numbers may add up to infinity, the tensors
-        # are asked one by one before any is refused.
+        # One pass finds NaN and infinity. As finite numbers may add up to infinity, the tensors are
+        # checked one by one before any is refused.
         total = float(flat.sum())
         if not math.isfinite(total) and (name := first_non_finite(tensors)):
             raise NonFiniteError(f"{part}/{name} holds NaN or infinity")
@@ -540,7 +540,7 @@ class Channel:
 
 
 def memory_key(link: Link, part: str, kind: Kind, layout: Layout) -> str:
-    """Returns the name under which an end remembers a part; empty where nothing is remembered.
+    """Returns the key of a part in an end's memory; empty if nothing is remembered.
 
     Example:
         >>> memory_key(Link(shift=0.5), "shared", "update", (("w", (2,), "float32"),))
@@ -577,12 +577,12 @@ def encode_part(
     Args:
         tensors: Finite tensors by name.
         kind: Weights or an update.
-        link: What happens on the way.
+        link: The link.
         buffers: Names that no lossy codec may touch; they travel as fp32.
         memory: What the sender remembers, ``(d,)``.
         rng: Source of the codec's random choices.
-        flat: The tensors flattened, where the caller has them so.
-        layout: Theirs, likewise.
+        flat: The flattened tensors, if the caller has them.
+        layout: Their layout, if the caller has it.
 
     Returns:
         The encoded part, and what the sender remembers if it is sent.
@@ -617,7 +617,7 @@ def decode_part(
 
     Args:
         encoded: The part.
-        link: What happened on the way.
+        link: The link.
         buffers: Names that no lossy codec may touch.
         memory: What the receiver remembers, ``(d,)``.
         device: Where the tensors are put; the CPU by default.
@@ -650,7 +650,7 @@ def decode_part(
 
 
 def sections(layout: Layout, link: Link, buffers: Collection[str]) -> tuple[Layout, Layout]:
-    """Returns what the codec gets, and what travels as fp32 behind it.
+    """Returns the part for the codec, and the rest, which travels as fp32 after it.
 
     Example:
         >>> rows = (("w", (2,), "float32"), ("mean", (1,), "float32"))
@@ -666,7 +666,7 @@ def sections(layout: Layout, link: Link, buffers: Collection[str]) -> tuple[Layo
 
 
 def _cut(flat: Tensor, layout: Layout) -> Tensors:
-    """As :func:`cut`, of finite numbers, which must stay so in types that hold fewer."""
+    """As :func:`cut`, for finite numbers, which must stay finite in smaller types."""
     tensors = cut(flat, layout)
     for name, tensor in tensors.items():
         if tensor.dtype.itemsize < flat.dtype.itemsize and not all_finite(tensor):
@@ -692,8 +692,8 @@ class CER:
         gamma: How strongly neighbours are pulled together; 0: not at all, infinity: to zero.
         relative: Whether gamma is multiplied by the mean magnitude of the vector, so that it means
             the same in every round; otherwise it is absolute.
-        per_tensor: Whether each parameter tensor is a vector of its own; they are solved in
-            parallel. Otherwise the whole part is one vector, as in the paper.
+        per_tensor: Whether each parameter tensor is a separate vector; they are solved in parallel.
+            Otherwise the whole part is one vector, as in the paper.
 
     Raises:
         ConfigError: If gamma is negative.
@@ -760,7 +760,7 @@ def compress(data: bytes, level: int = 3) -> bytes:
 
 
 def decompress(data: bytes, limit: int) -> bytes:
-    """Returns what :func:`compress` was given.
+    """Returns the input of :func:`compress`.
 
     Args:
         data: One frame.
@@ -768,7 +768,7 @@ def decompress(data: bytes, limit: int) -> bytes:
             before anything is allocated.
 
     Raises:
-        CodecError: If the frame is foreign, torn, damaged or larger than ``limit``.
+        CodecError: If the frame is foreign, incomplete, damaged or larger than ``limit``.
         ConfigError: If the package ``zstandard`` is not installed.
 
     Example:
@@ -795,7 +795,7 @@ def library() -> Any:
     """Returns the package ``zstandard``.
 
     Raises:
-        ConfigError: If it is not installed, with the command that installs it.
+        ConfigError: If it is not installed; names the command to install it.
     """
     try:
         import zstandard

@@ -1,4 +1,4 @@
-"""The byte ledger: what travelled, by round, phase, client, direction and part."""
+"""The byte ledger: all messages, by round, phase, client, direction and part."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Entry(NamedTuple):
         client: The client that sent or received it.
         direction: ``up`` or ``down``.
         part: The part's name, or ``scalars``.
-        bytes: The length of what travelled.
-        dense: What the length would have been with every element in fp32, header included.
+        bytes: Its length in bytes.
+        dense: Its length with every element in fp32, header included.
     """
 
     round: int
@@ -38,14 +38,14 @@ class Entry(NamedTuple):
 
 
 class Traffic(NamedTuple):
-    """Bytes that travelled, and what they would have been in fp32."""
+    """Actual bytes, and bytes in fp32."""
 
     bytes: int = 0
     dense: int = 0
 
     @property
     def savings(self) -> float:
-        """How many times fewer bytes travelled; 1 where nothing did."""
+        """How many times fewer bytes travelled; 1 if none did."""
         return self.dense / self.bytes if self.bytes else 1.0
 
 
@@ -62,12 +62,12 @@ def _entry(cells: list[str]) -> Entry:
 def _whole(cell: object) -> int:
     # As to_csv writes it: int() would also take "1_0", " 7" and the digits of other scripts.
     if str(int(text := str(cell))) != text or abs(int(text)) >= 2**63:
-        raise ValueError(f"{text[:40]!r} is no number of this kind")
+        raise ValueError(f"{text[:40]!r} is not a number of this kind")
     return int(text)
 
 
 class Ledger:
-    """All entries of a run, in the order of round, phase and client whatever the number of ranks.
+    """All entries of a run, in the order of round, phase and client, for any number of ranks.
 
     Example:
         >>> ledger = Ledger()
@@ -78,7 +78,7 @@ class Ledger:
 
     def __init__(self, entries: Iterable[Entry] = ()) -> None:
         self.entries: list[Entry] = []
-        # By round and direction, so that what is asked for every round need not see all entries.
+        # By round and direction, so that queries of every round need not read all entries.
         self._sums: dict[tuple[int, str], Traffic] = {}
         self.add(*entries)
 
@@ -90,7 +90,7 @@ class Ledger:
             self._sums[key] = Traffic(before.bytes + entry.bytes, before.dense + entry.dense)
 
     def traffic(self, direction: Direction, round: int | None = None) -> Traffic:
-        """Returns what went in a direction, in one round or in all; quick whatever the entries.
+        """Returns the bytes in a direction, in one round or in all, without reading all entries.
 
         Example:
             >>> ledger = Ledger(Entry(n, "fit", "a", "up", "shared", 20, 80) for n in range(3))
@@ -105,7 +105,7 @@ class Ledger:
         return sum(e.bytes for e in self._where(where))
 
     def savings(self, **where: object) -> float:
-        """Returns how many times fewer bytes travelled than with fp32; 1 where nothing did.
+        """Returns how many times fewer bytes travelled than with fp32; 1 if none did.
 
         Args:
             where: Fields and the values that they must have.
@@ -135,10 +135,10 @@ class Ledger:
 
     @classmethod
     def from_csv(cls, text: str) -> Ledger:
-        """Reads what :meth:`to_csv` wrote.
+        """Reads the text of :meth:`to_csv`.
 
         Raises:
-            CodecError: If it is another table, or a cell holds no such number or direction.
+            CodecError: If it is another table, or a cell holds an invalid number or direction.
 
         Example:
             >>> ledger = Ledger([Entry(0, "fit", "a", "up", "shared", 20, 80)])

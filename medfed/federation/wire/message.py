@@ -1,4 +1,4 @@
-"""The only thing that crosses the boundary between a client and the server."""
+"""Messages: the only objects that cross the boundary between a client and the server."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Message:
     Attributes:
         phase: The phase of the round that the message belongs to.
         parts: Part name (``shared``, ``personal``, ``sketch`` ...) to its tensors.
-        scalars: Numbers that travel beside the tensors.
+        scalars: Numbers that travel with the tensors.
         kinds: Per part ``state`` (weights) or ``update`` (gradient, displacement); a lossy codec
-            codes an update as it is and a state as a difference. Default ``state``. Sending it
-            checks them.
+            encodes an update directly and a state as a difference. The default is ``state``.
+            Sending checks the kinds.
 
     Example:
         >>> import torch

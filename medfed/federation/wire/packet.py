@@ -1,4 +1,4 @@
-"""A message as it travels: its parts as bytes, and what each would have cost in fp32."""
+"""A message in transit: its parts as bytes, and the cost of each in fp32."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ FLOATS = ("float32", "float64", "float16", "bfloat16")
 
 
 class Received(NamedTuple):
-    """What the receiver of a part ends with.
+    """The receiver's result for a part.
 
     Attributes:
-        values: ``(d,)``, what it continues from; the entries that always travel dense left out.
-        memory: ``(d,)``, what it remembers of them; ``None`` where nothing need be remembered.
+        values: ``(d,)``, the decoded values, without the entries that always travel dense.
+        memory: ``(d,)``, the new memory; ``None`` if nothing need be remembered.
     """
 
     values: Tensor
@@ -40,11 +40,11 @@ class EncodedPart:
 
     Attributes:
         kind: Weights or an update.
-        data: What travels.
+        data: The bytes.
         layout: Name, shape and dtype of each tensor.
-        received: What a sender with memory knows of the other end, because it has decoded its own
-            bytes. A receiver in the same process takes it instead of decoding them again, so that
-            both ends refer to one tensor. It does not travel.
+        received: The other end's result, which a sender with memory has decoded itself. A receiver
+            in the same process uses it instead of decoding again, so that both ends share one
+            tensor. It does not travel.
     """
 
     kind: Kind
@@ -54,7 +54,7 @@ class EncodedPart:
 
     @cached_property
     def dense_size(self) -> int:
-        """Its bytes as fp32, asked for by every client of a broadcast."""
+        """Its bytes as fp32, which every client of a broadcast needs."""
         return dense_bytes(self.layout)
 
 
@@ -67,7 +67,7 @@ class Packet:
     parts: Mapping[str, EncodedPart]
 
     def sizes(self) -> dict[str, tuple[int, int]]:
-        """Returns the bytes of each part, and what they would be as fp32.
+        """Returns the bytes of each part, and its bytes as fp32.
 
         That is 12 of header and 4 per element; scalars travel as 8-byte numbers either way.
         """
@@ -89,7 +89,7 @@ class Packet:
 
     @classmethod
     def from_bytes(cls, data: bytes, most: int = MAX_UNCHECKED) -> Packet:
-        """Reads what :meth:`to_bytes` wrote, and trusts nothing in it.
+        """Reads the bytes of :meth:`to_bytes`, and trusts nothing in them.
 
         Args:
             data: The bytes.
@@ -97,7 +97,7 @@ class Packet:
                 could hold a bit of each may state more.
 
         Raises:
-            CodecError: If the bytes are foreign, torn or too many, or state what no packet has.
+            CodecError: If the bytes are foreign, incomplete or too many, or invalid for a packet.
         """
         payload = Payload(memoryview(data))
         (size,) = payload.numbers("<Q")
@@ -118,7 +118,7 @@ def _read_head(text: memoryview) -> tuple[str, dict[str, float], list[_Described
     """Returns the phase, the scalars, and of each part its name, kind, layout and length.
 
     Raises:
-        CodecError: If it is no JSON, or anything in it is not what a sender writes.
+        CodecError: If it is not JSON, or anything in it is not written by a sender.
     """
     try:
         head = json.loads(bytes(text))

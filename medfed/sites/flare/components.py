@@ -1,4 +1,4 @@
-"""What runs at the server: a component that a job names, and its calls to the sites."""
+"""The component that runs at the server, named by a job, and its calls to the sites."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from medfed.sites.wire import Silent
 
 
 class CollabTransport:
-    """Calls sites over mutual TLS, in whose own process ``answer`` runs.
+    """Calls sites over mutual TLS; ``answer`` runs in each site's process.
 
     Args:
-        proxies: What FLARE calls the sites by, each with its name.
+        proxies: FLARE's proxies of the sites, by name.
     """
 
     def __init__(self, proxies: Sequence[Any]) -> None:
@@ -24,19 +24,19 @@ class CollabTransport:
 
     @property
     def sites(self) -> tuple[str, ...]:
-        """Those that this job has started on."""
+        """The sites on which this job has started."""
         return tuple(self._proxies)
 
     def call(self, site: str, request: bytes, timeout: float) -> bytes:
-        """Has a site answer; several threads may call at once.
+        """Sends a request to a site; several threads may call in parallel.
 
         Args:
             site: Its name.
             request: The bytes.
-            timeout: Seconds; a dead site is not noticed before.
+            timeout: Seconds to wait; a dead site is not noticed earlier.
 
         Raises:
-            Silent: If there is no answer by then, or the job has not started there.
+            Silent: If no answer arrives in time, or the job has not started there.
             SystemExit: If FLARE ends the job.
         """
         try:
@@ -48,7 +48,7 @@ class CollabTransport:
 
 
 class Coordinator:
-    """The component at the server: carries out an experiment, and writes what it says to a file.
+    """The component at the server: runs an experiment, and writes its output to a file.
 
     Args:
         deployment: See :meth:`medfed.sites.flare_processes.Deployment.text`.
@@ -59,7 +59,7 @@ class Coordinator:
 
     @collab.main
     def run(self) -> None:
-        """Runs or resumes the experiment; the deployment's output says what stopped it."""
+        """Runs or resumes the experiment; the deployment's output names the reason for a stop."""
         from medfed.sites.flare_processes import run_coordinator  # late: it imports PyTorch
 
         with suppress(SystemExit):

@@ -1,6 +1,6 @@
 """The coordinator's line to FLARE's server.
 
-Kits for FLARE's server, its sites and who submits: certificates, scripts, what is allowed.
+Kits for FLARE's server, its sites and the coordinator: certificates, scripts, allowed classes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from medfed.sites.flare.job import LOST, PREFIXES
 
 
 def _not_flare(record: logging.LogRecord) -> bool:
-    """FLARE logs its connections, under names that have nothing in common."""
+    """Silences FLARE's logs of connections, whose names have no common prefix."""
     return "nvflare" not in Path(record.pathname).parts
 
 
@@ -34,13 +34,13 @@ class NoServerError(SiteError):
 
 
 class Console:
-    """Hands in jobs by an admin's kit, and looks after them; a context manager.
+    """Submits jobs with an admin's kit, and watches them; a context manager.
 
     Args:
         kit: The folder of the kit.
 
     Raises:
-        ConfigError: If it is no admin's kit.
+        ConfigError: If it is not an admin's kit.
     """
 
     def __init__(self, kit: Path) -> None:
@@ -50,8 +50,8 @@ class Console:
             self.name, self.server = str(about["username"]), f"{about['host']}:{about['port']}"
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(
-                f"kit={kit} is no kit of FLARE's for who submits (it has no "
-                "startup/fed_admin.json); name the folder of the coordinator's own kit."
+                f"kit={kit} is not a coordinator's kit of FLARE (it has no "
+                "startup/fed_admin.json); name the folder of the coordinator's kit."
             ) from error
         self._session: Any = None
 
@@ -88,19 +88,19 @@ class Console:
             return {client.name for client in self._session.get_system_info().client_info}
 
     def submit(self, job: Path) -> str:
-        """Hands in a job; returns its number."""
+        """Submits a job; returns its number."""
         with self._one_sentence():
             return str(self._session.submit_job(str(job.resolve())))
 
     def status(self, number: str) -> str:
-        """Returns how a job is, as FLARE names it, or :data:`LOST`.
+        """Returns a job's status in FLARE's words, or :data:`LOST`.
 
         Raises:
             NoServerError: If the server does not answer.
         """
         with self._one_sentence():
             status = str(self._session.get_job_status(number))
-            if status == "RUNNING":  # so it says for ever of a job whose server was killed
+            if status == "RUNNING":  # FLARE reports this for ever if the job's server was killed
                 running = {job.job_id for job in self._session.get_system_info().job_info}
                 if number not in running:  # or it has ended in between
                     status = str(self._session.get_job_status(number))
@@ -108,7 +108,7 @@ class Console:
             return status
 
     def reason(self, number: str) -> str:
-        """Returns what FLARE says of a job that has not run: what sites said when it was sent."""
+        """Returns FLARE's reason why a job has not run: the sites' replies to the job."""
         with self._one_sentence():
             about = self._session.get_job_meta(number)
         said = [s for s in about.get("job_deploy_detail", ()) if not s.endswith(": OK")]
@@ -116,15 +116,15 @@ class Console:
         return "; ".join(said[-5:]).replace("NVFLARE_ERROR: ", "")
 
     def has_restarted(self, site: str) -> bool:
-        """Returns whether a site answers, and has no process of any job."""
+        """Returns whether a site answers and runs no process of a job."""
         try:
             about = self._session.get_client_job_status([site])
-        except Exception:  # of a site that is down: the server waits for it, and then gives up
+        except Exception:  # for a site that is down the server waits and then gives up
             return False
         return any(one.get("status") == "no_jobs" for one in about or ())
 
     def abort(self, number: str) -> None:
-        """Ends a job; one that has ended stays as it is."""
+        """Ends a job, unless it has ended."""
         with self._one_sentence():
             self._session.abort_job(number)
 
@@ -139,11 +139,11 @@ def project(
     """Returns a project file for FLARE's provisioning: one server, one person, one kit per site.
 
     Args:
-        name: Of the federation.
+        name: The federation's name.
         sites: The hospitals.
         server: The server's name in the network, which its certificate is for.
-        port: The one port that sites and admin call, and nobody calls them.
-        admin: Who submits, as an e-mail address.
+        port: The only port, which sites and admin connect to; no connection goes to them.
+        admin: The coordinator, as an e-mail address.
     """
     lighter = "nvflare.lighter.impl"
     return {
@@ -174,15 +174,15 @@ def project(
 
 
 def allow(kit: Path, prefixes: Sequence[str] = PREFIXES) -> None:
-    """Settles in a kit's ``local`` folder what jobs may do there.
+    """Sets in a kit's ``local`` folder what jobs may do there.
 
-    They may name the classes of FLARE's own list and ours, and bring no code. Nobody reads the
-    site's files or logs from afar: FLARE sends the log of errors to the server unless told not to,
-    and the text of an error may hold a patient's name.
+    Jobs may name the classes of FLARE's list and of medfed's, and contain no code. No one can read
+    the site's files or logs remotely: by default FLARE sends error logs to the server, and the text
+    of an error may hold a patient's name.
 
     Args:
-        kit: Of a site or the server.
-        prefixes: Of classes.
+        kit: The kit of a site or the server.
+        prefixes: The prefixes of allowed classes.
     """
     local = kit / "local"
     path = local / "resources.json"
@@ -203,7 +203,7 @@ def allow(kit: Path, prefixes: Sequence[str] = PREFIXES) -> None:
 
 
 class _Said:
-    """What FLARE's provisioning logs: its errors are for the sentence."""
+    """Collects the log of FLARE's provisioning: its errors go into the error sentence."""
 
     def __init__(self) -> None:
         self.errors: list[str] = []
@@ -221,7 +221,7 @@ def provision(project: Mapping[str, Any], folder: Path) -> Path:
 
     Args:
         project: A project file's content.
-        folder: Where; what was made there before stays, and new kits have the same root.
+        folder: The folder of the kits; existing kits stay, and new ones have the same root.
 
     Returns:
         The folder that holds a kit for each participant.

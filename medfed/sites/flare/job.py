@@ -1,7 +1,7 @@
 """A job for FLARE: configuration only.
 
-So the list of classes that each site allows stays in force; a recipe or a ``FedJob`` would copy
-code into the job, and code goes past that list.
+So each site's list of allowed classes stays in force; a recipe or a ``FedJob`` would copy code into
+the job, which bypasses that list.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def write_job(
     """Writes a job that names classes and holds no code.
 
     Args:
-        folder: Where; its name is the job's.
-        sites: Who takes part, of those that are online when it starts.
-        least: How many of them must be.
+        folder: The job's folder; its name is the job's name.
+        sites: The sites that take part, if they are online when it starts.
+        least: How many of them must be online.
         server: The class that runs at the server, and its arguments.
         site: The class that runs at each site, and its arguments.
     """

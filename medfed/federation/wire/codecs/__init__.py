@@ -1,1 +1,1 @@
-"""What turns tensors into the bytes that travel: a codec, a file."""
+"""Codecs, which turn tensors into bytes: one file each."""

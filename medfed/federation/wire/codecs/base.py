@@ -95,15 +95,14 @@ class Payload:
 class Codec(ABC):
     """Turns a tensor of shape (d,) into bytes and back.
 
-    A codec keeps nothing from one message to the next but the state of its own generator, which is
-    only used where the caller passes none. The bytes describe themselves: the receiver needs the
-    class of the codec, not its arguments.
+    A codec keeps no state between messages except its random generator, which is only used if the
+    caller passes none. The bytes describe themselves: the receiver needs the class of the codec,
+    not its arguments.
 
-    What a codec declares in these attributes, :meth:`error_bound` and :meth:`examples` is what the
-    tests of all codecs hold it to.
+    The tests of all codecs check these attributes, :meth:`error_bound` and :meth:`examples`.
 
     Args:
-        seed: Seed of the codec's own generator.
+        seed: Seed of the codec's generator.
 
     Attributes:
         codes: The numbers that stand for the codec in the header of its byte strings, one unless
@@ -112,12 +111,12 @@ class Codec(ABC):
         code: The number that this instance writes.
         random: Whether the bytes depend on the generator.
         self_describing: Whether an instance made without arguments decodes what any other wrote.
-        cast: Whether it rounds every element by itself and that finely that weights may be sent as
-            they are, from one transfer to the next, with nothing remembered.
+        cast: Whether it rounds each element so finely that weights can be sent directly in every
+            transfer, without memory.
         dtype: Type of the decoded tensor.
         lossless: Whether ``decode(encode(t))`` equals ``t`` for its own dtype.
         unbiased: Whether E[C(v)] = v over the draws of the generator.
-        feedback: Whether a channel should add what was lost to the next message by default. Codecs
+        feedback: Whether a channel should add the losses to the next message by default. Codecs
             that are contractions, E||v - C(v)||^2 <= (1 - delta) ||v||^2 with delta > 0, need it.
 
     Raises:
@@ -135,7 +134,7 @@ class Codec(ABC):
 
     def __init_subclass__(cls) -> None:
         low, high = (1, 127) if cls.__module__.startswith("medfed.") else (128, 255)
-        # A class that is defined anew, as in a notebook, keeps its place.
+        # A class that is defined again, as in a notebook, keeps its place.
         taken = {n: c for n, c in _REGISTER.items() if _full_name(c) != _full_name(cls)}
         if not cls.codes or any(n in taken or not low <= n <= high for n in cls.codes):
             others = ", ".join(f"{n} ({c.__name__})" for n, c in sorted(taken.items()))
@@ -162,7 +161,7 @@ class Codec(ABC):
 
     @classmethod
     def examples(cls) -> Sequence[Codec]:
-        """Returns instances to be tested beside those of the configuration."""
+        """Returns further instances for the tests, in addition to the configured ones."""
         return ()
 
     def encode(self, flat: Tensor, rng: np.random.Generator | None = None) -> bytes:
@@ -191,7 +190,7 @@ class Codec(ABC):
         return b"".join((self.header(flat.numel()), *payload))
 
     def kept(self, length: int) -> int | None:
-        """Returns how many of the largest elements are all that is sent, if a codec selects so.
+        """Returns how many of the largest elements are sent, if the codec selects them.
 
         They are found where the tensor is, and only they are copied from there.
 
@@ -215,7 +214,7 @@ class Codec(ABC):
         raise NotImplementedError
 
     def decode(self, data: bytes, length: int | None = None) -> Tensor:
-        """Returns the tensor of shape (d,) that the receiver continues from.
+        """Returns the receiver's tensor of shape (d,).
 
         Args:
             data: What :meth:`encode` of the same class returned.
@@ -233,12 +232,12 @@ class Codec(ABC):
             raise CodecError(f"{len(data)} bytes claim {stated} elements; that was not expected.")
         payload = Payload(memoryview(data)[HEADER_BYTES:])
         try:
-            # Damaged numbers may overflow; what comes of it is refused below.
+            # Damaged numbers may overflow; the result is refused below.
             with np.errstate(all="ignore"):
                 values = torch.from_numpy(self._unpack(payload, stated))
         except CodecError:
             raise
-        except Exception as error:  # whatever a decoder stumbles over, the bytes are to blame
+        except Exception as error:  # any error of a decoder is the fault of the bytes
             raise CodecError(f"The message cannot be read ({first_line(error)}).") from error
         payload.finish()
         if values.shape != (stated,):
@@ -296,7 +295,7 @@ def all_finite(values: Tensor) -> bool:
 def largest_on_device(flat: Tensor, k: int) -> Tensor:
     """Returns the positions of the ``k`` largest magnitudes, as the kernel for main memory does.
 
-    Of equal magnitudes those at lower positions are taken; zeros never are.
+    Among equal magnitudes lower positions are chosen; zeros never are.
 
     Args:
         flat: ``(d,)`` finite floats on any device.

@@ -1,4 +1,4 @@
-"""Every element by itself: the reference against which all savings are stated, and its halves."""
+"""Dense codecs: fp32, the reference for all savings, and half-precision types."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def unpack_half(payload: Payload, length: int) -> Array:
     """Returns what :func:`pack_half` packed, as float32 of shape (d,).
 
     Raises:
-        CodecError: If the bytes are torn or the exponent is none that it writes.
+        CodecError: If the bytes are incomplete or the exponent is invalid.
     """
     (shift,) = payload.numbers("<h")
     if not -_FP16_EXPONENT - 128 <= shift <= _FP16_EXPONENT + 150:
