@@ -102,7 +102,7 @@ def test_a_mistake_is_one_sentence(line, tmp_path, monkeypatch, capsys):
 
 
 REFUSED = {
-    ("algorithm=pooled",): "Pooled trains on the data of all clients in one place",
+    ("algorithm=pooled",): "Pooled trains on the pooled data of all clients",
     ("partition=label_imbalance",): "LabelImbalance divides the patients of one data set",
     ("data.features=[age,weight]",): "Unknown column weight",
     ("model.network=unet",): "model.network=unet is no network",

@@ -301,7 +301,7 @@ def test_a_site_that_has_lost_its_folder_cannot_go_on(tmp_path: Path):
     progress = SitesProgress.of(read_checkpoint(folder / "round_00000.ckpt")["sites"])
     transport = toy_sites(tmp_path, METHOD, plain)
     transport.sites["c1"] = Site(Toy("c1", METHOD), tmp_path / "elsewhere")
-    with pytest.raises(SiteError, match="c1: it has not kept round 1, to which"):
+    with pytest.raises(SiteError, match="c1: it has not kept round 1, which it should restore"):
         coordinated(transport, METHOD, progress=progress)
 
 

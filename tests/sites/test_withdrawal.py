@@ -79,7 +79,7 @@ def test_the_run_goes_on_as_a_simulation_without_it(stopped, capsys):
     main(["site", "withdraw", f"run={server}", "site=Bern", "forget=true"])
     said = capsys.readouterr().out
     assert "Bern takes part in no round after round 1" in said
-    assert "has forgotten: num_samples." in said
+    assert "has deleted its state of this site: num_samples." in said
     after = state_of(server)
     assert before["Bern"] > 0
     assert after["server"]["num_samples"] == {**before, "Bern": torch.zeros(1).double()}
