@@ -85,7 +85,7 @@ def test_a_run_is_resumed(tmp_path, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             medfed.train(*CLINICAL, rounds=4, folder=tmp_path / "stopped")
         assert signal.getsignal(signal.SIGINT) == on_interrupt
-    with pytest.raises(ConfigError, match="is not empty; name one that is, or resume=FOLDER"):
+    with pytest.raises(ConfigError, match="is not empty; name an empty one, or resume=FOLDER"):
         medfed.train(*CLINICAL, rounds=4, folder=tmp_path / "stopped")
     done = medfed.train(*CLINICAL, rounds=4, resume=tmp_path / "stopped")
     assert done.folder == tmp_path / "stopped"
@@ -114,7 +114,7 @@ def test_mistakes_are_errors_of_one_sentence(overrides, keys, error, sentence, t
 
 def test_a_folder_with_something_in_it_is_refused(tmp_path):
     (tmp_path / "thesis.tex").write_text("mine")
-    with pytest.raises(ConfigError, match="is not empty; name one that is, or resume=FOLDER"):
+    with pytest.raises(ConfigError, match="is not empty; name an empty one, or resume=FOLDER"):
         medfed.train(*CLINICAL, folder=tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
 

@@ -39,14 +39,14 @@ EARLY = {
     "benchmark suite=digits size=medium": "size='medium' is unknown; choose one of smoke, small",
     "benchmark suite=digits shard=5/4": "shard=5/4 must be i/n, the i-th of n jobs",
     "advise methods=dito": "Unknown method 'dito' (did you mean ditto",
-    "advise algorithm=ditto": "algorithm chooses among methods, which is what advice is asked for",
+    "advise algorithm=ditto": "algorithm chooses a method, but medfed advise compares methods",
     "advise folds=1": "folds must be a whole number from 2 to 1000, not 1",
-    "advise -m seed=0,1": "-m sweeps; advice is on one question",
+    "advise -m seed=0,1": "-m runs a sweep, but medfed advise answers one question",
     "advise data=csv data.path=/no/such": "/no/such does not exist; set data.path to",
     "export run=/no/such": "run=/no/such is no run folder",
     "predict bundle=/no/such input=x output=y": "bundle=/no/such",
     "methods fedavgg": "Unknown method 'fedavgg' (did you mean fedavg",
-    "doctor now": "medfed doctor takes no arguments, and 'now' is one",
+    "doctor now": "medfed doctor takes no arguments; leave 'now' out",
     "tarin": "Unknown command 'tarin' (did you mean train?); the commands are train,",
 }
 # What an algorithm's class checks needs torch, and nothing else of this size.

@@ -1,1 +1,1 @@
-"""What ``medfed COMMAND`` and ``medfed COMMAND`` do: one file per command."""
+"""The command line, ``medfed COMMAND``: one file per command."""

@@ -1,7 +1,7 @@
-"""Says which method to use, by a pilot on your own patients: ``medfed advise data=csv …``.
+"""Says which method to use, from a pilot on your own patients: ``medfed advise data=csv …``.
 
-It takes the keys of ``medfed train`` but for a method, and never looks at the patients that such a
-run would test. What was finished of a pilot is not run again.
+It takes the keys of ``medfed train``, except those that choose a method. It never uses the test
+patients of such a run. It does not repeat runs of the pilot that are finished.
 """
 
 from __future__ import annotations
@@ -18,25 +18,31 @@ from medfed.config.compose import CONFIG_DIR
 from medfed.config.description import RunDescription
 
 OWN = ("methods", "folds", "repeats", "pilot_rounds", "out", "workers")
-LARGEST = 1000  # of what is counted; beyond it nobody's pilot ends
+LARGEST = 1000  # folds and repeats; with more, no pilot would end
 
 
 def check(configs: Sequence[RunDescription], sweep: bool) -> None:
-    """Looks at the question before anything large is loaded.
+    """Checks the question before anything large is loaded.
 
     Raises:
         ConfigError: If a value is out of range, or a method is chosen or unknown.
     """
     if sweep:
-        raise ConfigError("-m sweeps; advice is on one question, with methods=[A,B] to compare.")
+        raise ConfigError(
+            "-m runs a sweep, but medfed advise answers one question; leave out -m and name the "
+            "methods to compare by methods=[A,B]."
+        )
     for key in (a.partition("=")[0].lstrip("+~") for a in sys.argv[1:]):
         if key == "algorithm" or key.startswith("algorithm."):
             raise ConfigError(
-                f"{key} chooses among methods, which is what advice is asked for; name those to be "
-                "compared by methods=[A,B]."
+                f"{key} chooses a method, but medfed advise compares methods; name those to "
+                "compare by methods=[A,B]."
             )
         if key == "resume":
-            raise ConfigError("resume is for medfed train; a pilot goes on by itself.")
+            raise ConfigError(
+                "resume is a key of medfed train; medfed advise continues a stopped pilot by "
+                "itself, so leave resume out."
+            )
     for config in (each.values for each in configs):
         _check_whole("folds", config.folds, 2, LARGEST)
         _check_whole("repeats", config.repeats, 1, LARGEST)
@@ -51,22 +57,23 @@ def _check_whole(key: str, value: Any, least: int, most: int) -> None:
 
 
 def check_methods(methods: Sequence[str], plugins: Sequence[str] = ()) -> None:
-    """Checks that methods can be asked about.
+    """Checks that a pilot can compare these methods.
 
     Args:
         methods: Their names.
-        plugins: Folders of methods of a user's own.
+        plugins: Folders of a user's methods.
 
     Raises:
-        ConfigError: If one is unknown or none for a federation, or nothing is left beside `local`.
+        ConfigError: If a method is unknown or needs all patients in one place, or `local` is the
+            only method.
 
     Example:
         >>> check_methods(["local", "ditto"])
         >>> check_methods(["local"])
         Traceback (most recent call last):
         ...
-        medfed.common.errors.ConfigError: methods must name one beside local, with which all are \
-compared.
+        medfed.common.errors.ConfigError: methods must name at least one method other than local, \
+with which all are compared.
     """
     folders = (CONFIG_DIR, *(Path(f) / "configs" for f in plugins))
     known = sorted(p.stem for f in folders for p in (f / "algorithm").glob("*.yaml"))
@@ -77,11 +84,13 @@ compared.
             )
         if name == "pooled":
             raise ConfigError(
-                "methods names pooled, which has all patients in one place, and hospitals do not "
+                "methods names pooled, which needs all patients in one place, but hospitals do not "
                 "give them away; leave it out."
             )
     if not set(methods) - {"local"}:
-        raise ConfigError("methods must name one beside local, with which all are compared.")
+        raise ConfigError(
+            "methods must name at least one method other than local, with which all are compared."
+        )
 
 
 def _listed(value: Any) -> list[str]:
@@ -92,7 +101,7 @@ def _listed(value: Any) -> list[str]:
 
 @command("advise", check, runs=True)
 def main(config: RunDescription) -> None:
-    """Runs the pilot, and writes and prints what it says."""
+    """Runs the pilot, then writes and prints the advice."""
     with loading():
         from medfed.benchmark.main import advise
 

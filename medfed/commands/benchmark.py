@@ -1,7 +1,8 @@
 """Compares methods on a suite of tasks: ``medfed benchmark suite=digits methods=[ditto,fedrep]``.
 
-Every method is tuned alike on validation patients, then measured on fresh splits beside local
-training, FedAvg, and training on all patients in one place. What was finished is not run again.
+The benchmark tunes every method alike on validation patients. Then it compares the method on fresh
+splits with local training, FedAvg, and training on all patients in one place. It does not repeat
+finished cells.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ def _plain(value: Any) -> Any:
 
 
 def check(configs: Sequence[Section], sweep: bool) -> None:
-    """Looks for all that is named before anything large is loaded.
+    """Checks all names and folders before anything large is loaded.
 
     Raises:
-        ConfigError: If there is none of that name, or no such folder.
+        ConfigError: If a suite, method or folder does not exist.
     """
     from medfed.benchmark.suite import (
         SIZES,
@@ -70,7 +71,7 @@ def _folders(config: Section) -> list[str]:
 
 @command("benchmark", check)
 def _main(config: Section) -> None:
-    """Runs the cells that are missing, and writes and prints the report."""
+    """Runs the missing cells, then writes and prints the report."""
     with loading():
         from medfed.benchmark.main import benchmark
 
@@ -94,7 +95,7 @@ def _main(config: Section) -> None:
 
 @functools.wraps(_main)
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the command; ``paths.NAME`` may be of a suite that no yaml here has."""
+    """Runs the command; ``paths.NAME`` may name a suite of a plugin folder."""
     given = sys.argv[1:] if arguments is None else arguments
     _main([f"++{a}" if a.startswith("paths.") else a for a in given])
 

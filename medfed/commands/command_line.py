@@ -1,6 +1,6 @@
-"""The way into every command: help, one check of the command line, then Hydra.
+"""The start of every command: help, one check of the command line, then Hydra.
 
-Looks at where Hydra will make folders, before it makes any.
+It checks the folders that Hydra will make before Hydra makes any.
 """
 
 from __future__ import annotations
@@ -45,25 +45,26 @@ Main = Callable[..., None]
 Run = Callable[[Any], Any]
 Check = Callable[[Sequence[Any], bool], None]
 Task = Callable[[DictConfig], Any]
-# Hydra's own that are of use here; the others would load code, pickles or configurations from
-# anywhere.
 FULL_ERROR = "HYDRA_FULL_ERROR"
-_users: str | None = None  # what the user has set it to
+_users: str | None = None  # the user's value of this variable
+# The flags of Hydra that are allowed; the others could load code, pickles or configurations from
+# anywhere.
 FLAGS = ("-m", "--multirun", "--cfg", "--resolve", "--package", "-p", "-c", "--info")
 
 
 def command(name: str, check: Check | None = None, runs: bool = False) -> Callable[[Run], Main]:
-    """Makes a command of a function that takes what the command line asks for.
+    """Turns a function of a configuration into a command.
 
     Args:
-        name: The command, and its primary config.
-        check: What else can be wrong with what was composed; also told whether it is a sweep.
-        runs: Whether the configuration describes a run, which the function then gets as a
-            :class:`~medfed.config.description.RunDescription`; else it gets the keys.
+        name: The name of the command and of its primary config.
+        check: Further checks of the composed configurations; its second argument says whether the
+            command is a sweep.
+        runs: Whether the configuration describes a run. Then the function gets a
+            :class:`~medfed.config.description.RunDescription`, otherwise the keys.
 
     Returns:
-        A decorator; what it returns takes the command line without the program, by default this
-        process's, checks it, and hands over to Hydra.
+        A decorator. The decorated function takes the command line without the program (by default
+        that of this process), checks it, and starts Hydra.
     """
 
     def decorate(run: Run) -> Main:
@@ -90,14 +91,14 @@ class _Command:
         return describe(source, tuple(overrides)) if self.describes else checked(source)
 
     def answer(self, asked: Any) -> Any:
-        """Carries it out; within Hydra, whose log is still open then."""
+        """Runs the command within Hydra, while Hydra's log is still open."""
         folder = asked.folder if self.describes else asked.get("run")
         with one_sentence(None if folder is None else Path(str(folder))):
             return self.run(asked)
 
 
 def _start(command: _Command, arguments: Sequence[str] | None) -> None:
-    # Ranks start anew with the file of the command and the same arguments.
+    # Lightning starts the other ranks with the command's file and the same arguments.
     file = inspect.getfile(command.run)
     sys.argv = [file, *(sys.argv[1:] if arguments is None else arguments)]
     if {"-h", "--help"} & set(sys.argv):
@@ -112,7 +113,7 @@ def _start(command: _Command, arguments: Sequence[str] | None) -> None:
         overrides = spelled([a for a in sys.argv[1:] if a not in flags])
         sys.argv[1:] = [*flags, *overrides]
         compositions = composed(overrides, command.name)
-        if not {"--cfg", "-c", "--info"} & set(flags):  # what is unfinished may be shown
+        if not {"--cfg", "-c", "--info"} & set(flags):  # --cfg may show missing values
             described = [command.read(each.source(), each.overrides) for each in compositions]
             if command.check is not None:
                 command.check(described, bool({"-m", "--multirun"} & set(flags)))
@@ -129,16 +130,16 @@ def _start(command: _Command, arguments: Sequence[str] | None) -> None:
 
 @contextmanager
 def hydra_raising(run: Task) -> Iterator[Task]:
-    """Has Hydra raise its own errors, such as a folder that cannot be made, instead of printing.
+    """Makes Hydra raise its errors, such as a folder that cannot be made, instead of printing them.
 
-    It does so under the variable with which users ask for tracebacks; the run itself, and the ranks
-    that it starts, see the user's.
+    Hydra does so if the variable is set with which users ask for tracebacks. The run and the ranks
+    that it starts see the user's value of that variable.
 
     Args:
-        run: What Hydra will call.
+        run: The function that Hydra will call.
 
     Yields:
-        The same for Hydra.
+        The function to pass to Hydra.
     """
     global _users
     _users = os.environ.get(FULL_ERROR)
@@ -156,7 +157,7 @@ def hydra_raising(run: Task) -> Iterator[Task]:
             raise
         _put(_users)
         raise DataError(
-            f"Cannot write {error.filename or 'the folder of the run'} "
+            f"Cannot write {error.filename or 'the run folder'} "
             f"({error.strerror or error}); choose another folder by hydra.run.dir=FOLDER."
         ) from error
     finally:
@@ -165,7 +166,7 @@ def hydra_raising(run: Task) -> Iterator[Task]:
 
 @contextmanager
 def as_the_user_asked() -> Iterator[None]:
-    """Shows tracebacks, within Hydra, only if the user has asked for them."""
+    """Shows tracebacks within Hydra only if the user asked for them."""
     _put(_users)
     try:
         yield
@@ -181,10 +182,10 @@ def _put(value: str | None) -> None:
 
 
 def checked_flags(arguments: Sequence[str]) -> list[str]:
-    """Returns Hydra's flags with their values; what is left are overrides.
+    """Returns Hydra's flags with their values, without the overrides.
 
     Raises:
-        ConfigError: If one is not for use here.
+        ConfigError: If a flag is not allowed.
 
     Example:
         >>> checked_flags(["-m", "seed=0,1", "--cfg", "job"])
@@ -216,7 +217,7 @@ key=value.
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Rests the garbage collector: modules stay, so looking through them again is lost time."""
+    """Pauses the garbage collector: imported modules stay, so scanning them again wastes time."""
     gc.disable()
     try:
         yield
@@ -229,11 +230,11 @@ def loading() -> Iterator[None]:
 def one_sentence(folder: Path | None = None) -> Iterator[None]:
     """Prints an error as one sentence on stderr and exits with status 1.
 
-    ``HYDRA_FULL_ERROR=1`` shows the traceback instead. Of the errors that stop all ranks alike, the
-    first rank speaks for all. The traceback of an error that is no user's goes to a file.
+    ``HYDRA_FULL_ERROR=1`` shows the traceback instead. If an error stops all ranks alike, only the
+    first rank prints it. The traceback of an unexpected error goes to a file.
 
     Args:
-        folder: The run folder, if there will be one.
+        folder: The run folder, if the command has one.
     """
     try:
         yield
@@ -251,7 +252,7 @@ def one_sentence(folder: Path | None = None) -> Iterator[None]:
 
 
 def _logged(error: Exception, folder: Path | None) -> str:
-    """Writes the traceback, in the folder of a run that has begun if possible, and says where."""
+    """Writes the traceback, if possible to the folder of a run that began, and says where."""
     text = "".join(traceback.format_exception(error))
     places = [tempfile.gettempdir()]
     if folder is not None and (folder / "config.yaml").is_file():
@@ -268,16 +269,16 @@ def _logged(error: Exception, folder: Path | None) -> str:
 
 
 class Watch(Callback):
-    """Refuses a folder that is not empty, and keeps what was there before.
+    """Refuses a run folder that is not empty, and keeps the files that were there before.
 
-    Hydra itself only makes the run folder and writes the record of a sweep; whatever else a run
-    folder holds is written once the run has claimed it.
+    Hydra only makes the run folder and writes the record of a sweep. The run writes everything else
+    after it has claimed the folder.
     """
 
     seen: ClassVar[Before | None] = None
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Looks at the folder of a single run."""
+        """Checks the folder of a single run."""
         with _answered(), _resolving(config):
             folder = Path(str(OmegaConf.select(config, "hydra.run.dir")))
             if config.resume is None and is_first_process():
@@ -285,7 +286,7 @@ class Watch(Callback):
             Watch.seen = Before.of(folder)
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Looks at the folder of a sweep, which an earlier sweep may have left."""
+        """Checks the folder of a sweep, which an earlier sweep may have left."""
         with _answered(), _resolving(config):
             folder = Path(str(OmegaConf.select(config, "hydra.sweep.dir")))
             refuse_full(folder, known_by=SWEEP)
@@ -294,7 +295,7 @@ class Watch(Callback):
 
 @contextmanager
 def _answered() -> Iterator[None]:
-    """Ends the program at a mistake, which Hydra would only warn of."""
+    """Stops the program at a mistake of which Hydra would only warn."""
     try:
         with as_the_user_asked(), one_sentence():
             yield
@@ -305,7 +306,7 @@ def _answered() -> Iterator[None]:
 
 @contextmanager
 def _resolving(config: DictConfig) -> Iterator[None]:
-    """Lets ``${hydra:…}`` find its values already now."""
+    """Gives ``${hydra:…}`` its values before Hydra runs."""
     hydra = HydraConfig.instance()
     before = hydra.cfg
     hydra.set_config(config)

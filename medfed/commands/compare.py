@@ -11,7 +11,7 @@ from medfed.config.sections import Section
 @command("compare")
 def main(config: Section) -> None:
     """Prints the table and writes CSV, Markdown and pictures."""
-    # Imported late, so that --help and mistakes in the configuration answer at once.
+    # Imported here, so that --help and errors in the configuration appear at once.
     from medfed.reports.comparison import compare_runs
 
     runs = config.runs if isinstance(config.runs, list) else [config.runs]

@@ -1,9 +1,10 @@
 """Runs an experiment across hospitals: ``medfed deploy experiment=NAME sites=[A,B] kit=DIR``.
 
-Needs NVIDIA FLARE, ``pip install "medfed[sites]"``, and runs on the machine of FLARE's server. The
-kits of a new federation: ``medfed deploy provision=DIR sites=[a,b] server=NAME``. All other keys
-are those of ``medfed train``; what is each site's own, such as where its data are, its file says.
-A hospital joins a finished run: ``medfed deploy run=FOLDER onboard=SITE kit=DIR``.
+The command needs NVIDIA FLARE (``pip install "medfed[sites]"``) and runs on the machine of FLARE's
+server. ``medfed deploy provision=DIR sites=[a,b] server=NAME`` makes the kits of a new federation.
+``medfed deploy run=FOLDER onboard=SITE kit=DIR`` lets a hospital join a finished run. All other
+keys are those of ``medfed train``. A file at each site holds what only that site knows, such as the
+path of its data.
 """
 
 from __future__ import annotations
@@ -44,13 +45,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def split(given: Sequence[str]) -> tuple[Section, list[str]]:
-    """Parts a command line into the keys of this command, composed and checked, and those of train.
+    """Splits a command line into this command's keys, composed and checked, and those of train.
 
     Raises:
-        ConfigError: If a value cannot be used, or something is missing.
+        ConfigError: If a value is not allowed or missing.
     """
     if flag := next((a for a in given if a.startswith("-")), None):
-        raise ConfigError(f"medfed {NAME} takes KEY=VALUE, and not {flag}; it runs one experiment.")
+        raise ConfigError(
+            f"medfed {NAME} takes KEY=VALUE, not {flag}: it runs one experiment; leave {flag} out."
+        )
     known = set(yaml.safe_load((CONFIG_DIR / f"{NAME}.yaml").read_text()))
     rest = [a for a in given if a.partition("=")[0].partition(".")[0] not in known]
     listed = (re.sub(r"^sites=([^\[].*)", r"sites=[\1]", a) for a in given if a not in rest)
@@ -58,10 +61,10 @@ def split(given: Sequence[str]) -> tuple[Section, list[str]]:
     if settings.run is not None or settings.onboard is not None:
         _check_joining(settings, [*rest, *(a for a in given if a.startswith(_OF_A_RUN))])
     elif settings.sites in ("???", []):
-        raise ConfigError("Name the hospitals by sites=[NAME,NAME], as their kits are called.")
+        raise ConfigError("Name the hospitals by sites=[NAME,NAME]: the names of their kits.")
     if settings.provision is None and settings.dry_run is None and settings.kit is None:
         raise ConfigError(
-            "Name the folder of the coordinator's own kit by kit=DIR; provision=DIR makes kits, "
+            "Name the folder of the coordinator's kit by kit=DIR; provision=DIR makes kits, "
             "and dry_run=DIR only writes the job."
         )
     return settings, rest
@@ -71,29 +74,29 @@ def _check_joining(settings: Section, odd: Sequence[str]) -> None:
     """Checks the command line by which a hospital joins a finished run.
 
     Raises:
-        ConfigError: If something is missing, or not to be chosen any more.
+        ConfigError: If a key is missing, or the finished run has already decided its value.
     """
     if settings.run is None or settings.onboard is None:
         raise ConfigError(
-            "A hospital joins a finished run by run=FOLDER onboard=SITE: the coordinator's run "
-            "folder, and the hospital as its kit is called."
+            "To let a hospital join a finished run, give run=FOLDER onboard=SITE: the "
+            "coordinator's run folder and the name of the hospital's kit."
         )
     if odd:
         raise ConfigError(
-            f"{odd[0]} cannot be chosen where a hospital joins a finished run, which has all of "
-            "that already; leave it out."
+            f"{odd[0]} cannot be set when a hospital joins a finished run, which has decided it "
+            "already; leave it out."
         )
     if settings.onboard_steps < 1:
         raise ConfigError(f"onboard_steps must be at least 1, not {settings.onboard_steps}.")
 
 
 def deploy(keys: Section, rest: Sequence[str], given: Sequence[str]) -> None:
-    """Makes kits, writes a job, or carries the experiment out.
+    """Makes kits, writes a job, or runs the experiment.
 
     Args:
         keys: This command's keys.
-        rest: The overrides that are also those of ``medfed train``.
-        given: The whole command line, to be shown again.
+        rest: The overrides for ``medfed train``.
+        given: The whole command line, from which the command to resume is made.
     """
     if keys.provision is not None:
         actions.make_kits(
@@ -104,7 +107,7 @@ def deploy(keys: Section, rest: Sequence[str], given: Sequence[str]) -> None:
         deployment = actions.deployment_of(keys, rest)
     if keys.dry_run is not None:
         job, agreed, approval = actions.write_job(deployment, Path(keys.dry_run))
-        print(f"{job}: the job; {agreed}: what all sites agree on, for them to check.")
+        print(f"The job is in {job}. What all sites agree on, for them to check, is in {agreed}.")
         print(f"A site approves it by this line in its file: agreed: {approval}")
         return
     try:
@@ -115,7 +118,7 @@ def deploy(keys: Section, rest: Sequence[str], given: Sequence[str]) -> None:
         again = [o for o in given if not o.startswith(("resume=", "folder="))]
         again += [f"resume={deployment.folder}"] * (keys.onboard is None)
         line = shlex.join(["medfed", NAME, *again])
-        error.args = (f"the job was ended at the sites, too; go on by: {line}",)
+        error.args = (f"the job was stopped at the sites, too; continue it with: {line}",)
         raise
 
 

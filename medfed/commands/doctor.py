@@ -1,7 +1,7 @@
 """Says what this machine has, what makes a run fast here, and what is wrong with the installation.
 
-Nothing is asked of the network. The last line says whether all is well; where it is not, the
-command ends with status 1.
+The command does not use the network. Its last line says whether something is wrong; if so, the
+command exits with status 1.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     with one_sentence():
         if given:
-            raise ConfigError(f"medfed doctor takes no arguments, and {given[0]!r} is one.")
+            raise ConfigError(f"medfed doctor takes no arguments; leave {given[0]!r} out.")
         with loading():
             from medfed.run import doctor
 

@@ -1,7 +1,7 @@
-"""Measures a finished run again: ``medfed evaluate run=DIR split=val``.
+"""Evaluates a finished run: ``medfed evaluate run=DIR split=val``.
 
-Hospitals that join it later: ``medfed evaluate run=DIR onboard=all k=1,5,20``.
-With some channels only: ``medfed evaluate run=DIR subsets=all``.
+``medfed evaluate run=DIR onboard=all k=1,5,20`` lets hospitals join the run.
+``medfed evaluate run=DIR subsets=all`` evaluates it with only some of the channels.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from medfed.config.sections import Section
 
 
 def onboard(config: Section, folder: Path) -> None:
-    """Lets hospitals join the run, writes what was measured and prints the table."""
+    """Lets hospitals join the run, writes their scores and prints the table."""
     from medfed.reports.onboarding import print_onboarding, write_onboarding
     from medfed.run.onboarding import onboard as measured
 
@@ -25,7 +25,7 @@ def onboard(config: Section, folder: Path) -> None:
 
 
 def subsets(config: Section, folder: Path) -> None:
-    """Measures the run on subsets of the channels, writes that and prints the tables."""
+    """Evaluates the run on subsets of the channels, writes the scores and prints the tables."""
     from medfed.reports.subsets import print_subsets, write_subsets
     from medfed.run.subsets import measure_subsets
 
@@ -42,13 +42,15 @@ def main(config: Section) -> None:
     folder = Path(str(config.run))
     if config.subsets is not None:
         if config.onboard is not None:
-            raise ConfigError("onboard and subsets are two evaluations; set one of them to null.")
+            raise ConfigError(
+                "onboard and subsets are separate evaluations; set one of them to null."
+            )
         subsets(config, folder)
         return
     if config.onboard is not None:
         onboard(config, folder)
         return
-    # Imported late, so that --help and mistakes in the configuration answer at once.
+    # Imported here, so that --help and errors in the configuration appear at once.
     from medfed.run.evaluation import evaluate_run
     from medfed.run.printed import print_summary
 

@@ -9,7 +9,7 @@ from medfed.config.sections import Section
 @command("export")
 def main(config: Section) -> None:
     """Writes a bundle per client and prints their sizes and metrics."""
-    # Imported late, so that --help and mistakes in the configuration answer at once.
+    # Imported here, so that --help and errors in the configuration appear at once.
     from medfed.delivery.main import export
 
     export(config)

@@ -1,4 +1,4 @@
-"""Help: the commands; of each its groups, keys and their comments, read from its primary config."""
+"""Help: the commands, and each one's groups, keys and comments, read from its primary config."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from medfed.config.compose import CONFIG_DIR
 
 COMMANDS = {
     "train": "train one federation, or a sweep of them, and write a run folder",
-    "evaluate": "measure a finished run again, on subsets of its channels, or onboard hospitals",
-    "benchmark": "many methods, tuned alike, on a suite of tasks: table, intervals, verdicts",
-    "advise": "which method for your hospitals, by a pilot on your own patients",
-    "report": "finished runs on one page: which method, how surely, and who would be harmed",
-    "compare": "finished runs side by side: table, pictures, findings",
-    "prepare": "read data ahead of training; show=true shows what each client would get",
-    "export": "write each client's model of a run as a MONAI Bundle, quantised on request",
-    "deploy": "train one federation across hospitals, by NVIDIA FLARE",
-    "predict": "run a hospital's bundle on scans, images or tables",
+    "evaluate": "evaluate a finished run, also on subsets of its channels, or onboard hospitals",
+    "benchmark": "compare methods, tuned alike, on a suite of tasks: table, intervals, verdicts",
+    "advise": "say which method suits your hospitals, from a pilot on your own patients",
+    "report": "write a page about finished runs: which method, how sure, and who is harmed",
+    "compare": "compare finished runs: table, pictures, findings",
+    "prepare": "read data before training; show=true shows what each client would get",
+    "export": "write each client's model as a MONAI Bundle, quantised on request",
+    "deploy": "train one federation across hospitals, with NVIDIA FLARE",
+    "predict": "apply a hospital's bundle to scans, images or tables",
 }
 # Commands without a primary config.
 PLAIN = {
-    "methods": "what each method keeps, sends and costs; methods NAME: one in full",
-    "doctor": "what this machine has, what makes a run fast on it, and what is wrong",
-    "site": "at a hospital: check what it has and what would leave; or withdraw it from a run",
+    "methods": "show what each method keeps, sends and costs; methods NAME shows one in full",
+    "doctor": "show what this machine has, what makes a run fast on it, and what is wrong",
+    "site": "check at a hospital what it has and what would leave; or withdraw a hospital",
 }
 USAGE = """medfed {version}: personalized federated learning for medical imaging
 
@@ -46,7 +46,7 @@ medfed COMMAND --help lists the command's groups and keys."""
 
 
 class Key(NamedTuple):
-    """A key of a primary config as its file shows it."""
+    """A key of a primary config, with the default and comment of its file."""
 
     name: str
     default: str
@@ -64,7 +64,7 @@ def print_help(name: str, doc: str) -> None:
 
     Args:
         name: The command.
-        doc: The docstring of its module: a line that says what it does, then more.
+        doc: The docstring of its module.
     """
     text = (CONFIG_DIR / f"{name}.yaml").read_text()
     first, _, rest = doc.replace("``", "").strip().partition("\n")
@@ -116,7 +116,7 @@ def groups(text: str) -> Iterator[tuple[str, str]]:
 
 
 def keys(text: str) -> Iterator[Key]:
-    r"""Yields the keys of a primary config, those of its sections with the section's name.
+    r"""Yields the keys of a primary config; a key of a section has the section's name in front.
 
     Example:
         >>> list(keys("a:        # a section\n  b: 1    # one\nhydra:\n  run: x\n"))

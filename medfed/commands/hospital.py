@@ -1,6 +1,7 @@
-"""What runs at a hospital: a site of a federation, in the process that NVIDIA FLARE starts there.
+"""A hospital's part of a federation, in the process that NVIDIA FLARE starts at that hospital.
 
-It is here as it joins two wings: the site, and the bundle of the model that it has in the end.
+It is here because it uses two packages that do not know each other: ``sites`` for the training,
+``delivery`` for the bundle of the final model.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from medfed.sites import actions
 
 
 class Hospital:
-    """The component that a job names for each site; its file is ``local/medfed.yaml`` of its kit.
+    """The component that a job names for each site; ``local/medfed.yaml`` in its kit is its file.
 
     Args:
         agreed: What all sites have agreed on, encoded by :mod:`medfed.sites.flare_processes`.
@@ -29,9 +30,9 @@ class Hospital:
 
     @collab.publish
     def answer(self, request: bytes) -> bytes:
-        """Answers as :class:`medfed.sites.site.Site` does.
+        """Answers like :class:`medfed.sites.site.Site`.
 
-        Of an exception FLARE would send text and traceback to the server, so none may pass.
+        No exception may leave this function: FLARE would send its text and traceback to the server.
         """
         with self._lock:
             if self._answer is None:

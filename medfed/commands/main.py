@@ -1,4 +1,4 @@
-"""``medfed``: finds the command and hands the rest of the line to it."""
+"""``medfed``: finds the command and passes the rest of the line to it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Prints what each method keeps, sends and costs; ``medfed methods apfl``: one in full.
+"""Prints what each method keeps, sends and costs; ``medfed methods apfl`` prints one in full.
 
-``plugins=FOLDER`` adds methods of your own; ``--markdown`` prints the table as the documents have
-it.
+``plugins=FOLDER`` adds your methods. ``--markdown`` prints the table of the documentation.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class Method(NamedTuple):
     """A method that a run may choose.
 
     Attributes:
-        name: As ``algorithm=`` has it.
+        name: Its name in ``algorithm=NAME``.
         yaml: Its hyper-parameters.
         kind: Its class.
     """
@@ -92,7 +91,7 @@ def yamls(plugins: Sequence[str] = ()) -> dict[str, Path]:
     """Returns the yaml of each method by name, in order.
 
     Args:
-        plugins: Overrides that name folders.
+        plugins: Overrides such as ``plugins=FOLDER``.
 
     Example:
         >>> "fedavg" in yamls()
@@ -113,7 +112,7 @@ def method(name: str, yaml: Path) -> Method:
         yaml: Its file.
 
     Raises:
-        ConfigError: If it names something that a configuration may not build.
+        ConfigError: If the yaml names something that a configuration may not build.
     """
     from hydra.utils import get_class
     from omegaconf import OmegaConf
@@ -126,7 +125,7 @@ def method(name: str, yaml: Path) -> Method:
 
 
 def by_family(methods: Iterator[Method]) -> list[Method]:
-    """Returns methods in the order of families, then of names."""
+    """Returns methods ordered by family, then by name."""
     from typing import get_args
 
     from medfed.federation.card import Family
@@ -136,7 +135,7 @@ def by_family(methods: Iterator[Method]) -> list[Method]:
 
 
 def print_table(methods: Sequence[Method]) -> None:
-    """Prints a table as wide as the terminal, a section for each family."""
+    """Prints a table as wide as the terminal, with a section per family."""
     console = Console(highlight=False)
     table = Table(box=SIMPLE_HEAD)
     table.add_column("algorithm=", no_wrap=True)
@@ -157,7 +156,7 @@ def print_table(methods: Sequence[Method]) -> None:
 
 
 LEGEND = (
-    "shared: what is averaged. weights: its parameters alone. personal: the personal part, if any. "
+    "shared: what is averaged. weights: its parameters only. personal: the personal part, if any. "
     "model: both.\nDown and up: per client and round, 4 bytes a number in fp32. passes: "
     "gradient passes per local step.\nmedfed methods NAME prints one in full."
 )
@@ -179,7 +178,7 @@ def print_page(one: Method) -> None:
 
 
 def markdown(methods: Sequence[Method]) -> str:
-    """Returns the table of the documents."""
+    """Returns the table of the documentation."""
     lines = [f"| {' | '.join(['`algorithm=`', 'family', *COLUMNS[1:]])} |", "|---" * 11 + "|"]
     for one in methods:
         name, *rest = one.row

@@ -1,4 +1,4 @@
-"""Runs an exported model: ``medfed predict bundle=DIR input=FILE output=FILE``."""
+"""Applies an exported model to new data: ``medfed predict bundle=DIR input=FILE output=FILE``."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from medfed.config.sections import Section
 
 @command("predict")
 def main(config: Section) -> None:
-    """Predicts and prints what was written."""
-    # Imported late, so that --help and mistakes in the configuration answer at once.
+    """Predicts, and prints which files it wrote."""
+    # Imported here, so that --help and errors in the configuration appear at once.
     from medfed.delivery.main import predict
 
     predict(config)

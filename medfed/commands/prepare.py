@@ -1,6 +1,7 @@
-"""Prepares data ahead of training: ``medfed prepare data=luna16 data.path=DIR``.
+"""Prepares data before training: ``medfed prepare data=luna16 data.path=DIR``.
 
-What every client would get: ``medfed prepare data=luna16 partition=label_imbalance show=true``.
+To see what every client would get, add ``show=true``:
+``medfed prepare data=luna16 partition=label_imbalance show=true``.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from medfed.config.description import RunDescription
 
 @command("prepare", runs=True)
 def main(config: RunDescription) -> None:
-    """Makes the cache, or completes or verifies the one that is there."""
-    # Imported late, so that --help and mistakes in the configuration answer at once.
+    """Makes the cache, or completes and verifies an existing one."""
+    # Imported here, so that --help and errors in the configuration appear at once.
     from medfed.run.prepare import prepare
 
     prepare(config)

@@ -1,7 +1,7 @@
-"""Writes one page on finished runs: ``medfed report runs=SWEEP_DIR``.
+"""Writes one page about finished runs: ``medfed report runs=SWEEP_DIR``.
 
-Which method is better, how surely, and who would be better off alone; with intervals that the runs
-can bear, in a page that opens without a network, and tables and vector pictures for papers.
+The page says which method is better, how sure that is, and which clients do better with local
+training. It opens without a network. Tables and vector pictures for papers are files next to it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from medfed.config.sections import Section
 @command("report")
 def main(config: Section) -> None:
     """Writes the page, tables and pictures, and prints the table."""
-    # Imported late, so that --help and mistakes in the configuration answer at once.
+    # Imported here, so that --help and errors in the configuration appear at once.
     from medfed.reports.report import report_runs
 
     runs = config.runs if isinstance(config.runs, list) else [config.runs]

@@ -1,9 +1,10 @@
-"""For federations of real sites: ``medfed site check agreed=FILE local=FILE`` at a hospital.
+"""Checks or withdraws a hospital of a federation: ``medfed site check agreed=FILE local=FILE``.
 
-``check`` reads a site's own data as all have agreed (``agreed.json``, which ``medfed deploy
-dry_run=DIR`` writes) and as its own file says, shows its patients, and says what would leave.
-``withdraw run=FOLDER site=NAME`` takes a site out of the rounds to come of a run that has stopped,
-at the coordinator; with ``forget=true`` the server forgets what it keeps of it.
+``check`` runs at the hospital. It reads the hospital's data by two files: ``agreed`` (what all
+sites agree on; ``medfed deploy dry_run=DIR`` writes it as ``agreed.json``) and ``local`` (the
+hospital's file). It shows the patients and says what would leave the hospital.
+``withdraw run=FOLDER site=NAME`` runs at the coordinator. It takes a site out of the remaining
+rounds of a stopped run. With ``forget=true`` the server also deletes its state of the site.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         what, *rest = given
         if what not in _KEYS:
             raise ConfigError(
-                f"Unknown command medfed site {what}{did_you_mean(what, _KEYS)}; there are "
+                f"Unknown command medfed site {what}{did_you_mean(what, _KEYS)}; the commands are "
                 f"{', '.join(_KEYS)}."
             )
         keys = read(what, rest)
@@ -51,11 +52,11 @@ def read(what: str, given: Sequence[str]) -> dict[str, str]:
     """Returns the keys of a command.
 
     Args:
-        what: Which one.
-        given: The rest of the line.
+        what: The command, such as ``check``.
+        given: The rest of the command line.
 
     Raises:
-        ConfigError: If a key is unknown or lacking.
+        ConfigError: If a key is unknown or missing.
     """
     keys = {a.partition("=")[0]: a.partition("=")[2] for a in given}
     for key in keys:

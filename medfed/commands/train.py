@@ -1,6 +1,6 @@
 """Trains one federation: ``medfed train experiment=brats_pfednet algorithm=fedavg``.
 
-With ``-m`` every combination of several values: ``medfed train -m algorithm=fedavg,ditto``.
+``-m`` trains every combination of several values: ``medfed train -m algorithm=fedavg,ditto``.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 def check(configs: Sequence[RunDescription], sweep: bool) -> None:
-    """Lets the algorithm and what surrounds it judge their values, before anything else is loaded.
+    """Checks the algorithm, budget and cohort by building them before anything large is loaded.
 
     Raises:
-        ConfigError: If a value is out of range, a sweep would run on several ranks, each of which
-            would start the whole sweep again, or ranks would have a folder each.
+        ConfigError: If a value is out of range; if a sweep would run on several ranks, since each
+            rank would start the whole sweep again; or if each rank would have a folder of its own.
     """
     for config in configs:
         ranks = config.trainer["devices"]
@@ -50,15 +50,15 @@ def check(configs: Sequence[RunDescription], sweep: bool) -> None:
 
 @contextmanager
 def says_how_to_go_on(config: RunDescription) -> Iterator[None]:
-    """Tells who stops a run how to continue it."""
+    """Says how to continue a run that the user stops."""
     try:
         yield
     except KeyboardInterrupt as error:
-        from medfed.records.folder import RunFolder  # late: a command that starts needs it not
+        from medfed.records.folder import RunFolder  # only a stopped run needs it
 
         run = RunFolder(Path(config.folder))
         opened = run.config_yaml.exists()
-        error.args = (_go_on(config, run) if opened else "nothing was begun: run it again.",)
+        error.args = (_go_on(config, run) if opened else "the run had not begun; start it again.",)
         raise
 
 
@@ -66,14 +66,14 @@ def _go_on(config: RunDescription, run: RunFolder) -> str:
     given = [o for o in config.overrides or () if not o.startswith("resume=")]
     command = shlex.join(["medfed", "train", *given, f"resume={run.folder}"])
     if run.rounds:
-        return f"go on after the last finished round by: {command}"
-    return f"no round was finished; start it again by: {command}"
+        return f"continue after the last finished round with: {command}"
+    return f"no round was finished; start it again with: {command}"
 
 
 @command("train", check, runs=True)
 def main(config: RunDescription) -> float | None:
     """Runs the composed configuration and returns the selection metric's mean on validation."""
-    # Imported late, so that --help and mistakes in the configuration answer at once.
+    # Imported here, so that --help and errors in the configuration appear at once.
     with loading():
         from medfed.commands.command_line import Watch
         from medfed.run.train import train

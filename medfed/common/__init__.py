@@ -1,1 +1,1 @@
-"""What everything else stands on: errors, tensors, seeds, files, console, figures."""
+"""Helpers that all other packages use: errors, tensors, seeds, files, console, figures."""

@@ -10,10 +10,10 @@ from medfed.common.errors import ConfigError, did_you_mean
 
 
 def check_choices(section: str, holder: object) -> None:
-    """Checks the fields whose annotation is a ``Literal``: it says what they may be.
+    """Checks the fields whose annotation is a ``Literal``, which lists the allowed values.
 
     Args:
-        section: Where the object is configured.
+        section: The section that configures the object.
         holder: The object.
 
     Raises:
@@ -34,15 +34,15 @@ literal.
 
 
 def check_known(key: str, value: object, known: Iterable[str]) -> None:
-    """Checks that a value is among those that are known.
+    """Checks that a value is known.
 
     Args:
-        key: Where it is configured.
-        value: What was configured.
-        known: What is accepted.
+        key: The key of the value.
+        value: The value.
+        known: The accepted values.
 
     Raises:
-        ConfigError: If it is not; the known ones are named.
+        ConfigError: If it is unknown; the error names the known values.
 
     Example:
         >>> check_known("data.reader.color", "gray", ["grey", "rgb"])
@@ -95,9 +95,9 @@ def check_share(key: str, value: float, interval: str = "[0, 1]") -> None:
     """Checks that a number is between 0 and 1.
 
     Args:
-        key: Where it is configured.
-        value: What was configured.
-        interval: A round bracket where 0 or 1 itself is left out.
+        key: The key of the value.
+        value: The value.
+        interval: The allowed interval; a round bracket excludes 0 or 1.
 
     Raises:
         ConfigError: If it is not, or is not a number.
@@ -115,15 +115,15 @@ def check_share(key: str, value: float, interval: str = "[0, 1]") -> None:
 
 
 def check_count(key: str, value: int | None, optional: bool = False) -> None:
-    """Checks that a number of something is 1 or more.
+    """Checks that a count is 1 or more.
 
     Args:
-        key: Where it is configured.
-        value: What was configured.
-        optional: Whether it may be left out.
+        key: The key of the value.
+        value: The value.
+        optional: Whether null is allowed, too.
 
     Raises:
-        ConfigError: If it is less.
+        ConfigError: If it is less than 1.
 
     Example:
         >>> check_count("algorithm.local_steps", 0, optional=True)
@@ -138,14 +138,14 @@ def check_count(key: str, value: int | None, optional: bool = False) -> None:
 
 
 def checked_scale(scale: object, key: str) -> tuple[float, float]:
-    """Returns mean and deviation of an outcome.
+    """Returns mean and standard deviation of an outcome, after checking them.
 
     Args:
-        scale: What somebody says they are.
-        key: Who says so.
+        scale: The mean and the standard deviation.
+        key: The key of the value.
 
     Raises:
-        ConfigError: If they are not a finite mean and a deviation above 0.
+        ConfigError: If they are not a finite mean and a finite deviation above 0.
 
     Example:
         >>> checked_scale([450, 60], "data.outcome_scale")
@@ -155,6 +155,6 @@ def checked_scale(scale: object, key: str) -> tuple[float, float]:
     numbers = [x for x in given if isinstance(x, int | float) and math.isfinite(x)]
     if len(numbers) != 2 or len(given) != 2 or numbers[1] <= 0:
         raise ConfigError(
-            f"{key}={scale} must be a mean and a deviation above 0 ([0, 1]: the outcome as it is)."
+            f"{key}={scale} must be a mean and a deviation above 0 ([0, 1]: no scaling)."
         )
     return float(numbers[0]), float(numbers[1])

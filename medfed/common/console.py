@@ -1,8 +1,7 @@
-"""For people in a terminal: a console that does not squeeze tables, sizes as people write them.
+"""Text for the terminal: a console that does not squeeze tables, readable sizes, and progress.
 
-Names from the data (clients, patients, centres) as file names and as text for people.
-
-How far a long task is: a rich bar on a terminal, plain lines elsewhere.
+It also turns names from the data (clients, patients, centres) into file names and safe text.
+Progress is a bar on a terminal and plain lines elsewhere.
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-_BYTES = 120  # of a file name, so that a suffix and a prefix fit on every file system
+_BYTES = 120  # characters of a file name, so that a suffix and a prefix fit on every file system
 _SHOWN, _DRAWN = 40, 24  # characters of a name in tables and sentences, and in figures
-_RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\.|$)", re.IGNORECASE)  # by Windows
+_RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\.|$)", re.IGNORECASE)  # reserved by Windows
 
 
 def file_names(names: Iterable[str]) -> dict[str, str]:
-    """Gives every name a file name of its own, without a folder and valid on every system.
+    """Gives every name a unique file name, without a folder and valid on every system.
 
-    An ordinary name is its own file name. One that no system, or not every one, would take is
-    written with ``_`` and marked by a hash, and so are names that differ by upper case alone.
+    An ordinary name is its own file name. In a name that some system would refuse, ``_`` replaces
+    the characters, and a hash is added; names that differ only by upper case get a hash, too.
 
     Args:
         names: All names that share a folder, in any order.
@@ -64,7 +63,7 @@ def file_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def shown(name: str, most: int = _SHOWN) -> str:
-    r"""Returns a name for a sentence or a picture: on one line, visible, and not too long.
+    r"""Returns a name for a sentence or a picture: on one line, printable, and not too long.
 
     Example:
         >>> shown("hospital_0"), shown("a\nb\x1b[31m"), shown(""), len(shown("x" * 300))
@@ -75,7 +74,7 @@ def shown(name: str, most: int = _SHOWN) -> str:
 
 
 def few(names: Sequence[str], most: int = 20) -> str:
-    """Lists names for a sentence, not all of very many.
+    """Lists names for a sentence; of very many names, only the first.
 
     Example:
         >>> few(["a", "b", "c"], most=2)
@@ -86,7 +85,7 @@ def few(names: Sequence[str], most: int = 20) -> str:
 
 
 def evenly(names: Sequence[str], most: int) -> list[str]:
-    """Picks some of very many names, spread evenly, the same whenever it is asked.
+    """Picks some of very many names, spread evenly; the same names every time.
 
     Example:
         >>> evenly(["a", "b", "c", "d", "e"], 2), evenly(["a"], 2)
@@ -97,7 +96,7 @@ def evenly(names: Sequence[str], most: int) -> list[str]:
 
 
 def visible(text: str) -> str:
-    r"""Writes out the characters that would break a line or command a terminal.
+    r"""Escapes the characters that would break a line or control a terminal.
 
     Example:
         >>> visible("a\nb\x1b[31m")
@@ -107,24 +106,24 @@ def visible(text: str) -> str:
 
 
 def cell(name: str) -> str:
-    r"""Returns a name for what reads Rich's markup, such as a table or a progress bar.
+    r"""Returns a name for Rich's markup, as in a table or a progress bar.
 
     Example:
         >>> cell("hospital_0"), cell("[red]")
         ('hospital_0', '\\[red]')
     """
-    return escape(f"{shown(name)} ")[:-1]  # a backslash at the end would be doubled
+    return escape(f"{shown(name)} ")[:-1]  # Rich would double a backslash at the end
 
 
 def caption(name: str) -> str:
-    r"""Returns a name for a figure, where dollar signs would begin a formula.
+    r"""Returns a name for a figure, with its dollar signs escaped, as these begin a formula.
 
     Example:
         >>> caption("hospital_0"), caption("a$b$")
         ('hospital_0', 'a\\$b\\$')
     """
     text = shown(name, _DRAWN).replace("$", r"\$")
-    return f" {text}" if text.startswith("_") else text  # which a legend would leave out
+    return f" {text}" if text.startswith("_") else text  # legends omit names with _
 
 
 def _visible(character: str) -> bool:
@@ -152,19 +151,19 @@ def _folded(file: str) -> str:
 
 
 def wide_console() -> Console:
-    """Returns a console that does not squeeze tables where there is no terminal."""
+    """Returns a console that does not squeeze tables if there is no terminal."""
     console = Console()
     return console if console.is_terminal else Console(width=140)
 
 
 def say(console: Console, *lines: str) -> None:
-    """Prints sentences as they are, whatever their length and the names in them."""
+    """Prints sentences unchanged: without wrapping, and without reading markup in names."""
     for line in "\n".join(lines).split("\n"):
         console.print(visible(line), soft_wrap=True, highlight=False, markup=False)
 
 
 def size(count: int) -> str:
-    """Returns a number of bytes as people write it.
+    """Returns a number of bytes in a readable unit.
 
     Example:
         >>> size(512), size(2_500_000)
@@ -180,8 +179,8 @@ def size(count: int) -> str:
 
 @contextmanager
 def without_remarks() -> Iterator[None]:
-    """Keeps Lightning's remarks on what a federated run does on purpose from the terminal."""
-    # Of these, as the import of Lightning sets the level of those above them.
+    """Hides Lightning's warnings about things that a federated run does on purpose."""
+    # These loggers, because the import of Lightning sets the level of their parents.
     names = (
         "pytorch_lightning.utilities.rank_zero",
         "pytorch_lightning.trainer.connectors.checkpoint_connector",
@@ -194,7 +193,7 @@ def without_remarks() -> Iterator[None]:
         log.setLevel(logging.WARNING)
     try:
         with warnings.catch_warnings():
-            # Lightning 2.6 names torch's pytree leaves in a way that newer torch deprecates.
+            # Lightning 2.6 uses a type of PyTorch's pytrees that newer PyTorch deprecates.
             warnings.filterwarnings("ignore", message=".*LeafSpec.*")
             yield
     finally:
@@ -202,11 +201,11 @@ def without_remarks() -> Iterator[None]:
             log.setLevel(level)
 
 
-SECONDS = 10.0  # between plain lines
+SECONDS = 10.0  # seconds between plain lines
 
 
 def bar(console: Console, what: str, width: int, *columns: ProgressColumn) -> Progress:
-    """Returns a bar: what is done, how far it is, some columns, the time gone and the time left."""
+    """Returns a bar: the task, its progress, some columns, elapsed and remaining time."""
     time_left = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
     return Progress(
         TextColumn(what), BarColumn(bar_width=width), *columns, *time_left, console=console
@@ -217,10 +216,10 @@ class Steps:
     """Counts finished items; a context manager.
 
     Args:
-        total: How many there are.
+        total: The number of items.
         quiet: Whether to show nothing.
-        console: Where to write; standard error by default.
-        verb: What is being done; "prepar" gives "preparing" and "prepared".
+        console: The console; standard error by default.
+        verb: The stem of the task's verb; "prepar" gives "preparing" and "prepared".
     """
 
     def __init__(
@@ -255,7 +254,7 @@ class Steps:
         """Counts one item.
 
         Args:
-            item: Its id; the end of it is shown.
+            item: Its id, of which the end is shown.
         """
         self.done += 1
         if self._bar:

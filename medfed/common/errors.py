@@ -1,4 +1,4 @@
-"""The errors that a user can cause, each one sentence that says what to do."""
+"""The errors that a user can cause; each is one sentence that says what to do."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterable
 
 
 class MedfedError(Exception):
-    """Base of every error whose message is meant for the user, without a traceback.
+    """Base of every error whose message the user sees without a traceback.
 
     Attributes:
-        client: Whose fault it is, where that is known.
+        client: The client that caused it, if known.
     """
 
     client: str | None = None
@@ -25,31 +25,31 @@ class DataError(MedfedError):
 
 
 class WriteError(DataError, OSError):
-    """A file or folder that cannot be written, and what helps."""
+    """A file or folder that cannot be written; the message says what helps."""
 
 
 class NonFiniteError(MedfedError, ArithmeticError):
-    """A loss or a reply with NaN or infinity; the round it occurred in is not kept."""
+    """A loss or a reply with NaN or infinity; the run discards that round."""
 
 
 class CodecError(MedfedError, ValueError):
-    """Bytes of a message that nobody here wrote, that are cut short or decode to no number."""
+    """Bytes of a message that are foreign, cut short, or decode to no number."""
 
 
 class CheckpointError(MedfedError):
-    """A checkpoint or run folder that is torn, foreign or belongs to another configuration."""
+    """A checkpoint or run folder that is torn, foreign or of another configuration."""
 
 
 class SiteError(MedfedError):
-    """A hospital's machine that does not answer, or not as agreed."""
+    """A hospital's machine that does not answer, or does not answer as agreed."""
 
 
 class RankError(MedfedError):
-    """Another process of the same run has ended, without which this one cannot go on."""
+    """Another process of the same run has ended, so this process cannot continue."""
 
 
 def first_line(error: BaseException) -> str:
-    r"""Returns the first line of an error's message without its full stop, for another sentence.
+    r"""Returns the first line of an error's message, without the full stop, for another sentence.
 
     Example:
         >>> first_line(ValueError("Too short.\nSee the manual.")), first_line(EOFError())
@@ -63,11 +63,11 @@ def did_you_mean(name: str, known: Iterable[str], count: int = 3) -> str:
 
     Args:
         name: What the user wrote.
-        known: What would have been accepted.
-        count: How many near misses to name at most.
+        known: The accepted names.
+        count: Largest number of names to suggest.
 
     Returns:
-        ``" (did you mean a, b?)"``, or an empty string where nothing is close.
+        ``" (did you mean a, b?)"``, or an empty string if no name is close.
 
     Example:
         >>> did_you_mean("fedavgg", ["fedavg", "fedprox"])

@@ -1,4 +1,4 @@
-"""Figures as files."""
+"""Writes figures as files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# Files of the same figure are the same, so they do not tell the time.
+# Without a date, so that the same figure gives the same file.
 FORMATS: dict[str, dict[str, Any]] = {
     "png": {},
     "pdf": {"CreationDate": None},
@@ -25,13 +25,13 @@ FORMATS: dict[str, dict[str, Any]] = {
 def save_figures(
     folder: Path, figures: Mapping[str, Figure | None], kind: str = "png"
 ) -> dict[str, Path]:
-    """Writes figures as PNG files that are whole or not there, and as vectors where wanted.
+    """Writes figures as complete PNG files and, on request, as vector files.
 
     Args:
-        folder: Made where it is not there.
-        figures: Name to figure; ``None`` for one that there is nothing to draw for.
-        kind: Of `FORMATS`; beside PNG, which reports show, ``pdf`` or ``svg``. With ``none``
-            nothing is written.
+        folder: The folder, which is made if missing.
+        figures: Name to figure; ``None`` if there is nothing to draw.
+        kind: One of `FORMATS`: ``png``, which reports show; ``pdf`` or ``svg``, in addition to PNG;
+            ``none``, which writes nothing.
 
     Returns:
         Name to PNG file.
@@ -50,7 +50,7 @@ def save_figures(
             continue
         paths[name] = folder / f"{name}.png"
         for ending in dict.fromkeys(("png", kind)):
-            style = {"svg.hashsalt": name, "pdf.fonttype": 42}  # text stays text
+            style = {"svg.hashsalt": name, "pdf.fonttype": 42}  # keep text as text in SVG
             with replacing(folder / f"{name}.{ending}") as partial, rc_context(style):
                 figure.savefig(partial, format=ending, dpi=130, metadata=FORMATS[ending])
     return paths
@@ -59,13 +59,13 @@ def save_figures(
 def stacked_bars(
     axes: Axes, values: Mapping[str, Mapping[str, float]], colours: Sequence[str], **style: Any
 ) -> float:
-    """Draws a horizontal bar per name, the first on top, of one piece per label.
+    """Draws a stacked horizontal bar per name, the first on top, with one piece per label.
 
     Args:
-        axes: Where to draw.
-        values: By label the length of the piece of each name.
-        colours: A colour for each label, from the start again where there are more labels.
-        style: As :meth:`matplotlib.axes.Axes.barh` takes it.
+        axes: The axes.
+        values: By label, the length of the piece of each name.
+        colours: A colour for each label; more labels repeat the colours.
+        style: Further arguments of :meth:`matplotlib.axes.Axes.barh`.
 
     Returns:
         The length of the longest bar.
@@ -92,19 +92,19 @@ def legend_above(axes: Axes, columns: int) -> None:
 def legend_right(
     axes: Axes, of: Axes | None = None, title: str | None = None, fontsize: int = 9
 ) -> None:
-    """Puts a legend right of a panel, by default its own."""
+    """Puts a legend to the right of a panel, by default that panel's legend."""
     named = (of or axes).get_legend_handles_labels()
     place: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5), "frameon": False}
     axes.legend(*named, title=title, fontsize=fontsize, **place)
 
 
 def colours(count: int, few: Sequence[str], end: float = 1.0) -> list[str]:
-    """Returns a colour for each of several things: distinct ones, or a scale where there are many.
+    """Returns a colour for each of several things: distinct colours, or a scale for many things.
 
     Args:
-        count: How many things.
-        few: Colours that can be told apart.
-        end: The end of the scale, of which 1 is bright yellow.
+        count: The number of things.
+        few: Distinct colours for few things.
+        end: The end of the scale, where 1 is bright yellow.
 
     Example:
         >>> colours(2, ["#0072B2", "#D55E00"]), colours(3, ["#0072B2", "#D55E00"])

@@ -1,14 +1,16 @@
-"""Files that are whole or not there, checksums, and a lock.
+"""Writes files and folders atomically; checksums, locks, and folders for results.
 
-A folder that is whole or not there, in the place of an older one without losing it, or new.
+A file or folder is complete or does not exist, even if a process is killed. A new folder replaces
+an older one without a moment in which both are lost.
 
-While ``NAME`` is written, its parent holds ``.NAME.new``, which is not whole, and for the moment
-between two renames ``.NAME.old``, which is. A process that is killed leaves them behind; the next
-one that writes or reads ``NAME`` puts the older folder back where the new one is missing, and
-removes what is left over. ``.NAME.lock`` keeps two processes from doing so at once; the lock is the
-system's, so it ends with its process however that ends.
+While a folder ``NAME`` is written, its parent holds the incomplete ``.NAME.new`` and, between two
+renames, the complete ``.NAME.old``. A killed process leaves them behind. The next process that
+writes or reads ``NAME`` restores the older folder if the new one is missing, and removes the rest.
+``.NAME.lock`` keeps two processes from doing so at once; the operating system releases the lock
+when its process ends in any way.
 
-Folders for results: what was there before, and what goes again where nothing came of it.
+For results, this module also remembers which files existed before, and removes what a failed
+command has made.
 """
 
 from __future__ import annotations
@@ -38,29 +40,28 @@ from medfed.common.errors import ConfigError, MedfedError, WriteError
 
 _log = logging.getLogger(__name__)
 PARTIAL = ".partial-"
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # only writing fails so
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # errors that only writing gives
 _FORMULA = re.compile(r"'*[=+\-@\t\r]")
-_HOST = f"{zlib.crc32(platform.node().encode()):08x}"  # numbers of processes are a machine's own
+_HOST = f"{zlib.crc32(platform.node().encode()):08x}"  # process ids are unique only on one machine
 ExistingPath = str
-"""A file or folder of the user's that must be there: the configuration is checked for it."""
+"""A user's file or folder that must exist; the check of the configuration looks for it."""
 
 
 @contextmanager
 def replacing(path: Path, sync: bool = False) -> Iterator[Path]:
-    """Gives a file its name only when all of it is written, whoever writes it.
+    """Gives a file its name only when it is complete.
 
-    It is written beside its place under another name and then renamed, so that a process that is
-    killed leaves the whole file or none. The other name ends as the file's own does, because some
+    The caller writes to another name in the same folder, and the file is then renamed, so a killed
+    process leaves the complete file or none. The other name has the same ending, because some
     writers choose the format by it.
 
     Args:
-        path: The file's name in the end; an older file of that name is replaced, and the folder is
-            made where there is none.
-        sync: Whether to wait for the disk, so that a machine that loses power leaves no torn file
-            either: for files that are used without comparing a checksum.
+        path: The final name; an older file of that name is replaced, and a missing folder is made.
+        sync: Whether to wait for the disk, so that a power failure leaves no torn file either; for
+            files that are read without comparing a checksum.
 
     Yields:
-        Where to write.
+        The path to write to.
 
     Raises:
         WriteError: If the disk is full, the folder cannot be written, or the like.
@@ -92,8 +93,8 @@ def whole_or_none(path: Path, partial: Path) -> Iterator[None]:
     """Removes a file that could not be finished, and says in one sentence why.
 
     Args:
-        path: The file's name in the end, for the sentence.
-        partial: Where it is written.
+        path: The final name, for the sentence.
+        partial: The path that is written.
 
     Raises:
         WriteError: If the disk is full, the folder cannot be written, or the like.
@@ -110,10 +111,10 @@ def whole_or_none(path: Path, partial: Path) -> Iterator[None]:
 
 @contextmanager
 def atomic(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
-    """Opens a file as :func:`replacing` names it.
+    """Opens a file for writing that gets its name by :func:`replacing`.
 
     Args:
-        path: The file's name in the end.
+        path: The final name.
         sync: Whether to wait for the disk.
 
     Yields:
@@ -133,17 +134,17 @@ def atomic(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a file that is whole or not there, in a folder that is made for it."""
+    """Writes a file atomically; makes its folder if missing."""
     with atomic(path, sync=False) as file:
         file.write(text.encode())
 
 
 def json_text(content: object) -> str:
-    """Returns JSON that every parser reads, which Python's own NaN and Infinity are not.
+    """Returns JSON that every parser reads, unlike Python's NaN and Infinity.
 
     Args:
-        content: What JSON can hold, and numbers that are not finite: NaN becomes null, and infinity
-            a number that is larger than any other.
+        content: Anything that JSON can hold, and numbers that are not finite: NaN becomes null, and
+            infinity becomes a number that is too large for a float.
 
     Example:
         >>> print(json_text({"iou": math.nan, "loss": math.inf}))
@@ -160,7 +161,7 @@ def json_text(content: object) -> str:
     )
 
 
-_INFINITE = "\0infinite"  # no other text in JSON of ours has such a character
+_INFINITE = "\0infinite"  # no other text in medfed's JSON has this character
 
 
 def _plain(content: object) -> object:
@@ -174,7 +175,7 @@ def _plain(content: object) -> object:
 
 
 def write_json(path: Path, content: object, sync: bool = False) -> None:
-    """Writes JSON that is whole or not there, in a folder that is made for it."""
+    """Writes JSON atomically; makes its folder if missing."""
     with atomic(path, sync) as file:
         file.write((json_text(content) + "\n").encode())
 
@@ -191,7 +192,7 @@ def csv_text(header: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
         "client,iou\na,0.5\n'=1+1,-0.5\n"
     """
     text = io.StringIO()
-    # Python quotes a carriage return only where lines end with one; afterwards they do not.
+    # Python quotes a carriage return only if lines end with one; the ends are replaced afterwards.
     writer = csv.writer(text, lineterminator="\r\n")
     lines = []
     for row in (header, *rows):
@@ -203,7 +204,7 @@ def csv_text(header: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
 
 
 def original(cell: str) -> str:
-    """Returns what :func:`csv_text` was given for a cell.
+    """Returns the text from which :func:`csv_text` made a cell.
 
     Example:
         >>> original("'=1+1"), original("'a'"), original("-0.5")
@@ -213,7 +214,7 @@ def original(cell: str) -> str:
 
 
 def _inert(cell: object) -> object:
-    """A quote before text that a spreadsheet would compute, or that has such a quote already."""
+    """Puts a quote before text that a spreadsheet would compute, or that has such a quote."""
     if cell is None or isinstance(cell, int | float) or not _FORMULA.match(text := str(cell)):
         return cell
     try:
@@ -225,11 +226,11 @@ def _inert(cell: object) -> object:
 
 @contextmanager
 def writing(place: Path, otherwise: str) -> Iterator[None]:
-    """Turns what goes wrong while writing into one sentence.
+    """Turns an error while writing into one sentence.
 
     Args:
-        place: What is written.
-        otherwise: What helps beside making room.
+        place: The file or folder that is written.
+        otherwise: What helps if making room does not.
 
     Raises:
         WriteError: If the disk is full, the folder cannot be written, or the like.
@@ -253,7 +254,7 @@ room there, or set data.cache to another folder.
 def cannot_write(
     place: Path, error: OSError, otherwise: str = "choose another folder"
 ) -> WriteError:
-    """Returns the sentence on something that could not be written.
+    """Returns the error for something that could not be written.
 
     Example:
         >>> print(cannot_write(Path("/data"), PermissionError(13, "Permission denied")))
@@ -265,7 +266,7 @@ def cannot_write(
 
 
 def sync_folder(folder: Path) -> None:
-    """Puts the names in a folder on the disk, where the system has that (Windows has not)."""
+    """Writes a folder's names to the disk, if the system can do that (Windows cannot)."""
     if os.name == "posix":
         _synchronise(folder)
 
@@ -280,7 +281,7 @@ def _synchronise(path: Path) -> None:
 
 @functools.cache
 def _remove_stale(folder: Path) -> None:
-    """Removes, once per process, what processes of this machine left that are there no more."""
+    """Removes, once per process, the leftovers of processes of this machine that have ended."""
     for path in folder.glob(f"{PARTIAL}{_HOST}-*"):
         process = path.name.removeprefix(f"{PARTIAL}{_HOST}-").partition("-")[0]
         if process.isdecimal() and not _is_running(int(process)):
@@ -289,7 +290,7 @@ def _remove_stale(folder: Path) -> None:
 
 def _is_running(process: int) -> bool:
     if os.name != "posix":
-        return True  # there, asking would end it
+        return True  # on Windows, asking would end the process
     try:
         os.kill(process, 0)
     except ProcessLookupError:
@@ -300,17 +301,17 @@ def _is_running(process: int) -> bool:
 
 
 def remove_partial(folder: Path) -> None:
-    """Removes what killed processes left half-written; call it under the lock.
+    """Removes the incomplete files of killed processes; call it under the lock.
 
     Args:
-        folder: Where to look; sub-folders are not searched.
+        folder: The folder to search, without its subfolders.
     """
     for path in folder.glob(f"{PARTIAL}*"):
         path.unlink(missing_ok=True)
 
 
 def digest(content: object) -> str:
-    """Hashes what JSON can hold; the order of keys does not matter.
+    """Hashes content that JSON can hold; the order of keys does not matter.
 
     Returns:
         The SHA-256 in hexadecimal.
@@ -323,7 +324,7 @@ def digest(content: object) -> str:
 
 
 def sha256(path: Path) -> str:
-    """Hashes a file; in a module that worker processes import without PyTorch.
+    """Hashes a file; here, because worker processes import this module without PyTorch.
 
     Returns:
         The SHA-256 in hexadecimal.
@@ -382,8 +383,8 @@ through it; remove it, or put the file or folder itself there.
 def locked(folder: Path, name: str = "lock", wait: bool = True) -> Iterator[None]:
     """Holds a folder's lock.
 
-    The lock is the system's, so it ends with its process however that ends; nothing stale is left
-    to be cleared. A file beside it keeps the process id, only for the sentence.
+    The operating system releases the lock when its process ends in any way, so no stale lock needs
+    to be cleared. A file next to it keeps the process id, only for the error.
 
     Args:
         folder: An existing folder.
@@ -391,8 +392,8 @@ def locked(folder: Path, name: str = "lock", wait: bool = True) -> Iterator[None
         wait: Whether to wait for another process that holds it.
 
     Raises:
-        ConfigError: If another process holds it, and it is not to be waited for; also if the lock
-            or the other file is a link.
+        ConfigError: If another process holds it and ``wait`` is false; also if the lock or the
+            other file is a link.
     """
     holder = folder / f"{name}.pid"
     refuse_links(folder / name, holder)
@@ -403,7 +404,7 @@ def locked(folder: Path, name: str = "lock", wait: bool = True) -> Iterator[None
         who = holder.read_text() if holder.is_file() else "unknown"
         if not wait:
             raise ConfigError(
-                f"Process {who} works in {folder} already; let it end first, or choose another "
+                f"Process {who} already works in {folder}; wait until it ends, or choose another "
                 "folder."
             ) from None
         _log.warning("Waiting for process %s, which prepares %s.", who, folder)
@@ -417,10 +418,10 @@ def locked(folder: Path, name: str = "lock", wait: bool = True) -> Iterator[None
 
 @contextmanager
 def replacing_folder(folder: Path) -> Iterator[Path]:
-    """Gives a folder its name only when all of it is written; until then an older one stays.
+    """Gives a folder its name only when it is complete; until then an older one stays.
 
     Args:
-        folder: The folder's name in the end; its parents are made.
+        folder: The final name; its parents are made.
 
     Yields:
         An empty folder to write into.
@@ -450,13 +451,13 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def made_once(folder: Path) -> Iterator[Path | None]:
-    """Makes a folder that is whole or not there; of several processes the first one makes it.
+    """Makes a folder atomically; of several processes the first one makes it.
 
     Args:
-        folder: The folder's name in the end; its parents are made.
+        folder: The final name; its parents are made.
 
     Yields:
-        An empty folder to write into, or None where the folder is there.
+        An empty folder to write into, or None if the folder exists.
     """
     folder = folder.resolve()
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -474,10 +475,10 @@ def made_once(folder: Path) -> Iterator[Path | None]:
 
 
 def restore_folder(folder: Path) -> None:
-    """Puts an older folder back where a process was killed before the new one had its name.
+    """Restores an older folder if a process was killed before the new one had its name.
 
     Args:
-        folder: The folder's name; nothing is done where it is there.
+        folder: The folder's name; nothing happens if it exists.
     """
     folder = folder.resolve()
     if not folder.exists() and _beside(folder, "old").is_dir():
@@ -487,7 +488,7 @@ def restore_folder(folder: Path) -> None:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Waits for others that write the folder, then clears what killed ones left of it."""
+    """Waits for other processes that write the folder, then clears what killed processes left."""
     name = _beside(folder, "lock")
     with FileLock(name):
         _tidy(folder)
@@ -498,7 +499,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _tidy(folder: Path) -> None:
-    """What is named old is whole at any moment: before it is removed, it is renamed."""
+    """Removes the old folder; renames it first, so that a folder named old is always complete."""
     made, old = _beside(folder, "new"), _beside(folder, "old")
     shutil.rmtree(made, ignore_errors=True)
     if old.is_dir() and folder.exists():
@@ -512,27 +513,27 @@ def _beside(folder: Path, ending: str) -> Path:
     return folder.with_name(f".{folder.name}.{ending}")
 
 
-SWEEP = "multirun.yaml"  # by which the folder of a sweep is known
+SWEEP = "multirun.yaml"  # the folder of a sweep has this file
 LOCK, LOG = ".lock", "train.log"
-# What a run writes before the first round, the last of it last.
+# The files that a run writes before the first round, in this order.
 FIRST_FILES = (
     *("versions.json", "splits.json", "preprocessing.json", "cohort.json", "overrides.yaml"),
     "config.yaml",
 )
-# What a run makes before it is opened, which its last file does.
+# What a run makes before it is opened; the last file opens it.
 _BEGUN = {LOCK, f"{LOCK}.pid", LOG, *FIRST_FILES[:-1]}
 
 
 def refuse_full(folder: Path, known_by: str | None = None, otherwise: str | None = None) -> None:
-    """Refuses a folder for new results that holds anything, whoever it is from.
+    """Refuses a folder for new results that is not empty.
 
     Args:
-        folder: Where results are to go; need not exist.
-        known_by: A file that makes a folder with something in it fit all the same.
-        otherwise: What else may be done, for the sentence; by default, to resume a run.
+        folder: The folder for results; need not exist.
+        known_by: A file; a folder that holds it is accepted.
+        otherwise: Another remedy, for the error; by default, to resume a run.
 
     Raises:
-        ConfigError: If it is a file, or not empty.
+        ConfigError: If the folder is a file or not empty.
 
     Example:
         >>> import tempfile
@@ -542,21 +543,21 @@ def refuse_full(folder: Path, known_by: str | None = None, otherwise: str | None
         >>> refuse_full(folder)
         Traceback (most recent call last):
         ...
-        medfed.common.errors.ConfigError: The folder /tmp/... is not empty; name one that is, or \
+        medfed.common.errors.ConfigError: The folder /tmp/... is not empty; name an empty one, or \
 resume=FOLDER.
     """
     if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"{folder} is a file; name a folder that is new or empty.")
+        raise ConfigError(f"{folder} is a file; name a new or empty folder.")
     if known_by is not None and (folder / known_by).is_file():
         return
     if folder.is_dir() and any(folder.iterdir()) and not was_killed_early(folder):
         if otherwise is None:
             otherwise = "" if known_by else ", or resume=FOLDER"
-        raise ConfigError(f"The folder {folder} is not empty; name one that is{otherwise}.")
+        raise ConfigError(f"The folder {folder} is not empty; name an empty one{otherwise}.")
 
 
 def was_killed_early(folder: Path) -> bool:
-    """Returns whether a folder holds only what a run leaves that is killed before it is opened.
+    """Returns whether a folder holds only the leftovers of a run that was killed before it opened.
 
     Example:
         >>> import tempfile
@@ -576,11 +577,11 @@ def was_killed_early(folder: Path) -> bool:
 
 @dataclass(frozen=True)
 class Before:
-    """What was there before anything was made, so that nothing else is removed later.
+    """What existed before a command made anything, so that it never removes older files.
 
     Attributes:
-        top: Below which folders will be made; those above it may be made, too.
-        there: The folders that were there: above ``top``, itself, and below.
+        top: The folder in which the command makes others; its parents may be made, too.
+        there: The folders that existed: ``top``, those above it and those below it.
         swept: Whether an earlier sweep had left its record in ``top``.
     """
 
@@ -590,18 +591,18 @@ class Before:
 
     @classmethod
     def of(cls, top: Path) -> Before:
-        """Looks at a folder that may not exist yet."""
+        """Records the state of a folder that may not exist yet."""
         top = Path(os.path.abspath(top))
         below = [Path(folder) for folder, _, _ in os.walk(top)]
         there = frozenset([*below, *(p for p in top.parents if p.exists())])
         return cls(top, there, (top / SWEEP).exists())
 
     def remove_made(self, folder: Path, files: Iterable[str]) -> None:
-        """Removes files of a folder, and folders made since that are empty then.
+        """Removes files of a folder, and folders made since that are then empty.
 
         Args:
-            folder: Where nothing came of what was begun.
-            files: Names of files in it; they must not have been there before.
+            folder: The folder of a command that failed.
+            files: Names of files in it that did not exist before.
         """
         folder = Path(os.path.abspath(folder))
         for name in files:

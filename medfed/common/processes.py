@@ -1,10 +1,11 @@
-"""Ctrl-C and SIGTERM: an exception in the main thread, so that whatever is open is cleaned up.
+"""Signals, launchers and worker processes.
 
-Who started this process, and as which of how many: torchrun, SLURM, or nobody but its user.
+Ctrl-C and SIGTERM become an exception in the main thread, so that open files are cleaned up.
 
-Known from the environment alone, before PyTorch is imported and before ranks have met.
+Environment variables say whether torchrun or SLURM started this process, and as which of how many.
+They do so before PyTorch is imported and before the ranks connect.
 
-Worker processes whose death is noticed, also in the midst of a message.
+A pool of worker processes notices the death of a worker even in the middle of a message.
 """
 
 from __future__ import annotations
@@ -22,21 +23,21 @@ from types import FrameType
 from typing import Any, NamedTuple, NoReturn
 
 PARENT = "MEDFED_PARENT"
-"""The environment variable in which a further rank finds the process that it must not outlive."""
+"""The environment variable that gives a further rank the process that it must not outlive."""
 _BOTH = (signal.SIGINT, signal.SIGTERM)
 
 
 class Terminated(KeyboardInterrupt):
-    """Another process has asked this one to end (SIGTERM), as a queue does whose time is up."""
+    """Another process has asked this one to end (SIGTERM), as a queue does after its time limit."""
 
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
     """Ends the process with status 130 on Ctrl-C and 143 on SIGTERM, and one line on stderr.
 
-    The line is the exception's own, where whoever passed it on could say how to go on. Only the
-    first signal counts, so that a second one does not tear what the first one makes tidy. Who
-    ignores a signal, as ``nohup`` and jobs in the background do, goes on to ignore it.
+    The line is the exception's message if it has one, which says how to continue. Only the first
+    signal counts, so that a second one does not interrupt the clean-up. A process that ignores a
+    signal, like those of ``nohup`` and background jobs, still ignores it.
     """
     before = {number: signal.getsignal(number) for number in _BOTH}
     main = threading.current_thread() is threading.main_thread()
@@ -53,7 +54,7 @@ def ended_by_signals() -> Iterator[None]:
         yield
     except KeyboardInterrupt as error:
         asked = isinstance(error, Terminated)
-        how = str(error) or "what was finished is whole and kept: run it again."
+        how = str(error) or "finished work is kept; run the command again to continue."
         print(f"{'Terminated' if asked else 'Interrupted'}; {how}", file=sys.stderr)
         sys.exit(128 + (signal.SIGTERM if asked else signal.SIGINT))
     finally:
@@ -64,9 +65,9 @@ def ended_by_signals() -> Iterator[None]:
 
 @contextmanager
 def held(*numbers: signal.Signals) -> Iterator[None]:
-    """Holds signals back; processes that are started meanwhile never get them.
+    """Blocks signals; processes that are started meanwhile never get them.
 
-    They are for those whose end another process sees to: on Ctrl-C a terminal signals them all.
+    This is for processes that another process ends: on Ctrl-C a terminal signals all of them.
     """
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
@@ -79,7 +80,7 @@ def held(*numbers: signal.Signals) -> Iterator[None]:
 
 
 def end_with_parent() -> None:
-    """Ends a further rank as soon as the process is gone that has started it, however it ended."""
+    """Ends a further rank as soon as the process that started it has ended in any way."""
     parent = os.environ.get(PARENT)
     if parent is None:
         return
@@ -93,13 +94,13 @@ def end_with_parent() -> None:
 
 
 class Launched(NamedTuple):
-    """What a launcher outside of medfed says of the processes that it has started.
+    """What a launcher outside of medfed says about the processes that it has started.
 
     Attributes:
         by: ``torchrun`` or ``srun``.
-        rank: Which process this one is.
-        ranks: Their number.
-        machines: On how many machines.
+        rank: The index of this process.
+        ranks: The number of processes.
+        machines: The number of machines.
     """
 
     by: str
@@ -114,9 +115,9 @@ class Launched(NamedTuple):
 
 
 def launched(environ: Mapping[str, str] = os.environ) -> Launched | None:
-    """Returns who has started this process as one of several, if a launcher has.
+    """Returns the launcher that has started this process as one of several, if there is one.
 
-    The script of a SLURM job is no such process, though variables of SLURM are set there, too.
+    The script of a SLURM job is not one of several, although SLURM sets its variables there, too.
 
     Args:
         environ: The environment variables.
@@ -134,7 +135,7 @@ def launched(environ: Mapping[str, str] = os.environ) -> Launched | None:
     if "TORCHELASTIC_RUN_ID" in environ:
         ranks = told("WORLD_SIZE", 1)
         return Launched("torchrun", told("RANK", 0), ranks, ranks // told("LOCAL_WORLD_SIZE", 1))
-    ranks = told("SLURM_STEP_NUM_TASKS", 1)  # of the step that srun has started
+    ranks = told("SLURM_STEP_NUM_TASKS", 1)  # the step that srun has started
     if ranks > 1 and "SLURM_PROCID" in environ:
         machines = told("SLURM_STEP_NUM_NODES", told("SLURM_NNODES", 1))
         return Launched("srun", told("SLURM_PROCID", 0), ranks, machines)
@@ -142,17 +143,17 @@ def launched(environ: Mapping[str, str] = os.environ) -> Launched | None:
 
 
 def go_by_rank() -> None:
-    """Has a process that srun started as one of several ranks go by its number from here on.
+    """Makes a process of srun use its process number as its rank from here on.
 
-    Not all processes of srun are ranks: it may also start runs that have nothing to do with each
-    other. So whoever knows that this run takes several devices says so.
+    Not all processes of srun are ranks: srun may also start unrelated runs. So only callers that
+    know that this run takes several devices call this function.
     """
     if (place := launched()) is not None:
         os.environ["RANK"] = str(place.rank)
 
 
 def number(environ: Mapping[str, str] = os.environ) -> int:
-    """Returns what is 0 in the first process of a run alone: its rank, as far as that is known.
+    """Returns this process's rank, as far as it is known; only the first process of a run has 0.
 
     Args:
         environ: The environment variables.
@@ -166,52 +167,52 @@ def number(environ: Mapping[str, str] = os.environ) -> int:
 
 
 def is_first_process() -> bool:
-    """Returns whether this process writes for all: of the ranks of a run the first one does."""
+    """Returns whether this process writes for all ranks: the first one does."""
     return number() == 0
 
 
-EVERY = 1.0  # seconds between two looks
+EVERY = 1.0  # seconds between two checks
 
 
 class WatchedPool(ProcessPoolExecutor):
-    """A pool that breaks, and does not wait for ever, where a process is killed while it sends.
+    """A pool that breaks instead of waiting for ever if a process is killed while it sends.
 
-    The pool of the standard library reads a result to its end before it looks whether its processes
-    live. Of half a result there is no end: all processes, and the pool itself, hold the other end
-    of the pipe open. Here a thread looks; where one process is dead and the pool has not noticed a
-    look later, it ends the others and closes the pipe, so that the pool finds its end.
+    The pool of the standard library reads a result to its end before it checks whether its
+    processes live. Half a result never ends, because all processes and the pool itself hold the
+    other end of the pipe open. Here a thread checks: if a process is dead and the pool has not
+    noticed by the next check, the thread ends the others and closes the pipe, which wakes the pool.
     """
 
     _watch: threading.Thread | None = None
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Submits a task; raises `BrokenProcessPool` as the standard library's does."""
+        """Submits a task; raises `BrokenProcessPool` like the pool of the standard library."""
         future = super().submit(fn, *args, **kwargs)
-        if self._watch is None:  # only now: a thread that runs while processes are forked may harm
+        if self._watch is None:  # not before: forking with a thread may deadlock
             self._watch = threading.Thread(target=_watch, args=(self,), daemon=True)
             self._watch.start()
         return future
 
 
 def start_worker() -> None:
-    """Prepares a worker process: one thread, no say in Ctrl-C, and an end when its parent ends."""
+    """Prepares a worker process: one thread, no reaction to Ctrl-C, and an end with its parent."""
     os.environ.update(OMP_NUM_THREADS="1", ITK_GLOBAL_DEFAULT_NUMBER_OF_THREADS="1")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # where signals cannot be held back
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # for systems that cannot block signals
     parent = multiprocessing.parent_process()
     assert parent is not None
 
     def watch() -> None:
         parent.join()
-        os._exit(1)  # a killed parent would otherwise leave its workers waiting for ever
+        os._exit(1)  # otherwise the workers of a killed parent would wait for ever
 
     threading.Thread(target=watch, daemon=True).start()
 
 
 def _watch(pool: WatchedPool) -> None:
     manager: Any = pool._executor_manager_thread
-    processes = pool._processes or {}  # it grows as processes are started
+    processes = pool._processes or {}  # a copy: the pool adds processes
     writer = getattr(pool._result_queue, "_writer", None)  # type: ignore[attr-defined]
-    del pool  # whose end must not wait for this thread
+    del pool  # the interpreter's end must not wait for this thread
     seen = False
     while manager is not None and manager.is_alive():
         manager.join(EVERY)
@@ -226,18 +227,18 @@ def _watch(pool: WatchedPool) -> None:
 
 
 def _end_of(writer: Any) -> None:
-    """Ends a pipe from the writing side, and leaves the connection for its owner to close.
+    """Ends a pipe from the writing side, and lets the pool close the connection.
 
-    The pool wakes up at once and closes the connection in its own thread. A second close of the
-    same number would fail there, or close what another thread has just opened.
+    The pool wakes up at once and closes the connection in its thread. A second close of the same
+    file descriptor would fail there, or close what another thread has just opened.
     """
     if os.name != "posix":
         writer.close()
         return
     nowhere = os.open(os.devnull, os.O_WRONLY)
     try:
-        os.dup2(nowhere, writer.fileno())  # the number stays open, the pipe does not
+        os.dup2(nowhere, writer.fileno())  # the descriptor stays open, the pipe does not
     except OSError:
-        pass  # the pool has closed the connection meanwhile
+        pass  # the pool has already closed the connection
     finally:
         os.close(nowhere)

@@ -1,8 +1,8 @@
-"""What comes from outside, read as what it must be: JSON that means one thing, of a type.
+"""Reads content from outside as a type, and refuses JSON that can be read in two ways.
 
 A type is anything that msgspec knows: ``dict[str, float]``, a ``TypedDict``, a ``Struct`` or a
-frozen dataclass. Whatever is not of it, and whatever the standard of JSON leaves open, is refused
-in a line that names the place and never quotes more than a few letters.
+frozen dataclass. Content that does not fit the type, or that the JSON standard leaves undefined, is
+refused. The error is one line that names the place and quotes only a few letters.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 T = TypeVar("T")
 LIMIT = 1 << 26
 """Bytes of the largest file that is read."""
-_BITS = 64  # of a whole number: what computers agree on
+_BITS = 64  # of a whole number, as other programs read no more
 _SENTENCES = (
     (re.compile(r"Object missing required field `(.*)`", re.DOTALL), "{} is missing"),
     (re.compile(r"Object contains unknown field `(.*)`", re.DOTALL), "{} is unknown"),
@@ -41,21 +41,21 @@ def parse_json(
 def parse_json(
     source: Path | bytes | memoryview, kind: Any = Any, *, limit: int = LIMIT, finite: bool = True
 ) -> Any:
-    """Reads JSON whose every value means one thing, as a type.
+    """Reads JSON as a type, and refuses values that parsers read differently.
 
     Args:
         source: A file, or its bytes, in UTF-8.
-        kind: What it must hold; see :func:`fit`.
-        limit: Bytes that a file may have.
+        kind: The type; see :func:`fit`.
+        limit: Largest size of a file in bytes.
         finite: Whether NaN and infinity, which Python writes, are refused.
 
     Returns:
-        What it holds; every text can be written.
+        The content; every text in it can be encoded in UTF-8.
 
     Raises:
         OSError: If the file cannot be read.
         ValueError: If it is too large or nested too deeply, names a key twice, holds NaN, infinity,
-            a whole number of more than 64 bits or half a character, or is not of the type; the
+            a whole number of more than 64 bits or half a character, or does not fit the type; the
             reason has one line.
 
     Example:
@@ -81,7 +81,7 @@ def parse_json(
             parse_float=_finite if finite else float,
             parse_constant=_finite if finite else float,
         )
-        # The text of a key or value may be half of a pair of UTF-16, which nothing can write.
+        # A key or value may be half of a UTF-16 pair, which cannot be encoded.
         json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
@@ -96,12 +96,12 @@ def fit(content: Any, kind: type[T]) -> T:
     """Returns plain content as a type.
 
     Args:
-        content: What JSON, YAML or ``torch.load`` gave.
-        kind: The type. Keys that it does not name are left out, or refused by a ``Struct`` with
+        content: Content from JSON, YAML or ``torch.load``.
+        kind: The type. Keys that it does not have are left out, or refused by a ``Struct`` with
             ``forbid_unknown_fields``.
 
     Raises:
-        ValueError: If it is of another type; the place is named, ``[...]`` being any key.
+        ValueError: If the content does not fit; the error names the place (``[...]`` is any key).
 
     Example:
         >>> fit({"a": {"dice": 1}}, dict[str, dict[str, float]])
@@ -118,13 +118,13 @@ def fit(content: Any, kind: type[T]) -> T:
 
 
 def _sentence(text: str) -> str:
-    """Msgspec's "Expected `int`, got `str` - at `$.rounds`", place first."""
+    """Puts the place first in msgspec's "Expected `int`, got `str` - at `$.rounds`"."""
     what, _, place = text.rpartition(" - at ")
     what, place = (what, place) if what else (place, "")
     place = place.replace("`", "").removeprefix("key in ").replace("$", "").removeprefix(".")
     for pattern, sentence in _SENTENCES:
         if match := pattern.fullmatch(what):
-            # A name from outside may hold anything: as Python writes it, it has one line.
+            # A name from outside may hold anything; its repr has one line.
             name = match[1] if match[1].isidentifier() else f"{match[1]!r:.40}"
             return sentence.format(f"{place}.{name}" if place else name)
     said = what.replace("`", "").partition("\n")[0]

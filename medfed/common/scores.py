@@ -1,9 +1,9 @@
-"""Metrics of clients over rounds: the record, which way is better, statistics over clients.
+"""Metrics of clients over rounds: the record, which direction is better, statistics over clients.
 
-Two things can keep a client from having a number, and they are told apart everywhere. NaN says that
-the client's *data* leave a metric undefined, whatever is predicted (the AUROC of one class): the
-client is then no part of that metric. Whatever else is not finite says that its *model* has failed:
-that counts as the worst possible value, so that a mean is never one over those that survived.
+A client can lack a number for two reasons, which are always distinguished. NaN means that the
+client's *data* leave a metric undefined for any prediction (the AUROC of one class); statistics of
+that metric then omit the client. Any other value that is not finite means that the client's *model*
+has failed. It counts as the worst possible value, so that a mean never ignores failed models.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from numpy.typing import NDArray
 from medfed.common.console import few
 from medfed.common.files import csv_text
 
-_TOLD = 10  # clients that have a sentence each
-# Metrics of a user's own: whether smaller is better, and the worst value.
+_TOLD = 10  # clients with a sentence each
+# A user's metrics: whether smaller is better, and the worst value.
 _own: dict[str, tuple[bool, float]] = {}
 
 
 def declare(metric: str, direction: str, worst: float | None = None) -> None:
-    """Makes known what cannot be told from the name of a metric.
+    """Registers a user's metric, whose name says neither its direction nor its worst value.
 
     Args:
         metric: Its name.
         direction: ``max`` or ``min``.
-        worst: The worst value that it can take; None for infinity.
+        worst: Its worst possible value; None for infinity.
     """
     falls = direction == "min"
     _own[metric] = falls, (math.inf if falls else -math.inf) if worst is None else worst
@@ -56,7 +56,7 @@ def smaller_is_better(metric: str) -> bool:
 
 
 def worst_value(metric: str) -> float:
-    """Returns the worst value that a metric can take: what a model that has failed is given.
+    """Returns the worst possible value of a metric, which a failed model gets.
 
     Example:
         >>> worst_value("iou/whole"), worst_value("ece"), worst_value("loss"), worst_value("r2")
@@ -77,7 +77,7 @@ def worst_value(metric: str) -> float:
 
 
 def limits_of(metric: str) -> tuple[float, float]:
-    """Returns the least and the greatest value that a metric can take.
+    """Returns the least and the greatest possible value of a metric.
 
     Example:
         >>> limits_of("dice/whole"), limits_of("rmse"), limits_of("r2")
@@ -94,11 +94,11 @@ def limits_of(metric: str) -> tuple[float, float]:
 def failures_count(
     metrics: Mapping[str, float], undefined: Collection[str] | None = None
 ) -> dict[str, float]:
-    """Returns a client's metrics with the worst possible value where its model has failed.
+    """Returns a client's metrics, with the worst possible value for those of a failed model.
 
     Args:
-        metrics: As they were measured.
-        undefined: What the client's data leave undefined, which is NaN; by default what is NaN now.
+        metrics: The client's metrics.
+        undefined: Metrics that the client's data leave undefined; by default those that are NaN.
 
     Example:
         >>> failures_count({"loss": math.inf, "iou": math.nan, "auroc": math.nan}, {"auroc"})
@@ -123,7 +123,7 @@ def undefined_in(metrics: Mapping[str, float]) -> list[str]:
 def failed(clients: Mapping[str, Mapping[str, float]]) -> list[str]:
     """Returns the clients whose models have failed: a metric, mostly the loss, is infinite.
 
-    Metrics of a user's own are not asked: a distance may be infinite by its definition.
+    A user's metrics do not count: a distance may be infinite by its definition.
 
     Example:
         >>> failed({"a": {"loss": 0.5}, "b": {"loss": math.inf, "iou": 0.0}})
@@ -139,26 +139,27 @@ def failed(clients: Mapping[str, Mapping[str, float]]) -> list[str]:
 def undefined_sentences(
     clients: Mapping[str, Mapping[str, float]], split: str, where: str = ""
 ) -> list[str]:
-    """Says which clients are no part of which metric.
+    """Says which clients have no value of which metric.
 
     Args:
         clients: The metrics of each client.
-        split: Of which split.
-        where: Put before the sentences.
+        split: The split.
+        where: Text before each sentence.
 
     Example:
         >>> undefined_sentences({"a": {"loss": 0.5, "auroc": math.nan}}, "test")
-        ['The test data of a leave auroc undefined; a is left out there.']
+        ['The test data of a leave auroc undefined; its statistics omit a.']
     """
     groups: dict[tuple[str, ...], list[str]] = {}
     for client, metrics in clients.items():
         missing = undefined_in(metrics)
-        # Of a metric that is undefined as a whole, the single regions need not be named.
+        # If a metric is undefined for all regions, the sentence does not name each region.
         if names := tuple(n for n in missing if "/" not in n or n.split("/")[0] not in missing):
             groups.setdefault(names, []).append(client)
     return [
         f"{where}The {split} data of {few(who)} leave {', '.join(names)} undefined; "
-        f"{f'{who[0]} is' if len(who) == 1 else 'they are'} left out there."
+        f"{'its' if len(names) == 1 else 'their'} statistics omit "
+        f"{who[0] if len(who) == 1 else 'these clients'}."
         for names, who in groups.items()
     ]
 
@@ -166,32 +167,32 @@ def undefined_sentences(
 def failure_sentences(
     clients: Mapping[str, Mapping[str, float]], split: str, where: str = ""
 ) -> list[str]:
-    """Says which clients count as the worst possible; arguments as `undefined_sentences`.
+    """Says which clients get the worst possible values; arguments as `undefined_sentences`.
 
     Example:
         >>> failure_sentences({"b": {"loss": math.inf}}, "test", "Round 3: ")
-        ['Round 3: The loss or the predictions of b on its test data are not finite; b counts as \
-the worst possible.']
+        ['Round 3: The loss or the predictions of b on its test data are not finite; b gets the \
+worst possible values.']
     """
     lost = failed(clients)
     sentences = [
         f"{where}The loss or the predictions of {client} on its {split} data are not finite; "
-        f"{client} counts as the worst possible."
+        f"{client} gets the worst possible values."
         for client in lost[:_TOLD]
     ]
     more = len(lost) - _TOLD
-    return sentences + [f"{where}The same is so of {more} more clients."] * (more > 0)
+    return sentences + [f"{where}The same holds for {more} more clients."] * (more > 0)
 
 
 def federation_statistics(values: Sequence[float], falls: bool = False) -> dict[str, float]:
     """Returns mean, standard deviation, worst client and worst decile over clients.
 
-    The clients are all that there are, not a sample of more: the standard deviation is that of a
-    population, the root of the mean squared deviation (n, not n - 1). A client whose model has
-    failed is in the mean: where its value is infinite, so is the mean.
+    The clients are the whole population, not a sample: the standard deviation is the root of the
+    mean squared deviation (n, not n - 1). The mean includes clients whose models have failed: if
+    the value of one is infinite, so is the mean.
 
     Args:
-        values: One value per client; NaN where its data leave the metric undefined.
+        values: One value per client; NaN if its data leave the metric undefined.
         falls: Whether smaller is better.
 
     Example:
@@ -213,7 +214,7 @@ def federation_statistics(values: Sequence[float], falls: bool = False) -> dict[
 
 
 def mean_of_known(table: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
-    """Returns means over what is not NaN, and NaN where nothing is; no warning is raised.
+    """Returns means over the values that are not NaN (NaN without any), without a warning.
 
     Example:
         >>> mean_of_known(np.array([[1.0, math.nan], [math.nan, math.nan]]), axis=1).tolist()
@@ -226,7 +227,7 @@ def mean_of_known(table: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
 
 
 def span(counts: Iterable[int]) -> str:
-    """Writes counts of clients: one number where they are equal, else from least to greatest.
+    """Writes counts of clients: one number if they are equal, else from least to greatest.
 
     Example:
         >>> span([4, 4]), span([9, 2, 4])
@@ -237,7 +238,7 @@ def span(counts: Iterable[int]) -> str:
 
 
 def number(value: float) -> str:
-    """Writes a metric as tables have it: a dash where it is undefined.
+    """Writes a metric for a table; a dash if it is undefined.
 
     Example:
         >>> number(0.25), number(math.nan), number(math.inf)
@@ -247,7 +248,7 @@ def number(value: float) -> str:
 
 
 def interval(ends: Sequence[float] | None) -> str:
-    """Writes an interval as tables have it.
+    """Writes an interval for a table.
 
     Example:
         >>> interval([0.25, 0.75]), interval([math.nan, math.nan]), interval(None)
@@ -260,7 +261,7 @@ def interval(ends: Sequence[float] | None) -> str:
 
 
 def label_of(metric: str) -> str:
-    """Returns a metric's name as people write it, with its unit where it has one.
+    """Returns a metric's readable name, with its unit if it has one.
 
     Example:
         >>> label_of("iou"), label_of("balanced_accuracy"), label_of("hd95")

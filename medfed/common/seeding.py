@@ -1,9 +1,9 @@
-"""Seeds derived from what they are for, never from a global stream.
+"""Derives each seed from its purpose, never from a global stream.
 
-A run draws the same numbers on one rank or on eight, straight or resumed, because each draw is
-keyed by (seed, round, client, phase, purpose) alone; and adding a patient or a hospital leaves the
-random choices for all the others as they were. PyTorch is imported where it is used: the worker
-processes that read scans do without it.
+Each draw depends only on (seed, round, client, phase, purpose). So a run draws the same numbers on
+one rank or on eight, uninterrupted or resumed, and a new patient or hospital does not change the
+random choices for the others. PyTorch is imported only in functions, because the worker processes
+that read scans do not need it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 def derive_seed(*key: object) -> int:
-    """Turns names and numbers into one 31-bit seed that depends on all of them and nothing else.
+    """Turns names and numbers into one 31-bit seed that depends only on them.
 
-    Python's own ``hash`` differs between processes.
+    Python's ``hash`` would differ between processes.
 
     Args:
         key: Anything whose ``repr`` is stable: strings, integers, tuples of them; by convention
@@ -42,7 +42,7 @@ def derive_seed(*key: object) -> int:
 
 
 def numpy_rng(*key: object) -> np.random.Generator:
-    """A NumPy generator of its own for the given purpose.
+    """Returns a separate NumPy generator for the given purpose.
 
     Args:
         key: As for :func:`derive_seed`.
@@ -55,7 +55,7 @@ def numpy_rng(*key: object) -> np.random.Generator:
 
 
 def torch_rng(*key: object) -> torch.Generator:
-    """A CPU PyTorch generator of its own for the given purpose.
+    """Returns a separate PyTorch generator on the CPU for the given purpose.
 
     Args:
         key: As for :func:`derive_seed`.
@@ -72,12 +72,12 @@ def torch_rng(*key: object) -> torch.Generator:
 
 
 def coin(chance: float, *key: object) -> bool:
-    """Tosses a coin whose outcome everybody knows beforehand.
+    """Tosses a coin with the same outcome for everyone who asks.
 
-    A method that draws what a round does asks for it in ``phases`` and again in ``round``.
+    A method with random rounds tosses it in ``phases`` and again in ``round``.
 
     Args:
-        chance: Of heads, in [0, 1].
+        chance: Probability of heads, in [0, 1].
         key: As for :func:`derive_seed`: the run's seed, the round, the purpose.
 
     Example:
@@ -93,8 +93,8 @@ def coin(chance: float, *key: object) -> bool:
 def one_thread() -> Iterator[None]:
     """Runs PyTorch on one thread, and restores the number afterwards.
 
-    Sums depend on how many threads add them up, and data must not: a z-score, for one. (On a busy
-    machine it is faster, too: the tensors of one volume are small.)
+    A sum depends on the number of threads, but data, such as a z-score, must not. One thread is
+    also faster on a busy machine, because the tensors of one volume are small.
 
     Example:
         >>> import torch

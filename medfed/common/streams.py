@@ -1,7 +1,7 @@
-"""Random numbers that PyTorch draws without being given a generator: initial weights, dropout.
+"""Random numbers that PyTorch draws without a generator argument: initial weights, dropout.
 
-Of themselves they come from one stream of the whole process, which threads take numbers from each
-other. Here they come from a stream of the seed's.
+By default they come from one stream of the whole process, from which threads take each other's
+numbers. Here they come from a separate stream that depends only on a seed.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 @contextmanager
 def own_stream(seed: int) -> Iterator[None]:
-    """Lets all that this thread draws on the CPU come from a generator of its own.
+    """Gives this thread a separate generator for everything that it draws on the CPU.
 
-    The numbers are those after ``torch.manual_seed(seed)``. What other threads draw is not touched,
-    nor is PyTorch's global stream. Each operation becomes some microseconds slower.
+    The numbers are those after ``torch.manual_seed(seed)``. Neither other threads nor PyTorch's
+    global stream are affected. Each operation becomes some microseconds slower.
 
     Args:
         seed: Seed of the body.
 
     Raises:
-        RuntimeError: If an operation draws that takes no generator; or if a backward pass draws, as
-            checkpointed activations are computed again with the numbers of the global stream.
+        RuntimeError: If an operation that takes no generator draws; or if a backward pass draws,
+            because checkpointed activations are recomputed with numbers of the global stream.
 
     Example:
         >>> before = torch.get_rng_state()
@@ -53,10 +53,10 @@ def own_stream(seed: int) -> Iterator[None]:
 def seeded(seed: int = 0, device: torch.device = _CPU) -> Iterator[None]:
     """Runs its body (dropout, augmentation) under ``seed`` and restores the global streams.
 
-    In the main thread the body draws from the global stream, which costs nothing per operation and
-    is what checkpointed activations and compiled code need. Any other thread has an
-    :func:`own_stream` on the CPU. PyTorch cannot give operations on a GPU another stream, so only
-    one thread at a time may train there.
+    In the main thread the body draws from the global stream: this costs nothing per operation, and
+    checkpointed activations and compiled code need it. Any other thread uses an :func:`own_stream`
+    on the CPU. PyTorch cannot give operations on a GPU another stream, so only one thread at a time
+    may train there.
 
     Args:
         seed: Seed of the body.
@@ -88,22 +88,22 @@ def seeded(seed: int = 0, device: torch.device = _CPU) -> Iterator[None]:
 
 
 def has_global_stream() -> bool:
-    """Whether this thread may use the global stream: the main one, or one that stands in for it."""
+    """Whether this thread may use the global stream: the main thread, or one in its place."""
     main = threading.current_thread() is threading.main_thread()
     return main or getattr(_thread, "stands_in", False)
 
 
 def stand_in(whether: bool = True) -> None:
-    """Declares that this thread runs only while one waits that has the global stream.
+    """Declares that this thread runs only while the thread with the global stream waits.
 
     Args:
-        whether: What is declared.
+        whether: Whether that is so.
     """
     _thread.stands_in = whether
 
 
 class _OwnStream(TorchDispatchMode):
-    """Gives each operation on the CPU that draws a generator, unless it has one."""
+    """Passes a generator to each operation that draws on the CPU, unless it has one."""
 
     def __init__(self, generator: torch.Generator) -> None:
         super().__init__()
@@ -121,18 +121,18 @@ class _OwnStream(TorchDispatchMode):
         if not _draws(func) or not _on_cpu(args, kwargs):
             return func(*args, **kwargs)
         drawing = _drawing(func)
-        if drawing is None:  # made of operations that do
+        if drawing is None:  # composite: its inner operations take generators
             with self:
                 return func._op_dk(_COMPOSITE, *args, **kwargs)
         draw, place = drawing
-        if place < len(args):  # given by place, as some older operations have it
+        if place < len(args):  # some older operations take it by position
             given, args = args[place], args[:place]
             kwargs["generator"] = given
         if kwargs.get("generator") is None:
             if torch._C._current_graph_task_id() != -1:
                 raise RuntimeError(
                     "A backward pass draws random numbers, as checkpointed activations with "
-                    "dropout do; such a network is trained in the main thread of a process."
+                    "dropout do; train such a network in the main thread of a process."
                 )
             kwargs["generator"] = self._generator
         return draw(*args, **kwargs)
@@ -140,7 +140,7 @@ class _OwnStream(TorchDispatchMode):
 
 @cache
 def _draws(func: OpOverload) -> bool:
-    # The CPU's fused attention is marked as one that draws, but is not chosen where it would.
+    # PyTorch marks the CPU's fused attention as random, but does not choose it if it would draw.
     fused = func.name() == "aten::_scaled_dot_product_flash_attention_for_cpu"
     return torch.Tag.nondeterministic_seeded in func.tags and not fused
 
@@ -153,7 +153,7 @@ def _on_cpu(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
 
 @cache
 def _drawing(func: OpOverload) -> tuple[OpOverload, int] | None:
-    """The operation with a generator, and the generator's place; ``None`` for a composite one."""
+    """The overload with a generator, and the generator's position; ``None`` for a composite one."""
     names = [a.name for a in func._schema.arguments]
     if "generator" in names:
         return func, names.index("generator")
@@ -165,7 +165,7 @@ def _drawing(func: OpOverload) -> tuple[OpOverload, int] | None:
             return other, len(theirs) + 1
     if func.has_kernel_for_dispatch_key(_COMPOSITE):
         return None
-    raise RuntimeError(f"{func} draws random numbers, and takes no generator of a thread's own.")
+    raise RuntimeError(f"{func} draws random numbers without a generator; use the main thread.")
 
 
 def _arguments(func: OpOverload) -> dict[str, str]:

@@ -100,7 +100,7 @@ def flatten(tensors: Mapping[str, Tensor]) -> Tensor:
 
 
 def layout_of(tensors: Mapping[str, Tensor]) -> Layout:
-    """Returns the layout by which :func:`cut` undoes :func:`flatten`.
+    """Returns the layout with which :func:`cut` reverses :func:`flatten`.
 
     Example:
         >>> layout_of({"a": torch.ones(1, 2)})
@@ -140,7 +140,7 @@ def cut(flat: Tensor, layout: Layout) -> Tensors:
     tensors = {}
     plain = _dtype_name(flat.dtype)
     for (name, shape, dtype), piece in zip(layout, flat.split(sizes), strict=True):
-        # Most entries of a deep network are vectors of one type: the pieces as they are.
+        # Most entries of a deep network are vectors of one type, which need no reshaping.
         shaped = piece if len(shape) == 1 else piece.view(shape)
         tensors[name] = shaped if dtype == plain else shaped.to(getattr(torch, dtype))
     return tensors
@@ -167,7 +167,7 @@ def map_state(state: Mapping[str, Tensors], function: Callable[[Tensor], Tensor]
 
 
 def states_on(states: Mapping[_K, State], device: torch.device) -> dict[_K, State]:
-    """Returns states on a device; tensors that several of them share are moved once.
+    """Returns states on a device; a tensor that several states share is moved once.
 
     Example:
         >>> one = torch.ones(1)
@@ -186,7 +186,7 @@ def states_on(states: Mapping[_K, State], device: torch.device) -> dict[_K, Stat
 
 
 def forget(tensors: Iterable[Tensor]) -> None:
-    """Forgets the gradients of some parameters; a backward pass then writes and does not add.
+    """Deletes the gradients of some parameters; a backward pass then writes instead of adding.
 
     Example:
         >>> weight = torch.ones(2, requires_grad=True)
@@ -200,7 +200,7 @@ def forget(tensors: Iterable[Tensor]) -> None:
 
 
 def gradient_of(tensor: Tensor) -> Tensor:
-    """Returns a parameter's gradient, zero where the loss does not depend on it.
+    """Returns a parameter's gradient; zero if the loss does not depend on it.
 
     Example:
         >>> gradient_of(torch.ones(2, requires_grad=True))
@@ -210,10 +210,10 @@ def gradient_of(tensor: Tensor) -> Tensor:
 
 
 def onto(tensor: Tensor, device: torch.device) -> Tensor:
-    """Moves a tensor to a device; nobody waits for it on the way from main memory to a GPU.
+    """Moves a tensor to a device, without waiting for a copy from main memory to a GPU.
 
-    Such a copy takes pinned memory: out of any other, PyTorch waits for all that the GPU still has
-    to do.
+    That needs pinned memory: for a copy from other memory, PyTorch waits until the GPU has finished
+    all its work.
 
     Example:
         >>> onto(torch.ones(1), torch.device("cpu"))
@@ -237,7 +237,7 @@ def to_device(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
 
 
 def first_non_finite(tensors: Mapping[str, Tensor]) -> str | None:
-    """Names the first tensor that holds NaN or infinity; ``None`` where all are finite.
+    """Names the first tensor that holds NaN or infinity; ``None`` if all are finite.
 
     Example:
         >>> first_non_finite({"a": torch.ones(2), "b": torch.tensor([float("nan")])})

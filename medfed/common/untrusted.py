@@ -1,4 +1,4 @@
-"""Files from elsewhere: read whole, and checked for what they must hold before they are used."""
+"""Reads files from outside, and checks their content before it is used."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 T = TypeVar("T")
-_DEPTH = 64  # of nested YAML; no configuration comes near
+_DEPTH = 64  # deepest nesting of YAML, far beyond any configuration
 
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turns whatever goes wrong while a file is read into one sentence.
+    """Turns any error while a file is read into one sentence.
 
     Args:
         path: The file.
@@ -46,8 +46,8 @@ string to float: 'x'); copy it again or repeat the run.
             f"{path} is missing; repeat the run (an older version may not have written it), or "
             "copy it again."
         ) from error
-    except Exception as error:  # whatever parsers raise, from RecursionError to zlib's
-        # A YAML error names its place, this file, at length.
+    except Exception as error:  # parsers raise anything, from RecursionError to zlib's
+        # A YAML error also names this source file, at length.
         why = getattr(error, "problem", None) or first_line(error)
         raise CheckpointError(
             f"{path} cannot be read ({why!s:.200}); copy it again or repeat the run."
@@ -63,7 +63,7 @@ def read_json(path: Path, kind: Any = dict[str, Any]) -> Any:
 
     Args:
         path: The file.
-        kind: What it must hold; see :func:`medfed.common.schemas.fit`.
+        kind: The type; see :func:`medfed.common.schemas.fit`.
 
     Raises:
         CheckpointError: If it is missing, torn, or holds something else.
@@ -74,13 +74,13 @@ def read_json(path: Path, kind: Any = dict[str, Any]) -> Any:
 
 
 def read_yaml(path: Path, kind: Any = dict[str, Any]) -> dict[str, Any]:
-    """Reads a YAML file that holds a mapping of plain values, as a program wrote it.
+    """Reads a YAML file with a mapping of plain values, as a program writes it.
 
-    Aliases, which can unfold without end, depth that no program writes, and tags are refused.
+    It refuses aliases, which can expand without end, extreme nesting, and tags.
 
     Args:
         path: The file.
-        kind: What it must hold, beside other keys.
+        kind: The type of the content, which may have further keys.
 
     Raises:
         CheckpointError: If it is missing, torn, or holds something else.
@@ -108,16 +108,16 @@ def _fitted(path: Path, content: Any, kind: type[T]) -> T:
         return fit(content, kind)
     except ValueError as error:
         raise CheckpointError(
-            f"{path} does not hold what a run writes ({error}); copy it again or repeat the run."
+            f"{path} is not as a run writes it ({error}); copy it again or repeat the run."
         ) from error
 
 
 def read_rows(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
-    """Reads a CSV file with a header; every row is whole.
+    """Reads a CSV file with a header and complete rows.
 
     Args:
         path: The file.
-        columns: Columns that must be there.
+        columns: Columns that it must have.
 
     Raises:
         CheckpointError: If it is missing or torn, or lacks a column.
@@ -130,7 +130,7 @@ def read_rows(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
             rows = list(table)
         for number, row in enumerate(rows, 2):
             if None in row or None in row.values():
-                raise ValueError(f"row {number} is not whole")
+                raise ValueError(f"row {number} is incomplete")
     return [{column: original(cell) for column, cell in row.items()} for row in rows]
 
 
@@ -138,7 +138,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     """Reads a safetensors file of weights.
 
     Raises:
-        CheckpointError: If it is missing or torn, or holds what no model can use: NaN or infinity.
+        CheckpointError: If it is missing or torn, or holds NaN or infinity.
     """
     from safetensors.torch import load_file
 
@@ -148,14 +148,14 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = load_file(path)
     if (name := first_non_finite(tensors)) is not None:
         raise CheckpointError(
-            f"{path} holds NaN or infinity in {name}: the training failed, or the file is damaged; "
+            f"{path} holds NaN or infinity in {name}: training failed, or the file is damaged; "
             "copy it again or repeat the run."
         )
     return tensors
 
 
 def read_checkpoint(path: Path, **how: Any) -> Any:
-    """Reads a file of PyTorch's; no code in it is ever run.
+    """Reads a file that PyTorch wrote, without ever running code in it.
 
     Args:
         path: The file.

@@ -1,1 +1,1 @@
-"""Configuration: composed by Hydra, checked before anything runs, explained in one sentence."""
+"""Composes configurations with Hydra and checks them; each error is one sentence."""

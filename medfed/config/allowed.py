@@ -1,23 +1,22 @@
-"""What a configuration may build: the only classes and functions that ``_target_`` may name.
+"""The classes and functions that a configuration may build: all that ``_target_`` may name.
 
-A run folder from elsewhere is opened by building what its configuration names, so a name is code.
-Allowed are, and nothing else:
+To open a run folder from elsewhere, medfed builds the objects that its configuration names, so a
+name is code. A configuration may build only:
 
-- what the shipped ``configs`` name, exactly as they name it;
-- classes that libraries define for the purpose (:data:`LIBRARIES`): optimizers, layers, losses,
-  metrics, networks, transforms. It counts where the class is defined and what it derives from, as
-  ``torch.optim.sgd.torch.load`` is spelled like an optimizer and is none;
-- what the modules of a folder define that the user names by ``plugins=FOLDER``, and modules that a
+- what the shipped ``configs`` name, under exactly that name;
+- the optimizers, layers, losses, metrics, networks and transforms of libraries (:data:`LIBRARIES`).
+  The place of the definition and the base class decide, because ``torch.optim.sgd.torch.load`` is
+  spelled like an optimizer but is none;
+- what modules define in a folder that the user names by ``plugins=FOLDER``, or in a module that a
   program registers by :func:`register`.
 
-A name's spelling is judged without importing anything; what stands behind it, before the first
-object is built.
+The spelling of a name is checked without importing anything. The object behind the name is checked
+before the first object is built.
 
-Folders of a user's own methods, codecs, readers and partitions: ``plugins=FOLDER``.
-
-A folder holds Python modules and, in ``configs``, yamls in the groups of the project's own
+``plugins=FOLDER`` adds a user's methods, codecs, readers and partitions. The folder holds Python
+modules and, in ``configs``, yamls in the same groups as those of the project
 (``configs/algorithm/my_method.yaml``), whose ``_target_`` names the folder's modules. Its code runs
-because the user names the folder on the command line; that a run folder records it is not enough.
+only if the user names the folder on the command line; a record in a run folder is not enough.
 """
 
 from __future__ import annotations
@@ -44,13 +43,13 @@ def with_plugins(overrides: Sequence[str]) -> list[str]:
     """Makes the folders of ``plugins=`` importable and their yamls known to Hydra.
 
     Args:
-        overrides: Overrides of which one may be ``plugins=FOLDER`` or ``plugins=[FOLDER,FOLDER]``.
+        overrides: Overrides; one may be ``plugins=FOLDER`` or ``plugins=[FOLDER,FOLDER]``.
 
     Returns:
         The overrides with absolute folders, and Hydra's search path.
 
     Raises:
-        ConfigError: If a folder is not there.
+        ConfigError: If a folder does not exist.
 
     Example:
         >>> with_plugins(["seed=1", "plugins=null"])
@@ -89,14 +88,14 @@ def _activate(folder: Path) -> None:
     if folder not in _active:
         _active.append(folder)
     if str(folder) not in sys.path:
-        sys.path.append(str(folder))  # behind all that is installed, so that it shadows nothing
+        sys.path.append(str(folder))  # after all installed packages, so that it shadows none
 
 
 def is_plugin(name: str) -> bool:
-    """Returns whether a module, or what a module holds, lies in a folder that the user has named.
+    """Returns whether a module or its content lies in a folder that the user has named.
 
     Args:
-        name: A dotted name; only the place of its first part is looked up, and nothing imported.
+        name: A dotted name. Only the file of its first part is looked up; nothing is imported.
 
     Example:
         >>> is_plugin("os.system")
@@ -116,11 +115,11 @@ def check_plugins(config: Mapping[str, Any], folder: Path) -> None:
     """Checks that the user has named the plugins of a run that is opened again.
 
     Args:
-        config: The configuration that the run folder holds.
+        config: The configuration in the run folder.
         folder: The run folder, for the error.
 
     Raises:
-        ConfigError: If one is not active.
+        ConfigError: If the user has not named a plugin.
     """
     recorded = [str(p) for p in config.get("plugins") or ()]
     if lacking := [p for p in recorded if Path(p) not in _active]:
@@ -142,13 +141,13 @@ def fingerprints(folders: Iterable[str]) -> dict[str, str]:
     return hashes
 
 
-# Within the installed package, or beside it in a clone.
+# Within the installed package, or next to it in a clone.
 _PACKAGE = Path(__file__).resolve().parents[1]
 CONFIG_DIR = next(p for p in (_PACKAGE / "configs", _PACKAGE.parent / "configs") if p.is_dir())
 
 _MODULE = "torch.nn.modules.module.Module"
 _TRANSFORM = "monai.transforms.transform.Transform"
-# Where a name may start: where its class must be defined, and what the class must derive from.
+# The start of a name, the place where its class must be defined, and its possible base classes.
 LIBRARIES = {
     "torch.optim.": (
         "torch.optim.",
@@ -173,7 +172,7 @@ LIBRARIES = {
         (_TRANSFORM,),
     ),
 }
-# Of these, what calls what it is given, takes a class by its name, or fetches weights or code.
+# Exceptions, which call their arguments, take a class by its name, or fetch weights or code.
 _NOT = re.compile(
     r"\.(Rand)?(Lambda|TorchVision|TorchIO|CuCIM|DataStats|SimulateDelay|ToDevice)(d|D|Dict)?$"
     r"|\.(Invert|ApplyTransform\w*)(d|D|Dict)?$|^monai\.losses\.perceptual\."
@@ -184,12 +183,12 @@ _registered: set[str] = set()
 
 
 def register(module: str) -> None:
-    """Lets configurations name what a module defines, as ``plugins=FOLDER`` does for a folder.
+    """Lets configurations build what a module defines, as ``plugins=FOLDER`` does for a folder.
 
-    For programs and tests; on the command line name a folder by ``plugins=``.
+    This is for programs and tests; on the command line name a folder by ``plugins=``.
 
     Args:
-        module: The module's dotted name, such as ``my_package.my_file``. Modules below it count.
+        module: The module's dotted name, such as ``my_package.my_file``. It includes submodules.
 
     Example:
         >>> check_targets({"cohort": {"_target_": "my_package.cohorts.Weekly"}})
@@ -207,22 +206,22 @@ you add by plugins=FOLDER.
 
 @cache
 def shipped() -> frozenset[str]:
-    """Returns all that the shipped configurations name; a new method is allowed by its yaml."""
+    """Returns all names in the shipped configurations; the yaml of a new method allows it."""
     named = re.compile(rf"^[\s-]*{_KEY}:\s*(\S+)", re.MULTILINE)
     texts = (p.read_text(encoding="utf-8") for p in CONFIG_DIR.rglob("*.yaml"))
     return frozenset(name for text in texts for name in named.findall(text) if name != "???")
 
 
 def check_targets(plain: Any, place: str = "", found: bool = False) -> None:
-    """Checks every name in a configuration, at any depth, before anything of it is built.
+    """Checks every name in a configuration, at any depth, before anything is built.
 
     Args:
-        plain: Mappings and lists, as ``OmegaConf.to_container`` gives them.
-        place: The key under which they stand.
-        found: Whether to look at what stands behind the names, which imports it.
+        plain: Mappings and lists, as ``OmegaConf.to_container`` returns them.
+        place: Their key.
+        found: Whether to check the objects behind the names, too, which imports them.
 
     Raises:
-        ConfigError: If a name is not allowed; its key is named.
+        ConfigError: If a name is not allowed; the error names its key.
 
     Example:
         >>> check_targets({"loss": [{"_target_": "torch.nn.MSELoss"}]}, found=True)
@@ -235,7 +234,7 @@ a network, a loss, a metric or a transform of torch or MONAI, or code of your ow
 you add by plugins=FOLDER.
     """
     nodes = list(_nodes(plain, place))
-    for key, node in nodes:  # all of them by their spelling, before any is imported
+    for key, node in nodes:  # checks all spellings before any import
         if not _is_spelled_well(node[_KEY]):
             raise _refusal(key, node[_KEY])
     if found:
@@ -244,7 +243,7 @@ you add by plugins=FOLDER.
 
 
 def _nodes(plain: Any, place: str) -> Iterator[tuple[str, Mapping[Any, Any]]]:
-    """Yields what would be built, with its key; by a list of its own, however deep it is."""
+    """Yields every node with ``_target_`` and its key; without recursion, so at any depth."""
     waiting = [(place, plain)]
     while waiting:
         key, value = waiting.pop()
@@ -260,13 +259,13 @@ def _nodes(plain: Any, place: str) -> Iterator[tuple[str, Mapping[Any, Any]]]:
 
 
 def _is_spelled_well(target: object) -> bool:
-    # An interpolation would be another name by the time that it is used.
+    # An interpolation could become another name before it is used.
     if not isinstance(target, str) or not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", target):
         return False
     if target in shipped():
         return True
     if target.startswith("medfed."):
-        return False  # also where a plugin folder holds the package itself
+        return False  # also if a plugin folder holds the package itself
     known = target.startswith(tuple(LIBRARIES)) or _is_registered(target.rpartition(".")[0])
     return known or is_plugin(target)
 
@@ -280,8 +279,8 @@ def _check_found(key: str, node: Mapping[Any, Any]) -> None:
     if target in shipped():
         return
     try:
-        thing = _locate(target)  # as Hydra will find it; what is public logs an error, too
-    except Exception as error:  # whatever an import raises; Hydra's sentence is about itself
+        thing = _locate(target)  # as Hydra finds it; Hydra's public function also logs errors
+    except Exception as error:  # an import may raise anything; Hydra's message hides the cause
         cause = error.__cause__ or error
         why = first_line(cause)
         raise ConfigError(f"{key}={target} cannot be used as it is: {why}.") from error
@@ -309,12 +308,12 @@ def _is_of_library(thing: Any, defined: str, where: str, bases: tuple[str, ...])
 
 
 def _fetches(thing: Any, node: Mapping[Any, Any]) -> bool:
-    """Whether an argument called pretrained is on, by the node or by default."""
+    """Whether an argument named pretrained is true, by the node or by default."""
     named = {str(k): v for k, v in node.items() if not str(k).startswith("_")}
     try:
         bound = inspect.signature(thing).bind_partial(*node.get("_args_", ()), **named)
     except (TypeError, ValueError):
-        return False  # the call itself will say what is wrong with it
+        return False  # the call itself will report the mistake
     bound.apply_defaults()
     given = {**bound.arguments, **named}
     return any(k.startswith("pretrained") and v not in (False, None) for k, v in given.items())

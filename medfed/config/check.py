@@ -1,10 +1,9 @@
-"""Checks of a composed configuration before any constructor, or any library, sees its values.
+"""Checks a composed configuration before any constructor or library gets its values.
 
-What constructors accept, read from their source: nothing is imported, so a mistake costs little.
-
-``torch.optim.SGD`` is found by following the files of its package, dataclasses by their fields,
-classes by ``__init__``, both with what they inherit. An annotation that is not made of plain types
-tells nothing; the constructor itself will judge the value.
+The accepted arguments of constructors are read from their source. Nothing is imported, so an error
+appears fast. The files of a package lead to ``torch.optim.SGD``; the fields of dataclasses, or
+``__init__`` of other classes, give the arguments, including inherited ones. An annotation other
+than plain types is not checked here; the constructor itself checks the value.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from medfed.common.processes import Launched, launched
 from medfed.config.sections import select
 
 PLAIN = {"int": int, "float": float, "bool": bool, "str": str, "None": type(None)}
-# medfed.common.files.ExistingPath, which is text to everybody else.
+# medfed.common.files.ExistingPath, which is plain text to type checkers.
 EXISTING_PATH = "ExistingPath"
 
 
@@ -38,11 +37,11 @@ _WORDS: dict[type, str] = {
 
 
 class Accepts(NamedTuple):
-    """What an argument may be.
+    """The values that an argument accepts.
 
     Attributes:
-        kinds: Plain types.
-        existing: Whether text names a file or folder that must be there.
+        kinds: The accepted plain types.
+        existing: Whether text must name an existing file or folder.
     """
 
     kinds: frozenset[type]
@@ -53,14 +52,14 @@ def check_types(source: Mapping[str, Any], paths: bool = False, place: str = "")
     """Compares plain values with the annotations of the constructors that will receive them.
 
     Args:
-        source: A section as it is written; where ``_target_`` stands, in it or below it, arguments
+        source: A section as it is written; the arguments next to each ``_target_``, at any depth,
             are checked.
-        paths: Whether files and folders that must be there are looked for, too.
-        place: Its key.
+        paths: Whether to check that files and folders exist, too.
+        place: The key of the section.
 
     Raises:
-        ConfigError: If a value is of another type; the key is named.
-        DataError: If it names a file or folder that must be there and is not.
+        ConfigError: If a value has another type; the error names the key.
+        DataError: If a value names a file or folder that must exist but does not.
 
     Example:
         >>> node = {"_target_": "medfed.federation.algorithm.Cohort", "fraction": "half"}
@@ -85,10 +84,10 @@ def check_types(source: Mapping[str, Any], paths: bool = False, place: str = "")
 
 
 def check_exists(key: str, value: str) -> None:
-    """Checks that a file or folder of the user's is there.
+    """Checks that a user's file or folder exists.
 
     Raises:
-        DataError: If not.
+        DataError: If it does not exist.
 
     Example:
         >>> check_exists("data.path", "/no/such/folder")
@@ -113,10 +112,10 @@ def _is_any_of(value: object, kinds: frozenset[type]) -> bool:
 
 
 def accepted(target: str) -> dict[str, Accepts]:
-    """Returns what the arguments of a constructor or function may be, where that is plain.
+    """Returns the plain types that the arguments of a constructor or function accept.
 
     Args:
-        target: Its dotted name.
+        target: The dotted name of the constructor or function.
 
     Example:
         >>> accepted("medfed.federation.algorithm.Cohort")["fraction"].kinds == {float}
@@ -155,7 +154,7 @@ def _accepts(annotation: ast.expr | None) -> Accepts | None:
 
 
 def _sides(annotation: ast.expr | None) -> list[ast.expr]:
-    """Returns the members of a union, however it is written; none of anything else."""
+    """Returns the members of a union in any spelling; none for other types."""
     if isinstance(annotation, ast.BinOp) and isinstance(annotation.op, ast.BitOr):
         return [annotation.left, annotation.right]
     if isinstance(annotation, ast.Subscript) and isinstance(annotation.value, ast.Name):
@@ -168,7 +167,7 @@ def _sides(annotation: ast.expr | None) -> list[ast.expr]:
 
 
 class _Module(NamedTuple):
-    """A source file and what it calls its own."""
+    """A source file with its definitions and imports."""
 
     name: str
     is_package: bool
@@ -185,7 +184,7 @@ def _split(target: str) -> tuple[str, str]:
 
 
 def _definition(module: str, name: str) -> Definition | None:
-    """Finds a class or function, also where its module only hands it on."""
+    """Finds a class or function, also if its module only re-exports it."""
     for _ in range(8):
         source = _read(module)
         if source is None:
@@ -199,7 +198,7 @@ def _definition(module: str, name: str) -> Definition | None:
 
 
 def _arguments(source: _Module, node: ast.ClassDef | ast.FunctionDef) -> Iterator[Argument]:
-    """Yields arguments with their annotations, those of base classes first."""
+    """Yields arguments with their annotations; those of base classes come first."""
     if isinstance(node, ast.FunctionDef):
         yield from _of_function(node)
         return
@@ -208,7 +207,7 @@ def _arguments(source: _Module, node: ast.ClassDef | ast.FunctionDef) -> Iterato
     )
     if constructor is None or constructor.args.kwarg is not None:
         for base in node.bases:
-            base = base.value if isinstance(base, ast.Subscript) else base  # of a generic class
+            base = base.value if isinstance(base, ast.Subscript) else base  # a generic class
             if isinstance(base, ast.Name):
                 definition = _definition(source.name, base.id)
                 if definition is not None:
@@ -263,7 +262,7 @@ def _origin(module: str, is_package: bool, node: ast.ImportFrom) -> str:
 
 
 def module_file(module: str) -> Path | None:
-    """Returns the file of a module, which is not imported: only its package is looked up.
+    """Returns the file of a module without importing it: only its package is looked up.
 
     Example:
         >>> module_file("medfed.config.check").name, module_file("medfed.config").name
@@ -284,7 +283,7 @@ def module_file(module: str) -> Path | None:
     return next((p for p in candidates if p.is_file()), None)
 
 
-# Keys outside of any constructor: the smallest whole number, and whether null will do.
+# Keys outside of any constructor: the smallest whole number, and whether null is allowed.
 WHOLE_NUMBERS = {
     "rounds": (1, False),
     "seed": (0, False),
@@ -297,11 +296,11 @@ WHOLE_NUMBERS = {
     "onboard_steps": (1, False),
     "finetune_steps": (0, False),
 }
-# The largest ones, beyond which a machine breaks down instead of saying so. They are not this
-# machine's cores, as the bits of a run are those of its number of threads, wherever it is read.
+# The largest values; with larger ones a machine breaks down without an error. They do not depend on
+# this machine's cores: the bits of a run depend on its threads, so any machine must accept them.
 LARGEST = {"rounds": 10**6, "threads": 256, "workers": 64}
 OURS = "medfed.federation.lightning.strategy.ClientSharding"
-# Keys that name a folder which medfed has made, and the file by which it is known.
+# Keys that name a folder made by medfed, a file that it must hold, and its kind.
 FOLDERS = {
     "run": ("config.yaml", "run folder"),
     "resume": ("config.yaml", "run folder"),
@@ -312,13 +311,13 @@ PRECISIONS = ("32-true", "bf16-mixed", "16-mixed", "64-true", "32", "bf16", "16"
 
 
 def check_missing(source: Mapping[str, Any]) -> None:
-    """Checks that nothing is left open.
+    """Checks that every key has a value.
 
     Args:
         source: A configuration as it is written.
 
     Raises:
-        ConfigError: If a value is missing; the key is named.
+        ConfigError: If a value is missing; the error names the key.
 
     Example:
         >>> check_missing({"data": {"path": "???"}})
@@ -347,9 +346,9 @@ def check_values(values: Mapping[str, Any]) -> None:
         values: A configuration without interpolations.
 
     Raises:
-        ConfigError: If a number is not whole or too small, or the clients of a list are no list, or
-            what Lightning would refuse late, or silently change.
-        CheckpointError: If a run folder or bundle is none.
+        ConfigError: If a number is not whole or out of range, a list of clients is no list, or
+            Lightning would refuse a value late or silently change it.
+        CheckpointError: If a folder is not the run folder or bundle that its key needs.
 
     Example:
         >>> check_values({"rounds": 0})
@@ -377,10 +376,10 @@ def check_values(values: Mapping[str, Any]) -> None:
 
 
 def check_folders(values: Mapping[str, Any]) -> None:
-    """Checks that run folders and bundles are such, before Hydra would make the folder.
+    """Checks that run folders and bundles exist and are complete, before Hydra makes a folder.
 
     Raises:
-        CheckpointError: If one is not; the key is named.
+        CheckpointError: If a folder is not; the error names the key.
 
     Example:
         >>> check_folders({"run": "/no/such/run"})
@@ -397,10 +396,10 @@ config.yaml).
     start = select(values, "init.weights")
     if start is None and select(values, "init.adopt"):
         raise ConfigError(
-            "init.weights has no value yet, and init.adopt asks for its network or data; set it by "
+            "init.weights has no value yet, but init.adopt needs its network or data; set it by "
             "init.weights=BUNDLE or RUN_FOLDER."
         )
-    if start is not None and values.get("resume") is None:  # a run that goes on has its own copy
+    if start is not None and values.get("resume") is None:  # a resumed run has a copy of its start
         check_exists("init.weights", str(start))
     runs = values.get("runs", ["."])
     names = list(runs) if isinstance(runs, list) else [runs]
@@ -412,7 +411,7 @@ config.yaml).
 
 
 def check_runtime(values: Mapping[str, Any]) -> None:
-    """Checks what Lightning would refuse late, or silently change.
+    """Checks values that Lightning would refuse late or silently change.
 
     Raises:
         ConfigError: If the precision, the devices or the rounds of evaluation cannot be used.
@@ -433,33 +432,33 @@ def check_runtime(values: Mapping[str, Any]) -> None:
     every, rounds = select(values, "evaluation.every", 0), values.get("rounds", 0)
     if every > rounds:
         raise ConfigError(
-            f"evaluation.every={every} is more than rounds={rounds}, so that no round could be "
-            "selected; evaluate more often."
+            f"evaluation.every={every} is more than rounds={rounds}, so validation could select no "
+            f"round; set evaluation.every to at most {rounds}."
         )
 
 
 def check_devices(trainer: Mapping[str, Any]) -> None:
-    """Checks that clients are dealt to devices by our own strategy.
+    """Checks that medfed's strategy assigns the clients to the devices.
 
     Args:
         trainer: The section of a composed configuration.
 
     Raises:
-        ConfigError: If another strategy, or an unusable number of devices or machines is asked for.
+        ConfigError: If the strategy or the number of devices or machines is wrong.
 
     Example:
         >>> check_devices({"devices": 2, "strategy": "ddp"})
         Traceback (most recent call last):
         ...
-        medfed.common.errors.ConfigError: trainer.strategy=ddp cannot be used, as it could mix the \
-gradients of clients; leave it at auto, which deals the clients to the devices.
+        medfed.common.errors.ConfigError: trainer.strategy=ddp could mix the gradients of clients; \
+leave it at auto, which assigns the clients to the devices.
     """
     strategy, devices = trainer.get("strategy", "auto"), trainer.get("devices", 1)
     target = strategy.get("_target_") if isinstance(strategy, Mapping) else strategy
     if target not in ("auto", OURS):
         raise ConfigError(
-            f"trainer.strategy={target} cannot be used, as it could mix the gradients of clients; "
-            "leave it at auto, which deals the clients to the devices."
+            f"trainer.strategy={target} could mix the gradients of clients; leave it at auto, "
+            "which assigns the clients to the devices."
         )
     check_machines(trainer)
     named = isinstance(devices, list)
@@ -477,14 +476,14 @@ gradients of clients; leave it at auto, which deals the clients to the devices.
 
 
 def check_machines(trainer: Mapping[str, Any], started: Launched | None = None) -> None:
-    """Checks that whoever has started this process started as many as the run takes.
+    """Checks that the launcher has started as many processes as the run needs.
 
     Args:
         trainer: The section of a composed configuration.
-        started: Who has; as the environment says where it is ``None``.
+        started: The launcher; ``None``: taken from the environment.
 
     Raises:
-        ConfigError: If the numbers differ, or nobody starts the processes of other machines.
+        ConfigError: If the numbers differ, or nothing starts the processes of other machines.
 
     Example:
         >>> two = Launched("torchrun", rank=0, ranks=4, machines=2)
@@ -512,18 +511,18 @@ run takes trainer.devices=4 trainer.num_nodes=1; set trainer.devices=2 trainer.n
             )
     elif nodes > 1 and "MASTER_ADDR" not in os.environ:
         raise ConfigError(
-            f"trainer.num_nodes={nodes} needs somebody who starts the run on every machine: "
-            "torchrun, srun, or you, with MASTER_ADDR, MASTER_PORT and NODE_RANK set there."
+            f"trainer.num_nodes={nodes} needs the run to be started on every machine: by "
+            "torchrun, by srun, or by you with MASTER_ADDR, MASTER_PORT and NODE_RANK set there."
         )
 
 
 def _sharing(trainer: Mapping[str, Any]) -> int:
-    """How many ranks share a device."""
+    """Returns the number of ranks that share a device."""
     return int(select(trainer, "strategy.ranks_per_device", 1))
 
 
 def several(trainer: Mapping[str, Any]) -> bool:
-    """Returns whether a run may take more than one process: one per device, or more.
+    """Returns whether a run may use more than one process.
 
     Args:
         trainer: The section of a checked configuration.

@@ -1,6 +1,6 @@
-"""Configuration: composed by Hydra, checked before anything runs, explained in one sentence.
+"""Composes configurations with Hydra and builds sections; each error is one sentence.
 
-Losses and metrics of a user's own, as a configuration writes them and as they are built.
+It also converts a user's losses and metrics from the form in a configuration to the form to build.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ CUSTOM_METRIC = "medfed.models.meters.CustomMetric"
 
 
 def with_custom_parts(node: dict[str, Any]) -> dict[str, Any]:
-    """Returns a model's section as it is built.
+    """Returns a model's section in the form to build.
 
-    A metric is written ``name: {_target_: ..., direction: max}``, and the direction is no argument
-    of its class. A function is handed over rather than called.
+    A metric is written ``name: {_target_: ..., direction: max}``, but the direction is no argument
+    of its class. A function is passed on, not called.
 
     Args:
-        node: A section; without ``loss`` and ``metrics`` it comes back as it is.
+        node: A section; without ``loss`` and ``metrics`` it is returned unchanged.
 
     Example:
         >>> metric = {"_target_": "monai.metrics.MeanIoU", "direction": "max"}
@@ -78,7 +78,7 @@ def _handed_over(part: dict[str, Any]) -> dict[str, Any]:
     return part
 
 
-# Sections that a value must not replace; a group's options are chosen by group=OPTION.
+# Sections that a value must not replace; group=OPTION chooses an option of a group.
 SECTIONS = (
     *("init", "local", "cohort", "evaluation", "checkpoint", "codec", "codec.up", "codec.down"),
     *("channel", "channel.up", "channel.down", "channel.up.cer", "channel.down.cer"),
@@ -95,25 +95,26 @@ SECTIONS = (
     ),
     *("partition.assignment", "partition.assignment.assignment"),
 )
-_LISTED = 20  # keys that an error lists
+_LISTED = 20  # largest number of keys that an error lists
 
 
 def load(overrides: Sequence[str] = (), name: str = "train") -> DictConfig:
-    """Composes a configuration from the project's ``configs`` folder, and from plugins' folders.
+    """Composes a configuration from the project's ``configs`` folder and plugin folders.
 
     Args:
-        overrides: Overrides as people write them, such as ``algorithm=fedavg`` or
+        overrides: Overrides as on the command line, such as ``algorithm=fedavg`` or
             ``plugins=FOLDER``.
         name: The primary config.
 
     Raises:
-        ConfigError: If a key, an option of a group or a value is unknown; the known ones are named.
+        ConfigError: If a key, an option of a group or a value is unknown; the error names the known
+            ones.
     """
     config = _composed(spelled(overrides), name).config
     with open_dict(config), read_write(config):
         del config["hydra"]
         if "${hydra:" in str(written(config).get("folder")):
-            config.folder = "."  # Hydra names one where it runs a command
+            config.folder = "."  # Hydra sets one when it runs a command
     return config
 
 
@@ -123,21 +124,21 @@ def described(
     """Composes and describes a run; see :func:`load` and :func:`~.description.describe`.
 
     Args:
-        overrides: As people write them.
+        overrides: Overrides as on the command line.
         name: The primary config.
-        values: What else is set, such as ``folder``.
+        values: Further values by key, such as ``folder``.
     """
     return describe({**written(load(overrides, name)), **values})
 
 
 @dataclass(frozen=True)
 class Composition:
-    """What a command line asks for.
+    """The composed configuration of a command line.
 
     Attributes:
-        config: What Hydra composed, its own section included.
-        loader: What found its files.
-        sweeps: Whether a key has several values, or Hydra is told to sweep.
+        config: The configuration, including Hydra's section.
+        loader: Hydra's loader of its files.
+        sweeps: Whether a key has several values, or Hydra is set to sweep.
     """
 
     config: DictConfig
@@ -146,15 +147,15 @@ class Composition:
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        """What was typed."""
+        """The overrides on the command line."""
         return tuple(self.config.hydra.overrides.task)
 
     def source(self) -> dict[str, Any]:
-        """Returns the configuration as it is written; ``folder`` is where Hydra will run it."""
+        """Returns the configuration as it is written; ``folder`` is the folder of Hydra's run."""
         config, hydra = self.config, HydraConfig.instance()
         before = hydra.cfg
         try:
-            hydra.set_config(config)  # whose values ${hydra:...} asks for
+            hydra.set_config(config)  # ${hydra:...} takes its values from here
             runs_in = OmegaConf.select(config, "hydra.run.dir")
             with read_write(config.hydra.runtime), open_dict(config.hydra.runtime):
                 config.hydra.runtime.output_dir = os.path.abspath(str(runs_in))
@@ -166,7 +167,7 @@ class Composition:
             hydra.cfg = before
 
     def run(self, task: Callable[[DictConfig], Any]) -> Any:
-        """Runs it in its folder as Hydra does, which composes it no second time."""
+        """Runs the task in its folder as Hydra does, without composing a second time."""
         callbacks = Callbacks(self.config)
         context = HydraContext(self.loader, callbacks)
         callbacks.on_run_start(config=self.config, config_name=None)
@@ -191,7 +192,7 @@ def _composed(overrides: Sequence[str], name: str) -> Composition:
 
 
 def source_of(config: DictConfig) -> dict[str, Any]:
-    """Returns a configuration as it is written, its folder as it is while Hydra runs it."""
+    """Returns a configuration as it is written, with the folder of Hydra's run."""
     source = written(config)
     source.pop("hydra", None)
     if "folder" in source and not OmegaConf.is_missing(config, "folder"):
@@ -200,14 +201,14 @@ def source_of(config: DictConfig) -> dict[str, Any]:
 
 
 def parse(overrides: Sequence[str], what: str) -> list[Override]:
-    """Parses overrides that are spelled as Hydra reads them.
+    """Parses overrides in Hydra's spelling.
 
     Args:
         overrides: The overrides.
-        what: What they are, for the error.
+        what: Their name in errors.
 
     Raises:
-        ConfigError: If they cannot be read.
+        ConfigError: If Hydra cannot parse them.
     """
     try:
         parsed: list[Override] = OverridesParser.create().parse_overrides(list(overrides))
@@ -217,14 +218,14 @@ def parse(overrides: Sequence[str], what: str) -> list[Override]:
 
 
 def composed(arguments: Sequence[str], name: str = "train") -> list[Composition]:
-    """Composes what a command line asks for.
+    """Composes the configurations of a command line.
 
     Args:
         arguments: The command line without the program.
         name: The primary config.
 
     Returns:
-        The first values of a sweep, then each further value.
+        One configuration with the first values of a sweep, then one for each further value.
 
     Raises:
         ConfigError: See :func:`load`.
@@ -248,24 +249,24 @@ def composed(arguments: Sequence[str], name: str = "train") -> list[Composition]
 
 
 def check_overrides(arguments: Sequence[str], name: str = "train") -> list[Section]:
-    """Composes and checks what a command line asks for; see :func:`composed`.
+    """Composes and checks the configurations of a command line; see :func:`composed`.
 
     Raises:
-        ConfigError: See :func:`load`; also if a value is of another type, missing or out of range.
-        DataError: If a file or folder that must be there is not.
+        ConfigError: See :func:`load`; also if a value is missing, out of range or of another type.
+        DataError: If a file or folder does not exist.
     """
     return [checked(asked.source()) for asked in composed(arguments, name)]
 
 
 def build(node: Any, **kwargs: Any) -> Any:
-    """Instantiates a section; an error of its constructor comes out as it was raised.
+    """Instantiates a section; medfed's errors in its constructor are raised unchanged.
 
     Args:
-        node: A section with ``_target_``, of a description or of what Hydra composed.
+        node: A section with ``_target_``, from a description or from Hydra.
         kwargs: Further arguments of the constructor.
 
     Raises:
-        ConfigError: If something else is named than a configuration may build (see
+        ConfigError: If the section names something that a configuration may not build (see
             :mod:`medfed.config.allowed`), or the constructor does not accept the arguments.
 
     Example:
@@ -309,7 +310,7 @@ def changed_keys(
     Args:
         old: One configuration.
         new: The other.
-        ignore: Top-level keys that may differ, and leaves such as ``data.workers``.
+        ignore: Top-level keys, or leaves such as ``data.workers``, that may differ.
 
     Example:
         >>> a = {"seed": 0, "local": {"steps": 1}, "resume": None}
@@ -340,7 +341,7 @@ def _leaves(config: Mapping[str, Any], ignore: Sequence[str]) -> dict[str, Any]:
 
 
 def _check_sections(config: DictConfig) -> None:
-    """Refuses ``cohort=all``, which Hydra takes for a value in place of a section."""
+    """Refuses ``cohort=all``, with which Hydra would replace a section by a value."""
     for section in SECTIONS:
         value = OmegaConf.select(config, section)
         if value is not None and not isinstance(value, DictConfig):
@@ -352,7 +353,7 @@ def _check_sections(config: DictConfig) -> None:
 
 
 def _check_kept(overrides: Sequence[str]) -> None:
-    """Refuses ``~data`` and ``data=null``: no command runs without its sections."""
+    """Refuses ``~data`` and ``data=null``: every command needs its sections."""
     for override in overrides:
         key, _, value = override.partition("=")
         section = key.removeprefix("~")
@@ -375,14 +376,14 @@ def _explain_option(error: MissingConfigException) -> str:
 
 
 def _explain_key(error: Exception, overrides: Sequence[str], name: str) -> str:
-    """Names the override that does not fit, and the keys that its place has."""
+    """Names the wrong override and the keys of its section."""
     for override in overrides:
         key = override.split("=")[0].lstrip("+~")
         if "=" not in override:
             return f"{override!r} is no override; write key=value."
         if f"'{key}'" in str(error) or f"{key!r}" in str(error):
             rest = [o for o in overrides if o is not override]
-            key = key.rpartition("@")[2]  # group@place: the place is what there is none of
+            key = key.rpartition("@")[2]  # group@place: it is the place that does not exist
             parent, _, leaf = key.rpartition(".")
             try:
                 config = _composed(rest, name).config

@@ -1,7 +1,7 @@
-"""The description of a run: what its configuration says, checked once, typed and frozen.
+"""The description of a run: its configuration, checked once, typed and frozen.
 
-A command composes a configuration, describes the run by it, and hands the description on; nothing
-below the commands sees what composes it.
+A command composes a configuration, makes the description from it, and passes the description on.
+Code below the commands never sees Hydra or OmegaConf.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from medfed.config.allowed import check_targets
 from medfed.config.check import check_missing, check_types, check_values
 from medfed.config.sections import Section, optional, put
 
-# ${either:a,b} is a where it is set and b where it is null.
+# ${either:a,b} is a, or b if a is null.
 OmegaConf.register_new_resolver("either", lambda a, b: b if a is None else a, replace=True)
 
 
 def written(config: Any) -> dict[str, Any]:
-    """Returns a configuration as it is written, interpolations included, as plain mappings.
+    """Returns a configuration as it is written, with its interpolations, as plain mappings.
 
     Args:
-        config: What Hydra composed, or mappings and lists.
+        config: A configuration composed by Hydra, or mappings and lists.
     """
     if isinstance(config, DictConfig):
         config = OmegaConf.to_container(config)
@@ -38,10 +38,10 @@ def written(config: Any) -> dict[str, Any]:
 
 
 def resolved(node: Any, place: str = "") -> dict[str, Any]:
-    """Returns a configuration as it will be built, every interpolation replaced.
+    """Returns a configuration with every interpolation replaced.
 
     Args:
-        node: What Hydra composed, or mappings and lists.
+        node: A configuration composed by Hydra, or mappings and lists.
         place: Its key, for errors.
 
     Raises:
@@ -58,24 +58,25 @@ def resolved(node: Any, place: str = "") -> dict[str, Any]:
         plain: dict[str, Any] = OmegaConf.to_container(node, resolve=True)  # type: ignore[assignment]
     except (OmegaConfBaseException, RecursionError) as error:
         raise ConfigError(f"{place} cannot be resolved: {first_line(error)}.") from error
-    if "${" in repr(plain):  # Hydra would resolve once more what has been looked at
+    if "${" in repr(plain):  # Hydra would resolve it again
         raise ConfigError(f"{place} holds an interpolation of an interpolation; write its value.")
     return plain
 
 
 def checked(config: Any) -> Section:
-    """Checks all that can be told from the configuration of any command alone.
+    """Checks everything that needs only the configuration, for any command.
 
     Args:
-        config: What Hydra composed, or mappings and lists.
+        config: A configuration composed by Hydra, or mappings and lists.
 
     Returns:
         Its values.
 
     Raises:
-        ConfigError: If a value is missing, of another type or out of range; the key is named.
-        DataError: If a file or folder that must be there is not.
-        CheckpointError: If a run folder or bundle is none.
+        ConfigError: If a value is missing, of another type or out of range; the error names the
+            key.
+        DataError: If a file or folder does not exist.
+        CheckpointError: If a folder is not the run folder or bundle that its key needs.
     """
     source = written(config)
     check_targets(source)
@@ -87,12 +88,12 @@ def checked(config: Any) -> Section:
 
 
 class LacksKeyError(ConfigError):
-    """A configuration that is no run's."""
+    """The configuration does not describe a run."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What the data decide of a model; ``None`` until they are read, unless it is set."""
+    """Facts of the data that a model needs; ``None`` until the data are read, unless set."""
 
     in_channels: int | None = None
     out_channels: int | None = None
@@ -119,11 +120,11 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """Which rounds are kept.
+    """Which checkpoints are kept.
 
     Attributes:
-        keep: How many of the last ones, beside the best.
-        every: Rounds between them.
+        keep: Number of latest checkpoints to keep, in addition to the best.
+        every: Rounds between checkpoints.
     """
 
     keep: int
@@ -132,14 +133,14 @@ class Checkpoints:
 
 @dataclass(frozen=True)
 class RunDescription:
-    """What a run is to do; the keys are described in ``configs/train.yaml``.
+    """What a run does; ``configs/train.yaml`` describes the keys.
 
-    Sections of which something is built are checked: whatever they name may be built.
+    Every name in its sections has been checked: the configuration may build it.
 
     Attributes:
-        overrides: What was typed; ``None`` where no command line was.
-        source: The configuration as it is written, interpolations included.
-        values: All of it, every interpolation replaced.
+        overrides: The overrides on the command line; ``None`` without a command line.
+        source: The configuration as it is written, with its interpolations.
+        values: The whole configuration, with every interpolation replaced.
     """
 
     name: str
@@ -175,13 +176,13 @@ class RunDescription:
     overrides: tuple[str, ...] | None = None
 
     def replacing(self, values: Mapping[str, Any]) -> RunDescription:
-        """Returns the description with other values; those that depend on them change with them.
+        """Returns the description with other values; values that depend on these change, too.
 
         Args:
-            values: By key, such as ``model.personal``.
+            values: The values by key, such as ``model.personal``.
 
         Raises:
-            ConfigError: If one names what a configuration may not build.
+            ConfigError: If a value names something that a configuration may not build.
         """
         source = written(self.source)
         for key, value in values.items():
@@ -191,7 +192,7 @@ class RunDescription:
         return _typed(source, resolved(source), self.overrides)
 
     def yaml(self) -> str:
-        """Returns its values as the run folder keeps them."""
+        """Returns its values in the form that the run folder keeps."""
         return as_yaml(self.values.plain())
 
 
@@ -206,14 +207,14 @@ def as_yaml(plain: dict[str, Any] | list[Any]) -> str:
 
 
 def describe(config: Any, overrides: tuple[str, ...] | None = None) -> RunDescription:
-    """Describes a run, once its configuration is checked, and all that it names.
+    """Checks the configuration of a run and all names in it, and describes the run.
 
     Args:
-        config: What Hydra composed, or mappings and lists, such as a run folder holds.
-        overrides: What was typed, if it was.
+        config: A configuration composed by Hydra, or mappings and lists from a run folder.
+        overrides: The overrides on the command line, if there is one.
 
     Raises:
-        MedfedError: See :func:`checked`; also if something is named that may not be built.
+        MedfedError: See :func:`checked`; also if it names something that it may not build.
     """
     source, values = written(config), checked(config)
     check_targets(values.plain(), found=True)

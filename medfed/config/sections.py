@@ -1,4 +1,4 @@
-"""Sections of a configuration as everybody below the commands reads them: values, frozen."""
+"""Sections of a configuration in the form that all code below the commands reads: frozen values."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 
 class Section(Mapping[str, Any]):
-    """A section of a configuration, frozen, every interpolation replaced.
+    """A section of a configuration, frozen, with every interpolation replaced.
 
-    A key is read as an item or an attribute; what is a mapping is a section again.
+    A key is read as an item or an attribute; a mapping in it is a section, too.
 
     Args:
-        values: Of the section.
+        values: The values of the section.
         place: Its key in the whole configuration, for errors.
-        checked: Whether everything that it names has been looked at and may be built.
+        checked: Whether every name in it has been checked and may be built.
 
     Example:
         >>> data = Section({"path": None, "reader": {"fold": 3}}, "data")
@@ -53,12 +53,12 @@ class Section(Mapping[str, Any]):
         return Section, (self._values, self.place, self.checked)
 
     def plain(self) -> dict[str, Any]:
-        """Returns a copy of it as mappings and lists."""
+        """Returns a copy of the section as mappings and lists."""
         return copy.deepcopy(dict(self._values))
 
 
 def select(node: Mapping[str, Any], key: str, default: Any = None) -> Any:
-    """Returns what stands under a key with dots; where there is none, the default.
+    """Returns the value of a dotted key; the default if there is none.
 
     Example:
         >>> select({"data": {"fold": 2}}, "data.fold"), select({"data": None}, "data.fold")
@@ -73,7 +73,7 @@ def select(node: Mapping[str, Any], key: str, default: Any = None) -> Any:
 
 
 def put(node: dict[str, Any], key: str, value: Any) -> None:
-    """Sets what stands under a key with dots, in place.
+    """Sets the value of a dotted key, in place.
 
     Example:
         >>> node = {"data": {"fold": 2}}
@@ -88,9 +88,9 @@ def put(node: dict[str, Any], key: str, value: Any) -> None:
 
 
 def optional(whole: Mapping[str, Any], key: str) -> Section | None:
-    """Returns a section if anything is built of it.
+    """Returns a section if it has a ``_target_``, otherwise ``None``.
 
-    What an experiment sets of a section that is not chosen has no meaning.
+    An experiment may set keys of a section that is not chosen; they have no effect.
 
     Example:
         >>> optional(Section({"canonical": {"count": 2}}), "canonical") is None

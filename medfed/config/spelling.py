@@ -1,4 +1,4 @@
-"""The command line as people write it, and as Hydra reads it."""
+"""Translates the command line from the user's spelling to Hydra's."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from pathlib import Path
 from medfed.common.errors import ConfigError
 from medfed.config.allowed import CONFIG_DIR, with_plugins
 
-# Sections whose options are those of a group of another name.
+# Sections whose options are in a group with another name.
 GROUPS = {"codec.up": "codec", "codec.down": "codec"}
-# Keys whose values are files or folders; those of sweeps have = in their names.
+# Keys whose values are files or folders; folders of sweeps have = in their names.
 PATHS = ("run", "runs", "out", "resume", "onboard", "bundle", "input", "output", "candidates")
-# Hydra's own keys that say where, and what to sweep. Others load code (launchers, sweepers,
-# callbacks, logging), take yamls from anywhere (searchpath), or set the environment.
+# The keys of Hydra that are allowed: folders and sweeps. Others load code (launchers, sweepers,
+# callbacks, logging), read yamls from anywhere (searchpath), or set environment variables.
 HYDRA = re.compile(
     r"hydra\.(run\.dir|sweep\.(dir|subdir)|job\.(name|config\.override_dirname\.[\w.]+)|verbose"
     r"|output_subdir|mode|sweeper\.params(\..+)?)"
 )
 SEARCHPATH = "hydra.searchpath="
-# Keys of commands that do not sweep, whose values may be several.
+# Keys that take several values, in commands that do not sweep.
 LISTS = ("k", "client", "bundle", "weights", "suite", "methods", "variants")
 
 
 def spelled(arguments: Sequence[str]) -> list[str]:
-    """Returns a command line as Hydra reads it, with its plugins at hand.
+    """Returns a command line in Hydra's spelling, and makes its plugins importable.
 
     Raises:
-        ConfigError: If a plugin folder is not there, or a key is one of Hydra's that run code.
+        ConfigError: If a plugin folder does not exist, or a key of Hydra would run code.
 
     Example:
         >>> spelled(["hydra.run.dir=runs/a"])
@@ -43,9 +43,9 @@ set hydra.run.dir, hydra.sweep.dir or hydra.sweep.subdir, and add code and yamls
     made = with_plugins([a for a in hydra_spelling(whole) if not a.startswith(SEARCHPATH)])
     for argument in arguments:
         if argument in made and argument.startswith(SEARCHPATH):
-            continue  # a rank starts with what the first one had spelled
+            continue  # the first rank passes its translated command line to the others
         key = re.sub(r"\s", "", argument.partition("=")[0]).lstrip("+~")
-        # As a group, too, and as the place of another one: group@hydra.launcher.
+        # Also as a group, and as the place of another group: group@hydra.launcher.
         if re.search(r"(^|[./@:])hydra($|[./@:])", key) and not HYDRA.fullmatch(key):
             raise ConfigError(
                 f"{key} is for Hydra's own use; set hydra.run.dir, hydra.sweep.dir or "
@@ -55,7 +55,7 @@ set hydra.run.dir, hydra.sweep.dir or hydra.sweep.subdir, and add code and yamls
 
 
 def _option_and_keys(argument: str) -> list[str]:
-    """Spells an optimizer or scheduler that is written out as the option ``own`` and its keys.
+    """Translates a written-out optimizer or scheduler to the option ``own`` and its keys.
 
     Example:
         >>> _option_and_keys("optimizer={_target_: torch.optim.Adam, betas: [0.8,0.9]}")
@@ -65,23 +65,23 @@ def _option_and_keys(argument: str) -> list[str]:
     if written is None:
         return [argument]
     group, inside = written.groups()
-    # At the commas outside of any bracket.
+    # Split at commas outside of brackets.
     parts = re.findall(r"((?:[^,\[{(]|\[[^\]]*\]|\{[^}]*\}|\([^)]*\))+),?", inside)
     pairs = [part.partition(":")[::2] for part in parts]
     return [f"{group}=own", *(f"++{group}.{key.strip()}={value.strip()}" for key, value in pairs)]
 
 
 def with_whole_data(arguments: Sequence[str]) -> list[str]:
-    """Adds the usual defaults where data of a user's own meet a shipped experiment's protocol.
+    """Restores the usual defaults if a shipped experiment is run on a user's data.
 
-    Its partition is the protocol of a paper, made for the experiment's own cohort; it may leave
-    out patients, or channels. Whoever wants it of other data names it, or a key of it; so with the
-    training images, which were left as they are to be measured.
-    An experiment on data that come by a path alone has no other cohort than the user's, so its
+    An experiment's partition is the protocol of a paper, made for that cohort. It may leave out
+    patients or channels. On other data you must ask for it, by its name or by one of its keys. The
+    same holds for the experiment's settings of augmentation, patches and spacing.
+    An experiment whose data always come from a path has no other cohort than the user's, so its
     partition stays.
 
     Args:
-        arguments: The command line as Hydra reads it, sweeps included.
+        arguments: The command line in Hydra's spelling, sweeps included.
 
     Example:
         >>> with_whole_data(["experiment=clinical_pfednet", "data=csv", "data.path=a.csv"])[3:]
@@ -121,7 +121,7 @@ def with_whole_data(arguments: Sequence[str]) -> list[str]:
     return made
 
 
-# How experiments were measured on their own cohorts, and what data of a user's own get instead.
+# Settings of experiments for their own cohorts, and the defaults for a user's data.
 _MEASURED = (
     (r"override /augment: none", "augment", "light"),
     (r"(?m)^ +patches: fixed", "data.patches", "fresh"),
@@ -130,16 +130,16 @@ _MEASURED = (
 
 
 def _has_cohort(name: str) -> bool:
-    """Whether a shipped data set has patients without a path: generated, or embedded ones."""
+    """Whether a shipped data set has generated or embedded patients, without a path."""
     file = CONFIG_DIR / "data" / f"{name}.yaml"
     return file.is_file() and "\npath: ???" not in file.read_text()
 
 
 def hydra_spelling(arguments: Sequence[str]) -> list[str]:
-    """Spells a command line as Hydra wants it.
+    """Translates a command line to Hydra's spelling.
 
-    ``codec.up=stc`` becomes ``codec@codec.up=stc`` where an option is meant, folders with ``=`` in
-    their names and whatever has umlauts are quoted, and ``k=1,5`` is a list rather than a sweep.
+    ``codec.up=stc`` becomes ``codec@codec.up=stc`` if it names an option, folders with ``=`` in
+    their names and values with umlauts are quoted, and ``k=1,5`` is a list rather than a sweep.
 
     Args:
         arguments: The command line without the program, sweeps included.
@@ -158,7 +158,7 @@ def hydra_spelling(arguments: Sequence[str]) -> list[str]:
 
 
 def _as_path(argument: str) -> str:
-    """Puts quotes around files and folders with characters that mean something to Hydra."""
+    """Puts quotes around files and folders with characters that have a meaning in Hydra."""
     key, _, value = argument.partition("=")
     if key not in PATHS or not value or {"'", '"'} & set(value) or re.fullmatch(r"\[.*\]", value):
         return argument

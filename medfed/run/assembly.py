@@ -1,6 +1,7 @@
-"""From a configuration to what is trained: the data, and the task that they decide.
+"""Builds what a run trains: the data, and the task whose channels and classes the data decide.
 
-Whether a network fits the data and the task, found out before training, and what it keeps.
+It also checks before training that the network fits the data and the task, and decides which of its
+parts are personal.
 """
 
 from __future__ import annotations
@@ -37,18 +38,18 @@ from medfed.models.segmentation import SegmentationTask, chosen_activation
 from medfed.models.task import Batch, TaskModule
 from medfed.records.tasks import mixed, plain_task
 
-SLIVER = 0.01  # of a segmentation network; its decoder is what the papers keep
+SLIVER = 0.01  # share of a segmentation network's parameters; the papers keep its whole decoder
 
 
 def try_model(task: TaskModule, data: FederatedDataModule) -> None:
-    """Takes one loss and one evaluation of a network, so that one which does not fit fails at once.
+    """Computes one loss and one evaluation of a network, so that a network that does not fit fails.
 
-    On a copy of it: of two samples in training, where networks give further heads, and of one in
-    evaluation.
+    It uses a copy of the network: two samples in training mode, in which networks may return
+    further heads, and one sample in evaluation mode.
 
     Raises:
-        ConfigError: If it cannot take a training batch or an evaluation image, gives logits of
-            another shape, or ends in an activation that the loss repeats.
+        ConfigError: If the network cannot take a training batch or an evaluation image, returns
+            logits of another shape, or ends in an activation that the loss repeats.
     """
     batch = _first_batch(data)
     task.check_parts(batch)
@@ -63,7 +64,7 @@ def try_model(task: TaskModule, data: FederatedDataModule) -> None:
         _check_shape(task, outputs[0], few["image"])
         _check_activation(task, outputs)
         _say(outputs, extras(trial.network(few["image"]), few["image"]))
-    # Whole images are segmented at once where there is no window.
+    # Without a window, whole images are segmented at once.
     whole = isinstance(task, SegmentationTask) and task.inference.patch_size is None
     if whole:
         batch = next(iter(next(iter(data.clients.values())).eval_batches("val")), batch)
@@ -93,7 +94,7 @@ def _explained(task: TaskModule, batch: Batch) -> Iterator[None]:
             f"{type(task.network).__name__} needs the package {package}, which is not installed: "
             f"pip install {package}, or pip install 'medfed[networks]'."
         ) from error
-    except Exception as error:  # whatever a network of anybody's raises on what it cannot take
+    except Exception as error:  # a network may raise anything
         shapes = " and ".join(f"{k} {tuple(batch[k].shape)}" for k in ("image", "label"))
         raise ConfigError(
             f"The model cannot take the batches of these data ({shapes}): {first_line(error)}; "
@@ -106,21 +107,21 @@ def _check_shape(task: TaskModule, logits: Tensor, image: Tensor) -> None:
     wanted = None if shape is None else (len(image), *shape)
     if wanted is not None and tuple(logits.shape) != wanted:
         raise ConfigError(
-            f"{type(task.network).__name__} makes logits {tuple(logits.shape)} of images "
-            f"{tuple(image.shape)}, but these data and this task need {wanted}; give it the data's "
-            "numbers by ${in_channels}, ${out_channels} and ${spatial_dims}."
+            f"{type(task.network).__name__} turns images {tuple(image.shape)} into logits "
+            f"{tuple(logits.shape)}, but these data and this task need {wanted}; give it "
+            "the data's numbers by ${in_channels}, ${out_channels} and ${spatial_dims}."
         )
 
 
 def _check_activation(task: TaskModule, outputs: list[Tensor]) -> None:
-    """Refuses probabilities where logits are expected: their loss would train, but badly."""
+    """Refuses probabilities in place of logits: training on them works, but badly."""
     if task.activation == "identity":
         return
     for output in outputs:
         if name := last_activation(output):
             raise ConfigError(
                 f"{type(task.network).__name__} ends in {name}, but the loss takes logits and "
-                f"makes probabilities of them by {task.activation}; build it without its last "
+                f"applies {task.activation} to them; build it without its last "
                 "activation (an argument such as post_activation=null, act=null, softmax=false)."
             )
 
@@ -128,34 +129,35 @@ def _check_activation(task: TaskModule, outputs: list[Tensor]) -> None:
 def _say(outputs: list[Tensor], more: int) -> None:
     if rank() == 0 and len(outputs) > 1:
         weights = ", ".join(f"{w:.2g}" for w in shares(len(outputs)))
-        _log.info("Deep supervision: the losses of %d outputs count %s.", len(outputs), weights)
+        _log.info("Deep supervision: the losses of %d outputs weigh %s.", len(outputs), weights)
     if rank() == 0 and more:
         _log.info(
-            "The network returns %d more tensor%s beside its logits; no loss is taken of %s.",
+            "The network returns %d more tensor%s in addition to its logits; the loss ignores %s.",
             *((more, "s", "them") if more > 1 else (more, "", "it")),
         )
 
 
 def next_to_outputs(task: TaskModule, data: FederatedDataModule) -> tuple[str, ...]:
-    """Returns patterns of the layers next to the outputs that a loss is of; see :func:`nearest`."""
+    """Returns patterns of the layers next to the outputs in the loss; see :func:`nearest`."""
     return nearest(task.network, task.outputs, _first_batch(data)["image"][:2])
 
 
 def personal_part(
     config: RunDescription, task: TaskModule, data: FederatedDataModule
 ) -> tuple[str, ...]:
-    """Finds the personal part of a network that nobody has described, if the method asks for one.
+    """Finds the personal part of a network if the method needs one and ``model.personal`` is empty.
 
     Args:
-        config: What the run is to do.
+        config: The run's description.
         task: The task, without canonical parts.
-        data: Whose first batch goes through the network.
+        data: The data; their first batch goes through the network.
 
     Returns:
-        Patterns of parameter names; empty where the task has some, or nobody asks.
+        Patterns of parameter names; empty if the task has patterns or the method needs none.
 
     Raises:
-        ConfigError: If nothing is found, or of a segmentation network less than a hundredth.
+        ConfigError: If there is no such part, or it is less than a hundredth of a segmentation
+            network.
     """
     if task.personal or not _asks(config):
         return ()
@@ -166,15 +168,15 @@ def personal_part(
     kept, share = _share(network, patterns)
     if isinstance(task, SegmentationTask) and share < SLIVER:
         raise ConfigError(
-            f"{method} keeps a part of the model at each client, and what stands next to the "
-            f"output of this {type(network).__name__}, {', '.join(patterns)}, is {kept:,} "
-            f"parameters or {share:.2%}, too little to personalise a segmentation; set for example "
-            f"{proposal(network, 0.05)}; its blocks and their parameters are {listed(network)}."
+            f"{method} keeps a part of the model at each client. The layers next to the output of "
+            f"this {type(network).__name__}, {', '.join(patterns)}, have {kept:,} parameters "
+            f"({share:.2%}), too few to personalise a segmentation; set for example "
+            f"{proposal(network, 0.05)}. The blocks and their parameters are {listed(network)}."
         )
     if rank() == 0:
         _log.info(
-            "Personal is what stands next to the output: %s (%s parameters, %.2g %%); "
-            "model.personal=[...] says otherwise.",
+            "The layers next to the output are personal: %s (%s parameters, %.2g %%); "
+            "model.personal=[...] chooses others.",
             ", ".join(patterns),
             f"{kept:,}",
             100 * share,
@@ -183,7 +185,7 @@ def personal_part(
 
 
 def _asks(config: RunDescription) -> bool:
-    """Whether what the model calls personal is used: by the method, or as the canonical part."""
+    """Whether the method uses the model's personal part, or the canonical models do."""
     if config.canonical is not None:
         return bool(config.canonical.get("parts") is None)
     return bool(build(config.algorithm).personal in ("task", "body"))
@@ -204,17 +206,17 @@ def data_and_task(config: RunDescription) -> tuple[FederatedDataModule, TaskModu
     """Reads the data and builds the task, whose channels and classes the data decide.
 
     Args:
-        config: What the run is to do.
+        config: The run's description.
     """
     data = read_data(config)
     return data, task_for(config, data)[1]
 
 
 def read_data(config: RunDescription) -> FederatedDataModule:
-    """Reads the data, and says what they are.
+    """Reads the data and logs which clients are kept out.
 
     Args:
-        config: What the run is to do.
+        config: The run's description.
     """
     data = unread_data(config)
     data.setup()
@@ -223,10 +225,10 @@ def read_data(config: RunDescription) -> FederatedDataModule:
 
 
 def unread_data(config: RunDescription) -> FederatedDataModule:
-    """Builds the data module, which has read nothing yet.
+    """Builds the data module, which reads nothing yet.
 
     Args:
-        config: What the run is to do.
+        config: The run's description.
     """
     torch.set_num_threads(config.threads)
     data: FederatedDataModule = build(config.data)
@@ -236,10 +238,10 @@ def unread_data(config: RunDescription) -> FederatedDataModule:
 
 
 def say_data(data: FederatedDataModule) -> None:
-    """Says what data are that have been read.
+    """Checks data that have been read, and logs which clients are kept out.
 
     Raises:
-        DataError: If nothing could be measured on them.
+        DataError: If no client has data to evaluate on.
     """
     check_measurable({c: data.plans[c].patients for c in data.clients})
     if rank() == 0:
@@ -251,27 +253,27 @@ def say_data(data: FederatedDataModule) -> None:
 def task_for(
     config: RunDescription, data: FederatedDataModule
 ) -> tuple[RunDescription, TaskModule]:
-    """Builds the task of data that are read, and tries it on them.
+    """Builds the task for data that have been read, and tries it on them.
 
     Args:
-        config: What the run is to do.
+        config: The run's description.
         data: The data.
 
     Returns:
-        The same with what the data, and the network, decide; and the task.
+        The description completed by the data and the network, and the task.
     """
     config = settled(config, data)
     task = plain_task(config.model, config.seed)
     if isinstance(task, RegressionTask) and task.deviation != 1 and rank() == 0:
         _log.info(
-            "The outcome %s is learnt in standard units: its mean in training is %.4g, its "
-            "deviation %.4g. Predictions and metrics are in its own unit.",
+            "The model learns the outcome %s in standard units: its training mean is %.4g, its "
+            "standard deviation %.4g. Predictions and metrics keep the unit of the data.",
             *(data.class_names[0], task.mean, task.deviation),
         )
     try_model(task, data)
     if found := personal_part(config, task, data):
         task.personal = found
-        # Into the run folder, so that resuming finds it.
+        # Written to the run folder, so that a resumed run has it.
         config = config.replacing({"model.personal": list(found)})
     task = mixed(task, config.model, config.canonical, config.seed)
     if str(config.trainer.precision).startswith("64"):
@@ -280,12 +282,12 @@ def task_for(
 
 
 def settled(config: RunDescription, data: FederatedDataModule) -> RunDescription:
-    """Fills in the facts of the data; one that is set must be the same, or nothing fits.
+    """Fills in the facts of the data; a fact that the user set must agree with the data.
 
-    How large windows are is no fact, but only segmentation has windows.
+    The window size is not a fact of the data, but only segmentation has windows.
 
     Raises:
-        ConfigError: If one is set to something else.
+        ConfigError: If a fact is set to another value.
     """
     said: dict[str, Any] = {
         "in_channels": data.in_channels,
@@ -304,7 +306,7 @@ def settled(config: RunDescription, data: FederatedDataModule) -> RunDescription
     facts = {**said, **given}
     for key, value in given.items():
         if key != "patch_size" and value != said[key]:
-            raise ConfigError(f"{key} is {value}, but the data say {said[key]}; leave it at null.")
+            raise ConfigError(f"{key} is {value}, but the data have {said[key]}; leave it at null.")
     if (window := given.get("patch_size")) is not None:
         if "patch_size" not in config.model:
             raise ConfigError("patch_size is for segmentation by windows; leave it at null.")
@@ -316,14 +318,14 @@ def settled(config: RunDescription, data: FederatedDataModule) -> RunDescription
 
 
 def has_background(model: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
-    """Says whether the network has an output for the background: of exclusive regions.
+    """Says whether the network has an output for the background, as it has for exclusive regions.
 
     Args:
         model: The section.
-        facts: Of the data: ``regions`` and ``exclusive``.
+        facts: The data's ``regions`` and ``exclusive``.
 
     Raises:
-        ConfigError: If exclusive classes are asked for where regions overlap.
+        ConfigError: If the model needs exclusive classes but the regions overlap.
     """
     wanted = model.get("activation")
     if "regions" not in model or wanted is None:

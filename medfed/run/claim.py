@@ -1,6 +1,6 @@
-"""A run's folder is one training's: new or its own, held while it trains, left as it was found.
+"""Gives a run folder to one training: new or its own, locked while it trains.
 
-On several machines it is the same folder, and so are the data.
+On several machines all ranks must share this folder, and read the same data.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _ELSEWHERE = "choose another run folder"
 
 @contextmanager
 def claimed(config: RunDescription, before: Before | None = None) -> Iterator[None]:
-    """Holds a run's folder for one training; ranks after the first share what the first holds.
+    """Locks a run folder for one training; the other ranks rely on the first rank's lock.
 
-    Where the run ends before it is opened, what it made until then goes again, and nothing else.
+    If the run ends before it is opened, its files are removed again, and nothing else.
 
     Args:
-        config: What the run is to do.
-        before: What was there before the command made the folder, which then also gets a log;
-            None if nothing has been made yet.
+        config: The run's description.
+        before: What existed before the command made the folder, which then also gets a log; None
+            if nothing has been made yet.
 
     Raises:
         ConfigError: If a new run's folder is not empty, another training holds it, or the run to
@@ -67,7 +67,7 @@ def claimed(config: RunDescription, before: Before | None = None) -> Iterator[No
             refuse_full(folder)
         elif Path(str(config.resume)).resolve() != folder.resolve():
             raise ConfigError(
-                f"resume={config.resume} goes on in its own folder; leave out the other, {folder}."
+                f"resume={config.resume} continues in that folder; leave out the other, {folder}."
             )
         else:
             check_folders(config.values)
@@ -76,7 +76,7 @@ def claimed(config: RunDescription, before: Before | None = None) -> Iterator[No
             with writing(folder, _ELSEWHERE):
                 folder.mkdir(parents=True, exist_ok=True)
                 held.enter_context(locked(folder, LOCK, wait=False))
-            if new:  # again, as another training may have held it in between
+            if new:  # checked again: another training may have held the folder in between
                 refuse_full(folder)
                 _clear(folder)
                 made += [*_MINE, LOG, *FIRST_FILES]
@@ -88,14 +88,14 @@ def claimed(config: RunDescription, before: Before | None = None) -> Iterator[No
             partial = [p.name for p in folder.glob(f"{PARTIAL}*")] if made else []
             present.remove_made(folder, [*made, *partial])
         explained = isinstance(error, MedfedError)
-        # Ours say it themselves; this is another library's.
+        # medfed's loggers already report it; this error is another library's.
         if isinstance(error, OSError) and error.errno in FULL and not explained:
             raise cannot_write(folder, error, _ELSEWHERE) from error
         raise
 
 
 def _clear(folder: Path) -> None:
-    """Takes away what a run left that was killed before it was opened; call it under the lock."""
+    """Removes the files of a run that was killed before it was opened; call it under the lock."""
     for path in folder.iterdir():
         if path.name not in _MINE:
             path.unlink()
@@ -103,7 +103,7 @@ def _clear(folder: Path) -> None:
 
 @contextmanager
 def _logged(folder: Path) -> Iterator[None]:
-    """Keeps what the program says in the run's folder, too."""
+    """Also writes the program's log to the run folder."""
     handler = _Log(folder / LOG, delay=True, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(message)s"))
     logging.getLogger().addHandler(handler)
@@ -116,15 +116,15 @@ def _logged(folder: Path) -> Iterator[None]:
 
 class _Log(logging.FileHandler):
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
-        """Lets a full disk stop the run where results are written, not here."""
+        """Ignores a full disk: the run stops where it writes its results, not here."""
 
 
 class SameEverywhere(pl.Callback):
-    """Sees before training on several machines that they share the run folder and the data.
+    """Checks before training on several machines that they share the run folder and the data.
 
     Args:
         folder: The run folder.
-        data: What this rank has read.
+        data: The data that this rank has read.
     """
 
     def __init__(self, folder: Path, data: FederatedDataModule) -> None:
@@ -134,7 +134,7 @@ class SameEverywhere(pl.Callback):
         """Compares with the first rank.
 
         Raises:
-            DataError: If the folder is not there, or the clients' patients or files are others.
+            DataError: If the folder is missing, or the clients' patients or files differ.
         """
         if trainer.num_nodes == 1:
             return
@@ -150,6 +150,6 @@ class SameEverywhere(pl.Callback):
                 )
             if everywhere[f"{number}/data"] != everywhere["0/data"]:
                 raise DataError(
-                    f"The machine of rank {number} has other data than that of rank 0; give all of "
-                    "them the same files under the same path."
+                    f"The data on the machine of rank {number} differ from those of rank 0; give "
+                    "all machines the same files under the same path."
                 )

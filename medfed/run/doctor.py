@@ -1,4 +1,4 @@
-"""What a machine has, what of medfed's speed it can use, and what is wrong with an installation."""
+"""What a machine has, which of medfed's speed-ups it can use, and what is wrong with the set-up."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from medfed.models.task import TaskModule
 from medfed.personalize.fedavg import FedAvg
 from medfed.records.tasks import plain_task
 
-SECONDS = 2.0  # in which steps are counted
+SECONDS = 2.0  # for which steps are counted
 EXTRAS = {
-    "zstd": "a last lossless stage of messages (channel.up.zstd)",
-    "onnx": "exporting models as ONNX and predicting by them",
-    "bundle": "running exported bundles by MONAI's command line",
+    "zstd": "final lossless compression of messages (channel.up.zstd)",
+    "onnx": "exporting models as ONNX and predicting with them",
+    "bundle": "running exported bundles with MONAI's command line",
     "networks": "MONAI's transformers, such as model=swin_unetr",
     "dicom": "predictions as DICOM SEG",
     "tensorboard": "logger=tensorboard",
     "mlflow": "logger=mlflow",
-    "sites": "runs across hospitals by NVIDIA FLARE (medfed deploy)",
+    "sites": "runs across hospitals with NVIDIA FLARE (medfed deploy)",
 }
 
 
 class Row(NamedTuple):
-    """One line of the report: what, and what there is to say of it."""
+    """One line of the report: a subject and what the report says about it."""
 
     what: str
     answer: str
@@ -51,7 +51,7 @@ def machine(folder: Path) -> list[Row]:
     """Returns what the machine has.
 
     Args:
-        folder: On whose disk runs are written.
+        folder: A folder on the disk to which runs are written.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     rows = [
@@ -59,7 +59,7 @@ def machine(folder: Path) -> list[Row]:
         Row("CPU", f"{cores} cores of {os.cpu_count()}, {', '.join(units())}"),
         Row("memory", memory()),
         Row("disk", f"{size(shutil.disk_usage(folder).free)} free in {folder}"),
-        Row("PyTorch", f"{torch.__version__}, built for {torch.version.cuda or 'CPUs alone'}"),
+        Row("PyTorch", f"{torch.__version__}, built for {torch.version.cuda or 'CPUs only'}"),
     ]
     for index in range(torch.cuda.device_count()):
         gpu = torch.cuda.get_device_properties(index)
@@ -80,7 +80,7 @@ def units() -> list[str]:
 
 
 def memory() -> str:
-    """Returns how much memory there is, and how much of it is free where the system tells."""
+    """Returns how much memory there is and, if the system says so, how much of it is free."""
     if not hasattr(os, "sysconf"):
         return "unknown"
     whole = size(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
@@ -92,7 +92,7 @@ def memory() -> str:
 
 
 def driver() -> str | None:
-    """Returns the version of NVIDIA's driver; ``None`` where there is none."""
+    """Returns the version of NVIDIA's driver; ``None`` without one."""
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
@@ -102,37 +102,37 @@ def driver() -> str | None:
 
 
 def compiler() -> str | None:
-    """Returns the C++ compiler that torch.compile would use, if it can: it needs headers, too."""
+    """Returns the C++ compiler that torch.compile would use; it also needs Python's headers."""
     path = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
     headers = Path(sysconfig.get_path("include"), "Python.h").is_file()
     return path if headers else None
 
 
 def features(config: RunDescription, task: TaskModule) -> list[Row]:
-    """Returns what of medfed's speed is active by default here, and why the rest is not.
+    """Returns which of medfed's speed-ups are active here by default, and why the others are not.
 
     Args:
         config: The configuration of a run.
         task: Its task.
     """
     gpu, local = torch.cuda.is_available(), config.local
-    on_gpu = "" if gpu else "not active: no GPU; with one, trainer=gpu"
+    on_gpu = "" if gpu else "not active: there is no GPU (with one, set trainer=gpu)"
     last = channels_last_pays(task.network)
     rows = [
         Row("channels-last (local.channels_last)", _channels_last(str(local.channels_last), last)),
-        Row("CUDA graphs (local.graphs)", on_gpu or f"{local.graphs}, under trainer=gpu"),
+        Row("CUDA graphs (local.graphs)", on_gpu or f"{local.graphs}, with trainer=gpu"),
         Row("clients at once (local.slots)", on_gpu or _slots(local.slots)),
-        Row("data on the device (data.device_gb)", on_gpu or "active under trainer=gpu"),
+        Row("data on the device (data.device_gb)", on_gpu or "active with trainer=gpu"),
         Row("bf16 (trainer.precision)", _bf16(str(config.trainer.precision))),
         Row("torch.compile (local.compile)", _compile(local.compile)),
         Row(
             "states on disk (cohort.memory_gb)",
-            f"active where they are more than {config.cohort.memory_gb:g} GB",
+            f"active if the states take more than {config.cohort.memory_gb:g} GB",
         ),
     ]
     cores = os.cpu_count() or 1
     if cores > 1 and not gpu:
-        text = f"not active: trainer=ddp trainer.devices={cores} trains as many clients at a time"
+        text = f"not active: trainer=ddp trainer.devices={cores} trains {cores} clients at a time"
         rows.append(Row("several ranks", text))
     return rows
 
@@ -147,43 +147,43 @@ def _bf16(precision: str) -> str:
     if "bf16" in precision:
         return "active"
     if torch.cuda.is_available() or {"bf16", "AMX"} & set(units()):
-        return f"not active: precision is {precision}; trainer.precision=bf16-mixed"
+        return f"not active: precision is {precision}; set trainer.precision=bf16-mixed"
     return f"not active: precision is {precision}, and this CPU has no bf16 units"
 
 
 def _slots(count: int) -> str:
     if count > 1:
-        return f"{count} under trainer=gpu"
-    return "not active: it is 1; more help where a small network leaves the GPU idle"
+        return f"{count} with trainer=gpu"
+    return "not active: it is 1; set more if a small network leaves the GPU idle"
 
 
 def _compile(wanted: bool) -> str:
     able = compiler()
     if able is None:
         return "not active: it needs a C++ compiler and Python's headers (g++, python3-dev)"
-    return "active" if wanted else f"not active: it is set to false; {able} could serve it"
+    return "active" if wanted else f"not active: it is set to false; {able} could compile"
 
 
 def extras() -> list[Row]:
     """Returns which optional packages are there, and what they are for."""
-    # An installation older than the code may know fewer.
+    # The metadata of an older installation may list fewer packages than the code.
     known = importlib.metadata.metadata("medfed").get_all("Provides-Extra") or ()
     return [
-        Row(f"medfed[{extra}]", f"{'there' if there else _mend(extra)}: {use}")
+        Row(f"medfed[{extra}]", f"{'installed' if there else _mend(extra)}: {use}")
         for extra, use in EXTRAS.items()
         for there in [extra in known and not wrong_packages(extra)]
     ]
 
 
 def _mend(extra: str) -> str:
-    return f"not there (pip install 'medfed[{extra}]')"
+    return f"not installed (pip install 'medfed[{extra}]')"
 
 
 def wrong_packages(extra: str = "") -> list[str]:
-    """Says which packages are missing or of another version, and what mends it.
+    """Says which packages are missing or have the wrong version, and how to fix it.
 
     Args:
-        extra: Of the optional ones, those of an extra; by default the ones that medfed needs.
+        extra: An extra, whose optional packages are checked; by default the required packages.
     """
     sentences = []
     for line in importlib.metadata.requires("medfed") or ():
@@ -206,41 +206,41 @@ def wrong_packages(extra: str = "") -> list[str]:
 
 
 def mistakes(config: RunDescription, folder: Path) -> Iterator[str]:
-    """Yields what is wrong here, a sentence each with what mends it.
+    """Yields a sentence for each thing that is wrong here, with the remedy.
 
     Args:
         config: The configuration of a run, which names folders.
-        folder: Where commands are called.
+        folder: The folder in which the user calls medfed.
     """
     yield from wrong_packages()
     if driver() is not None and not torch.cuda.is_available():
         yield (
-            f"There is an NVIDIA driver, {driver()}, but this PyTorch ({torch.__version__}) cannot "
-            "use it: install the build for GPUs that https://pytorch.org/get-started names."
+            f"This machine has an NVIDIA driver, {driver()}, but PyTorch {torch.__version__} "
+            "cannot use it: install the GPU build that https://pytorch.org/get-started names."
         )
     places = {"outputs": "hydra.run.dir=FOLDER", str(config.data.root): "data.root=FOLDER"}
-    for place, key in {**places, tempfile.gettempdir(): "the variable TMPDIR"}.items():
+    for place, key in {**places, tempfile.gettempdir(): "the environment variable TMPDIR"}.items():
         nearest = folder / place
         while not nearest.exists():
             nearest = nearest.parent
         if not os.access(nearest, os.W_OK | os.X_OK):
-            yield f"{folder / place} cannot be written: choose another by {key}."
+            yield f"medfed cannot write to {folder / place}: choose another folder by {key}."
 
 
 def wandb_login() -> str:
-    """Says whether runs with ``logger=wandb`` are sent; asks no network."""
+    """Says whether runs with ``logger=wandb`` are sent; does not use the network."""
     if os.environ.get("WANDB_API_KEY"):
-        return "a key in WANDB_API_KEY: runs are sent"
+        return "found a key in WANDB_API_KEY: W&B gets the runs"
     try:
         known = netrc.netrc().authenticators("api.wandb.ai")
     except (OSError, netrc.NetrcParseError):
         known = None
-    who = "a login in the user's netrc file, which logger.offline=false uses" if known else "none"
-    return f"{who}: runs are kept offline in their folder, and sent by wandb sync"
+    who = "found a login in netrc, which logger.offline=false uses" if known else "no login"
+    return f"{who}: runs stay offline in their folder until you call wandb sync"
 
 
 def default_run() -> tuple[RunDescription, TaskModule]:
-    """Returns the configuration of the default run, and its task at its first weights."""
+    """Returns the configuration of the default run, and its task with its initial weights."""
     facts: dict[str, Any] = {
         "in_channels": 4,
         "out_channels": 1,
@@ -253,11 +253,11 @@ def default_run() -> tuple[RunDescription, TaskModule]:
 
 
 def steps_per_second(config: RunDescription, task: TaskModule) -> str:
-    """Measures gradient steps of the default network on random patches, on one CPU thread or a GPU.
+    """Times gradient steps of the default network on random patches, on one CPU thread or a GPU.
 
     Args:
         config: See :func:`default_run`.
-        task: The same.
+        task: See :func:`default_run`.
     """
     torch.set_num_threads(config.threads)
     device = "cuda" if torch.cuda.is_available() else "cpu"

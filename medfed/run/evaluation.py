@@ -1,4 +1,4 @@
-"""Measures a finished run again: the round that validation selected, on any split."""
+"""Evaluates a finished run again: the round that validation selected, on any split."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def evaluate_run(folder: Path, split: str = "test") -> dict[str, Any]:
         split: ``test``, ``val`` or ``train``.
 
     Returns:
-        The run's summary with ``split``, ``clients`` and ``federation`` as measured now.
+        The run's summary with ``split`` and the new scores in ``clients`` and ``federation``.
 
     Raises:
         ConfigError: If the split is unknown.
-        CheckpointError: If the run is unfinished, its checkpoint torn or its data changed.
+        CheckpointError: If the run is unfinished, its checkpoint is torn or its data have changed.
     """
     check_known("split", split, get_args(EvalSplit))
     run = RunFolder(folder)

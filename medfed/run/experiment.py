@@ -1,6 +1,6 @@
-"""The objects of a run: built from a configuration, or again from the folder of a finished run.
+"""Builds the objects of a run, from a configuration or from the folder of a finished run.
 
-Low-rank adapters in a run: put on its network before training, merged into it after.
+It also adds low-rank adapters to the network before training; results hold the merged network.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ from medfed.run.start import Account, Start
 
 
 def adapt(config: RunDescription, task: TaskModule, data: FederatedDataModule) -> None:
-    """Puts adapters on the network of a task, if they are asked for, and says what trains.
+    """Adds adapters to the network of a task, if the run has them, and logs which weights train.
 
     Args:
-        config: Of the run.
+        config: The run's description.
         task: The task, canonical parts included.
-        data: Whose first batch finds the layers next to the outputs, where none are named.
+        data: The data; their first batch finds the layers next to the outputs if none are named.
 
     Raises:
-        ConfigError: If there is nothing to adapt, or the method has no personal part for them.
+        ConfigError: If no layer can be adapted, or the method has no personal part for adapters.
     """
     if config.adapters is None:
         return
@@ -72,7 +72,7 @@ def adapt(config: RunDescription, task: TaskModule, data: FederatedDataModule) -
     if adapters.part == "personal":
         if build(config.algorithm).personal != "task":
             raise ConfigError(
-                "adapters.part=personal is for methods that keep what the model calls personal, "
+                "adapters.part=personal is for methods that keep the model's personal part, "
                 "such as fedper, fedrep and pfednet; set algorithm.personal=task, or "
                 "adapters.part=shared."
             )
@@ -83,19 +83,19 @@ def adapt(config: RunDescription, task: TaskModule, data: FederatedDataModule) -
     if rank() == 0:
         lines = [f"Adapters of rank {adapters.rank}: {adapted}"]
         if config.init.weights is None:
-            lines.append("What is frozen is random and stays so, as init.weights names nothing.")
+            lines.append("The frozen weights stay random, because init.weights is not set.")
         say(wide_console(), *lines)
 
 
 def base_entries(config: RunDescription, task: TaskModule, clients: Sequence[str]) -> list[Entry]:
-    """Counts what is frozen: once for each client, where it cannot have it otherwise.
+    """Counts the bytes of frozen weights, once for each client that must receive them.
 
-    Random weights are drawn from the seed, by whoever needs them.
+    Random weights are not sent: each client draws them from the seed.
 
     Args:
-        config: Of the run.
-        task: Its network has its adapters.
-        clients: All of the federation.
+        config: The run's description.
+        task: The task; its network has its adapters.
+        clients: All clients of the federation.
     """
     if config.adapters is None or config.init.weights is None or config.adapters.base == "known":
         return []
@@ -107,7 +107,7 @@ def base_entries(config: RunDescription, task: TaskModule, clients: Sequence[str
 
 @dataclass
 class Experiment:
-    """The objects of a run, for whoever wants to look closer than its folder."""
+    """The objects of a run, for a closer look than its folder allows."""
 
     config: RunDescription
     data: FederatedDataModule
@@ -122,7 +122,7 @@ def build_experiment(config: RunDescription) -> Experiment:
     """Builds all objects of a run and opens its folder.
 
     Args:
-        config: What to do.
+        config: The run's description.
 
     Raises:
         MedfedError: If something in the configuration, the data or the run folder does not fit.
@@ -145,8 +145,8 @@ def build_experiment(config: RunDescription) -> Experiment:
     )
     if trainer.world_size > len(federation.ids):
         raise ConfigError(
-            f"trainer.devices={config.trainer.devices} is {trainer.world_size} devices for "
-            f"{len(federation.ids)} clients; set it to at most as many."
+            f"trainer.devices={config.trainer.devices} means {trainer.world_size} devices for "
+            f"{len(federation.ids)} clients; set it to at most {len(federation.ids)}."
         )
     if rank() == 0:
         cohort: dict[str, Any] = {}
@@ -159,19 +159,19 @@ def build_experiment(config: RunDescription) -> Experiment:
         RunFolder(folder).open(config, data.splits(), steps, cohort)
     if trainer.logger and rank() == 0:
         remember(trainer.logger, folder)
-        if config.resume is None:  # else they are known, and MLflow refuses what has changed
+        if config.resume is None:  # MLflow refuses changed values
             trainer.logger.log_hyperparams(config.values.plain())
     return Experiment(config, data, task, module, evaluation, trainer, folder)
 
 
 def read_start(config: RunDescription) -> tuple[Start, RunDescription]:
-    """Reads what a run starts from, before any of it is built.
+    """Reads the weights that a run starts from, before any object is built.
 
     Returns:
-        The start, and what the run is to do with what is adopted.
+        The start, and the run's description with the values that it adopts from the source.
 
     Raises:
-        MedfedError: If it cannot be used.
+        MedfedError: If the source cannot be used.
     """
     start, config = Start.read(config)
     check_device(config)
@@ -180,13 +180,13 @@ def read_start(config: RunDescription) -> tuple[Start, RunDescription]:
 
 @dataclass(frozen=True)
 class Begun:
-    """A task at the weights that its run starts from.
+    """A task with the weights that its run starts from.
 
     Attributes:
-        config: What the run is to do, facts of the data filled in.
+        config: The run's description, with the facts of the data filled in.
         task: The task.
-        entries: Its entries before any adapters.
-        account: What became of the start's weights.
+        entries: The network's entries before adapters.
+        account: Which weights of the start the network took.
     """
 
     config: RunDescription
@@ -196,12 +196,12 @@ class Begun:
 
 
 def begin(config: RunDescription, data: FederatedDataModule, start: Start) -> Begun:
-    """Builds the task of a run, at the weights that it starts from.
+    """Builds the task of a run, with the weights that it starts from.
 
     Args:
-        config: What the run is to do.
+        config: The run's description.
         data: The data.
-        start: What it starts from.
+        start: The run's start.
     """
     config, task = task_for(config, data)
     names = {"channels": data.channel_names, "labels": data.class_names}
@@ -215,9 +215,9 @@ def trainer_of(config: RunDescription, callbacks: list[pl.Callback], **more: Any
     """Builds the Lightning Trainer of a run.
 
     Args:
-        config: What the run is to do.
-        callbacks: What happens beside the rounds.
-        more: Further arguments.
+        config: The run's description.
+        callbacks: The run's callbacks.
+        more: Further arguments of the Trainer.
     """
     starts = environment(several(config.trainer))
     trainer: pl.Trainer = build(
@@ -237,15 +237,15 @@ def trainer_of(config: RunDescription, callbacks: list[pl.Callback], **more: Any
 
 
 def check_device(config: RunDescription) -> None:
-    """Checks that there is a GPU where one is asked for.
+    """Checks that this machine has a GPU if the run needs one.
 
     Raises:
-        ConfigError: If there is none.
+        ConfigError: If it has none.
     """
     if config.local.get("graphs") is True and config.trainer.accelerator == "cpu":
         raise ConfigError(
-            "local.graphs=true is for GPUs; choose local.graphs=auto, or trainer=gpu where there "
-            "is one."
+            "local.graphs=true is for GPUs; choose local.graphs=auto, or trainer=gpu on a "
+            "machine with a GPU."
         )
     if config.trainer.accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
         raise ConfigError(
@@ -255,7 +255,7 @@ def check_device(config: RunDescription) -> None:
 
 
 def callbacks_of(config: RunDescription, evaluation: PersonalEvaluation) -> list[pl.Callback]:
-    """Returns what records, shows and saves the rounds of a run."""
+    """Returns the callbacks that record, show and save the rounds of a run."""
     kept, folder = config.checkpoint, RunFolder(Path(config.folder)).checkpoints
     saves = RoundCheckpoint(folder, kept.keep, kept.every, evaluation)
     callbacks: list[pl.Callback] = [evaluation, CommunicationLogger(), saves]
@@ -267,9 +267,9 @@ def callbacks_of(config: RunDescription, evaluation: PersonalEvaluation) -> list
 
 
 def test_selected(experiment: Experiment) -> None:
-    """Loads the round that validation selects and measures it on the test split."""
+    """Loads the round that validation selects and evaluates it on the test split."""
     best = best_checkpoint(experiment.folder)
-    # The checkpoint brings the record up to its own round; that of later rounds must stay.
+    # The checkpoint holds the record up to its own round; the record of later rounds must stay.
     history = experiment.evaluation.history
     experiment.trainer.test(experiment.module, ckpt_path=best, weights_only=True, verbose=False)
     experiment.evaluation.history = history or experiment.evaluation.history
@@ -302,14 +302,14 @@ def reopened(config: Section, folder: Path, **trainer: Any) -> RunDescription:
     """Describes a finished run so that its objects can be built again.
 
     Args:
-        config: As its folder has it.
+        config: The configuration in the run folder.
         folder: The run folder.
         trainer: Further keys of the trainer.
     """
     source = config.plain()
     source |= {"resume": str(folder), "folder": str(folder), "progress": False}
     source["logger"] = NO_LOGGER
-    source["trainer"] |= {"devices": 1, "strategy": "auto", **trainer}  # however many trained it
+    source["trainer"] |= {"devices": 1, "strategy": "auto", **trainer}  # not those of training
     if "num_nodes" in source["trainer"]:
         source["trainer"]["num_nodes"] = 1
     return describe(source)
@@ -322,7 +322,7 @@ def reopen(folder: Path) -> Experiment:
         folder: The run folder.
 
     Raises:
-        CheckpointError: If it is no run folder or its data have changed since.
+        CheckpointError: If the folder is no run folder, or the data have changed since the run.
     """
     run = RunFolder(folder)
     config, kept = run.config, run.splits
@@ -334,20 +334,20 @@ def reopen(folder: Path) -> Experiment:
     splits = experiment.data.splits()
     if kept["clients"] != splits["clients"]:
         raise CheckpointError(
-            f"The data do not give the splits that {run.splits_json} records; the test "
-            "patients would not be the same."
+            f"The data do not give the splits that {run.splits_json} records, so the test "
+            "patients would differ; restore the data of the run."
         )
-    # The data may have moved, so only the contents count.
+    # The data may have moved, so only their contents are compared.
     if sorted(kept["files"].values()) != sorted(splits["files"].values()):
         raise CheckpointError(
-            f"The data files are not those that {run.splits_json} records; the numbers would "
-            "not be of the same data."
+            f"The data files are not those that {run.splits_json} records; restore the files of "
+            "the run."
         )
     return experiment
 
 
 def reopen_selected(folder: Path) -> Experiment:
-    """Reopens a run in the states of the round that validation selected, on its device.
+    """Reopens a run with the states of the round that validation selected, on its device.
 
     Args:
         folder: The folder of a finished run.

@@ -1,4 +1,4 @@
-"""From a configuration, its data and its task to the federation, its training loop and channel."""
+"""Builds the federation, its training loop and its channel from a configuration, data and task."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def federate(
     """Builds the federation of all clients and their common training loop.
 
     Args:
-        config: What the run is to do.
+        config: The run's description.
         data: The data.
-        task: The task, its network at its initial weights.
-        everyone: All clients, in order, where the data are of one alone.
+        task: The task; its network has its initial weights.
+        everyone: All clients, in order, if the data are those of only one.
 
     Raises:
         ConfigError: If the algorithm does not fit the model, or the optimizer cannot be used.
@@ -54,10 +54,10 @@ def federate(
 
 
 def folder_of_absent(federation: Federation, folder: Path) -> Path | None:
-    """Returns where absent clients keep their states; nowhere, if there is room in memory.
+    """Returns the folder for the states of absent clients; None if they fit into memory.
 
     Args:
-        federation: Its cohort says how much room there is.
+        federation: The federation; its cohort gives the size of that memory.
         folder: The run folder.
     """
     room, count = federation.cohort.memory_gb, len(federation.clients)
@@ -65,8 +65,8 @@ def folder_of_absent(federation: Federation, folder: Path) -> Path | None:
     if room is None or needed <= 1e9 * room or os.name != "posix":
         return None
     _log.info(
-        "What %s clients keep between rounds comes to about %s, more than cohort.memory_gb=%g: it "
-        "lies on the disk of the run folder, mapped into memory.",
+        "The states of %s clients between rounds take about %s, more than cohort.memory_gb=%g, so "
+        "they are kept on the disk of the run folder and mapped into memory.",
         f"{count:,}",
         size(needed),
         room,
@@ -75,7 +75,7 @@ def folder_of_absent(federation: Federation, folder: Path) -> Path | None:
 
 
 def preprocessing(exchanged: Iterable[Exchanged]) -> list[Entry]:
-    """Returns the entries of a ledger for what clients told each other before the first round."""
+    """Returns the ledger's entries for what clients exchanged before the first round."""
     name = "preprocessing"
     return [Entry(0, name, client, way, name, size, size) for client, way, size in exchanged]
 
@@ -87,18 +87,18 @@ def federation_of(
     everyone: Sequence[ClientInfo] | None = None,
     shape: Sequence[int] | None = None,
 ) -> tuple[Federation, LocalTrainer]:
-    """Builds a federation of the clients of this process, all of them or one or none.
+    """Builds a federation of the clients of this process: all clients, one or none.
 
     Args:
-        config: What the run is to do.
-        task: The task, its network at its initial weights.
-        clients: Those of this process.
-        everyone: All clients, in order, where they are not all in this process.
-        shape: Of one input, where no client is.
+        config: The run's description.
+        task: The task; its network has its initial weights.
+        clients: The clients of this process.
+        everyone: All clients, in order, if they are not all in this process.
+        shape: Shape of one input, if this process has no client.
 
     Raises:
-        ConfigError: See :func:`federate`; also if a method that trains on the data of all clients
-            does not have them.
+        ConfigError: See :func:`federate`; also if a method trains on the data of all clients, which
+            this process does not have.
     """
     algorithm = build(config.algorithm)
     if config.canonical is not None and not algorithm.mixes:
@@ -113,7 +113,7 @@ def federation_of(
             raise ConfigError("a learning rate is not finite")
         if config.local.optimizer_state == "kept" and remembers_elsewhere(optimizer):
             raise ConfigError(
-                "it remembers more than is kept of it; choose local.optimizer_state=fresh"
+                "medfed cannot keep all of its state; choose local.optimizer_state=fresh"
             )
     except Exception as error:
         raise ConfigError(
@@ -122,8 +122,8 @@ def federation_of(
     if algorithm.pools:
         if everyone is not None:
             raise ConfigError(
-                f"{type(algorithm).__name__} trains on the data of all clients in one place, which "
-                "sites do not give away; choose another algorithm."
+                f"{type(algorithm).__name__} trains on the data of all clients in one place, but "
+                "sites do not give their data away; choose another algorithm."
             )
         clients = [Pool(client, clients) for client in clients]
     return assemble(
@@ -147,7 +147,7 @@ def federation_of(
 
 
 def mean_loss(task: TaskModule, batches: Iterable[Batch]) -> float:
-    """Returns the loss of evaluation batches as every evaluation measures it."""
+    """Returns the loss of evaluation batches, computed as in every evaluation."""
     return task.evaluate(batches)["loss"]
 
 
@@ -155,8 +155,8 @@ def build_channel(config: RunDescription, algorithm: Algorithm) -> Channel:
     """Builds both directions of the channel, from the sections ``codec`` and ``channel``.
 
     Args:
-        config: What the run is to do.
-        algorithm: Whose parts travel.
+        config: The run's description.
+        algorithm: The method whose parts travel.
 
     Raises:
         ConfigError: If a value is out of range, or the patterns of parts match nothing.
@@ -175,11 +175,11 @@ def check_parts(patterns: Iterable[str], known: Iterable[str], key: str) -> None
 
     Args:
         patterns: Patterns as ``PART`` or ``PHASE/PART``.
-        known: The parts that there are.
-        key: What an error calls the patterns.
+        known: The existing parts.
+        key: The key of the patterns, for errors.
 
     Raises:
-        ConfigError: If one matches nothing.
+        ConfigError: If a pattern matches nothing.
 
     Example:
         >>> check_parts(["fit/shared"], ["shared"], "channel.up.parts")

@@ -1,4 +1,4 @@
-"""What the test cases say beyond one number: intervals, pooled metrics, what a constant reaches."""
+"""Intervals, pooled metrics and the scores of constant predictions, from a run's test cases."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ Values = dict[str, Floats]
 
 @dataclass
 class Examined:
-    """The cases that a run was tested on, and how they are measured.
+    """The test cases of a run, with the task that computes their metrics.
 
     Attributes:
-        task: Measures them.
-        data: Where they come from.
+        task: The task that computes the metrics.
+        data: The data of the cases.
         split: The split that was tested.
-        cases: By client, those whose models have not failed.
-        failed: The rows of the others.
+        cases: By client, the cases of models that have not failed.
+        failed: The cases of models that have failed.
     """
 
     task: TaskModule
@@ -57,12 +57,12 @@ class Examined:
         split: Split = "test",
         failed: Collection[str] = (),
     ) -> Examined:
-        """Gathers what the last test has left.
+        """Collects the cases of the last test.
 
         Args:
             task: The task of the run.
-            data: Its data.
-            cases: Rows of the meter by client.
+            data: The run's data.
+            cases: The meter's rows by client.
             split: The split that was tested.
             failed: The clients whose models have failed.
         """
@@ -81,15 +81,15 @@ class Examined:
 
     @property
     def complete(self) -> bool:
-        """Whether no model has failed on cases that are there."""
+        """Whether no model with test cases has failed."""
         return not any(self.failed.values())
 
     def patients(self, client: str) -> int:
-        """How many patients a client has in the split, also without a case."""
+        """How many patients a client has in the split, including those without a case."""
         return len(self.data.plans[client].patients[self.split])
 
     def measure(self, cases: Columns, weights: Floats, patients: int) -> Values:
-        """Returns the metrics of weighted cases, with those of candidates where they are some."""
+        """Returns the metrics of weighted cases; for candidates, their FROC metrics, too."""
         scores = self.task.scores(cases, weights)
         if "lesion" in cases:
             scans = np.full(len(weights), float(patients))
@@ -97,24 +97,24 @@ class Examined:
         return scores
 
     def plainly(self, cases: Columns, patients: int) -> dict[str, float]:
-        """Returns the metrics of cases as they are."""
+        """Returns the metrics of unweighted cases."""
         scores = self.measure(cases, np.ones((1, len(cases["case"]))), patients)
         return {n: float(v[0]) for n, v in scores.items()}
 
     def of_candidates(self, client: str) -> dict[str, float]:
-        """Returns the FROC metrics of a client, where its samples are candidates in scans."""
+        """Returns the FROC metrics of a client if its samples are candidates in scans."""
         positive = self.data.positive_of(client)
         if positive is None:
             return {}
         if client in self.cases:
             scores = self.plainly(self.cases[client], self.patients(client))
             return {n: scores[n] for n in CPM}
-        # Its model has failed, or there is no scan.
+        # The client's model has failed, or it has no scan.
         lost = any(row["label"] == positive for row in self.failed.get(client, ()))
         return dict.fromkeys(CPM, 0.0 if lost else math.nan)
 
     def absent(self) -> dict[str, list[str]]:
-        """Returns by client the classes, if there are more than two, that its cases lack."""
+        """Returns, by client, the classes that its cases lack, if there are more than two."""
         constant: dict[str, list[str]] = {}
         names = self.data.class_names
         for client, cases in self.cases.items():
@@ -125,13 +125,16 @@ class Examined:
         return {c: lacking for c, lacking in constant.items() if lacking}
 
     def pooled(self) -> dict[str, float]:
-        """Returns the metrics of all clients' cases together; nothing if a model has failed."""
+        """Returns the metrics of all clients' cases together; empty if a model has failed."""
         if not self.complete:
             return {}
         return self.plainly(joined([*self.cases.values()]), sum(map(self.patients, self.cases)))
 
     def constants(self) -> dict[str, dict[str, dict[str, float]]]:
-        """Returns, by constant predictor and client, what knowing the training labels reaches."""
+        """Returns the metrics of constant predictions, by predictor and client.
+
+        The constants are computed from the training labels.
+        """
         intervals: dict[str, dict[str, dict[str, float]]] = {}
         for client, cases in self.cases.items():
             data = self.data.clients[client]
@@ -144,18 +147,18 @@ class Examined:
         return intervals
 
     def resampled(self, seed: int) -> tuple[Iterator[tuple[str, Values]], Iterator[Values]]:
-        """Draws patients anew within every client, and measures each time.
+        """Resamples the patients of every client, and computes the metrics of each resample.
 
-        One client after the other, then all together, so that memory does not grow with the numbers
-        of many clients.
+        It handles one client after the other, then all together, so that memory does not grow with
+        the number of clients.
 
         Args:
-            seed: Of the run.
+            seed: The run's seed.
 
         Returns:
-            Each client with its metrics of ``RESAMPLES`` resamples; and those of the cases of
-            all clients together, in blocks of resamples, if no model has failed. The second is to
-            be asked for when the first has ended.
+            Each client with its metrics of ``RESAMPLES`` resamples; and those of all clients' cases
+            together, in blocks of resamples, if no model has failed. Exhaust the first iterator
+            before you begin the second.
         """
         draws: dict[str, NDArray[np.int64]] = {}
         case = {c: cases["case"].astype(np.int64) for c, cases in self.cases.items()}
@@ -180,7 +183,7 @@ class Examined:
 
 
 def joined(parts: Sequence[Columns]) -> dict[str, Any]:
-    """Puts columns below each other.
+    """Concatenates the columns of several tables of cases.
 
     Example:
         >>> joined([{"label": np.array([1])}, {"label": np.array([0, 1])}])["label"].tolist()
@@ -190,14 +193,14 @@ def joined(parts: Sequence[Columns]) -> dict[str, Any]:
 
 
 def findings(tested: Examined, seed: int) -> dict[str, Any]:
-    """Returns what a summary says of the last test: ``pooled``, ``intervals``, ``constant``.
+    """Returns a summary's entries about the last test: ``pooled``, ``intervals``, ``constant``.
 
     Args:
-        tested: What the test has left.
-        seed: Of the run; the resamples are drawn from it.
+        tested: The test cases.
+        seed: The run's seed, from which the resamples are drawn.
     """
     if not any(tested.plainly(cases, 1) for cases in tested.cases.values()):
-        return {}  # a task that measures no tables of cases
+        return {}  # the task keeps no table of cases
     each, together = tested.resampled(seed)
     patients = {c: tested.patients(c) for c in tested.cases}
 
@@ -209,7 +212,7 @@ def findings(tested: Examined, seed: int) -> dict[str, Any]:
     total: dict[str, Any] = defaultdict(float)
     known: dict[str, Any] = defaultdict(int)
     for c, values in each:
-        clients[c] = ends(values, patients[c] > 1)  # a single one would be drawn every time
+        clients[c] = ends(values, patients[c] > 1)  # every resample of a single patient is the same
         lost = {n: np.isnan(v) for n, v in values.items()}
         undefined[c] = {n: int(where.sum()) for n, where in lost.items() if where.any()}
         for n, v in values.items():
@@ -252,7 +255,7 @@ def over_clients(clients: Mapping[str, Mapping[str, float]]) -> dict[str, dict[s
 
 
 def to_csv(summary: Mapping[str, Any]) -> str:
-    """Returns a line per place and metric: value, interval, patients, resamples without it."""
+    """Returns a line per place and metric: value, interval, patients, undefined resamples."""
     intervals = summary["intervals"]
     means = {n: over["mean"] for n, over in summary["federation"].items()}
     places = [
@@ -275,11 +278,11 @@ def to_csv(summary: Mapping[str, Any]) -> str:
 
 
 def notes(summary: Mapping[str, Any], metric: str) -> list[str]:
-    """Says what intervals are, and where they rest on little.
+    """Says what the intervals are, and which of them rest on few data.
 
     Args:
-        summary: Of a run.
-        metric: Whose intervals are shown.
+        summary: A run's summary.
+        metric: The metric whose intervals are shown.
     """
     intervals = summary.get("intervals")
     if not intervals or metric not in next(iter(intervals["clients"].values())):
@@ -296,16 +299,18 @@ def notes(summary: Mapping[str, Any], metric: str) -> list[str]:
     }
     if some:
         listed = few([f"{n} of {shown(c)}" for c, n in some.items()])
-        sentences.append(f"Resamples that leave {metric} undefined, and are left out: {listed}.")
+        sentences.append(
+            f"In some resamples {metric} is undefined; its intervals leave these out: {listed}."
+        )
     if alone := [shown(c) for c, n in intervals["patients"].items() if n < 2]:
         sentences.append(
-            f"No interval can be drawn from the single patient of {few(alone)}, and none of "
-            "a mean over clients with one."
+            f"There is no interval for {few(alone)}, because a single patient gives none, nor "
+            "for the mean over clients."
         )
     ends = [by_metric[metric] for by_metric in intervals["clients"].values()]
     if any(low == high for low, high in ends):
         sentences.append(
-            "An interval without width: every resample gives the same, which does not say that "
-            "other patients would."
+            "An interval of width 0 means that every resample gave the same value, not that other "
+            "patients would give it."
         )
     return sentences

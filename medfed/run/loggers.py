@@ -1,7 +1,7 @@
-"""Where a run's numbers go beside its folder: Weights & Biases, TensorBoard, MLflow, or nowhere.
+"""Sends a run's numbers to Weights & Biases, TensorBoard or MLflow, in addition to its folder.
 
-A run that is resumed goes on where it was logged: ``logger.json`` in its folder keeps the name that
-W&B or MLflow know it by; TensorBoard goes by the folder.
+A resumed run continues its log: ``logger.json`` in its folder keeps the run's name in W&B or
+MLflow; TensorBoard uses the folder itself.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ def wandb_logger(
     entity: str | None = None,
     offline: bool | None = None,
 ) -> WandbLogger:
-    """Returns a W&B logger that needs no network and no login unless a key is set.
+    """Returns a W&B logger that works offline and without a login unless a key is set.
 
     Args:
         project: The W&B project.
         save_dir: The run folder.
         name: The run's name; ``None``: group, method and seed.
-        group: What runs are put together by; the experiment.
-        method: The method, by its class; the job type.
+        group: The group in W&B; the experiment.
+        method: The method's class; the job type in W&B.
         seed: The run's seed.
-        tags: Further words to find it by, beside method and seed.
+        tags: Further tags, in addition to method and seed.
         entity: The user or team; ``None``: the default one.
-        offline: ``None`` means offline unless ``WANDB_API_KEY`` is set.
+        offline: Whether to stay offline; ``None``: offline unless ``WANDB_API_KEY`` is set.
     """
     if offline is None:
         offline = not os.environ.get("WANDB_API_KEY")
@@ -66,7 +66,7 @@ def wandb_logger(
 
 
 def tensorboard_logger(save_dir: str, name: str = "tensorboard") -> TensorBoardLogger:
-    """Returns a TensorBoard logger, which writes into a folder of the run's.
+    """Returns a TensorBoard logger, which writes into the run folder.
 
     Raises:
         ConfigError: If TensorBoard is not installed.
@@ -89,7 +89,7 @@ def mlflow_logger(
 
     Args:
         save_dir: The run folder.
-        experiment_name: What runs are put together by.
+        experiment_name: The experiment in MLflow.
         tracking_uri: The server, or a database such as ``sqlite:///PATH``; ``None``: the variable
             ``MLFLOW_TRACKING_URI``.
         name: The run's name; ``None``: experiment, method and seed.
@@ -103,7 +103,7 @@ def mlflow_logger(
     if not uri:
         raise ConfigError(
             "logger=mlflow needs a server; set logger.tracking_uri=http://HOST:PORT, or the "
-            "variable MLFLOW_TRACKING_URI."
+            "environment variable MLFLOW_TRACKING_URI."
         )
     with _installed("mlflow"):
         return MLFlowLogger(
@@ -116,7 +116,7 @@ def mlflow_logger(
 
 
 def no_logger() -> bool:
-    """Returns what makes Lightning log nothing (its default would be TensorBoard, if installed).
+    """Returns the value with which Lightning logs nothing (its default may be TensorBoard).
 
     Example:
         >>> no_logger()
@@ -126,7 +126,7 @@ def no_logger() -> bool:
 
 
 def run_name(group: str | None, method: str | None, seed: int | None) -> str:
-    """Names a run by what tells it from others.
+    """Names a run by its experiment, method and seed.
 
     Example:
         >>> run_name("brats", "medfed.personalize.pfednet.PFedNet", 3)
@@ -136,7 +136,7 @@ def run_name(group: str | None, method: str | None, seed: int | None) -> str:
 
 
 def remember(logger: Logger | None, folder: Path) -> None:
-    """Keeps in the run folder by what name a service knows the run, for when it is resumed."""
+    """Keeps the run's name in W&B or MLflow in the run folder, for when it is resumed."""
     if isinstance(logger, WandbLogger):
         write_json(RunFolder(folder).logger_json, {"wandb": logger.version})
     elif isinstance(logger, MLFlowLogger):
@@ -151,7 +151,7 @@ def end_logging(
     Args:
         logger: The run's logger.
         pictures: Name to picture file.
-        summary: What ``summary.json`` holds.
+        summary: The content of ``summary.json``.
     """
     if not isinstance(logger, Logger):
         return

@@ -1,4 +1,4 @@
-"""What a run with canonical models found: memberships over rounds, beside what was planted."""
+"""Memberships of a run with canonical models over its rounds, compared with planted groups."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.partitions.by_group import group_of
 from medfed.federation.algorithm import ClientInfo
 
-_LINKED = 300  # clients, at most, that a linkage orders
+_LINKED = 300  # largest number of clients that a linkage orders
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Memberships:
-    """Memberships of N clients in K canonical models, and what is known of these clients.
+    """Memberships of N clients in K canonical models, with data about these clients.
 
     Attributes:
         history: (R + 1, N, K), the start and every round.
         clients: N names, in order.
         labels: (N, L) training samples per class, or voxels per region.
         label_names: L names.
-        channels: (N, C) bool, what each client has.
+        channels: (N, C) bool, the channels that each client has.
         channel_names: C names.
         samples: (N,) training samples.
-        groups: N planted groups, or ``None`` where none are known.
+        groups: N planted groups, or ``None`` if none are known.
         truth: (N, K') true mixtures, or ``None``.
-        selected: The place in ``history`` of the round that validation selected, whose models are
+        selected: Index in ``history`` of the round that validation selected, whose models are
             exported; ``None``: the last one.
     """
 
@@ -54,19 +54,19 @@ class Memberships:
     def of(
         cls, data: FederatedDataModule, history: Tensor, selected: int | None = None
     ) -> Memberships:
-        """Puts the memberships of a run beside its data.
+        """Combines the memberships of a run with its data.
 
         Args:
             data: The data, after `setup`.
             history: (R + 1, N, K) memberships.
-            selected: The place in ``history`` of the selected round.
+            selected: Index in ``history`` of the selected round.
         """
         clients = list(data.clients.values())
         truth = [data.mixtures[c.id] for c in clients] if data.mixtures else None
         return cls(
             history=history.detach().cpu().double().numpy(),
             clients=tuple(c.id for c in clients),
-            # Of a segmentation, the voxels of the background come first.
+            # In a segmentation, the first count is that of the background's voxels.
             labels=np.array([c.label_counts.tolist()[-data.num_classes :] for c in clients]),
             label_names=data.class_names,
             channels=np.array([c.channels.tolist() for c in clients], dtype=bool),
@@ -81,12 +81,12 @@ class Memberships:
     def across_sites(
         cls, clients: Sequence[ClientInfo], history: Tensor, selected: int | None = None
     ) -> Memberships:
-        """Puts the memberships of a run beside names and numbers of samples: no more is known.
+        """Combines the memberships of a run with names and numbers of samples; sites send no more.
 
         Args:
             clients: All sites, in order.
             history: (R + 1, N, K) memberships.
-            selected: The place in ``history`` of the selected round.
+            selected: Index in ``history`` of the selected round.
         """
         names = tuple(c.id for c in clients)
         return cls(
@@ -117,11 +117,12 @@ class Memberships:
         return np.asarray(self.history[self.round])
 
     def summary(self) -> dict[str, Any]:
-        """Says what became of the memberships.
+        """Returns what ``summary.json`` says about the memberships.
 
         Returns:
-            K, the selected round, how many models lead some client, and how well what was planted
-            is recovered; under ``last`` the same after the last round, where that is another one.
+            K, the selected round, how many models are the largest of some client, and how well the
+            memberships recover planted groups or mixtures; ``last`` holds the same for the last
+            round if that is another one.
         """
         summary: dict[str, Any] = {"models": self.rows.shape[1], **self._recovery(self.round)}
         if self.truth is not None:
@@ -134,7 +135,7 @@ class Memberships:
         rows = np.asarray(self.history[round])
         recovery: dict[str, Any] = {"round": round, "leading": len(set(rows.argmax(1).tolist()))}
         if self.groups is not None:
-            from sklearn.metrics import adjusted_rand_score  # late: few runs have such groups
+            from sklearn.metrics import adjusted_rand_score  # few runs need it
 
             recovery["planted_groups"] = len(set(self.groups))
             recovery["adjusted_rand"] = float(adjusted_rand_score(self.groups, rows.argmax(1)))
@@ -155,7 +156,7 @@ class Memberships:
 
 
 def planted_groups(clients: Sequence[str]) -> tuple[int, ...] | None:
-    """Reads the label groups from the clients' names; ``None`` unless all are in one.
+    """Reads the label groups from the clients' names; ``None`` unless every name has a group.
 
     Example:
         >>> planted_groups(["group_0_hospital_0", "group_1_hospital_0"])
@@ -172,7 +173,7 @@ def planted_groups(clients: Sequence[str]) -> tuple[int, ...] | None:
 def leaf_order(rows: Floats) -> list[int]:
     """Orders clients so that like memberships are neighbours: the leaves of an average linkage.
 
-    A linkage of very many takes too long: they are ordered by the model that serves them most.
+    A linkage of very many clients takes too long; they are ordered by their largest membership.
 
     Args:
         rows: (N, K) memberships.
@@ -185,17 +186,17 @@ def leaf_order(rows: Floats) -> list[int]:
         return list(range(len(rows)))
     if len(rows) > _LINKED:
         return np.lexsort((-rows.max(1), rows.argmax(1))).tolist()  # type: ignore[no-any-return]
-    from scipy.cluster.hierarchy import leaves_list, linkage  # late: pictures alone need it
+    from scipy.cluster.hierarchy import leaves_list, linkage  # only pictures need it
 
     tree = linkage(rows, "average", metric="cityblock", optimal_ordering=True)
     return [int(i) for i in leaves_list(tree)]
 
 
 def matched(rows: Floats, truth: Floats) -> Floats:
-    """Renumbers canonical models, whose numbers mean nothing, to fit the true ones best.
+    """Renumbers canonical models, whose order is arbitrary, to fit the true ones best.
 
-    Source: PPFL compares with the true mixtures up to a permutation; the best one is found by
-    linear assignment. Columns are added where one side has fewer models.
+    Source: PPFL compares with the true mixtures up to a permutation; linear assignment gives the
+    best one. If one side has fewer models, it gets more columns.
 
     Args:
         rows: (N, K) memberships.
@@ -208,7 +209,7 @@ def matched(rows: Floats, truth: Floats) -> Floats:
         >>> matched(np.array([[0.2, 0.8], [1.0, 0.0]]), np.array([[0.9, 0.1], [0.0, 1.0]])).tolist()
         [[0.8, 0.2], [0.0, 1.0]]
     """
-    from scipy.optimize import linear_sum_assignment  # late: few runs know the truth
+    from scipy.optimize import linear_sum_assignment  # few runs need it
 
     width = max(rows.shape[1], truth.shape[1])
     wide, true = (np.pad(r, ((0, 0), (0, width - r.shape[1]))) for r in (rows, truth))
@@ -236,15 +237,15 @@ def half_l1(rows: Floats, truth: Floats) -> Floats:
 
 
 def served(memberships: Memberships, counts: Floats) -> Floats:
-    """Says what each canonical model serves.
+    """Returns which labels, channels or clients each canonical model serves.
 
     Args:
         memberships: The memberships.
-        counts: (N, L) what each client has, such as samples per label.
+        counts: (N, L) counts of each client, such as samples per label.
 
     Returns:
-        (K, L) shares; row k is how the clients' counts, weighted by membership in k, divide. A
-        model that serves nothing has zeros.
+        (K, L) shares; row k divides the clients' counts, weighted by their membership in model k.
+        The row of a model without any member is zero.
     """
     weighted = memberships.rows.T @ counts
     total = weighted.sum(1, keepdims=True)
@@ -253,7 +254,7 @@ def served(memberships: Memberships, counts: Floats) -> Floats:
 
 
 def membership_line(summary: Mapping[str, Any]) -> str:
-    r"""Says in a line what became of the memberships.
+    r"""Says in a line how the memberships ended.
 
     Args:
         summary: From :meth:`Memberships.summary`.
@@ -279,5 +280,5 @@ def _recovery(recovery: Mapping[str, Any], models: int) -> str:
         index, groups = recovery["adjusted_rand"], recovery["planted_groups"]
         parts.append(f"adjusted Rand index {index:.3f} to {groups} groups")
     if "half_l1" in recovery:
-        parts.append(f"half L1 distance to the truth {recovery['half_l1']:.3f}")
+        parts.append(f"half L1 distance to the true mixtures {recovery['half_l1']:.3f}")
     return ", ".join(parts)

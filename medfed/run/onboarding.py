@@ -1,4 +1,4 @@
-"""Hospitals that join a finished run: by the method's own rule, by fine-tuning, or alone."""
+"""Lets hospitals join a finished run: by the method's rule, by fine-tuning, or alone."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ def onboard(
 ) -> Onboarding:
     """Lets onboarded clients join the selected round of a finished run; the run stays as it is.
 
-    A client uses its first k training patients in an order drawn from the run's seed, and is
-    measured on its test patients. Steps are at the step size of the run's first round. Nothing is
-    selected, so that its validation patients are not used.
+    A client uses its first k training patients, in an order drawn from the run's seed, and is
+    evaluated on its test patients. The learning rate is that of the run's first round. Nothing is
+    selected, so its validation patients are not used.
 
     Args:
         folder: The run folder.
         who: A client that the run kept out, ``all`` of them, or a path to another hospital's data.
         counts: The values of k.
-        steps: Gradient steps that each rule may take.
+        steps: Largest number of gradient steps of each rule.
 
     Raises:
         ConfigError: If a number is below 1 or the client unknown.
         DataError: If the hospital has no patient to learn from or to be tested on.
-        CheckpointError: If the run is unfinished, its checkpoint torn or its data changed.
+        CheckpointError: If the run is unfinished, its checkpoint is torn or its data have changed.
     """
     check_numbers(counts, steps)
     summary = RunFolder(folder).summary
@@ -55,8 +55,8 @@ def onboard(
         there = first_patients(client, len(client.patients["train"]), experiment.config.seed)
         if more := [k for k in counts if k > len(there.patients["train"])]:
             notes.append(
-                f"{client.id} has {len(there.patients['train'])} training patients, all of which "
-                f"are used for k={','.join(map(str, more))}."
+                f"{client.id} has only {len(there.patients['train'])} training patients; "
+                f"k={','.join(map(str, more))} uses all of them."
             )
         for k in counts:
             few = first_patients(client, k, experiment.config.seed)
@@ -66,10 +66,10 @@ def onboard(
 
 
 def check_numbers(counts: Sequence[object], steps: object) -> None:
-    """Checks what the command line gives.
+    """Checks k and the number of steps.
 
     Raises:
-        ConfigError: If a number is not whole or below 1, or there is no k.
+        ConfigError: If a number is not whole or is below 1, or there is no k.
 
     Example:
         >>> check_numbers([1, 0], 10)
@@ -97,10 +97,10 @@ def find_clients(experiment: Experiment, who: str) -> list[ClientData]:
     else:
         trained = who in experiment.data.clients
         what = "took part in training" if trained else f"was not kept out{did_you_mean(who, known)}"
-        there = f"to onboard are {', '.join(known)}"
+        there = f"name one of {', '.join(known)}"
         if not known:
             there = (
-                f"the run in {experiment.folder} kept no client out of training; train with "
+                f"the run in {experiment.folder} kept no client out of training; train one with "
                 "keep_out=[CLIENT]"
             )
         raise ConfigError(
@@ -110,28 +110,28 @@ def find_clients(experiment: Experiment, who: str) -> list[ClientData]:
     for client in hospitals:
         if not client.patients["test"]:
             raise DataError(
-                f"Hospital {client.id} has no test patient, so that nothing could be measured; "
-                "give it at least 2 patients."
+                f"Hospital {client.id} has no test patient to evaluate its model on; give it at "
+                "least 2 patients."
             )
     return hospitals
 
 
 def hospital_at(experiment: Experiment, path: Path) -> ClientData:
-    """Reads the data of a hospital that the run has never seen, all of it one client.
+    """Reads the data of a hospital that the run has never seen, as one client.
 
     Args:
         experiment: The run, whose data configuration says how to read and to split.
-        path: What ``data.path`` would be.
+        path: The hospital's ``data.path``.
 
     Raises:
         ConfigError: If the run's data have no path.
-        DataError: If there is nothing, or it has other channels or classes.
+        DataError: If the path does not exist, or the data have other channels or classes.
     """
     config = experiment.config
     if "path" not in config.data:
         raise ConfigError(
-            f"onboard={path}: the data of this run are generated, so that no other hospital's can "
-            "be read; train with keep_out=[CLIENT]."
+            f"onboard={path}: the data of this run are generated, so medfed cannot read another "
+            "hospital's data; train a run with keep_out=[CLIENT]."
         )
     if not path.exists():
         raise DataError(f"onboard={path} does not exist; name a file or folder of patients.")
@@ -153,7 +153,7 @@ def hospital_at(experiment: Experiment, path: Path) -> ClientData:
 
 
 def _measured(module: FederatedModule, data: ClientData, k: int, rule: Rule) -> Row | None:
-    """One row; none where nothing arrives that could be tuned."""
+    """One row; none if the client receives nothing that it could fine-tune."""
     rules, client = rules_of(module.federation.algorithm), onboarded_client(module.federation, data)
     started = time.process_time()
     ledger = Ledger()

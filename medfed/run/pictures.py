@@ -1,6 +1,6 @@
-"""Pictures of one run: metrics over rounds, what travelled, memberships in canonical models.
+"""Pictures of one run: metrics over rounds, bytes sent, memberships in canonical models.
 
-The FROC picture of a run on candidates: sensitivity against false positives per scan.
+A run on candidates also has an FROC picture: sensitivity against false positives per scan.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from medfed.run.experiment import Experiment, examined
 from medfed.run.intervals import Examined, joined
 from medfed.run.memberships import Memberships, leaf_order, matched, served
 
-_MANY = 8  # clients from which on they are grey
+_MANY = 8  # number of clients from which on their lines are grey
 
 
 def froc_curves(tested: Examined) -> Figure | None:
-    """Draws a line per client and one of all candidates together, whose legend has the CPM.
+    """Draws a line per client and one for all candidates together; the legend gives the CPM.
 
     Args:
-        tested: What the test has left.
+        tested: The test cases.
 
     Returns:
-        A figure; None where the samples are no candidates, or no client has a lesion.
+        A figure; None if the samples are no candidates, or no client has a lesion.
     """
     lines: dict[str, tuple[Floats, Floats]] = {}
     grid = np.geomspace(ALARMS[0], ALARMS[-1], 97)
@@ -64,21 +64,21 @@ def froc_curves(tested: Examined) -> Figure | None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(ALARMS, ["1/8", "1/4", "1/2", "1", "2", "4", "8"])
     axes.set(
-        xlabel="false positives per scan, of the candidates kept",
+        xlabel="false positives per scan, among the candidates kept",
         ylabel="sensitivity to nodule candidates",
         ylim=(0, 1.02),
     )
     axes.grid(alpha=0.3)
-    legend_right(axes, title="mean of the points (CPM)", fontsize=8)
+    legend_right(axes, title="mean sensitivity (CPM)", fontsize=8)
     return figure
 
 
 _PARTS = ("#0072B2", "#56B4E9", "#009E73", "#D55E00", "#E69F00", "#CC79A7", "#F0E442", "0.5")
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "0.4")
 _UNITS = ((1e9, "gigabytes"), (1e6, "megabytes"), (1e3, "kilobytes"), (1, "bytes"))
-_NAMES = 45  # clients, at most, whose names are written
-_MOST = 20  # clients with most bytes, where there are too many for all
-_LINES = 60  # clients, at most, that have a line each
+_NAMES = 45  # largest number of clients whose names are written
+_MOST = 20  # clients with most bytes to show, if there are too many clients
+_LINES = 60  # largest number of clients with a line each
 
 
 def metric_curves(history: Sequence[Record], metric: str, selected: int | None = None) -> Figure:
@@ -87,7 +87,7 @@ def metric_curves(history: Sequence[Record], metric: str, selected: int | None =
     Args:
         history: Validation metrics of every evaluated round.
         metric: The metric's name.
-        selected: The round that validation selected, marked by a vertical line.
+        selected: The round that validation selected; a vertical line marks it.
     """
     figure = Figure(figsize=(6.4, 4.0), layout="constrained")
     axes = figure.subplots()
@@ -117,7 +117,7 @@ def metric_curves(history: Sequence[Record], metric: str, selected: int | None =
 
 
 def bytes_per_client(ledger: Ledger) -> Figure:
-    """Draws what each client sent and received, by part; of very many, those with most."""
+    """Draws the bytes that each client sent and received, by part; of many clients, the largest."""
     everyone = ledger.totals("client")
     clients = [str(c) for (c,) in everyone]
     if crowd := len(clients) > _NAMES:
@@ -137,7 +137,7 @@ def bytes_per_client(ledger: Ledger) -> Figure:
     }
     stacked_bars(axes, values, _PARTS)
     axes.invert_yaxis()
-    note = f"\nthe {_MOST} of {len(clients):,} clients with most; " if crowd else ""
+    note = f"\nthe {_MOST} of {len(clients):,} clients with most bytes; " if crowd else ""
     note += f"the others down to {min(left) / power:.2g}" if crowd else ""
     axes.set(xlabel=f"{unit} in the whole run{note}")
     legend_above(axes, 2)
@@ -145,7 +145,7 @@ def bytes_per_client(ledger: Ledger) -> Figure:
 
 
 def _bands(axes: Axes, x: Floats, table: Floats) -> None:
-    """Draws where most of very many clients are: half, eight tenths, and all of them."""
+    """Draws the ranges that hold half, eight tenths and all of very many clients."""
     for low, high, shade in ((0, 100, "0.92"), (10, 90, "0.82"), (25, 75, "0.7")):
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "All-NaN slice")
@@ -155,11 +155,11 @@ def _bands(axes: Axes, x: Floats, table: Floats) -> None:
 
 
 def draw_run(experiment: Experiment, memberships: Memberships | None) -> dict[str, Figure | None]:
-    """Draws all pictures of a run; None stands where there is nothing to draw.
+    """Draws all pictures of a run; a picture is None if there is nothing to draw.
 
     Args:
         experiment: The finished run.
-        memberships: The memberships of its clients, where there are canonical models.
+        memberships: The clients' memberships, if there are canonical models.
     """
     evaluation, federation = experiment.evaluation, experiment.module.federation
     figures: dict[str, Figure | None] = {"bytes": None}
@@ -178,21 +178,21 @@ def draw_run(experiment: Experiment, memberships: Memberships | None) -> dict[st
 
 
 def membership_figures(memberships: Memberships) -> dict[str, Figure]:
-    """Draws the memberships of the selected round and over rounds, and what each model serves."""
+    """Draws the memberships of the selected round, their course, and what each model serves."""
     order = leaf_order(memberships.rows)
     figures = {
         "memberships": selected_heatmap(memberships, order),
         "memberships_over_rounds": heatmap_over_rounds(memberships, order),
     }
-    if memberships.label_names:  # a coordinator of sites is not told their labels
+    if memberships.label_names:  # sites do not send their labels to the coordinator
         figures["memberships_serve"] = bars_of_what_is_served(memberships, order)
     return figures
 
 
 def selected_heatmap(memberships: Memberships, order: Sequence[int]) -> Figure:
-    """Draws a row per client, beside the true mixtures where they are known.
+    """Draws a row per client, next to the true mixtures if they are known.
 
-    The memberships are those of the selected round, as the exported models have them.
+    The memberships are those of the selected round, like those of the exported models.
 
     Args:
         memberships: The memberships.
@@ -203,7 +203,7 @@ def selected_heatmap(memberships: Memberships, order: Sequence[int]) -> Figure:
         order_of = matched(memberships.rows, memberships.truth)
         width = order_of.shape[1] - memberships.truth.shape[1]
         panels = [
-            (f"found ({panels[0][0]}),\nrenumbered", order_of),
+            (f"learned ({panels[0][0]}),\nrenumbered", order_of),
             ("true mixtures", np.pad(memberships.truth, ((0, 0), (0, width)))),
         ]
     models = panels[0][1].shape[1]
@@ -217,7 +217,7 @@ def selected_heatmap(memberships: Memberships, order: Sequence[int]) -> Figure:
 def heatmap_over_rounds(memberships: Memberships, order: Sequence[int]) -> Figure:
     """Draws a panel per canonical model: a row per client, a column per round.
 
-    A line marks the selected round where it is not the last one.
+    A line marks the selected round if it is not the last one.
     """
     models = memberships.rows.shape[1]
     panels = [(f"canonical model {k}", memberships.history[:, :, k].T) for k in range(models)]
@@ -236,8 +236,8 @@ def heatmap_over_rounds(memberships: Memberships, order: Sequence[int]) -> Figur
 def bars_of_what_is_served(memberships: Memberships, order: Sequence[int]) -> Figure:
     """Draws a row per canonical model: the labels, channels and clients that it serves.
 
-    A tick at each bar is what a model would have that served all clients alike. Labels are left out
-    where there is only one (a continuous outcome), channels where every client has all of them.
+    A tick at each bar is the share of a model that serves all clients alike. Labels are left out if
+    there is only one (a continuous outcome), channels if every client has all of them.
     """
     columns: list[tuple[str, Floats, tuple[str, ...]]] = []
     if len(memberships.label_names) > 1:
@@ -245,7 +245,7 @@ def bars_of_what_is_served(memberships: Memberships, order: Sequence[int]) -> Fi
     if not memberships.channels.all():
         counts = memberships.channels * memberships.samples[:, None]
         columns.append(("channels", counts, memberships.channel_names))
-    from scipy.sparse import diags_array  # late: few runs have memberships
+    from scipy.sparse import diags_array  # imported here, as few runs have memberships
 
     ordered: Any = diags_array(memberships.samples).tocsr()[:, list(order)]
     columns.append(("clients", ordered, tuple(caption(memberships.clients[i]) for i in order)))
@@ -257,7 +257,7 @@ def bars_of_what_is_served(memberships: Memberships, order: Sequence[int]) -> Fi
         x = np.arange(len(names))
         for k in range(models):
             axes, colour = grid[k, j], _COLOURS[k % len(_COLOURS)]
-            if len(names) > _NAMES:  # bars of thousands would be as many objects
+            if len(names) > _NAMES:  # thousands of bars would be thousands of objects
                 axes.fill_between(x, shares[k], step="mid", color=colour, lw=0)
                 axes.plot(x, everyone, drawstyle="steps-mid", color="0.2", lw=0.8)
             else:
@@ -275,15 +275,15 @@ def bars_of_what_is_served(memberships: Memberships, order: Sequence[int]) -> Fi
         upright = max(map(len, names)) <= 3
         grid[-1, j].set_xticks(x[: len(shown)], shown, fontsize=7, rotation=0 if upright else 90)
     figure.suptitle(
-        "Share of what each canonical model serves, weighted by membership\n"
-        f"({_title(memberships)}; lines: of all clients)",
+        "What each canonical model serves: shares, weighted by membership\n"
+        f"({_title(memberships)}; lines: shares over all clients)",
         fontsize=10,
     )
     return figure
 
 
 def _title(memberships: Memberships) -> str:
-    """Says which round is shown, and that it was selected where it is not the last one."""
+    """Says which round is shown, and that it was selected if it is not the last one."""
     if memberships.round == memberships.final:
         return f"after round {memberships.final}"
     return f"round {memberships.round}, selected"
@@ -295,7 +295,7 @@ def _heatmaps(
     panels: Sequence[tuple[str, Floats]],
     width: float,
 ) -> tuple[Figure, list[Axes]]:
-    """Draws a row per client in every panel, and names the clients, if they are not too many."""
+    """Draws a row per client in every panel, and names the clients if there are few enough."""
     figure = Figure(figsize=(width, min(1.6 + 0.21 * len(order), 9.5)), layout="constrained")
     row = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0].tolist()
     scale = {"cmap": "viridis", "vmin": 0, "vmax": 1}
@@ -308,6 +308,6 @@ def _heatmaps(
         )
     else:
         row[0].set_yticks([])
-        row[0].set_ylabel(f"{len(order)} clients, like ones next to each other")
+        row[0].set_ylabel(f"{len(order)} clients, similar ones next to each other")
     figure.colorbar(image, ax=row, label="membership")
     return figure, row

@@ -1,6 +1,6 @@
-"""What ``medfed prepare`` does, ahead of training: the cache, and a look at the clients.
+"""``medfed prepare``: makes the cache before training and shows the clients.
 
-What of a network is shared and what personal, as a tree in the terminal.
+With a model, it also prints which parts of the network are shared and which are personal.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from medfed.run.overview.table import (
 
 _log = logging.getLogger(__name__)
 NOT_FOR_TRAINING = ("workers", "show", "folder")
-# Whose experiment fits data that have none of their own.
+# Data without an experiment, and the data whose experiment fits them.
 LIKE = {
     "brats_folder": "brats",
     "brats_challenge": "brats",
@@ -49,17 +49,17 @@ LIKE = {
 
 
 def prepare(config: RunDescription) -> FederatedDataModule:
-    """Makes the cache of the configured data, or completes or verifies the one that is there.
+    """Makes the cache of the configured data, or completes and verifies an existing one.
 
     Args:
         config: The composed ``configs/prepare.yaml``.
 
     Returns:
-        The data module; it has been set up only if ``show`` asks for the clients.
+        The data module; it is set up only if ``show`` is true.
 
     Raises:
-        MedfedError: If a value, a source or the cache's folder cannot be used, or the folder of
-            what is shown holds something.
+        MedfedError: If a value, a source or the cache's folder cannot be used, or the output folder
+            is not empty.
     """
     overrides, shows = config.overrides or (), bool(config.values.show)
     if shows:
@@ -72,21 +72,21 @@ def prepare(config: RunDescription) -> FederatedDataModule:
         store = data.build_cache(config.values.workers)
         _log.info("%s", report(store, data.class_names, time.monotonic() - began))
     else:
-        _log.info("These data need no preparation: training reads them as they are.")
+        _log.info("These data need no preparation: training reads the files directly.")
     if shows:
         data.setup()
         if _names_model(overrides):
             show_split(config, data)
         saved = show(data, Path(config.folder), config.pictures)
-        _log.info("Clients and pictures: %s", saved.parent)
-        _log.info("These clients again: %s", train_command(overrides, saved))
+        _log.info("Wrote the clients and pictures to %s", saved.parent)
+        _log.info("To train on these clients: %s", train_command(overrides, saved))
     else:
-        _log.info("Train on them: %s", train_command(overrides))
+        _log.info("To train on these data: %s", train_command(overrides))
     return data
 
 
 def show_split(config: RunDescription, data: FederatedDataModule) -> None:
-    """Prints what of the configured model is shared and what personal.
+    """Prints which parts of the configured model are shared and which are personal.
 
     Args:
         config: The composed ``configs/prepare.yaml``.
@@ -95,7 +95,7 @@ def show_split(config: RunDescription, data: FederatedDataModule) -> None:
     Raises:
         ConfigError: If the model fits neither data nor method.
     """
-    from medfed.run.assembly import task_for  # late: the other questions need no network
+    from medfed.run.assembly import task_for  # imported here, as the rest needs no network
 
     (config, task), algorithm = task_for(config, data), build(config.algorithm)
     split = algorithm.split(task.network, task.personal, config.buffers)
@@ -103,7 +103,7 @@ def show_split(config: RunDescription, data: FederatedDataModule) -> None:
 
 
 def _names_model(overrides: Sequence[str]) -> bool:
-    """Whether a model was chosen, and not only data."""
+    """Whether the user chose a model, not only data."""
     roots = {_key(o).split(".")[0].split("@")[0] for o in overrides}
     return bool(roots & {"model", "experiment", "algorithm", "canonical"})
 
@@ -112,9 +112,9 @@ def show(data: FederatedDataModule, folder: Path, kind: str = "png") -> Path:
     """Prints what every client would get, and writes the record, the table and the pictures.
 
     Args:
-        data: A data module that is set up.
-        folder: Where to: ``splits.json``, ``cohort.json``, ``clients.csv`` and ``pictures``.
-        kind: Of pictures; see :func:`medfed.common.figures.save_figures`.
+        data: A data module, after `setup`.
+        folder: Gets ``splits.json``, ``cohort.json``, ``clients.csv`` and ``pictures``.
+        kind: The format of pictures; see :func:`medfed.common.figures.save_figures`.
 
     Returns:
         The record, which ``partition=saved`` takes.
@@ -122,7 +122,7 @@ def show(data: FederatedDataModule, folder: Path, kind: str = "png") -> Path:
     Raises:
         DataError: If the folder cannot be written.
     """
-    # Late: they draw, and import, for a while.
+    # Imported here, as it takes a while.
     from medfed.run.overview.pictures import (
         augmentation_sheet,
         client_bars,
@@ -134,7 +134,7 @@ def show(data: FederatedDataModule, folder: Path, kind: str = "png") -> Path:
     clients, cohort = summarise_clients(data), cohort_record(data)
     print_cohort(cohort)
     print_clients(clients, data.class_names)
-    with writing(folder, "set folder to another place"):
+    with writing(folder, "set folder to another folder"):
         figures = {"clients": client_bars(clients, data)}
         if sheet := contact_sheet(data):
             figures |= {"patches": sheet, "intensities": intensities(data)}
@@ -150,12 +150,12 @@ def show(data: FederatedDataModule, folder: Path, kind: str = "png") -> Path:
 
 
 def report(store: Store, class_names: Sequence[str], seconds: float) -> str:
-    """Says in a few lines what a cache holds, and what it took.
+    """Says in a few lines what a cache holds, and how long it took.
 
     Args:
         store: The cache.
         class_names: Names of the classes.
-        seconds: What making, or verifying, it took.
+        seconds: How long it took to make or verify the cache.
 
     Returns:
         The lines.
@@ -172,7 +172,7 @@ def report(store: Store, class_names: Sequence[str], seconds: float) -> str:
         rate = f"{len(entries) / seconds:.1f} items/s, {size(round(source / seconds))}/s of sources"
         lines.append(f"Made in {seconds:.1f} s ({rate})")
     else:
-        lines.append(f"It was there; verified in {seconds:.1f} s")
+        lines.append(f"It existed already; verified in {seconds:.1f} s")
     lines.append(f"Checksum: {store.manifest.checksum}")
     return "\n".join(lines)
 
@@ -181,8 +181,8 @@ def train_command(overrides: Sequence[str], saved: Path | None = None) -> str:
     """Names the command that trains on the prepared data.
 
     Args:
-        overrides: What was typed to prepare them.
-        saved: A record of clients to take, instead of making them anew by a partition.
+        overrides: The overrides of the command that prepared them.
+        saved: A record of clients to use instead of a new partition.
 
     Returns:
         A command for the shell, with an experiment that fits the data.
@@ -211,12 +211,12 @@ def _key(override: str) -> str:
 
 
 def split_tree(network: nn.Module, split: ParameterSplit, method: str) -> Tree:
-    """Draws the blocks of a network, opened where they are part shared, part personal.
+    """Draws the blocks of a network; a block that is partly personal shows its inner blocks.
 
     Args:
         network: The model.
-        split: What of it is shared.
-        method: What divides it so, such as ``PFedNet``.
+        split: The network's shared and personal parts.
+        method: The method that divides it, such as ``PFedNet``.
 
     Example:
         >>> from rich import print

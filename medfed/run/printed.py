@@ -1,4 +1,4 @@
-"""What a run prints at its end: the metrics of its clients side by side, and what they rest on."""
+"""What a run prints at its end: the metrics of its clients, and remarks on how sure they are."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from medfed.run.memberships import membership_line
 
 _STATISTICS = ("mean", "sd", "worst")
 _SHORT = {"balanced_accuracy": "balanced\naccuracy", "sensitivity": "sens.", "specificity": "spec."}
-_LINES, _ENDS = 40, 10  # clients that have a line each; of more, the best and the worst ones
+_LINES, _ENDS = 40, 10  # clients with a line each; of more clients, the best and the worst
 _GROUPS = 4  # sentences on classes that clients lack
 
 
 def print_summary(summary: dict[str, Any], folder: Path, console: Console | None = None) -> None:
-    """Prints the metrics per client and for the federation, and what travelled.
+    """Prints the metrics per client and for the federation, and the bytes sent.
 
-    The metric that selected the round stands first, with its interval; below the clients stand
-    their mean, that of all cases together, and what a constant prediction reaches.
+    The metric that selected the round comes first, with its interval. Below the clients come their
+    mean, the value for all cases together, and that of a constant prediction.
     """
     console = console or wide_console()
     console.print(metric_table(summary))
@@ -57,7 +57,7 @@ def metric_table(summary: Mapping[str, Any]) -> Table:
     """Returns the table of a run, which fits 100 characters with all metrics of a classification.
 
     Args:
-        summary: As a run leaves it, or as an evaluation has changed it.
+        summary: The summary of a run or of an evaluation.
     """
     first = summary["selection"][0]
     names = [n for n in next(iter(summary["clients"].values())) if "/" not in n]
@@ -107,15 +107,16 @@ def metric_table(summary: Mapping[str, Any]) -> Table:
 def ends_of(
     clients: Mapping[str, Mapping[str, float]], metric: str, mode: str = "max"
 ) -> tuple[list[str], list[str]]:
-    """Returns the clients that a table shows: all, or of very many the best and the worst ones.
+    """Returns the clients that a table shows: all, or of very many the best and the worst.
 
     Args:
-        clients: The metrics of each.
-        metric: By which they are ordered; those without it count as being between.
+        clients: The metrics of each client.
+        metric: The metric that orders the clients; those without it are put in the middle.
         mode: ``max`` or ``min``.
 
     Returns:
-        All clients in order and none; or the best ones and the worst ones, the worst one last.
+        All clients in order and an empty list; or the best clients and the worst ones, the worst
+        one last.
 
     Example:
         >>> best, worst = ends_of({f"c{i}": {"iou": i / 100} for i in range(100)}, "iou")
@@ -144,30 +145,30 @@ def absent_sentences(absent: Mapping[str, Sequence[str]], split: str) -> list[st
     """Says which classes are missing in which means over classes.
 
     Args:
-        absent: By client, the classes that its split has no sample of.
-        split: Which split.
+        absent: By client, the classes without a sample in its split.
+        split: The split.
 
     Example:
         >>> absent_sentences({"a": ["3"], "b": ["3"]}, "test")
-        ['The test data of a, b have no sample of 3: no part of their means over classes.']
+        ['The test data of a, b have no sample of 3, so their means over classes omit it.']
     """
     groups: dict[tuple[str, ...], list[str]] = {}
     for client, names in absent.items():
         groups.setdefault(tuple(names), []).append(shown(client))
     if len(groups) > _GROUPS:
         return [
-            f"The {split} data of {len(absent)} clients lack classes, which are no part of their "
-            "means over classes (summary.json: absent)."
+            f"The {split} data of {len(absent)} clients lack classes, so their means over classes "
+            "omit these (summary.json: absent)."
         ]
     return [
-        f"The {split} data of {few(who)} have no sample of {', '.join(map(shown, names))}: "
-        "no part of their means over classes."
+        f"The {split} data of {few(who)} have no sample of {', '.join(map(shown, names))}, so "
+        f"their means over classes omit {'it' if len(names) == 1 else 'them'}."
         for names, who in groups.items()
     ]
 
 
 def constant_sentences(summary: Mapping[str, Any]) -> list[str]:
-    """Says that models are worse, on average, than what predicts the same for every case.
+    """Says if models are worse, on average, than a constant prediction.
 
     Example:
         >>> over = lambda mean: {"federation": {"rmse": {"mean": mean}}}
@@ -187,22 +188,22 @@ def constant_sentences(summary: Mapping[str, Any]) -> list[str]:
     best = max(
         (c for c in constants if not math.isnan(c)), key=lambda c: sign * c, default=math.nan
     )
-    if not sign * mean < sign * best:  # nor where one of them is undefined
+    if not sign * mean < sign * best:  # also if one of them is undefined
         return []
     return [
         f"The mean {metric} ({number(mean)}) is worse than that of a constant prediction "
-        f"({number(best)}): the models are of no use yet. Another learning rate or more rounds may "
-        "help."
+        f"({number(best)}): the models are not useful yet. Try another learning rate or more "
+        "rounds."
     ]
 
 
 def passes_line(summary: Mapping[str, Any]) -> list[str]:
-    """Says how many steps a client took, and passes through the network where they are others.
+    """Says how many steps a client took, and how many passes if these differ.
 
     Example:
         >>> spent = {"steps": {"a": 20}, "gradient_passes": {"a": 25}, "forward_passes": {"a": 8}}
         >>> passes_line(spent)
-        ['Gradient passes per client: 25 for 20 steps; forward passes alone: 8.']
+        ['Gradient passes per client: 25 for 20 steps; further forward passes: 8.']
         >>> passes_line({**spent, "gradient_passes": {"a": 20}, "forward_passes": {"a": 0}})
         ['Gradient steps per client: 20.']
     """
@@ -210,13 +211,13 @@ def passes_line(summary: Mapping[str, Any]) -> list[str]:
     gradient = summary.get("gradient_passes", steps)
     if gradient == steps and not any(forward.values()):
         return [f"Gradient steps per client: {span(steps.values())}."]
-    alone = f"; forward passes alone: {span(forward.values())}" * any(forward.values())
+    alone = f"; further forward passes: {span(forward.values())}" * any(forward.values())
     spent = f"{span(gradient.values())} for {span(steps.values())} steps"
     return [f"Gradient passes per client: {spent}{alone}."]
 
 
 def sent_line(summary: dict[str, Any]) -> str:
-    """Says what travelled, and how many times less that is than with fp32.
+    """Says how many bytes were sent, and how many times fewer that is than in fp32.
 
     Example:
         >>> sent = {"bytes": {"up": 1_000_000, "down": 0}, "savings": {"up": 31.96, "down": 1.0}}

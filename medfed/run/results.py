@@ -1,4 +1,4 @@
-"""What a finished run leaves: files, a table, pictures, and the last word to a logger."""
+"""Writes the results of a finished run: files, a table, pictures, and the logger's last entries."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from medfed.run.memberships import Memberships
 from medfed.run.printed import print_summary
 
 _log = logging.getLogger(__name__)
-SHOWN = 24  # clients, at most, of which a prediction is kept
+SHOWN = 24  # largest number of clients whose prediction is kept
 
 
 def write_hashes(module: FederatedModule, folder: Path) -> None:
@@ -49,7 +49,7 @@ def write(experiment: Experiment, memberships: Tensor | None = None) -> dict[str
 
     Args:
         experiment: The finished run.
-        memberships: (R + 1, N, K) memberships in canonical models over rounds, if there are any.
+        memberships: (R + 1, N, K) memberships in canonical models over rounds, if it has any.
 
     Returns:
         The summary.
@@ -67,7 +67,7 @@ def write(experiment: Experiment, memberships: Tensor | None = None) -> dict[str
     if rank() == 0:
         shown = None
         if memberships is not None:
-            # The start stands before the rounds.
+            # The first entry is the start, before any round.
             selected = None if best is None else best + 1
             shown = Memberships.of(experiment.data, memberships, selected)
             summary["memberships"] = shown.summary()
@@ -79,10 +79,10 @@ def write(experiment: Experiment, memberships: Tensor | None = None) -> dict[str
 
 
 def draw(experiment: Experiment, memberships: Memberships | None) -> dict[str, Path]:
-    """Draws the pictures of a run where they are wanted; returns name to file."""
+    """Draws the pictures of a run unless ``pictures.format=none``; returns name to file."""
     if (kind := experiment.config.pictures) == "none":
         return {}
-    from medfed.run.pictures import draw_run  # late: before the end, nothing is drawn
+    from medfed.run.pictures import draw_run  # imported here, as nothing is drawn before the end
 
     folder = RunFolder(experiment.folder).pictures_folder
     return save_figures(folder, draw_run(experiment, memberships), kind)
@@ -95,13 +95,12 @@ def save_models(experiment: Experiment) -> None:
     models, learned = run.files("models", federation.ids), run.files("centers", federation.ids)
     for client in module.owned:
         model, centers = federation.personal_model(client), federation.centers(client)
-        # Of an adapted network the plain one that it amounts to, which is what others know.
+        # Adapters are merged: other programs know only the plain network.
         plain = merged(experiment.task.network, model)
         save_tensors(models[client], plain)
         if lost := centers.keys() - plain.keys():
             _log.warning(
-                "%s: the centres of %d adapters are not kept, as weights that they are merged into "
-                "have none.",
+                "%s: the centres of %d adapters are not kept, as the merged weights have none.",
                 client,
                 len(lost),
             )
@@ -110,11 +109,11 @@ def save_models(experiment: Experiment) -> None:
 
 
 def write_tables(experiment: Experiment, summary: dict[str, Any], best: int | None) -> None:
-    """Writes metrics, ledger, cases and intervals, and the summary with what they add to it.
+    """Writes metrics, ledger, cases, intervals and the summary, completed by the intervals.
 
     Args:
         experiment: The finished run.
-        summary: From `summarise`; findings are added.
+        summary: From `summarise`; entries are added.
         best: The selected round.
     """
     run, evaluation = RunFolder(experiment.folder), experiment.evaluation
@@ -136,12 +135,12 @@ def summarise(
     best: int | None,
     spent: dict[str, tuple[int, Passes]],
 ) -> dict[str, Any]:
-    """Returns what ``summary.json`` holds, in a form that survives JSON.
+    """Returns the content of ``summary.json``, in types that JSON can hold.
 
     Args:
         name: The run's name.
-        module: Of the finished run.
-        evaluation: What was measured.
+        module: The Lightning module of the finished run.
+        evaluation: The evaluation of the test split.
         best: The selected round.
         spent: Steps and passes of each client.
     """
@@ -164,14 +163,14 @@ def summarise(
         "steps": {c: steps for c, (steps, _) in spent.items()},
         "gradient_passes": {c: passes.gradient for c, (_, passes) in spent.items()},
         "forward_passes": {c: passes.forward for c, (_, passes) in spent.items()},
-        # What the data leave undefined, and where a model's outputs were not finite.
+        # Metrics that the data leave undefined, and models whose outputs were not finite.
         "undefined": {"val": {c: names for c, names in val.items() if names}, **undefined(test)},
         "failed": {"val": evaluation.failures(), "test": failed(test)},
     }
 
 
 def cases_rows(experiment: Experiment) -> list[dict[str, object]]:
-    """Returns what each test case gave: client, patient, and the columns of the task's meter."""
+    """Returns a row per test case: client, patient, and the columns of the task's meter."""
     return [
         {
             "client": client,
@@ -202,7 +201,7 @@ def undefined(
 def save_predictions(experiment: Experiment) -> None:
     """Writes one test slice per client with its prediction, for pictures that compare methods.
 
-    Only tasks that label every pixel have something to show; of very many clients some have one.
+    Only segmentation tasks have such a slice; of very many clients only some are written.
     """
     module, task, clients = experiment.module, experiment.task, experiment.module.federation.ids
     files = RunFolder(experiment.folder).files("predictions", clients)
@@ -213,11 +212,11 @@ def save_predictions(experiment: Experiment) -> None:
         module.local.model.load(module.federation.personal_model(client))
         batch = next(iter(module.federation.clients[client].data.eval_batches("test")), None)
         if batch is None:
-            continue  # it has no test patient, which was said when the data were split
+            continue  # it has no test patient, as a warning said when the data were split
         if batch["label"].ndim < 4:
             return
         image, label = batch["image"], batch["label"]
-        if "grid" in batch:  # the picture shows the scan as the mask has it
+        if "grid" in batch:  # the picture shows the scan on the grid of the mask
             pairs = zip(image, batch["grid"], strict=True)
             image = torch.stack([on_grid(one, grid, label.shape[2:]) for one, grid in pairs])
         if label.ndim == 5:  # volumes: their axial slices

@@ -1,11 +1,10 @@
-"""What a run starts from: the weights of a file that fit its network.
+"""The weights that a run starts from: those of a file that fit its network.
 
-Entries that the file lacks, or has in another shape, keep the random start that the seed gives
-them. What a run started from is in its folder, so that to resume or reopen it needs no other file.
+Entries that the file lacks, or has in another shape, keep their random start from the seed. The run
+folder keeps a copy of the start, so that to resume or reopen the run needs no other file.
 
-What a source of weights gives, whatever its format.
-
-Which weights of a file fit which entries of a network, and an account of it.
+This module defines what a source of weights gives in any format, fits its weights to the entries of
+a network, and describes the result.
 """
 
 from __future__ import annotations
@@ -41,11 +40,11 @@ class Weights:
     """What a source of weights holds.
 
     Attributes:
-        tensors: By name, as they are there.
-        kind: What the source is, in words.
+        tensors: The source's tensors by name.
+        kind: The kind of source, in words.
         files: SHA-256 of each file that was read, by its path.
-        adopted: Keys of a configuration with which the source was trained, and their values.
-        names: Of its ``channels`` and ``labels``, in order, where it has them.
+        adopted: Keys of the configuration that trained the source, and their values.
+        names: The names of its ``channels`` and ``labels``, in order, if it has them.
     """
 
     tensors: Mapping[str, Tensor]
@@ -55,18 +54,19 @@ class Weights:
     names: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def other_names(self, here: Mapping[str, Sequence[str]]) -> list[str]:
-        """Says where its channels or labels are not those of the data.
+        """Says whether its channels or labels differ from those of the data.
 
         Args:
-            here: Names of the data, likewise.
+            here: The data's names of ``channels`` and ``labels``.
 
         Example:
             >>> there = Weights({}, "", {}, names={"channels": ["T1", "T2"]})
             >>> there.other_names({"channels": ["T1", "T2"]}), there.other_names({"channels": "T"})
-            ([], ['Its channels were T1, T2; those of these data are T.'])
+            ([], ['It was trained on the channels T1, T2; these data have T.'])
         """
         return [
-            f"Its {what} were {', '.join(there)}; those of these data are {', '.join(here[what])}."
+            f"It was trained on the {what} {', '.join(there)}; "
+            f"these data have {', '.join(here[what])}."
             for what, there in self.names.items()
             if what in here and list(there) != list(here[what])
         ]
@@ -85,7 +85,7 @@ class Source(Protocol):
         """Reads and checks the source."""
 
 
-# What others put before a network's names: DataParallel, torch.compile, Lightning modules, medfed.
+# Prefixes of DataParallel, torch.compile, Lightning modules and medfed.
 PREFIXES = ("module.", "_orig_mod.", "model.", "network.", "net.")
 _LISTED = 4  # names in a sentence
 
@@ -97,12 +97,13 @@ class Account:
     Attributes:
         sizes: Elements of each entry of the network.
         matched: Entries that start from the source.
-        missing: Entries that the source has not: they keep their random start.
-        shapes: Entries of another shape there, with that shape and their own: likewise.
-        left: Entries outside of ``init.part``: likewise.
-        unexpected: Names of the source that the network has not.
-        stripped: Prefixes that were left out of the source's names.
-        spread: Canonical instances that were told apart by noise, and its share.
+        missing: Entries that the source lacks; they keep their random start.
+        shapes: Entries with another shape in the source: that shape and the network's. They keep
+            their random start.
+        left: Entries outside of ``init.part``; they keep their random start.
+        unexpected: Names of the source that the network lacks.
+        stripped: Prefixes that were removed from the source's names.
+        spread: Number of canonical instances that got noise, and the noise's relative size.
     """
 
     sizes: Mapping[str, int]
@@ -119,38 +120,38 @@ class Account:
         return sum(self.sizes[n] for n in names) / max(1, sum(self.sizes.values()))
 
     def lines(self) -> list[str]:
-        """Tells it in sentences, those that say that all is well left out."""
+        """Returns the account as sentences, without those that would only say that all is well."""
         lines = [
             f"{len(self.matched)} of the network's {len(self.sizes)} entries fit, "
             f"{self.share(self.matched):.2%} of its weights."
         ]
         if self.stripped:
-            lines.append(f"The prefix {''.join(self.stripped)} is left out of its names.")
+            lines.append(f"The prefix {''.join(self.stripped)} was removed from its names.")
         for names, why in (
-            (self.missing, "It has no {}"),
+            (self.missing, "It lacks {}"),
             (self.left, "init.part leaves out {}"),
         ):
             if names:
                 share = f"{self.share(names):.2%}"
-                lines.append(f"{why.format(some(names))}: {share} of the network, at random.")
+                lines.append(f"{why.format(some(names))}: {share} of the network starts at random.")
         for name, (there, here) in itertools.islice(self.shapes.items(), _LISTED):
             lines.append(
-                f"{name} is {there} there and {here} here: it keeps its random start "
+                f"{name} is {there} in the file and {here} here: it keeps its random start "
                 f"({self.share([name]):.2%})."
             )
         if len(self.shapes) > _LISTED:
             lines.append(f"So do {len(self.shapes) - _LISTED} more entries of another shape.")
         if self.unexpected:
-            lines.append(f"This network has no place for {some(self.unexpected)}.")
+            lines.append(f"This network has no entry for {some(self.unexpected)}.")
         if self.spread[0]:
             lines.append(
-                f"Of {self.spread[0] + 1} canonical instances the first starts from it as it is, "
-                f"the others with noise of init.spread={self.spread[1]:g} of each entry's size."
+                f"The first of {self.spread[0] + 1} canonical instances starts from it; the others "
+                f"get noise of init.spread={self.spread[1]:g} times each entry's magnitude."
             )
         return lines
 
     def record(self) -> dict[str, Any]:
-        """Returns what ``start.json`` holds."""
+        """Returns the content of ``start.json``."""
         groups = {"matched": self.matched, "missing": self.missing, "left": self.left}
         return {
             "said": self.lines(),
@@ -171,19 +172,19 @@ def fit(
     spread: float = 0.0,
     seed: int = 0,
 ) -> Account:
-    """Puts the weights that fit into a network, in place.
+    """Copies the weights that fit into a network, in place.
 
     Weights of an ordinary network go to every instance of a canonical one. Equal instances would
-    stay equal for ever, so all but the first get noise beside: Gaussian, ``spread`` times the root
+    stay equal for ever, so all but the first also get Gaussian noise: ``spread`` times the root
     mean square of the entry.
 
     Args:
-        network: At its random start.
-        weights: From a source.
+        network: The network, with its random start.
+        weights: The weights of a source.
         part: Entries that may be set; ``None``: all.
-        rename: Old prefixes of names to new ones; the longest that matches counts.
-        spread: Size of the noise.
-        seed: Of the noise.
+        rename: Old prefixes of names to new ones; the longest that matches is used.
+        spread: Relative size of the noise.
+        seed: Seed of the noise.
 
     Raises:
         ConfigError: If a prefix matches nothing.
@@ -199,7 +200,7 @@ def fit(
     entries = float_entries(network)
     plain = _places(network, entries)
     tensors = renamed(weights.tensors, rename or {})
-    # A source of canonical models of its own, or of an ordinary network.
+    # The source has canonical models, too, or it is an ordinary network.
     best = max(
         (_named(tensors, {n: n for n in entries}), _named(tensors, plain)),
         key=lambda named: len(named.found),
@@ -210,7 +211,7 @@ def fit(
     instances: set[int] = set()
     for name, entry in entries.items():
         if name not in best.found:
-            if name in plain:  # the membership of a canonical model has a start of its own
+            if name in plain:  # memberships of canonical models have another start
                 missing.append(name)
         elif name not in allowed:
             left.append(name)
@@ -241,10 +242,10 @@ def fit(
 
 
 def usable(name: str, there: Tensor, entry: Tensor) -> Tensor:
-    """Returns a tensor of a source in the type of an entry, checked.
+    """Returns a tensor of a source in the type of an entry, after checking it.
 
     Raises:
-        CheckpointError: If it holds no numbers, or NaN or infinity.
+        CheckpointError: If it is no tensor of floating-point numbers, or holds NaN or infinity.
 
     Example:
         >>> usable("w", torch.ones(1, dtype=torch.int64), torch.zeros(1))
@@ -271,7 +272,7 @@ save the state_dict of a trained network.
 
 
 def renamed(tensors: Mapping[str, Tensor], rename: Mapping[str, str]) -> Tensors:
-    """Returns tensors under new prefixes; the longest old one that matches counts.
+    """Returns tensors with new prefixes; of several old ones the longest that matches is used.
 
     Raises:
         ConfigError: If an old prefix matches nothing.
@@ -295,12 +296,12 @@ def renamed(tensors: Mapping[str, Tensor], rename: Mapping[str, str]) -> Tensors
 
 @dataclass(frozen=True)
 class _Named:
-    """Which entry is which tensor of a source.
+    """Which tensor of a source fits which entry.
 
     Attributes:
         found: Names of tensors by entry.
-        stripped: Prefixes that were left out, in order.
-        plain: Whether the names are those of an ordinary network in place of a canonical one's.
+        stripped: Prefixes that were removed, in order.
+        plain: Whether the source is an ordinary network and this one has canonical parts.
     """
 
     found: Mapping[str, str]
@@ -314,7 +315,7 @@ class _Named:
 
 
 def _named(tensors: Mapping[str, Tensor], wanted: Mapping[str, str]) -> _Named:
-    """Finds the prefixes without which most entries are found; the fewest of them."""
+    """Finds the fewest prefixes without which most entries match."""
     best = _Named({})
     for stripped, names in _spellings({n: n for n in tensors}):
         back = {short: name for name, short in names.items()}
@@ -337,7 +338,7 @@ def _spellings(
 
 
 def _places(network: nn.Module, entries: Iterable[str]) -> dict[str, str]:
-    """What each entry is called in the ordinary network; a membership is nothing of it."""
+    """The name of each entry in the ordinary network, which has no memberships."""
     if not isinstance(network, Canonical):
         return {n: n for n in entries}
     return {n: plain for n in entries if (plain := network.ordinary(n)) is not None}
@@ -355,17 +356,17 @@ def some(names: Sequence[str]) -> str:
 
 
 TASK = "model._target_"
-FACTS = ("${in_channels}", "${out_channels}", "${spatial_dims}")  # that the present data decide
+FACTS = ("${in_channels}", "${out_channels}", "${spatial_dims}")  # the data decide them
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class StartRecord:
-    """What of ``start.json`` is read again.
+    """The entries of ``start.json`` that are read again.
 
     Attributes:
         files: Hashes of the files that the run started from.
-        adopted: Values by key that it took from them.
+        adopted: Values by key that the run took from them.
     """
 
     files: dict[str, str]
@@ -374,12 +375,12 @@ class StartRecord:
 
 @dataclass(frozen=True)
 class Start:
-    """What a run starts from; nothing by default.
+    """The start of a run; random weights by default.
 
     Attributes:
-        source: The section ``init``; ``None`` where nothing is asked for, or all is in the folder.
-        weights: What it holds.
-        folder: The folder of a run that is resumed or reopened, in which its start is.
+        source: The section ``init``; ``None`` if it names no weights or the run folder holds them.
+        weights: What the source holds.
+        folder: The folder of a run that is resumed or reopened, which holds its start.
     """
 
     source: Source | None = None
@@ -388,13 +389,13 @@ class Start:
 
     @classmethod
     def read(cls, config: RunDescription) -> tuple[Start, RunDescription]:
-        """Reads what ``init.weights`` names, before any data.
+        """Reads the file or folder in ``init.weights``, before any data.
 
         Returns:
-            The start, and what the run is to do with what is adopted from its source.
+            The start, and the run's description with the values that it adopts from the source.
 
         Raises:
-            MedfedError: If it cannot be used.
+            MedfedError: If the source cannot be used.
         """
         init = config.init
         if init.weights is None:
@@ -407,7 +408,7 @@ class Start:
         weights = source.read()
         config, sentences = adopt(config, weights.adopted)
         if sentences and rank() == 0:
-            say(wide_console(), f"Of {init.weights}, as init.adopt says: {'; '.join(sentences)}.")
+            say(wide_console(), f"From {init.weights}, by init.adopt: {'; '.join(sentences)}.")
         return cls(source, weights), config
 
     def begin(
@@ -416,16 +417,16 @@ class Start:
         task: TaskModule,
         names: Mapping[str, Sequence[str]] | None = None,
     ) -> Account | None:
-        """Puts the weights into the network of a task, and says what became of them.
+        """Copies the weights into the network of a task, and logs which of them fit.
 
         Args:
-            config: Of the run.
-            task: At its random start.
-            names: Of the data's ``channels`` and ``labels``, to compare.
+            config: The run's description.
+            task: The task, with its random start.
+            names: The names of the data's ``channels`` and ``labels``, to compare.
 
         Raises:
-            CheckpointError: If nothing fits, or not all where ``init.strict`` asks for it.
-            ConfigError: If ``init.part`` names nothing.
+            CheckpointError: If nothing fits, or not everything although ``init.strict`` is true.
+            ConfigError: If ``init.part`` matches nothing.
         """
         if self.folder is not None:
             restore(task.network, self.folder)
@@ -444,12 +445,13 @@ class Start:
         if not account.matched:
             here, there = some(list(account.sizes)), some(list(self.weights.tensors))
             raise CheckpointError(
-                f"init.weights={name} has nothing that fits: the network has {here}, the file "
-                f"{there}; choose the network that it is of, or set init.rename and init.part."
+                f"init.weights={name} has no entry that fits: the network has {here}, the file "
+                f"{there}; choose the file's network, or set init.rename and init.part."
             )
         if source.strict and (len(lines) > 1 + bool(account.stripped) + bool(account.spread[0])):
             raise CheckpointError(
-                f"init.weights={name} does not fit as init.strict=true asks: {' '.join(lines[1:])}"
+                f"init.weights={name} does not fit completely, as init.strict=true requires: "
+                f"{' '.join(lines[1:])}"
             )
         if rank() == 0:
             lines += self.weights.other_names(names or {})
@@ -457,7 +459,7 @@ class Start:
         return account
 
     def write(self, folder: Path, entries: Tensors, account: Account | None) -> None:
-        """Writes what a run started from into its folder: all entries of its network."""
+        """Writes the start of a run into its folder: all entries of its network."""
         if self.weights is None or account is None:
             return
         about = {
@@ -471,31 +473,31 @@ class Start:
 
 
 def adopt(config: RunDescription, adopted: Mapping[str, Any]) -> tuple[RunDescription, list[str]]:
-    """Sets keys to what a source was trained with; those that the data have not stay out.
+    """Sets keys to the values that trained a source; keys that the data lack are left out.
 
     Args:
-        config: Of the run.
+        config: The run's description.
         adopted: Values by key, such as ``model.network``.
 
     Returns:
-        The description with them, and what has changed, in words.
+        The description with these values, and the changes in words.
 
     Raises:
         ConfigError: If the source was trained for another task than ``model``.
-        CheckpointError: If it would set anything else, or read the environment by a value.
+        CheckpointError: If the source would set another key, or a value would read the environment.
     """
     for key, value in adopted.items():
         known = key in (TASK, "model.network") or key.startswith("data.")
         texts = value.values() if key == "model.network" and isinstance(value, Mapping) else [value]
         if not known or any("${" in repr(text) and text not in FACTS for text in texts):
             raise CheckpointError(
-                f"What is to be adopted holds {key}={value!r:.60}, which no source says; copy the "
-                "run again, or set init.adopt=[]."
+                f"The source of init.weights holds {key}={value!r:.60}, which medfed does not "
+                "adopt; copy the run again, or set init.adopt=[]."
             )
     task = adopted.get(TASK)
     if task is not None and task != config.model["_target_"]:
         raise ConfigError(
-            f"init.weights is a model of {task.rpartition('.')[2]}, and model= chooses "
+            f"init.weights is a model of {task.rpartition('.')[2]}, but model= chooses "
             f"{config.model['_target_'].rpartition('.')[2]}; choose a model of the same task."
         )
     sentences, changed = [], {}
@@ -510,15 +512,15 @@ def adopt(config: RunDescription, adopted: Mapping[str, Any]) -> tuple[RunDescri
         source = written(config)
         for key, value in changed.items():
             put(source, key, value)
-        config = describe(source, config.overrides)  # once more checked, with what others wrote
+        config = describe(source, config.overrides)  # checks the adopted values
     return config, sentences
 
 
 def restore(network: nn.Module, folder: Path) -> None:
-    """Puts what a run started from into its network again; the source need not exist any more.
+    """Restores the start of a run from its folder; the source need not exist any more.
 
     Raises:
-        CheckpointError: If the folder's record of it is missing, torn or of another network.
+        CheckpointError: If the folder's copy is missing, torn or of another network.
     """
     run = RunFolder(folder)
     about, path = read_json(run.start_json, StartRecord), run.start_safetensors
@@ -537,14 +539,16 @@ def restore(network: nn.Module, folder: Path) -> None:
             continue
         if changed and rank() == 0:
             _log.warning(
-                "%s has changed since this run started from it; what counts is in %s.", file, path
+                "%s has changed since this run started from it; the run uses its copy in %s.",
+                file,
+                path,
             )
 
 
 def _part(
     config: RunDescription, task: TaskModule, part: str | Sequence[str]
 ) -> Sequence[str] | None:
-    """The entries that ``init.part`` names."""
+    """The entries that ``init.part`` matches."""
     if part == "all":
         return None
     if part in ("shared", "personal"):

@@ -1,4 +1,4 @@
-"""What each client's model is worth on every subset of its channels: a finished run, measured."""
+"""Evaluates each client's model of a finished run on subsets of its channels."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from medfed.records.folder import RunFolder
 from medfed.run.experiment import reopen_selected
 
 MOST = 6
-"""Channels of which all subsets are measured: 63."""
+"""Largest number of channels of which all subsets are evaluated: 63 subsets."""
 _log = logging.getLogger(__name__)
 
 
 def measure_subsets(folder: Path, wanted: str | Sequence[str], split: str = "test") -> Subsets:
     """Evaluates every client's selected personal model on subsets of its channels.
 
-    The other channels are zero after normalisation, as where a hospital lacks them. Distances of
-    surfaces, which take long, are left out.
+    The other channels are zero after normalisation, as for a hospital that lacks them. Surface
+    distances are left out, because they take long.
 
     Args:
         folder: The folder of a finished run.
@@ -41,7 +41,7 @@ def measure_subsets(folder: Path, wanted: str | Sequence[str], split: str = "tes
 
     Raises:
         ConfigError: If the split or a channel is unknown, or all subsets would be too many.
-        CheckpointError: If the run is unfinished, its checkpoint torn or its data changed.
+        CheckpointError: If the run is unfinished, its checkpoint is torn or its data have changed.
     """
     check_known("split", split, get_args(EvalSplit))
     summary = RunFolder(folder).summary
@@ -58,9 +58,9 @@ def measure_subsets(folder: Path, wanted: str | Sequence[str], split: str = "tes
     count = sum(map(len, held.values()))
     if not count:
         raise ConfigError(
-            f"subsets={'+'.join(subsets[0])}: no client has these channels together; name others."
+            f"subsets={'+'.join(subsets[0])}: no client has all of these channels; name others."
         )
-    _log.info("Measuring %d subsets of %d channels, %d times.", len(subsets), len(names), count)
+    _log.info("Evaluating %d subsets of %d channels, %d times.", len(subsets), len(names), count)
     metrics: dict[str, dict[Subset, dict[str, float]]] = {}
     for client, data in clients.items():
         module.local.model.load(module.federation.personal_model(client))
@@ -73,14 +73,15 @@ def measure_subsets(folder: Path, wanted: str | Sequence[str], split: str = "tes
 
 
 def find_subsets(wanted: str | Sequence[str], names: Subset) -> tuple[Subset, ...]:
-    """Reads what the command line gives.
+    """Reads the key ``subsets``.
 
     Args:
         wanted: ``all``, or subsets whose channels are joined by ``+``.
         names: The channels.
 
     Returns:
-        Subsets, the channels of each in the order of ``names``; of all the single channels first.
+        Subsets, each with its channels in the order of ``names``; ``all`` begins with the single
+        channels.
 
     Raises:
         ConfigError: If a channel is unknown, or all subsets would be too many.
@@ -95,7 +96,7 @@ def find_subsets(wanted: str | Sequence[str], names: Subset) -> tuple[Subset, ..
         if len(names) > MOST:
             raise ConfigError(
                 f"subsets=all: {len(names)} channels have {2 ** len(names) - 1} subsets, too many "
-                f"to measure; name some, such as subsets=[{names[0]},{names[0]}+{names[1]}]."
+                f"to evaluate; name some, such as subsets=[{names[0]},{names[0]}+{names[1]}]."
             )
         sizes = range(1, len(names) + 1)
         return tuple(s for size in sizes for s in itertools.combinations(names, size))

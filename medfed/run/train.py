@@ -1,4 +1,4 @@
-"""A whole run: fit, test once, write it all down."""
+"""A whole run: trains, tests once, and writes the results."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ def train(
     The round with the best validation score is selected; the test split is read once, at the end.
 
     Args:
-        config: What to do.
+        config: The run's description.
         before: See :func:`medfed.run.claim.claimed`.
 
     Returns:
         The summary that ``summary.json`` holds, and the objects.
 
     Raises:
-        MedfedError: If something does not fit; see :func:`build_experiment`.
+        MedfedError: If the configuration, data or run folder does not fit; see
+            :func:`build_experiment`.
     """
     with claimed(config, before):
         return _train(config)
@@ -42,7 +43,7 @@ def _train(config: RunDescription) -> tuple[dict[str, Any], Experiment]:
     with together(experiment.trainer):
         experiment.trainer.fit(experiment.module, ckpt_path=start, weights_only=True)
         results.write_hashes(experiment.module, experiment.folder)
-        # Of all rounds: the state of the selected round knows none of the later ones.
+        # Kept here for all rounds: the state of the selected round lacks the later ones.
         memberships = experiment.module.federation.memberships()
         test_selected(experiment)
         return results.write(experiment, memberships), experiment

@@ -102,9 +102,9 @@ def users(request, tmp_path, monkeypatch) -> Path:
 def test_a_users_folder_is_refused_and_stays_as_it_is(users, capsys):
     before = state(users)
     for arguments in (("hydra.run.dir=.",), ("-m", "seed=0,1", "hydra.sweep.dir=.")):
-        assert "is not empty; name one that is" in command(capsys, "train", *SMALL, *arguments)
+        assert "is not empty; name an empty one" in command(capsys, "train", *SMALL, *arguments)
         assert state(users) == before
-    with pytest.raises(ConfigError, match="is not empty; name one that is"):
+    with pytest.raises(ConfigError, match="is not empty; name an empty one"):
         medfed.train(*SMALL, folder=".")
     assert state(users) == before
 
@@ -333,7 +333,9 @@ def test_two_trainings_in_one_folder(tmp_path, monkeypatch):
     ) as other:
         assert other.stdout.readline() == "held\n"
         before = {n: b for n, b in state(folder).items() if not n.startswith(".lock")}
-        with pytest.raises(ConfigError, match=rf"^Process {other.pid} works in .* already; let it"):
+        with pytest.raises(
+            ConfigError, match=rf"^Process {other.pid} already works in .*; wait until it"
+        ):
             resume(folder, *SMALL)
         assert {n: b for n, b in state(folder).items() if not n.startswith(".lock")} == before
         with pytest.raises(ConfigError, match="is not empty"):
@@ -344,7 +346,7 @@ def test_two_trainings_in_one_folder(tmp_path, monkeypatch):
 
 def test_a_run_goes_on_in_its_own_folder(tmp_path):
     run(tmp_path / "run", *SMALL)
-    with pytest.raises(ConfigError, match="goes on in its own folder"):
+    with pytest.raises(ConfigError, match="continues in that folder"):
         run(tmp_path / "other", *SMALL, f"resume={tmp_path / 'run'}")
     assert not (tmp_path / "other").exists()
 

@@ -39,7 +39,7 @@ def test_a_run_that_diverges_in_its_last_step_does_not_look_like_one(tmp_path, c
     assert summary["federation"]["accuracy"]["mean"] == 0.0
     assert [s for s in warned(caplog) if "not finite" in s] == [
         f"Round 1: The loss or the predictions of {c} on its validation data are not finite; "
-        f"{c} counts as the worst possible."
+        f"{c} gets the worst possible values."
         for c in clients
     ]
     assert f"predictions of {clients[0]} on its test data are not finite" in capsys.readouterr().out
@@ -83,7 +83,7 @@ def test_clients_of_one_class_are_named_and_left_out_of_every_round(tmp_path, ca
     told = [s for s in warned(caplog) if "undefined" in s]
     assert told == [
         "The validation data of hospital_0, hospital_2 leave balanced_accuracy, auroc, "
-        "sensitivity, f1 undefined; they are left out there."
+        "sensitivity, f1 undefined; their statistics omit these clients."
     ]
     for number in range(3):
         values = [r for r in experiment.evaluation.history if r.round == number]

@@ -28,7 +28,7 @@ from tests.integration.runs import CLINICAL, ROOT, left_in, outcome, resume, run
 from tests.processes import Started, ranks
 
 NUMBER = "give a number of at least 1, or on GPUs auto for all, or a list such as [0,1]."
-OTHERS = "cannot be used, as it could mix the gradients of clients; leave it at auto, which deals"
+OTHERS = "could mix the gradients of clients; leave it at auto, which assigns"
 REFUSED = {
     **{
         f"trainer.devices={value}": f"trainer.devices={shown} cannot be used; {NUMBER}"
@@ -49,7 +49,7 @@ REFUSED = {
     },
     "trainer.strategy=ddp": f"trainer.strategy=ddp {OTHERS}",
     "trainer.strategy._target_=pytorch_lightning.strategies.DDPStrategy": "may build",
-    "trainer.num_nodes=2": "trainer.num_nodes=2 needs somebody who starts the run on every",
+    "trainer.num_nodes=2": "trainer.num_nodes=2 needs the run to be started on every",
     "trainer.num_nodes=0": "trainer.num_nodes=0 cannot be used; give the number of machines, at",
     "trainer.num_nodes=1.5": "trainer.num_nodes=1.5 cannot be used; give the number",
     "rounds=1000000000000000000000000": "rounds must be a whole number of at most 1000000, not",
@@ -91,7 +91,9 @@ def test_numbers_of_processes_that_can_be(words, config):
 
 
 def test_more_devices_than_clients_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"trainer\.devices=7 is 7 devices for 5 clients; set it"):
+    with pytest.raises(
+        ConfigError, match=r"trainer\.devices=7 means 7 devices for 5 clients; set it"
+    ):
         run(tmp_path / "run", *CLINICAL, "trainer.devices=7")
     assert not left_in(tmp_path)
 
@@ -153,7 +155,7 @@ def test_a_stopped_run_says_how_to_go_on_and_does(
         patch.setattr(Cohort, "of", of)
         line = stopped(capsys, signal.SIGTERM, "train", *CLINICAL, f"hydra.run.dir={folder}")
     command = f"medfed train {' '.join(CLINICAL)} resume={folder}"
-    assert line == f"go on after the last finished round by: {command}"
+    assert line == f"continue after the last finished round with: {command}"
     assert not [name for name in left_in(folder) if "partial" in name]
     resume(folder, *CLINICAL)
     assert outcome(folder) == outcome(finished)
@@ -166,7 +168,7 @@ def test_a_run_stopped_before_it_began_leaves_no_folder(tmp_path, capsys, monkey
     monkeypatch.setattr("medfed.datamodules.base.FederatedDataModule.splits", splits)
     folder = tmp_path / "run"
     line = stopped(capsys, signal.SIGTERM, "train", *CLINICAL, f"hydra.run.dir={folder}")
-    assert line == "nothing was begun: run it again."
+    assert line == "the run had not begun; start it again."
     assert not folder.exists()
 
 
@@ -193,7 +195,7 @@ def test_other_commands_end_with_one_line(
     number = signal.SIGTERM if command == "export" else signal.SIGINT
     monkeypatch.setattr(place, lambda *_: signal.raise_signal(number))
     line = stopped(capsys, number, command, *words[command])
-    assert line == "what was finished is whole and kept: run it again."
+    assert line == "finished work is kept; run the command again to continue."
     left = left_in(tmp_path)
     assert not [name for name in left if PARTIAL in name or "/." in name]
     assert (command == "prepare") == bool(left)  # patches that are whole

@@ -172,5 +172,5 @@ def test_bad_options(option, sentence, tmp_path):
 )
 def test_the_record_of_a_run_sets_only_what_a_source_says(adopted):
     config = described(["data.path=."])
-    with pytest.raises(CheckpointError, match="which no source says"):
+    with pytest.raises(CheckpointError, match="which medfed does not"):
         adopt(config, adopted)

@@ -39,7 +39,7 @@ def test_volumes_are_prepared_ahead(tmp_path, cohort_root, caplog):
     caplog.set_level(logging.INFO)
     prepare(typed(overrides))
     assert "Items: 8" in caplog.text
-    assert "Train on them: medfed train experiment=brats_pfednet" in caplog.text
+    assert "To train on these data: medfed train experiment=brats_pfednet" in caplog.text
     (folder,) = tmp_path.glob("volumes_*")
     assert len(list(folder.glob("items/*.codes.npy"))) == 8
 

@@ -70,7 +70,7 @@ def test_pfednets_onboarded_clients_and_what_is_written(clinical):
     assert [r["patients"] for r in rows[::3]] == ["1", "5", "58"] * 2
     record = json.loads((clinical / "onboarding.json").read_text())
     assert [float(r["auroc"]) for r in rows] == [r["metrics"]["auroc"] for r in record["rows"]]
-    assert "hospital_4 has 58 training patients, all of which are used for k=999." in found.notes
+    assert "hospital_4 has only 58 training patients; k=999 uses all of them." in found.notes
     # 30 weights and a bias down, a sketch of 8 rows of 30 up, with 12 bytes of header each
     assert {(r.up, r.down) for r in found.rows if r.rule != "local"} == {(972, 136)}
     assert {(r.up, r.down) for r in found.rows if r.rule == "local"} == {(0, 0)}
@@ -118,7 +118,7 @@ def test_another_number_of_steps_is_another_model(digits):
         ("all", ["few"], 5, ConfigError, r"not few\."),
         ("all", [1], 0, ConfigError, r"onboard_steps must be a whole number of at least 1, not 0"),
         ("hospital_9", [1], 5, ConfigError, r"not kept out \(did .*hospital_0, hospital_4"),
-        ("hospital_2", [1], 5, ConfigError, r"took part in training; to onboard are hospital_0"),
+        ("hospital_2", [1], 5, ConfigError, r"took part in training; name one of hospital_0"),
         ("/nowhere", [1], 5, DataError, r"onboard=/nowhere does not exist; name a file or folder"),
     ],
 )

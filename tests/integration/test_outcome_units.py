@@ -42,7 +42,7 @@ def test_defaults_reach_what_is_to_be_learnt(method, tmp_path, caplog):
     keys = (*table(tmp_path / "t.csv"), f"algorithm={method}", "rounds=20")
     with caplog.at_level(logging.INFO):
         summary, experiment = run(tmp_path / "run", *keys)
-    assert "The outcome days is learnt in standard units" in caplog.text
+    assert "The model learns the outcome days in standard units" in caplog.text
     rmse = summary["federation"]["rmse"]["mean"]
     constant = summary["constant"]["constant"]["federation"]["rmse"]["mean"]
     assert rmse < 0.85 * constant

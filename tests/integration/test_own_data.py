@@ -258,8 +258,8 @@ def test_many_clients_are_told_in_ranges():
     data, _ = data_and_task(described([*CLINICAL, "partition.num_clients=20"]))
     text = printed(data)
     assert "20 clients have 420 of 569 patients, 21 each, 13 in train, 4 in val, 4 in test." in text
-    assert "from 19.0 % to 81.0 %; before, of all: 37.3 %." in text
-    assert "No client has 149 of the 569 patients: they are not used." in text
+    assert "from 19.0 % to 81.0 %; in the whole data: 37.3 %." in text
+    assert "149 of the 569 patients belong to no client and are not used." in text
 
 
 def test_copies_are_found_by_content(tmp_path, caplog):

@@ -52,14 +52,14 @@ def test_prepares_verifies_and_names_the_command_to_train(luna_path, tmp_path, c
     ):
         assert re.search(rf"^{line}$", done.stdout, re.MULTILINE), line
     assert "prepared 8/8" in done.stderr
-    command = shlex.split(done.stdout.splitlines()[-1].removeprefix("Train on them: "))
+    command = shlex.split(done.stdout.splitlines()[-1].removeprefix("To train on these data: "))
     assert command[:2] == ["medfed", "train"]
     assert set(overrides) < set(command)
     (config,) = check_overrides(command[2:])
     assert config.data.path == str(luna_path)
     with caplog.at_level(logging.INFO):
         data = prepare(typed(overrides))
-    assert "It was there; verified in" in caplog.text
+    assert "It existed already; verified in" in caplog.text
     assert data.store.manifest.checksum in done.stdout
 
 

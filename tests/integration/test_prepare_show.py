@@ -176,7 +176,7 @@ def test_a_saved_partition_brings_back_the_same_samples(show, caplog):
     wrapped = ("partition=site_effect", "partition@partition.assignment=label_imbalance")
     with caplog.at_level(logging.INFO):
         data, folder = show(*LUNA, *wrapped, "partition.assignment.num_clients=2", "seed=3")
-    line = next(r for r in caplog.messages if r.startswith("These clients again: "))
+    line = next(r for r in caplog.messages if r.startswith("To train on these clients: "))
     assert line.endswith(f"seed=3 partition=saved partition.file={folder / 'splits.json'}")
     saved = ("partition=saved", f"partition.file={folder / 'splits.json'}")
     again, other = show(*LUNA, *saved, "seed=3")
@@ -265,7 +265,7 @@ def test_a_folder_that_cannot_be_written(show, tmp_path):
 def test_a_folder_with_something_in_it_is_refused_before_anything_is_read(tmp_path):
     (tmp_path / "clients.csv").write_text("mine")
     config = load(["data=digits", "show=true", f"folder={tmp_path}"], "prepare")
-    with pytest.raises(ConfigError, match=r"is not empty; name one that is by folder=FOLDER\."):
+    with pytest.raises(ConfigError, match=r"is not empty; name an empty one by folder=FOLDER\."):
         prepare(describe(config))
     assert [p.name for p in tmp_path.iterdir()] == ["clients.csv"]
 

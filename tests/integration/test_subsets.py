@@ -174,7 +174,7 @@ def test_neighbouring_slices_of_a_contrast_go_together(tmp_path, cohort_root):
     [
         ("FLAIRE", "test", r"Unknown channel FLAIRE; .*did you mean FLAIR"),
         ([], "test", "subsets is an empty list; name some, or write subsets=all"),
-        ("FLAIR+T1w", "test", r"subsets=FLAIR\+T1w: no client has these channels together"),
+        ("FLAIR+T1w", "test", r"subsets=FLAIR\+T1w: no client has all of these channels"),
         ("all", "tset", r"split='tset' is unknown \(did you mean test"),
     ],
 )
@@ -200,4 +200,4 @@ def test_the_command_line(scans, monkeypatch, capsys):
     assert len((scans / "subsets_val.csv").read_text().splitlines()) == 5
     with pytest.raises(SystemExit):
         evaluate.main([f"run={scans}", "subsets=all", "onboard=all"])
-    assert "two evaluations" in capsys.readouterr().err
+    assert "separate evaluations" in capsys.readouterr().err

@@ -117,7 +117,7 @@ def test_monais_vit_ends_in_tanh_unless_it_is_told(digits, caplog):
         config.model.network.post_activation = None
     with caplog.at_level(logging.INFO):
         settled, task = task_for(describe(config), digits)
-    assert "returns 2 more tensors beside its logits; no loss is taken of them" in caplog.text
+    assert "returns 2 more tensors in addition to its logits; the loss ignores them" in caplog.text
     assert task.personal == ("classification_head.*",)
     federate(settled, digits, task)
 
@@ -130,7 +130,9 @@ def test_a_head_that_nobody_named_is_found_said_and_written_down(digits, caplog)
         config, task = task_for(config, digits)
     size = sum(p.numel() for p in task.network.parameters())
     share = f"{100 * 90 / size:.2g}"
-    assert f"next to the output: head.* (90 parameters, {share} %); model.personal" in caplog.text
+    assert (
+        f"next to the output are personal: head.* (90 parameters, {share} %); model" in caplog.text
+    )
     assert list(config.model.personal) == list(task.personal) == ["head.*"]
     federation, _ = federate(config, digits, task)
     assert federation.clients[federation.ids[0]].split.personal == ("head.weight", "head.bias")
@@ -145,7 +147,7 @@ def test_a_sliver_of_a_segmentation_asks_for_a_pattern(heads_of_brats):
         fitted(load(overrides), data, target, width=32)
     text = str(caught.value)
     assert "PFedNet keeps a part" in text
-    assert "head.*, is 33 parameters or 0.31%" in text
+    assert "head.*, have 33 parameters (0.31%)" in text
     assert '\'model.personal=["wide.*","head.*"]\'' in text
     assert "body.* (1,248), wide.* (9,248), head.* (33)" in text
     plain = load([*overrides, "algorithm=fedavg"])
@@ -157,7 +159,7 @@ def test_a_sliver_of_a_segmentation_asks_for_a_pattern(heads_of_brats):
 @pytest.mark.parametrize(
     ("network", "message"),
     [
-        ({"drop": 1}, r"Body makes logits \(2, 9\) of images \(2, 1, 8, 8\).* need \(2, 10\)"),
+        ({"drop": 1}, r"Body turns images \(2, 1, 8, 8\) into logits \(2, 9\).* need \(2, 10\)"),
         ({"bare": True}, "returns dict without a tensor of its own"),
         ({"in_channels": 3}, r"cannot take the batches of these data \(image \(32, 1, 8, 8\)"),
     ],

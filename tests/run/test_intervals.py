@@ -169,9 +169,7 @@ def test_a_single_patient_has_no_interval(tmp_path, cohort_root, capsys):
     summary, _ = run(tmp_path / "run", *imaging(cohort_root), *SHORT)
     ends = [*summary["intervals"]["clients"].values(), summary["intervals"]["mean"]]
     assert all(math.isnan(v) for values in ends for v in values["iou"])
-    assert (
-        "No interval can be drawn from the single patient of hospital_0" in capsys.readouterr().out
-    )
+    assert "There is no interval for hospital_0" in capsys.readouterr().out
 
 
 def test_a_failed_model_has_no_interval_and_none_is_pooled(tmp_path):

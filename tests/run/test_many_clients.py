@@ -36,7 +36,7 @@ def test_bytes_are_of_the_clients_with_most():
     ledger = Ledger(Entry(0, "fit", c, "up", "w", 10 + i, 40) for i, c in enumerate(CLIENTS))
     axes = bytes_per_client(ledger).axes[0]
     assert [t.get_text() for t in axes.get_yticklabels()][:2] == ["c299", "c298"]
-    assert "the 20 of 300 clients with most; the others down to 10" in axes.get_xlabel()
+    assert "the 20 of 300 clients with most bytes; the others down to 10" in axes.get_xlabel()
 
 
 def test_a_table_has_the_best_and_the_worst():
@@ -66,7 +66,7 @@ def test_sentences_name_some():
     lost = {c: {"loss": math.inf} for c in CLIENTS}
     told = failure_sentences(lost, "test")
     assert len(told) == 11
-    assert told[-1] == "The same is so of 290 more clients."
+    assert told[-1] == "The same holds for 290 more clients."
     (one,) = undefined_sentences({c: {"auroc": math.nan} for c in CLIENTS}, "test")
     assert "c19 and 280 more leave auroc undefined" in one
 

@@ -93,7 +93,7 @@ def test_pictures_show_channels_and_truth_where_there_are_any(clients):
     )
     figures = membership_figures(these)
     titles = {n: [a.get_title() for a in f.axes if a.get_title()] for n, f in figures.items()}
-    assert titles["memberships"] == ["found (after round 1),\nrenumbered", "true mixtures"]
+    assert titles["memberships"] == ["learned (after round 1),\nrenumbered", "true mixtures"]
     assert len(titles["memberships_over_rounds"]) == 3
     assert titles["memberships_serve"] == ["labels", "channels", "clients"]
     np.testing.assert_allclose(
@@ -142,7 +142,7 @@ def test_everything_is_of_the_selected_round():
     assert len(these.to_csv().splitlines()) == 1 + 3 * 6
     np.testing.assert_allclose(served(these, np.eye(6)), apart.T / 2)
     figures = membership_figures(these)
-    assert figures["memberships"].axes[0].get_title() == "found (round 1, selected),\nrenumbered"
+    assert figures["memberships"].axes[0].get_title() == "learned (round 1, selected),\nrenumbered"
     np.testing.assert_array_equal(
         np.sort(figures["memberships"].axes[0].images[0].get_array(), 0), np.sort(apart, 0)
     )

@@ -88,8 +88,8 @@ def test_other_classes_keep_their_random_start_and_it_is_said():
     assert account.shapes == {"2.weight": ((2, 4), (5, 4)), "2.bias": ((2,), (5,))}
     assert account.unexpected == ["extra"]
     text = "\n".join(account.lines())
-    assert "2.weight is (2, 4) there and (5, 4) here: it keeps its random start" in text
-    assert "no place for extra." in text
+    assert "2.weight is (2, 4) in the file and (5, 4) here: it keeps its random start" in text
+    assert "no entry for extra." in text
     shares = [account.share(names) for names in (account.matched, account.shapes)]
     assert shares == [pytest.approx(32 / 57), pytest.approx(25 / 57)]
 
@@ -201,12 +201,16 @@ def test_what_is_resumed_needs_no_source(second, tmp_path, caplog):
 
 def test_what_does_not_fit_stops_the_run(first, tmp_path):
     torch.save(small().state_dict(), tmp_path / "other.pt")
-    with pytest.raises(CheckpointError, match=r"nothing that fits: the network has linear\.weight"):
+    with pytest.raises(
+        CheckpointError, match=r"no entry that fits: the network has linear\.weight"
+    ):
         run(tmp_path / "run", *FEDAVG, f"init.weights={tmp_path / 'other.pt'}")
     state = safetensors.torch.load_file(next((first / "models").iterdir()))
     state["more"] = torch.ones(1)
     torch.save(state, tmp_path / "more.pt")
-    with pytest.raises(CheckpointError, match=r"as init\.strict=true asks: This network has no pl"):
+    with pytest.raises(
+        CheckpointError, match=r"as init\.strict=true requires: This network has no en"
+    ):
         run(
             tmp_path / "run",
             *FEDAVG,

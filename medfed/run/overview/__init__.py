@@ -1,1 +1,1 @@
-"""Who takes part: the table and the pictures of a cohort before training."""
+"""Which clients take part: the table and the pictures of a cohort before training."""

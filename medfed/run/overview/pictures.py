@@ -1,6 +1,6 @@
-"""Pictures of what every client would get: patients, labels and channels; intensities; features.
+"""Pictures of what every client would get: patients, labels, channels, intensities and features.
 
-A contact sheet: random training samples of every client, as its model gets them.
+A contact sheet shows random training samples of every client, as its model gets them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Pixels = NDArray[np.float32]
 Scale = tuple[float, float]
 Extent = tuple[float, float, float, float]
 
-# Okabe and Ito's colours, which people with colour-vision deficiency tell apart.
+# Okabe and Ito's colours, which people with colour-vision deficiency can distinguish.
 _CLASSES = ("#56B4E9", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#0072B2", "#F0E442", "#000000")
 _TILES = 12  # in a row, about
 _STEP = 1.1  # from tile to tile, of which 1 is the picture
@@ -44,7 +44,7 @@ _COLOUR = ("red", "green", "blue")
 
 
 def class_colours(count: int) -> list[str]:
-    """Returns a colour per class: Okabe and Ito's, or a colour scale where there are many.
+    """Returns a colour per class: Okabe and Ito's colours, or a colour scale for many classes.
 
     Example:
         >>> class_colours(2), len(class_colours(10))
@@ -54,18 +54,18 @@ def class_colours(count: int) -> list[str]:
 
 
 def contact_sheet(data: FederatedDataModule) -> Figure | None:
-    """Draws a row of training samples per client: the same ones for the same seed.
+    """Draws a row of training samples per client: the same samples for the same seed.
 
-    A sample is a strip of its channels (a photograph in red, green and blue is one tile); of a
-    channel that the client lacks, the tile is empty. Classes are coloured frames, regions are
-    contours; of volumes, the axial slice with most of the regions is shown, or the middle one.
-    Grey values mean the same in the whole sheet, per channel.
+    A sample is a strip of its channels (a photograph in red, green and blue is one tile). The tile
+    of a channel that the client lacks is empty. A coloured frame shows the class; contours show the
+    regions. A volume is shown by its axial slice with most of the regions, or its middle one.
+    The grey values of a channel mean the same in the whole sheet.
 
     Args:
-        data: A data module that is set up.
+        data: A data module, after `setup`.
 
     Returns:
-        The figure; None where the samples are no images.
+        The figure; None if the samples are no images.
     """
     clients = list(data.clients.values())
     if len(clients[0].train["image"].shape) < 4:
@@ -103,16 +103,16 @@ def contact_sheet(data: FederatedDataModule) -> Figure | None:
 
 
 def augmentation_sheet(data: FederatedDataModule) -> Figure | None:
-    """Draws what augmentation makes of one training sample of each of the first clients.
+    """Draws one augmented training sample of each of the first clients.
 
-    A row is the sample as it is, then as training may see it; where nothing was drawn, it is as it
-    is once more. Of several channels the first one is shown that the client has.
+    A row shows the original sample, then several augmented versions; some of these may equal the
+    original. Of several channels it shows the first that the client has.
 
     Args:
-        data: A data module that is set up.
+        data: A data module, after `setup`.
 
     Returns:
-        The figure; None where nothing is augmented.
+        The figure; None without augmentation.
     """
     clients = [c for c in list(data.clients.values())[:_ROWS] if c.augment is not None]
     if not clients or len(clients[0].train["image"].shape) < 4:
@@ -133,7 +133,7 @@ def augmentation_sheet(data: FederatedDataModule) -> Figure | None:
             if label.ndim == 3:
                 _contours(axes, label, left, row)
     _describe(axes, [c.id for c in clients], _TILES, 1)
-    axes.set_xticks([0.5, (_TILES + 1) / 2 * _STEP], ["as it is", "as training sees it"], size=9)
+    axes.set_xticks([0.5, (_TILES + 1) / 2 * _STEP], ["original", "augmented"], size=9)
     axes.xaxis.tick_top()
     axes.tick_params(axis="x", length=0, pad=1)
     if drawn[0][0][1].ndim == 3:
@@ -142,7 +142,7 @@ def augmentation_sheet(data: FederatedDataModule) -> Figure | None:
 
 
 def _draw_augmented(client: ClientData, seed: int) -> list[tuple[Pixels, Pixels]]:
-    """A sample, of those with the most of the regions, and augmented ones of it."""
+    """A sample, chosen among those with most of the regions, and augmented versions of it."""
     assert client.augment is not None
     order = numpy_rng(seed, "augmentation sheet", client.id).permutation(client.num_samples)
     batch = client.samples(torch.from_numpy(order[:_CHOICE]))
@@ -172,7 +172,7 @@ def _draw_samples(client: ClientData, count: int, seed: int) -> tuple[Pixels, li
 
 
 def _flat(image: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
-    """One slice of a volume; what has regions lies in RAS, and is turned so that front is up."""
+    """One slice of a volume; volumes with regions are in RAS and turned so that front is up."""
     if image.ndim == 4:
         regions = label.ndim > 0
         middle = image.shape[-1] // 2
@@ -184,7 +184,7 @@ def _flat(image: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _scales(images: Sequence[Pixels]) -> list[Scale]:
-    """Black and white of every channel: fixed for images in [-1, 1], else by percentiles."""
+    """The values for black and white of every channel: [-1, 1] if fixed, else percentiles."""
     pooled = np.concatenate(images).swapaxes(0, 1)
     if np.abs(pooled).max() <= 1 + 1e-5:
         return [(-1.0, 1.0)] * len(pooled)
@@ -202,7 +202,7 @@ def _unit(channel: Pixels, scale: Scale) -> Pixels:
 
 
 def _extent(left: float, row: int, picture: Pixels) -> Extent:
-    """Where a picture lies: in a unit square whose longer side it fills, rows downwards."""
+    """The extent of a picture: in a unit square whose longer side it fills, rows downwards."""
     height, width = (side / max(picture.shape[:2]) for side in picture.shape[:2])
     x, y = left + (1 - width) / 2, row * _STEP + (1 - height) / 2
     return x, x + width, y + height, y
@@ -260,7 +260,7 @@ def _describe(axes: Axes, names: Sequence[str], count: int, strips: int) -> None
 
 
 def _legend(figure: Figure, data: FederatedDataModule) -> None:
-    """Names of classes or regions, unless there are too many for colours."""
+    """Legend of classes or regions, unless there are too many for colours."""
     regions = next(iter(data.clients.values())).train["label"].shape
     many = len(data.class_names) > len(_CLASSES)
     if many and len(regions) == 1:
@@ -283,15 +283,15 @@ _BINS = 60
 _FEATURES = 40  # in a picture of a table
 _NUMBERED = 16  # clients whose means are written out
 _CHANNELS = 8  # more are not drawn one by one
-_LEGEND = 12  # entries that can be told apart
+_LEGEND = 12  # entries with distinguishable colours
 
 
 def client_bars(clients: Sequence[ClientSummary], data: FederatedDataModule) -> Figure:
-    """Draws patients per split, labels of the training samples, and channels, a row per client.
+    """Draws patients per split, labels of the training samples, and channels: a row per client.
 
     Args:
         clients: The counts.
-        data: Whose clients they are.
+        data: The clients' data.
     """
     class_names, channels = data.class_names, data.plan_names
     few = 1 < len(channels) <= _CHANNELS
@@ -327,7 +327,7 @@ def _stack(axes: Axes, values: Mapping[str, Mapping[str, float]], colours: Seque
 
 
 def _regions(axes: Axes, shares: Array, names: Sequence[str]) -> None:
-    """Regions overlap, so their bars stand side by side; shares (R, clients) in percent."""
+    """Draws a bar per region, as regions may overlap; shares (R, clients) in percent."""
     height = 0.8 / len(names)
     places = np.arange(shares.shape[1])
     for r, (share, colour) in enumerate(zip(shares, region_colours(len(names)), strict=True)):
@@ -355,13 +355,14 @@ def _legend_above(axes: Axes, count: int) -> None:
 
 
 def intensities(data: FederatedDataModule) -> Figure:
-    """Draws how often grey values occur in the training samples, per channel and client.
+    """Draws histograms of grey values in the training samples, per channel and client.
 
-    Each row has a height of its own; the line is all clients together. Background (exactly 0 in
-    z-scored images) does not count, nor do the two ends of the scale for the heights.
+    Each row has its own height; the line is the histogram of all clients together. Background
+    (exactly 0 in z-scored images) does not count, and the two ends of the scale do not set the
+    heights.
 
     Args:
-        data: A data module of images that is set up.
+        data: A data module of images, after `setup`.
     """
     clients, channels = list(data.clients), data.channel_names
     values = [_voxels(data, client) for client in clients]
@@ -410,7 +411,7 @@ def _ridges(axes: Axes, rows: Sequence[Array], pooled: Array) -> None:
 
 
 def _edges(values: Array) -> Array:
-    """Edges of the bins; where there are few grey levels, a bin for each."""
+    """Edges of the bins; a bin for each grey level if there are few."""
     levels = np.unique(values)
     if 2 <= len(levels) <= _BINS:
         inner = (levels[1:] + levels[:-1]) / 2
@@ -429,12 +430,12 @@ def _heights(values: Array, edges: Array) -> Array:
 def feature_means(data: FederatedDataModule) -> Figure:
     """Draws every client's mean of every feature in the unit of the table, a row per feature.
 
-    Means are of training rows, without missing cells; of categories and indicators, shares. Colours
-    say how far a mean is from that of all clients, in standard deviations. Values that count as a
-    limit do so here, too, so that no outlier rules a mean.
+    Means are those of training rows, without missing cells; for categories and indicators, shares.
+    Colours show how far a mean is from that of all clients, in standard deviations. As in training,
+    values beyond a limit are clipped, so that no outlier dominates a mean.
 
     Args:
-        data: A data module of a table that is set up.
+        data: A data module of a table, after `setup`.
     """
     rows = [_raw(data, client) for client in data.clients]
     pooled = np.concatenate(rows)

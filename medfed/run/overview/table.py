@@ -1,8 +1,7 @@
-"""What every client has before training, and what is found twice, for the record.
+"""Counts what every client has before training, and which samples occur twice.
 
-What every client would get: counted, as a table for people and as CSV.
-
-What every client has before training: a short table in the terminal.
+``medfed prepare show=true`` prints a full table and writes it as CSV. ``medfed train`` prints a
+short table and writes ``cohort.json``.
 """
 
 from __future__ import annotations
@@ -33,17 +32,17 @@ from medfed.datamodules.readers.base import Patient, few
 from medfed.datamodules.scanner import UNCHANGED, Scanner
 from medfed.datamodules.splits import SPLITS, Split
 
-_COLUMNS = 6  # classes that have a column each; more stand in one
-_NAMES = 4  # channels that are named each
+_COLUMNS = 6  # classes with a column each; more share one column
+_NAMES = 4  # channels that are listed by name
 
 
 class Count(NamedTuple):
     """What a client has in one split.
 
     Attributes:
-        patients: Its patients.
-        samples: Patches, rows or images; of an evaluation, slices or volumes.
-        units: What `labels` are a part of: samples, or voxels.
+        patients: Number of patients.
+        samples: Number of patches, rows or images; in an evaluation, slices or volumes.
+        units: Number of all samples or voxels, of which `labels` are parts.
         labels: Samples of each of K classes, or voxels of each of R regions.
     """
 
@@ -61,10 +60,10 @@ class ClientSummary:
         client: Its name.
         counts: What it has in each split.
         channels: The channels that it has.
-        lacks: The channels that it has not.
-        centres: Where its patients come from, as far as that is known.
-        scanner: What its scanner changes; empty where it changes nothing.
-        notes: What a person should know, such as ``one class``.
+        lacks: The channels that it lacks.
+        centres: The centres of its patients, if they are known.
+        scanner: The changes that its scanner makes; empty without any.
+        notes: Warnings for the user, such as ``one class``.
     """
 
     client: str
@@ -80,7 +79,7 @@ def summarise_clients(data: FederatedDataModule) -> list[ClientSummary]:
     """Counts every client's patients, samples and labels, in all splits.
 
     Args:
-        data: A data module that is set up. Blocks that stay on disk are read once.
+        data: A data module, after `setup`. Blocks that stay on disk are read once.
 
     Returns:
         A summary per client, in the partition's order.
@@ -143,7 +142,7 @@ def count_labels(block: Block, num_classes: int) -> tuple[Tensor, int]:
 
 
 def label_of(block: Block) -> Tensor:
-    """Returns the labels of a block, read where they are not in memory."""
+    """Returns the labels of a block; reads them if they are not in memory."""
     label = block["label"]
     return label if isinstance(label, Tensor) else label.take(torch.arange(label.shape[0]))
 
@@ -191,10 +190,10 @@ def print_clients(
     Args:
         clients: The summaries.
         class_names: Names of the classes or regions.
-        console: Where to; None is the terminal.
+        console: The console; None is the terminal.
     """
     console = console or wide_console()
-    table = Table(title="Clients (train / val / test; labels and channels: of training)")
+    table = Table(title="Clients (train / val / test; labels and channels of the training split)")
     table.add_column("client", no_wrap=True)
     table.add_column("patients", justify="right", no_wrap=True)
     table.add_column("samples", justify="right", no_wrap=True)
@@ -253,7 +252,7 @@ def changes_of(scanner: Scanner | None) -> dict[str, Any]:
 
 
 def changes_text(changes: Mapping[str, float]) -> str:
-    """Writes what a scanner changes.
+    """Lists the changes that a scanner makes.
 
     Example:
         >>> changes_text({"gamma": 1.3, "noise": 0.125})
@@ -271,19 +270,19 @@ class Had:
     """What one client has.
 
     Attributes:
-        patients: How many patients it uses.
-        of: How many there are to choose from: those of the hospitals that its own come from, or
-            all where a hospital is not known.
-        samples: Samples that it uses (rows, images, patches); None of volumes.
-        samples_of: How many its patients have, where that is known beforehand.
+        patients: Number of patients that it uses.
+        of: Number of patients to choose from: those of the hospitals that its patients come from,
+            or all if a hospital is not known.
+        samples: Samples that it uses (rows, images, patches); None for volumes.
+        samples_of: Number of samples of its patients, if known before reading.
         splits: Patients per split.
-        removed: Channels that it has not, though the data have.
-        before: Share of each class among the samples of the patients to choose from, in the data's
-            own order; empty where there are no classes.
-        after: The same among the samples that it uses. Of segmentations: share of each region among
-            the voxels of training patches. Of outcomes: their mean.
+        removed: Channels that the data have but it lacks.
+        before: Share of each class among the samples of the patients to choose from, in the order
+            of the data; empty without classes.
+        after: The same among the samples that it uses. For segmentations: share of each region
+            among the voxels of training patches. For outcomes: their mean.
         missing: Classes without a sample, per split that has any sample.
-        notes: What else differs from the data as they are.
+        notes: Other differences from the original data.
     """
 
     patients: int
@@ -300,17 +299,17 @@ class Had:
 
 @dataclass(frozen=True)
 class CohortRecord:
-    """What all clients have, and what stands in two places.
+    """What all clients have, and which samples occur twice.
 
     Attributes:
-        clients: Per client, those that are kept out included.
-        kind: What `Had.after` is of: ``classes``, ``regions`` or ``outcome``.
+        clients: Per client, including those that are kept out.
+        kind: What `Had.after` counts: ``classes``, ``regions`` or ``outcome``.
         names: Names of the classes or regions, or of the outcome.
-        whole: Share of each class among all samples of the data; empty where that is not known.
-        used: Patients that some client uses.
-        patients: All patients.
-        remarks: Sentences about how the clients came about.
-        duplicates: Samples of equal content in two splits or at two clients.
+        whole: Share of each class among all samples of the data; empty if it is not known.
+        used: Number of patients that some client uses.
+        patients: Number of all patients.
+        remarks: Sentences about how the partition made the clients.
+        duplicates: Samples with equal content in two splits or at two clients.
     """
 
     clients: dict[str, Had]
@@ -334,11 +333,11 @@ class CohortRecord:
 
 
 def cohort_record(data: FederatedDataModule) -> CohortRecord:
-    """Counts what every client has, and looks for samples that are there twice.
+    """Counts what every client has, and looks for samples that occur twice.
 
     Args:
-        data: A data module that is set up. Labels are counted and images hashed; of volumes, the
-            files' hashes are compared.
+        data: A data module, after `setup`. Labels are counted and images hashed; for volumes, the
+            hashes of the files are compared.
 
     Raises:
         DataError: If there are duplicates and ``data.duplicates=error``.
@@ -352,7 +351,7 @@ def cohort_record(data: FederatedDataModule) -> CohortRecord:
     what, samples = data.contents()
     duplicates = find_duplicates(what, {n: p.patients for n, p in data.plans.items()}, samples)
     if duplicates.groups and getattr(data, "duplicates", "warn") == "error":
-        raise DataError(f"{duplicates.sentence()} This stops the run by data.duplicates=error.")
+        raise DataError(f"{duplicates.sentence()} The run stops because data.duplicates=error.")
     return CohortRecord(
         clients=had,
         kind=kind,
@@ -425,7 +424,7 @@ def _had(
 def _label_counts(
     client: ClientData, split: Split, blocks: Sequence[Block], kind: str, num_classes: int
 ) -> Floats:
-    """(K,) samples per class, or voxels per region; empty where that would need volumes read."""
+    """(K,) samples per class, or voxels per region; empty if that needed reading volumes."""
     if kind == "regions" and split == "train":
         return client.label_counts[1:].numpy().astype(np.float64)
     if kind == "regions" and not isinstance(blocks, list):
@@ -436,7 +435,7 @@ def _label_counts(
 
 
 def _counted(patients: Sequence[Patient], num_classes: int) -> Floats:
-    """(K,) samples per class as the data have them; zeros where one is not known."""
+    """(K,) samples per class in the original data; zeros if a label is not known."""
     if any(p.label is None and p.counts is None for p in patients):
         return np.zeros(num_classes)
     total: Floats = np.sum([p.class_counts(num_classes) for p in patients], axis=0, dtype=float)
@@ -460,15 +459,15 @@ def _notes(data: FederatedDataModule, client: ClientData, plan: ClientPlan) -> I
 
 
 _log = logging.getLogger(__name__)
-_LINES = 12  # clients that have a line each
+_LINES = 12  # clients with a line each
 
 
 def print_cohort(cohort: CohortRecord, console: Console | None = None) -> None:
-    """Prints a line per client, or of many clients their range, and what a person should know.
+    """Prints a line per client (for many clients, their range) and warnings.
 
     Args:
         cohort: What the clients have.
-        console: Where to; None is the terminal.
+        console: The console; None is the terminal.
     """
     console = console or wide_console()
     had = cohort.clients
@@ -482,10 +481,10 @@ def print_cohort(cohort: CohortRecord, console: Console | None = None) -> None:
         left = cohort.patients - cohort.used
         say(
             console,
-            f"No client has {left:,} of the {cohort.patients:,} patients: they are not used.",
+            f"{left:,} of the {cohort.patients:,} patients belong to no client and are not used.",
         )
     if sentence := cohort.duplicates.sentence():
-        _log.warning("%s %s names all.", sentence, FILE)
+        _log.warning("%s %s lists all of them.", sentence, FILE)
 
 
 def _table(cohort: CohortRecord) -> Table:
@@ -509,7 +508,7 @@ def _table(cohort: CohortRecord) -> Table:
         "train / val / test": " / ".join(f"{n:,}" for n in splits),
         title: shown(cohort.whole, []),
     }
-    # Columns that say nothing are left out.
+    # Empty columns are left out.
     columns = [c for c in next(iter(rows.values())) if any(row[c] for row in rows.values())]
     table = Table(title="Before training")
     for column in columns:
@@ -523,7 +522,7 @@ def _table(cohort: CohortRecord) -> Table:
 
 
 def _prevalence(cohort: CohortRecord) -> tuple[str, Callable[[list[float], list[float]], str]]:
-    """The title of the column, and what stands in it for shares before and after."""
+    """The title of the column, and a function that writes the shares before and after."""
     names, kind = cohort.names, cohort.kind
     if kind == "outcome":
         return f"mean {cell(names[0])}", lambda _, after: f"{after[0]:.4g}" if after else ""
@@ -538,7 +537,7 @@ def _prevalence(cohort: CohortRecord) -> tuple[str, Callable[[list[float], list[
         texts = [" / ".join(f"{100 * x:.1f}" for x in part[chosen]) for part in (before, after)]
         return " → ".join(dict.fromkeys(f"{text} %" for text in texts if text))
 
-    title = "share of" if kind == "classes" else "share of patches' voxels:"
+    title = "share of" if kind == "classes" else "share of voxels in patches:"
     return f"{title} {' / '.join(map(cell, names[chosen]))}", shown
 
 
@@ -563,7 +562,7 @@ def _missing(had: Had) -> Iterator[str]:
 
 
 def _ranges(cohort: CohortRecord) -> Iterator[str]:
-    """The same in sentences, for many clients."""
+    """The content of the table in sentences, for many clients."""
     had = cohort.clients
     parts = [f"{len(had)} clients have {cohort.used:,} of {cohort.patients:,} patients"]
     parts += [f"{span(h.patients for h in had.values())} each"]
@@ -573,10 +572,10 @@ def _ranges(cohort: CohortRecord) -> Iterator[str]:
     if all(h.after for h in had.values()):
         order = sorted(had.values(), key=lambda h: h.after[-1])
         ends = [shown([], h.after) for h in (order[0], order[-1])]
-        yield f"{title}: from {ends[0]} to {ends[1]}; before, of all: {shown(cohort.whole, [])}."
+        yield f"{title}: from {ends[0]} to {ends[1]}; in the whole data: {shown(cohort.whole, [])}."
     lists = {
         "lack channels": [n for n, h in had.items() if h.removed],
-        "have a scanner or labels of their own, or another note": [
+        "have simulated scanners, renamed labels or another note": [
             n for n, h in had.items() if h.notes
         ],
         "lack a class or all patients in some split": [
@@ -586,4 +585,4 @@ def _ranges(cohort: CohortRecord) -> Iterator[str]:
     for what, names in lists.items():
         if names:
             yield f"{len(names)} {what}: {few(names, 5)}."
-    yield f"{FILE} has a line for each."
+    yield f"{FILE} lists every client."
