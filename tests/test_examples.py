@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
 import sys
 
@@ -12,6 +13,7 @@ import torch
 import medfed
 from medfed.common.errors import ConfigError, DataError
 from medfed.datamodules.readers.base import Patient
+from medfed.functional.statistics import difference
 from tests.pages import DOCS, ROOT, write_clinics, write_files
 
 
@@ -110,6 +112,50 @@ def printed(cell):
     outputs = [o for o in cell.get("outputs", ()) if o.get("name") == "stdout"]
     text = "".join(output.text for output in outputs)
     return NUMBER.sub("#", text), [float(number) for number in NUMBER.findall(text)]
+
+
+STORED = json.loads((DOCS / "numbers.json").read_text())
+
+
+def test_the_first_example_s_numbers_are_those_of_its_runs():
+    """After a change: ``python docs/numbers.py outputs/first outputs/demo``."""
+
+    def shown(page, start):
+        line = next(line for line in page.read_text().splitlines() if line.startswith(start))
+        return [float(n) for n in re.findall(r"-?\d\.\d{3}", line.replace("−", "-"))]
+
+    runs = {m: [run["mean"] for run in kept] for m, kept in STORED["first"].items()}
+    rows = {"pfednet": "| pFedNet |", "local": "| training alone", "fedavg": "| FedAvg:"}
+    for method, start in rows.items():
+        gains = [s - alone for s, alone in zip(runs[method], runs["local"], strict=True)]
+        expected = [*difference(runs[method], 0.25)[:3], *difference(gains, 0.25)[:3]]
+        numbers = shown(ROOT / "README.md", start)
+        assert numbers == pytest.approx(expected[: len(numbers)], abs=0.001)
+    gain, loss = (shown(DOCS / "index.md", start) for start in ("how much", "FedAvg loses"))
+    assert gain == shown(ROOT / "README.md", rows["pfednet"])[3:]
+    assert [-n for n in loss] == shown(ROOT / "README.md", rows["fedavg"])[3:]
+
+
+def test_the_demo_s_table_is_that_of_its_runs():
+    """Three minutes of one core are too many for a test, so nothing is run here."""
+    rows = [
+        [float(cell.strip("* ").split()[0]) for cell in row.split("|")[2:-1]]
+        for row in re.findall(
+            r"^\| (?:pFedNet|FedAvg|alone) .*", (DOCS / "index.md").read_text(), re.M
+        )
+    ]
+    for row, (run,) in zip(rows, STORED["demo"].values(), strict=True):
+        scores = [*run["hospitals"], run["mean"], min(run["hospitals"])]
+        assert row == [round(score, 4) for score in scores] + [round(run["up"] / 1e6, 1)]
+
+
+def test_a_fresh_run_of_the_first_example_scores_what_is_stored(tmp_path):
+    run = medfed.train(
+        "experiment=digits_conflict", "pictures.format=none", seed=0, folder=tmp_path / "run"
+    )
+    stored = STORED["first"]["pfednet"][0]["mean"]
+    assert "may differ by 0.03" in (ROOT / "README.md").read_text()
+    assert run.summary["federation"]["balanced_accuracy"]["mean"] == pytest.approx(stored, abs=0.03)
 
 
 @pytest.mark.filterwarnings("ignore")  # of Jupyter's own
