@@ -31,7 +31,7 @@ def task_of(progress: Sequence[Progress], variant: str) -> Task:
         CheckpointError: If cells of one split are not of the same patients; one is named.
     """
     suite = progress[0].group.suite
-    situation = suite.variants[variant].situation or suite.situation
+    situation = str(suite.variants[variant].situation or suite.situation)
     task = Task(
         suite.name, variant, title=suite.title, situation=situation, same=suite.splits != "seed"
     )
