@@ -1,4 +1,4 @@
-"""What a scanner does to an image: shading, coarser voxels, another grey scale, noise."""
+"""A scanner's effects on an image: shading, coarser voxels, another grey scale, noise."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _UPSAMPLE = {2: "bilinear", 3: "trilinear"}
 
 @dataclass(frozen=True)
 class Scanner:
-    """The scanner of one client, applied to images that are normalised already.
+    """The scanner of one client, applied to normalised images.
 
     Intensities y in [0, 1] are changed in the order in which a scanner would change them: a smooth
     field multiplies them, voxels grow, and y becomes y^gamma. Noise is added last, in units of the
@@ -29,15 +29,15 @@ class Scanner:
     - Z-scored volumes, whose background is 0 (a z-scored image always has a value beyond 1). Of
       every channel, the non-zero voxels are stretched from least to greatest over [0, 1], changed
       and mapped back; zeros stay 0; and the channel is z-scored again over its non-zero voxels, so
-      that only what normalisation cannot undo remains. Field and coarser grid span the box around
-      the body. Give it whole volumes, not patches.
+      that only effects remain that normalisation cannot undo. Field and coarser grid span the box
+      around the body. Give it whole volumes, not patches.
     - Images on the fixed scale [-1, 1] (CT windows, photographs), all values within it. There is no
-      background: every voxel changes, and what leaves the scale is clipped. Nothing is normalised
-      again, as nothing was: the grey values of a patch depend on no other voxel's.
+      background: every voxel changes, and values outside the scale are clipped. The images are not
+      normalised again: the grey values of a patch do not depend on other voxels.
 
     Attributes:
-        client: Whose scanner it is.
-        seed: Seed of fields and noise, which are drawn anew for every key.
+        client: The client.
+        seed: Seed of fields and noise, which differ for every key.
         bias_field: b >= 0; the logarithm of the field is cubic along every axis, with Legendre
             coefficients from U(-b, b).
         resolution: In (0, 1], the factor by which every axis is sampled more coarsely, before the
@@ -69,15 +69,15 @@ class Scanner:
                 )
 
     def apply(self, image: Tensor, *key: object) -> Tensor:
-        """Shows an image as this scanner does.
+        """Returns an image as this scanner would record it.
 
         Args:
-            image: (C, *spatial) of two or three dimensions, z-scored or scaled to [-1, 1]; it is
-                left as it is.
-            key: What the randomness is drawn from, beside seed and client: such as the patient.
+            image: (C, *spatial) of two or three dimensions, z-scored or scaled to [-1, 1]; it does
+                not change.
+            key: Determines the random numbers together with seed and client, such as the patient.
 
         Raises:
-            ConfigError: If it is no image.
+            ConfigError: If it is not an image.
 
         Example:
             >>> dark = Scanner("a", seed=0, gamma=2.0)
@@ -105,7 +105,7 @@ class Scanner:
 
     def _body(self, image: Tensor, key: Sequence[object]) -> Tensor:
         """The same for the part of a z-scored image that has more than background."""
-        from monai.transforms import NormalizeIntensity  # takes seconds, so only where it is used
+        from monai.transforms import NormalizeIntensity  # imported here, as it takes seconds
 
         inside = image != 0
         low, high = _extent(image, inside)
@@ -133,8 +133,8 @@ class Scanner:
                 zoom_range=(self.resolution, self.resolution),
             )
             unit = torch.as_tensor(coarsen(unit)).as_subclass(Tensor)
-        # Not AdjustContrast: it stretches by each image's own extremes, so that the same grey value
-        # would come out differently in two patches.
+        # Not AdjustContrast: it stretches by each image's extremes, so equal grey values would
+        # differ between two patches.
         return unit if self.gamma == 1 else unit.clamp(min=0).pow(self.gamma)
 
     def _noisy(self, image: Tensor, key: Sequence[object]) -> Tensor:
@@ -154,11 +154,11 @@ def scanners_from(table: Mapping[str, Mapping[str, float]], seed: int) -> dict[s
     """Makes the scanners that a configuration lists.
 
     Args:
-        table: Settings of each client; what is not written there is as without a scanner.
+        table: Settings of each client; a missing setting has no effect.
         seed: See `Scanner`.
 
     Raises:
-        ConfigError: If a setting is unknown, or no number or out of its range.
+        ConfigError: If a setting is unknown, not a number or out of its range.
 
     Example:
         >>> scanners_from({"a": {"gamma": 2.0}}, seed=0)["a"].gamma
@@ -176,7 +176,7 @@ def scanners_from(table: Mapping[str, Mapping[str, float]], seed: int) -> dict[s
 
 
 def is_number(value: object) -> bool:
-    """Says whether a configured value is a number; true and false are none.
+    """Says whether a configured value is a number; true and false are not.
 
     Example:
         >>> is_number(0.5), is_number(True)
@@ -186,12 +186,12 @@ def is_number(value: object) -> bool:
 
 
 def scan_each(images: Tensor, scanner: Scanner, keys: Iterable[Sequence[object]]) -> Tensor:
-    """Shows samples as a scanner does, one by one.
+    """Applies a scanner to samples, one by one.
 
     Args:
         images: (N, C, *spatial), changed in place.
         scanner: The scanner.
-        keys: What each sample's randomness is drawn from, N of them.
+        keys: The N samples' keys for random numbers.
 
     Returns:
         The same tensor.

@@ -1,4 +1,4 @@
-"""Segmentation of volumes and pictures: patches for training, all of them whole for evaluation."""
+"""Segmentation of volumes and pictures: patches for training, whole images for evaluation."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ class Seen(NamedTuple):
     """A case as a client's network sees it.
 
     Attributes:
-        image: (C, h, w, d), channels that the client lacks 0.
+        image: (C, h, w, d); channels that the client lacks are 0.
         label: (R, H, W, D) on the grid of its file.
-        brain: (h, w, d) bool, where any channel is not 0.
-        grid: (4, 4) from the label's voxels to the image's; None where they are the same.
+        brain: (h, w, d) bool, true if any channel is not 0.
+        grid: (4, 4) from the label's voxels to the image's; None if they are the same.
     """
 
     image: Tensor
@@ -71,33 +71,33 @@ class Seen(NamedTuple):
 class SegmentationDataModule(CachedDataModule[VolumeReader]):
     """Multi-channel volumes with region masks, from any reader.
 
-    Patches of the training patients are cut out of their volumes, anew for every epoch or once; the
-    volumes stay in memory, and so do the slices (or volumes) of the other patients, unless they
-    take more than `memory_gb`. Training volumes are then mapped from a cache of all volumes, which
-    is made where it is missing, and the others are read from it patient by patient at every
-    evaluation. A cache that is there is used in any case; it changes no number.
-    Clients then hold ``image`` (N, C, h, w[, d]) and ``label`` (N, R, h, w[, d]).
+    Patches are cut from the training patients' volumes, anew for every epoch or once. The volumes
+    stay in memory, and so do the slices (or volumes) of the other patients, unless they take more
+    than `memory_gb`. Then training volumes are mapped from a cache of all volumes, which is made if
+    it is missing, and the others are read from it patient by patient at every evaluation. An
+    existing cache is always used; it does not change results. Clients then hold ``image`` (N, C, h,
+    w[, d]) and ``label`` (N, R, h, w[, d]).
 
-    Where volumes are resampled or cropped, patches are of that grid, but evaluation keeps the masks
-    of the files: batches carry a ``grid``, by which a task brings its answers there.
+    If volumes are resampled or cropped, patches have the new grid, but evaluation keeps the masks
+    of the files: batches carry a ``grid``, which maps predictions to the masks' voxels.
 
     Attributes:
-        normalize: How grey values are normalised, see `preparation.rules_of`; None: as is usual
-            for these data.
-        spacing: mm that volumes are resampled to, see `preparation.Preparation`; of slices two.
-        crop_foreground: Whether to cut off what lies around the body, see there.
-        slices: Of 2-D: how many neighbouring slices a network sees as channels, itself included.
+        normalize: How grey values are normalised, see `preparation.rules_of`; None: the default for
+            these data.
+        spacing: mm to which volumes are resampled, see `preparation.Preparation`; two for slices.
+        crop_foreground: Whether to crop to the body, see there.
+        slices: For 2-D: how many adjacent slices a network gets as channels, including the slice.
         spatial_dims: 2 for axial slices, 3 for volumes.
-        memory_gb: Images up to this size (10^9 bytes) are kept in memory: first those of validation
+        memory_gb: Images up to this size (10^9 bytes) stay in memory: first those for validation
             and test, then the training volumes.
         patch_size: (h, w) or (h, w, d).
-        patches: ``"fresh"``: drawn anew for every epoch, on all regions of a patient equally often
-            (see `patches.FreshPatches`); ``"fixed"``: drawn once, on any voxel of any region.
+        patches: ``"fresh"``: cut anew for every epoch, equally often on all regions of a patient
+            (see `patches.FreshPatches`); ``"fixed"``: cut once, on any voxel of any region.
         patches_per_patient: Patches from every training patient, in every epoch.
-        background_share: Share of the patches that is centred off the tumour.
-        eval_every: Evaluate every n-th axial slice of those that contain brain, 1 for all.
+        background_share: Share of the patches centred outside the tumour.
+        eval_every: Evaluate every n-th axial slice with brain, 1 for all.
         batch_size: Patches per training batch.
-        eval_batch_size: Slices per evaluation batch; a volume is evaluated on its own.
+        eval_batch_size: Slices per evaluation batch; each volume is a separate batch.
     """
 
     _: KW_ONLY
@@ -142,20 +142,20 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
 
     @property
     def exclusive(self) -> bool:
-        """Whether no voxel is in two regions; of several regions a softmax is then trained."""
+        """Whether no voxel is in two regions; several such regions are trained with a softmax."""
         return self.scans.exclusive
 
     @property
     def in_channels(self) -> int:
-        """Channels that a network sees: those of the images, with each one's neighbours."""
+        """Input channels of a network: those of the images, with each one's neighbours."""
         return len(self.channel_names) * self.slices
 
     @cached_property
     def preparation(self) -> Preparation | None:
-        """What is done to every volume; None where the reader's own normalisation is all.
+        """The preparation of every volume; None uses only the reader's normalisation.
 
         Raises:
-            ConfigError: If a setting cannot be used, or the reader normalises by itself.
+            ConfigError: If a setting cannot be used, or the reader normalises itself.
         """
         changed = self.normalize is not None or self.spacing is not None or self.crop_foreground
         setting = self.scans.normalize if self.normalize is None else self.normalize
@@ -177,7 +177,7 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
         return {**super().facts(), "exclusive": self.exclusive}
 
     def prepare_data(self) -> None:
-        """Generates the cohort where no path is given and it is not there yet."""
+        """Generates the cohort if no path is given and it does not exist yet."""
         self.channel_names = self.scans.channels
         self.class_names = self.scans.regions
         rules = self.preparation.rules if self.preparation else ()
@@ -190,10 +190,10 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
             )
 
     def preprocessing(self, client: str) -> dict[str, Any]:
-        """See the base class: volumes in RAS, of which a 2-D model sees axial slices.
+        """See the base class: volumes in RAS; a 2-D model gets axial slices.
 
-        `preparation.Preparation.from_record` makes of it what is done to a volume; ``input`` has
-        ``adjacent_slices``, how many a network sees as channels.
+        `preparation.Preparation.from_record` reads the preparation from it; ``input`` has
+        ``adjacent_slices``, how many slices a network gets as channels.
         """
         usual = Preparation((Rule("zscore_nonzero"),))
         return {
@@ -213,17 +213,17 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
         return by_id([c for p in self._patients.values() for c in self.scans.cases_of(p)])
 
     def cases_among(self, patients: Sequence[str]) -> list[tuple[str, int]]:
-        """The cases of patients, and each one's patient's place in the list."""
+        """The cases of patients, and the position of each case's patient in the list."""
         listed = [(n, self.scans.cases_of(self._patients[p])) for n, p in enumerate(patients)]
         return [(case.id, n) for n, cases in listed for case in cases]
 
     def recipe(self) -> Recipe:
-        """What the cache is made of: every patient's volume, as the reader gives it."""
+        """The cache's recipe: every patient's volume from the reader."""
         reader, path = self.scans, given_path(self.source).resolve()
         prepared = self.preparation
         cases = (case for patient in reader.patients() for case in reader.cases_of(patient))
         items = (Item(c.id, tuple(case_files(c)), args=(reader, c, prepared)) for c in cases)
-        # The path tells apart data sets with the same patient ids.
+        # The path distinguishes data sets with the same patient ids.
         settings = {"path": str(path), "reader": reader.record()}
         if prepared is not None:
             settings["preparation"] = prepared.record()
@@ -231,7 +231,7 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
         return Recipe("volumes", settings, tuple(items), read_volume, joined=False, command=again)
 
     def resampled_shape(self, case: str) -> tuple[int, ...]:
-        """Voxels of a case as it is resampled; cropping is not foreseen."""
+        """Voxels of a case after resampling, before cropping."""
         shape = tuple(self.scans.shape(self.cases[case]))
         if self.spacing is None:
             return shape
@@ -240,7 +240,7 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
         return resampled + shape[len(resampled) :]
 
     def file_hashes(self, patients: Sequence[str]) -> dict[str, str]:
-        """See the base class; a cache has the hashes of the files that it was made of."""
+        """See the base class; a cache has the hashes of its source files."""
         cases = [self.cases[case] for case, _ in self.cases_among(patients)]
         if self.store is None:
             files = {file for case in cases for file in case_files(case)}
@@ -249,7 +249,7 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
         return dict(sorted(item for hashes in hashes_of_cases for item in hashes.items()))
 
     def seen(self, case: str, plan: ClientPlan) -> Seen:
-        """A case as a client's network sees it."""
+        """Prepares a case for a client's network."""
         if self.store is not None:
             sample = cached_volume(self.store, case)
         else:
@@ -260,10 +260,10 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
             raise DataError(f"Patient {case} has only zero voxels; leave the patient out.")
         if plan.scanner is not None:
             scaled = self.preparation and all(r.is_scaled for r in self.preparation.rules)
-            # Of images on a fixed scale, a scanner knows those from -1 to 1.
+            # For images on a fixed scale, a scanner needs values from -1 to 1.
             image = plan.scanner.apply(image * 2 - 1 if scaled else image, case)
             image = (image + 1) / 2 if scaled else image
-        # Last: the noise of a scanner would otherwise fill channels that the client lacks.
+        # Last: otherwise the scanner's noise would fill channels that the client lacks.
         image[~plan.channels] = 0
         if plan.label_order is not None:
             label = label[torch.tensor(plan.label_order).argsort()]
@@ -271,15 +271,15 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
 
     @property
     def millimetres(self) -> bool:
-        """Whether evaluation batches say how large a voxel is."""
+        """Whether evaluation batches hold the size of a voxel."""
         return True
 
     @property
     def window(self) -> tuple[int, ...] | None:
-        """What a network sees at once of what is evaluated, where nothing else is configured.
+        """The default size of the window that a network evaluates at once.
 
-        Slices pass it whole; volumes, whose depth rarely suits it, window by window, and so do
-        slices that may have any size.
+        The network evaluates slices whole; volumes, whose depth rarely fits, and slices of any size
+        are evaluated window by window.
         """
         kept = self.preparation is None or self.preparation.keeps_grid
         if self.spatial_dims == 2 and kept and not self.scans.any_size:
@@ -287,7 +287,7 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
         return self.size[: self.spatial_dims]
 
     def settings(self) -> dict[str, Any]:
-        """How patches were drawn and slices chosen."""
+        """How patches were cut and slices chosen."""
         more: dict[str, Any] = {} if self.preparation is None else self.preparation.record()
         return {
             **more,
@@ -313,7 +313,7 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
         return {name: self._client(name, plan, in_memory) for name, plan in plans.items()}
 
     def _check_patches(self, plans: Mapping[str, ClientPlan]) -> None:
-        """Refuses patches that would be padding for the most part, whatever memory they take."""
+        """Refuses patches that would be mostly padding and waste memory."""
         for plan in plans.values():
             for case, _ in self.cases_among(plan.patients["train"]):
                 shape = self.resampled_shape(case)
@@ -324,7 +324,7 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
                     )
 
     def _bytes(self, plans: Mapping[str, ClientPlan], *splits: Split) -> int:
-        """Bytes of all images and labels of some splits, about: air counts, too."""
+        """Approximate bytes of all images and labels of some splits, including air."""
         voxel = 4 * self.in_channels + self.num_classes
         ids = [i for p in plans.values() for s in splits for i in p.patients[s]]
         voxels = sum(math.prod(self.resampled_shape(case)) for case, _ in self.cases_among(ids))
@@ -351,7 +351,7 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
         return client if self.spatial_dims == 2 else replace(client, eval_batch_size=1)
 
     def _fixed(self, plan: ClientPlan) -> tuple[Block, dict[str, Any]]:
-        """Patches that are drawn once, and their voxels counted."""
+        """Patches that are cut once, with their voxel counts."""
         cases = self.cases_among(plan.patients["train"])
         blocks = [self.training_block(case, n, plan) for case, n in cases]
         train = {key: torch.cat([block[key] for block in blocks]) for key in blocks[0]}
@@ -359,7 +359,7 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
         return {**train, "label": train["label"].float()}, more
 
     def _fresh(self, name: str, plan: ClientPlan) -> tuple[Block, dict[str, Any]]:
-        """One draw of patches, its voxels counted, and what draws the others."""
+        """The first set of patches with voxel counts, and the object that cuts further sets."""
         cases = [self.cases_among([patient]) for patient in plan.patients["train"]]
         volumes = [[self._volume(case, plan) for case, _ in of_patient] for of_patient in cases]
         count, share = self.patches_per_patient, self.background_share
@@ -370,7 +370,7 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
         return train, {"label_counts": torch.stack(counts).sum(dim=0), "fresh": fresh}
 
     def _volume(self, case: str, plan: ClientPlan) -> Volume:
-        """A training case's volume: mapped, unless memory has room or a scanner changes it."""
+        """A training case's volume: mapped, unless it fits in memory or a scanner changes it."""
         seen = self.seen(case, plan)
         rng = numpy_rng(self.seed, "places", case)
         if self._mapped and self.store is not None and plan.scanner is None:
@@ -395,19 +395,19 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
         block = self.evaluation_block(case, places[at], plan)
         if places.count(places[at]) == 1:
             return block
-        # Slices of another scan of the same patient make another volume.
+        # Slices of another scan of the same patient form another volume.
         scan = places[:at].count(places[at])
         return {**block, "scan": torch.full((len(block["case"]),), scan)}
 
     def client_of(self, name: str, plan: ClientPlan, **samples: Any) -> ClientData:
-        """See the base class; a channel that is there has its neighbours, too."""
+        """See the base class; a present channel includes its neighbours."""
         client = super().client_of(name, plan, **samples)
         dropout = client.channel_dropout and replace(client.channel_dropout, planes=self.slices)
         channels = client.channels.repeat_interleave(self.slices)
         return replace(client, channels=channels, channel_dropout=dropout)
 
     def training_block(self, patient: str, case: int, plan: ClientPlan) -> Batch:
-        """Draws one case's patches; their places depend on the seed and the case alone.
+        """Cuts one case's patches; their places depend on the seed and the case only.
 
         Args:
             patient: The case's id.
@@ -437,11 +437,11 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
 
     @property
     def _slices(self) -> int | None:
-        """As `PatchRows` has them: None for volumes."""
+        """The slices for `PatchRows`: None for volumes."""
         return self.slices if self.spatial_dims == 2 else None
 
     def evaluation_block(self, patient: str, case: int, plan: ClientPlan) -> Batch:
-        """Takes one case's whole axial slices, or the volume.
+        """Returns one case's whole axial slices, or the volume.
 
         Args:
             patient: The case's id.
@@ -473,11 +473,11 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
 
 @dataclass(eq=False, repr=False)
 class ImageMasksDataModule(SegmentationDataModule):
-    """Pictures with masks, of which a patient may have several.
+    """Pictures with masks; a patient may have several.
 
-    To all else they are volumes whose slices are a patient's pictures, see
-    `readers.image_masks.ImageMasksReader`. How large their pixels are is not known: distances in mm
-    are undefined. The reader prepares pictures by itself.
+    All other code treats them as volumes whose slices are a patient's pictures, see
+    `readers.image_masks.ImageMasksReader`. The size of their pixels is unknown: distances in mm are
+    undefined. The reader prepares pictures itself.
     """
 
     normalize: Any = field(default=None, init=False)
@@ -495,12 +495,12 @@ class ImageMasksDataModule(SegmentationDataModule):
 
     @property
     def millimetres(self) -> bool:
-        """See the base class: nobody knows."""
+        """See the base class: unknown."""
         return False
 
     @property
     def window(self) -> tuple[int, ...]:
-        """See the base class: pictures are of any size, which few networks take."""
+        """See the base class: pictures have any size, which few networks accept."""
         return self.size[:2]
 
     def settings(self) -> dict[str, Any]:
@@ -508,8 +508,8 @@ class ImageMasksDataModule(SegmentationDataModule):
         return {**super().settings(), "eval_slices": "every picture, whole"}
 
     def preprocessing(self, client: str) -> dict[str, Any]:
-        """See the base class: what else a picture needs than a volume."""
-        # Not the base class's own: of pictures, neither spacing nor orientation is known.
+        """See the base class: a picture needs other facts than a volume."""
+        # Not those of the base class: spacing and orientation of pictures are unknown.
         return {
             **FederatedDataModule.preprocessing(self, client),
             "normalization": {"name": self.scans.record()["normalization"]},
@@ -517,6 +517,6 @@ class ImageMasksDataModule(SegmentationDataModule):
         }
 
     def evaluation_block(self, patient: str, case: int, plan: ClientPlan) -> Batch:
-        """See the base class; without a spacing, which nobody knows."""
+        """See the base class; without the spacing, which is unknown."""
         block = super().evaluation_block(patient, case, plan)
         return {name: values for name, values in block.items() if name != "spacing"}

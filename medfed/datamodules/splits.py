@@ -25,7 +25,7 @@ def split_patients(
     """Splits one client's patients.
 
     With three patients or more every split has at least one; with two there is no validation
-    patient, with one only training (both are warned about by `warn_small`).
+    patient, with one only training (`warn_small` warns about both).
 
     Args:
         patients: Patient ids; their order does not matter.
@@ -34,8 +34,8 @@ def split_patients(
         seed: Seed of the shuffle.
         strata: A label per patient; every label is then split in the same proportions, so that
             the local test set has the label ratio of the local training set.
-        fold: k and K: the test patients are the k-th of K parts instead, which differ by a patient
-            at most, and the share of validation patients is one of the others.
+        fold: k and K: the test patients are instead the k-th of K parts, which differ by at most
+            one patient; the validation share then applies to the other patients.
 
     Returns:
         Sorted patient ids per split.
@@ -55,9 +55,9 @@ def split_patients(
     for patient in sorted(patients):
         groups.setdefault(str(strata[patient]) if strata else "", []).append(patient)
     parts: dict[Split, list[str]] = {split: [] for split in SPLITS}
-    placed = 0  # counted on over all labels, so that parts differ by one patient at most
+    placed = 0  # continued over all labels, so that parts differ by at most one patient
     for name, group in sorted(groups.items()):
-        # A stream per label: more patients of one label leave the others where they are.
+        # A random stream per label: more patients of one label do not move the others.
         order = [group[i] for i in numpy_rng(seed, "split", name).permutation(len(group))]
         if fold is not None:
             k, parts_count = fold
@@ -69,7 +69,7 @@ def split_patients(
             parts["val"] += rest[:val]
             parts["train"] += rest[val:]
             continue
-        # Of labels with few patients rounding may take none; `_fill_empty` sees to whole splits.
+        # For labels with few patients rounding may give none; `_fill_empty` fills empty splits.
         test, val = round(test_fraction * len(group)), round(val_fraction * len(group))
         parts["test"] += order[:test]
         parts["val"] += order[test : test + val]
@@ -80,10 +80,10 @@ def split_patients(
 
 
 def check_fold(fold: Sequence[int] | None) -> None:
-    """Checks which part of the patients is to be tested.
+    """Checks the fold of test patients.
 
     Raises:
-        ConfigError: If it is none.
+        ConfigError: If it is invalid.
 
     Example:
         >>> check_fold([4, 5])
@@ -118,7 +118,7 @@ def check_fractions(val_fraction: float, test_fraction: float) -> None:
 
 
 def check_measurable(clients: Mapping[str, Mapping[Split, Sequence[str]]]) -> None:
-    """Refuses clients of whom none could be tested, and says where no round can be selected.
+    """Refuses clients without any test patient; warns if no round can be selected.
 
     Args:
         clients: Patient ids per client and split.
@@ -153,7 +153,7 @@ def _fill_empty(parts: dict[Split, list[str]], wanted: Mapping[Split, bool]) -> 
 
 
 def warn_small(client: str, parts: Mapping[Split, Sequence[str]]) -> None:
-    """Warns of a client whose splits are empty or rest on a single training patient.
+    """Warns of a client with empty splits or a single training patient.
 
     Args:
         client: The client's name.
@@ -170,7 +170,7 @@ def warn_small(client: str, parts: Mapping[Split, Sequence[str]]) -> None:
 
 
 def check_leakage(clients: Mapping[str, Mapping[Split, Sequence[str]]]) -> None:
-    """Stops the run where a patient appears twice.
+    """Stops the run if a patient appears twice.
 
     Args:
         clients: Patient ids per client and split.

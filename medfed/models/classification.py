@@ -28,7 +28,7 @@ from medfed.models.task import TaskModule
 
 
 class ClassificationTask(TaskModule):
-    """Cross-entropy, focal loss or one of the user's own, all optionally class-weighted.
+    """Cross-entropy, focal loss or the user's loss, all optionally class-weighted.
 
     Batches: ``image (B, C, *spatial)`` or ``(B, F)``, ``label (B,)`` class indices.
     Metrics: ``loss`` and those of :func:`medfed.functional.scores.class_scores`.
@@ -39,18 +39,17 @@ class ClassificationTask(TaskModule):
         num_classes: K.
         loss: ``"cross_entropy"``, ``"focal"``, or a callable that is given the logits ``(B, K)``
             and the class indices ``(B,)``; with class weights it gives a value per sample.
-        class_weights: K weights, ``"balanced"``, or None for equal ones. Balanced weights are each
-            client's own, of its training labels, and come with its training batches as
-            ``class_weights (B, K)``; the ``loss`` metric is then without weights, so that it
-            means the same at every client.
+        class_weights: K weights, ``"balanced"``, or None for equal ones. Balanced weights come from
+            each client's training labels, with its training batches as ``class_weights (B, K)``;
+            the ``loss`` metric then has no weights, so that it is comparable between clients.
         focal_gamma: Exponent of the focal loss.
         label_smoothing: Smoothing of the cross-entropy.
         ece_bins: Bins of the calibration error.
         more: As ``common``.
 
     Raises:
-        ConfigError: If there are fewer than 2 classes, the loss is unknown or the number of weights
-            is not K, or the smoothing is of another loss.
+        ConfigError: If there are fewer than 2 classes, the loss is unknown, the number of weights
+            is not K, or the smoothing is given with another loss.
     """
 
     activation: Activation = "softmax"
@@ -72,7 +71,7 @@ class ClassificationTask(TaskModule):
             check_known("loss", loss, ("cross_entropy", "focal"))
         if label_smoothing and loss != "cross_entropy":
             raise ConfigError(
-                "model.label_smoothing is of cross_entropy; give it to the loss itself."
+                "model.label_smoothing works with cross_entropy only; set it in your loss."
             )
         if num_classes < 2:
             raise ConfigError(
@@ -106,10 +105,10 @@ class ClassificationTask(TaskModule):
         return F.cross_entropy(logits, label, weight=weight, label_smoothing=self.label_smoothing)
 
     def training_criterion(self, logits: Tensor, batch: Batch) -> Tensor:
-        """Returns the loss of a training batch, with the weights of its client if they are wanted.
+        """Returns the loss of a training batch, with the weights of its client if configured.
 
         Raises:
-            ConfigError: If they are, and the data do not give them.
+            ConfigError: If the data do not give the configured weights.
         """
         label = batch["label"]
         if not self.balanced:
@@ -161,7 +160,7 @@ class ClassificationTask(TaskModule):
         return case_class_scores(cases, weights, self.ece_bins)
 
     def constants(self, cases: Columns, training: Batch) -> dict[str, Columns]:
-        """Returns the cases as predicted by the shares of the classes in training."""
+        """Returns the cases with the class shares of the training data as predictions."""
         counts = training["label_counts"].double()
         shares = (counts / counts.sum()).tolist()
         size = len(cases["label"])
@@ -229,13 +228,13 @@ def focal_loss(
 def weighted_cross_entropy(
     logits: Tensor, target: Tensor, weight: Tensor, label_smoothing: float = 0.0
 ) -> Tensor:
-    """PyTorch's ``CrossEntropyLoss(weight)``, where samples of several clients differ in weights.
+    """PyTorch's ``CrossEntropyLoss(weight)``, for samples of clients with different weights.
 
     Args:
         logits: ``(B, K)``.
         target: ``(B,)`` class indices.
         weight: ``(B, K)`` weight of each class, by sample.
-        label_smoothing: As PyTorch has it.
+        label_smoothing: As in PyTorch.
 
     Returns:
         A scalar: the weighted sum over samples, divided by the sum of their weights.

@@ -34,7 +34,7 @@ class Case(NamedTuple):
 
 # Distinct under colour-vision deficiency and bright enough on a grey image (Okabe and Ito).
 _COLOURS = ("#E69F00", "#56B4E9", "#CC79A7", "#F0E442", "#D55E00", "#0072B2")
-_TRUE = "#32CD32"  # seen on dark tissue and on bright lesions
+_TRUE = "#32CD32"  # visible on dark tissue and on bright lesions
 _PANEL = 2.4  # inches
 
 
@@ -58,17 +58,17 @@ def contour_grid(
 ) -> Figure:
     """Draws true and predicted contours, a row per client and a column per method.
 
-    The background of a row is the first channel that its client has (that is not constant), named
-    at its side. The first axis of an image runs to the right and the second upwards, so that heads
-    stand upright. True contours are green and dashed, predicted ones coloured by region; the title
-    of a panel has the Dice of its slice, averaged over the regions that are present or predicted.
+    The background of a row is its client's first channel that is not constant, named at its side.
+    The first axis of an image runs to the right and the second upwards, so that heads stand
+    upright. True contours are green and dashed, predicted ones coloured by region; the title of a
+    panel has the Dice of its slice, averaged over the regions that are present or predicted.
 
     Args:
         cases: For each client its :class:`Case`. Clients may lack a method; their panel is then
             empty.
         regions: Names of the R regions, for the legend.
         threshold: Probability at which the predicted contour is drawn.
-        exclusive: Draw it where a region becomes the likeliest class instead.
+        exclusive: Draw it instead where a region becomes the most probable class.
         crop: Leave out the empty border of the image.
 
     Returns:
@@ -130,7 +130,7 @@ def prediction_row(
         probabilities: ``(R, H, W)``.
         channels: Names of the C contrasts, each a panel.
         regions: Names of the R regions, for the legend.
-        title: Above all panels.
+        title: The title above all panels.
         threshold: Probability at which a contour is drawn.
         aspect: Height of a pixel in units of its width.
 

@@ -1,4 +1,4 @@
-"""Losses of a user's own: how they are called, and whether they can take what a task gives."""
+"""A user's losses: how they are called, and whether they fit a task's outputs."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ CustomLoss = Callable[[Tensor, Tensor], Tensor]
 
 
 class Tried(NamedTuple):
-    """What a loss or metric is tried on before training.
+    """Predictions on which a loss or metric is tried before training.
 
     Attributes:
-        right: Predictions that are right; logits, if ``activation`` is one, that are certain.
-        wrong: Predictions that are worse.
-        target: What they are compared with.
-        what: What predictions and labels are, in words.
-        activation: What makes probabilities of the predictions; ``identity`` for nothing.
+        right: Correct predictions; confident logits if there is an ``activation``.
+        wrong: Worse predictions.
+        target: The labels.
+        what: A description of predictions and labels.
+        activation: Turns predictions into probabilities; ``identity`` for none.
     """
 
     right: Tensor
@@ -37,16 +37,16 @@ class Tried(NamedTuple):
 def value_of(
     loss: CustomLoss, prediction: Tensor, target: Tensor, weights: Tensor | None = None
 ) -> Tensor:
-    """Returns a loss of one's own as a scalar.
+    """Returns a user's loss as a scalar.
 
     Args:
         loss: The loss.
-        prediction: ``(B, ...)``; in half precision it is given in single.
+        prediction: ``(B, ...)``; half precision is converted to single.
         target: ``(B, ...)``.
-        weights: ``(B,)``, of the samples; their losses are then averaged with these.
+        weights: ``(B,)``, the samples' weights in the mean of their losses.
 
     Returns:
-        The mean of what the loss gives.
+        The mean of the loss's values.
 
     Example:
         >>> each = nn.CrossEntropyLoss(reduction="none")
@@ -66,7 +66,7 @@ def value_of(
 
 
 def name_of(part: object) -> str:
-    """Returns what an error calls a loss or metric.
+    """Returns the name of a loss or metric for errors.
 
     Example:
         >>> name_of(nn.MSELoss()), name_of(partial(torch.sum))
@@ -77,16 +77,16 @@ def name_of(part: object) -> str:
 
 
 def check_loss(loss: object, tried: Tried, *, weighted: bool = False) -> None:
-    """Calls a loss on predictions whose worth is known, before anything is trained by it.
+    """Tries a loss on predictions of known quality, before training.
 
     Args:
         loss: The loss.
-        tried: What to call it on.
+        tried: The predictions and labels.
         weighted: Whether samples have weights.
 
     Raises:
-        ConfigError: If it takes no such tensors, gives no finite mean or value per sample, sums
-            over samples, has no gradient, expects probabilities, or prefers what is worse.
+        ConfigError: If it does not accept such tensors, gives no finite mean or value per sample,
+            sums over samples, has no gradient, expects probabilities, or prefers worse predictions.
 
     Example:
         >>> labels = torch.tensor([0, 1])
@@ -102,7 +102,8 @@ input size (torch.Size([2, 2])).
     """
     if not callable(loss):
         raise ConfigError(
-            f"model.loss={loss} is no loss; name one by model.loss={{_target_: ...}}, or leave it."
+            f"model.loss={loss} is not a loss; name one by "
+            "model.loss={_target_: ...}, or leave the default."
         )
     name = f"model.loss={name_of(loss)}"
     if isinstance(loss, nn.Module):
@@ -125,7 +126,9 @@ input size (torch.Size([2, 2])).
             "reduction: none to it, or give it the weights itself."
         )
     if not value.requires_grad:
-        raise ConfigError(f"{name} gives no gradient of the predictions; nothing could be trained.")
+        raise ConfigError(
+            f"{name} gives no gradient of the predictions, so nothing can be trained."
+        )
     if not torch.isclose(twice.mean(), wrong[0], rtol=1e-3, atol=1e-6):
         raise ConfigError(
             f"{name} grows with the number of samples; it must be a mean (reduction: mean)."
@@ -140,7 +143,7 @@ input size (torch.Size([2, 2])).
 
 
 def _check_logits(loss: CustomLoss, name: str, tried: Tried) -> None:
-    """Checks that zero is undecided, certainty ends somewhere, and every region has its own."""
+    """Checks that the loss reads logits: 0 is undecided, and regions are independent."""
     right = tried.right
     halves = (right.clamp(min=0), right.clamp(max=0))  # undecided on what is not, on what is there
     with seeded():
@@ -175,10 +178,10 @@ def _check_logits(loss: CustomLoss, name: str, tried: Tried) -> None:
 def _called(
     loss: CustomLoss, name: str, tried: Tried, prediction: Tensor, target: Tensor
 ) -> Tensor:
-    """What the loss gives, checked."""
+    """The loss's result, checked."""
     try:
         value = loss(prediction, target)
-    except Exception as error:  # whatever code of the user's raises
+    except Exception as error:  # all errors of the user's code
         raise ConfigError(
             f"{name} cannot take what this task gives, {tried.what}: {first_line(error)}."
         ) from error
@@ -195,7 +198,7 @@ def _called(
 def _check_module(loss: nn.Module, name: str, tried: Tried) -> None:
     activation = tried.activation
     if any(p.requires_grad for p in loss.parameters()):
-        raise ConfigError(f"{name} has parameters of its own, which no client would train.")
+        raise ConfigError(f"{name} has parameters, which no client would train.")
     if activation not in ("sigmoid", "softmax"):
         return
     for part in loss.modules():

@@ -1,7 +1,7 @@
-"""What a network's outputs mean: images by windows, probabilities, masks; nothing that trains.
+"""Inference: images by windows, probabilities and masks; no training code.
 
-A task module holds one of these (``task.inference``), a prediction needs nothing else of the task.
-So nothing here may import Lightning, which takes seconds.
+A task module holds one of these classes (``task.inference``), and prediction needs nothing else
+from the task. So this module must not import Lightning, which takes seconds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from medfed.functional.grids import on_grid
 
 Network = Callable[[Tensor], Tensor]
-CERTAIN = 10.0  # logit of what was cropped away as background
+CERTAIN = 10.0  # logit of the cropped background
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class Inference(ABC):
         Args:
             network: From images to logits.
             image: ``(B, C, *spatial)`` or ``(B, F)``.
-            grids: ``(B, d + 1, d + 1)``, from the voxels that the answer is wanted on to those of
-                the image; None where they are the same, or the answer has no voxels.
-            size: With grids: the wanted voxels.
+            grids: ``(B, d + 1, d + 1)``, from the output voxels to those of the image; None if they
+                are the same, or the output has no voxels.
+            size: With grids: the size of the output in voxels.
         """
         return network(image)
 
@@ -63,11 +63,11 @@ class ClassInference(Inference):
 
 @dataclass(frozen=True)
 class OutcomeInference(Inference):
-    """A continuous outcome, of which the network answers in standard units.
+    """A continuous outcome, which the network predicts in standard units.
 
     Attributes:
-        mean: Of the outcome, in its unit.
-        deviation: Of the outcome, above 0.
+        mean: The outcome's mean, in its unit.
+        deviation: The outcome's deviation, above 0.
 
     Example:
         >>> OutcomeInference(450.0, 60.0).probabilities(torch.tensor([[1.0]])).tolist()
@@ -108,9 +108,9 @@ class RegionInference(Inference):
         grids: Tensor | None = None,
         size: Sequence[int] = (),
     ) -> Tensor:
-        """See the base class: blended from overlapping windows where images are larger than these.
+        """See the base class: blended from overlapping windows if images are larger than a window.
 
-        What lies outside of the image is background.
+        Voxels outside the image are background.
         """
         if self.patch_size is None or tuple(image.shape[2:]) == self.patch_size:
             outputs = network(image)
@@ -137,20 +137,20 @@ class RegionInference(Inference):
         return exclusive_masks(probabilities) if self.exclusive else probabilities > self.threshold
 
     def outlines(self, probabilities: Tensor) -> Tensor:
-        """Returns what contours are drawn of, at :attr:`level`, both ``(R, *spatial)``."""
+        """Returns the values whose contours are drawn, at :attr:`level`, both ``(R, *spatial)``."""
         return margins(probabilities) if self.exclusive else probabilities
 
     @property
     def level(self) -> float:
-        """Where the contours of :meth:`outlines` are drawn."""
+        """The level of the contours of :meth:`outlines`."""
         return 0.5 if self.exclusive else self.threshold
 
 
 def exclusive_masks(probabilities: Tensor) -> Tensor:
-    """Gives every voxel to its likeliest class, where no voxel is in two regions.
+    """Assigns every voxel to its most probable class, if no voxel is in two regions.
 
     Args:
-        probabilities: ``(B, R, *spatial)`` of the R regions; what they lack of 1 is background.
+        probabilities: ``(B, R, *spatial)`` of the R regions; the rest up to 1 is background.
 
     Returns:
         The same shape, bool.

@@ -1,6 +1,6 @@
-"""Meters: they gather the batches of one split and give its metrics.
+"""Meters, which gather the batches of one split and compute its metrics.
 
-A user's own metrics join those of a task: of MONAI, of TorchMetrics, or a function.
+A user can add metrics to those of a task: from MONAI, from TorchMetrics, or a function.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ Columns = Mapping[str, NDArray[Any]]
 class Meter(Protocol):
     """Gathers the batches of one split and gives their metrics.
 
-    A plain object rather than a ``torchmetrics.Metric``, so that the state dict of a task holds its
-    network and nothing else. A metric is NaN where the *data* leave it undefined, whatever is
-    predicted, and no warning is raised.
+    It is a plain object, not a ``torchmetrics.Metric``, so that the state dict of a task holds only
+    its network. A metric is NaN, without a warning, if the *data* leave it undefined for every
+    prediction.
     """
 
     def update(self, logits: Tensor, batch: Batch) -> None:
@@ -46,21 +46,21 @@ class Meter(Protocol):
 
 @runtime_checkable
 class HasCases(Protocol):
-    """A meter that also knows what each case gave."""
+    """A meter that also has the results of each case."""
 
     def cases(self) -> list[dict[str, float | str]]:
         """Returns rows of a table; ``case`` is the index of the patient in the split."""
 
 
 class WholeSplit:
-    """The meter of metrics that need all logits and labels of a split at once.
+    """The meter of metrics that need all logits and labels of a split together.
 
     Args:
         criterion: The loss of logits and labels.
-        names: The metrics beside the loss; NaN where the split is empty.
-        measure: Gives them for all logits and labels together.
-        columns: From logits ``(N, ...)`` to numbers ``(N, ...)`` by name, which the table of cases
-            has of each sample beside its label; None for no such table.
+        names: The metrics other than the loss; NaN if the split is empty.
+        measure: Computes them from all logits and labels.
+        columns: From logits ``(N, ...)`` to numbers ``(N, ...)`` by name, further columns of the
+            table of cases; None for no such table.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class WholeSplit:
         return {"loss": loss} | self.measure(logits, label)
 
     def cases(self) -> list[dict[str, float | str]]:
-        """Returns a row per sample: ``label``, and what the task tells of its logits."""
+        """Returns a row per sample: ``label``, and the task's columns of its logits."""
         if self.columns is None or not self.labels:
             return []
         columns = {"case": self.case, "label": torch.cat(self.labels).tolist()}
@@ -105,15 +105,15 @@ class WholeSplit:
 
 
 class FiniteOnly:
-    """A meter around another one, to which predictions that are not finite are failures.
+    """A meter around another one, which counts predictions that are not finite as failures.
 
     Metrics made of NaN can look like others (``argmax`` finds a class, ``NaN > 0.5`` an empty
     mask), so one such prediction, or an infinite loss, gives every metric of the split its worst
-    possible value. What the data leave undefined stays NaN.
+    possible value. Metrics that the data leave undefined stay NaN.
 
     Args:
         meter: The meter of the task.
-        custom: Measures the same by what the user added.
+        custom: Computes the user's metrics.
     """
 
     def __init__(self, meter: Meter, custom: Meter | None = None) -> None:
@@ -126,7 +126,7 @@ class FiniteOnly:
         # A finite sum has finite terms; to look at each takes twenty times as long.
         if not math.isfinite(float(logits.sum())) and not bool(logits.isfinite().all()):
             self.failed = True
-            logits = torch.zeros_like(logits)  # which metrics are defined is a matter of the labels
+            logits = torch.zeros_like(logits)  # the labels decide which metrics are defined
         self.meter.update(logits, batch)
         if self.custom is not None:
             self.custom.update(logits, batch)
@@ -141,7 +141,7 @@ class FiniteOnly:
         return {n: v if math.isnan(v) else worst_value(n) for n, v in metrics.items()}
 
     def cases(self) -> list[dict[str, float | str]]:
-        """Returns the rows of the meter, if it has any; of a failed model with the worst values."""
+        """Returns the rows of the meter, if it has any; a failed model gets the worst values."""
         rows = self.meter.cases() if isinstance(self.meter, HasCases) else []
         if self.failed:
             for row in rows:
@@ -151,13 +151,13 @@ class FiniteOnly:
 
 
 def _failure(column: str) -> float:
-    """What a row of a failed model holds: there is no worst probability, but none is known."""
+    """The values of a failed model's row: NaN for probabilities, which have no worst value."""
     if column.split("/")[0] in ("probability", "prediction"):
         return math.nan
     return worst_value(column)
 
 
-# What TorchMetrics and MONAI say where the labels leave a metric undefined, and give some number.
+# Warnings of TorchMetrics and MONAI when labels leave a metric undefined but they give a number.
 _UNDEFINED = re.compile(r"meaningless|ill-defined|undefined|must not be all|No (positive|negative)")
 
 
@@ -166,14 +166,14 @@ _IN_MM = ("HausdorffDistanceMetric", "SurfaceDistanceMetric", "SurfaceDiceMetric
 
 @dataclass
 class CustomMetric:
-    """A metric, and which way it is better.
+    """A metric and its direction.
 
     Attributes:
-        metric: Something of MONAI or TorchMetrics, or a function of predictions and labels.
+        metric: A metric of MONAI or TorchMetrics, or a function of predictions and labels.
         direction: ``max`` or ``min``.
-        worst: What a model that has failed is given, and a case that its prediction leaves without
-            a value, such as the distance of an empty mask; None for infinity.
-        name: What it is called.
+        worst: The value of a failed model, and of a case whose prediction leaves it undefined, such
+            as the distance of an empty mask; None for infinity.
+        name: Its name.
     """
 
     metric: Any
@@ -189,12 +189,12 @@ class CustomMetric:
             )
         check_known("direction of model.metrics", self.direction, ("max", "min"))
         if not callable(self.metric):
-            raise ConfigError(f"model.metrics has {self.metric}, which is no metric.")
+            raise ConfigError(f"model.metrics has {self.metric}, which is not a metric.")
         self.values: list[float] = []
         self.empty = True
 
     def reset(self) -> None:
-        """Forgets what was measured."""
+        """Clears the metric."""
         self.values, self.empty = [], True
         if hasattr(self.metric, "reset"):
             self.metric.reset()
@@ -202,7 +202,7 @@ class CustomMetric:
     def add(
         self, prediction: Tensor, target: Tensor, spacing: Sequence[float] | None = None
     ) -> None:
-        """Adds cases ``(B, ...)``; ``spacing`` in mm where the metric asks for it."""
+        """Adds cases ``(B, ...)``; ``spacing`` in mm if the metric takes it."""
         self.empty = False
         if self._gathers:
             self.metric.update(prediction, target)
@@ -212,13 +212,13 @@ class CustomMetric:
             classes = prediction.ndim == 2 and target.ndim == 1
             ideal = F.one_hot(target, prediction.shape[1]) if classes else target
             _, best = self._measure(ideal.to(prediction), target, spacing)
-            # Where even the labels themselves have no value, it is for want of data.
+            # If even the labels as predictions have no value, the data leave it undefined.
             if bool((~parts.isfinite() & best.isfinite()).any()):
                 value = worst_value(self.name)
         self.values.append(value)
 
     def value(self) -> float:
-        """Returns the metric of what was added: NaN where that leaves it undefined."""
+        """Returns the metric of all added cases; NaN if they leave it undefined."""
         if self._gathers:
             return math.nan if self.empty else _one(self.metric.compute())
         known = [v for v in self.values if not math.isnan(v)]
@@ -226,7 +226,7 @@ class CustomMetric:
 
     @property
     def _gathers(self) -> bool:
-        """Whether it is of TorchMetrics, or like one."""
+        """Whether it is from TorchMetrics, or has its interface."""
         return hasattr(self.metric, "update") and hasattr(self.metric, "compute")
 
     def _measure(
@@ -252,13 +252,13 @@ MetricInputs = Callable[[Tensor, Batch], tuple[Tensor, Tensor]]
 
 
 class CustomMetrics:
-    """Measures a split by all metrics of one's own.
+    """Computes all of the user's metrics of a split.
 
     Args:
         metrics: By name.
-        inputs: Gives what they compare, of logits and a batch.
-        cases: Whether they are given one case after the other, whose slices make a volume; else the
-            whole split at once.
+        inputs: Gives their inputs from logits and a batch.
+        cases: Whether they get case by case, with slices joined to a volume; otherwise the whole
+            split together.
     """
 
     def __init__(
@@ -290,7 +290,7 @@ class CustomMetrics:
             self.waiting.append((p, t))
 
     def _close(self) -> None:
-        """Hands over what waits: the whole split, or one case."""
+        """Passes the collected samples to the metrics: the whole split, or one case."""
         if not self.waiting:
             return
         parts, spacing = list(zip(*self.waiting, strict=True)), None
@@ -306,20 +306,20 @@ class CustomMetrics:
             _guarded(name, lambda m=metric: m.add(prediction, target, spacing))  # type: ignore[misc]
 
     def compute(self) -> dict[str, float]:
-        """Returns the metrics by name: NaN where the data leave one undefined."""
+        """Returns the metrics by name; NaN if the data leave one undefined."""
         self._close()
         return {name: _guarded(name, metric.value) for name, metric in self.metrics.items()}
 
 
 def check_metrics(metrics: Mapping[str, CustomMetric], known: Sequence[str]) -> None:
-    """Checks the names of metrics, and makes their directions known.
+    """Checks the names of metrics, and registers their directions.
 
     Args:
         metrics: By name.
-        known: The task's own names.
+        known: The task's names.
 
     Raises:
-        ConfigError: If a name is the task's own, or holds what separates names.
+        ConfigError: If the task has the same name, or a name holds a separator.
     """
     for name, metric in metrics.items():
         if not isinstance(metric, CustomMetric):
@@ -336,15 +336,15 @@ def check_metrics(metrics: Mapping[str, CustomMetric], known: Sequence[str]) -> 
 
 
 def try_metrics(metrics: Mapping[str, CustomMetric], tried: Tried) -> None:
-    """Measures predictions whose worth is known, before anything is trained.
+    """Tries metrics on predictions of known quality, before training.
 
     Args:
         metrics: By name.
-        tried: What to measure.
+        tried: The predictions and labels.
 
     Raises:
-        ConfigError: If a metric cannot take it, gives no single number, or is better where
-            predictions are worse.
+        ConfigError: If a metric does not accept them, gives no single number, or prefers worse
+            predictions.
     """
     for name, metric in metrics.items():
         if getattr(metric.metric, "include_background", True) is False:
@@ -367,14 +367,14 @@ def try_metrics(metrics: Mapping[str, CustomMetric], tried: Tried) -> None:
 
 
 def _guarded(name: str, call: Callable[[], Any]) -> Any:
-    """The result of a user's code; NaN where it warns that its number has no meaning."""
+    """The result of a user's code; NaN if it warns that its number is undefined."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             value = call()
         except Exception as error:
             raise ConfigError(
-                f"model.metrics.{name} cannot measure what it is given: {first_line(error)}."
+                f"model.metrics.{name} cannot evaluate the task's predictions: {first_line(error)}."
             ) from error
     undefined = any(_UNDEFINED.search(str(w.message)) for w in caught)
     return math.nan if undefined and isinstance(value, float) else value

@@ -1,8 +1,8 @@
 """Regression of one continuous outcome.
 
-The network answers in standard units: its output times a deviation, plus a mean, is the prediction
-in the outcome's unit. So the same learning rate does for days and for millilitres, and a method
-whose steps have a fixed length reaches the mean.
+The network predicts in standard units: its output times a deviation, plus a mean, is the prediction
+in the outcome's unit. So the same learning rate works for days and millilitres, and a method with
+steps of fixed length reaches the mean.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from medfed.models.task import TaskModule
 
 
 class RegressionTask(TaskModule):
-    """Mean squared error, in squared deviations of the outcome, or a loss of the user's own.
+    """Mean squared error, in squared deviations of the outcome, or the user's loss.
 
     Batches: ``image (B, F)`` features, ``label (B,)`` float outcomes in their unit. Metrics: ``rmse
     mae`` in that unit, ``r2``, and ``loss``. Canonical models mix their outputs as they are, so for
@@ -117,7 +117,7 @@ class RegressionTask(TaskModule):
         return outcome_scores(cases["prediction"], cases["label"], weights)
 
     def constants(self, cases: Columns, training: Batch) -> dict[str, Columns]:
-        """Returns the cases as predicted by the mean outcome in training."""
+        """Returns the cases with the mean training outcome as prediction."""
         mean = training["label"].double().mean().item()
         return {"constant": {**cases, "prediction": np.full(len(cases["label"]), mean)}}
 

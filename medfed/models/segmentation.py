@@ -35,7 +35,7 @@ _CHOICES = ("auto", "sigmoid", "softmax")
 
 
 class SegmentationTask(TaskModule):
-    """Soft Dice plus cross-entropy, or a loss of one's own, on patches; windows over whole images.
+    """Soft Dice plus cross-entropy, or the user's loss, on patches; windows over whole images.
 
     Batches: ``image (B, C, *spatial)``, ``label (B, R, *spatial)`` with 0 and 1 per region, and for
     evaluation ``case (B,)``, the patient of each image, and ``spacing (B, 3)``, the mm between
@@ -67,12 +67,12 @@ class SegmentationTask(TaskModule):
         dice_weight: Factor of the Dice term.
         ce_weight: Factor of the cross-entropy term, binary for sigmoid.
         surface: Measure Hausdorff distance and surface Dice at test.
-        tolerance: mm within which surfaces agree: one number, or one by region.
+        tolerance: mm within which surfaces agree: one number, or one per region.
         more: As ``common``.
 
     Raises:
-        ConfigError: If there is no region, a number is out of its range, softmax is asked for
-            where regions overlap, or factors are given to a loss of one's own.
+        ConfigError: If there is no region, a number is out of its range, softmax is set although
+            regions overlap, or factors are given for the user's loss.
     """
 
     default_selection: ClassVar[tuple[str, str]] = ("iou", "max")
@@ -100,7 +100,9 @@ class SegmentationTask(TaskModule):
         if not 0 <= overlap < 1 or not 0 <= threshold < 1:
             raise ConfigError(f"overlap {overlap} and threshold {threshold} must lie in [0, 1).")
         if loss is not None and (dice_weight, ce_weight) != (1.0, 1.0):
-            raise ConfigError("model.dice_weight and model.ce_weight are of the loss that ships.")
+            raise ConfigError(
+                "model.dice_weight and model.ce_weight apply to the default loss only."
+            )
         self.regions = tuple(regions)
         self.activation = chosen_activation(activation, len(regions), exclusive)
         self.inference = RegionInference(
@@ -152,7 +154,7 @@ class SegmentationTask(TaskModule):
         return Tried(masks.clone(), (1 - masks,), masks, "masks")
 
     def _random_masks(self, batch: Batch) -> Tensor:
-        """Labels as those of a batch, of regions that are all there and apart."""
+        """Example labels of a batch, with all regions present and separate."""
         size, _, *spatial = batch["label"].shape
         random, regions = torch.Generator().manual_seed(0), range(len(self.regions))
         number = torch.randint(len(regions) + 1, (size, *spatial), generator=random)
@@ -169,8 +171,8 @@ class SegmentationTask(TaskModule):
     def logits(self, batch: Batch) -> Tensor:
         """Returns logits of whole images, blended from overlapping windows if they are larger.
 
-        Where the label has voxels of its own, a ``grid`` of the batch leads from these to the
-        image's, and the logits are on the label's; what lies outside of the image is background.
+        If the label has other voxels, a ``grid`` of the batch maps them to the image's, and the
+        logits are on the label's voxels; voxels outside the image are background.
         """
         grids = batch.get("grid")
         size = () if grids is None else batch["label"].shape[2:]
@@ -180,23 +182,23 @@ class SegmentationTask(TaskModule):
         """Draws true and predicted contours, see :func:`medfed.models.contours.contour_grid`.
 
         Args:
-            cases: For each client a slice, and the probabilities that :meth:`predict` gave.
+            cases: For each client a slice, and the probabilities from :meth:`predict`.
 
         Returns:
             A Matplotlib figure, rows for clients and columns for methods.
         """
-        from medfed.models.contours import contour_grid  # late: training draws nothing
+        from medfed.models.contours import contour_grid  # imported here, as training draws nothing
 
         exclusive = self.activation == "softmax"
         return contour_grid(cases, self.regions, threshold=self.level, exclusive=exclusive)
 
     @property
     def level(self) -> float:
-        """Where contours of predictions are drawn."""
+        """The level of the contours of predictions."""
         return self.inference.level
 
     def meter(self, *, test: bool = False) -> SegmentationMeter:
-        """Returns an empty meter, at test with surfaces if they are wanted."""
+        """Returns an empty meter, for tests with surfaces if configured."""
 
         def segment(logits: Tensor) -> Tensor:
             return self.masks(self.probabilities(logits))
@@ -209,7 +211,7 @@ class SegmentationTask(TaskModule):
         return overlap_scores(cases, self.regions, weights)
 
     def constants(self, cases: Columns, training: Batch) -> dict[str, Columns]:
-        """Returns the cases as they are with empty masks, and with everything in every region."""
+        """Returns the cases with empty masks as predictions, and with full masks."""
         kept = {n: cases[n] for n in ("case", "region", "labelled")}
         empty = np.zeros(len(cases["case"]))
         nothing = {**kept, "true_positive": empty, "predicted": empty}
@@ -222,7 +224,7 @@ def chosen_activation(wanted: str, regions: int, exclusive: bool | None) -> Acti
 
     Args:
         wanted: ``auto``, ``sigmoid`` or ``softmax``.
-        regions: How many there are.
+        regions: The number of regions.
         exclusive: Whether no voxel is in two of them; None where that is not known.
 
     Returns:

@@ -1,7 +1,7 @@
-"""What every task offers: a loss for training, probabilities, and an evaluation without traces.
+"""The base of tasks: a loss for training, probabilities, and an evaluation without side effects.
 
-Federated training touches three things of a task: its ``network``, its ``loss`` and its
-``evaluate``. The rest makes the same module train centrally with a plain ``Trainer.fit``.
+Federated training uses three members of a task: its ``network``, its ``loss`` and its ``evaluate``.
+The others let the same module train centrally with a plain ``Trainer.fit``.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ __all__ = ["Batch", "Meter", "TaskModule", "WholeSplit", "l2_penalty"]
 class TaskModule(pl.LightningModule):
     """A network with a loss and metrics.
 
-    All parameters and buffers live in ``network``, so names relative to it are those of the plain
-    PyTorch network (``class_layers.out.weight``) and a checkpoint holds nothing but weights.
+    All parameters and buffers are in ``network``, so names relative to it are those of the plain
+    PyTorch network (``class_layers.out.weight``) and a checkpoint holds only weights.
 
     Args:
         network: The network, from ``image`` to logits.
@@ -57,22 +57,22 @@ class TaskModule(pl.LightningModule):
         personal: Patterns of the names that stay with each client; by default those of
             :func:`medfed.models.networks.personal_part.default_personal`.
         selection: Metric and mode (``"max"`` or ``"min"``) that choose a model on validation data;
-            by default the class's own.
-        metrics: Metrics of one's own by name, beside the task's.
+            by default the class's choice.
+        metrics: The user's metrics by name, in addition to the task's.
         l2: The training loss gains ``l2 / 2`` times the squared norm of all weights except biases
             and memberships; the ``loss`` metric does not.
 
     Raises:
-        ConfigError: If ``selection`` names no metric of this task, or another mode than is better,
-            ``l2`` is negative, or a metric is called as one of the task's.
+        ConfigError: If ``selection`` names no metric of this task, or the wrong mode, ``l2`` is
+            negative, or a metric has the name of one of the task's.
     """
 
     network: nn.Module
     personal: tuple[str, ...]
     selection: tuple[str, str]
-    activation: Activation = "identity"  # what makes probabilities of the logits
+    activation: Activation = "identity"  # turns logits into probabilities
     default_selection: ClassVar[tuple[str, str]] = ("loss", "min")
-    by_case: ClassVar[bool] = False  # whether own metrics get one case after the other
+    by_case: ClassVar[bool] = False  # whether the user's metrics get case by case
 
     def __init__(
         self,
@@ -114,23 +114,23 @@ class TaskModule(pl.LightningModule):
         return None
 
     def check_parts(self, batch: Batch) -> None:
-        """Tries losses and metrics of the user's own, before anything is trained or measured.
+        """Tries the user's losses and metrics, before training and evaluation.
 
         Args:
             batch: A training batch.
 
         Raises:
-            ConfigError: If one does not take what the task gives.
+            ConfigError: If one does not fit the task's outputs.
         """
         if self.custom_metrics and (tried := self.measurable(batch)) is not None:
             try_metrics(self.custom_metrics, tried)
 
     def metric_inputs(self, logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Returns the predictions and labels that metrics of one's own are given."""
+        """Returns the predictions and labels for the user's metrics."""
         return self.probabilities(logits), batch["label"]
 
     def measurable(self, batch: Batch) -> Tried | None:
-        """Returns right and wrong predictions, as `metric_inputs` gives them, to try metrics on."""
+        """Returns right and wrong predictions in the form of `metric_inputs`, to try metrics."""
         return None
 
     @abstractmethod
@@ -151,13 +151,13 @@ class TaskModule(pl.LightningModule):
         return self.outputs(self.network, image)[0]
 
     def outputs(self, network: nn.Module, image: Tensor) -> list[Tensor]:
-        """Returns the logits, under deep supervision of all heads, the one that counts first.
+        """Returns the logits, under deep supervision of all heads; evaluation uses the first one.
 
         Args:
-            network: The task's own network, or a copy of it.
+            network: The task's network, or a copy of it.
             image: ``(B, C, *spatial)`` or ``(B, F)``.
         """
-        # Data are float32; a network in double precision is given double.
+        # Data are float32; a network in double precision gets double.
         image = image.to(next(network.parameters()).dtype)
         outputs = heads(network(image), image)
         if len(outputs) > 1 and last_counts(getattr(network, "common", network)):
@@ -165,11 +165,11 @@ class TaskModule(pl.LightningModule):
         return outputs
 
     def loss(self, batch: Batch) -> Tensor:
-        """Returns the scalar training loss of a batch, the only thing federated training calls.
+        """Returns the scalar training loss of a batch, which federated training calls.
 
         Under deep supervision it is the mean over the heads, weighted by
-        :func:`medfed.models.networks.outputs.shares`; to a smaller head the label is brought by
-        its nearest voxels.
+        :func:`medfed.models.networks.outputs.shares`; the label is resized to a smaller head by
+        nearest voxels.
         """
         outputs = self.outputs(self.network, batch["image"])
         loss = self.training_criterion(outputs[0], batch)
@@ -196,20 +196,20 @@ class TaskModule(pl.LightningModule):
             return self.probabilities(self.logits(self._to_network(batch)).float())
 
     def evaluate(self, batches: Iterable[Batch], *, test: bool = False) -> dict[str, float]:
-        """Measures a split, and leaves module, training flags and random streams as they were.
+        """Evaluates a split, without changing module, training flags or random streams.
 
         Args:
             batches: The split, e.g. a DataLoader, on any device.
-            test: Also measure what is too slow for validation (Hausdorff distance).
+            test: Also compute metrics that are too slow for validation (Hausdorff distance).
 
         Returns:
-            Metrics under short names such as ``iou`` or ``auroc``: NaN where the data leave one
-            undefined, the worst possible value where the network's outputs are not finite.
+            Metrics under short names such as ``iou`` or ``auroc``: NaN if the data leave one
+            undefined, the worst possible value if the network's outputs are not finite.
         """
         return self.measured(batches, test=test).compute()
 
     def measured(self, batches: Iterable[Batch], *, test: bool = False) -> FiniteOnly:
-        """Returns the meter of :meth:`evaluate`, which may also know what every case gave."""
+        """Returns the meter of :meth:`evaluate`, which may also have results of every case."""
         meter = self._new_meter(test)
         with self._evaluating():
             for batch in batches:
@@ -218,31 +218,31 @@ class TaskModule(pl.LightningModule):
         return meter
 
     def scores(self, cases: Columns, weights: Floats) -> dict[str, Floats]:
-        """Measures a table of cases whose rows have weights, for many weightings at once.
+        """Computes metrics of a table of cases with weighted rows, for many weightings together.
 
         Args:
             cases: N rows of the meter's ``cases()``, by column.
             weights: (W, N): rows of one patient have the same weight.
 
         Returns:
-            (W,) per metric; nothing where the task has no such metrics.
+            (W,) per metric; nothing if the task has no such metrics.
         """
         return {}
 
     def constants(self, cases: Columns, training: Batch) -> dict[str, Columns]:
-        """Returns the cases as they would be if nothing were known but the training labels.
+        """Returns the cases with predictions from the training labels only.
 
         Args:
             cases: N rows of the meter's ``cases()``, by column.
             training: ``label`` of all training samples, or ``label_counts`` of classes.
 
         Returns:
-            The columns by the name of the prediction; nothing where there is none.
+            The columns by the name of the prediction; nothing if there is none.
         """
         return {}
 
     def picture(self, cases: Mapping[str, Any]) -> Figure | None:
-        """Returns a figure of predictions per client and method, where the task has one."""
+        """Returns a figure of predictions per client and method, if the task has one."""
         return None
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
@@ -314,13 +314,13 @@ class TaskModule(pl.LightningModule):
         return metric, mode
 
     def _to_network(self, batch: Batch) -> dict[str, Tensor]:
-        # Not self.device: the runtime may have moved the network alone.
+        # Not self.device: the runtime may have moved only the network.
         device = next(self.network.parameters()).device
         return {name: value.to(device) for name, value in batch.items()}
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
-        """Evaluation mode without gradients; flags of single layers (frozen norms) come back."""
+        """Evaluation mode without gradients; restores flags of single layers (frozen norms)."""
         flags = [(module, module.training) for module in self.modules()]
         self.eval()
         try:

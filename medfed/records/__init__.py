@@ -1,1 +1,1 @@
-"""What a run folder and a cell of a benchmark hold: typed, read and written here alone."""
+"""The content of run folders and benchmark cells: typed, read and written only here."""

@@ -1,15 +1,15 @@
-"""Cells: single results, each kept under a hash of all that it depends on.
+"""Cells: single results, each stored under a hash of everything that it depends on.
 
-A cell depends on the resolved configuration (but for where and how a run works), on the data (their
-files, or the parameters of what is generated, which the configuration has), on the code behind it,
-and on the versions of the libraries that compute it. A file is a whole cell or not there; one whose
-hash is another is stale, and no report has it.
+A cell depends on the resolved configuration (except where and how a run works), on the data (their
+files, or the configured parameters of generated data), on the code that computes it, and on the
+versions of the libraries. A file is a whole cell or absent; a cell with another hash is stale, and
+no report uses it.
 
-A hash of the code that a result comes from, whatever its comments and documents say.
+The hash of the code ignores comments and docstrings.
 
-What counts is the code of the modules that a configuration names, and of all of this package and of
-plugins that these import: their syntax trees without docstrings. So a method's cells are stale when
-the method has changed, or anything that it rests on, and those of other methods are not.
+It covers the syntax trees of the modules that a configuration names, and of all modules of this
+package and of plugins that they import. So a method's cells become stale if the method or any code
+that it uses has changed; cells of other methods do not.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def code_hash(targets: Iterable[str]) -> str:
 
 
 def targets_of(node: Any) -> Iterator[str]:
-    """Yields what a plain configuration builds.
+    """Yields the targets that a plain configuration builds.
 
     Example:
         >>> list(targets_of({"a": [{"_target_": "x.Y"}], "b": 1}))
@@ -79,7 +79,7 @@ def targets_of(node: Any) -> Iterator[str]:
 
 @cache
 def _module(name: str) -> str:
-    """The longest part of a dotted name that is a module of ours or of a plugin; else empty."""
+    """The longest prefix of a dotted name that is a module of medfed or a plugin; else empty."""
     parts = name.split(".")
     if parts[0] != "medfed" and not is_plugin(name):
         return ""
@@ -92,7 +92,7 @@ def _module(name: str) -> str:
 
 @cache
 def read_code(file: Path) -> tuple[str, tuple[str, ...]]:
-    """Returns a hash of a file's code, and what it imports.
+    """Returns a hash of a file's code, and its imports.
 
     A file is read once: what a process has loaded does not change while it is edited.
 
@@ -123,7 +123,7 @@ LIBRARIES = (
     *("nibabel", "SimpleITK", "pillow"),
 )
 ROOT = "medfed.benchmark.work"  # what runs a cell
-# Where data lie and are kept is no part of a result; what they are is.
+# The data's content is part of a result; their path and cache are not.
 _PLACES = (
     "data.path",
     "data.root",
@@ -137,7 +137,7 @@ _SAMPLE = 1 << 16  # bytes of each file that a fingerprint reads
 
 @dataclass(frozen=True)
 class _File:
-    """What the file of a cell holds."""
+    """The content of a cell's file."""
 
     name: str
     key: str
@@ -153,13 +153,13 @@ class Cell:
         suite: The suite.
         variant: The task.
         method: The method.
-        stage: ``tune``: a setting is measured on validation patients, the test patients are not
-            read; ``final``: the setting that was best is measured on test patients.
-        trial: Which setting; the first is the default.
-        split: Which split of the patients.
+        stage: ``tune``: a setting is evaluated on validation patients, without reading test
+            patients; ``final``: the best setting is evaluated on test patients.
+        trial: The number of the setting; the first is the default.
+        split: The number of the split of the patients.
         config: What is run.
-        key: The hash of all that it depends on.
-        finetuned: Whether every client then trains its own copy of the model.
+        key: The hash of everything that it depends on.
+        finetuned: Whether every client then trains a copy of the model.
     """
 
     suite: str
@@ -174,12 +174,12 @@ class Cell:
 
     @property
     def shows(self) -> bool:
-        """Whether it keeps what pictures need: the first of the splits does."""
+        """Whether it keeps the data for figures, as the first split does."""
         return self.stage == "final" and self.split == 0
 
     @property
     def place(self) -> str:
-        """Where it lies, without its key: what it is a cell of."""
+        """Its place without the key: its suite, variant, method and so on."""
         named = f"{self.stage}_trial_{self.trial}_split_{self.split}"
         return f"{self.suite}/{self.variant}/{self.method}/{named}"
 
@@ -189,7 +189,7 @@ class Cell:
 
 
 def cell_key(config: RunDescription, stage: Stage, finetuned: bool) -> tuple[str, dict[str, Any]]:
-    """Returns the hash of all that a cell depends on, and its configuration to be sent.
+    """Returns the hash of everything that a cell depends on, and the configuration to send.
 
     Args:
         config: What is run.
@@ -207,7 +207,7 @@ def cell_key(config: RunDescription, stage: Stage, finetuned: bool) -> tuple[str
         "code": code_hash([ROOT, *targets_of(plain)]),
         "libraries": libraries(),
     }
-    # As it is written: facts of the data are filled in where it is run.
+    # Without facts of the data, which the runner fills in.
     return digest(content), written(config)
 
 
@@ -226,7 +226,7 @@ def data_fingerprint(path: str | None) -> str:
         path: A file or folder.
 
     Raises:
-        DataError: If it is not there.
+        DataError: If it does not exist.
     """
     if path is None:
         return ""
@@ -258,7 +258,7 @@ def write_cell(out: Path, cell: Cell, result: Mapping[str, Any]) -> None:
 
 
 def _as_read(result: Any) -> Any:
-    """What JSON makes of a result: lists for tuples, null for what is no number."""
+    """A result after JSON: lists for tuples, null for values that are not numbers."""
     return json.loads(json_text(result))
 
 
@@ -267,13 +267,13 @@ def read_cell(out: Path, cell: Cell) -> dict[str, Any] | None:
 
     Args:
         out: The folder of the benchmark.
-        cell: Which one.
+        cell: The cell.
 
     Returns:
         Its result; None if it has not been run.
 
     Raises:
-        CheckpointError: If its file is torn, or has been changed, or is another cell's.
+        CheckpointError: If its file is damaged, changed, or another cell's.
     """
     path = cell.file(out)
     if not path.is_file():
@@ -281,18 +281,18 @@ def read_cell(out: Path, cell: Cell) -> dict[str, Any] | None:
     kept = read_json(path, _File)
     if (kept.name, kept.key, digest(kept.result)) != (cell.place, cell.key, kept.sha256):
         raise CheckpointError(
-            f"{path} is not as the benchmark has written it; remove it, and the cell "
-            f"{cell.place} is run again."
+            f"{path} has changed since the benchmark wrote it; remove it, and the benchmark runs "
+            f"the cell {cell.place} again."
         )
     return kept.result
 
 
 def stale_cells(out: Path, cells: list[Cell]) -> Iterator[str]:
-    """Yields the places of cells of which there is only a file with another key.
+    """Yields the places of cells that exist only under another key.
 
     Args:
         out: The folder of the benchmark.
-        cells: Those that a report wants.
+        cells: The cells of a report.
     """
     for cell in cells:
         file = cell.file(out)

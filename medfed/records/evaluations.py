@@ -1,4 +1,4 @@
-"""What a finished run was evaluated on again: hospitals that join it, subsets of the channels."""
+"""Further evaluations of a finished run: hospitals that join it, and subsets of the channels."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class Row:
 
     Attributes:
         client: The onboarded client.
-        k: How many training patients it was to use.
+        k: How many training patients it should use.
         patients: How many it used.
         samples: Their training samples.
-        rule: ``own``, the method's; ``fine_tuning`` of all that arrived; ``local`` training.
+        rule: ``own``, the method's; ``fine_tuning`` of all received entries; ``local`` training.
         metrics: On its test patients.
         seconds: CPU time of this process for both halves, without the evaluation.
         up: Bytes to the server.
@@ -44,7 +44,7 @@ class Onboarding:
         summary: Of the run, as ``summary.json`` holds it.
         steps: Gradient steps that each rule may take.
         rows: In the order of onboarded clients, k and rules.
-        notes: Sentences on what was not as asked for.
+        notes: Sentences about deviations from the request.
     """
 
     summary: dict[str, Any]
@@ -62,11 +62,11 @@ class Subsets:
 
     Attributes:
         summary: Of the run, as ``summary.json`` holds it.
-        split: On which split.
+        split: The split.
         channels: The names of all channels.
-        subsets: Those that were asked for, in the order of tables.
+        subsets: The requested subsets, in the order of tables.
         present: The channels of each client.
-        metrics: By client and subset; a subset that a client lacks a channel of is not there.
+        metrics: By client and subset, without subsets with a channel that the client lacks.
     """
 
     summary: dict[str, Any]
@@ -77,7 +77,7 @@ class Subsets:
     metrics: dict[str, dict[Subset, dict[str, float]]]
 
     def values(self, metric: str) -> dict[str, list[float]]:
-        """Returns a metric by client, a value per subset, NaN where there is none."""
+        """Returns a metric by client, a value per subset, NaN if there is none."""
         return {
             client: [found.get(s, {}).get(metric, float("nan")) for s in self.subsets]
             for client, found in self.metrics.items()

@@ -1,4 +1,4 @@
-"""The folder of a run: what it holds, written by the run and read by whatever comes after it."""
+"""The run folder: its content, written by the run and read by later commands."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class _Bytes(TypedDict):
 
 
 class _Config(TypedDict):
-    """What of ``config.yaml`` whoever reads a run relies on."""
+    """The keys of ``config.yaml`` that readers of a run use."""
 
     name: str
     seed: int
@@ -76,14 +76,14 @@ class _Config(TypedDict):
 
 
 class _Splits(TypedDict):
-    """What ``splits.json`` holds."""
+    """The content of ``splits.json``."""
 
     clients: dict[str, dict[str, list[str]]]
     files: dict[str, str]
 
 
 class _Constant(TypedDict):
-    """What predicting the same for every patient comes to."""
+    """The metrics of a constant prediction for all patients."""
 
     clients: dict[str, _Values]
     federation: dict[str, _Mean]
@@ -98,7 +98,7 @@ class _Intervals(TypedDict):
 
 
 class _Summary(TypedDict):
-    """What of ``summary.json`` whoever reads a run relies on."""
+    """The keys of ``summary.json`` that readers of a run use."""
 
     name: str
     algorithm: str
@@ -117,10 +117,10 @@ class _Summary(TypedDict):
 
 
 def git_commit(folder: Path) -> str:
-    """Returns the commit of a clone, marked where it has been changed; elsewhere ``unknown``."""
+    """Returns the commit of a clone, marked if it has changes; otherwise ``unknown``."""
     if not (folder / ".git").exists():
         return "unknown"  # an installed package may lie within a repository of the user's
-    # Not describe, which writes the index: stopped by a full disk, it would leave its lock.
+    # Not `git describe`, which writes the index: on a full disk it would leave its lock.
     looks = ("--no-optional-locks", "status", "--porcelain=v2", "--branch", "--untracked-files=no")
     try:
         done = subprocess.run(
@@ -152,7 +152,7 @@ def versions() -> dict[str, str]:
 
 
 class _Place:
-    """What lies in a run folder, by its name: of a :class:`RunFolder` it is the path."""
+    """A file of a run folder, by its name; on a :class:`RunFolder` its path."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -163,10 +163,10 @@ class _Place:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """What a run writes, and what is read of it: each file's path, and what it holds.
+    """The files of a run: each file's path and content.
 
-    A file is read and checked when its content is first asked for; one that is missing or torn, or
-    that no run writes so, is a ``CheckpointError`` which names it.
+    The first access to a file's content reads and checks it; a missing, damaged or invalid file
+    raises a ``CheckpointError`` that names it.
 
     Attributes:
         folder: The run folder.
@@ -219,11 +219,11 @@ class RunFolder:
         object.__setattr__(self, "folder", Path(self.folder))
 
     def evaluation_json(self, split: str) -> Path:
-        """Returns where ``medfed evaluate`` writes what it has measured on a split."""
+        """Returns the path of the results of ``medfed evaluate`` on a split."""
         return self.folder / f"evaluation_{split}.json"
 
     def subsets_csv(self, split: str) -> Path:
-        """Returns where it writes what models are worth on subsets of the channels."""
+        """Returns the path of its results on subsets of the channels."""
         return self.folder / f"subsets_{split}.csv"
 
     def files(
@@ -232,7 +232,7 @@ class RunFolder:
         """Returns the file of each client.
 
         Args:
-            kind: Which folder.
+            kind: The kind of folder.
             clients: All clients of the run, as a file's name depends on the others'.
         """
         ending = "npz" if kind == "predictions" else "safetensors"
@@ -251,10 +251,10 @@ class RunFolder:
         preprocessing: Mapping[str, Any],
         cohort: Mapping[str, Any],
     ) -> None:
-        """Writes what is known before the first round, or checks it against a run to be continued.
+        """Writes the facts before the first round, or checks them against a run to continue.
 
         Args:
-            config: What the run is to do, facts of the data filled in.
+            config: The run's configuration, with facts of the data.
             splits: The data's splits.
             preprocessing: What becomes of each client's scans before its network sees them.
             cohort: What each client has, and what is there twice.
@@ -294,7 +294,7 @@ class RunFolder:
         if "${" in repr(plain):
             raise CheckpointError(
                 f"{self.config_yaml} holds an interpolation (${{...}}), which no run writes; "
-                "write its value."
+                "replace it by its value."
             )
         for name, metric in (select(plain, "model.metrics") or {}).items():
             declare(str(name), str(metric.get("direction")), metric.get("worst"))
@@ -384,7 +384,7 @@ class RunFolder:
             if not clients or any(not metrics <= set(values) for values in clients.values()):
                 raise ValueError("its clients do not have the same metrics")
             if any(set(summary[key]) != set(clients) for key in ("steps", "bytes_by_client")):
-                raise ValueError("steps and bytes are not of its clients")
+                raise ValueError("steps and bytes are not those of its clients")
             if summary["selection"][0] not in metrics:
                 raise ValueError("the metric that selected its round is not among its metrics")
         return summary

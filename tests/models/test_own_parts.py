@@ -138,11 +138,15 @@ def test_losses_that_do_not_fit_are_refused_in_a_sentence(task, loss):
 @pytest.mark.parametrize(
     ("task", "keys", "said"),
     [
-        ("classes", {"label_smoothing": 0.1}, "model.label_smoothing is of cross_entropy"),
+        (
+            "classes",
+            {"label_smoothing": 0.1},
+            "model.label_smoothing works with cross_entropy only",
+        ),
         (
             "overlapping",
             {"dice_weight": 2.0},
-            "model.dice_weight and model.ce_weight are of",
+            "model.dice_weight and model.ce_weight apply to",
         ),
     ],
 )
@@ -242,7 +246,7 @@ WRONG = {
     "add include_background: true": {
         "a": {"_target_": "monai.metrics.HausdorffDistanceMetric", "direction": "min"}
     },
-    "model.metrics.a cannot measure what it is given": {
+    "model.metrics.a cannot evaluate the task's predictions": {
         "a": {"_target_": "torchmetrics.regression.PearsonCorrCoef", "direction": "max"}
     },
     "must be a section with _target_": {"a": "dice"},

@@ -178,7 +178,7 @@ def test_a_cell_that_was_changed_is_refused_by_name(done, plugins, tmp_path):
     content = json.loads(path.read_text())
     content["result"]["clients"]["hospital_0"]["auroc"] = 1.0
     path.write_text(json.dumps(content))
-    with pytest.raises(CheckpointError, match=rf"{path.name} is not as the benchmark has"):
+    with pytest.raises(CheckpointError, match=rf"{path.name} has changed since the benchmark"):
         run(plugins, out, report_only=True)
     path.write_text(path.read_text()[:100])
     with pytest.raises(CheckpointError, match=f"{path.name} cannot be read"):

@@ -1,1 +1,1 @@
-"""Tables: their columns, what hospitals agree on, and the data module."""
+"""Tables: their columns, the hospitals' agreement on them, and the data module."""

@@ -1,20 +1,20 @@
-"""What clients with tables agree on before training, and the messages by which they do.
+"""The agreement of clients with tables before training, and its messages.
 
-Whatever is needed of all of them travels as JSON, by the server, and is counted: which columns have
+All needed facts travel as JSON through the server, and their bytes are counted: which columns have
 missing cells, the names of categories, sums of a continuous outcome, and with pooled scaling counts
-and sums. No row leaves a client. Training continues from what the bytes say. Each client's half and
-the server's are generators, so that the same messages pass within one process and between
-hospitals. Messages are read as if anybody had written them.
+and sums. No row leaves a client. Training uses the decoded messages. Each client's half and the
+server's are generators, so that the same messages pass within one process and between hospitals.
+Messages are not trusted when they are read.
 
 - Indicators: of the columns in which any client misses a training cell.
 - Categories: the sorted union of those in training rows.
-- A continuous outcome: its mean and deviation in all training rows, in whose units all clients'
-  models answer. Each client tells a count and two sums, of which nobody needs the summands.
+- A continuous outcome: its mean and deviation over all training rows, the units of all clients'
+  models. Each client sends a count and two sums, not the summands.
 - Pooled standardisation: each client sends, per column, its number of values and that number times
   its own median and limits; the sums give the means that all clients take. Then each sends sums and
   sums of squares of its values within these limits, which give the mean and standard deviation of
   all training rows together. A mean of medians is not the median of all rows, but no outlier moves
-  it, and sums can be added up without anyone seeing the summands.
+  it, and no one sees the summands of the sums.
 - Pooled scaling by minimum and maximum: each client sends its own.
 """
 
@@ -44,7 +44,7 @@ from medfed.datamodules.tables.columns import (
 )
 
 Merging = Generator[bytes, Sequence[bytes], None]
-_HUGE = 1e300  # beyond what cells of a table add up to, as they are below 1e30
+_HUGE = 1e300  # above all sums of table cells, which are below 1e30
 
 
 def converse(
@@ -55,10 +55,10 @@ def converse(
     Args:
         server: Its half.
         clients: In the order of the federation, in which sums are taken.
-        step: Hands an answer to a client, at first None, and returns its message, at last None.
+        step: Passes an answer to a client, first None, and returns its message, finally None.
 
     Returns:
-        The answers, which are all that somebody who comes later needs, and what travelled.
+        The answers, which a later client needs, and the byte records.
     """
     answers: list[bytes] = []
     exchanged: list[Exchanged] = []
@@ -82,7 +82,7 @@ def converse(
 
 
 def packed(content: Mapping[str, Any]) -> bytes:
-    """Returns a message as it travels.
+    """Returns a message as bytes.
 
     Raises:
         DataError: If a number is not finite.
@@ -97,12 +97,12 @@ def packed(content: Mapping[str, Any]) -> bytes:
 
 
 def unpacked(content: bytes, form: Mapping[str, Any]) -> dict[str, Any]:
-    """Reads a message that somebody else may have written.
+    """Reads an untrusted message.
 
     Args:
         content: The message.
-        form: By key: how many numbers there are, or a list of the texts that may be named, or a
-            mapping whose every key has texts.
+        form: By key: the count of numbers, or a list of the allowed texts, or a mapping from keys
+            to allowed texts.
 
     Raises:
         DataError: If it has another form.
@@ -144,7 +144,7 @@ def _are_texts(value: object) -> TypeGuard[list[str]]:
     return isinstance(value, list) and all(isinstance(text, str) for text in value)
 
 
-SUMS, SCALE = 3, 2  # how many numbers a client tells, and is answered
+SUMS, SCALE = 3, 2  # how many numbers a client sends, and receives
 
 
 def sums_of(outcomes: Array) -> list[float]:
@@ -181,12 +181,12 @@ Indicator = bool | Literal["auto"]
 
 @dataclass(frozen=True)
 class Agreement:
-    """What the clients know of each other's tables.
+    """The clients' agreement on their tables.
 
     Attributes:
-        columns: What the inputs are.
-        scaling: That of all clients, or None where each has its own.
-        outcome: Mean and deviation of a continuous outcome; None of classes.
+        columns: The inputs.
+        scaling: The scaling of all clients, or None if each has its own.
+        outcome: Mean and deviation of a continuous outcome; None for classes.
     """
 
     columns: Columns
@@ -196,16 +196,16 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Question:
-    """What clients are to agree on.
+    """The settings that clients need to agree.
 
     Attributes:
         names: (F) columns.
         indicator: Which columns have an indicator: all, none, or with ``auto`` those in which any
             client misses a training cell.
         normalization: How numbers are scaled.
-        pooled: Whether all clients scale alike.
+        pooled: Whether all clients share one scaling.
         categorical: The columns that have categories.
-        continuous: Whether the scale of a continuous outcome is asked for.
+        continuous: Whether to agree on the scale of a continuous outcome.
     """
 
     names: Sequence[str]
@@ -217,7 +217,7 @@ class Question:
 
     @property
     def ends(self) -> tuple[str, ...]:
-        """What pooled scaling asks of each column of numbers."""
+        """The statistics of each column of numbers for pooled scaling."""
         minmax = self.normalization == "minmax"
         return ("minimum", "maximum") if minmax else ("low", "median", "high")
 
@@ -231,16 +231,16 @@ def agree(
     categories: Categories,
     outcomes: Mapping[str, Array] | None = None,
 ) -> tuple[Agreement, list[Exchanged]]:
-    """Lets clients agree that are all in this process.
+    """Runs the agreement of clients that are all in this process.
 
     Args:
-        question: What on.
+        question: The settings.
         train: (N, F) training rows of every client; NaN is missing, a category its position.
         categories: Of the columns that have some.
         outcomes: (N,) outcomes of every client's rows, if they are continuous.
 
     Returns:
-        What they agree on, and what travelled for it: nothing where nothing is needed.
+        The agreement, and its byte records; none if no messages are needed.
 
     Example:
         >>> rows = {"a": np.array([[1.0]]), "b": np.array([[np.nan], [3.0]])}
@@ -267,19 +267,19 @@ def agree(
 def tell(
     question: Question, rows: Array, categories: Categories, outcomes: Array | None = None
 ) -> Half:
-    """A client's half: yields its message, is sent what the server answers.
+    """A client's half: yields its messages, receives the server's answers.
 
     Args:
-        question: What all are to agree on.
+        question: The settings.
         rows: (N, F) the client's training rows.
         categories: The client's, of the columns that have some.
         outcomes: (N,) of the rows, if they are continuous.
 
     Returns:
-        What all have agreed on.
+        The agreement.
 
     Raises:
-        DataError: If an answer is none.
+        DataError: If an answer is malformed.
     """
     names, pooled, ends = question.names, question.pooled, question.ends
     numbers = rows[:, [at for at, name in enumerate(names) if name not in categories]]
@@ -318,10 +318,10 @@ def tell(
 
 
 def merge(question: Question) -> Merging:
-    """The server's half: is sent the messages of all clients, in order, and yields its answer.
+    """The server's half: receives the messages of all clients, in order, and yields its answers.
 
     Raises:
-        DataError: If a client's message is not what is asked for.
+        DataError: If a client's message has the wrong form.
     """
     names, categorical, pooled = question.names, question.categorical, question.pooled
     if not (question.indicator == "auto" or categorical or pooled or question.continuous):
@@ -347,7 +347,7 @@ def merge(question: Question) -> Merging:
 def _about(
     rows: Array, names: Sequence[str], categories: Categories, indicator: Indicator
 ) -> dict[str, Any]:
-    """What a client says of its columns."""
+    """A client's message about its columns."""
     message: dict[str, Any] = {}
     if indicator == "auto":
         gaps = np.flatnonzero(np.isnan(rows).any(axis=0))
@@ -362,7 +362,7 @@ def _about(
 
 
 def _extent(values: Array, normalization: Normalization) -> dict[str, Any]:
-    """How far a client's values reach, as far as the server needs to know."""
+    """The range of a client's values that the server needs."""
     count = (~np.isnan(values)).sum(axis=0)
     message: dict[str, Any] = {"count": count.tolist()}
     if normalization == "minmax":
@@ -374,7 +374,7 @@ def _extent(values: Array, normalization: Normalization) -> dict[str, Any]:
 
 
 def _merged(messages: Sequence[Mapping[str, Any]], question: Question) -> dict[str, Any]:
-    """What the server makes of the first messages."""
+    """The server's result of the first messages."""
     names, indicator = question.names, question.indicator
     gaps = {name for one in messages for name in one.get("missing", ())}
     chosen = gaps if indicator == "auto" else {*names} if indicator else set()

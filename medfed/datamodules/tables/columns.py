@@ -1,6 +1,6 @@
-"""From the columns of a table to what a network sees: numbers, categories, what is missing.
+"""Converts the columns of a table to a network's inputs: numbers, categories, missing cells.
 
-Training rows alone teach how numbers are scaled:
+Only training rows determine the scaling of numbers:
 
 - ``standard``: less the mean, divided by the deviation, as by scikit-learn's ``StandardScaler``; a
   missing cell becomes the median, as by its ``SimpleImputer``. So that no single value rules the
@@ -9,7 +9,7 @@ Training rows alone teach how numbers are scaled:
 - ``minmax``: the minimum becomes -1, the maximum 1, a missing cell 0. One outlier squeezes all
   other values.
 
-Before training, a line per finding says what is altered, and which columns tell nothing.
+Before training, log lines list the changes, and the columns without information.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Columns:
-    """What all clients of a federation agree on, so that an input means the same everywhere.
+    """The clients' agreement on columns, so that an input has the same meaning everywhere.
 
-    A column of numbers is one input. One of categories is an input per category, 1 where a row has
-    it; of two categories the second alone. Then come the indicators, 1 where a cell is missing.
-    A category that is missing or unknown is 0 in all inputs.
+    A column of numbers is one input. A column of categories is an input per category, 1 if a row
+    has it; for two categories only the second one. Then come the indicators, 1 if a cell is
+    missing. A category that is missing or unknown is 0 in all inputs.
 
     Attributes:
         names: (F) names of the columns.
-        categories: Those of each column that has some.
+        categories: The categories of each column with categories.
         indicators: Columns with an indicator of missing cells.
     """
 
@@ -53,7 +53,7 @@ class Columns:
         return [at for at, name in enumerate(self.names) if name not in self.categories]
 
     def inputs(self) -> list[tuple[str, str]]:
-        """Name of every input, and the column that it is made of.
+        """Name of every input, and its column.
 
         Raises:
             DataError: If two inputs have one name.
@@ -116,7 +116,7 @@ class Columns:
         return encoded
 
     def facts(self) -> dict[str, Any]:
-        """What reads a row again as in training, as JSON; see `from_facts`."""
+        """The facts for reading a row as in training, as JSON; see `from_facts`."""
         return {
             "kind": "table",
             "features": list(self.names),
@@ -151,11 +151,11 @@ class Standard:
     """Standardisation of P columns that one outlier does not rule; all attributes are (P,).
 
     Attributes:
-        low: Values below count as this.
-        high: Values above count as this.
-        median: What a missing cell becomes.
-        mean: What becomes 0.
-        sd: What becomes 1; 1 where all values are the same.
+        low: The lower limit; lower values become this.
+        high: The upper limit; higher values become this.
+        median: The replacement of a missing cell.
+        mean: The value that becomes 0.
+        sd: The deviation that becomes 1; 1 if all values are equal.
     """
 
     low: Array
@@ -191,8 +191,8 @@ class MinMax:
     """Scaling of P columns between -1 and 1; a column without any value has both ends 0.
 
     Attributes:
-        minimum: (P,), what becomes -1.
-        maximum: (P,), what becomes 1.
+        minimum: (P,), the values that become -1.
+        maximum: (P,), the values that become 1.
     """
 
     minimum: Array
@@ -235,13 +235,13 @@ def fit_minmax(train: Array) -> MinMax:
         >>> fit_minmax(np.array([[0.0, np.nan], [4.0, np.nan]])).maximum.tolist()
         [4.0, 0.0]
     """
-    # Of a column without a value NumPy would warn, and give NaN.
+    # For a column without values NumPy would warn and give NaN.
     known = np.where(np.isnan(train).all(axis=0), 0.0, train)
     return MinMax(np.nanmin(known, axis=0), np.nanmax(known, axis=0))
 
 
 def fit_standard(train: Array) -> Standard:
-    """Learns limits, median, mean and standard deviation of what is not missing.
+    """Learns limits, median, mean and standard deviation of the present values.
 
     A column without any value becomes 0 throughout.
 
@@ -276,7 +276,7 @@ def moments(count: Array, about: Array, total: Array, squares: Array) -> tuple[A
     """
     shift = total / np.maximum(count, 1)
     variance = np.maximum(squares / np.maximum(count, 1) - shift**2, 0)
-    # What rounding alone leaves of a constant column is no deviation.
+    # A deviation from rounding errors of a constant column counts as 0.
     constant = np.sqrt(variance) <= 1e-9 * np.maximum(np.abs(about + shift), np.abs(shift))
     return about + shift, np.where(constant, 1.0, np.sqrt(variance))
 
@@ -284,8 +284,8 @@ def moments(count: Array, about: Array, total: Array, squares: Array) -> tuple[A
 def limits(train: Array) -> tuple[Array, Array, Array]:
     """The limits beyond which values of (N, P) are far out, and the median between them.
 
-    They are 3 interquartile ranges beyond the quartiles. Where a quarter of the values or more are
-    the same, such as zeros, the quartiles are those of the others, together with that value.
+    They are 3 interquartile ranges beyond the quartiles. If a quarter of the values or more are
+    equal, such as zeros, the quartiles are those of the other values together with that value.
 
     Returns:
         (P,) lower limits, medians and upper limits; 0 where a column has no value.
@@ -318,7 +318,7 @@ def _limits(values: Array) -> tuple[float, float, float]:
 
 
 def value_range(train: Array, scaling: Scaling) -> tuple[Array, Array]:
-    """Smallest and largest value of (N, P) training rows, far-out ones as the limit.
+    """Smallest and largest value of (N, P) training rows, with outliers set to the limit.
 
     Returns:
         (P,) each; NaN where a column has no value.
@@ -359,12 +359,12 @@ _PATIENT = re.compile(rf"(patient|subject|person|participant|mrn|pid){_END}|id",
 
 
 def say(columns: Columns, train: Mapping[str, Array], scalings: Mapping[str, Scaling]) -> None:
-    """Names what becomes of training cells, a line each.
+    """Logs the changes to training cells, one line each.
 
     Args:
-        columns: What the columns are.
+        columns: The columns.
         train: (N, F) training rows of every client.
-        scalings: That of every client.
+        scalings: The scaling of every client.
     """
     from medfed.common.console import few  # bundles carry this file without the console
 
@@ -388,10 +388,10 @@ def say(columns: Columns, train: Mapping[str, Array], scalings: Mapping[str, Sca
 
 
 def role_remarks(names: Sequence[str], centre: str | None, patient: str | None) -> list[str]:
-    """Says which columns look like hospitals or patients, where nobody has named such a column.
+    """Remarks on columns that look like hospitals or patients, if the user has named none.
 
     Args:
-        names: Of all columns but the label.
+        names: The names of all columns except the label.
         centre: ``data.centre``.
         patient: ``data.patient``.
 
@@ -415,7 +415,7 @@ rows of one patient may be in several splits.']
 
 
 def say_unknown(columns: Columns, rows: Array) -> None:
-    """Names columns with categories that no training row has; (N, F) rows, -1 for these."""
+    """Logs columns with categories that no training row has; (N, F) rows, -1 for these."""
     for name in columns.categories:
         if count := int((rows[:, columns.names.index(name)] < 0).sum()):
             log.warning(

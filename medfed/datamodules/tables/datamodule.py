@@ -1,6 +1,6 @@
-"""Tables, for clinical risk or a continuous outcome: their rows, and what clients make of them.
+"""Tables, for clinical risk or a continuous outcome: their rows and the clients' inputs.
 
-The user or the reader says which columns are features, labels, hospitals and patients.
+The user or the reader names the columns of features, labels, hospitals and patients.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ Rows = tuple[Index, Index]
 class TabularDataModule(FederatedDataModule):
     """Rows of a table; ``image`` is (B, C), ``label`` (B,) int64 or an outcome.
 
-    The table is any CSV file, what a reader reads, or a table that scikit-learn has.
+    The table is a CSV file, the result of a reader, or a table from scikit-learn.
 
-    What the C inputs are the clients agree on: see `columns.Columns` and `agreement`.
+    The clients agree on the C inputs: see `columns.Columns` and `agreement`.
 
-    An outcome is float32, in its own unit: it is the model that answers in standard units, by the
-    mean and deviation that the clients have agreed on.
+    An outcome is float32, in its original unit; the model predicts in standard units, with the mean
+    and deviation that the clients have agreed on.
 
     Attributes:
         path: A CSV file (or what `reader` reads); None takes the table `embedded`.
@@ -79,27 +79,26 @@ class TabularDataModule(FederatedDataModule):
         header: Column names of a file without a header line.
         categorical: Columns that hold categories, also numbered ones; None takes the columns of a
             CSV file that hold texts, as `readers.table.find_kinds` says.
-        reader: Reads `path` where it is no CSV file; the columns are then the reader's affair.
-        negative: Label values that count as class 0, where `positive` is given; None takes all
-            others.
+        reader: Reads `path` if it is not a CSV file; the reader then decides the columns.
+        negative: Label values that count as class 0, if `positive` is given; None takes all others.
         outcome: What the label column of a CSV file holds: ``"classes"``, or ``"continuous"``
             numbers.
         embedded: A table that comes with scikit-learn: ``"breast_cancer"`` or ``"diabetes"``.
         eval_batch_size: Rows per evaluation batch.
         normalization: ``"standard"``: mean 0 and standard deviation 1, missing cells the median;
             ``"minmax"``: from -1 to 1, missing cells 0; see `columns`.
-        scaling: Whose training rows the numbers for it come from. ``"client"``: the client's own,
-            so that they do not leave a hospital; ``"pooled"``: all clients', so that one unit means
-            the same everywhere, at the price of sums that are exchanged before the first round.
-        missing_indicator: Which columns have an input that is 1 where the cell is missing: all
+        scaling: The training rows that determine the scaling. ``"client"``: the client's, so that
+            no statistics leave a hospital; ``"pooled"``: all clients', so that units are equal
+            everywhere, but clients exchange sums before the first round.
+        missing_indicator: Which columns have an input that is 1 if the cell is missing: all
             (True), none, or with ``"auto"`` those in which any client misses a training cell.
-        outcome_scale: Mean and deviation of continuous outcomes, in which a model answers; None:
-            those of all clients' training rows, of which each tells the others three sums. ``(0,
-            1)`` leaves outcomes as they are.
+        outcome_scale: Mean and deviation of continuous outcomes, the units of the model; None:
+            those of all clients' training rows, for which each client sends three sums. ``(0, 1)``
+            does not scale outcomes.
 
     Raises:
-        ConfigError: If a choice is unknown, a scale is given that is none, or classes are named of
-            a continuous outcome.
+        ConfigError: If a choice is unknown, a scale is invalid, or classes are named for a
+            continuous outcome.
     """
 
     _: KW_ONLY
@@ -171,7 +170,7 @@ class TabularDataModule(FederatedDataModule):
 
     @cached_property
     def samples(self) -> Samples:
-        """What is known of the rows beside their features."""
+        """The facts about the rows other than their features."""
         t = self.table
         return Samples(t.labels, len(t.classes), t.patients, t.centres, files=t.files)
 
@@ -201,7 +200,7 @@ class TabularDataModule(FederatedDataModule):
             raise ConfigError("data.outcome_scale is for continuous outcomes; leave it at null.")
 
     def data_remarks(self) -> list[str]:
-        """See the base class: columns that may have another role than that of a feature."""
+        """See the base class: columns that are perhaps not features."""
         path = expanded(self.path)
         if path is None or self.reader is not None or self.features is not None:
             return []
@@ -211,34 +210,34 @@ class TabularDataModule(FederatedDataModule):
         return role_remarks(free, self.centre, self.patient)
 
     def contents(self) -> tuple[str, Iterator[Sample]]:
-        """See the base class: rows, where equal ones are hardly chance."""
+        """See the base class: rows, if equal ones are unlikely by chance."""
         table, classes = self.table, not self.samples.continuous
         rows = table.features if rows_mean_something(table.features) else table.features[:0]
         return "rows", (
-            # A label may be an outcome, and then differs without being wrong.
+            # Labels that are continuous outcomes may differ without being wrong.
             Sample(patient, patient, row.tobytes(), int(label) if classes else None)
             for row, patient, label in zip(rows, table.patients, table.labels, strict=False)
         )
 
     def list_patients(self) -> list[Patient]:
-        """One patient per distinct id, with its centre, and its label where all its rows agree."""
+        """One patient per distinct id, with its centre, and its label if all its rows agree."""
         return self.samples.list_patients()
 
     @property
     def columns(self) -> Columns:
-        """What the inputs are; call `setup` first."""
+        """The inputs; call `setup` first."""
         assert self.agreement is not None
         return self.agreement.columns
 
     @property
     def agreed_outcome_scale(self) -> list[float] | None:
-        """Mean and deviation of continuous outcomes, None of classes; call `setup` first."""
+        """Mean and deviation of continuous outcomes, None for classes; call `setup` first."""
         assert self.agreement is not None
         scale = self.outcome_scale or self.agreement.outcome
         return None if scale is None else list(scale)
 
     def join(self, other: TabularDataModule) -> None:
-        """Takes over what a federation has agreed on, for a hospital that joins it later.
+        """Takes over the agreement of a federation, for a hospital that joins it later.
 
         Args:
             other: The federation's data, set up.
@@ -249,7 +248,7 @@ class TabularDataModule(FederatedDataModule):
             self.features = other.columns.names
 
     def build_clients(self, plans: Mapping[str, ClientPlan]) -> dict[str, ClientData]:
-        """Lets the clients agree and scales by training statistics; see the base class."""
+        """Runs the clients' agreement and scales by training statistics; see the base class."""
         table, chosen = self.table, self._chosen(plans)
         if self.agreement is None:
             trained = {c: rows for c, rows in self.train_rows.items() if c not in self.keep_out}
@@ -262,7 +261,7 @@ class TabularDataModule(FederatedDataModule):
         sources = [table.names.index(column) for _, column in columns.inputs()]
         clients = {}
         for name, plan in plans.items():
-            # Of training rows alone: a test row that moved the scale would leak into training.
+            # Only training rows: a test row that changes the scale would leak into training.
             scaling = self.agreement.scaling or fit(self.normalization, self._numbers(name))
             self.scalings[name] = scaling
             present = plan.channels[sources]
@@ -273,7 +272,7 @@ class TabularDataModule(FederatedDataModule):
         return clients
 
     def _chosen(self, plans: Mapping[str, ClientPlan]) -> dict[str, dict[Split, Rows]]:
-        """The rows of every client and split; those to train on are kept."""
+        """The rows of every client and split; training rows are kept."""
         chosen_rows = {client: self._select(client, plan) for client, plan in plans.items()}
         features, labels = self.table.features, self.samples.labels
         chosen = {client: rows["train"][0] for client, rows in chosen_rows.items()}
@@ -282,7 +281,7 @@ class TabularDataModule(FederatedDataModule):
         return chosen_rows
 
     def agreeing(self) -> Generator[bytes, bytes, None]:
-        """See the base class: what is missing, categories, sums of outcomes, pooled scaling."""
+        """See the base class: missing cells, categories, sums of outcomes, pooled scaling."""
         self._chosen(self.plans)
         ((client, rows),) = self.train_rows.items()
         if self.agreement is None:
@@ -295,13 +294,13 @@ class TabularDataModule(FederatedDataModule):
         yield from merge(self._question(facts))
 
     def facts(self) -> dict[str, Any]:
-        """See the base class; also which columns hold categories, and what the label is."""
+        """See the base class; adds the columns with categories, and the label."""
         continuous = self.samples.continuous
         categories = sorted(self.table.categories)
         return {**super().facts(), "categories": categories, "continuous": continuous}
 
     def _question(self, facts: Mapping[str, Any]) -> Question:
-        """What clients with these `facts` are to agree on."""
+        """The settings of the agreement of clients with these `facts`."""
         return Question(
             names=facts["channels"],
             indicator=self.missing_indicator,
@@ -316,7 +315,7 @@ class TabularDataModule(FederatedDataModule):
         return self.train_rows[client][:, self.columns.numeric]
 
     def unscaled(self, client: str) -> Array:
-        """(N, C) training inputs in the table's units, far-out values as the limit."""
+        """(N, C) training inputs in the table's units, with outliers set to the limit."""
         rows, scaling = self.train_rows[client], self.scalings[client]
         known = recode(rows, self.table.names, self.table.categories, self.columns.categories)
         numbers = self._numbers(client)
@@ -325,7 +324,7 @@ class TabularDataModule(FederatedDataModule):
         return self.columns.encode(known, numbers).astype(np.float64)
 
     def preprocessing(self, client: str) -> dict[str, Any]:
-        """See the base class; ``input`` has the columns and their range in training, too."""
+        """See the base class; ``input`` also has the columns and their range in training."""
         scaling, plan = self.scalings[client], self.plans[client]
         ends = [
             [None if np.isnan(value) else value for value in end.tolist()]

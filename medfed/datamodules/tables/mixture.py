@@ -1,4 +1,4 @@
-"""PPFL's synthetic problem: linear models that clients mix, each in proportions of its own."""
+"""PPFL's synthetic problem: linear models that clients mix in different proportions."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class MixtureDataModule(FederatedDataModule):
     - ``continuous``: linear models, normal around sum_k alpha_ik theta_k x.
 
     Args:
-        partition: Takes the hospitals as they are (``centre``).
+        partition: Keeps the hospitals (``centre``).
         clients: Number of clients N.
-        samples: Rows of each client, training to test.
+        samples: Rows of each client, over all splits.
         features: F, the dimension d.
         models: K, the true models.
-        concentration: Of the Dirichlet distribution; small: clients mix little.
+        concentration: Of the Dirichlet distribution; with a small value clients mix little.
         outcome: ``classes`` or ``continuous``.
         noise: Standard deviation of continuous outcomes around the mixture.
         **common: See `FederatedDataModule`; batches are of 128 rows, and of 1024 to evaluate.
@@ -109,7 +109,7 @@ class MixtureDataModule(FederatedDataModule):
         """Takes the rows of every client; see the base class.
 
         Raises:
-            ConfigError: If the partition does not leave the hospitals as they are.
+            ConfigError: If the partition changes the hospitals.
         """
         if not set(plans) <= set(self.names):
             raise ConfigError("Generated mixtures belong to hospitals; use partition=centre.")
@@ -119,7 +119,7 @@ class MixtureDataModule(FederatedDataModule):
         }
 
     def preprocessing(self, client: str) -> dict[str, Any]:
-        """See the base class: features as they are."""
+        """See the base class: features unchanged."""
         kind = {"kind": "table", "features": list(self.channel_names), "indicators": []}
         return {**super().preprocessing(client), "input": kind}
 

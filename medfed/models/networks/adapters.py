@@ -1,4 +1,4 @@
-"""Low-rank adapters: a frozen network, and beside its weights products of two thin matrices.
+"""Low-rank adapters: a frozen network plus products of two thin matrices on its weights.
 
 Hu, Shen, Wallis, Allen-Zhu, Li, Wang, Wang, Chen: LoRA: Low-rank adaptation of large language
 models, ICLR 2022, Section 4.1: h = W_0 x + (alpha / r) B A x.
@@ -9,8 +9,8 @@ models, ICLR 2022, Section 4.1: h = W_0 x + (alpha / r) B A x.
 | A (r, k), B (d, r) | ``NAME.parametrizations.weight.0.lora_A`` and ``lora_B`` |
 | r, alpha | ``rank``, ``alpha`` |
 
-A starts as a linear layer does (uniform; Gaussian in the paper), B at zero: the network starts as
-it was, to the bit. The rows of a transposed convolution are its inputs.
+A starts like a linear layer (uniform; Gaussian in the paper), B at zero: the network initially
+computes the same, bit for bit. The rows of a transposed convolution are its inputs.
 """
 
 from __future__ import annotations
@@ -80,14 +80,15 @@ def merge(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
 
 @dataclass(frozen=True)
 class Adapters:
-    """What of a network is adapted, and what else trains.
+    """Which layers of a network are adapted, and which other entries train.
 
     Attributes:
         rank: r.
         alpha: The product counts alpha / r; ``None``: as much as r.
-        layers: Name patterns of linear and convolutional layers, all that gain by it.
+        layers: Name patterns of linear and convolutional layers; only those that become smaller are
+            adapted.
         train: Name patterns of entries that train whole, such as an output layer; ``None``: the
-            layers next to the outputs; where no data are at hand, the last layer that was added.
+            layers next to the outputs, or without data the last added layer.
         part: ``shared``, or ``personal`` for a method that keeps what the model calls personal.
         base: ``sent``: a run that starts from weights sends the frozen ones once; ``known``: every
             hospital has them.
@@ -118,11 +119,11 @@ class Adapters:
 
 @dataclass(frozen=True)
 class Adapted:
-    """What has become of a network.
+    """The result of adapting a network.
 
     Attributes:
         layers: Layers with an adapter.
-        small: Layers that would not be smaller by one; they are frozen.
+        small: Layers that an adapter would not make smaller; they are frozen.
         train: Entries that train whole.
         trained: Elements that train.
         frozen: Elements that do not.
@@ -145,12 +146,12 @@ class Adapted:
 
 
 def attach(network: nn.Module, adapters: Adapters, seed: int = 0) -> Adapted:
-    """Puts adapters on a network, in place, and freezes all else.
+    """Adds adapters to a network, in place, and freezes all other entries.
 
     Args:
-        network: Any network. Its weights stay as they are, and so does what it computes.
-        adapters: On which layers.
-        seed: Of their matrices A.
+        network: Any network. Its weights and outputs do not change.
+        adapters: The adapters' settings.
+        seed: Seed of their matrices A.
 
     Raises:
         ConfigError: If a pattern matches nothing, or there is no layer to adapt.
@@ -168,7 +169,7 @@ def attach(network: nn.Module, adapters: Adapters, seed: int = 0) -> Adapted:
         for name, module in network.named_modules()
         if isinstance(module, nn.Linear | _ConvNd) and not is_parametrized(module)
     }
-    # A tensor that stands in two layers can have no adapter in one of them.
+    # A tensor shared by two layers cannot have an adapter in only one of them.
     uses = [id(t) for m in network.modules() for t in m._parameters.values() if t is not None]
     layers = {n: m for n, m in layers.items() if uses.count(id(m.weight)) == 1}
     if not layers:
@@ -195,7 +196,7 @@ def attach(network: nn.Module, adapters: Adapters, seed: int = 0) -> Adapted:
             f"adapters.rank={adapters.rank} saves nothing in any layer that adapters.layers names; "
             "lower it, or choose adapters=none."
         )
-    # A membership is how a client mixes canonical models, and no weight of theirs.
+    # A membership is a client's mixture of canonical models, not a weight of a model.
     more = {"membership"} if isinstance(network, Canonical) else set()
     entries = float_entries(network)
     trained = {n for n in entries if n in train | more or fnmatchcase(n, PATTERN)}
@@ -233,11 +234,11 @@ def _matching(patterns: Sequence[str], names: Mapping[str, object], key: str) ->
 
 
 def merged(network: nn.Module, weights: Mapping[str, Tensor]) -> Tensors:
-    """Returns the entries of the plain network that an adapted one amounts to.
+    """Returns the entries of the plain network equal to an adapted one.
 
     Args:
-        network: With adapters, or without: then the weights are returned as they are.
-        weights: Of what trains, by name.
+        network: With adapters; without adapters the weights are returned unchanged.
+        weights: The trained weights, by name.
 
     Example:
         >>> network = nn.Sequential(nn.Linear(9, 9), nn.Linear(9, 1))

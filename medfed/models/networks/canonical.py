@@ -42,15 +42,15 @@ Activation = Literal["identity", "softmax", "sigmoid"]
 class Canonical(nn.Module):
     """A network of which a part exists K times.
 
-    What is not canonical is computed once per batch, however many instances there are, as long as
-    it gets the same input: the features of a classifier, the contracting path of a U-Net.
+    Common parts are computed once per batch for all instances, if they get the same input: the
+    features of a classifier, the contracting path of a U-Net.
 
     Args:
         networks: K networks of one architecture, built independently. The first one gives the
-            common part, each gives its instance of the canonical part; they are taken apart.
+            common part, each gives its instance of the canonical part; the networks are dismantled.
         parts: Patterns of the canonical part's names, such as ``class_layers.*``; whole layers.
-        mix: What is mixed.
-        activation: Of ``outputs``: what makes probabilities of the network's outputs.
+        mix: What to mix: ``outputs`` or ``parameters``.
+        activation: For ``outputs``: turns the network's outputs into probabilities.
 
     Shapes:
         As the network's. Parameters: ``membership (K,)``, ``common.*``, ``canonical.k.*``.
@@ -90,7 +90,7 @@ class Canonical(nn.Module):
         self.membership = nn.Parameter(torch.full((count,), 1 / count).to(like))
         places = part_roots(networks[0], parts)
         self._boxed = places == [""]
-        if self._boxed:  # the whole network: a box around it, so that it has a place, too
+        if self._boxed:  # the whole network: wrapped, so that it has a place in a parent, too
             networks, places = (
                 [nn.Sequential(OrderedDict(network=n)) for n in networks],
                 ["network"],
@@ -112,7 +112,7 @@ class Canonical(nn.Module):
     def forward(self, x: Tensor) -> Any:
         """Returns the mixture for a batch: log-probabilities, logits or plain outputs.
 
-        Of a network with several heads all are mixed, each by itself, and come as a list.
+        If the network has several heads, each is mixed separately, and the result is a list.
         """
         if self.mix == "parameters":
             with self._instance(0):
@@ -130,7 +130,7 @@ class Canonical(nn.Module):
     def mixed(self) -> dict[str, Tensor]:
         """Returns sum_k c_k theta_k under the names that it has within the network."""
         weights: dict[str, Tensor] = {}
-        done: set[int] = set()  # of tied weights the first name will do
+        done: set[int] = set()  # for tied weights the first name is enough
         for i, name in enumerate(self._names):
             parts = [dict(_layers(k)[i].named_parameters()) for k in self.canonical]
             for inner in parts[0]:
@@ -143,7 +143,7 @@ class Canonical(nn.Module):
         return weights
 
     def ordinary(self, name: str) -> str | None:
-        """Returns what an entry is called in the ordinary network; ``None`` of the membership.
+        """Returns an entry's name in the ordinary network; ``None`` for the membership.
 
         Example:
             >>> nets = [nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2)) for _ in range(2)]
@@ -162,7 +162,7 @@ class Canonical(nn.Module):
     def _used(self) -> list[int]:
         """The instances that count: where c_k is zero and stays so, instance k is not computed."""
         learns = self.membership.requires_grad and torch.is_grad_enabled()
-        # What is recorded must hold for other memberships, too.
+        # A recorded graph must be valid for other memberships, too.
         recorded = torch.jit.is_tracing() or torch.compiler.is_compiling()  # type: ignore[attr-defined]
         if learns or recorded:
             return list(range(len(self.canonical)))
@@ -194,7 +194,7 @@ class _Part(nn.Module):
         super().__init__()
         for name, layer in layers.items():
             self.add_module(name.replace(".", "_"), layer)
-            # The layers before are computed once, and all instances read what they gave.
+            # The layers before are computed once, and all instances read their outputs.
             for module in layer.modules():
                 if getattr(module, "inplace", False) is True:
                     module.inplace = False  # type: ignore[assignment]
@@ -240,10 +240,9 @@ def _layers(part: nn.Module) -> list[nn.Module]:
 
 @contextmanager
 def _computed_once(layers: Sequence[nn.Module]) -> Iterator[None]:
-    """Lets layers answer the same input again with what they gave before.
+    """Lets layers reuse their output for the same input.
 
-    Beside saving time, dropout then is one draw for all instances, and BatchNorm counts a batch
-    once.
+    This saves time; dropout is then the same for all instances, and BatchNorm counts a batch once.
     """
     # An instance's own forward is found before that of its class.
     kept = [(layer.__dict__, layer.__dict__.get("forward")) for layer in layers]
@@ -277,7 +276,7 @@ def _is(a: Any, b: Any) -> bool:
 
 
 def _forget_buffers(part: nn.Module) -> None:
-    """Leaves statistics to the first instance: one network runs, whose part is a mixture."""
+    """Keeps the statistics of the first instance only: one network with a mixed part runs."""
     for module in part.modules():
         for name in module._buffers:
             module._buffers[name] = None

@@ -1,4 +1,4 @@
-"""What a network returns: one tensor, several under deep supervision, or more than is asked for.
+"""A network's outputs: one tensor, several under deep supervision, or further values.
 
 ======================  ============================================================================
 a tensor                the output; with one axis more than the image, as MONAI's DynUNet gives in
@@ -7,7 +7,7 @@ a list or a tuple       a head, and further heads: tensors as the first one, of 
 a mapping               the same; ``out`` or ``logits`` first, if it has them
 ======================  ============================================================================
 
-Whatever else there is, such as the hidden states of MONAI's ViT, is no head.
+Other outputs, such as the hidden states of MONAI's ViT, are not heads.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _FIRST = ("out", "logits")
 
 
 def heads(output: object, image: Tensor) -> list[Tensor]:
-    """Returns the outputs that a loss is for, the one that counts in evaluation first.
+    """Returns the outputs for the loss; the first one is used in evaluation.
 
     Args:
-        output: What a network returned.
-        image: ``(B, C, *spatial)``, what it was given.
+        output: The network's output.
+        image: ``(B, C, *spatial)``, its input.
 
     Raises:
         ConfigError: If there is no tensor.
@@ -58,7 +58,7 @@ def heads(output: object, image: Tensor) -> list[Tensor]:
 
 
 def extras(output: object, image: Tensor) -> int:
-    """Returns how many things a network returns beside its heads.
+    """Returns how many other values a network returns in addition to its heads.
 
     Example:
         >>> import torch

@@ -1,14 +1,14 @@
 """The personal part of a network: its default names, and its layers, which can be taken out.
 
-What stays with a client is also what exists several times where models are canonical.
+The personal part is also the part that canonical models have several times.
 
-Well-known networks of MONAI and torchvision are known by the path of their class, so that nothing
-is imported: of a segmentation network the decoder and output stay, of a classifier the head.
+Networks of MONAI and torchvision are recognised by the path of their class, without imports: for
+segmentation the decoder and output are personal, for classification the head.
 
-Of a network that nobody has described, the layers next to its outputs stay. They are found from
+For an unknown network, the layers next to its outputs are personal. They are found from
 each output back along the graph of a forward pass, up to the first layer with a weight of two or
-more dimensions: a linear layer or a convolution. With it goes what was met on the way, such as a
-normalisation after it. Where paths are added up, each has such a layer. A parameter that is only
+more dimensions: a linear layer or a convolution. Parameters on the way, such as a normalisation
+after it, belong to the part. If paths are added, each has such a layer. A parameter that is only
 added or multiplied (a scale, an embedding of positions) ends no path.
 """
 
@@ -27,7 +27,7 @@ from medfed.common.streams import seeded
 from medfed.federation.split import NORMALIZATION, aliases, nothing_personal
 
 _ELEMENTWISE = ("Add", "Addcmul", "Sub", "Rsub", "Mul", "Div", "Lerp", "Pow")
-# What changes no value, or only the grid.
+# Operations that change no value, or only the grid.
 _PASSED = ("View", "UnsafeView", "ReshapeAlias", "Alias", "AsStrided", "Squeeze", "Unsqueeze", "T",
            "Transpose", "Permute", "Expand", "Slice", "Select", "Unbind", "Split", "SplitWithSizes",
            "Stack", "Clone", "ToCopy")  # fmt: skip
@@ -42,12 +42,12 @@ def nearest(network: nn.Module, outputs: Outputs, image: Tensor) -> tuple[str, .
 
     Args:
         network: Any network of one input.
-        outputs: Gives what a loss is for, of the network and an image.
+        outputs: Gives the outputs for the loss, from the network and an image.
         image: ``(B, C, *spatial)``.
 
     Returns:
         Patterns of names: ``head.*`` of a layer, the name alone of a parameter in a larger module;
-        nothing where no layer is found.
+        nothing if no layer is found.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2), nn.BatchNorm1d(2))
