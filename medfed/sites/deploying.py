@@ -353,7 +353,8 @@ def make_kits(folder: Path, sites: Sequence[str], server: str, port: int) -> Pat
     end = date.today() + timedelta(days=CERTIFICATES)
     print(
         f"The kits are in {kits}; each holds a key, so that it goes to its owner alone, and\n"
-        f"{folder / 'state'} holds all keys, so that it stays here. Nobody but you may read them.\n"
+        f"{kits.parent / 'state'} holds all keys, so that it stays here. Nobody else may read "
+        "them.\n"
         f"The certificates end after {CERTIFICATES} days, on {end}: for a longer study make new\n"
         "kits in another folder before, and hand them all out.\n"
         f"  {server}: unpack on the server's machine, open port {port}, startup/start.sh\n"

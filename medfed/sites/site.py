@@ -48,6 +48,8 @@ from medfed.sites.newcomers import Newcomer
 from medfed.sites.policy import NO_LIMITS, Policy, VetoError, check_data, check_study
 from medfed.sites.wire import START, Facts, Greeting, Reply, Request, RoundNumber, Status
 
+MODELS = 10
+"""Models of one round that may be measured, beside one for each site."""
 FIRST = ("hello", "agree", "begin", "onboard")  # kinds of requests that belong to no round
 Kept = dict[str, Any]
 
@@ -74,6 +76,10 @@ class Workplace(Protocol):
     """A site's components: its data, the model, and the agreement."""
 
     name: str
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds are agreed on."""
 
     def greeting(self) -> Greeting:
         """Reads configuration and data once; returns the facts that all sites must share."""
@@ -145,6 +151,8 @@ class Site:
         self._start: Kept = {}
         self._replies: dict[bytes, bytes] = {}
         self._newcomer: Newcomer | None = None
+        self._measured: dict[int, set[bytes]] = {}  # hashes of models by round, over all sessions
+        self._tested = False
 
     @property
     def federation(self) -> Federation:
@@ -238,6 +246,7 @@ class Site:
         self.module = self.workplace.join(everyone)
         self._session, self._latest, self._phases = asked.session, (START, 0), []
         self._replies.clear()
+        self._tested = RunFolder(self.folder).summary_json.is_file()
         self._start = self._base = self._state(START)
         self._here = self._base_at = START
         if self.keeper is not None:
@@ -245,6 +254,10 @@ class Site:
         return Reply.to(asked, content={"rounds": self.rounds()})
 
     def _fit(self, asked: Request) -> Reply:
+        if asked.round >= self.workplace.rounds:
+            raise Refusal("round")
+        if self._tested:  # a run that trains on after the test would select by it
+            raise Refusal("order")
         self._turn_to(asked)
         if asked.phase in self._phases:
             raise Refusal("replay")
@@ -261,14 +274,15 @@ class Site:
         return Reply.to(asked, content=self._spent(), body=reply.to_bytes())
 
     def _evaluate(self, asked: Request) -> Reply:
+        split = asked.content["split"]
+        if split not in ("val", "test"):
+            raise Refusal("message")
+        self._check_measured(asked)
         self._turn_to(asked)
         if asked.content["trained"] and not self._phases:
             raise Refusal("order", "unready")
         if self._phases and not asked.content["trained"]:
             raise Refusal("order")
-        split = asked.content["split"]
-        if split not in ("val", "test"):
-            raise Refusal("message")
         module = self._module
         module.next_round = asked.round + 1
         module.federation.arrived[self.name] = self._packet(asked)
@@ -277,7 +291,27 @@ class Site:
                 metrics = module.evaluate_client(self.name, split, keep=split == "test")
         finally:
             del module.federation.arrived[self.name]
+        self._tested = self._tested or split == "test"
         return Reply.to(asked, content={"metrics": metrics})
+
+    def _check_measured(self, asked: Request) -> None:
+        """Refuses metrics of models that no run across sites would ask for.
+
+        An honest coordinator asks once per attempt of a round, of which there is one more for each
+        site that is left out; and for test metrics after the rounds.
+
+        Raises:
+            Refusal: If the round is none, or too many models are asked for.
+        """
+        is_test = asked.content["split"] == "test"
+        if is_test and asked.round < 1:
+            raise Refusal("order")
+        if asked.round >= self.workplace.rounds + is_test:
+            raise Refusal("round")
+        models = self._measured.setdefault(asked.round, set())
+        models.add(hashlib.blake2b(asked.body).digest())
+        if len(models) > len(self._module.federation.ids) + MODELS:
+            raise Refusal("replay")
 
     def _commit(self, asked: Request) -> Reply:
         self._turn_to(asked)
@@ -491,6 +525,11 @@ class ConfiguredSite:
         """The task, after the agreement."""
         assert self._task is not None
         return self._task
+
+    @property
+    def rounds(self) -> int:
+        """See :meth:`medfed.sites.site.Workplace.rounds`."""
+        return self.config.rounds
 
     def greeting(self) -> Greeting:
         """See :meth:`medfed.sites.site.Workplace.greeting`."""

@@ -18,7 +18,7 @@ from medfed.federation.algorithm import Cohort
 from medfed.federation.wire.channel import Channel, Place
 from medfed.federation.wire.packet import Packet
 from medfed.sites.coordinator import SitesProgress
-from medfed.sites.site import Site
+from medfed.sites.site import MODELS, Site
 from medfed.sites.wire import Reply, Request
 from tests.contract.harness import lightning
 from tests.sites.faults import Faulty, is_at, once
@@ -165,6 +165,37 @@ def test_huge_numbers_leave_out_their_site_alone(method, value, tmp_path: Path):
     assert (number, site) == (1, "c1")
     assert why.startswith(f"its message holds {abs(value):.3g}, and those of most sites at most")
     assert result(module, evaluation)[::2] == simulated(plain, ((1, ("c1",)),), method)[::2]
+
+
+def test_a_site_measures_no_models_beyond_the_protocol(tmp_path: Path):
+    """Metrics of any weights, on test patients before training, would tell of single patients."""
+    transport = Faulty(toy_sites(tmp_path, "fedavg"))
+    fit(coordinated(transport, "fedavg"), tmp_path / "server", ROUNDS)
+    asked = [r for r in transport.seen if is_at("evaluate", "c1", ROUNDS - 1)(r)][-1]
+
+    def answer(number: int, split: str = "val", value: float | None = None, **more) -> str:
+        content = {"split": split, "trained": False}
+        request = dataclasses.replace(asked, round=number, attempt=9, content=content, **more)
+        if value is not None:
+            reply = Reply("fit", "c1", body=asked.body)
+            request = dataclasses.replace(request, body=filled(value)(reply).body)
+        reply = Reply.from_bytes(transport.inner.call("c1", request.to_bytes(), 1))
+        return reply.reason or reply.status
+
+    assert answer(ROUNDS) == "round"
+    assert answer(ROUNDS + 1, "test") == "round"
+    asked = dataclasses.replace(asked, at=ROUNDS - 1)
+    answers = [answer(ROUNDS - 1, value=float(n)) for n in range(len(NAMES) + MODELS)]
+    assert answers == ["ok"] * (len(NAMES) + MODELS - 1) + ["replay"]
+    assert answer(ROUNDS, "test") == "ok"
+    training = Request("fit", "c1", asked.session, ROUNDS - 1, 10, at=ROUNDS - 1, body=asked.body)
+    reply = Reply.from_bytes(transport.inner.call("c1", training.to_bytes(), 1))
+    assert reply.reason == "order"  # the test was the end
+    again = Site(Toy("c1", "fedavg"), tmp_path / "c1")
+    transport.inner.sites["c1"] = again
+    coordinated(transport, "fedavg")
+    asked = dataclasses.replace(asked, session=again._session, at=-1)
+    assert answer(0, "test") == "order"  # before the first round
 
 
 def test_a_training_that_fails_after_large_numbers_names_who_sent_them(tmp_path: Path):

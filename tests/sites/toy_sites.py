@@ -44,6 +44,8 @@ def lossy() -> dict[str, Any]:
 class Toy:
     """One client of the toy federation."""
 
+    rounds = 3
+
     def __init__(self, name: str, method: str, settings: Settings = plain) -> None:
         self.name, self.method, self.settings = name, method, settings
         _, fed, local = federation(method)
