@@ -7,11 +7,12 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from medfed.api import train
-    from medfed.federation.reference import ArrayClient, Federated, federate
+    from medfed.api import federate, train
+    from medfed.federation.reference import ArrayClient, Federated
     from medfed.records.folder import Run
 
 __version__ = "0.2.0"
@@ -21,14 +22,17 @@ _HOMES = {
     "ArrayClient": "medfed.federation.reference",
     "Federated": "medfed.federation.reference",
     "Run": "medfed.records.folder",
-    "federate": "medfed.federation.reference",
+    "federate": "medfed.api",
     "train": "medfed.api",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+        with warnings.catch_warnings():
+            # In a notebook without ipywidgets, tqdm warns of a bar that is never shown.
+            warnings.filterwarnings("ignore", message="IProgress not found")
+            return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'medfed' has no attribute {name!r}")
 
 

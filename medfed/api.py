@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec
 
 import torch
 
 from medfed.common.console import without_remarks
 from medfed.common.errors import ConfigError
 from medfed.config.check import several
-from medfed.config.compose import load
+from medfed.config.compose import build, load
 from medfed.config.description import describe, written
+from medfed.federation.algorithm import Algorithm
+from medfed.federation.reference import Federated
+from medfed.federation.reference import federate as _federate
 from medfed.records.folder import Run
-from medfed.run.train import train as trained
+
+_Others = ParamSpec("_Others")
 
 
 def train(*overrides: str, folder: str | Path | None = None, **keys: Any) -> Run:
@@ -36,6 +41,8 @@ def train(*overrides: str, folder: str | Path | None = None, **keys: Any) -> Run
         >>> run = train("experiment=digits_pfednet", rounds=2)  # doctest: +SKIP
         >>> run.summary["federation"]["accuracy"]["mean"]  # doctest: +SKIP
     """
+    from medfed.run.train import train as trained  # late: it loads Lightning
+
     given = [*overrides, *(f"{k.replace('__', '.')}={_written(v)}" for k, v in keys.items())]
     source = written(load(given))
     if folder is None:
@@ -52,6 +59,26 @@ def train(*overrides: str, folder: str | Path | None = None, **keys: Any) -> Run
     with _process_as_it_was(), without_remarks():
         trained(config)
     return Run(folder)
+
+
+def _by_name(
+    function: Callable[Concatenate[Algorithm, _Others], Federated],
+) -> Callable[Concatenate[Algorithm | str, _Others], Federated]:
+    """Lets a method be given by the name that ``algorithm=`` has it by."""
+
+    @functools.wraps(function)
+    def federate(
+        algorithm: Algorithm | str, *others: _Others.args, **keys: _Others.kwargs
+    ) -> Federated:
+        method = algorithm
+        if isinstance(method, str):
+            method = build(load([f"algorithm={method}"]).algorithm)
+        return function(method, *others, **keys)
+
+    return federate  # type: ignore[return-value]  # whose first argument has its name, too
+
+
+federate = _by_name(_federate)
 
 
 def _written(value: Any) -> str:

@@ -17,6 +17,7 @@ from medfed.federation.algorithm import Cohort
 from medfed.federation.wire.channel import Channel, Link
 from medfed.personalize.ditto import Ditto
 from medfed.personalize.fedavg import FedAvg
+from medfed.personalize.fedper import FedPer
 from medfed.run.assembly import data_and_task
 from tests.integration.runs import CLINICAL, run
 
@@ -183,6 +184,17 @@ def test_federate_equals_full_batch_descent_by_hand():
         torch.testing.assert_close(model.weight, w, rtol=0, atol=1e-7)
         torch.testing.assert_close(model.bias, b, rtol=0, atol=1e-7)
     assert torch.equal(network.weight, start["weight"])  # a copy was trained
+
+
+def test_federate_takes_a_name_and_one_pattern():
+    network = torch.nn.Sequential(linear(torch.float32), torch.nn.Linear(1, 1))
+    named, plain = (
+        medfed.federate(method, network, squares, arrays(), rounds=1, steps=1, personal=part)
+        for method, part in (("fedper", "1.*"), (FedPer(), ["1.*"]))
+    )
+    assert named.federation.digests() == plain.federation.digests()
+    with pytest.raises(ConfigError, match=r"Unknown algorithm 'fedprr' \(did you mean fedper"):
+        medfed.federate("fedprr", network, squares, arrays())
 
 
 def test_federate_takes_a_channel_and_tells_every_round():

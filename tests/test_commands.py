@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -49,6 +50,38 @@ EARLY = {
     "doctor now": "medfed doctor takes no arguments; leave 'now' out",
     "tarin": "Unknown command 'tarin' (did you mean train?); the commands are train,",
 }
+# In this process: what Hydra would take, or answer in its words.
+HOSTILE = {
+    "train lr=0.1": "Unknown key 'lr' (did you mean optimizer.lr?)",
+    "train data=brats_folder data.path=. data.reader.modalities=[a,b]": "data.reader.modalities is "
+    "a map; write data.reader.modalities='{FLAIR: FLAIR.nii.gz, T1: T1.nii.gz}'.",
+    "train name=null": "name must be a word for the experiment, such as brats, not None.",
+    "train name=../../x": "name must be a word for the experiment, such as brats, not '../../x'.",
+    "train name=/x": "name must be a word for the experiment",
+    "train name=[a,b]": "name must be a word for the experiment",
+    "train name=": "name must be a word for the experiment",
+    "train algorithm=[fedavg,ditto]": "algorithm=[fedavg,ditto] names a list; choose one option, "
+    "or -m algorithm=fedavg,ditto for a run of each.",
+    "train seed=1,2": "seed=1,2 is a sweep; add -m for a run of each, or write one value.",
+    "train rounds=range(1,3)": "rounds=range(1,3) is a sweep; add -m for a run of each",
+    "train seed=choice(1)": "seed=choice(1) is a sweep",
+    "train -m seed=glob(*)": "seed=glob(*) names no values; write them, as in seed=0,1 or",
+    "train -m seed=interval(1,2)": "seed=interval(1,2) names no values; write them",
+    "train +seed=1": "seed is there already; set it by seed=VALUE, without the plus sign.",
+    "train ~rounds": "~rounds would leave out a key; set it by rounds=VALUE.",
+    "train seed=${seed}": "seed cannot be resolved: Recursive interpolation detected.",
+    "train =1": "'=1' is no override; write key=value.",
+    "train rounds": "'rounds' is no override; write key=value.",
+    "train --resolve": "--resolve has a meaning with --cfg alone; write --cfg job --resolve.",
+    "train folder=null": "folder must be the path of a folder, not None.",
+    "train folder=7": "folder must be the path of a folder, not 7.",
+    "train hydra.run.dir=": "hydra.run.dir names no folder; write hydra.run.dir=FOLDER.",
+    "train hydra.run.dir=''": "hydra.run.dir names no folder; write hydra.run.dir=FOLDER.",
+    "compare here": "no finished run",
+    "compare here other": "runs=other is no folder; name one that holds finished runs.",
+    "report here": "no finished run",
+    "evaluate here": "run=here is no run folder (it has no config.yaml).",
+}
 # What an algorithm's class checks needs torch, and nothing else of this size.
 LATER = {
     "train algorithm.strength=-1": "algorithm.strength must not be negative, not -1",
@@ -76,6 +109,28 @@ def test_a_mistake_is_one_sentence_before_anything_is_loaded(line, sentence, tmp
     assert sentence in error
     assert loaded == []
     assert not list(tmp_path.iterdir())
+
+
+def test_hostile_lines_are_one_sentence_and_leave_nothing(capsys, tmp_path, monkeypatch, subtests):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").mkdir()
+    for line, sentence in HOSTILE.items():
+        with subtests.test(line):
+            with pytest.raises(SystemExit) as ended:
+                main(line.split())
+            error = capsys.readouterr().err
+            assert ended.value.code == 1
+            assert error.startswith("error: ")
+            assert error.count("\n") == 1
+            assert sentence in error
+            assert [p.name for p in tmp_path.rglob("*")] == ["here"]
+
+
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_missed_before_anything_is_loaded(tmp_path):
+    status, error, loaded = told("train experiment=digits_pfednet trainer=gpu", tmp_path)
+    assert (status, loaded) == (1, [])
+    assert error.startswith("error: trainer.accelerator=gpu finds no GPU on this machine; choose")
 
 
 @pytest.mark.parametrize(("line", "sentence"), LATER.items())

@@ -37,7 +37,7 @@ from medfed.common.errors import (
 )
 from medfed.common.files import SWEEP, Before, refuse_full
 from medfed.common.processes import end_with_parent, ended_by_signals, is_first_process
-from medfed.config.compose import CONFIG_DIR, Composition, composed, source_of
+from medfed.config.compose import CONFIG_DIR, Composition, as_typed, composed, source_of
 from medfed.config.description import checked, describe
 from medfed.config.spelling import spelled
 
@@ -52,7 +52,9 @@ _users: str | None = None  # the user's value of this variable
 FLAGS = ("-m", "--multirun", "--cfg", "--resolve", "--package", "-p", "-c", "--info")
 
 
-def command(name: str, check: Check | None = None, runs: bool = False) -> Callable[[Run], Main]:
+def command(
+    name: str, check: Check | None = None, runs: bool = False, folders: str = ""
+) -> Callable[[Run], Main]:
     """Turns a function of a configuration into a command.
 
     Args:
@@ -61,6 +63,7 @@ def command(name: str, check: Check | None = None, runs: bool = False) -> Callab
             command is a sweep.
         runs: Whether the configuration describes a run. Then the function gets a
             :class:`~medfed.config.description.RunDescription`, otherwise the keys.
+        folders: The key of arguments without a key, which are folders; empty: there are none.
 
     Returns:
         A decorator. The decorated function takes the command line without the program (by default
@@ -72,7 +75,7 @@ def command(name: str, check: Check | None = None, runs: bool = False) -> Callab
         def main(arguments: Sequence[str] | None = None) -> None:
             end_with_parent()
             with ended_by_signals():
-                _start(_Command(name, run, check, runs), arguments)
+                _start(_Command(name, run, check, runs, folders), arguments)
 
         return main
 
@@ -85,6 +88,16 @@ class _Command:
     run: Run
     check: Check | None
     describes: bool
+    folders: str
+
+    def with_keys(self, arguments: Sequence[str]) -> list[str]:
+        """Returns a command line in which folders have the key that they belong to."""
+        plain = [a for a in arguments if self.folders and "=" not in a and not a.startswith("~")]
+        if not plain:
+            return list(arguments)
+        listed = ",".join('"' + folder.replace('"', '\\"') + '"' for folder in plain)
+        value = listed if len(plain) == 1 else f"[{listed}]"
+        return [*(a for a in arguments if a not in plain), f"{self.folders}={value}"]
 
     def read(self, source: dict[str, Any], overrides: Sequence[str]) -> Any:
         """Checks a configuration."""
@@ -105,19 +118,21 @@ def _start(command: _Command, arguments: Sequence[str] | None) -> None:
         print_help(command.name, inspect.getmodule(inspect.unwrap(command.run)).__doc__ or "")
         return
     task: Task = lambda config: command.answer(  # noqa: E731
-        command.read(source_of(config), HydraConfig.get().overrides.task)
+        command.read(source_of(config), as_typed(HydraConfig.get().overrides.task))
     )
     single: Composition | None = None
     with one_sentence(), loading():
         flags = checked_flags(sys.argv[1:])
-        overrides = spelled([a for a in sys.argv[1:] if a not in flags])
+        overrides = spelled(command.with_keys([a for a in sys.argv[1:] if a not in flags]))
         sys.argv[1:] = [*flags, *overrides]
         compositions = composed(overrides, command.name)
+        if (several := compositions[0].sweep) and not several.startswith("hydra.mode"):
+            _check_sweep(several, flags, overrides)
         if not {"--cfg", "-c", "--info"} & set(flags):  # --cfg may show missing values
             described = [command.read(each.source(), each.overrides) for each in compositions]
             if command.check is not None:
                 command.check(described, bool({"-m", "--multirun"} & set(flags)))
-        if not flags and not compositions[0].sweeps:
+        if not flags and not compositions[0].sweep:
             (single,), (asked,) = compositions, described
             task = lambda _: command.answer(asked)  # noqa: E731
     with without_remarks(), one_sentence(), hydra_raising(task) as raising:
@@ -126,6 +141,13 @@ def _start(command: _Command, arguments: Sequence[str] | None) -> None:
         else:
             folder = str(CONFIG_DIR)
             hydra.main(version_base="1.3", config_path=folder, config_name=command.name)(raising)()
+
+
+def _check_sweep(several: str, flags: Sequence[str], overrides: Sequence[str]) -> None:
+    """Refuses several values where Hydra is not asked for a run of each."""
+    asked = {"-m", "--multirun"} & set(flags) or any(o.startswith("hydra.mode=") for o in overrides)
+    if not asked:
+        raise ConfigError(f"{several} is a sweep; add -m for a run of each, or write one value.")
 
 
 @contextmanager
@@ -207,6 +229,10 @@ key=value.
             raise ConfigError(
                 f"Unknown flag {flag}{did_you_mean(flag, FLAGS)}; the flags are "
                 f"{', '.join(FLAGS)}, and everything else is key=value."
+            )
+        if flag == "--resolve" and not {"--cfg", "-c"} & {a.split("=")[0] for a in arguments}:
+            raise ConfigError(
+                "--resolve has a meaning with --cfg alone; write --cfg job --resolve."
             )
         flags.append(argument)
         takes = flag in ("--cfg", "-c", "--package", "-p", "--info") and "=" not in argument

@@ -8,7 +8,7 @@ from medfed.commands.command_line import command
 from medfed.config.sections import Section
 
 
-@command("compare")
+@command("compare", folders="runs")
 def main(config: Section) -> None:
     """Prints the table and writes CSV, Markdown and pictures."""
     # Imported here, so that --help and errors in the configuration appear at once.

@@ -36,7 +36,7 @@ def subsets(config: Section, folder: Path) -> None:
     print_subsets(subsets, folder)
 
 
-@command("evaluate")
+@command("evaluate", folders="run")
 def main(config: Section) -> None:
     """Evaluates the run and prints the table of its clients, or of hospitals that join it."""
     folder = Path(str(config.run))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from medfed.commands.command_line import command, loading
 from medfed.common.errors import ConfigError
 from medfed.common.processes import go_by_rank, launched
-from medfed.config.check import several
+from medfed.config.check import check_gpu, several
 from medfed.config.compose import build
 from medfed.config.description import RunDescription
 
@@ -27,10 +27,12 @@ def check(configs: Sequence[RunDescription], sweep: bool) -> None:
     """Checks the algorithm, budget and cohort by building them before anything large is loaded.
 
     Raises:
-        ConfigError: If a value is out of range; if a sweep would run on several ranks, since each
-            rank would start the whole sweep again; or if each rank would have a folder of its own.
+        ConfigError: If a value is out of range, there is no GPU where one is asked for, a sweep
+            would run on several ranks, each of which would start the whole sweep again, or ranks
+            would have a folder each.
     """
     for config in configs:
+        check_gpu(config.trainer["accelerator"])
         ranks = config.trainer["devices"]
         if sweep and several(config.trainer):
             raise ConfigError(

@@ -9,8 +9,10 @@ than plain types is not checked here; the constructor itself checks the value.
 from __future__ import annotations
 
 import ast
+import ctypes
 import importlib.util
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -367,12 +369,23 @@ def check_values(values: Mapping[str, Any]) -> None:
             )
         if value > (most := LARGEST.get(key, value)):
             raise ConfigError(f"{key} must be a whole number of at most {most}, not {value}.")
+    _check_names(values)
     check_known("pictures.format", select(values, "pictures.format", "png"), PICTURES)
     keep_out = values.get("keep_out", [])
     if not isinstance(keep_out, list):
         raise ConfigError(f"keep_out must be a list of clients; write keep_out=[{keep_out}].")
     check_folders(values)
     check_runtime(values)
+
+
+def _check_names(values: Mapping[str, Any]) -> None:
+    """Checks that the run's name stays below ``outputs``, and that its folder is one."""
+    name, folder = values.get("name", "run"), values.get("folder", ".")
+    path = Path(name) if isinstance(name, str) else Path("..")
+    if path.is_absolute() or not path.parts or ".." in path.parts:
+        raise ConfigError(f"name must be a word for the experiment, such as brats, not {name!r}.")
+    if not isinstance(folder, str) or not folder.strip():
+        raise ConfigError(f"folder must be the path of a folder, not {folder!r}.")
 
 
 def check_folders(values: Mapping[str, Any]) -> None:
@@ -435,6 +448,29 @@ def check_runtime(values: Mapping[str, Any]) -> None:
             f"evaluation.every={every} is more than rounds={rounds}, so validation could select no "
             f"round; set evaluation.every to at most {rounds}."
         )
+
+
+def check_gpu(accelerator: str) -> None:
+    """Refuses a GPU where there is not even a driver, before any library is loaded.
+
+    Raises:
+        ConfigError: If a GPU is asked for and Linux has no driver of one.
+    """
+    if accelerator not in ("gpu", "cuda") or sys.platform != "linux":
+        return
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        if not Path("/dev/kfd").exists():  # AMD's
+            raise no_gpu(accelerator) from None
+
+
+def no_gpu(accelerator: str) -> ConfigError:
+    """Says that there is no GPU."""
+    return ConfigError(
+        f"trainer.accelerator={accelerator} finds no GPU on this machine; choose trainer=cpu or "
+        "trainer=ddp."
+    )
 
 
 def check_devices(trainer: Mapping[str, Any]) -> None:

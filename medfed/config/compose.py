@@ -23,7 +23,7 @@ from hydra.core.utils import run_job
 from hydra.errors import HydraException, InstantiationException, MissingConfigException
 from hydra.types import HydraContext
 from hydra.utils import get_class, instantiate
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from medfed.common.errors import ConfigError, MedfedError, did_you_mean, first_line
@@ -138,17 +138,17 @@ class Composition:
     Attributes:
         config: The configuration, including Hydra's section.
         loader: Hydra's loader of its files.
-        sweeps: Whether a key has several values, or Hydra is set to sweep.
+        sweep: The first override that has several values, or tells Hydra to sweep; empty: none.
     """
 
     config: DictConfig
     loader: ConfigLoader
-    sweeps: bool = False
+    sweep: str = ""
 
     @property
     def overrides(self) -> tuple[str, ...]:
         """The overrides on the command line."""
-        return tuple(self.config.hydra.overrides.task)
+        return as_typed(self.config.hydra.overrides.task)
 
     def source(self) -> dict[str, Any]:
         """Returns the configuration as it is written; ``folder`` is the folder of Hydra's run."""
@@ -174,6 +174,12 @@ class Composition:
         done = run_job(task, self.config, "hydra.run.dir", None, context)
         callbacks.on_run_end(config=self.config, config_name=None, job_return=done)
         return done.return_value
+
+
+def as_typed(overrides: ListConfig) -> tuple[str, ...]:
+    """Returns overrides as they were typed: an interpolation in them is not replaced."""
+    typed: Any = OmegaConf.to_container(overrides)
+    return tuple(map(str, typed))
 
 
 def _composed(overrides: Sequence[str], name: str) -> Composition:
@@ -231,21 +237,33 @@ def composed(arguments: Sequence[str], name: str = "train") -> list[Composition]
         ConfigError: See :func:`load`.
     """
     overrides = spelled([a for a in arguments if not a.startswith("-")])
+    for override in overrides:
+        if not override.startswith("~") and ("=" not in override or override.startswith("=")):
+            raise ConfigError(f"{override!r} is no override; write key=value.")
     parsed = parse(overrides, "The command line")
-    single = [
-        f"{o.get_key_element()}={next(iter(o.sweep_string_iterator()))}"
-        if o.is_sweep_override()
-        else str(o.input_line)
-        for o in parsed
-    ]
+    values = [_values_of(o) for o in parsed]
+    single = [each[0] for each in values]
     asked = [single]
-    for i, override in enumerate(parsed):
-        values = list(override.sweep_string_iterator()) if override.is_sweep_override() else []
-        for value in values[1:]:
-            changed = f"{override.get_key_element()}={value}"
-            asked.append([*single[:i], changed, *single[i + 1 :]])
-    sweeps = any(o.is_sweep_override() or o.get_key_element() == "hydra.mode" for o in parsed)
-    return [replace(_composed(each, name), sweeps=sweeps) for each in asked]
+    for i, each in enumerate(values):
+        asked += [[*single[:i], value, *single[i + 1 :]] for value in each[1:]]
+    sweeps = [o for o in parsed if o.is_sweep_override() or o.get_key_element() == "hydra.mode"]
+    sweep = str(sweeps[0].input_line) if sweeps else ""
+    return [replace(_composed(each, name), sweep=sweep) for each in asked]
+
+
+def _values_of(override: Override) -> list[str]:
+    """Returns an override once for each value that it sweeps over."""
+    if not override.is_sweep_override():
+        return [str(override.input_line)]
+    try:
+        values = list(override.sweep_string_iterator())
+    except HydraException as error:  # interval() and glob()
+        raise ConfigError(
+            f"{override.input_line} names no values; write them, as in seed=0,1 or seed=range(3)."
+        ) from error
+    if not values:
+        raise ConfigError(f"{override.input_line} has no value; write one.")
+    return [f"{override.get_key_element()}={value}" for value in values]
 
 
 def check_overrides(arguments: Sequence[str], name: str = "train") -> list[Section]:
@@ -340,6 +358,21 @@ def _leaves(config: Mapping[str, Any], ignore: Sequence[str]) -> dict[str, Any]:
     return leaves
 
 
+def _example_of_map(key: str, override: str, overrides: Sequence[str], name: str) -> str:
+    """Writes the map that stands under a key, as an override has it; empty where there is none."""
+    try:
+        config = _composed([o for o in overrides if o is not override], name).config
+    except ConfigError:
+        return ""
+    node = OmegaConf.select(config, key)
+    pairs = written(node).items() if isinstance(node, DictConfig) else ()
+    return "'{" + ", ".join(f"{k}: {v}" for k, v in pairs) + "}'" if pairs else ""
+
+
+def _last(key: str) -> str:
+    return key.rpartition(".")[2]
+
+
 def _check_sections(config: DictConfig) -> None:
     """Refuses ``cohort=all``, with which Hydra would replace a section by a value."""
     for section in SECTIONS:
@@ -353,14 +386,23 @@ def _check_sections(config: DictConfig) -> None:
 
 
 def _check_kept(overrides: Sequence[str]) -> None:
-    """Refuses ``~data`` and ``data=null``: every command needs its sections."""
+    """Refuses ``~data``, ``data=null`` and ``data=[a,b]``: no command runs without its sections."""
     for override in overrides:
         key, _, value = override.partition("=")
         section = key.removeprefix("~")
-        is_group = (CONFIG_DIR / section).is_dir()
+        is_group = bool(section) and (CONFIG_DIR / section).is_dir()
+        if is_group and value.startswith("["):
+            raise ConfigError(
+                f"{override} names a list; choose one option, or -m {key}={value.strip('[]')} for "
+                "a run of each."
+            )
         if section in SECTIONS and (key != section or (value == "null" and is_group)):
             how = f"choose an option by {section}=OPTION" if is_group else "set one of its keys"
             raise ConfigError(f"{override} would leave out a whole section; {how}.")
+        if key != section and "." not in section:
+            raise ConfigError(f"{override} would leave out a key; set it by {section}=VALUE.")
+        if key == "hydra.run.dir" and not value.strip("'\" "):
+            raise ConfigError("hydra.run.dir names no folder; write hydra.run.dir=FOLDER.")
 
 
 def _explain_option(error: MissingConfigException) -> str:
@@ -379,8 +421,8 @@ def _explain_key(error: Exception, overrides: Sequence[str], name: str) -> str:
     """Names the wrong override and the keys of its section."""
     for override in overrides:
         key = override.split("=")[0].lstrip("+~")
-        if "=" not in override:
-            return f"{override!r} is no override; write key=value."
+        if override in str(error) and (example := _example_of_map(key, override, overrides, name)):
+            return f"{key} is a map; write {key}={example}."
         if f"'{key}'" in str(error) or f"{key!r}" in str(error):
             rest = [o for o in overrides if o is not override]
             key = key.rpartition("@")[2]  # group@place: it is the place that does not exist
@@ -394,6 +436,8 @@ def _explain_key(error: Exception, overrides: Sequence[str], name: str) -> str:
             except ConfigError:
                 break
             known = [str(k) for k in node if not str(k).startswith("_") and k != "hydra"]
+            if leaf in known and not isinstance(node[leaf], DictConfig):
+                return f"{key} is there already; set it by {key}=VALUE, without the plus sign."
             if leaf in known:
                 inner = ", ".join(f"{key}.{k}" for k in node[leaf])
                 example = f", such as {key}.up=fp32" if leaf == "codec" else ""
@@ -401,5 +445,7 @@ def _explain_key(error: Exception, overrides: Sequence[str], name: str) -> str:
             where = f"{parent} has" if parent else "the top level has"
             more = f" and {len(known) - _LISTED} more" * (len(known) > _LISTED)
             listed = f"{', '.join(known[:_LISTED])}{more}"
-            return f"Unknown key {key!r}{did_you_mean(leaf, known)}; {where} {listed}."
+            deeper = [] if parent else [k for k in _leaves(written(config), ()) if _last(k) == leaf]
+            hint = did_you_mean(deeper[0], deeper) if deeper else did_you_mean(leaf, known)
+            return f"Unknown key {key!r}{hint}; {where} {listed}."
     return f"The configuration cannot be composed: {first_line(error)}."

@@ -57,6 +57,7 @@ def resolved(node: Any, place: str = "") -> dict[str, Any]:
     try:
         plain: dict[str, Any] = OmegaConf.to_container(node, resolve=True)  # type: ignore[assignment]
     except (OmegaConfBaseException, RecursionError) as error:
+        place = place or getattr(error, "full_key", None) or "The configuration"
         raise ConfigError(f"{place} cannot be resolved: {first_line(error)}.") from error
     if "${" in repr(plain):  # Hydra would resolve it again
         raise ConfigError(f"{place} holds an interpolation of an interpolation; write its value.")

@@ -140,7 +140,7 @@ def assemble(
     loss: Callable[[Batch], Tensor],
     clients: Sequence[ClientData],
     *,
-    personal: Sequence[str] = (),
+    personal: str | Sequence[str] = (),
     buffers: BufferPolicy = "averaged",
     optimizer: OptimizerFactory,
     scheduler: SchedulerFactory | None = None,
@@ -203,7 +203,7 @@ def federate(
     steps: int | None = None,
     lr: float = 0.1,
     optimizer: OptimizerFactory | None = None,
-    personal: Sequence[str] = (),
+    personal: str | Sequence[str] = (),
     buffers: BufferPolicy = "averaged",
     channel: Channel | None = None,
     cohort: Cohort | None = None,
@@ -215,7 +215,8 @@ def federate(
     The results equal those of a run under Lightning with the same weights, batches and seed.
 
     Args:
-        algorithm: Any of :mod:`medfed.personalize`, or your own.
+        algorithm: Any of :mod:`medfed.personalize`, or your own; ``medfed.federate`` takes a
+            method's name, too, such as ``"fedavg"``, for the method with its default values.
         network: Your network; a copy of it is trained, from its present weights.
         loss: Of a batch under a network: ``loss(network, batch)``.
         clients: :class:`ArrayClient`, or any object with the interface
@@ -224,7 +225,8 @@ def federate(
         steps: Gradient steps per client and round; ``None``: an epoch.
         lr: Step size of SGD, if no optimizer is given.
         optimizer: Makes an optimizer of a list of parameters.
-        personal: The personal part for algorithms that ask for one: patterns of parameter names.
+        personal: The personal part for algorithms that ask for one: a pattern of parameter names,
+            such as ``"class_layers.*"``, or several.
         buffers: BatchNorm statistics: ``averaged``, ``local`` or ``frozen``.
         channel: Codecs; dense fp32 by default.
         cohort: The clients that take part in a round; all by default.
@@ -242,7 +244,7 @@ def federate(
         network,
         partial(loss, network),
         clients,
-        personal=personal,
+        personal=(personal,) if isinstance(personal, str) else personal,
         buffers=buffers,
         optimizer=optimizer or partial(torch.optim.SGD, lr=lr),
         rounds=rounds,

@@ -54,7 +54,7 @@ class TaskModule(pl.LightningModule):
         network: The network, from ``image`` to logits.
         optimizer: Called with the parameters, returns the optimizer (a Hydra partial).
         scheduler: Called with the optimizer, returns a schedule stepped once per epoch, or None.
-        personal: Patterns of the names that stay with each client; by default those of
+        personal: A pattern of the names that stay with each client, or several; by default those of
             :func:`medfed.models.networks.personal_part.default_personal`.
         selection: Metric and mode (``"max"`` or ``"min"``) that choose a model on validation data;
             by default the class's choice.
@@ -80,7 +80,7 @@ class TaskModule(pl.LightningModule):
         optimizer: Callable[..., Optimizer],
         scheduler: Callable[[Optimizer], Any] | None = None,
         *,
-        personal: Sequence[str] | None = None,
+        personal: str | Sequence[str] | None = None,
         selection: Sequence[str] | None = None,
         metrics: Mapping[str, CustomMetric] | None = None,
         l2: float = 0.0,
@@ -96,6 +96,7 @@ class TaskModule(pl.LightningModule):
         self.network = network
         self.optimizer = optimizer
         self.scheduler = scheduler
+        personal = (personal,) if isinstance(personal, str) else personal
         self.personal = default_personal(network) if personal is None else tuple(personal)
         self.custom_metrics = dict(metrics or {})
         check_metrics(self.custom_metrics, tuple(self.meter(test=True).compute()))

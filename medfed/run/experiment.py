@@ -19,7 +19,7 @@ from medfed.common.scores import failed
 from medfed.common.tensors import Tensors, layout_of, select
 from medfed.common.untrusted import read_checkpoint
 from medfed.config.allowed import check_plugins
-from medfed.config.check import several
+from medfed.config.check import no_gpu, several
 from medfed.config.compose import build
 from medfed.config.description import LacksKeyError, RunDescription, describe
 from medfed.config.sections import Section
@@ -248,10 +248,7 @@ def check_device(config: RunDescription) -> None:
             "machine with a GPU."
         )
     if config.trainer.accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
-        raise ConfigError(
-            f"trainer.accelerator={config.trainer.accelerator} finds no GPU on this machine; "
-            "choose trainer=cpu or trainer=ddp."
-        )
+        raise no_gpu(config.trainer.accelerator)
 
 
 def callbacks_of(config: RunDescription, evaluation: PersonalEvaluation) -> list[pl.Callback]:

@@ -51,7 +51,7 @@ def wandb_logger(
         offline = not os.environ.get("WANDB_API_KEY")
     os.environ.setdefault("WANDB_SILENT", "true")
     words = _words(method, seed)
-    return WandbLogger(
+    logger = WandbLogger(
         project=project,
         save_dir=save_dir,
         name=name or run_name(group, method, seed) or None,
@@ -63,6 +63,9 @@ def wandb_logger(
         entity=entity,
         offline=offline,
     )
+    # Lightning passes on a setting without effect, of which W&B warns on the terminal.
+    logger._wandb_init.pop("anonymous", None)
+    return logger
 
 
 def tensorboard_logger(save_dir: str, name: str = "tensorboard") -> TensorBoardLogger:

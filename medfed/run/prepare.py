@@ -132,7 +132,7 @@ def show(data: FederatedDataModule, folder: Path, kind: str = "png") -> Path:
     )
 
     clients, cohort = summarise_clients(data), cohort_record(data)
-    print_cohort(cohort)
+    print_cohort(cohort, lines=0)  # the clients' lines follow
     print_clients(clients, data.class_names)
     with writing(folder, "set folder to another folder"):
         figures = {"clients": client_bars(clients, data)}

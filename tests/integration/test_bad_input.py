@@ -294,7 +294,7 @@ def test_a_folder_that_is_no_run(tmp_path):
         (["algorithm=fedavgg"], "Unknown algorithm 'fedavgg' (did you mean fedavg"),
         (["resume=nowhere"], "resume=nowhere is no run folder (it has no config.yaml)"),
         (["-m", "algorithm=fedavg,fedprx"], "Unknown algorithm 'fedprx' (did you mean fedprox"),
-        (["rounds"], "The command line cannot be read"),
+        (["rounds"], "'rounds' is no override; write key=value."),
     ],
 )
 def test_mistakes_are_answered_before_hydra_starts(arguments, message, tmp_path):

@@ -88,6 +88,7 @@ def test_wandb_offline(no_account, monkeypatch, tmp_path):
     run_ = experiment.trainer.logger
     assert (run_._wandb_init["group"], run_.name) == ("clinical", "medfed")
     assert run_._wandb_init["name"] == "clinical pfednet seed 0"
+    assert "anonymous" not in run_._wandb_init  # W&B warns of it on the terminal
     assert run_._wandb_init["tags"] == ["pfednet", "seed 0"]
     for values in (numbers[0], numbers[1]):
         assert {"val/hospital_0/auroc", "val/balanced_accuracy"} <= set(values)

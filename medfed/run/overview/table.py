@@ -462,16 +462,17 @@ _log = logging.getLogger(__name__)
 _LINES = 12  # clients with a line each
 
 
-def print_cohort(cohort: CohortRecord, console: Console | None = None) -> None:
+def print_cohort(cohort: CohortRecord, console: Console | None = None, lines: int = _LINES) -> None:
     """Prints a line per client (for many clients, their range) and warnings.
 
     Args:
         cohort: What the clients have.
+        lines: How many clients have a line each, at most.
         console: The console; None is the terminal.
     """
     console = console or wide_console()
     had = cohort.clients
-    if len(had) <= _LINES:
+    if len(had) <= lines:
         console.print(_table(cohort))
     else:
         say(console, *_ranges(cohort))
