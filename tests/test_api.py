@@ -47,7 +47,8 @@ def test_a_run_tells_what_its_folder_holds(trained):
     splits = json.loads((trained.folder / "splits.json").read_text())
     assert trained.clients == tuple(splits["clients"]) == tuple(trained.patients)
     rows = [r for r in trained.metrics if r["client"] == trained.clients[0]]
-    assert [(r["round"], r["split"]) for r in rows] == [(0, "val"), (1, "val"), (1, "test")]
+    splits = ("val", "val", "train", "train", "test")
+    assert [(r["round"], r["split"]) for r in rows] == [*zip((0, 1, 0, 1, 1), splits, strict=True)]
     assert all(isinstance(r["loss"], float) for r in rows)
     assert trained.ledger.total() == sum(trained.summary["bytes"].values())
     assert all(path.is_file() for path in trained.pictures.values())

@@ -280,14 +280,18 @@ def label_of(metric: str) -> str:
     return known.get(base, base.replace("_", " ")) + (f", {region}" if region else "")
 
 
-def metrics_csv(history: Sequence[Record], test: Sequence[Record]) -> str:
+def metrics_csv(
+    history: Sequence[Record], test: Sequence[Record], losses: Sequence[Record] = ()
+) -> str:
     """Returns all metrics as CSV: round, client, split and a column per metric.
 
     Args:
         history: Validation metrics of every evaluated round.
         test: Test metrics of the selected round.
+        losses: Training losses of every round.
     """
-    rows = [("val", r) for r in history] + [("test", r) for r in test]
+    splits = {"val": history, "train": losses, "test": test}
+    rows = [(split, record) for split, records in splits.items() for record in records]
     names = list(dict.fromkeys(n for _, r in rows for n in r.metrics))
     return csv_text(
         ["round", "client", "split", *names],

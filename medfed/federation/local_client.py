@@ -117,6 +117,7 @@ class LocalClient:
         self._optimizers: State = {}
         self.phase_index = 0
         self._round, self._phase, self._calls = 0, "", 0
+        self._losses: list[tuple[float, int]] = []  # of this round's calls, with their steps
 
     @property
     def split(self) -> ParameterSplit:
@@ -151,7 +152,15 @@ class LocalClient:
 
     def begin(self, round: int, phase: str, index: int) -> None:
         """Sets the round and phase of the next calls, which determine their random numbers."""
+        if index == 0 or round != self._round:
+            self._losses = []
         self._round, self._phase, self.phase_index, self._calls = round, phase, index, 0
+
+    @property
+    def training_loss(self) -> float | None:
+        """The mean loss of this round's steps; None where the method took none by ``train``."""
+        steps = sum(count for _, count in self._losses)
+        return sum(loss * count for loss, count in self._losses) / steps if steps else None
 
     def share(self, index: int, parts: int) -> int:
         """See :meth:`medfed.federation.client.Client.share`."""
@@ -179,6 +188,7 @@ class LocalClient:
         if memory is not None:
             self._optimizers[slot] = memory
         self.steps_done += steps
+        self._losses.append((self.loss, steps))
         return end
 
     def gradient(

@@ -267,9 +267,10 @@ def test_selected(experiment: Experiment) -> None:
     """Loads the round that validation selects and evaluates it on the test split."""
     best = best_checkpoint(experiment.folder)
     # The checkpoint holds the record up to its own round; the record of later rounds must stay.
-    history = experiment.evaluation.history
+    history, losses = experiment.evaluation.history, experiment.evaluation.losses
     experiment.trainer.test(experiment.module, ckpt_path=best, weights_only=True, verbose=False)
-    experiment.evaluation.history = history or experiment.evaluation.history
+    if history or losses:
+        experiment.evaluation.history, experiment.evaluation.losses = history, losses
     tested = examined(experiment)
     for client, metrics in experiment.evaluation.test.items():
         metrics |= tested.of_candidates(client)

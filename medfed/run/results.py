@@ -118,7 +118,7 @@ def write_tables(experiment: Experiment, summary: dict[str, Any], best: int | No
     """
     run, evaluation = RunFolder(experiment.folder), experiment.evaluation
     test = [Record(best or 0, c, m) for c, m in evaluation.test.items()]
-    write_text(run.metrics_csv, metrics_csv(evaluation.history, test))
+    write_text(run.metrics_csv, metrics_csv(evaluation.history, test, evaluation.losses))
     write_text(run.ledger_csv, experiment.module.federation.ledger.to_csv())
     if rows := cases_rows(experiment):
         write_text(run.cases_csv, csv_text(rows[0], (row.values() for row in rows)))

@@ -62,7 +62,10 @@ def main(out: Path, ranks: int, names: list[str]) -> None:
                 {c: local.expected_work for c, local in module.federation.clients.items()}, 2
             )
             assert label == "all" or module.owners != first, "no client has moved"
-            results[f"{name}/{label}"] = outcome(module) | {"history": evaluation.history}
+            results[f"{name}/{label}"] = outcome(module) | {
+                "history": evaluation.history,
+                "losses": evaluation.losses,
+            }
         runtime.assign = assign  # type: ignore[attr-defined]
         begun = out / name / "all" / "round_00001.ckpt"  # the last two are kept
         results[f"{name}/resumed"] = outcome(run(name, "resumed", resume=begun)[0])

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from medfed.common.scores import Record
 from medfed.common.tensors import digest
 from medfed.federation.algorithm import Cohort, HasCenters
 from medfed.federation.reference import run_reference
@@ -62,8 +63,16 @@ def test_lightning_with_all_clients_equals_reference(name):
 
 def lightning_equals_reference(name, cohort):
     _, fed, _ = federation(name, cohort=cohort)
-    run_reference(fed, ROUNDS)
-    module, _ = lightning(name, cohort=cohort)
+    losses: list[Record] = []
+
+    def note(number):
+        for client in fed.members(number):
+            if (loss := fed.clients[client].training_loss) is not None:
+                losses.append(Record(number, client, {"loss": loss}))
+
+    run_reference(fed, ROUNDS, note)
+    module, record = lightning(name, cohort=cohort)
+    assert sorted(record.losses) == sorted(losses)
     assert module.federation.digests() == fed.digests()
     assert module.federation.ledger.to_csv() == fed.ledger.to_csv()
     passes = [c.passes for c in module.federation.clients.values()]
@@ -80,6 +89,7 @@ def test_resumed_equals_straight(name, tmp_path: Path):
     assert resumed.federation.digests() == straight.federation.digests()
     assert resumed.federation.ledger.to_csv() == straight.federation.ledger.to_csv()
     assert again.history == record.history
+    assert again.losses == record.losses
     for what in ("steps_done", "passes"):
         assert [getattr(c, what) for c in resumed.federation.clients.values()] == [
             getattr(c, what) for c in straight.federation.clients.values()

@@ -38,6 +38,7 @@ def test_two_ranks_equal_one(name, cohort, two_ranks):
         assert result["passes"] == expected["passes"]
         assert result["digests"]["server"] == expected["digests"]["server"]
         assert result["history"] == json.loads(json.dumps(evaluation.history))
+        assert result["losses"] == json.loads(json.dumps(evaluation.losses))
         seen |= result["digests"]
     assert seen == expected["digests"]
 

@@ -33,6 +33,10 @@ def test_csv(tmp_path):
     }
     assert scores == record
     assert set(record) == {0, 1, 2}
+    losses = [float(r["train/hospital_3/loss"]) for r in rows if r["train/hospital_3/loss"]]
+    record = [r for r in experiment.evaluation.losses if r.client == "hospital_3"]
+    assert losses == [r.metrics["loss"] for r in record]
+    assert [r.round for r in record] == [0, 1, 2]
     sent = [float(r["bytes/up"]) for r in rows if r["bytes/up"]]
     ledger = experiment.module.federation.ledger
     assert sent == [ledger.total(round=n, direction="up") for n in range(3)]
@@ -91,7 +95,7 @@ def test_wandb_offline(no_account, monkeypatch, tmp_path):
     assert "anonymous" not in run_._wandb_init  # W&B warns of it on the terminal
     assert run_._wandb_init["tags"] == ["pfednet", "seed 0"]
     for values in (numbers[0], numbers[1]):
-        assert {"val/hospital_0/auroc", "val/balanced_accuracy"} <= set(values)
+        assert {"val/hospital_0/auroc", "val/balanced_accuracy", "train/loss"} <= set(values)
         assert values["bytes/up"] > 0
     assert sorted(images) == ["bytes", "graph", "val_auroc"]
     wandb.teardown()  # waits for the process that writes the file

@@ -308,7 +308,8 @@ def test_what_a_run_leaves(tmp_path, cohort_root):
         (str(n), c, "val") for n in range(2) for c in clients
     ]
     assert [r["client"] for r in metrics if r["split"] == "test"] == clients
-    assert all(0 <= float(r["dice"]) <= 1 for r in metrics)
+    assert all(0 <= float(r["dice"]) <= 1 for r in metrics if r["split"] != "train")
+    assert [r["client"] for r in metrics if r["split"] == "train"] == 2 * clients
     hashes = json.loads((folder / "hashes.json").read_text())
     assert set(hashes) == {"server", *(f"client/{c}" for c in clients)}
     own = models(folder)

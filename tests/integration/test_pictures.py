@@ -57,7 +57,7 @@ def test_two_rounds_are_measured_by_hospital(trained):
     assert all(0 <= m["dice"] <= 1 for m in summary["clients"].values())
     with (folder / "run" / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert {row["split"] for row in rows} == {"val", "test"}
+    assert {row["split"] for row in rows} == {"val", "train", "test"}
     assert experiment.config.facts.patch_size == [16, 16]  # pictures of any size, window by window
 
 

@@ -163,11 +163,15 @@ class PersonalEvaluation(pl.Callback):
     Args:
         metric: The metric by which a round is selected, e.g. ``iou``.
         mode: ``max`` or ``min``.
+
+    Attributes:
+        losses: The mean training loss of each client in each round in which it took steps.
     """
 
     def __init__(self, metric: str, mode: str = "max") -> None:
         self.wanted = metric, mode
         self._history = History()
+        self.losses: list[Record] = []
         self.test: dict[str, dict[str, float]] = {}
         self.cases: dict[str, list[dict[str, float | str]]] = {}
 
@@ -229,6 +233,18 @@ class PersonalEvaluation(pl.Callback):
             values_of = {c: m[chosen] for c, m in few.items() if not math.isnan(m[chosen])}
             per_client = {f"val/{c}/{chosen}": value for c, value in values_of.items()}
             trainer.logger.log_metrics({**values, **per_client}, step=number)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Appends the training losses of the round that has closed, and logs them."""
+        assert isinstance(pl_module, FederatedModule)
+        number, known = pl_module.next_round - 1, pl_module.losses
+        losses = {c: known[c] for c in pl_module.federation.ids if c in known}
+        self.losses += [Record(number, client, {"loss": loss}) for client, loss in losses.items()]
+        if trainer.logger and losses:
+            few = losses if len(losses) <= LOGGED else {}
+            per_client = {f"train/{client}/loss": loss for client, loss in few.items()}
+            mean = sum(losses.values()) / len(losses)
+            trainer.logger.log_metrics({"train/loss": mean, **per_client}, step=number)
 
     def on_test_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Keeps the test metrics, and the results of every case."""
@@ -292,11 +308,13 @@ class PersonalEvaluation(pl.Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the record, so that a resumed run selects like an uninterrupted one."""
-        return {"history": self.history.state_dict()}
+        losses = [(r.round, r.client, r.metrics) for r in self.losses]
+        return {"history": self.history.state_dict(), "losses": losses}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores the record."""
         self.history = History(Record(*row) for row in state_dict["history"])
+        self.losses = [Record(*row) for row in state_dict["losses"]]
 
 
 class Patience(EarlyStopping):

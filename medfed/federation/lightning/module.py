@@ -235,6 +235,7 @@ class FederatedModule(pl.LightningModule):
         ] = []  # at the start and the end of a client's work
         self._gathering: Gathering | None = None
         self._group: dist.ProcessGroup | None = None
+        self.losses: dict[str, float] = {}  # of this round's training steps, by client
         self.evaluations: dict[str, dict[str, float]] = {}
         self.cases: dict[str, list[dict[str, float | str]]] = {}  # of the split that is tested
         self.test_split: EvalSplit = "test"
@@ -246,6 +247,7 @@ class FederatedModule(pl.LightningModule):
         """
         self._reassign(self.federation.members(self.next_round))
         self.open_round, self.packets = self.federation.open(self.next_round), {}
+        self.losses = {}
 
     def tasks(self, round: int) -> list[Task]:
         """Returns this rank's tasks of a round."""
@@ -343,11 +345,17 @@ class FederatedModule(pl.LightningModule):
         finally:
             self.federation.clients[client].trainer = self.local
         self._tell(phase, client, True)
+        loss = self.federation.clients[client].training_loss
         if self._gathering is None:
             self.packets[client] = packet
+            self._note_loss(client, loss)
             return
-        taken = repr(time.perf_counter() - began).encode()
-        self._gathering.put({f"reply/{client}": packet.to_bytes(), f"seconds/{client}": taken})
+        taken = json.dumps([time.perf_counter() - began, loss]).encode()
+        self._gathering.put({f"reply/{client}": packet.to_bytes(), f"costs/{client}": taken})
+
+    def _note_loss(self, client: str, loss: float | None) -> None:
+        if loss is not None:
+            self.losses[client] = loss
 
     def _start_gathering(self, recipients: Sequence[str]) -> Gathering:
         if self._group is None:
@@ -410,8 +418,9 @@ class FederatedModule(pl.LightningModule):
             most = self.federation.most_elements
             for client in self.open_round.recipients:
                 self.packets[client] = Packet.from_bytes(gathered[f"reply/{client}"], most)
-                taken = float(gathered[f"seconds/{client}"])
+                taken, loss = json.loads(gathered[f"costs/{client}"])
                 self._taken[client] = self._taken.get(client, 0.0) + taken
+                self._note_loss(client, loss)
         is_open = self.open_round.exchange(self.packets)
         self.packets = {}
         if not is_open:
