@@ -360,6 +360,8 @@ def _leaves(config: Mapping[str, Any], ignore: Sequence[str]) -> dict[str, Any]:
 
 def _example_of_map(key: str, override: str, overrides: Sequence[str], name: str) -> str:
     """Writes the map that stands under a key, as an override has it; empty where there is none."""
+    if key in SECTIONS:
+        return ""
     try:
         config = _composed([o for o in overrides if o is not override], name).config
     except ConfigError:
