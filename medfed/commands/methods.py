@@ -27,6 +27,7 @@ USAGE = "medfed methods [NAME] [plugins=FOLDER] [--markdown]"
 COLUMNS = (
     *("algorithm=", "paper", "stays personal", "down", "up"),
     *("passes", "kept at the client", "at the server", "tasks", "cohort"),
+    "note",
 )
 
 
@@ -54,6 +55,7 @@ class Method(NamedTuple):
             *(self.name, card.paper, card.keeps, in_words(card.down), in_words(card.up)),
             *(passes, in_words(card.client), in_words(card.server), card.tasks),
             "all" if card.full_cohort else "any",
+            card.note or "–",
         )
 
 
@@ -147,8 +149,9 @@ def print_table(methods: Sequence[Method]) -> None:
             family = one.kind.card.family
             table.add_section()
             table.add_row(f"[bold]{family}")
-        name, paper, keeps, down, up, passes, client, _, tasks, cohort = one.row
+        name, paper, keeps, down, up, passes, client, _, tasks, cohort, note = one.row
         also = [f"for {tasks}"] * (tasks != "all") + ["needs all clients"] * (cohort != "any")
+        also += [note] * (note != "–")
         way = down if down == up else f"{down} / {up}"
         table.add_row(name, "; ".join([paper, *also]), keeps, way, passes, client)
     console.print(table)
@@ -178,8 +181,8 @@ def print_page(one: Method) -> None:
 
 
 def markdown(methods: Sequence[Method]) -> str:
-    """Returns the table of the documentation."""
-    lines = [f"| {' | '.join(['`algorithm=`', 'family', *COLUMNS[1:]])} |", "|---" * 11 + "|"]
+    """Returns the table of the documents."""
+    lines = [f"| {' | '.join(['`algorithm=`', 'family', *COLUMNS[1:]])} |", "|---" * 12 + "|"]
     for one in methods:
         name, *rest = one.row
         lines.append(f"| {' | '.join([f'`{name}`', one.kind.card.family, *rest])} |")

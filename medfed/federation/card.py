@@ -84,6 +84,7 @@ class Card:
         server: What the server keeps, for all clients.
         client: What each client keeps, without common entries and single numbers.
         tasks: The tasks that it supports, in words.
+        note: What a person should know before choosing it, in words; empty: nothing.
         full_cohort: Whether it needs all clients in every round; a run with fewer is refused.
         tune: The hyper-parameters that a comparison tunes in addition to the learning rate, and
             their ranges.
@@ -99,6 +100,7 @@ class Card:
     server: Sizes = field(default_factory=lambda: {"shared": 1})
     client: Sizes = field(default_factory=lambda: {"personal": 1})
     tasks: str = "all"
+    note: str = ""
     full_cohort: bool = False
     tune: Mapping[str, Range] = field(default_factory=dict)
 

@@ -63,7 +63,7 @@ class ClusteredFL(OnboardingRules, FedAvg):
         ConfigError: If a value is negative.
     """
 
-    epsilon_1: float = 0.3
+    epsilon_1: float = 0.2
     epsilon_2: float = 0.3
     card: ClassVar[Card] = replace(
         FedAvg.card, paper="Sattler et al. 2020", family="similar clients",

@@ -11,7 +11,7 @@ Equations 5 and 6, and Algorithm 1. After every tau local steps, all at the old 
 |---|---|
 | c (the paper's x with a tilde) | ``server["shared"]`` |
 | x_i, e_i | ``state["model"]``, ``state["gap"]`` |
-| beta = N alpha | ``beta``; rho = alpha / (tau eta) |
+| alpha, beta = N alpha | ``alpha``, ``beta``; rho = alpha / (tau eta) |
 | tau | the round's budget of steps |
 | p_i | ``weighting``; the paper's are 1/N |
 
@@ -19,6 +19,7 @@ What is evaluated is the centre, as in the paper. A client that was away is pull
 when it comes back: the method was made for clients out of step.
 
 Deviations:
+- alpha is a key of its own unless it is null: with many clients beta / N hardly pulls any of them.
 - With p_i, which need not be 1/N, the centre is that of sum p_i (f_i + (rho / 2) |x_i - c|^2).
 - Steps are those of the run's optimizer. (The paper's own momentum is Nesterov's: EAMSGD.)
 - Averaged statistics of the centre move towards the clients' as its parameters do; each client's
@@ -52,13 +53,15 @@ class EASGD(OnboardingRules, FedAvg):
     """Every client has its model; the centre follows their mean, and they follow the centre.
 
     Attributes:
-        beta: N alpha, in (0, 1]: the share of the way to the mean that the centre goes.
+        beta: In (0, 1]: the share of the way to the mean that the centre goes.
+        alpha: In (0, 1]: the share of its gap that a client goes back; None is the paper's beta/N.
 
     Raises:
-        ConfigError: If beta is out of range.
+        ConfigError: If one is out of range.
     """
 
     beta: float = 0.9
+    alpha: float | None = 0.5
     masks: ClassVar[bool] = False
     card: ClassVar[Card] = Card(
         "Zhang et al. 2015",
@@ -69,6 +72,8 @@ class EASGD(OnboardingRules, FedAvg):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_share("algorithm.beta", self.beta, "(0, 1]")
+        if self.alpha is not None:
+            check_share("algorithm.alpha", self.alpha, "(0, 1]")
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         """All models and the centre start equal."""
@@ -87,7 +92,8 @@ class EASGD(OnboardingRules, FedAvg):
 
     def pull(self, server: State) -> dict[str, float]:
         """What clients are told: alpha."""
-        return {"alpha": self.beta / len(server["num_samples"])}
+        alpha = self.beta / len(server["num_samples"]) if self.alpha is None else self.alpha
+        return {"alpha": alpha}
 
     def fit(self, client: Client, message: Message) -> Message:
         """Steps of x_i, the first of them with the pull of the last gap; then the new gap."""

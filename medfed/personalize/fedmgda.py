@@ -56,7 +56,7 @@ class FedMGDA(FedAvg):
 
     epsilon: float = 0.1
     server_lr: float = 1.0
-    decay: float = 1.0
+    decay: float = 0.99
     masks: ClassVar[bool] = False
     card: ClassVar[Card] = Card(
         "Hu et al. 2022",

@@ -32,7 +32,10 @@ class FedSGD(FedAvg):
     """FedAvg whose clients take one gradient-descent step."""
 
     card: ClassVar[Card] = Card(
-        "McMahan et al. 2017", passes=0, besides="an epoch's gradient, BatchNorm's batches"
+        "McMahan et al. 2017",
+        passes=0,
+        besides="an epoch's gradient, BatchNorm's batches",
+        note="one gradient a round: needs many rounds",
     )
 
     def local_steps(self, client: Client, start: Tensors) -> Tensors:

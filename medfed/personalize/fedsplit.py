@@ -58,6 +58,7 @@ class FedSplit(FedAvg):
     card: ClassVar[Card] = Card(
         "Pathak, Wainwright 2020",
         client={"personal": 1, "weights": 1},
+        note="for convex losses only",
         full_cohort=True,
         tune={"step": Range(1.0, 100.0)},
     )

@@ -28,6 +28,7 @@ class GradientMethod(FedAvg):
     card: ClassVar[Card] = Card(
         passes=0,
         besides="an epoch's gradient at two points, BatchNorm's batches",
+        note="one gradient a round: needs many rounds",
         full_cohort=True,
     )
 

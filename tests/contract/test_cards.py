@@ -18,6 +18,7 @@ from medfed.models.networks.canonical import Canonical
 from tests.contract.harness import NAMES, ROUNDS, algorithm, task
 from tests.toys import ToyTask, toy_federation
 
+GRADIENT = "one gradient a round: needs many rounds"
 HEADER = 12  # bytes of a dense part
 # A method from outside need not have a card of its own.
 CARDS = [name for name in NAMES if "card" in vars(type(algorithm(name)))]
@@ -133,3 +134,8 @@ def test_who_needs_everybody_refuses_less(name):
     else:
         method.check_cohort(part)
     method.check_cohort(Cohort())
+
+
+def test_methods_without_local_steps_say_so(name):
+    card = algorithm(name).card
+    assert (card.passes == 0 and bool(card.up)) == (card.note == GRADIENT)

@@ -10,14 +10,16 @@ import torch
 
 from medfed.common.errors import ConfigError
 from medfed.federation.algorithm import Cohort
-from medfed.federation.reference import exchange, onboarded_client
+from medfed.federation.reference import exchange, onboarded_client, run_reference
 from medfed.functional.graph import bipartition, cosines, direction
 from medfed.personalize.clusteredfl import ClusteredFL
 from medfed.personalize.fedavg import FedAvg
+from tests.personalize.planted import PlantedTask, planted
 from tests.personalize.whole_runs import assert_one_sentence, gap, run
 from tests.references.linear_net import ALL, gradient
 from tests.references.one_layer import Quadratics, personal, two_groups, vector
 from tests.references.pairing import Minibatches, assert_same, run_on_minibatches
+from tests.toys import toy_federation
 
 # Options of the method, options of the run.
 CASES = {
@@ -135,6 +137,19 @@ def test_two_groups_are_told_apart_once_and_each_comes_to_its_optimum():
     figure = federation.pictures()["clusters"]
     names = [t.get_text() for t in figure.axes[0].get_yticklabels()]
     assert names == ["c0 (1)", "c2 (1)", "c4 (1)", "c1 (2)", "c3 (2)", "c5 (2)"]
+
+
+@pytest.mark.parametrize("groups", [2, 3])
+def test_planted_groups_of_a_network_are_found_by_default(groups):
+    """Labels are permuted by group; with epsilon_1 = 0.3 groups are cut in two."""
+    task = PlantedTask(1, 0)
+    _, federation, _ = toy_federation(
+        ClusteredFL(), task, planted(0, groups), rounds=30, steps=5, lr=0.3
+    )
+    run_reference(federation, 30)
+    of = [int(federation.server["of"][c]) for c in federation.ids]
+    assert len(set(of)) == groups
+    assert of == of[:groups] * 3
 
 
 def test_who_comes_later_finds_its_cluster():

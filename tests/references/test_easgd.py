@@ -47,7 +47,7 @@ def easgd(p: Minibatches, beta: float) -> tuple[Model, list[Model]]:
 @pytest.mark.parametrize("case", CASES)
 def test_equals_equations_5_and_6(case):
     options, changes = CASES[case]
-    federation, problem = run_on_minibatches(EASGD(beta=0.8, **options), **changes)
+    federation, problem = run_on_minibatches(EASGD(beta=0.8, alpha=None, **options), **changes)
     centre, x = easgd(problem, 0.8)
     assert_same(federation.server["shared"], centre, 1e-10)
     for client, own in zip(federation.ids, x, strict=True):
@@ -55,12 +55,16 @@ def test_equals_equations_5_and_6(case):
         assert_same(federation.personal_model(client), centre, 1e-10)
 
 
+@pytest.mark.parametrize("alpha", [None, 0.4])
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
-def test_one_step_between_exchanges_comes_to_the_joint_optimum(weighting):
+def test_one_step_between_exchanges_comes_to_the_joint_optimum(weighting, alpha):
     """argmin sum p_i (f_i(x_i) + (rho / 2) |x_i - c|^2), rho = alpha / eta, over all x_i and c."""
     problem, lr, beta = Quadratics(), 0.3, 0.8
-    federation = problem.run(EASGD(beta=beta, weighting=weighting), 80, steps=1, lr=lr)
-    shares, rho, eye = problem.shares(weighting), beta / CLIENTS / lr, np.eye(FEATURES)
+    federation = problem.run(
+        EASGD(beta=beta, alpha=alpha, weighting=weighting), 120, steps=1, lr=lr
+    )
+    shares, eye = problem.shares(weighting), np.eye(FEATURES)
+    rho = (beta / CLIENTS if alpha is None else alpha) / lr
     size = FEATURES * (CLIENTS + 1)
     system, right = np.zeros((size, size)), np.zeros(size)
     last = slice(FEATURES * CLIENTS, size)
@@ -82,5 +86,7 @@ def test_what_is_not_defined_is_refused():
     for beta in (0.0, 1.5):
         with pytest.raises(ConfigError, match=rf"algorithm\.beta must be in \(0, 1\], not {beta}"):
             EASGD(beta=beta)
+    with pytest.raises(ConfigError, match=r"algorithm\.alpha must be in \(0, 1\], not 0\.0"):
+        EASGD(alpha=0.0)
     with pytest.raises(ConfigError, match="mask_aware is not for EASGD"):
         EASGD(mask_aware=True)

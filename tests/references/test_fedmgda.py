@@ -22,10 +22,10 @@ from tests.toys import toy_federation
 
 HALF = {"fraction": 0.5, "rounds": 7}
 CASES = {
-    "plain": ({"epsilon": 0.1}, {}),
+    "plain": ({"epsilon": 0.1, "decay": 1.0}, {}),
     "whole": ({"epsilon": 1.0, "decay": 0.9}, {}),
-    "none": ({"epsilon": 0.0, "weighting": "uniform"}, {}),
-    "half-momentum": ({"epsilon": 0.3}, {**HALF, "momentum": 0.5, "lr": 0.02}),
+    "none": ({"epsilon": 0.0, "decay": 1.0, "weighting": "uniform"}, {}),
+    "half-momentum": ({"epsilon": 0.3, "decay": 1.0}, {**HALF, "momentum": 0.5, "lr": 0.02}),
 }
 
 
@@ -107,6 +107,14 @@ def test_a_client_at_its_optimum_stops_the_step():
 def test_no_step_is_longer_than_it_may_be():
     found = global_model(Quadratics().run(FedMGDA(server_lr=0.3, epsilon=0.0), 1))
     assert 0 < np.linalg.norm(found) <= 0.3
+
+
+def test_steps_fall_by_default():
+    """The second step of the default is shorter than one without decay by the factor of a round."""
+    first, second = (global_model(Quadratics().run(FedMGDA(), n)) for n in (1, 2))
+    without = global_model(Quadratics().run(FedMGDA(decay=1.0), 2))
+    np.testing.assert_allclose(second - first, FedMGDA.decay * (without - first), atol=1e-12)
+    assert FedMGDA.decay < 1
 
 
 def test_statistics_are_averaged_as_in_fedavg():
