@@ -52,13 +52,13 @@ def test_torn_files_are_passed_over(damage, tmp_path, caplog):
         second.unlink()
     with caplog.at_level(logging.WARNING):
         assert last_whole(tmp_path) == first
-    assert ("round_00001.ckpt is torn" in caplog.text) == (damage != "gone")
+    assert ("round_00001.ckpt is damaged" in caplog.text) == (damage != "gone")
 
 
 def test_nothing_whole(tmp_path):
     assert last_whole(tmp_path) is None
     digest_file(write(tmp_path, "round_00000.ckpt")).unlink()
-    with pytest.raises(CheckpointError, match=r"Every checkpoint in .* is torn"):
+    with pytest.raises(CheckpointError, match=r"Every checkpoint in .* is damaged"):
         last_whole(tmp_path)
 
 
