@@ -15,7 +15,7 @@ from medfed.common.errors import CheckpointError, ConfigError, MedfedError
 from medfed.config.compose import load
 from medfed.config.description import checked
 from medfed.delivery.bundle.bundle import read_bundle, write_bundle
-from medfed.delivery.bundle.weights import fit as quantised
+from medfed.delivery.bundle.weights import kmeans
 from medfed.delivery.export.export import export_run
 from medfed.delivery.start.pretrained import Pretrained, of_training
 from medfed.federation.split import float_entries
@@ -183,7 +183,7 @@ def test_weights_of_our_own_bundles_are_unpacked_and_checked(name, hospital, tmp
     weight = next(n for n, t in bundle.state.items() if t.ndim > 1)
     folder = tmp_path / "bundle"
     dense = {n: t for n, t in bundle.state.items() if n != weight}
-    write_bundle(folder, bundle.facts, dense, {weight: quantised(bundle.state[weight], 2)})
+    write_bundle(folder, bundle.facts, dense, {weight: kmeans(bundle.state[weight], 2)})
     packed = shutil.make_archive(str(tmp_path / "packed"), "zip", folder)
     for source in (folder, packed):
         found = Pretrained(weights=str(source), strict=True).read()
