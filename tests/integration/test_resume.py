@@ -83,7 +83,7 @@ def test_killed_and_resumed_equals_straight(trainer, straight, tmp_path):
         finish(second)
     else:
         text = finish(Started(*again, together=True))
-    assert "torn" in text
+    assert "is damaged or unfinished" in text
     assert outcome(folder) == straight
 
 
