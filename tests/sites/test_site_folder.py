@@ -61,7 +61,9 @@ def done(tmp_path_factory):
 def rows(path: Path, site: str) -> list[dict[str, str]]:
     with path.open(newline="") as file:
         return [
-            row for row in csv.DictReader(file) if row["client"] == site and row.get("split") != "train"
+            row
+            for row in csv.DictReader(file)
+            if row["client"] == site and row.get("split") != "train"
         ]
 
 
