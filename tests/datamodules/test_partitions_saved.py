@@ -95,7 +95,7 @@ def test_a_record_that_does_not_fit_the_data(write):
     saved = Saved(write({"clients": {"a": ["p1"]}, "partition": record}))
     with pytest.raises(ConfigError, match="Unknown channel T9; known: T1"):
         saved.availability(["a"], ["T1"], 0)
-    with pytest.raises(DataError, match=r"a scanner cannot be used as it is: .*'blur'"):
+    with pytest.raises(DataError, match=r"a scanner cannot be used: .*'blur'"):
         saved.scanners_of(["a"], 0)
 
 

@@ -273,7 +273,7 @@ def test_a_penalty_of_unknown_make_runs_uncaptured():
     client.begin(0, "fit", 0)
     client.train(client.weights, penalty=lambda weights: weights["head.bias"].sum())
     (reason,) = local.gpu.graphs.reasons
-    assert "does not say what it depends on" in reason
+    assert "does not declare what it depends on" in reason
     assert not local.gpu.graphs.captured
 
 
@@ -345,7 +345,7 @@ WAITS = {
     "waits for a value": lambda x: x * float(x.sum()),
     "waits for a value ": lambda x: x * (1 if x.sum() > 0 else 2),
     "by a mask": lambda x: x[x > 0],
-    "of its own": lambda x: x + torch.rand(3, generator=torch.Generator()),
+    "not the default one": lambda x: x + torch.rand(3, generator=torch.Generator()),
 }
 
 
