@@ -284,7 +284,7 @@ def test_the_model_card_says_what_is_recorded(run):
         f"{test} for the test below",
         row,
         "Round: 1 of 1",
-        "must not be used for diagnosis",
+        "do not use it for diagnosis",
         f"Classes without a training sample: {', '.join(facts['card']['missing'])}.",
         sha256(run / "models" / f"{client}.safetensors"),
         sha256(run / "config.yaml"),

@@ -1,9 +1,6 @@
-"""``docs/model_card.md`` of a bundle: what is recorded of a model, and nothing else.
+"""A bundle's pages: ``docs/README.md`` says how to run it, ``docs/model_card.md`` what is recorded.
 
-Every line is rendered from the metadata, so that nobody need believe a page that somebody wrote.
-What was not recorded is said to be so.
-
-``docs/README.md`` of a bundle: how it is run, and what it expects.
+Every line comes from the metadata. Where nothing was recorded, the page says so.
 """
 
 from __future__ import annotations
@@ -26,11 +23,11 @@ _INPUT = {
 _README = """\
 # {task} model of {client}
 
-Trained by {method} in a federation of hospitals; this is the model that is personal to {client}. \
-Other hospitals have other models.
+A federation of hospitals trained this model with {method}. It is {client}'s own model; the other \
+hospitals have other models.
 
 ## How to run it
-MONAI is enough (`pip install {packages}`). In the bundle's folder:
+It needs MONAI, not medfed (`pip install {packages}`). In the bundle's folder:
 ```
 python -m monai.bundle run --config_file configs/inference.json --dataset_dir /path/to/input \
 --output_dir /path/to/output
@@ -45,21 +42,21 @@ Input: {expected}.
 {notes}Output: {labels}.
 {code}
 ## Test metrics{quantised}
-Of patients of {client} that were kept out of training and selection.
+From patients of {client} that neither training nor selection used.
 
 | metric | value |
 |---|---:|
 {metrics}
 
-What is recorded of its data, tests and origin is in `docs/model_card.md`.
+`docs/model_card.md` describes its data, tests and origin.
 
 ## Size
 {size}
 
 ## Intended use and limits
-Research only. It is no medical device and must not be used for diagnosis or treatment. It was \
-tested on patients of the same hospital alone; on scans of other scanners, protocols or groups of \
-patients it may fail without notice.
+For research only. This is not a medical device; do not use it for diagnosis or treatment. It was \
+tested only on patients of the same hospital. On other scanners, protocols or groups of patients \
+it may fail without notice.
 """
 
 
@@ -106,14 +103,14 @@ def readme(facts: Mapping[str, Any]) -> str:
 
 
 def _code(facts: Mapping[str, Any]) -> str:
-    """What is said of a network's own source."""
+    """The section on the network's source code; empty where a library has the network."""
     code = facts.get("code")
     if not code:
         return ""
     listed = "\n".join(f"- `scripts/plugins/{n}`, SHA-256 {h}" for n, h in code["files"].items())
     return (
-        "\n## Source code of the network\nThe network is no library's: whoever trained it wrote "
-        "it, and it is in this bundle as it was then. MONAI runs it; read it before. "
+        "\n## Source code of the network\nThe network comes from no library. This bundle holds the "
+        "source code with which it was trained. MONAI runs that code, so read it first. "
         f"`medfed predict` runs it only with `accept_code={short_hash(code)}`.\n\n{listed}\n"
     )
 
@@ -123,26 +120,26 @@ def _notes(facts: Mapping[str, Any]) -> list[str]:
     notes = []
     if absent:
         notes.append(
-            f"{facts['client']} was trained without {', '.join(absent)}. Their places must be "
-            "there, and may hold zeros: whatever they hold is set to zero."
+            f"{facts['client']} was trained without {', '.join(absent)}. The input must still have "
+            "these channels; their values are replaced by zeros."
         )
     if facts["spacing"]:
         spacing = " x ".join(f"{s:.3g}" for s in facts["spacing"])
         notes.append(f"Spacing of the training data: {spacing} mm.")
     if facts["site"]:
         notes.append(
-            "The training data went through a simulated scanner (`site` in the metadata); plain "
-            "scans differ from them."
+            "A simulated scanner changed the training data (`site` in the metadata); plain scans "
+            "differ from them."
         )
     if scale := facts.get("outcome_scale"):
         notes.append(
-            f"The network itself answers in standard units: {facts['labels'][0]} is its output "
-            f"times {scale[1]:g} plus {scale[0]:g}, which `predictions.csv` already is."
+            f"The network's output is in standard units: {facts['labels'][0]} is that output times "
+            f"{scale[1]:g} plus {scale[0]:g}. `predictions.csv` already has the outcome's unit."
         )
     if parts := facts.get("largest_part"):
         notes.append(
-            f"Of {', '.join(parts)} only the largest connected part is kept; the metrics below are "
-            "of the whole masks."
+            f"Only the largest connected part of {', '.join(parts)} is kept. The metrics below are "
+            "those of the whole masks."
         )
     return notes
 
@@ -169,9 +166,9 @@ def _size(facts: Mapping[str, Any]) -> str:
 
 CARD = "docs/model_card.md"
 _INTENDED = """\
-Research on data like those below. It is no medical device and must not be used for diagnosis or
-treatment. Not intended for what it was never shown (below), and not for other hospitals before it
-was tested on patients of theirs."""
+Research on data like those below. This is not a medical device; do not use it for diagnosis or
+treatment. It is not intended for data that it was never shown (below). Test it on your own patients
+before you use it at another hospital."""
 
 
 def model_card(facts: Mapping[str, Any]) -> str:
@@ -259,7 +256,7 @@ def _model(facts: Mapping[str, Any]) -> list[str]:
         f"- Network: `{network['_target_']}`"
         + (f" of {', '.join(packages)}" if packages else "")
         + f"{source}; all arguments are in `configs/metadata.json`.",
-        f"- Method: {facts['method']}; this model is that of {facts['client']} alone.",
+        f"- Method: {facts['method']}; this is the model of {facts['client']} only.",
     ]
     if card:
         chosen = "not recorded" if card["round"] is None else f"{card['round']} of {card['rounds']}"
@@ -267,7 +264,7 @@ def _model(facts: Mapping[str, Any]) -> list[str]:
     stored = f"{' and '.join(map(str, bits))} bits" if bits else "single precision"
     lines.append(f"- Weights: {stored} (`models/model.pt`, {facts['sizes']['packed']:,} bytes).")
     if facts.get("largest_part"):
-        lines.append(f"- Masks: the largest part alone of {', '.join(facts['largest_part'])}.")
+        lines.append(f"- Masks: only the largest part of {', '.join(facts['largest_part'])}.")
     return lines
 
 
@@ -285,8 +282,8 @@ def _data(facts: Mapping[str, Any]) -> list[str]:
     lines.append(f"- {what}: {', '.join(facts['present'])}.")
     lines += [f"- {note[:1].upper()}{note[1:]}." for note in card["notes"]]
     lines.append(
-        "- Other hospitals' data shaped this model as far as the method shares what they taught; "
-        "the data themselves stayed there."
+        "- Other hospitals' data influenced the parts of this model that the method shares. Those "
+        "data stayed at their hospitals."
     )
     return lines
 
@@ -300,9 +297,9 @@ def _metrics(facts: Mapping[str, Any]) -> list[str]:
     known = card.get("intervals") or {}
     ends, means = known.get("metrics", {}), card.get("means", {})
     quantised = bool(facts["bits"]) and exported != trained
-    lines = [f"Of patients of {facts['client']} that were kept out of training and selection."]
+    lines = [f"From patients of {facts['client']} that neither training nor selection used."]
     if facts["bits"] and exported is None:
-        lines.append("Of the quantised weights in this bundle nothing was measured.")
+        lines.append("The quantised weights in this bundle were not evaluated.")
     head = ["metric", "as trained", f"{known.get('level', 0.95):.0%} interval"]
     head += ["this bundle"] * quantised + ["mean over hospitals"] * bool(means)
     rows = [
@@ -315,12 +312,12 @@ def _metrics(facts: Mapping[str, Any]) -> list[str]:
     if known:
         lines.append(
             f"Intervals: bootstrap over {known['patients']} test patients, {known['resamples']} "
-            "resamples, of the model as trained. They say nothing of other hospitals' patients."
+            "resamples, of the model as trained. They do not cover other hospitals' patients."
         )
     if means:
         lines.append("The mean is over the hospitals' own models, each on its own patients.")
     if facts.get("largest_part"):
-        lines.append("Metrics are of the whole masks, before the largest part is taken.")
+        lines.append("The metrics are those of the whole masks, before the largest part is taken.")
     return lines
 
 
@@ -330,9 +327,7 @@ def _provenance(facts: Mapping[str, Any]) -> list[str]:
     lines = [f"- Code: commit {facts['commit']}; {versions}."]
     lines.append(f"- Data files and this hospital's splits, SHA-256: {facts['data_hash']}")
     lines += [f"- {name}, SHA-256: {sha}" for name, sha in (card.get("hashes") or {}).items()]
-    lines.append(
-        "- Hashes of this bundle's files, the weights among them: `configs/manifest.json`."
-    )
+    lines.append("- Hashes of this bundle's files, weights included: `configs/manifest.json`.")
     return lines
 
 

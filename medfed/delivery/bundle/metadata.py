@@ -124,7 +124,7 @@ def monai_metadata(facts: Plain) -> Plain:
         "a federation of hospitals.",
         "authors": facts["client"],
         "copyright": "See the hospital that trained it.",
-        "intended_use": "Research. No medical device; not for diagnosis or treatment.",
+        "intended_use": "Research. Not a medical device; not for diagnosis or treatment.",
         "network_data_format": {"inputs": {"image": image}, "outputs": {"pred": pred}},
         "medfed": facts,
     }
