@@ -132,7 +132,9 @@ def test_several_ranks_on_a_device_exchange_by_gloo():
         ClientSharding(ranks_per_device=0)
 
 
-@pytest.mark.parametrize(("part", "sentence"), [("folder", "see the run"), ("data", "differ from those of rank 0")])
+@pytest.mark.parametrize(
+    ("part", "sentence"), [("folder", "see the run"), ("data", "differ from those of rank 0")]
+)
 def test_machines_that_do_not_share_what_they_must(part, sentence, tmp_path, monkeypatch):
     class Machines:
         num_nodes = world_size = 2
