@@ -178,7 +178,7 @@ def test_help_of_a_command_shows_its_own_keys_first(name, capsys):
     assert "--cfg job" in text
 
 
-def test_methods_are_told_in_a_table_and_one_in_full(capsys, tmp_path, monkeypatch):
+def test_the_list_of_methods_and_one_in_full(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     table = "\n".join(lines_of(capsys, "methods"))
     assert all(name in table for name in yamls())

@@ -27,7 +27,7 @@ COMMANDS = {
 }
 # Commands without a primary config.
 PLAIN = {
-    "methods": "show what each method keeps, sends and costs; methods NAME shows one in full",
+    "methods": "say what each method does; methods NAME shows what it keeps, sends and costs",
     "doctor": "show what this machine has, what makes a run fast on it, and what is wrong",
     "site": "check at a hospital what it has and what would leave; or withdraw a hospital",
 }

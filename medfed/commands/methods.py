@@ -1,10 +1,11 @@
-"""Prints what each method keeps, sends and costs; ``medfed methods apfl`` prints one in full.
+"""Prints what each method does; ``medfed methods apfl`` prints what it keeps, sends and costs.
 
 ``plugins=FOLDER`` adds your methods. ``--markdown`` prints the table of the documentation.
 """
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from medfed.commands.command_line import loading, one_sentence
@@ -137,32 +139,28 @@ def by_family(methods: Iterator[Method]) -> list[Method]:
 
 
 def print_table(methods: Sequence[Method]) -> None:
-    """Prints a table as wide as the terminal, with a section per family."""
+    """Prints what each method does, as wide as the terminal, with a section per family."""
     console = Console(highlight=False)
-    table = Table(box=SIMPLE_HEAD)
-    table.add_column("algorithm=", no_wrap=True)
-    for column in ("paper", "stays personal", "down / up", "passes", "kept at the client"):
-        table.add_column(column)
+    table = Table(box=SIMPLE_HEAD, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column()
     family = None
     for one in methods:
-        if one.kind.card.family != family:
-            family = one.kind.card.family
+        card = one.kind.card
+        if card.family != family:
+            family = card.family
             table.add_section()
             table.add_row(f"[bold]{family}")
-        name, paper, keeps, down, up, passes, client, _, tasks, cohort, note = one.row
-        also = [f"for {tasks}"] * (tasks != "all") + ["needs all clients"] * (cohort != "any")
-        also += [note] * (note != "–")
-        way = down if down == up else f"{down} / {up}"
-        table.add_row(name, "; ".join([paper, *also]), keeps, way, passes, client)
+        note = f" {card.note[:1].upper()}{card.note[1:]}." if card.note else ""
+        table.add_row(one.name, escape(head(one.yaml) + note))
     console.print(table)
-    console.print(LEGEND)
+    console.print("medfed methods NAME shows what a method keeps, sends and costs, and its keys.")
 
 
-LEGEND = (
-    "shared: what is averaged. weights: its parameters only. personal: the personal part, if any. "
-    "model: both.\nDown and up: per client and round, 4 bytes a number in fp32. passes: "
-    "gradient passes per local step.\nmedfed methods NAME prints one in full."
-)
+def head(yaml: Path) -> str:
+    """Returns the comment with which a yaml begins."""
+    lines = itertools.takewhile(lambda s: s.startswith("#"), yaml.read_text("utf-8").splitlines())
+    return " ".join(line.lstrip("# ") for line in lines)
 
 
 def print_page(one: Method) -> None:
