@@ -64,6 +64,10 @@ class RandomImages:
         """Returns the first images."""
         return self.image[:limit]
 
+    def patients_behind(self, limit: int) -> int:
+        """Each image is a patient's."""
+        return min(limit, self.num_samples)
+
     def eval_batches(self, split: Literal["train", "val", "test"]) -> Iterator[Batch]:
         """Yields everything at once."""
         yield {"image": self.image, "label": self.label}

@@ -28,6 +28,7 @@ from torch.utils.data import ConcatDataset, DataLoader
 from medfed.common.console import shown
 from medfed.common.errors import ConfigError, DataError
 from medfed.common.files import sha256
+from medfed.common.floors import Statistic
 from medfed.common.processes import WatchedPool, start_worker
 from medfed.common.seeding import one_thread
 from medfed.datamodules.augmentation import Augment, Augmentation, ChannelDropout
@@ -328,6 +329,10 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
     def merging(self, facts: Mapping[str, Any]) -> Generator[bytes, Sequence[bytes], None]:
         """The server's half of `agreeing`, for clients with these common `facts`."""
         yield from ()
+
+    def summaries(self, client: str) -> Sequence[Statistic]:
+        """Returns what a client's messages of `agreeing` hold, with the patients behind it."""
+        return ()
 
     def facts(self) -> dict[str, Any]:
         """Facts that all sites must share to train one model, as JSON; after `plan`."""

@@ -276,9 +276,15 @@ class ClientData:
         Returns:
             (min(limit, num_samples), C, *spatial) or (…, F).
         """
+        return gather(self.train["image"], self._spread(limit))
+
+    def patients_behind(self, limit: int) -> int:
+        """Returns how many patients :meth:`train_inputs` of this limit are of."""
+        return len(gather(self.train["case"], self._spread(limit)).unique())
+
+    def _spread(self, limit: int) -> Tensor:
         count = min(limit, self.num_samples)
-        index = torch.arange(count) * self.num_samples // max(count, 1)
-        return gather(self.train["image"], index)
+        return torch.arange(count) * self.num_samples // max(count, 1)
 
     def eval_batches(self, split: Split) -> Iterator[Batch]:
         """The samples of a split in fixed order, without augmentation.

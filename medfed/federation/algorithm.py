@@ -20,10 +20,11 @@ from torch import Tensor, nn
 
 from medfed.common.checks import check_choices
 from medfed.common.errors import ConfigError, did_you_mean
+from medfed.common.floors import Statistic
 from medfed.common.seeding import derive_seed
 from medfed.common.tensors import State, Tensors, select, weighted_mean
 from medfed.federation.card import Card
-from medfed.federation.client import Client
+from medfed.federation.client import Client, ClientData
 from medfed.federation.missing_channels import lacks, mean_where_present, presence
 from medfed.federation.split import (
     BufferPolicy,
@@ -284,6 +285,14 @@ class Algorithm(ABC):
                 f"{type(self).__name__} needs all clients in every round, and cohort.absent leaves "
                 "some out; set it to []."
             )
+
+    def summaries(self, data: ClientData) -> Sequence[Statistic]:
+        """Returns what a client's messages hold besides weights, gradients and single numbers.
+
+        Args:
+            data: The client's.
+        """
+        return ()
 
     def phases(self, round: int) -> tuple[str, ...]:
         """Returns the phases that :meth:`round` will yield, known before the round starts."""

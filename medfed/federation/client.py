@@ -114,6 +114,9 @@ class ClientData(Protocol):
     def train_inputs(self, limit: int) -> Tensor:
         """Returns up to ``limit`` training inputs in a fixed order, shape (n, ...)."""
 
+    def patients_behind(self, limit: int) -> int:
+        """Returns how many patients these inputs are of."""
+
     def eval_batches(self, split: Literal["train", "val", "test"]) -> Iterator[Batch]:
         """Yields a split in a fixed order."""
 

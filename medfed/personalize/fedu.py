@@ -36,10 +36,11 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from medfed.common.checks import check_not_negative
+from medfed.common.floors import Statistic
 from medfed.common.tensors import State, Tensors, add, flatten, select, subtract, weighted_mean
 from medfed.federation.algorithm import ClientInfo, ServerRound, Start, sent_by_each
 from medfed.federation.card import Card, Range
-from medfed.federation.client import Client
+from medfed.federation.client import Client, ClientData
 from medfed.federation.onboarding import Exchange
 from medfed.federation.split import ParameterSplit
 from medfed.federation.wire.message import Message
@@ -75,6 +76,10 @@ class FedU(KnownModels):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_not_negative("algorithm.strength", self.strength)
+
+    def summaries(self, data: ClientData) -> Sequence[Statistic]:
+        """The sketch that clients send before the first round."""
+        return self.graph.summaries(data)
 
     def phases(self, round: int) -> tuple[str, ...]:
         """First asks clients for missing sketches, then trains."""

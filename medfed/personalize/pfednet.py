@@ -38,6 +38,7 @@ from torch import Tensor, nn
 
 from medfed.common.checks import check_count, check_not_negative
 from medfed.common.errors import ConfigError
+from medfed.common.floors import Statistic
 from medfed.common.tensors import State, Tensors, add, flatten, select, subtract
 from medfed.federation.algorithm import (
     Algorithm,
@@ -51,7 +52,7 @@ from medfed.federation.algorithm import (
     sent_by_each,
 )
 from medfed.federation.card import Card, Range
-from medfed.federation.client import Client, with_statistics
+from medfed.federation.client import Client, ClientData, with_statistics
 from medfed.federation.onboarding import Exchange, OnboardingRules
 from medfed.federation.split import ParameterSplit, Update
 from medfed.federation.wire.message import Message
@@ -136,6 +137,10 @@ class PFedNet(OnboardingRules, Algorithm):
             shared_rounds=self.shared_rounds if split.parameters("shared") else 0,
             personal_rounds=self.personal_rounds if split.parameters("personal") else 0,
         )
+
+    def summaries(self, data: ClientData) -> Sequence[Statistic]:
+        """The sketch that clients send before the first round."""
+        return self.graph.summaries(data)
 
     def phases(self, round: int) -> tuple[str, ...]:
         """Phases: missing sketches, then I times x, then J times Z."""

@@ -47,6 +47,7 @@ from torch import Tensor
 
 from medfed.common.checks import check_count, check_not_negative
 from medfed.common.errors import NonFiniteError
+from medfed.common.floors import Statistic
 from medfed.common.seeding import derive_seed
 from medfed.common.tensors import State, Tensors, add, subtract
 from medfed.federation.algorithm import (
@@ -58,7 +59,7 @@ from medfed.federation.algorithm import (
     sent_by_each,
 )
 from medfed.federation.card import Card, Range
-from medfed.federation.client import Client
+from medfed.federation.client import Client, ClientData
 from medfed.federation.lightning.collect import rank
 from medfed.federation.split import ParameterSplit
 from medfed.federation.wire.message import Message
@@ -112,6 +113,10 @@ class PPFL(CanonicalMethod):
         for name in ("strength", "membership_lr", "membership_start"):
             check_not_negative(f"algorithm.{name}", getattr(self, name))
         check_count("algorithm.membership_batches", self.membership_batches, optional=True)
+
+    def summaries(self, data: ClientData) -> Sequence[Statistic]:
+        """The sketch that clients send before the first round."""
+        return self.affinity.summaries(data)
 
     def phases(self, round: int) -> tuple[str, ...]:
         """``fit`` for both blocks; else the round's coin chooses ``shared`` or ``membership``."""

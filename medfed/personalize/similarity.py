@@ -18,8 +18,9 @@ from torch import Tensor
 
 from medfed.common.checks import check_choices, check_count
 from medfed.common.errors import ConfigError
+from medfed.common.floors import Statistic
 from medfed.common.tensors import Tensors, flatten, select
-from medfed.federation.client import Client
+from medfed.federation.client import Client, ClientData
 from medfed.federation.wire.message import Message
 from medfed.functional.graph import (
     complete_edges,
@@ -86,6 +87,12 @@ class SimilarityGraph:
             return {"label": label_sketch(client.data.label_counts, client.data.channels).float()}
         names = client.split.parameters("personal") or client.split.parameters("all")
         return {"model": flatten(select(client.train(start), names))}
+
+    def summaries(self, data: ClientData) -> list[Statistic]:
+        """Returns what a client's sketch is computed from; a model sketch is weights."""
+        if not self.needs_sketches or self.sketch == "model":
+            return []
+        return _statistics("algorithm.graph", self.sketch, self, data)
 
     def build(self, clients: Sequence[str], sketches: Mapping[str, Tensor]) -> Tensors:
         """Returns ``edges`` (M, 2) between positions in ``clients``, and ``distance`` (M,).
@@ -212,6 +219,12 @@ class Affinity:
         counts = data.label_counts if self.kind == "label" else data.channels
         return {self.kind: label_sketch(counts).float()}
 
+    def summaries(self, data: ClientData) -> list[Statistic]:
+        """Returns what a client's sketch is computed from; channels are no statistic."""
+        if self.kind in ("given", "channel"):
+            return []
+        return _statistics("algorithm.affinity", self.kind, self, data)
+
     def spread(self, clients: Sequence[str], sketches: Mapping[str, Tensor]) -> Tensor:
         """Returns the rows of :func:`spread_rows`, ``(N, s)``: for very many clients.
 
@@ -264,6 +277,16 @@ class Affinity:
 
 def _data_sketch(client: Client, inputs: int, size: int) -> Tensor:
     return data_sketch(client.data.train_inputs(inputs), size).to(torch.float32)
+
+
+def _statistics(
+    key: str, kind: str, of: SimilarityGraph | Affinity, data: ClientData
+) -> list[Statistic]:
+    if kind == "label":
+        patients = data.patients_behind(data.num_samples)
+        return [Statistic(data.id, "counts of labels", key, len(data.label_counts), patients)]
+    patients, keys = data.patients_behind(of.sketch_inputs), f"{key}.sketch_inputs and sketch_size"
+    return [Statistic(data.id, "a sketch of training rows", keys, of.sketch_size, patients)]
 
 
 def _rows(clients: Sequence[str], sketches: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:

@@ -15,6 +15,7 @@ import torch
 
 from medfed.common.console import say, wide_console
 from medfed.common.errors import CheckpointError, ConfigError
+from medfed.common.floors import remark
 from medfed.common.scores import failed
 from medfed.common.tensors import Tensors, layout_of, select
 from medfed.common.untrusted import read_checkpoint
@@ -48,7 +49,7 @@ from medfed.models.task import TaskModule
 from medfed.records.folder import RunFolder
 from medfed.run.assembly import next_to_outputs, read_data, task_for
 from medfed.run.claim import SameEverywhere
-from medfed.run.federating import federate
+from medfed.run.federating import federate, statistics_of
 from medfed.run.intervals import Examined
 from medfed.run.loggers import NO_LOGGER, remember
 from medfed.run.overview.table import cohort_record, print_cohort
@@ -151,6 +152,7 @@ def build_experiment(config: RunDescription) -> Experiment:
     if rank() == 0:
         cohort: dict[str, Any] = {}
         if config.resume is None:
+            data.remarks += remark(statistics_of(federation.algorithm, data))
             record = cohort_record(data)
             print_cohort(record)
             cohort = record.record()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from medfed.common.console import size
 from medfed.common.errors import ConfigError, did_you_mean, first_line
+from medfed.common.floors import Statistic
 from medfed.config.compose import build
 from medfed.config.description import RunDescription
 from medfed.datamodules.base import Exchanged, FederatedDataModule
@@ -51,6 +52,23 @@ def federate(
     local.device_gb = data.device_gb
     federation.ledger = Ledger(preprocessing(data.exchanged))
     return federation, local
+
+
+def statistics_of(algorithm: Algorithm, data: FederatedDataModule) -> list[Statistic]:
+    """Returns the statistics of patients that clients send before and while they train.
+
+    Args:
+        algorithm: The method.
+        data: The data, read.
+    """
+    return [
+        statistic
+        for name, client in data.clients.items()
+        for statistic in (
+            *(data.summaries(name) if data.exchanged else ()),
+            *algorithm.summaries(client),
+        )
+    ]
 
 
 def folder_of_absent(federation: Federation, folder: Path) -> Path | None:

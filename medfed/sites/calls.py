@@ -187,7 +187,8 @@ def refusal(reply: Reply) -> str:
     if reply.status == "refused" and reply.reason == "agreed":
         return "this study is not approved there: agreed in the site's file names others"
     if reply.status == "refused" and reply.reason == "policy":
-        return f"the policy in its file does not allow this; see the log of {reply.site}"
+        what = "its policy, or the least number of patients behind a statistic, does not allow this"
+        return f"{what}; see the log of {reply.site}"
     known = {"busy": BUSY, "unready": UNREADY}
     return known.get(reply.status, f"it refused the request ({reply.reason})")
 

@@ -31,10 +31,16 @@ from medfed.federation.wire.ledger import Direction, Ledger
 from medfed.models.task import TaskModule
 from medfed.run.assembly import task_for, unread_data
 from medfed.run.experiment import read_start
-from medfed.run.federating import federate
+from medfed.run.federating import federate, statistics_of
 from medfed.run.overview.table import cohort_record, print_clients, print_cohort, summarise_clients
 from medfed.sites.agreement import Agreed, SiteFile, fingerprints
-from medfed.sites.policy import check_data, check_study
+from medfed.sites.policy import (
+    FEW,
+    behind_a_message,
+    check_data,
+    check_study,
+    patients_of_message,
+)
 
 WORDS = {
     "shared": "the averaged part of the model: weights or their displacement",
@@ -53,7 +59,6 @@ WORDS = {
     "preprocessing": "counts, limits, sums and category names of each column",
 }
 OTHER = "a part specific to the method, see its page"
-_FEW = 5  # with fewer patients a mean reveals something about each
 
 
 @dataclass(frozen=True)
@@ -206,12 +211,6 @@ def sentences(
         f"{counts['test']} test patients.",
         "Also leaves when something fails: the type of the error, never its text.",
     ]
-    small = [f"{count} {split}" for split, count in counts.items() if 0 < count < _FEW]
-    if small:
-        lines.append(
-            f"With {' and '.join(small)} patients a metric reveals something about each of them; "
-            "set data.val_fraction and data.test_fraction higher if that is too much."
-        )
     if isinstance(data, TabularDataModule) and data.scaling == "pooled":
         ends = (
             "the smallest and largest value of each column"
@@ -230,6 +229,30 @@ def sentences(
         "Weights and gradients are not patients' data, but contain traces of them: nothing here "
         "adds noise, and the server's operator sees everything that this site sends."
     )
+    return lines
+
+
+def warnings(
+    config: RunDescription, data: FederatedDataModule, federation: Federation, file: SiteFile
+) -> list[str]:
+    """Says what could single out a patient.
+
+    Args:
+        config: The site's.
+        data: Its own, read.
+        federation: From `try_rounds`.
+        file: The site's file.
+    """
+    plan, every = data.plans[file.site].patients, statistics_of(federation.algorithm, data)
+    lines = [line for one in every if (line := one.too_few(file.policy.least))]
+    if (patients := patients_of_message(config, len(plan["train"]))) < FEW:
+        lines.append(f"{behind_a_message(patients)}; gradients of so few can be undone.")
+    counts = {split: len(plan[split]) for split in ("val", "test")}
+    if small := [f"{count} {split}" for split, count in counts.items() if 0 < count < FEW]:
+        lines.append(
+            f"With {' and '.join(small)} patients a metric reveals something about each of them; "
+            "set data.val_fraction and data.test_fraction higher if that is too much."
+        )
     return lines
 
 
@@ -259,7 +282,6 @@ def check_site(terms: Agreed, file: SiteFile, config: RunDescription) -> list[Tr
     if not terms.cut:
         data.partition = OwnData(data.partition, file.site, terms.sites)
     read_by_itself(data, file.site)
-    check_data(file.policy, data, file.site, tells=bool(data.exchanged))
     console = wide_console()
     say(console, f"Site {file.site}, one of {len(terms.sites)}: {', '.join(terms.sites)}.")
     say(console, f"Agreed: {' '.join(terms.overrides) or 'the defaults'} ({len(hashes)} keys).")
@@ -274,6 +296,10 @@ def check_site(terms: Agreed, file: SiteFile, config: RunDescription) -> list[Tr
     traffic = traffic_of(federation.ledger, file.site)
     print_traffic(traffic, config.rounds, console)
     say(console, *sentences(config, data, federation, file.site))
+    for line in warnings(config, data, federation, file):
+        console.print(line, style="red", soft_wrap=True, highlight=False, markup=False)
+    check_data(file.policy, config, data, file.site, tells=bool(data.exchanged))
+    file.policy.check_statistics(statistics_of(federation.algorithm, data))
     say(console, file.approval(terms), f"Site {file.site} is ready.")
     return traffic
 

@@ -298,9 +298,11 @@ data:
 # The study that you approve, by the line that this prints; any other study is refused:
 #   medfed site check agreed=agreed.json local=medfed.yaml
 # agreed: HASH
-# What you allow in any study; without these lines there is no limit:
+# What you allow in any study; without these lines only
+# the least number of patients behind statistics (20) is a limit:
 policy:
-  least: 20                  # patients of each split, and samples behind whatever leaves
+  least: 20                  # patients of each split, and behind whatever leaves
+  least_per_message: 5       # patients behind one message; as least if you leave it out
   largest_share: 0.8         # of all training samples, that one site may have
   test_metrics: 1            # models whose test metrics may be asked for; 0: none
   plugins: false             # whether code from outside medfed may run here

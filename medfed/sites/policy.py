@@ -7,7 +7,8 @@ Both stand in the site's file, which a person of the hospital writes; no command
     agreed: 5f0c...                      # the line that medfed site check prints; or a list of them
     policy:
       parts: [shared]                    # parts of messages that may leave
-      least: 20                          # patients and samples behind whatever leaves
+      least: 50                          # patients behind whatever leaves
+      least_per_message: 5               # patients behind one message; as least if it is left out
       largest_share: 0.6                 # of all training samples, that one site may have
       test_metrics: 1                    # models whose test metrics may be asked for; 0: none
       plugins: false                     # whether code from outside medfed may run
@@ -16,7 +17,7 @@ Both stand in the site's file, which a person of the hospital writes; no command
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -26,14 +27,19 @@ import msgspec
 
 from medfed.common.errors import ConfigError
 from medfed.common.files import write_json
+from medfed.common.floors import Statistic
 from medfed.common.schemas import Count, fit
 from medfed.common.untrusted import read_json
 from medfed.config.compose import build
 from medfed.config.description import RunDescription
+from medfed.federation.client import share_of
 
 if TYPE_CHECKING:
     from medfed.datamodules.base import FederatedDataModule
 
+MESSAGE_KEYS = "local.steps and data.batch_size"
+FEW = 5
+"""Patients; a mean over fewer reveals something about each."""
 _Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 _Hash = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 
@@ -56,8 +62,9 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         parts: The parts of messages that may leave, by the method's names; ``None``: all.
-        least: Patients of a split, and samples of a message or sketch, below which nothing that is
-            computed from them leaves.
+        least: Patients of a split, a statistic or a message, below which nothing that is computed
+            from them leaves. Statistics have the floor of :mod:`medfed.common.floors` anyway.
+        least_per_message: Of a message; ``None``: as `least`.
         largest_share: Share of the training samples of all sites that one site may have.
         test_metrics: Models of one agreement whose test metrics may leave; ``None``: any number.
         plugins: Whether code from outside medfed may run here.
@@ -73,6 +80,7 @@ site's file asks for 20; do not take part, or lower policy.least.
 
     parts: tuple[str, ...] | None = None
     least: Count = 0
+    least_per_message: Count | None = None
     largest_share: _Share = 1.0
     test_metrics: Count | None = None
     plugins: bool = True
@@ -91,21 +99,33 @@ site's file asks for 20; do not take part, or lower policy.least.
                 "does not name; do not take part, or add it."
             )
 
-    def check_message(self, samples: int, of: str) -> None:
-        """Refuses what is computed from few samples.
+    def check_statistics(self, statistics: Iterable[Statistic]) -> None:
+        """Refuses statistics of few patients, also where the file has no policy.
 
-        Args:
-            samples: How many.
-            of: The keys that decide it.
+        Raises:
+            VetoError: If there is one; its key is named.
+        """
+        for statistic in statistics:
+            if line := statistic.too_few(self.least):
+                raise VetoError(
+                    f"{line[:-1]}; do not take part, or ask the coordinator to change "
+                    f"{statistic.key}."
+                )
+
+    def check_message(self, patients: int) -> None:
+        """Refuses messages of few patients.
 
         Raises:
             VetoError: If they are fewer than the least.
         """
-        if samples < self.least:
+        per_message = self.least_per_message
+        key, least = "least_per_message", per_message
+        if least is None:
+            key, least = "least", self.least
+        if patients < least:
             raise VetoError(
-                f"At most {samples} samples would stand behind one message ({of}), and "
-                f"policy.least of this site's file asks for {self.least}; do not take part, or "
-                "ask the coordinator to raise them."
+                f"{behind_a_message(patients)}, and policy.{key} of this site's file asks for "
+                f"{least}; do not take part, or ask the coordinator to raise {MESSAGE_KEYS}."
             )
 
     def check_split(self, name: str, patients: int) -> None:
@@ -150,19 +170,37 @@ def check_study(policy: Policy, config: RunDescription) -> None:
         VetoError: If it does not allow something.
     """
     policy.check_parts(build(config.algorithm).leaves)
-    if steps := config.local.get("steps"):
-        samples = steps * config.local.accumulate * config.data.batch_size
-        policy.check_message(samples, "local.steps and data.batch_size")
-    graph = config.algorithm.get("graph") or {}
-    if "sketch_inputs" in graph:
-        policy.check_message(graph["sketch_inputs"], "algorithm.graph.sketch_inputs")
 
 
-def check_data(policy: Policy, data: FederatedDataModule, site: str, tells: bool) -> None:
+def patients_of_message(config: RunDescription, patients: int) -> int:
+    """Returns how many patients stand behind one message, at most.
+
+    Args:
+        config: The run's description.
+        patients: The site's training patients; an epoch sees all of them.
+    """
+    per_step: int = config.local.accumulate * config.data.batch_size
+    if fixed := config.algorithm.get("local_steps"):
+        return min(patients, int(fixed) * per_step)
+    steps: int | None = config.local.get("steps")
+    samples = patients if steps is None else steps * per_step
+    phases = len(build(config.algorithm).phases(1)) if config.local.budget == "equal" else 1
+    return min(patients, share_of(samples, 0, phases))
+
+
+def behind_a_message(patients: int) -> str:
+    """Says how many patients stand behind one message."""
+    return f"Patients behind one message ({MESSAGE_KEYS}): at most {patients}"
+
+
+def check_data(
+    policy: Policy, config: RunDescription, data: FederatedDataModule, site: str, tells: bool
+) -> None:
     """Refuses a study of too few patients of the site, before anything computed from them leaves.
 
     Args:
         policy: The site's.
+        config: Its run.
         data: Its own, planned.
         site: Its name.
         tells: Whether it tells the server of its columns.
@@ -171,10 +209,13 @@ def check_data(policy: Policy, data: FederatedDataModule, site: str, tells: bool
         VetoError: If a split has fewer than the policy asks for, or columns may not be told.
     """
     names = {"train": "training", "val": "validation"}
-    for split, patients in data.plans[site].patients.items():
-        policy.check_split(names.get(split, split), len(patients))
+    counts = {split: len(patients) for split, patients in data.plans[site].patients.items()}
+    for split, count in counts.items():
+        policy.check_split(names.get(split, split), count)
+    policy.check_message(patients_of_message(config, counts["train"]))
     if tells:
         policy.check_parts(["preprocessing"])
+        policy.check_statistics(data.summaries(site))
 
 
 @dataclass(frozen=True)

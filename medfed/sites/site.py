@@ -25,6 +25,7 @@ from medfed.common.files import write_json
 from medfed.common.schemas import Count, fit
 from medfed.common.tensors import Tensors, digest, map_state
 from medfed.common.untrusted import read_checkpoint, read_json
+from medfed.config.compose import build
 from medfed.config.description import RunDescription
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.one_site import OwnData, setup_alone
@@ -541,7 +542,7 @@ class ConfiguredSite:
                 data.partition = OwnData(data.partition, self.name, self.sites)
             self._agreeing = setup_alone(data, self.name)
             self._statements = [next(self._agreeing, None)]
-            check_data(self.policy, data, self.name, tells=self._statements != [None])
+            check_data(self.policy, self.config, data, self.name, tells=self._statements != [None])
             self._data, self._greeting = data, Greeting(agreed, data.facts())
             self._settle()
         return self._greeting
@@ -574,6 +575,8 @@ class ConfiguredSite:
         if self._statements[-1] is not None:
             return
         say_data(self.data)
+        (client,) = self.data.clients.values()
+        self.policy.check_statistics(build(self.config.algorithm).summaries(client))
         begun = begin(self.config, self.data, self._start)
         self.config, self._task = begun.config, begun.task
         entries = float_entries(self._task.network)

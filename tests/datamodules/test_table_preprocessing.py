@@ -23,7 +23,7 @@ from tests.sweeps import sweep
 HEADER = "hospital,age,sex,grade,crp,outcome"
 
 
-def lines(count=60, seed=0):
+def lines(count=210, seed=0):
     rng = np.random.default_rng(seed)
     for n in range(count):
         cells = [
@@ -197,9 +197,21 @@ def test_categories_of_test_rows_alone_count_as_none_and_are_said(path, caplog):
         data = module(path)
     assert "grade=IV" not in data.channel_names
     assert (
-        "with a category of grade that no training row has: 1; the category is ignored"
+        "Rows whose category of grade fewer than 5 training patients of every client have: 1; they"
         in caplog.text
     )
+
+
+def test_categories_of_few_patients_leave_no_client():
+    """Five rows of one patient are one patient; a category that another client has has an input."""
+    rows = {"a": np.array([0] * 9 + [1] * 5 + [2] * 4), "b": np.array([0] * 5 + [2] * 5 + [3] * 5)}
+    texts = {"drug": ("A", "B", "C", "D")}
+    patients = {"a": np.arange(18), "b": np.r_[:10, [10] * 5]}
+    asked = Question(["drug"], False, "standard", False, ["drug"])
+    columns = {client: r[:, None].astype(float) for client, r in rows.items()}
+    agreed, sent = agree(asked, columns, texts, patients=patients)
+    assert agreed.columns.categories == {"drug": ("A", "B", "C")}
+    assert sent[0][2] == len('{"categories":{"drug":["A","B"]}}')
 
 
 def test_what_no_feature_can_be_is_left_out_and_said(tmp_path, caplog):

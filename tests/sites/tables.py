@@ -21,7 +21,7 @@ def write_table(path: Path, sites: tuple[str, ...]) -> None:
     with path.open("w", newline="") as file:
         out = csv.writer(file)
         out.writerow(["patient", "hospital", "age", "sex", "crp", "ill"])
-        for n in range(90):
+        for n in range(240):
             row = [f"P{n:03d}", SITES[n % 3], round(rng.normal(60, 9), 1), "fm"[rng.integers(2)]]
             row += [round(rng.lognormal(), 2) if n % 7 else "", rng.integers(2)]
             if row[1] in sites:

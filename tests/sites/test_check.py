@@ -1,5 +1,6 @@
 """``medfed site``: what a hospital reads before it takes part."""
 
+import json
 import re
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from medfed.commands.main import main
 from medfed.commands.methods import method, yamls
 from medfed.common.errors import DataError
+from medfed.federation.algorithm import Algorithm
 from medfed.federation.wire.ledger import Ledger
 from medfed.sites.agreement import Agreed, SiteFile
 from medfed.sites.check import WORDS, traffic_of
@@ -36,8 +38,8 @@ def look(hospital: Path, capsys, *more: str) -> str:
 def test_a_hospital_reads_what_it_has_and_what_would_leave(hospital, capsys):
     before = sorted(hospital.iterdir())
     said = look(hospital, capsys)
-    assert "Bern │ 30 of 30 │ 18 / 6 / 6" in said
-    assert "that there are 18 training samples" in said
+    assert "Bern │ 80 of 80 │ 48 / 16 / 16" in said
+    assert "that there are 48 training samples" in said
     assert "columns (age, sex, crp) and of classes or regions (0, 1)" in said
     assert "Pooled scaling sends the server for each column the number of values" in said
     assert "Never leaves: images, rows, names or numbers of patients" in said
@@ -49,6 +51,28 @@ def test_a_hospital_reads_what_it_has_and_what_would_leave(hospital, capsys):
     (hospital / "site.yaml").write_text(written)
     assert not any(name in said for name in ("P001", "Basel │", "ours.csv │"))
     assert sorted(hospital.iterdir()) == before
+
+
+def test_what_could_single_out_a_patient_is_red(hospital, tmp_path, monkeypatch, capsys):
+    """Logistic regression with a batch of one: each message was a patient's row."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    alone = ("algorithm=fedavg", "data.batch_size=1", "local.steps=1", "data.test_fraction=0.04")
+    Agreed(SITES, (*EXPERIMENT[:-2], *alone)).write(tmp_path / "agreed.json")
+    (tmp_path / "site.yaml").write_text(f"site: Bern\ndata:\n  path: {hospital / 'ours.csv'}\n")
+    said = look(tmp_path, capsys)
+    red = re.findall("\x1b\\[31m(.*?)\x1b", said)
+    assert red == [
+        "Patients behind one message (local.steps and data.batch_size): at most 1; gradients of so "
+        "few can be undone.",
+        "With 3 test patients a metric reveals something about each of them; set "
+        "data.val_fraction and data.test_fraction higher if that is too much.",
+    ]
+    (tmp_path / "site.yaml").write_text(
+        f"site: Bern\ndata: {{path: {hospital / 'ours.csv'}}}\npolicy: {{least_per_message: 2}}\n"
+    )
+    with pytest.raises(SystemExit):
+        look(tmp_path, capsys)
+    assert "policy.least_per_message of this site's file asks for 2" in capsys.readouterr().err
 
 
 def test_the_bytes_are_those_of_a_run(hospital, tmp_path, monkeypatch, capsys):
@@ -79,6 +103,25 @@ def test_every_part_of_every_method_has_words():
     assert parts <= {*WORDS}
 
 
+def test_every_method_with_a_sketch_says_how_many_patients_stand_behind_it():
+    kinds = {method(name, yaml).kind for name, yaml in yamls().items()}
+    sketching = {kind for kind in kinds if "sketch" in kind.leaves}
+    assert len(sketching) == 3
+    assert all(kind.summaries is not Algorithm.summaries for kind in sketching)
+
+
+def test_a_simulation_says_what_hospitals_would_refuse(tmp_path, capsys):
+    few = ("algorithm.graph.sketch_inputs=1", "algorithm.graph.sketch_size=1", "rounds=1")
+    run(tmp_path / "few", "experiment=clinical_pfednet", "local.steps=1", *few)
+    said = (
+        "Hospitals would refuse this run: at hospital_0, too few patients stand behind a sketch of "
+        "training rows (algorithm.graph.sketch_inputs and sketch_size): 1 of at least 20; and 4 "
+        "more such statistics."
+    )
+    assert said in capsys.readouterr().out
+    assert said in json.loads((tmp_path / "few" / "cohort.json").read_text())["remarks"]
+
+
 WRONG = {
     ("check",): "agreed has no value yet",
     ("check", "agreed=A", "local=B", "seed=1"): "Unknown key 'seed'",
@@ -102,6 +145,7 @@ def test_a_mistake_is_one_sentence(line, tmp_path, monkeypatch, capsys):
 
 
 REFUSED = {
+    ("algorithm.graph.sketch_inputs=1",): "too few patients stand behind a sketch of training rows",
     ("algorithm=pooled",): "Pooled trains on the pooled data of all clients",
     ("partition=label_imbalance",): "LabelImbalance divides the patients of one data set",
     ("data.features=[age,weight]",): "Unknown column weight",

@@ -71,8 +71,10 @@ def test_a_site_that_approves_nothing_is_warned(start, agreed, tmp_path):
 VETOES = {
     "parts: [personal]": "sends the part shared, which policy.parts",
     "parts: [shared]": "sends the part preprocessing, which policy.parts",
-    "least: 10": "At most 8 samples would stand behind one message (local.steps and data.batch",
-    "least: 7": "There are 6 validation patients, and policy.least of this site's file asks for 7",
+    "least: 10": "Patients behind one message (local.steps and data.batch_size): at most 8, and",
+    "least: 10, least_per_message: 9": "and policy.least_per_message of this site's file asks",
+    "least: 17": "There are 16 validation patients, and policy.least of this site's file asks for",
+    "least: 60": "There are 48 training patients, and policy.least of this site's file asks for 60",
 }
 
 
@@ -83,6 +85,33 @@ def test_a_policy_vetoes_before_anything_leaves(policy, start, tmp_path, caplog)
     assert VETOES[policy] in caplog.text + (log.read_text() if log.exists() else "")
 
 
+FEW = {
+    # One row as a sketch, which was sent exactly.
+    ("algorithm=pfednet", "algorithm.graph.sketch_inputs=1", "algorithm.graph.sketch_size=1"): (
+        "a sketch of training rows (algorithm.graph.sketch_inputs and sketch_size): 1 of at"
+    ),
+    ("algorithm=ppfl", "algorithm.affinity.kind=data", "algorithm.affinity.sketch_size=12"): (
+        "a sketch of training rows (algorithm.affinity.sketch_inputs and sketch_size): 48 of at "
+        "least 60"
+    ),
+    ("algorithm=fedavg", "data.normalization=minmax"): (
+        "the smallest and the largest age (data.scaling and data.normalization): 1 of at"
+    ),
+    ("algorithm=fedavg", "data.val_fraction=0.7"): (
+        "the quartiles and sums of age (data.scaling): 8 of at least 20"
+    ),
+}
+
+
+@pytest.mark.parametrize("few", FEW, ids=" ".join)
+def test_statistics_of_few_patients_are_refused_without_a_policy(few, start, tmp_path):
+    study = Agreed(TWO, (*EXPERIMENT[:-2], *few))
+    sites = {name: start(name=name, study=study) for name in TWO}
+    with pytest.raises(SiteError, match="Basel: its policy, or the least"):
+        across(tmp_path, study, sites)
+    assert FEW[few] in (tmp_path / "Basel" / "medfed" / "log.txt").read_text()
+
+
 def across(folder, agreed, sites):
     config = described([*agreed.overrides, "data.path=null", f"folder={folder / 'server'}"])
     return coordinate(config, Direct(sites), agreed.sites, QUICK)
@@ -90,7 +119,7 @@ def across(folder, agreed, sites):
 
 def test_a_site_that_outweighs_the_others_is_refused(start, agreed, tmp_path):
     sites = {"Basel": start("policy: {largest_share: 0.4}"), "Bern": start(name="Bern")}
-    with pytest.raises(SiteError, match="Basel: the policy in its file does not allow this"):
+    with pytest.raises(SiteError, match="Basel: its policy, or the least"):
         across(tmp_path, agreed, sites)
     log = (tmp_path / "Basel" / "medfed" / "log.txt").read_text()
     assert "has 50.0 % of all training samples" in log

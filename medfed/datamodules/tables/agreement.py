@@ -28,8 +28,10 @@ from typing import Any, Literal, TypeGuard
 import numpy as np
 
 from medfed.common.errors import DataError
+from medfed.common.floors import CATEGORY
 from medfed.common.schemas import parse_json
 from medfed.datamodules.base import Exchanged
+from medfed.datamodules.readers.samples import Index
 from medfed.datamodules.readers.table import Categories, in_order
 from medfed.datamodules.tables.columns import (
     Array,
@@ -230,6 +232,7 @@ def agree(
     train: Mapping[str, Array],
     categories: Categories,
     outcomes: Mapping[str, Array] | None = None,
+    patients: Mapping[str, Index] | None = None,
 ) -> tuple[Agreement, list[Exchanged]]:
     """Runs the agreement of clients that are all in this process.
 
@@ -238,6 +241,7 @@ def agree(
         train: (N, F) training rows of every client; NaN is missing, a category its position.
         categories: Of the columns that have some.
         outcomes: (N,) outcomes of every client's rows, if they are continuous.
+        patients: (N,) the patient of every client's rows; None: each row is one.
 
     Returns:
         The agreement, and its byte records; none if no messages are needed.
@@ -249,7 +253,8 @@ def agree(
         (('age',), ('b', 'up', 19))
     """
     halves = {
-        c: tell(question, rows, categories, (outcomes or {}).get(c)) for c, rows in train.items()
+        c: tell(question, rows, categories, (outcomes or {}).get(c), (patients or {}).get(c))
+        for c, rows in train.items()
     }
     agreed: list[Agreement] = []
 
@@ -265,7 +270,11 @@ def agree(
 
 
 def tell(
-    question: Question, rows: Array, categories: Categories, outcomes: Array | None = None
+    question: Question,
+    rows: Array,
+    categories: Categories,
+    outcomes: Array | None = None,
+    patients: Index | None = None,
 ) -> Half:
     """A client's half: yields its messages, receives the server's answers.
 
@@ -274,6 +283,7 @@ def tell(
         rows: (N, F) the client's training rows.
         categories: The client's, of the columns that have some.
         outcomes: (N,) of the rows, if they are continuous.
+        patients: (N,) of the rows; None: each row is one.
 
     Returns:
         The agreement.
@@ -283,7 +293,8 @@ def tell(
     """
     names, pooled, ends = question.names, question.pooled, question.ends
     numbers = rows[:, [at for at, name in enumerate(names) if name not in categories]]
-    first = _about(rows, names, categories, question.indicator)
+    patients = np.arange(len(rows)) if patients is None else patients
+    first = _about(rows, names, categories, question.indicator, patients)
     if pooled:
         first |= _extent(numbers, question.normalization)
     if outcomes is not None:
@@ -345,17 +356,25 @@ def merge(question: Question) -> Merging:
 
 
 def _about(
-    rows: Array, names: Sequence[str], categories: Categories, indicator: Indicator
+    rows: Array,
+    names: Sequence[str],
+    categories: Categories,
+    indicator: Indicator,
+    patients: Index,
 ) -> dict[str, Any]:
-    """A client's message about its columns."""
+    """A client's message about its columns, without categories of few patients."""
     message: dict[str, Any] = {}
     if indicator == "auto":
         gaps = np.flatnonzero(np.isnan(rows).any(axis=0))
         message["missing"] = [names[at] for at in gaps.tolist()]
     if categories:
-        codes = {name: np.unique(rows[:, names.index(name)]) for name in categories}
+        columns = {name: rows[:, names.index(name)] for name in categories}
         message["categories"] = {
-            name: [texts[int(code)] for code in codes[name] if code >= 0]
+            name: [
+                texts[int(code)]
+                for code in np.unique(columns[name])
+                if code >= 0 and len(np.unique(patients[columns[name] == code])) >= CATEGORY
+            ]
             for name, texts in categories.items()
         }
     return message

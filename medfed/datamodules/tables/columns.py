@@ -415,13 +415,16 @@ rows of one patient may be in several splits.']
 
 
 def say_unknown(columns: Columns, rows: Array) -> None:
-    """Logs columns with categories that no training row has; (N, F) rows, -1 for these."""
+    """Logs columns with categories that have no input; (N, F) rows, -1 for these."""
+    from medfed.common.floors import CATEGORY  # as above
+
     for name in columns.categories:
         if count := int((rows[:, columns.names.index(name)] < 0).sum()):
             log.warning(
-                "Validation and test rows with a category of %s that no training row has: %d; the "
-                "category is ignored.",
+                "Rows whose category of %s fewer than %d training patients of every client have: "
+                "%d; they count as having none.",
                 name,
+                CATEGORY,
                 count,
             )
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from medfed.common.checks import check_known, checked_scale
 from medfed.common.errors import ConfigError, DataError
 from medfed.common.files import ExistingPath
+from medfed.common.floors import Statistic
 from medfed.common.seeding import derive_seed
 from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.client_data import Batch, ClientData
@@ -37,7 +38,15 @@ from medfed.datamodules.readers.table import (
     with_categories,
 )
 from medfed.datamodules.splits import SPLITS, Split
-from medfed.datamodules.tables.agreement import Agreement, Indicator, Question, agree, merge, tell
+from medfed.datamodules.tables.agreement import (
+    SUMS,
+    Agreement,
+    Indicator,
+    Question,
+    agree,
+    merge,
+    tell,
+)
 from medfed.datamodules.tables.columns import (
     NORMALIZATIONS,
     Array,
@@ -139,6 +148,7 @@ class TabularDataModule(FederatedDataModule):
         self.scalings: dict[str, Scaling] = {}
         self.train_rows: dict[str, Array] = {}
         self.train_outcomes: dict[str, Array] = {}
+        self.train_patients: dict[str, Index] = {}
 
     @cached_property
     def table(self) -> Table:
@@ -254,7 +264,9 @@ class TabularDataModule(FederatedDataModule):
             trained = {c: rows for c, rows in self.train_rows.items() if c not in self.keep_out}
             question = self._question(self.facts())
             outcomes = self.train_outcomes if question.continuous else None
-            self.agreement, self.exchanged = agree(question, trained, table.categories, outcomes)
+            self.agreement, self.exchanged = agree(
+                question, trained, table.categories, outcomes, self.train_patients
+            )
         columns = self.columns
         rows = recode(table.features, table.names, table.categories, columns.categories)
         self.channel_names = tuple(name for name, _ in columns.inputs())
@@ -278,6 +290,7 @@ class TabularDataModule(FederatedDataModule):
         chosen = {client: rows["train"][0] for client, rows in chosen_rows.items()}
         self.train_rows = {client: features[index] for client, index in chosen.items()}
         self.train_outcomes = {client: labels[index] for client, index in chosen.items()}
+        self.train_patients = {client: rows["train"][1] for client, rows in chosen_rows.items()}
         return chosen_rows
 
     def agreeing(self) -> Generator[bytes, bytes, None]:
@@ -287,7 +300,9 @@ class TabularDataModule(FederatedDataModule):
         if self.agreement is None:
             question = self._question(self.facts())
             outcomes = self.train_outcomes[client] if question.continuous else None
-            self.agreement = yield from tell(question, rows, self.table.categories, outcomes)
+            self.agreement = yield from tell(
+                question, rows, self.table.categories, outcomes, self.train_patients[client]
+            )
 
     def merging(self, facts: Mapping[str, Any]) -> Generator[bytes, Sequence[bytes], None]:
         """See the base class."""
@@ -298,6 +313,25 @@ class TabularDataModule(FederatedDataModule):
         continuous = self.samples.continuous
         categories = sorted(self.table.categories)
         return {**super().facts(), "categories": categories, "continuous": continuous}
+
+    def summaries(self, client: str) -> list[Statistic]:
+        """See the base class: sums of outcomes, and what pooled scaling needs of a column."""
+        question, patients = self._question(self.facts()), self.train_patients[client]
+        statistics = []
+        if question.continuous:
+            key = "data.outcome_scale"
+            count = len(np.unique(patients))
+            statistics.append(Statistic(client, "the sums of the outcome", key, SUMS, count))
+        for name, column in zip(question.names, self.train_rows[client].T, strict=True):
+            known = len(np.unique(patients[~np.isnan(column)]))
+            if not (question.pooled and known) or name in question.categorical:
+                continue
+            key, what = "data.scaling", f"the quartiles and sums of {name}"
+            if question.normalization == "minmax":  # each is the value of one patient
+                key += " and data.normalization"
+                what, known = f"the smallest and the largest {name}", 1
+            statistics.append(Statistic(client, what, key, len(question.ends), known))
+        return statistics
 
     def _question(self, facts: Mapping[str, Any]) -> Question:
         """The settings of the agreement of clients with these `facts`."""

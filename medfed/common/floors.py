@@ -1,0 +1,71 @@
+"""How many patients must stand behind a statistic that leaves a client.
+
+A sketch of one row is that row, a minimum is one patient's value, and a median of three values is
+one, too. Across hospitals a statistic of too few patients is refused; a simulation says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+LEAST = 20
+"""Patients behind any statistic."""
+TIMES = 5
+"""Patients for each number or row of a statistic."""
+CATEGORY = 5
+"""Patients of a client behind the name of a category; the others have none in common."""
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """A statistic of a client's patients, other than weights and gradients.
+
+    Attributes:
+        client: The client.
+        what: Its words.
+        key: The keys that decide it.
+        size: The numbers, rows or classes that are computed from the same patients.
+        patients: How many stand behind it.
+
+    Example:
+        >>> Statistic("va", "a sketch", "algorithm.graph.sketch_size", 8, 30).too_few()
+        'At va, too few patients stand behind a sketch (algorithm.graph.sketch_size): 30 of at \
+least 40.'
+        >>> Statistic("va", "a sketch", "algorithm.graph.sketch_size", 4, 30).too_few()
+        >>> Statistic("va", "a mean", "data.scaling", 1, 30).too_few(least=50)
+        'At va, too few patients stand behind a mean (data.scaling): 30 of at least 50.'
+    """
+
+    client: str
+    what: str
+    key: str
+    size: int
+    patients: int
+
+    def too_few(self, least: int = 0) -> str | None:
+        """Says that too few patients stand behind it; ``None`` if they are enough.
+
+        Args:
+            least: How many a hospital asks for, beyond the floor of all.
+        """
+        floor = max(LEAST, least, TIMES * self.size)
+        if self.patients >= floor:
+            return None
+        return (
+            f"At {self.client}, too few patients stand behind {self.what} ({self.key}): "
+            f"{self.patients} of at least {floor}."
+        )
+
+
+def remark(statistics: Iterable[Statistic]) -> list[str]:
+    """Returns the line of a simulation whose statistics hospitals would refuse; none if all pass.
+
+    Example:
+        >>> remark([Statistic("va", "a mean", "data.scaling", 1, 3)] * 3)
+        ['Hospitals would refuse this run: at va, too few patients stand behind a mean \
+(data.scaling): 3 of at least 20; and 2 more such statistics.']
+    """
+    lines = [line for statistic in statistics if (line := statistic.too_few())]
+    more = f"; and {len(lines) - 1} more such statistics." if len(lines) > 1 else "."
+    return [f"Hospitals would refuse this run: a{lines[0][1:-1]}{more}"] if lines else []
