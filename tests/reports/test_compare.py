@@ -85,7 +85,7 @@ def test_the_tables_have_the_numbers_of_the_summaries(runs, tmp_path):
         assert float(sent["value"]) == sum(s["bytes"]["up"] for s in summaries) / 2
     report = (tmp_path / "comparison.md").read_text()
     assert "Equal budgets: 2 gradient steps per client." in report
-    for name in ("clients.png", "forest.png", "bytes.png", "rounds.png"):
+    for name in ("clients.png", "forest.png", "bytes.png", "gains.png"):
         assert (tmp_path / name).stat().st_size > 1000
         assert f"({name})" in report
 
