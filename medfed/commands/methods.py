@@ -169,6 +169,8 @@ def print_page(one: Method) -> None:
     console.print(f"algorithm={one.name} ({one.kind.card.family})\n")
     for title, cell in zip(COLUMNS[1:], one.row[1:], strict=True):
         console.print(f"  {title:<20}{cell}")
+    covered = " and ".join(one.kind.averaged)
+    console.print(f"  {'aggregation':<20}{f'any, of {covered}' if covered else 'mean'}")
     for name, over in one.kind.card.tune.items():
         print(f"  {'tuned':<20}algorithm.{name} from {over.low:g} to {over.high:g}")
     module = sys.modules[one.kind.__module__]

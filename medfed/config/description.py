@@ -172,6 +172,7 @@ class RunDescription:
     init: Section
     canonical: Section | None
     adapters: Section | None
+    aggregation: Section | None
     source: Mapping[str, Any] = field(repr=False, compare=False)
     values: Section = field(repr=False)
     overrides: tuple[str, ...] | None = None
@@ -231,6 +232,7 @@ def _typed(
             **{key: whole[key] for key in _PLAIN + _SECTIONS},
             canonical=optional(whole, "canonical"),
             adapters=optional(whole, "adapters"),
+            aggregation=optional(whole, "aggregation"),
             folder=str(whole["folder"]),
             pictures=str(whole["pictures"]["format"]),
             keep_out=tuple(map(str, whole.get("keep_out") or ())),

@@ -116,8 +116,7 @@ def plan_clients(
             # The seed depends on its name: a client has the same split at its site as in a
             # simulation.
             new = split_patients(open_ids, *ends, derive_seed(seed, client), labels, part)
-            for split in SPLITS:
-                parts[split] = sorted(parts[split] + new[split])
+            parts = {s: sorted(parts[s] + new[s]) for s in SPLITS}
         warn_small(client, parts)
         splits[client] = parts
     check_leakage(splits)

@@ -22,7 +22,8 @@ from medfed.common.checks import check_choices
 from medfed.common.errors import ConfigError, did_you_mean
 from medfed.common.floors import Statistic
 from medfed.common.seeding import derive_seed
-from medfed.common.tensors import State, Tensors, select, weighted_mean
+from medfed.common.tensors import State, Tensors, select
+from medfed.federation.aggregation import Aggregation
 from medfed.federation.card import Card
 from medfed.federation.client import Client, ClientData
 from medfed.federation.missing_channels import lacks, mean_where_present, presence
@@ -152,7 +153,10 @@ class Algorithm(ABC):
         mask_aware: Weights that read an input channel are averaged over the clients that have it,
             see :mod:`medfed.federation.missing_channels`; each reply then lists the channels that
             its client lacks.
+        aggregation: How :meth:`mean` combines the clients, from the section ``aggregation``.
         leaves: The only parts that a client's reply may hold.
+        averaged: The parts of replies that change the server's state through :meth:`mean` only, so
+            that a robust aggregation protects it.
         mixes: Whether it needs canonical parts, whose membership vectors stay in the simplex.
         card: Its state, its messages and the cost of a step; see :class:`Card`.
         fresh_optimizer: Whether it uses :meth:`Client.reach`, which is undefined for an optimizer
@@ -169,7 +173,9 @@ class Algorithm(ABC):
     personal: str | tuple[str, ...] = "none"
     weighting: Weighting = "samples"
     mask_aware: bool = field(default=False, kw_only=True)
+    aggregation: Aggregation = field(default=Aggregation(), kw_only=True)
     leaves: ClassVar[tuple[str, ...]] = ("shared",)
+    averaged: ClassVar[tuple[str, ...]] = ()
     mixes: ClassVar[bool] = False
     card: ClassVar[Card] = Card()
     fresh_optimizer: ClassVar[bool] = False
@@ -294,6 +300,37 @@ class Algorithm(ABC):
         """
         return ()
 
+    def aggregating(self, aggregation: Aggregation, clients: int) -> Algorithm:
+        """Returns the method with another aggregation.
+
+        Args:
+            aggregation: The aggregation.
+            clients: How many clients there are.
+
+        Raises:
+            ConfigError: If the method's server takes no means of what clients send, or there are
+                too few clients.
+        """
+        name = type(aggregation).__name__.lower()
+        if type(aggregation) is not Aggregation:
+            if not self.averaged or self.mask_aware:
+                why = (
+                    "with algorithm.mask_aware=true averages each weight over other clients"
+                    if self.averaged
+                    else "combines what clients send in another way than by means"
+                )
+                raise ConfigError(
+                    f"aggregation={name} is for methods whose server takes means, and "
+                    f"{type(self).__name__} {why}; choose aggregation=mean."
+                )
+            if clients < aggregation.least:
+                raise ConfigError(
+                    f"aggregation={name} with these values needs at least {aggregation.least} "
+                    f"clients, and there are {clients}; choose aggregation=median, or "
+                    "aggregation=mean."
+                )
+        return replace(self, aggregation=aggregation)
+
     def phases(self, round: int) -> tuple[str, ...]:
         """Returns the phases that :meth:`round` will yield, known before the round starts."""
         return ("fit",)
@@ -352,11 +389,16 @@ class Algorithm(ABC):
         ]
 
     def mean(self, server: State, replies: Mapping[str, Message], part: str) -> Tensors:
-        """Returns the mean of a part over the replies, weighted as ``weighting`` says."""
+        """Returns the mean of a part over the replies, weighted as ``weighting`` says.
+
+        It is what ``aggregation`` takes in its place.
+        """
         parts = [message.parts[part] for message in replies.values()]
         weights = self.weights(server, replies)
         if not self.mask_aware or not (reads := server["reads"]):
-            return weighted_mean(parts, weights)
+            models = sum(message.kind(part) == "state" for message in replies.values())
+            start = server[part] if 2 * models > len(parts) else None
+            return self.aggregation.combine(parts, weights, start)
         count = len(next(iter(reads.values())))
         present = torch.stack([presence(m.scalars, count) for m in replies.values()])
         return mean_where_present(parts, weights, present, reads)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from medfed.common.errors import CodecError, NonFiniteError
 from medfed.common.tensors import State, Tensors, digest, states_on
+from medfed.federation.aggregation import Far, far_parts
 from medfed.federation.algorithm import (
     Algorithm,
     ClientInfo,
@@ -55,6 +56,7 @@ class Federation:
         client_start: The initial state of every client.
         absent_folder: The folder for the state of absent clients; ``None``: it stays in memory.
         arrived: The missing values of this process's clients, sent by a server elsewhere.
+        far: Parts of replies that were far longer than those of the other clients.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class Federation:
         self.seed = seed
         self.memory: dict[Direction, State] = {"up": {}, "down": {}}
         self.arrived: dict[str, Packet] = {}
+        self.far: list[Far] = []
         self.client_start: State = next((dict(c.state) for c in self.clients.values()), {})
         self.absent_folder: Path | None = None
         self.channel.seed = seed
@@ -281,6 +284,7 @@ class Round:
         decode = federation.channel.decode
         decoded = self._coded("up", lambda c, memory: decode(replies[c], "up", memory))
         check(decoded)
+        federation.far += far_parts(decoded, self.number, phase)
         self.position += 1
         # A generator that returns ends the round: its value is the server's new state.
         try:

@@ -72,6 +72,7 @@ class TaskModule(pl.LightningModule):
     selection: tuple[str, str]
     activation: Activation = "identity"  # turns logits into probabilities
     default_selection: ClassVar[tuple[str, str]] = ("loss", "min")
+    highest_loss: float = math.inf  # of a model that has not diverged, once the model was tried
     by_case: ClassVar[bool] = False  # whether the user's metrics get case by case
 
     def __init__(

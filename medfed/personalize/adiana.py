@@ -81,6 +81,7 @@ class ADIANA(GradientMethod):
     lr: float = 0.1
     seed: int = 0
     leaves: ClassVar[tuple[str, ...]] = ("gradient", "shift", "statistics")
+    averaged: ClassVar[tuple[str, ...]] = ()
     card: ClassVar[Card] = replace(
         GradientMethod.card,
         paper="Li et al. 2020",

@@ -35,6 +35,7 @@ from medfed.federation.wire.message import Message
 class FedAvg(Algorithm):
     """Averages the shared part; the personal part, if any, is trained jointly and kept."""
 
+    averaged: ClassVar[tuple[str, ...]] = ("shared",)
     card: ClassVar[Card] = Card("McMahan et al. 2017")
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:

@@ -58,6 +58,7 @@ class FedMGDA(FedAvg):
     server_lr: float = 1.0
     decay: float = 0.99
     masks: ClassVar[bool] = False
+    averaged: ClassVar[tuple[str, ...]] = ()
     card: ClassVar[Card] = Card(
         "Hu et al. 2022",
         tune={"epsilon": Range(0.01, 1.0)},

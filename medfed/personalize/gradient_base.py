@@ -25,6 +25,7 @@ class GradientMethod(FedAvg):
 
     masks: ClassVar[bool] = False
     leaves: ClassVar[tuple[str, ...]] = ("gradient", "difference", "statistics")
+    averaged: ClassVar[tuple[str, ...]] = leaves
     card: ClassVar[Card] = Card(
         passes=0,
         besides="an epoch's gradient at two points, BatchNorm's batches",

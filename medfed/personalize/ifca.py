@@ -56,6 +56,7 @@ class IFCA(CanonicalMethod):
 
     choice_batches: int | None = None
     leaves: ClassVar[tuple[str, ...]] = ("common", "canonical")
+    averaged: ClassVar[tuple[str, ...]] = ()
     card: ClassVar[Card] = Card(
         "Ghosh et al. 2020",
         "several models",

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import ClassVar
 
 import torch
@@ -92,7 +93,8 @@ class MARINA(GradientMethod):
             g = self.mean(server, replies, "gradient")
         else:
             g = add(server["gradient"], self.mean(server, replies, "difference"))
-        rate = next(iter(replies.values())).scalars["rate"]
+        # All rates are equal, unless a site sends another number.
+        rate = median(m.scalars["rate"] for m in replies.values())
         moved = add(select(server["shared"], g), g, -rate)
         shared = {**server["shared"], **moved, **self.statistics(server, replies)}
         return {**server, "shared": shared, "gradient": g}

@@ -96,6 +96,7 @@ class PFedNet(OnboardingRules, Algorithm):
     tolerance: float = 1e-6
     max_iter: int = 500
     leaves: ClassVar[tuple[str, ...]] = ("sketch", "shared", "personal")
+    averaged: ClassVar[tuple[str, ...]] = ("shared",)
     card: ClassVar[Card] = Card(
         "pFedNet",
         "similar clients",

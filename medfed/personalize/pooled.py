@@ -36,6 +36,7 @@ class Pooled(FedAvg):
     """
 
     pools: ClassVar[bool] = True
+    averaged: ClassVar[tuple[str, ...]] = ()
     card: ClassVar[Card] = Card("no federation", "baseline")
 
     def __post_init__(self) -> None:

@@ -70,6 +70,7 @@ class QuPeL(Quantized):
     proximity: float = 0.025
     global_lr: float = 5.0
     leaves: ClassVar[tuple[str, ...]] = ("shared",)
+    averaged: ClassVar[tuple[str, ...]] = leaves
     card: ClassVar[Card] = Card(
         "Ozkara et al. 2021",
         "quantised model",

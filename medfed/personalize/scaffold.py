@@ -60,6 +60,7 @@ class Scaffold(FedAvg):
     server_lr: float = 1.0
     option: Literal["I", "II"] = "II"
     leaves: ClassVar[tuple[str, ...]] = ("shared", "control")
+    averaged: ClassVar[tuple[str, ...]] = leaves
     fresh_optimizer: ClassVar[bool] = True
     masks: ClassVar[bool] = False
     card: ClassVar[Card] = Card(

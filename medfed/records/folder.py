@@ -187,6 +187,7 @@ class RunFolder:
     # After each round.
     checkpoints = _Place("checkpoints")  # round_00000.ckpt, best.ckpt, each with its hash
     best_ckpt = _Place("checkpoints/best.ckpt")
+    unusual_json = _Place("unusual.json")  # messages far longer than others, diverging losses
     # Once the selected round was tested; summary.json last, as a finished run is known by it.
     hashes_json = _Place("hashes.json")  # of all states after the last round
     models = _Place("models")  # each client's personal weights

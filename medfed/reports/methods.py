@@ -159,15 +159,12 @@ class Finding:
         )
 
 
-def compare(
-    folders: Sequence[Path], metric: str | None = None, pictures: bool = False
-) -> Comparison:
+def compare(folders: Sequence[Path], metric: str | None = None) -> Comparison:
     """Reads runs, checks that they can be compared, and pools seeds.
 
     Args:
         folders: Run folders.
         metric: The metric of the pictures; ``None`` takes the one that selected the rounds.
-        pictures: Whether to read the content of pictures, too.
 
     Raises:
         CheckpointError: If a run is unfinished or runs are not on the same patients.
@@ -178,7 +175,7 @@ def compare(
     runs, notes = without_repeats(runs)
     by_name, more = pool(runs)
     methods = tuple(Method(name, tuple(kept)) for name, kept in by_name.items())
-    report = report_on(by_name, chosen_metric(runs, metric), pictures)
+    report = report_on(by_name, chosen_metric(runs, metric))
     report.notes = [*notes, *more, seed_note(by_name), *report.notes]
     first = methods[0].runs[0].summary
     measured = [next(iter(r.summary["clients"].values())) for m in methods for r in m.runs]

@@ -6,22 +6,19 @@ import base64
 import io
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from medfed.common.console import evenly
 from medfed.common.scores import label_of
 from medfed.federation.card import CEILINGS, REFERENCES
 from medfed.reports.charts import (
     SERIES,
-    SHAPES,
-    SOFT,
     Canvas,
-    Look,
     Point,
     Row,
     curves,
     forest,
-    hospitals,
+    gains,
     scatter,
     shares,
 )
@@ -37,19 +34,16 @@ from medfed.reports.verdicts import (
     in_one_place,
 )
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 _LINES = 7  # curves that a reader can follow
-_HOSPITALS = 40  # hospitals with a line each
+_HOSPITALS = 40  # that have a line each
 
 
 class Picture(NamedTuple):
-    """A picture and its caption.
+    """A picture and what stands below it.
 
     Attributes:
-        canvas: The picture, or None for an image.
-        caption: The words below it.
+        canvas: The picture, or None where it is an image.
+        caption: The words.
         source: Of an image, its content as an address.
     """
 
@@ -58,28 +52,28 @@ class Picture(NamedTuple):
     source: str = ""
 
 
-Looks = Mapping[str, Look]
+Colours = Mapping[str, str]
 
 
-def pictures_of(task: Task, verdicts: Verdicts, looks: Looks) -> dict[str, Picture]:
+def pictures_of(task: Task, verdicts: Verdicts, colours: Colours) -> dict[str, Picture]:
     """Draws a task.
 
     Args:
         task: The task.
         verdicts: By method.
-        looks: By method, see :func:`looks_of`.
+        colours: By method, see :func:`colours_of`.
 
     Returns:
-        Pictures by name, without those that would be empty.
+        Pictures by their names, those for which there is something to draw.
     """
     best = best_of(verdicts)
-    pictures = {
-        "forest": _forest(task, verdicts, looks),
-        "bytes": _bytes(task, verdicts, best, looks),
+    found = {
+        "forest": _forest(task, verdicts, colours),
+        "bytes": _bytes(task, verdicts, best, colours),
     }
-    if picture := _gains(task, verdicts, best, looks):
-        pictures["gains"] = picture
-    return {**pictures, **_courses(task, verdicts, looks)}
+    if picture := _gains(task, verdicts, best, colours):
+        found["gains"] = picture
+    return {**found, **_courses(task, verdicts, best, colours)}
 
 
 def _word(verdict: Verdict) -> str:
@@ -87,34 +81,34 @@ def _word(verdict: Verdict) -> str:
     return "worse" if "worse" in words else "better" if "better" in words else ""
 
 
-def _forest(task: Task, verdicts: Verdicts, looks: Looks) -> Picture:
+def _forest(task: Task, verdicts: Verdicts, colours: Colours) -> Picture:
     rows = []
     for name in by_mean(verdicts):
         mean = verdicts[name].mean
         low, high = sorted((task.raw(mean.low), task.raw(mean.high)))
-        look = looks.get(name, SOFT)
-        rows.append(Row(name, task.raw(mean.mean), low, high, look, _word(verdicts[name])))
+        colour = colours.get(name, "soft")
+        rows.append(Row(name, task.raw(mean.mean), low, high, colour, _word(verdicts[name])))
     lines = {
         "a constant": task.raw(floor_of(task)[1]),
         "in one place": task.raw(in_one_place(verdicts)[1].mean),
     }
-    over = "resampled patients" if task.single else "splits"
+    over = "patients drawn anew" if task.single else "splits"
     return Picture(
         forest(rows, lines, label_of(task.metric)),
         f"Mean over hospitals with its 95 % interval over {over}. ▲: better than local "
         "training or FedAvg, and worse than neither; ▼: worse than one of them. "
-        "The lines show the best constant prediction and training on all patients in one place.",
+        "Lines: the best constant prediction, and training on all patients in one place.",
     )
 
 
-def _bytes(task: Task, verdicts: Verdicts, best: str, looks: Looks) -> Picture:
+def _bytes(task: Task, verdicts: Verdicts, best: str, colours: Colours) -> Picture:
     points = _points(task, verdicts)
     front = _front(task, points)
-    named = [n for n in dict.fromkeys((*front, best, *REFERENCES)) if n in points]
+    named = {n: colours.get(n, "soft") for n in (*front, best, *REFERENCES) if n in points}
     return Picture(
-        scatter(points, named, front, label_of(task.metric), looks),
-        "Mean on test patients against the bytes of the whole run. The line joins the methods that "
-        "no other method beats with as few bytes.",
+        scatter(points, named, front, label_of(task.metric)),
+        "What was reached on test patients for what travelled in the whole run. The line joins "
+        "those that no other method beats with fewer bytes.",
     )
 
 
@@ -128,31 +122,31 @@ def _points(task: Task, verdicts: Verdicts) -> dict[str, Point]:
 
 def _front(task: Task, points: Mapping[str, Point]) -> list[str]:
     """The methods that none beats with as few bytes, by bytes."""
-    front: list[str] = []
+    found: list[str] = []
     top = -math.inf
     for name in sorted(points, key=lambda n: (points[n][0], -task.raw(points[n][1]))):
         if (score := task.raw(points[name][1])) > top:
-            front.append(name)
+            found.append(name)
             top = score
-    return front
+    return found
 
 
-def _gains(task: Task, verdicts: Verdicts, best: str, looks: Looks) -> Picture | None:
+def _gains(task: Task, verdicts: Verdicts, best: str, colours: Colours) -> Picture | None:
     names = [n for n in dict.fromkeys((best, "fedavg")) if n in verdicts]
     if best == "local":  # what the best of the others would have given
         names += [n for n in by_mean(verdicts) if n not in (*CEILINGS, *REFERENCES)][:1]
     harms = {n: h for n in names if (h := verdicts[n].harm) is not None and h.gains}
     if not harms or len(task.clients) > _HOSPITALS:
         return None
-    # By the gains of the first method, the most harmed hospital last.
+    # By what they gain from the first, the most harmed hospital last.
     first = next(iter(harms.values())).gains
     means = {c: gain.difference.mean for c, gain in first.items()}
     order = sorted(task.clients, key=lambda c: 0.0 if math.isnan(means[c]) else -means[c])
     series = {n: [h.gains[c].difference[:3] for c in order] for n, h in harms.items()}
     return Picture(
-        hospitals(order, series, f"gain of {label_of(task.metric)} over training alone", looks),
-        "The gain of each hospital over training alone, with its 95 % interval. Left of the line, "
-        "the hospital would be better off alone.",
+        gains(order, series, f"gain of {label_of(task.metric)} over training alone", colours),
+        "What each hospital gains over training alone, with its 95 % interval; left of the line it "
+        "would be better off alone.",
     )
 
 
@@ -162,14 +156,14 @@ def _leading(verdicts: Verdicts) -> list[str]:
     return [n for n in dict.fromkeys(names) if n in verdicts and n not in CEILINGS][:_LINES]
 
 
-def _courses(task: Task, verdicts: Verdicts, looks: Looks) -> dict[str, Picture]:
+def _courses(task: Task, verdicts: Verdicts, best: str, colours: Colours) -> dict[str, Picture]:
     """Validation over rounds, gradient passes and bytes, of a few methods."""
     courses = {n: verdicts[n].scores.course for n in _leading(verdicts)}
     courses = {n: course for n, course in courses.items() if len(course) > 1}
     if not courses:
         return {}
     label = f"validation {label_of(task.metric)}"
-    pictures = {}
+    found = {}
     for name, what, index in (
         ("rounds", "rounds", 0),
         ("passes", "gradient passes of a hospital", 3),
@@ -185,29 +179,32 @@ def _courses(task: Task, verdicts: Verdicts, looks: Looks) -> dict[str, Picture]
         if lines:
             caption = f"Mean over hospitals and splits on validation patients, against {what}."
             if log and len(lines) < len(courses):
-                caption += " Methods that send nothing are left out."
-            pictures[name] = Picture(curves(lines, what, label, looks, log=log), caption)
-    return pictures
+                caption += " What sends nothing is left out."
+            drawn = curves(lines, what, label, log=log, colours=colours)
+            found[name] = Picture(drawn, caption)
+    return found
 
 
 _GRAPHS, _CLIENTS = 2, 3
 
 
-def models_of(task: Task, verdicts: Verdicts) -> list[Picture]:
+def looks_of(task: Task, verdicts: Verdicts) -> list[Picture]:
     """Returns pictures of the first split's models.
 
     Args:
         task: The task.
         verdicts: By method.
     """
-    contours = contours_of(task, verdicts, _CLIENTS)
-    parts = [_webp(contours)] if contours else []
-    memberships = _memberships(verdicts)
-    return [*parts, *_graphs(verdicts), *([memberships] if memberships else [])]
+    parts = [_contours(task, verdicts), *_graphs(verdicts), memberships(verdicts)]
+    return [part for part in parts if part is not None]
 
 
-def _memberships(verdicts: Verdicts) -> Picture | None:
-    """Draws the memberships of the best method that has some, and the truth if it is known."""
+def memberships(verdicts: Verdicts) -> Picture | None:
+    """Draws the memberships of the best method that has some, beside the truth if it is known.
+
+    Args:
+        verdicts: By method.
+    """
     for name in by_mean(verdicts):
         kept = verdicts[name].scores.looks.get("memberships")
         if not kept:
@@ -215,33 +212,25 @@ def _memberships(verdicts: Verdicts) -> Picture | None:
         blocks = {f"{name}": kept["rows"]}
         if kept.get("truth"):
             blocks["truth"] = kept["truth"]
-        caption = "Memberships of hospitals in the canonical models of the selected round, split 1"
+        told = "Memberships of hospitals in the canonical models of the selected round, first split"
         if kept.get("truth"):
-            caption += ", and the mixtures that generated the data"
-        return Picture(shares(kept["clients"], blocks, caption), f"{caption}.")
+            told += ", beside the mixtures by which the data were made"
+        return Picture(shares(kept["clients"], blocks, told), f"{told}.")
     return None
 
 
 def _graphs(verdicts: Verdicts) -> list[Picture]:
-    return [
-        _image(
-            svg.encode(),
-            "svg+xml",
-            f"{name}: {title.replace('_', ' ')} at the server after the last round of split 1.",
-        )
-        for name in by_mean(verdicts)
-        for title, svg in verdicts[name].scores.looks.get("pictures", {}).items()
-    ][:_GRAPHS]
+    found = []
+    for name in by_mean(verdicts):
+        for title, svg in verdicts[name].scores.looks.get("pictures", {}).items():
+            told = (
+                f"{name}: {title.replace('_', ' ')}, as the server has it at the end; first split."
+            )
+            found.append(_image(svg.encode(), "svg+xml", told))
+    return found[:_GRAPHS]
 
 
-def contours_of(task: Task, verdicts: Verdicts, most: int) -> Figure | None:
-    """Draws true and predicted contours of a few methods; None without stored slices.
-
-    Args:
-        task: The task.
-        verdicts: By method.
-        most: How many hospitals.
-    """
+def _contours(task: Task, verdicts: Verdicts) -> Picture | None:
     best, (pooled, _) = best_of(verdicts), in_one_place(verdicts)
     names = [n for n in ("local", "fedavg", best, pooled) if n in verdicts]
     if best in ("local", "fedavg"):
@@ -258,29 +247,25 @@ def contours_of(task: Task, verdicts: Verdicts, most: int) -> Figure | None:
         for client, case in own.items():
             known = cases.setdefault(client, case)
             known.probabilities[name] = case.probabilities[name]  # type: ignore[index]
-    cases = {c: cases[c] for c in evenly([*cases], most)}
+    cases = {c: cases[c] for c in evenly([*cases], _CLIENTS)}
     first = next(iter(kept.values()))
-    return contour_grid(
+    figure = contour_grid(
         cases, first["regions"], threshold=first["threshold"], exclusive=first["exclusive"]
     )
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="webp", dpi=90, pil_kwargs={"quality": 75, "method": 6})
+    told = "A tested slice of some hospitals in the first split: true and predicted contours."
+    return _image(drawn.getvalue(), "webp", told)
 
 
-def _webp(figure: Figure) -> Picture:
-    content = io.BytesIO()
-    figure.savefig(content, format="webp", dpi=90, pil_kwargs={"quality": 75, "method": 6})
-    caption = "True and predicted contours in a test slice of some hospitals, split 1."
-    return _image(content.getvalue(), "webp", caption)
+def _image(content: bytes, kind: str, told: str) -> Picture:
+    return Picture(None, told, f"data:image/{kind};base64,{base64.b64encode(content).decode()}")
 
 
-def _image(content: bytes, kind: str, caption: str) -> Picture:
-    return Picture(None, caption, f"data:image/{kind};base64,{base64.b64encode(content).decode()}")
+def colours_of(report: Report) -> dict[str, str]:
+    """Returns a colour for each method that a curve, a front or a dial shows, on all pictures.
 
-
-def looks_of(report: Report) -> dict[str, Look]:
-    """Returns a colour and a marker for each method, the same on all pictures.
-
-    No two methods have the same pair. The methods of a picture with curves, a front or a dial have
-    different colours while there are enough of them.
+    Methods of one picture have different colours as long as there are any.
 
     Args:
         report: The report.
@@ -288,27 +273,24 @@ def looks_of(report: Report) -> dict[str, Look]:
     groups = [list(REFERENCES), *(list(dial["curves"]) for dial in report.dials.values())]
     for task, verdicts in report.tasks:
         groups.append([*_leading(verdicts), *_front(task, _points(task, verdicts))])
-    names = [*groups, *(verdicts for _, verdicts in report.tasks)]
-    looks: dict[str, Look] = {}
-    for name in dict.fromkeys(n for group in names for n in group):
-        near = [looks[n].colour for group in groups if name in group for n in group if n in looks]
-        every = [look.colour for look in looks.values()]
-        colour = min(SERIES, key=lambda c: (near.count(c), every.count(c)))
-        looks[name] = Look(colour, [*SHAPES][every.count(colour) % len(SHAPES)])
-    return looks
+    found: dict[str, str] = {}
+    for name in dict.fromkeys(n for group in groups for n in group):
+        near = [found[n] for group in groups if name in group for n in group if n in found]
+        found[name] = min(SERIES, key=near.count)
+    return found
 
 
-def dial_pictures(report: Report, looks: Looks) -> dict[str, Picture]:
+def dial_pictures(report: Report, colours: Colours) -> dict[str, Picture]:
     """Draws the dials.
 
     Args:
         report: The report.
-        looks: By method.
+        colours: By method.
 
     Returns:
         By suite.
     """
-    pictures = {}
+    found = {}
     for suite, dial in report.dials.items():
         metric = next(task.metric for task, _ in report.tasks if task.suite == suite)
         lines = {n: list(zip(dial["at"], c, strict=True)) for n, c in dial["curves"].items()}
@@ -319,19 +301,20 @@ def dial_pictures(report: Report, looks: Looks) -> dict[str, Picture]:
             if where
             else "No curve crosses that of local training or of FedAvg."
         )
-        canvas = curves(lines, dial["dial"], label_of(metric), looks, evenly=True, crossed=crossed)
-        pictures[suite] = Picture(canvas, caption)
-    return pictures
+        canvas = curves(
+            lines, dial["dial"], label_of(metric), evenly=True, crossed=crossed, colours=colours
+        )
+        found[suite] = Picture(canvas, caption)
+    return found
 
 
-def ranks_picture(report: Report, looks: Looks) -> Picture:
+def ranks_picture(report: Report, colours: Colours) -> Picture:
     """Draws mean ranks, each with half of the critical difference to both sides."""
     ordered = sorted(report.ranks["ranks"].items(), key=lambda item: float(item[1]))
     half = report.ranks["critical_difference"] / 2
-    rows = [Row(n, r, r - half, r + half, looks.get(n, SOFT)) for n, r in ordered]
+    rows = [Row(n, r, r - half, r + half, colours.get(n, "soft")) for n, r in ordered]
     return Picture(
         forest(rows, {}, "mean rank"),
-        f"Mean ranks over {report.ranks['blocks']} blocks of suite and split. Where two intervals "
-        f"do not overlap, the ranks differ by more than the critical difference. "
-        f"{report.ranks['remark']}",
+        f"Mean ranks over {report.ranks['blocks']} blocks of suite and split; intervals that do "
+        f"not overlap differ by more than the critical difference. {report.ranks['remark']}",
     )

@@ -38,6 +38,7 @@ from medfed.models.segmentation import SegmentationTask, chosen_activation
 from medfed.models.task import Batch, TaskModule
 from medfed.records.tasks import mixed, plain_task
 
+DIVERGED = 1000.0  # times the loss of an untrained model, or 1; no training that goes well is there
 SLIVER = 0.01  # share of a segmentation network's parameters; the papers keep its whole decoder
 
 
@@ -59,10 +60,11 @@ def try_model(task: TaskModule, data: FederatedDataModule) -> None:
     with _explained(task, batch), seeded():
         trial.network.train()
         with torch.enable_grad():
-            trial.loss(few)
+            start = abs(float(trial.loss(few).detach()))
             outputs = trial.outputs(trial.network, few["image"])
         _check_shape(task, outputs[0], few["image"])
         _check_activation(task, outputs)
+        task.highest_loss = DIVERGED * max(1.0, start)
         _say(outputs, extras(trial.network(few["image"]), few["image"]))
     # Without a window, whole images are segmented at once.
     whole = isinstance(task, SegmentationTask) and task.inference.patch_size is None

@@ -31,6 +31,7 @@ from medfed.federation.lightning.callbacks import (
     Patience,
     PersonalEvaluation,
     RoundProgress,
+    UnusualRounds,
 )
 from medfed.federation.lightning.checkpoint import (
     InPlace,
@@ -255,9 +256,10 @@ def check_device(config: RunDescription) -> None:
 
 def callbacks_of(config: RunDescription, evaluation: PersonalEvaluation) -> list[pl.Callback]:
     """Returns the callbacks that record, show and save the rounds of a run."""
-    kept, folder = config.checkpoint, RunFolder(Path(config.folder)).checkpoints
-    saves = RoundCheckpoint(folder, kept.keep, kept.every, evaluation)
-    callbacks: list[pl.Callback] = [evaluation, CommunicationLogger(), saves]
+    kept, run = config.checkpoint, RunFolder(Path(config.folder))
+    saves = RoundCheckpoint(run.checkpoints, kept.keep, kept.every, evaluation)
+    unusual = UnusualRounds(run.unusual_json, evaluation)
+    callbacks: list[pl.Callback] = [evaluation, CommunicationLogger(), unusual, saves]
     if config.progress:
         callbacks.append(RoundProgress(evaluation))
     if config.evaluation.patience is not None:
@@ -267,6 +269,7 @@ def callbacks_of(config: RunDescription, evaluation: PersonalEvaluation) -> list
 
 def test_selected(experiment: Experiment) -> None:
     """Loads the round that validation selects and evaluates it on the test split."""
+    experiment.evaluation.check_selected()
     best = best_checkpoint(experiment.folder)
     # The checkpoint holds the record up to its own round; the record of later rounds must stay.
     history, losses = experiment.evaluation.history, experiment.evaluation.losses

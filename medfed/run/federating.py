@@ -15,11 +15,13 @@ from medfed.common.floors import Statistic
 from medfed.config.compose import build
 from medfed.config.description import RunDescription
 from medfed.datamodules.base import Exchanged, FederatedDataModule
+from medfed.federation.aggregation import Aggregation
 from medfed.federation.algorithm import Algorithm, ClientInfo
 from medfed.federation.budget import learning_rates, remembers_elsewhere
 from medfed.federation.client import Batch, ClientData
 from medfed.federation.engine.loop import LocalTrainer
 from medfed.federation.federation import Federation
+from medfed.federation.lightning.collect import rank
 from medfed.federation.local_client import Pool
 from medfed.federation.reference import assemble
 from medfed.federation.wire.channel import Channel, Link
@@ -118,7 +120,8 @@ def federation_of(
         ConfigError: See :func:`federate`; also if a method trains on the data of all clients, which
             this process does not have.
     """
-    algorithm = build(config.algorithm)
+    algorithm = method_of(config, len(everyone or clients))
+    say_unprotected(algorithm)
     if config.canonical is not None and not algorithm.mixes:
         raise ConfigError(
             f"{type(algorithm).__name__} would train the membership vectors of canonical models as "
@@ -162,6 +165,35 @@ def federation_of(
         everyone=everyone,
         shape=shape,
     )
+
+
+def method_of(config: RunDescription, clients: int) -> Algorithm:
+    """Builds a run's method, with its aggregation.
+
+    Args:
+        config: The run's description.
+        clients: How many clients there are.
+
+    Raises:
+        ConfigError: If the aggregation does not suit the method or the number of clients.
+    """
+    algorithm: Algorithm = build(config.algorithm)
+    if config.aggregation is None:
+        return algorithm
+    return algorithm.aggregating(build(config.aggregation), clients)
+
+
+def say_unprotected(algorithm: Algorithm) -> None:
+    """Names the parts of messages that a robust aggregation does not cover."""
+    others = [part for part in algorithm.leaves if part not in algorithm.averaged]
+    if type(algorithm.aggregation) is not Aggregation and others and rank() == 0:
+        _log.warning(
+            "aggregation covers the part %s of what clients send by %s; the server takes %s as "
+            "each client sends it.",
+            " and ".join(algorithm.averaged),
+            type(algorithm).__name__,
+            " and ".join(others),
+        )
 
 
 def mean_loss(task: TaskModule, batches: Iterable[Batch]) -> float:

@@ -316,6 +316,16 @@ def compare_models(one: Facts, other: Facts, name: str, site: str) -> None:
         )
 
 
+def other_samples(before: Facts, now: Facts) -> str:
+    """Says that a site claims another number of training samples than at first; empty if not."""
+    if now.num_samples == before.num_samples:
+        return ""
+    return (
+        f"it has {now.num_samples} training samples, and had {before.num_samples} when the run "
+        "began; give it the same data, or start a new run"
+    )
+
+
 def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     return [k for k in dict.fromkeys([*one, *other]) if one.get(k) != other.get(k)]
 

@@ -39,6 +39,7 @@ from medfed.sites.calls import (
     catch_up,
     compare_models,
     in_thread,
+    other_samples,
     sentence,
 )
 from medfed.sites.wire import START, Facts, Reply, Request
@@ -144,6 +145,7 @@ class Coordinator:
         self._faults: Counter[str] = Counter()
         self._largest = ""  # the site whose last message was far larger than those of the others
         self._metrics: dict[str, frozenset[str]] = {}  # names, by split
+        self.diverged: list[str] = []  # sites at which the last evaluation says so
 
     def begin(self) -> None:
         """Starts a session at every site.
@@ -218,6 +220,7 @@ class Coordinator:
         full = federation.algorithm.card.full_cohort
         able = [c for c in planned if c not in self.withdrawn]
         least = len(planned) if full else max(1, math.ceil(self.terms.quorum * len(able)))
+        least = min(len(planned), max(least, federation.algorithm.aggregation.least))
         while len([c for c in planned if c not in self.away]) < least:
             if time.monotonic() >= end:
                 raise SiteError(
@@ -261,10 +264,11 @@ class Coordinator:
         if isinstance(reply, str):
             return reply
         try:
-            compare_models(self.facts[site], Facts.of(reply.content["facts"]), "before", site)
+            now = Facts.of(reply.content["facts"])
+            compare_models(self.facts[site], now, "before", site)
         except (SiteError, CodecError) as error:
             return str(error).rstrip(".")
-        return self._begin(site)
+        return other_samples(self.facts[site], now) or self._begin(site)
 
     def _attempt(
         self, number: int, attempt: int, cohort: tuple[str, ...], evaluated: bool
@@ -272,6 +276,7 @@ class Coordinator:
         """Tries a round once; if it fails, the server's state does not change."""
         federation, at = self.federation, self.progress.at
         server, memory, ledger = federation.server, dict(federation.memory), federation.ledger
+        far = list(federation.far)
         spent, where = dict(self.progress.spent), {"round": number, "attempt": attempt}
         federation.ledger = Ledger()
         try:
@@ -280,7 +285,7 @@ class Coordinator:
             self._commit(where, trained)
         except BaseException:
             federation.server, federation.memory, federation.ledger = server, memory, ledger
-            self.progress.spent = spent
+            self.progress.spent, federation.far = spent, far
             raise
         for entry in federation.ledger.entries:
             ledger.add(entry)
@@ -408,6 +413,7 @@ class Coordinator:
         split = next((r.content["split"] for r in asked.values()), "")
         usual = self._metrics.setdefault(split, names[0][0]) if names else frozenset()
         strange = {c: said for c, m in metrics.items() if (said := _impossible(m, usual))}
+        self.diverged = [c for c, reply in replies.items() if reply.content.get("diverged")]
         return {c: m for c, m in metrics.items() if c not in strange}, why | strange
 
     def _measure(

@@ -60,6 +60,7 @@ from medfed.sites.calls import (
     compare,
     compare_models,
     greet,
+    other_samples,
     sentence,
 )
 from medfed.sites.coordinator import Coordinator, Metrics, SitesProgress
@@ -147,6 +148,10 @@ class SitesModule(FederatedModule):
         """Lets the sites evaluate the selected round on their test data."""
         self.evaluations = self.coordinator.test(self.next_round, self.selected)
 
+    def diverged(self, metrics: Mapping[str, Mapping[str, float]]) -> list[str]:
+        """Returns the sites that say so: their losses stay there."""
+        return [c for c in metrics if c in self.coordinator.diverged]
+
     def gather_steps(self) -> dict[str, int]:
         """Returns the gradient steps of every client so far, as the sites report them."""
         return {c: steps for c, (steps, _) in self.coordinator.progress.spent.items()}
@@ -229,7 +234,7 @@ def _coordinate(
         merging = replayed(SitesRecord.read(folder).answers)
     facts, answers, exchanged = agree_on_data(caller, merging)
     if config.resume is not None:
-        facts = as_before(folder, facts)
+        facts = as_before(folder, facts, caller)
     first = facts[sites[0]]
     config = take_facts(config, first.data)
     task: TaskModule = build_task(config.model, config.canonical, config.seed)
@@ -264,6 +269,7 @@ def _coordinate(
         trainer.fit(module, ckpt_path=checkpoint, weights_only=True)
         write_json(run.hashes_json, coordinator.digests(module.next_round))
         memberships = federation.memberships()  # of all rounds, as in medfed train
+        evaluation.check_selected()
         history, module.selected = evaluation.history, evaluation.best_round()
         trainer.test(module, ckpt_path=best_checkpoint(folder), weights_only=True, verbose=False)
         evaluation.history = history
@@ -275,28 +281,26 @@ def _coordinate(
         return write(config, module, evaluation, trainer, found)
 
 
-def as_before(folder: Path, facts: Mapping[str, Facts]) -> dict[str, Facts]:
+def as_before(folder: Path, facts: Mapping[str, Facts], caller: Caller) -> dict[str, Facts]:
     """Compares the sites' facts with those at the start of the run.
 
     Args:
         folder: The run folder.
         facts: The facts of the sites that answer.
+        caller: Continues without the sites that claim another number of training samples.
 
     Returns:
         Those of all sites.
 
     Raises:
-        SiteError: If a site has other data, or builds another model.
+        SiteError: If a site has another kind of data, or builds another model.
     """
     kept = SitesRecord.read(folder).clients
     for site, now in facts.items():
         compare_models(kept[site], now, "when the run began", site)
-        if now.num_samples != kept[site].num_samples:
-            raise SiteError(
-                f"Site {shown(site)} has {now.num_samples} training samples, and had "
-                f"{kept[site].num_samples} when the run began; give it the same data, or start a "
-                "new run."
-            )
+        if why := other_samples(kept[site], now):
+            caller.lacking[site] = why
+            _log.warning("The run continues without %s.", sentence({site: why}))
     return kept
 
 

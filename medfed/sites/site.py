@@ -293,7 +293,10 @@ class Site:
         finally:
             del module.federation.arrived[self.name]
         self._tested = self._tested or split == "test"
-        return Reply.to(asked, content={"metrics": metrics})
+        loss = self.client.training_loss if asked.content["trained"] else None
+        module.losses = {} if loss is None else {self.name: loss}
+        diverged = bool(module.diverged({self.name: metrics}))
+        return Reply.to(asked, content={"metrics": metrics, "diverged": diverged})
 
     def _check_measured(self, asked: Request) -> None:
         """Refuses metrics of models that no run across sites would ask for.

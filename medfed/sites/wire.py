@@ -14,7 +14,7 @@ from another site, is recognised.
 | agree | what it tells others of its data (phase: the how-manieth) | answer | message, or Facts |
 | begin | a session: who takes part | clients, job | rounds that it can go back to |
 | fit | training in one phase of a round | message | steps and passes, message |
-| evaluate | metrics of the present model | split, trained, message | metrics |
+| evaluate | metrics of the present model | split, trained, message | metrics, whether it diverges |
 | commit | to keep the round that was trained | rounds still needed | steps and passes |
 | load | to go back to the round ``at`` | | hash of what it keeps |
 | onboard | to join: a question, or the end | steps, last, clients, job, message | metrics, answer |
@@ -124,6 +124,7 @@ class _Spent(_Content):
 
 class _Measured(_Content):
     metrics: dict[str, float]
+    diverged: bool = False
 
 
 class _Loaded(_Content):

@@ -12,7 +12,8 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytorch_lightning as pl
@@ -20,7 +21,9 @@ from pytorch_lightning.callbacks import EarlyStopping, ProgressBar
 from rich.console import Console
 from rich.progress import Progress, TaskID, TextColumn
 
-from medfed.common.console import bar, cell
+from medfed.common.console import bar, cell, shown
+from medfed.common.errors import NonFiniteError
+from medfed.common.files import write_json
 from medfed.common.scores import (
     Record,
     failed,
@@ -32,6 +35,7 @@ from medfed.common.scores import (
     undefined_sentences,
     worst_value,
 )
+from medfed.federation.aggregation import Far
 from medfed.federation.lightning.collect import gather_named, rank, world_size
 from medfed.federation.lightning.module import FederatedModule, Task
 from medfed.federation.wire.ledger import DIRECTIONS
@@ -166,12 +170,14 @@ class PersonalEvaluation(pl.Callback):
 
     Attributes:
         losses: The mean training loss of each client in each round in which it took steps.
+        diverged: The clients at which a loss was not finite or far above its start, by round.
     """
 
     def __init__(self, metric: str, mode: str = "max") -> None:
         self.wanted = metric, mode
         self._history = History()
         self.losses: list[Record] = []
+        self.diverged: dict[int, list[str]] = {}
         self.test: dict[str, dict[str, float]] = {}
         self.cases: dict[str, list[dict[str, float | str]]] = {}
 
@@ -210,6 +216,9 @@ class PersonalEvaluation(pl.Callback):
         undefined = self.undefined()
         metrics = {c: failures_count(m, undefined.get(c)) for c, m in metrics.items()}
         sentences = self._news(metrics, number)
+        if diverged := pl_module.diverged(metrics):
+            sentences += [] if self.diverged else [_divergence(diverged, number)]
+            self.diverged[number] = diverged
         self.history += [Record(number, client, m) for client, m in metrics.items()]
         if rank() == 0:
             for sentence in [*sentences, *([] if undefined else self._on_selection())]:
@@ -286,9 +295,14 @@ class PersonalEvaluation(pl.Callback):
         """Returns the round with the best mean over clients.
 
         Ties go to the smallest mean loss, then to the earliest round: with few patients an AUROC of
-        1 comes early and ignores the quality of the probabilities.
+        1 comes early and ignores the quality of the probabilities. A round in which training
+        diverged at some clients is selected only if all others did, too; one in which it diverged
+        at all clients is never selected.
         """
-        rounds, chosen = self.history.rounds, self.selection
+        chosen, diverged = self.selection, self.diverged
+        by_round = self.history.by_round
+        rounds = [n for n in self.history.rounds if len(diverged.get(n, ())) < len(by_round[n])]
+        rounds = [n for n in rounds if n not in diverged] or rounds
         scores = {n: self._mean(n, *chosen) for n in rounds}
         usable = {n: s for n, s in scores.items() if not math.isnan(s)}
         if not usable:
@@ -298,6 +312,18 @@ class PersonalEvaluation(pl.Callback):
             (n for n, score in usable.items() if score == best),
             key=lambda n: (self._mean(n, *FALLBACK), -n),
         )
+
+    def check_selected(self) -> None:
+        """Refuses to test a run without a round that can be selected.
+
+        Raises:
+            NonFiniteError: If training diverged in every evaluated round.
+        """
+        if self.history and self.best_round() is None:
+            raise NonFiniteError(
+                "In every evaluated round the loss is not finite or far above its start at all "
+                "clients, so no round can be selected; lower optimizer.lr or set local.clip."
+            )
 
     def score(self, number: int) -> float:
         """Returns the selection score of a round, larger is better; NaN where undefined."""
@@ -309,12 +335,60 @@ class PersonalEvaluation(pl.Callback):
     def state_dict(self) -> dict[str, Any]:
         """Returns the record, so that a resumed run selects like an uninterrupted one."""
         losses = [(r.round, r.client, r.metrics) for r in self.losses]
-        return {"history": self.history.state_dict(), "losses": losses}
+        diverged = {n: list(clients) for n, clients in self.diverged.items()}
+        return {"history": self.history.state_dict(), "losses": losses, "diverged": diverged}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores the record."""
         self.history = History(Record(*row) for row in state_dict["history"])
         self.losses = [Record(*row) for row in state_dict["losses"]]
+        self.diverged = dict(state_dict["diverged"])
+
+
+def _divergence(clients: Sequence[str], number: int) -> str:
+    names = ", ".join(map(shown, clients[:3])) + (" and others" if len(clients) > 3 else "")
+    return (
+        f"Round {number + 1}: training diverges: a loss of {names} is not finite, or far above "
+        "that of the untrained model. Such a round is not selected; lower optimizer.lr or set "
+        "local.clip."
+    )
+
+
+class UnusualRounds(pl.Callback):
+    """Says and records what is unusual in a round: far longer messages, diverging losses.
+
+    Args:
+        path: The record; it exists only if there is anything to record.
+        evaluation: Knows in which rounds training diverged.
+    """
+
+    def __init__(self, path: Path, evaluation: PersonalEvaluation) -> None:
+        self.path = path
+        self.evaluation = evaluation
+        self.far: list[Far] = []
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Logs the first unusual part of each client, and records all."""
+        assert isinstance(pl_module, FederatedModule)
+        new, pl_module.federation.far = pl_module.federation.far, []
+        known = {(far.client, far.part) for far in self.far}
+        self.far += new
+        if rank() > 0 or not (self.far or self.evaluation.diverged):
+            return
+        for far in new:
+            if (far.client, far.part) not in known:
+                known.add((far.client, far.part))
+                _log.warning("%s", far)
+        diverged = {str(n): clients for n, clients in self.evaluation.diverged.items()}
+        write_json(self.path, {"far": [far._asdict() for far in self.far], "diverged": diverged})
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the record, so that a resumed run continues it."""
+        return {"far": [tuple(far) for far in self.far]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores the record."""
+        self.far = [Far(*row) for row in state_dict["far"]]
 
 
 class Patience(EarlyStopping):

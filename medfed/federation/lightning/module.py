@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import time
 import warnings
 from collections import Counter
@@ -205,6 +206,7 @@ class FederatedModule(pl.LightningModule):
         next_round: The next round.
         owners: The rank of each client.
         seconds: What each client's last round took, on several ranks.
+        highest_loss: A loss above it means that training diverges.
     """
 
     task: TaskLike
@@ -239,6 +241,7 @@ class FederatedModule(pl.LightningModule):
         self.evaluations: dict[str, dict[str, float]] = {}
         self.cases: dict[str, list[dict[str, float | str]]] = {}  # of the split that is tested
         self.test_split: EvalSplit = "test"
+        self.highest_loss: float = getattr(task, "highest_loss", math.inf)
 
     def begin_round(self) -> None:
         """Opens the next round; a collective call that may move clients to ranks with less work.
@@ -398,6 +401,20 @@ class FederatedModule(pl.LightningModule):
         meter = self.task.measured(on_device, test=split == "test")
         self.cases[client] = meter.cases()
         return meter.compute()
+
+    def diverged(self, metrics: Mapping[str, Mapping[str, float]]) -> list[str]:
+        """Returns the clients whose training or validation loss is far above its start.
+
+        Args:
+            metrics: The validation metrics of the round that has closed, by client.
+        """
+        nothing = math.nan
+        return [
+            client
+            for client, known in metrics.items()
+            if known.get("loss", nothing) > self.highest_loss
+            or self.losses.get(client, nothing) > self.highest_loss
+        ]
 
     def exchange(self) -> bool:
         """Closes a phase: gathers the replies of all ranks and hands them to the server.

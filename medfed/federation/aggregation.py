@@ -1,0 +1,291 @@
+"""How a server combines the clients' tensors of one part: by their mean, or robustly.
+
+- Clipping to the median norm: Nguyen et al.: FLAME: Taming backdoors in federated learning, USENIX
+  Security 2022, section 4.3.
+- Trimmed mean and median: Yin, Chen, Ramchandran, Bartlett: Byzantine-robust distributed learning:
+  Towards optimal statistical rates, ICML 2018, definitions 1 and 2.
+- Krum, multi-Krum: Blanchard, El Mhamdi, Guerraoui, Stainer: Machine learning with adversaries:
+  Byzantine tolerant gradient descent, NIPS 2017, section 3.
+
+Deviations: the papers' clients weigh the same. Here clients that remain after clipping, trimming or
+Krum keep their weights; the median ignores weights, as a client may claim any number of samples.
+Every part is combined separately, so Krum may choose other clients for another part.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from medfed.common.checks import check_count, check_not_negative, check_positive
+from medfed.common.console import shown
+from medfed.common.errors import ConfigError
+from medfed.common.tensors import Tensors, flatten, weighted_mean
+from medfed.federation.wire.message import Message
+
+Items = Sequence[Mapping[str, Tensor]]
+FAR = 5.0
+"""Times the median norm of a part; a longer one is noted."""
+
+
+class Far(NamedTuple):
+    """A part of a client's message that is far longer than those of the other clients."""
+
+    round: int
+    phase: str
+    client: str
+    part: str
+    norm: float
+    median: float
+
+    def __str__(self) -> str:
+        times = (
+            f"{self.norm / self.median:.3g} times" if self.norm < _MOST else "at least 1e19 times"
+        )
+        return (
+            f"Round {self.round + 1}: the part {self.part} of {shown(self.client)} is {times} as "
+            "long as the median client's; aggregation=clip, trimmed, median or krum bounds what "
+            "one client changes."
+        )
+
+
+def far_parts(replies: Mapping[str, Message], round: int, phase: str) -> list[Far]:
+    """Finds the parts whose norm is more than :data:`FAR` times the median over clients.
+
+    Args:
+        replies: The replies of a phase, by client.
+        round: The round's number.
+        phase: The phase's name.
+
+    Example:
+        >>> sent = {"a": torch.tensor([1.0]), "b": torch.tensor([-2.0]), "c": torch.tensor([40.0])}
+        >>> replies = {c: Message("fit", {"shared": {"w": t}}) for c, t in sent.items()}
+        >>> [(far.client, far.norm, far.median) for far in far_parts(replies, 0, "fit")]
+        [('c', 40.0, 2.0)]
+    """
+    keys, norms = [], []
+    for client, message in replies.items():
+        for part, named in message.parts.items():
+            if tensors := [t for t in named.values() if t.is_floating_point() and t.numel()]:
+                keys.append((part, client))
+                norms.append(torch.stack(torch._foreach_norm(tensors)).norm())
+    if not norms:
+        return []
+    by_part: dict[str, dict[str, float]] = {}
+    # One copy from a GPU for all clients.
+    for (part, client), norm in zip(keys, torch.stack(norms).tolist(), strict=True):
+        by_part.setdefault(part, {})[client] = min(norm, _MOST)
+    return [
+        Far(round, phase, client, part, norm, usual)
+        for part, known in by_part.items()
+        if len(known) >= _FEWEST and (usual := statistics.median_low(known.values())) > 0
+        for client, norm in known.items()
+        if norm > FAR * usual
+    ]
+
+
+_FEWEST = 3  # of two clients, neither is the unusual one
+_MOST = 1e19  # about where squares overflow in single precision
+
+
+@dataclass(frozen=True)
+class Aggregation:
+    """The weighted mean, which one client can move to any value.
+
+    Example:
+        >>> Aggregation().combine([{"w": torch.zeros(1)}, {"w": torch.ones(1)}], [1, 3])
+        {'w': tensor([0.7500])}
+    """
+
+    @property
+    def least(self) -> int:
+        """The smallest number of clients that it can combine."""
+        return 1
+
+    def combine(
+        self, items: Items, weights: Sequence[float], start: Mapping[str, Tensor] | None = None
+    ) -> Tensors:
+        """Combines the tensors of clients.
+
+        Args:
+            items: Tensors of equal names and shapes, one mapping per client.
+            weights: A weight per client.
+            start: Where the items are models, the server's model; ``None`` for displacements.
+
+        Raises:
+            ConfigError: If there are too few clients.
+        """
+        if len(items) < self.least:
+            raise ConfigError(
+                f"aggregation={type(self).__name__.lower()} needs at least {self.least} clients in "
+                f"a round, and here are {len(items)}; let more take part, or choose another."
+            )
+        return weighted_mean(items, weights)
+
+
+@dataclass(frozen=True)
+class Clip(Aggregation):
+    """The weighted mean of displacements, of which none is much longer than the median one.
+
+    Attributes:
+        times: The largest norm, in multiples of the (lower) median norm, positive; ``inf`` is the
+            mean.
+
+    Raises:
+        ConfigError: If it is not positive.
+
+    Example:
+        >>> items = [{"w": torch.tensor([x])} for x in (1.0, 1.0, -20.0)]
+        >>> Clip().combine(items, [1, 1, 1])
+        {'w': tensor([0.3333])}
+    """
+
+    times: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_positive("aggregation.times", self.times)
+
+    def combine(
+        self, items: Items, weights: Sequence[float], start: Mapping[str, Tensor] | None = None
+    ) -> Tensors:
+        """Shortens displacements that are too long, then takes the mean."""
+        zero = {n: torch.zeros_like(t) for n, t in items[0].items()} if start is None else start
+        norms = [math.sqrt(sum(_square(t, zero[n]) for n, t in one.items())) for one in items]
+        most = self.times * statistics.median_low(norms)
+        shorter = [
+            {n: zero[n] + ((t.double() - zero[n]) * (most / norm)).to(t) for n, t in one.items()}
+            if norm > most
+            else one
+            for one, norm in zip(items, norms, strict=True)
+        ]
+        return super().combine(shorter, weights)
+
+
+@dataclass(frozen=True)
+class _Ordered(Aggregation, ABC):
+    """Combines each number from its sorted values over clients."""
+
+    def combine(
+        self, items: Items, weights: Sequence[float], start: Mapping[str, Tensor] | None = None
+    ) -> Tensors:
+        """Combines each number separately, in double precision."""
+        mean = super().combine(items, weights)
+        shares = torch.tensor([float(w) for w in weights], dtype=torch.float64)
+        for name, like in mean.items():
+            values = torch.stack([one[name] for one in items]).double()
+            ordered, order = values.sort(dim=0, stable=True)
+            mean[name] = self._middle(ordered, shares.to(values.device)[order]).to(like)
+        return mean
+
+    @abstractmethod
+    def _middle(self, ordered: Tensor, weights: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Trimmed(_Ordered):
+    """The weighted mean without the largest and smallest values of each number.
+
+    Attributes:
+        faulty: How many values to leave out at each end; 0 is the mean.
+
+    Raises:
+        ConfigError: If it is negative.
+
+    Example:
+        >>> items = [{"w": torch.tensor([x])} for x in (1.0, 2.0, 3.0, -1e30, 3.0)]
+        >>> Trimmed(faulty=1).combine(items, [1, 1, 1, 1, 1])
+        {'w': tensor([2.])}
+    """
+
+    faulty: int = 1
+
+    def __post_init__(self) -> None:
+        check_not_negative("aggregation.faulty", self.faulty)
+
+    @property
+    def least(self) -> int:
+        """One value must remain."""
+        return 2 * self.faulty + 1
+
+    def combine(
+        self, items: Items, weights: Sequence[float], start: Mapping[str, Tensor] | None = None
+    ) -> Tensors:
+        """Trims, where there is anything to trim."""
+        if self.faulty == 0:
+            return Aggregation.combine(self, items, weights)
+        return super().combine(items, weights)
+
+    def _middle(self, ordered: Tensor, weights: Tensor) -> Tensor:
+        inner = slice(self.faulty, len(ordered) - self.faulty)
+        return (ordered[inner] * weights[inner]).sum(0) / weights[inner].sum(0)
+
+
+@dataclass(frozen=True)
+class Median(_Ordered):
+    """The median of each number; every client counts the same.
+
+    Example:
+        >>> items = [{"w": torch.tensor([x])} for x in (1.0, 2.0, -1e30)]
+        >>> Median().combine(items, [1, 1, 1_000_000])
+        {'w': tensor([1.])}
+    """
+
+    def _middle(self, ordered: Tensor, weights: Tensor) -> Tensor:
+        last = len(ordered) - 1
+        return (ordered[last // 2] + ordered[(last + 1) // 2]) / 2
+
+
+@dataclass(frozen=True)
+class Krum(Aggregation):
+    """The weighted mean of the clients that are closest to most others.
+
+    Attributes:
+        faulty: f, how many clients may send anything; needs at least 2 f + 3 clients.
+        keep: m, how many clients remain: 1 is Krum, more is multi-Krum; ``None``: all but f.
+
+    Raises:
+        ConfigError: If a value is out of range.
+
+    Example:
+        >>> items = [{"w": torch.tensor([x])} for x in (1.0, 2.0, 3.0, -1e30, 2.0)]
+        >>> Krum(faulty=1).combine(items, [1, 1, 1, 1, 1])
+        {'w': tensor([2.])}
+    """
+
+    faulty: int = 1
+    keep: int | None = None
+
+    def __post_init__(self) -> None:
+        check_not_negative("aggregation.faulty", self.faulty)
+        check_count("aggregation.keep", self.keep, optional=True)
+
+    @property
+    def least(self) -> int:
+        """The paper's bound, and as many as remain."""
+        return max(2 * self.faulty + 3, self.keep or 0)
+
+    def combine(
+        self, items: Items, weights: Sequence[float], start: Mapping[str, Tensor] | None = None
+    ) -> Tensors:
+        """Chooses by the sum of squared distances to the n - f - 2 closest others."""
+        mean = super().combine(items, weights)
+        keep = len(items) - self.faulty if self.keep is None else self.keep
+        if keep == len(items):
+            return mean
+        rows = torch.stack([flatten(one).double() for one in items])
+        distances = torch.stack([(rows - row).square().sum(1) for row in rows])
+        # The smallest of each row is the distance of a client to itself.
+        near = distances.sort(dim=1).values[:, 1 : len(items) - self.faulty - 1]
+        chosen = sorted(near.sum(1).sort(stable=True).indices[:keep].tolist())
+        return weighted_mean([items[i] for i in chosen], [weights[i] for i in chosen])
+
+
+def _square(tensor: Tensor, start: Tensor) -> float:
+    return float((tensor.double() - start).square().sum())

@@ -1,0 +1,120 @@
+"""What one site can do to the others, and what is said of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from medfed.common.errors import NonFiniteError
+from medfed.config.compose import described
+from medfed.federation.aggregation import Median
+from medfed.federation.wire.channel import Channel, Place
+from medfed.federation.wire.packet import Packet
+from medfed.sites.agreement import fingerprints
+from medfed.sites.wire import Direct, Facts, Reply
+from tests.integration.runs import CLINICAL, run
+from tests.sites.hospitals import across, direct, same
+from tests.sites.toy_sites import NAMES, coordinated, fit, toy_sites
+
+OVERRIDES = (*CLINICAL, "algorithm=fedavg", "partition.num_clients=3", "rounds=2")
+SITES = [f"hospital_{n}" for n in range(3)]
+
+
+class Multiplied(Direct):
+    """One site multiplies what it sends."""
+
+    site, factor = SITES[1], -20.0
+
+    def call(self, site: str, request: bytes, timeout: float) -> bytes:
+        answered = Reply.from_bytes(super().call(site, request, timeout))
+        if answered.kind == "fit" and site == self.site:
+            message, _ = Channel().decode(Packet.from_bytes(answered.body), "up", None)
+            parts = {
+                part: {name: self.factor * tensor for name, tensor in tensors.items()}
+                for part, tensors in message.parts.items()
+            }
+            changed = dataclasses.replace(message, parts=parts)
+            packet, _ = Channel().encode(changed, "up", Place(site), None)
+            answered = dataclasses.replace(answered, body=packet.to_bytes())
+        return answered.to_bytes()
+
+
+def test_a_robust_aggregation_equals_the_simulation_and_is_agreed(tmp_path: Path):
+    overrides = (*OVERRIDES, "aggregation=median")
+    run(tmp_path / "simulation", *overrides)
+    across(tmp_path / "server", direct(tmp_path / "sites", SITES, *overrides), SITES, *overrides)
+    assert not same(tmp_path / "simulation", tmp_path / "server")
+    assert not (tmp_path / "server" / "unusual.json").exists()
+    plain, other = (
+        fingerprints(described([*OVERRIDES, option, "folder=x"]).values)
+        for option in ("aggregation=mean", "aggregation=median")
+    )
+    assert {key for key in plain if plain[key] != other.get(key)} == {"aggregation._target_"}
+
+
+@pytest.mark.parametrize("aggregation", ["mean", "median"])
+def test_one_site_ruins_the_mean_and_not_the_median(aggregation, tmp_path: Path, caplog):
+    """Either way its messages are said and recorded."""
+    caplog.set_level(logging.WARNING, "medfed")
+    overrides = (*OVERRIDES, f"aggregation={aggregation}", "local.steps=20", "rounds=3")
+    transport = Multiplied(direct(tmp_path / "sites", SITES, *overrides).sites)
+    summary = across(tmp_path / "server", transport, SITES, *overrides)
+    auroc = [summary["clients"][site]["auroc"] for site in SITES]
+    assert (min(auroc) > 0.9) == (aggregation == "median")
+    text = f"Round 1: the part shared of {SITES[1]} is"
+    assert sum(text in record.getMessage() for record in caplog.records) == 1
+    record = json.loads((tmp_path / "server" / "unusual.json").read_text())
+    assert (0, SITES[1]) in {(far["round"], far["client"]) for far in record["far"]}
+
+
+def test_a_robust_aggregation_waits_for_the_sites_that_it_needs(tmp_path: Path):
+    module = coordinated(toy_sites(tmp_path, "fedavg"), "fedavg")
+    federation = module.federation
+    federation.algorithm = federation.algorithm.aggregating(Median(), 3)
+    assert module.coordinator._gather(0, {}, 0.0) == tuple(NAMES)
+
+
+def test_a_site_cannot_claim_other_samples_in_a_run(tmp_path: Path):
+    """It comes back with a million: it is left out, and the reason names both numbers."""
+    transport = toy_sites(tmp_path, "fedavg")
+    call = transport.call
+
+    class Claims(Direct):
+        def call(self, site: str, request: bytes, timeout: float) -> bytes:
+            answered = Reply.from_bytes(call(site, request, timeout))
+            if site == "c1" and self.restarted:
+                if answered.kind == "agree" and answered.status == "ok":
+                    facts = {**answered.content["facts"], "num_samples": 10**6}
+                    Facts.of(facts)
+                    answered = dataclasses.replace(answered, content={"facts": facts})
+                elif answered.kind == "fit" and answered.round == 1:
+                    answered = dataclasses.replace(answered, status="unready", content={}, body=b"")
+            return answered.to_bytes()
+
+        restarted = False
+
+    claims = Claims(transport.sites)
+    module = coordinated(claims, "fedavg")
+    claims.restarted = True
+    fit(module, tmp_path / "server", 3)
+    progress = module.coordinator.progress
+    assert progress.absent == {1: ["c1"], 2: ["c1"]}
+    assert module.coordinator.away["c1"].startswith("it has 1000000 training samples, and had 8")
+
+
+def test_divergence_is_said_and_no_such_round_is_selected(tmp_path: Path, caplog):
+    """In a simulation and across sites; if it is every round, there is no result."""
+    caplog.set_level(logging.WARNING, "medfed")
+    hot = (*OVERRIDES, "optimizer.lr=1e6")
+    with pytest.raises(NonFiniteError, match="In every evaluated round the loss is not finite or"):
+        run(tmp_path / "simulation", *hot)
+    assert any("Round 1: training diverges" in r.getMessage() for r in caplog.records)
+    with pytest.raises(NonFiniteError, match="In every evaluated round"):
+        across(tmp_path / "server", direct(tmp_path / "sites", SITES, *hot), SITES, *hot)
+    for folder in ("simulation", "server"):
+        record = json.loads((tmp_path / folder / "unusual.json").read_text())
+        assert record["diverged"] == {"0": SITES, "1": SITES}
