@@ -31,7 +31,7 @@ from medfed.datamodules.cache.volumes import cached_volume, read_volume
 from medfed.datamodules.generated.brats import BratsCohort
 from medfed.datamodules.generated.organs import OrgansCohort
 from medfed.datamodules.patches import PatchRows, volume_of_cache
-from medfed.datamodules.preparation import Preparation, prepared_case, rules_of
+from medfed.datamodules.preparation import Preparation, rules_of
 from medfed.datamodules.readers.datalist import DatalistReader
 
 SIZE = 64
@@ -54,7 +54,7 @@ def compare(path: Path, folder: Path, repeats: int) -> dict[str, tuple[float, fl
 
     class Prepare(Transform):  # of a plain function, MONAI would keep nothing
         def __call__(self, number: int) -> dict[str, torch.Tensor]:
-            return prepared_case(reader, cases[number], preparation)
+            return reader.prepared(cases[number], preparation)
 
     theirs = PersistentDataset(list(range(len(cases))), Compose([Prepare()]), folder / "monai")
     items = tuple(Item(c.id, tuple(c.files.values()), args=(reader, c, preparation)) for c in cases)

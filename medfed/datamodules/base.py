@@ -425,10 +425,11 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         if self._hashes is None:
             used = {i for p in self.plans.values() for ids in p.patients.values() for i in ids}
             self._hashes = self.file_hashes(sorted(used))
+        names = self.plan_names
         return {
             "seed": self.seed,
             "clients": {name: dict(p.patients) for name, p in self.plans.items()},
-            "partition": {name: p.record(self.plan_names) for name, p in self.plans.items()},
+            "partition": {client: p.record(names) for client, p in self.plans.items()},
             "settings": self.settings(),
             "files": dict(self._hashes),
         }

@@ -116,7 +116,8 @@ def plan_clients(
             # The seed depends on its name: a client has the same split at its site as in a
             # simulation.
             new = split_patients(open_ids, *ends, derive_seed(seed, client), labels, part)
-            parts = {s: sorted(parts[s] + new[s]) for s in SPLITS}
+            for split in SPLITS:
+                parts[split] = sorted(parts[split] + new[split])
         warn_small(client, parts)
         splits[client] = parts
     check_leakage(splits)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,9 +20,6 @@ from torch import Tensor
 
 from medfed.common.checks import check_known
 from medfed.common.errors import ConfigError
-
-if TYPE_CHECKING:
-    from medfed.datamodules.readers.base import Patient, VolumeReader
 
 CT_WINDOW = (-175.0, 250.0)  # HU: soft tissue, as in MONAI's models of abdominal organs
 _PLAIN = ("zscore_nonzero", "zscore", "none")
@@ -351,25 +348,3 @@ class Preparation:
         rules = rules_from(record["normalization"], channels)
         crop = bool(record.get("crop_foreground", False))
         return cls(rules, None if mm is None else tuple(map(float, mm)), crop)
-
-
-def prepared_case(
-    reader: VolumeReader, case: Patient, preparation: Preparation | None
-) -> dict[str, Tensor]:
-    """Reads one case for training and evaluation.
-
-    Args:
-        reader: Reads it.
-        case: The case.
-        preparation: How to prepare it; None uses only the reader's normalisation.
-
-    Returns:
-        ``image`` (C, h, w, d) float32, ``label`` (R, H, W, D) uint8 on the grid of its file, and if
-        these differ ``grid`` (4, 4), from the label's voxels to the image's.
-    """
-    if preparation is None:
-        return reader.read(case)
-    raw = reader.raw(case)
-    image, grid = preparation.apply(raw["image"], reader.spacing(case))
-    prepared = {"image": image, "label": raw["label"]}
-    return prepared if preparation.keeps_grid else {**prepared, "grid": grid}

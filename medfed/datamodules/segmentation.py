@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -23,7 +23,6 @@ from medfed.datamodules.cache.volumes import (
     CachedDataModule,
     cached_hashes,
     cached_volume,
-    case_files,
     read_volume,
 )
 from medfed.datamodules.client_data import Batch, Block, BlocksOnDemand, ClientData, gather
@@ -36,9 +35,9 @@ from medfed.datamodules.patches import (
     volume_of_cache,
 )
 from medfed.datamodules.plans import ClientPlan, by_id
-from medfed.datamodules.preparation import CT_WINDOW, Preparation, Rule, prepared_case, rules_of
+from medfed.datamodules.preparation import CT_WINDOW, Preparation, Rule, rules_of
 from medfed.datamodules.readers.base import Patient, VolumeReader, given_path
-from medfed.datamodules.readers.volumes import files_of
+from medfed.datamodules.readers.volumes import files_of, files_of_case
 from medfed.datamodules.splits import SPLITS, Split
 from medfed.functional.grids import axial, on_grid, plane_of, with_neighbours
 
@@ -53,12 +52,14 @@ class Seen(NamedTuple):
         label: (R, H, W, D) on the grid of its file.
         brain: (h, w, d) bool, true if any channel is not 0.
         grid: (4, 4) from the label's voxels to the image's; None if they are the same.
+        spacing: (3,) mm between the label's voxels; None if it was not read with the image.
     """
 
     image: Tensor
     label: Tensor
     brain: Tensor
     grid: Tensor | None
+    spacing: Tensor | None
 
     def mask(self) -> Tensor:
         """Returns the label (R, h, w, d) on the image's grid, by the nearest voxels."""
@@ -221,8 +222,11 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
         """The cache's recipe: every patient's volume from the reader."""
         reader, path = self.scans, given_path(self.source).resolve()
         prepared = self.preparation
-        cases = (case for patient in reader.patients() for case in reader.cases_of(patient))
-        items = (Item(c.id, tuple(case_files(c)), args=(reader, c, prepared)) for c in cases)
+        patients = list(self._patients.values()) or reader.patients()
+        cases = [case for patient in patients for case in reader.cases_of(patient)]
+        files = [tuple(files_of_case(c.files.values())) for c in cases]
+        pairs = zip(cases, files, strict=True)
+        items = [Item(c.id, of, args=(reader, c, prepared)) for c, of in pairs]
         # The path distinguishes data sets with the same patient ids.
         settings = {"path": str(path), "reader": reader.record()}
         if prepared is not None:
@@ -230,21 +234,24 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
         again = "medfed prepare with the same data settings"
         return Recipe("volumes", settings, tuple(items), read_volume, joined=False, command=again)
 
-    def resampled_shape(self, case: str) -> tuple[int, ...]:
-        """Voxels of a case after resampling, before cropping."""
-        shape = tuple(self.scans.shape(self.cases[case]))
-        if self.spacing is None:
-            return shape
-        axes = zip(shape, self.scans.spacing(self.cases[case]), self.spacing, strict=False)
-        resampled = tuple(max(1, round(n * old / new)) for n, old, new in axes)
-        return resampled + shape[len(resampled) :]
+    def resampled_shapes(self, cases: Sequence[str]) -> list[tuple[int, ...]]:
+        """Voxels of each case after resampling, before cropping."""
+        shapes = [tuple(self.scans.shape(self.cases[case])) for case in cases]
+        if (wanted := self.spacing) is None:
+            return shapes
+        resampled = []
+        for case, shape in zip(cases, shapes, strict=True):
+            axes = zip(shape, self.scans.spacing(self.cases[case]), wanted, strict=False)
+            sides = tuple(max(1, round(n * old / new)) for n, old, new in axes)
+            resampled.append(sides + shape[len(sides) :])
+        return resampled
 
     def file_hashes(self, patients: Sequence[str]) -> dict[str, str]:
         """See the base class; a cache has the hashes of its source files."""
         cases = [self.cases[case] for case, _ in self.cases_among(patients)]
         if self.store is None:
-            files = {file for case in cases for file in case_files(case)}
-            return {str(path): sha256(path) for path in sorted(files)}
+            files = files_of_case([file for case in cases for file in case.files.values()])
+            return {str(path): sha256(path) for path in sorted(set(files))}
         hashes_of_cases = [cached_hashes(self.store, case) for case in cases]
         return dict(sorted(item for hashes in hashes_of_cases for item in hashes.items()))
 
@@ -253,7 +260,7 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
         if self.store is not None:
             sample = cached_volume(self.store, case)
         else:
-            sample = prepared_case(self.scans, self.cases[case], self.preparation)
+            sample = self.scans.prepared(self.cases[case], self.preparation)
         image, label, grid = sample["image"], sample["label"], sample.get("grid")
         brain = (image != 0).any(dim=0)
         if not brain.any():
@@ -267,7 +274,7 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
         image[~plan.channels] = 0
         if plan.label_order is not None:
             label = label[torch.tensor(plan.label_order).argsort()]
-        return Seen(image, label, brain, grid)
+        return Seen(image, label, brain, grid, sample.get("spacing"))
 
     @property
     def millimetres(self) -> bool:
@@ -303,51 +310,52 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
 
     def build_clients(self, plans: Mapping[str, ClientPlan]) -> dict[str, ClientData]:
         """See the base class."""
-        self._check_patches(plans)
-        evaluated = self._bytes(plans, "val", "test")
+        sizes: dict[Split, int] = {}
+        for split in SPLITS:
+            patients = [i for plan in plans.values() for i in plan.patients[split]]
+            cases = [case for case, _ in self.cases_among(patients)]
+            shapes = self.resampled_shapes(cases)
+            if split == "train":
+                self._check_patches(cases, shapes)
+            sizes[split] = self._bytes(shapes, split)
+        evaluated = sizes["val"] + sizes["test"]
         in_memory = evaluated <= self.memory_gb * 1e9
         fresh = self.patches == "fresh"
-        self._mapped = fresh and evaluated + self._bytes(plans, "train") > self.memory_gb * 1e9
+        self._mapped = fresh and evaluated + sizes["train"] > self.memory_gb * 1e9
         if self.find_cache() is None and (self._mapped or not in_memory):
             log.info("Prepared the volumes once, in %s.", self.build_cache().folder)
         return {name: self._client(name, plan, in_memory) for name, plan in plans.items()}
 
-    def _check_patches(self, plans: Mapping[str, ClientPlan]) -> None:
+    def _check_patches(self, cases: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> None:
         """Refuses patches that would be mostly padding and waste memory."""
-        for plan in plans.values():
-            for case, _ in self.cases_among(plan.patients["train"]):
-                shape = self.resampled_shape(case)
-                if max(self.size) > 2 * max(shape):
-                    raise ConfigError(
-                        f"data.patch_size={list(self.patch_size)} is more than twice as large as "
-                        f"the volume of patient {case} {shape}; choose smaller patches."
-                    )
+        for case, shape in zip(cases, shapes, strict=True):
+            if max(self.size) > 2 * max(shape):
+                raise ConfigError(
+                    f"data.patch_size={list(self.patch_size)} is more than twice as large as "
+                    f"the volume of patient {case} {shape}; choose smaller patches."
+                )
 
-    def _bytes(self, plans: Mapping[str, ClientPlan], *splits: Split) -> int:
-        """Approximate bytes of all images and labels of some splits, including air."""
+    def _bytes(self, shapes: Sequence[tuple[int, ...]], split: Split) -> int:
+        """Approximate bytes of all images and labels of a split, including air."""
         voxel = 4 * self.in_channels + self.num_classes
-        ids = [i for p in plans.values() for s in splits for i in p.patients[s]]
-        voxels = sum(math.prod(self.resampled_shape(case)) for case, _ in self.cases_among(ids))
-        sparse = self.spatial_dims == 2 and "train" not in splits
-        return voxels * voxel // (self.eval_every if sparse else 1)
+        sparse = self.spatial_dims == 2 and split != "train"
+        return sum(map(math.prod, shapes)) * voxel // (self.eval_every if sparse else 1)
 
     def _client(self, name: str, plan: ClientPlan, in_memory: bool) -> ClientData:
         parts = plan.patients
         if not parts["train"]:
             raise DataError(f"Client {name} has no training patient; give it more patients.")
         train, more = self._fresh(name, plan) if self.patches == "fresh" else self._fixed(plan)
-        evaluation: dict[Split, BlocksOnDemand] = {}
+        evaluation: dict[Split, Sequence[Block]] = {}
         for split in SPLITS[1:]:
             cases = self.cases_among(parts[split])
+            names = [case for case, _ in cases]
             read = partial(self._nth_block, places=[n for _, n in cases], plan=plan)
-            evaluation[split] = BlocksOnDemand([case for case, _ in cases], read)
-        client = self.client_of(
-            name,
-            plan,
-            train=train,
-            evaluation={s: list(e) if in_memory else e for s, e in evaluation.items()},
-            **more,
-        )
+            if in_memory:
+                evaluation[split] = [read(case, n) for n, case in enumerate(names)]
+            else:
+                evaluation[split] = BlocksOnDemand(names, read)
+        client = self.client_of(name, plan, train=train, evaluation=evaluation, **more)
         return client if self.spatial_dims == 2 else replace(client, eval_batch_size=1)
 
     def _fixed(self, plan: ClientPlan) -> tuple[Block, dict[str, Any]]:
@@ -378,18 +386,22 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
             return volume_of_cache(arrays, seen.mask(), seen.brain, plan.channels, rng)
         return volume_of(seen.image, seen.mask(), seen.brain, rng)
 
-    def contents(self) -> tuple[str, Iterator[Sample]]:
+    def contents(self) -> tuple[str, list[Sample]]:
         """See the base class: the files of the images, byte by byte."""
         hashes = self.splits()["files"]
-        return "image files", (
-            Sample(i, f"{i} {role}", hashes[str(file)])
+        images = [
+            (i, role, path)
             for plan in self.plans.values()
             for ids in plan.patients.values()
             for i in ids
             for role, path in self._patients[i].files.items()
             if not role.split()[-1].startswith(("label", "mask"))
-            for file in files_of(path)
-        )
+        ]
+        files = [files_of(path) for _, _, path in images]
+        pairs = [
+            (i, role, file) for (i, role, _), of in zip(images, files, strict=True) for file in of
+        ]
+        return "image files", [Sample(i, f"{i} {role}", hashes[str(f)]) for i, role, f in pairs]
 
     def _nth_block(self, case: str, at: int, places: list[int], plan: ClientPlan) -> Batch:
         block = self.evaluation_block(case, places[at], plan)
@@ -453,13 +465,15 @@ class SegmentationDataModule(CachedDataModule[VolumeReader]):
             ``spacing`` (S, 3) or (1, 3) in mm of the label's voxels; and ``grid`` (S, 3, 3) or
             (1, 4, 4) where these are not the image's.
         """
-        mm = torch.tensor(self.scans.spacing(self.cases[patient]), dtype=torch.float32)
-        image, label, brain, grid = self.seen(patient, plan)
+        image, label, brain, grid, spacing = self.seen(patient, plan)
+        if spacing is None:
+            spacing = torch.tensor(self.scans.spacing(self.cases[patient]))
+        mm = spacing.float()
+        slices = patches.brain_slices(brain, self.eval_every)
         image = with_neighbours(image, self.slices)
         if self.spatial_dims == 3:
             image, label = image[None], label[None]
         else:
-            slices = patches.brain_slices(brain, self.eval_every)
             below = 0 if grid is None else -int(grid[2, 3].round())  # slices that were cropped away
             image, label = axial(image, slices), axial(label, slices + below)
             grid = None if grid is None else plane_of(grid)

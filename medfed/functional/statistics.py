@@ -117,6 +117,11 @@ class Difference(NamedTuple):
     error: float
     detectable: float
 
+    @property
+    def half(self) -> float:
+        """Half of the width of its interval."""
+        return (self.high - self.low) / 2
+
     def within(self, limits: tuple[float, float]) -> Difference:
         """Returns it with its interval cut at the ends of what is possible.
 

@@ -1,17 +1,16 @@
-"""Pictures of a report as lines, dots, boxes and words: SVG for a page, vector files for papers.
+"""Pictures of ``report`` and ``compare``: SVG with hover texts for a page, figures for files.
 
-Charts of a report whose lines have a name each: methods or hospitals, with intervals.
-
-Charts of a report on two axes: curves, and what was reached for what was sent; and shares.
+A `Canvas` holds lines, areas, dots and words. A page shows it as SVG, whose colours follow the
+page (light, dark, print); Matplotlib writes the same marks as PNG, PDF or SVG files.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from itertools import pairwise
+from itertools import cycle, pairwise
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -42,22 +41,53 @@ COLOURS = {
     "c7": ("#5a54c4", "#a7a2ff"),
 }
 SERIES = tuple(name for name in COLOURS if name[0] == "c" and name[1:].isdigit())
+# Markers as corners around their middle, in radii; a circle has none. With the eight colours they
+# make a pair for each of 48 methods, which stay distinct without colours, too.
+SHAPES: dict[str, tuple[tuple[float, float], ...]] = {
+    "circle": (),
+    "square": ((-0.9, -0.9), (0.9, -0.9), (0.9, 0.9), (-0.9, 0.9)),
+    "triangle": ((0, -1.2), (1.15, 0.9), (-1.15, 0.9)),
+    "diamond": ((0, -1.35), (1.35, 0), (0, 1.35), (-1.35, 0)),
+    "wedge": ((0, 1.2), (1.15, -0.9), (-1.15, -0.9)),
+    "hourglass": ((-1.1, -1.1), (1.1, -1.1), (-1.1, 1.1), (1.1, 1.1)),
+}
 Anchor = Literal["start", "middle", "end"]
 _ALIGN = {"start": "left", "middle": "center", "end": "right"}
 
 
+class Look(NamedTuple):
+    """The colour, one of `COLOURS`, and the marker, one of `SHAPES`, of a method."""
+
+    colour: str
+    shape: str = "circle"
+
+
+SOFT = Look("soft")
+
+
+def looks_in_order(names: Iterable[str]) -> dict[str, Look]:
+    """Returns a pair of colour and marker for each name, the colours first.
+
+    Example:
+        >>> looks_in_order(["fedavg", "local"])["local"]
+        Look(colour='c1', shape='circle')
+    """
+    pairs = cycle(Look(colour, shape) for shape in SHAPES for colour in SERIES)
+    return dict(zip(names, pairs, strict=False))
+
+
 class Mark(NamedTuple):
-    """One thing that is drawn.
+    """One element of a picture.
 
     Attributes:
-        shape: ``line``, ``dot``, ``box`` or ``text``.
-        points: Its places; of a box two opposite corners.
+        shape: ``line``, ``area``, ``dot`` or ``text``.
+        points: Its places; of an area its corners.
         colour: One of `COLOURS`.
-        text: What stands there; of other shapes, what a pointer at it shows.
-        width: Of a line, radius of a dot, size of words.
-        dashed: Whether a line is.
+        text: The words; of other shapes the hover text.
+        width: Width of a line, radius of a dot, size of words.
+        dashed: Whether a line is dashed.
         anchor: Of words.
-        alpha: How much of a box is seen.
+        alpha: Opacity of an area.
     """
 
     shape: str
@@ -72,12 +102,12 @@ class Mark(NamedTuple):
 
 @dataclass
 class Canvas:
-    """A picture, to be drawn upon.
+    """A picture, `WIDTH` wide.
 
     Attributes:
-        label: What it shows, for those who do not see it.
-        height: Its height; it is `WIDTH` wide.
-        marks: What is drawn, the first one below.
+        label: A description for readers who cannot see it.
+        height: Its height.
+        marks: Its elements; later ones cover earlier ones.
     """
 
     label: str
@@ -86,21 +116,18 @@ class Canvas:
 
     def line(
         self, *points: tuple[float, float], colour: str = "line", width: float = 1,
-        dashed: bool = False, told: str = "",
+        dashed: bool = False, hover: str = "",
     ) -> None:  # fmt: skip
         """Draws a line through points."""
-        self.marks.append(Mark("line", points, colour, told, width, dashed))
+        self.marks.append(Mark("line", points, colour, hover, width, dashed))
 
-    def dot(self, x: float, y: float, colour: str, told: str, radius: float = 4) -> None:
-        """Draws a dot."""
-        self.marks.append(Mark("dot", ((x, y),), colour, told, radius))
-
-    def box(
-        self, x: float, y: float, right: float, bottom: float, colour: str, told: str = "",
-        alpha: float = 1.0,
-    ) -> None:  # fmt: skip
-        """Draws a filled box."""
-        self.marks.append(Mark("box", ((x, y), (right, bottom)), colour, told, alpha=alpha))
+    def dot(self, x: float, y: float, look: Look, hover: str, radius: float = 4) -> None:
+        """Draws a marker."""
+        if corners := SHAPES[look.shape]:
+            places = tuple((x + radius * a, y + radius * b) for a, b in corners)
+            self.marks.append(Mark("area", places, look.colour, hover))
+        else:
+            self.marks.append(Mark("dot", ((x, y),), look.colour, hover, radius))
 
     def text(
         self, x: float, y: float, text: str, colour: str = "ink", anchor: Anchor = "start",
@@ -111,57 +138,60 @@ class Canvas:
 
     def svg(self) -> str:
         """Returns it for a page that has :func:`style`."""
-        drawn = "".join(map(_svg, self.marks))
         label = escape(self.label, quote=True)
-        box = f"0 0 {WIDTH} {self.height:g}"
-        return f'<svg viewBox="{box}" role="img" aria-label="{label}">{drawn}</svg>'
+        head = f'<svg viewBox="0 0 {WIDTH} {self.height:g}" role="img" aria-label="{label}">'
+        return f"{head}{''.join(map(_svg, self.marks))}</svg>"
 
     def figure(self) -> Figure:
         """Returns it for a file, in the colours of paper."""
         from matplotlib.figure import Figure
-        from matplotlib.patches import Rectangle
 
-        scale = 100  # points of the picture in an inch
-        figure = Figure(figsize=(WIDTH / scale, self.height / scale))
+        figure = Figure(figsize=(WIDTH / 72, self.height / 72))  # a unit is a point
         axes = figure.add_axes((0, 0, 1, 1))
         axes.set(xlim=(0, WIDTH), ylim=(self.height, 0))
         axes.axis("off")
-        unit = 72 / scale
         for mark in self.marks:
-            colour, (x, y) = COLOURS[mark.colour][0], mark.points[0]
+            style: dict[str, Any] = {"color": COLOURS[mark.colour][0]}
+            x, y = zip(*mark.points, strict=True)
             if mark.shape == "line":
-                dashes = (0, (3, 3)) if mark.dashed else "-"
-                width = mark.width * unit
-                axes.plot(*zip(*mark.points, strict=True), color=colour, lw=width, ls=dashes)
+                style["ls"] = (0, (3, 3)) if mark.dashed else "-"
+                axes.plot(x, y, lw=mark.width, **style)
             elif mark.shape == "dot":
-                axes.plot(x, y, "o", color=colour, ms=2 * mark.width * unit, mew=0)
-            elif mark.shape == "box":
-                right, bottom = mark.points[1]
-                box = Rectangle((x, y), right - x, bottom - y, color=colour, alpha=mark.alpha, lw=0)
-                axes.add_patch(box)
+                axes.plot(x, y, "o", ms=2 * mark.width, mew=0, **style)
+            elif mark.shape == "area":
+                axes.fill(x, y, alpha=mark.alpha, lw=0, **style)
             else:
-                words = mark.text.replace("$", r"\$")
-                look: dict[str, Any] = {"color": colour, "fontsize": mark.width * unit * 0.93}
-                axes.text(x, y, words, ha=_ALIGN[mark.anchor], va="baseline", **look)
+                style |= {"fontsize": mark.width * 0.93, "ha": _ALIGN[mark.anchor]}
+                axes.text(x[0], y[0], mark.text.replace("$", r"\$"), va="baseline", **style)
         return figure
 
 
+def stacked(*canvases: Canvas) -> Canvas:
+    """Returns one picture of several, each below the one before it."""
+    whole = Canvas("; ".join(canvas.label for canvas in canvases))
+    for canvas in canvases:
+        whole.marks += [
+            mark._replace(points=tuple((x, y + whole.height) for x, y in mark.points))
+            for mark in canvas.marks
+        ]
+        whole.height += canvas.height + 12
+    return whole
+
+
 def _svg(mark: Mark) -> str:
-    told = f"<title>{escape(mark.text)}</title>" if mark.text else ""
+    hover = f"<title>{escape(mark.text)}</title>" if mark.text else ""
     x, y = mark.points[0]
-    if mark.shape == "line":
+    if mark.shape in ("line", "area"):
         path = "M" + "L".join(f"{a:.1f} {b:.1f}" for a, b in mark.points)
+        if mark.shape == "area":
+            alpha = "" if mark.alpha == 1 else f' opacity="{mark.alpha:.2f}"'
+            return f'<path class="f {mark.colour}" d="{path}Z"{alpha}>{hover}</path>'
         dash = ' stroke-dasharray="3 3"' if mark.dashed else ""
         width = "" if mark.width == 1 else f' stroke-width="{mark.width:g}"'
-        return f'<path class="l {mark.colour}" d="{path}"{width}{dash}>{told}</path>'
+        return f'<path class="l {mark.colour}" d="{path}"{width}{dash}>{hover}</path>'
     if mark.shape == "dot":
         place = f'cx="{x:.1f}" cy="{y:.1f}" r="{mark.width:g}"'
-        return f'<circle class="f {mark.colour}" {place}>{told}</circle>'
-    if mark.shape == "box":
-        right, bottom = mark.points[1]
-        place = f'x="{x:.1f}" y="{y:.1f}" width="{right - x:.1f}" height="{bottom - y:.1f}"'
-        alpha = "" if mark.alpha == 1 else f' opacity="{mark.alpha:.2f}"'
-        return f'<rect class="f {mark.colour}" {place}{alpha}>{told}</rect>'
+        return f'<circle class="f {mark.colour}" {place}>{hover}</circle>'
     size = "" if mark.width == _SIZE else f' font-size="{mark.width:g}"'
     anchor = "" if mark.anchor == "start" else f' text-anchor="{mark.anchor}"'
     words = escape(mark.text)
@@ -213,7 +243,7 @@ class Axis(NamedTuple):
 
     @classmethod
     def over(cls, values: Sequence[float], start: float, end: float) -> Axis:
-        """Returns an axis on which all values lie; what is not finite is left out.
+        """Returns an axis that holds all finite values.
 
         Example:
             >>> Axis.over([1.0, 3.0], 0, 100).at(2.0)
@@ -225,7 +255,7 @@ class Axis(NamedTuple):
         return cls(low - room, high + room, start, end)
 
     def at(self, value: float) -> float:
-        """Returns the place of a value; one beyond the axis is at its end."""
+        """Returns the place of a value; a value beyond the axis is at the axis' end."""
         share = (value - self.low) / (self.high - self.low)
         return round(self.start + min(1.0, max(0.0, share)) * (self.end - self.start), 1)
 
@@ -248,11 +278,11 @@ class Row(NamedTuple):
     """A line of a forest.
 
     Attributes:
-        name: What it is.
+        name: Its label.
         value: Its value.
         low: The lower end of its interval.
         high: The upper end.
-        colour: One of :data:`medfed.reports.charts.COLOURS`.
+        look: Its colour and marker.
         word: ``better`` or ``worse``, which an arrow shows; empty: no arrow.
     """
 
@@ -260,19 +290,32 @@ class Row(NamedTuple):
     value: float
     low: float
     high: float
-    colour: str = "c0"
+    look: Look = Look("c0")
     word: str = ""
+
+    def draw(self, canvas: Canvas, axis: Axis, y: float, hover: str, radius: float = 4) -> None:
+        """Draws the value and its interval, with arrows where it goes on beyond the axis."""
+        if not math.isfinite(self.value):
+            return
+        if math.isfinite(self.low):
+            (left, right), colour = (axis.at(self.low), axis.at(self.high)), self.look.colour
+            canvas.line((left, y), (right, y), colour=colour, width=1.6)
+            if self.low < axis.low:
+                canvas.line((left + 4, y - 3), (left, y), (left + 4, y + 3), colour=colour)
+            if self.high > axis.high:
+                canvas.line((right - 4, y - 3), (right, y), (right - 4, y + 3), colour=colour)
+        canvas.dot(axis.at(self.value), y, self.look, hover, radius)
 
 
 def reach(rows: Sequence[Row], always: Sequence[float] = ()) -> list[float]:
-    """Returns what an axis of a forest must show.
+    """Returns the values that the axis of a forest must show.
 
-    An interval of few splits may be far wider than all that was measured, and one method far worse
-    than all others: neither may press the rest together.
+    With few splits an interval may be far wider than all values together, and one method may be far
+    worse than all others. The axis cuts both, so that the other rows stay legible.
 
     Args:
         rows: Its rows.
-        always: What else must be seen.
+        always: Further values that it must show.
 
     Example:
         >>> reach([Row("a", 0.9, -9.0, 9.0), Row("b", 0.8, 0.7, 0.9)])[:2]
@@ -292,13 +335,13 @@ def reach(rows: Sequence[Row], always: Sequence[float] = ()) -> list[float]:
 
 
 def forest(rows: Sequence[Row], lines: Mapping[str, float], label: str) -> Canvas:
-    """Draws methods with their intervals, below each other, and lines across all of them.
+    """Draws methods with their intervals, one below another, and lines across all of them.
 
     Args:
         rows: The methods.
-        lines: Values by name, such as the floor and the ceiling; one far from all rows stands at
-            the edge, with an arrow.
-        label: What the axis is.
+        lines: Values by name, such as that of a constant; a value far from all rows is at the edge,
+            with an arrow.
+        label: Of the axis.
     """
     known = {name: value for name, value in lines.items() if math.isfinite(value)}
     shown = reach(rows)
@@ -312,81 +355,66 @@ def forest(rows: Sequence[Row], lines: Mapping[str, float], label: str) -> Canva
     scale(canvas, axis, top, bottom, label)
     for n, (name, value) in enumerate(heads):
         x, y = axis.at(value), 11 + 13 * n
-        told = f"{name} {value:.4g}"
+        text = f"{name} {value:.4g}"
         if value < axis.low:
-            told = f"◂ {told}"
+            text = f"◂ {text}"
         elif value > axis.high:
-            told = f"{told} ▸"
+            text = f"{text} ▸"
         else:
             canvas.line((x, y + 3), (x, bottom), colour="soft", dashed=True)
-        half = width_of(told) / 2
-        canvas.text(min(max(x, LEFT + half), WIDTH - half), y, told, "soft", "middle")
+        half = width_of(text) / 2
+        canvas.text(min(max(x, LEFT + half), WIDTH - half), y, text, "soft", "middle")
     for n, row in enumerate(rows):
         y = top + 12 + STEP * n
         canvas.text(LEFT - 8, y + 4, short(row.name), anchor="end")
-        if math.isfinite(row.low) and math.isfinite(row.high):
-            _interval(canvas, axis, y, row.low, row.high, row.colour)
-        if math.isfinite(row.value):
-            told = f"{row.name}: {row.value:.4f}"
-            if math.isfinite(row.low):
-                told += f" [{row.low:.4f}, {row.high:.4f}]"
-            canvas.dot(axis.at(row.value), y, row.colour, told)
+        ends = f" [{row.low:.4f}, {row.high:.4f}]" if math.isfinite(row.low) else ""
+        row.draw(canvas, axis, y, f"{row.name}: {row.value:.4f}{ends}")
         if row.word:
             arrow, colour = ("▲", "good") if row.word == "better" else ("▼", "bad")
             canvas.text(WIDTH - 1, y + 4, arrow, colour, "end")
     return canvas
 
 
-def gains(
+def hospitals(
     names: Sequence[str],
     series: Mapping[str, Sequence[tuple[float, float, float]]],
     label: str,
-    colours: Mapping[str, str],
+    looks: Mapping[str, Look],
+    zero: bool = True,
 ) -> Canvas:
-    """Draws how much better hospitals are than alone, with intervals, under some methods.
+    """Draws a value of each hospital, with an interval, under some methods.
 
     Args:
         names: The hospitals.
-        series: By method, for each hospital the gain and the ends of its interval.
-        label: What the axis is.
-        colours: By method.
+        series: By method the value of each hospital and the ends of its interval.
+        label: Of the axis.
+        looks: By method.
+        zero: Whether the values are differences, so that a line marks 0.
     """
     step = 7 * len(series) + 8
-    rows = [Row("", *found) for values in series.values() for found in values]
-    known = [0.0, *(row.value for row in rows if math.isfinite(row.value))]
+    rows = [Row("", *value) for values in series.values() for value in values]
+    known = [0.0] * zero + [row.value for row in rows if math.isfinite(row.value)]
     axis = Axis.over([*known, *reach(rows, known)], LEFT, WIDTH - RIGHT)
     top = 12.0 + 14 * len(series)
     bottom = top + step * len(names) + 4
     canvas = Canvas(label, bottom + 36)
     scale(canvas, axis, top, bottom, label)
-    canvas.line((axis.at(0), top), (axis.at(0), bottom), colour="ink")
+    if zero:
+        canvas.line((axis.at(0), top), (axis.at(0), bottom), colour="ink")
+    sign = "+" if zero else ""
     for k, (method, values) in enumerate(series.items()):
-        colour = colours.get(method, "soft")
-        canvas.dot(LEFT + 4, 11 + 14 * k, colour, method)
-        canvas.text(LEFT + 14, 15 + 14 * k, method, colour)
+        look = looks.get(method, SOFT)
+        canvas.dot(LEFT + 4, 11 + 14 * k, look, method)
+        canvas.text(LEFT + 14, 15 + 14 * k, method, look.colour)
         for n, (value, low, high) in enumerate(values):
-            if not math.isfinite(value):
-                continue
-            y = top + 4 + step * n + 7 * k + 4
-            told = f"{names[n]}, {method}: {value:+.4f}"
-            if math.isfinite(low):
-                told += f" [{low:+.4f}, {high:+.4f}]"
-                _interval(canvas, axis, y, low, high, colour)
-            canvas.dot(axis.at(value), y, colour, told, 3.2)
+            ends = f" [{low:{sign}.4f}, {high:{sign}.4f}]" if math.isfinite(low) else ""
+            hover = f"{names[n]}, {method}: {value:{sign}.4f}{ends}"
+            y = top + 8 + step * n + 7 * k
+            Row("", value, low, high, look).draw(canvas, axis, y, hover, 3.2)
     for n, name in enumerate(names):
         y = top + 4 + step * n + 3.5 * len(series) + 4
         canvas.text(LEFT - 8, y, short(name), anchor="end")
     return canvas
-
-
-def _interval(canvas: Canvas, axis: Axis, y: float, low: float, high: float, colour: str) -> None:
-    """Draws an interval, with an arrow where it goes on beyond the axis."""
-    left, right = axis.at(low), axis.at(high)
-    canvas.line((left, y), (right, y), colour=colour, width=1.6)
-    if low < axis.low:
-        canvas.line((left + 4, y - 3), (left, y), (left + 4, y + 3), colour=colour)
-    if high > axis.high:
-        canvas.line((right - 4, y - 3), (right, y), (right - 4, y + 3), colour=colour)
 
 
 def short(name: str, most: int = 18) -> str:
@@ -408,7 +436,7 @@ def scale(canvas: Canvas, axis: Axis, top: float, bottom: float, label: str) -> 
     canvas.text((axis.start + axis.end) / 2, bottom + 30, label, "soft", "middle")
 
 
-_NAMES = 108  # beside curves, for their names
+_NAMES = 108  # the width of the names to the right of curves
 Point = tuple[float, float]
 
 
@@ -416,22 +444,22 @@ def curves(
     lines: Mapping[str, Sequence[Point]],
     x_label: str,
     y_label: str,
+    looks: Mapping[str, Look],
     *,
     log: bool = False,
     evenly: bool = False,
     crossed: Sequence[Point] = (),
-    colours: Mapping[str, str] | None = None,
 ) -> Canvas:
     """Draws a line for each method.
 
     Args:
         lines: Points by method, in the order of the first number.
-        x_label: What the first number is.
-        y_label: What the second number is.
-        log: Whether the first number is on a logarithmic axis; what is not above 0 is left out.
-        evenly: Whether its values stand evenly apart.
-        crossed: Points to be marked.
-        colours: By method; None: one after the other.
+        x_label: Of the first number.
+        y_label: Of the second number.
+        looks: By method.
+        log: Whether the first axis is logarithmic; it leaves out points at 0.
+        evenly: Whether equal steps separate the values of the first number.
+        crossed: Points to mark.
     """
     places = sorted({x for points in lines.values() for x, _ in points if not log or x > 0})
 
@@ -449,45 +477,50 @@ def curves(
     y_axis = Axis.over([y for p in lines.values() for _, y in p], 216, 26)
     _frame(canvas, y_axis, 50, WIDTH - _NAMES)
     if evenly:
-        told = [(x_axis.at(n), f"{v:g}") for n, v in enumerate(places)]
+        ticks = [(x_axis.at(n), f"{v:g}") for n, v in enumerate(places)]
     elif log:
-        told = [(x_axis.at(math.log10(t)), size(round(t))) for t in _decades(x_axis)]
+        ticks = [(x_axis.at(math.log10(t)), size(round(t))) for t in _decades(x_axis)]
     else:
-        told = [(x_axis.at(t), f"{t:g}") for t in x_axis.ticks(4)]
-    for x, words in told:
+        ticks = [(x_axis.at(t), f"{t:g}") for t in x_axis.ticks(4)]
+    for x, words in ticks:
         canvas.text(x, 234, words, "soft", "middle")
     for n, line in enumerate(words_below):
         canvas.text((50 + WIDTH - _NAMES) / 2, 256 + 14 * n, line, "soft", "middle")
     canvas.text(4, 10, y_label, "soft", size=10)
     ends = {}
-    for k, (name, points) in enumerate(lines.items()):
-        colour = (colours or {}).get(name, SERIES[k % len(SERIES)])
-        seen = [(x_axis.at(spread(x)), y_axis.at(y)) for x, y in points if _seen(x, y, log)]
+    for name, points in lines.items():
+        look = looks.get(name, SOFT)
+        seen = [(spread(x), x, y) for x, y in points if math.isfinite(y) and (not log or x > 0)]
         if not seen:
             continue
-        canvas.line(*seen, colour=colour, width=2, dashed=k >= len(SERIES), told=name)
-        for (x, y), (_, value) in zip(seen, [p for p in points if _seen(*p, log)], strict=True):
-            canvas.dot(x, y, colour, f"{name}: {value:.4f}", 2.4)
-        ends[name] = (seen[-1][1], colour)
+        at = [(x_axis.at(x), y_axis.at(y)) for x, _, y in seen]
+        canvas.line(*at, colour=look.colour, width=2, dashed=look.shape != "circle", hover=name)
+        for place, (_, x, y) in zip(at, seen, strict=True):
+            canvas.dot(*place, look, f"{name}: {y:.4f} at {size(round(x)) if log else f'{x:g}'}", 3)
+        ends[name] = (at[-1][1], look.colour)
     for x, y in crossed:
-        canvas.dot(x_axis.at(spread(x)), y_axis.at(y), "ink", "the lines cross here", 3.5)
-        canvas.dot(x_axis.at(spread(x)), y_axis.at(y), "paper", "the lines cross here", 2)
+        for look, radius in ((Look("ink"), 3.5), (Look("paper"), 2)):
+            canvas.dot(x_axis.at(spread(x)), y_axis.at(y), look, "the lines cross here", radius)
     for name, y in _apart({n: y for n, (y, _) in ends.items()}, 13, 250).items():
         canvas.text(WIDTH - _NAMES + 6, y + 4, short(name, 16), ends[name][1])
     return canvas
 
 
 def scatter(
-    points: Mapping[str, Point], named: Mapping[str, str], front: Sequence[str], y_label: str
+    points: Mapping[str, Point],
+    named: Sequence[str],
+    front: Sequence[str],
+    y_label: str,
+    looks: Mapping[str, Look],
 ) -> Canvas:
-    """Draws methods by what they send, on a logarithmic axis, and what they reach.
+    """Draws methods by the bytes that they send, on a logarithmic axis, and their scores.
 
     Args:
-        points: By method, bytes first; what sends none stands at the left end.
-        named: The methods whose names are written, with their colours; the others have a dot each,
-            which tells its name where it is pointed at.
+        points: By method, bytes first; methods that send nothing are at the left end.
+        named: The methods whose names are written; the other markers show theirs on hovering.
         front: Methods in the order in which a line joins them.
-        y_label: What the second number is.
+        y_label: Of the second number.
+        looks: By method.
     """
     canvas = Canvas(f"{y_label} over bytes sent", 300)
     logs = [math.log10(x) for x, _ in points.values() if x > 0]
@@ -515,18 +548,19 @@ def scatter(
         canvas.line(*steps, colour="soft", dashed=True)
     for name in sorted(at, key=lambda n: n in named):
         x, y = points[name]
-        told = f"{name}: {size(round(x))}, {y:.4f}"
         radius = 4.5 if name in named else 3.2
-        canvas.dot(*at[name], named.get(name, "soft"), told, radius)
+        hover = f"{name}: {size(round(x))}, {y:.4f}"
+        canvas.dot(*at[name], looks.get(name, SOFT), hover, radius)
     taken = [(x - 4, y - 4, x + 4, y + 4) for x, y in at.values()]
     lines = [m.points for m in canvas.marks if m.dashed]
     for (x, y), (right, bottom) in (ends for points in lines for ends in pairwise(points)):
         taken.append((x, min(y, bottom) - 1, right, max(y, bottom) + 1))
-    for name, colour in named.items():
+    for name in named:
         if name in at and (place := _free(short(name), at[name], taken)):
+            colour = looks.get(name, SOFT).colour
             taken.append(place)
             middle = (place[1] + place[3]) / 2
-            if abs(middle - at[name][1]) > 20:  # too far to be seen as its dot's
+            if abs(middle - at[name][1]) > 20:  # too far to be read as the name of its marker
                 near = min((place[0], place[2]), key=lambda x: abs(x - at[name][0]))
                 canvas.line(at[name], (near, middle), colour=colour, width=0.6)
             canvas.text(place[0] + 1, place[3] - 3, short(name), colour)
@@ -536,12 +570,12 @@ def scatter(
 def shares(
     names: Sequence[str], blocks: Mapping[str, Sequence[Sequence[float]]], label: str
 ) -> Canvas:
-    """Draws rows of shares between 0 and 1 as boxes, in blocks beside each other.
+    """Draws rows of shares between 0 and 1 as boxes, in blocks from left to right.
 
     Args:
         names: Of the rows.
         blocks: By title the rows.
-        label: What it shows.
+        label: Of the picture.
     """
     columns = sum(len(rows[0]) for rows in blocks.values())
     wide = (WIDTH - LEFT - RIGHT - 14 * (len(blocks) - 1)) / max(1, columns)
@@ -551,18 +585,16 @@ def shares(
         canvas.text(left, 12, title, "soft")
         for n, row in enumerate(rows):
             for k, value in enumerate(row):
-                x, y = left + k * wide, 19 + 14 * n
-                told = f"{names[n]}, {title} {k}: {value:.2f}"
+                x, y = left + k * wide + 0.5, 19 + 14 * n
+                right, bottom = x + wide - 1, y + 13
+                hover = f"{names[n]}, {title} {k}: {value:.2f}"
                 shade = 0.06 + 0.94 * min(1.0, max(0.0, value))
-                canvas.box(x + 0.5, y, x + wide - 0.5, y + 13, "c0", told, shade)
+                corners = ((x, y), (right, y), (right, bottom), (x, bottom))
+                canvas.marks.append(Mark("area", corners, "c0", hover, alpha=shade))
         left += len(rows[0]) * wide + 14
     for n, name in enumerate(names):
         canvas.text(LEFT - 8, 30 + 14 * n, short(name), anchor="end")
     return canvas
-
-
-def _seen(x: float, y: float, log: bool) -> bool:
-    return math.isfinite(y) and (not log or x > 0)
 
 
 def _decades(axis: Axis) -> Iterator[float]:
@@ -587,15 +619,15 @@ def _frame(canvas: Canvas, axis: Axis, left: float, right: float) -> None:
 def _apart(places: Mapping[str, float], gap: float, bottom: float) -> dict[str, float]:
     """Moves names down, and up again at the bottom, so that none lies on another."""
     order = sorted(places, key=lambda name: places[name])
-    found: dict[str, float] = {}
+    moved: dict[str, float] = {}
     last = -math.inf
     for name in order:
-        last = found[name] = max(places[name], last + gap)
+        last = moved[name] = max(places[name], last + gap)
     limit = bottom
     for name in reversed(order):
-        found[name] = min(found[name], limit)
-        limit = found[name] - gap
-    return found
+        moved[name] = min(moved[name], limit)
+        limit = moved[name] - gap
+    return moved
 
 
 def _free(

@@ -1,36 +1,197 @@
-"""What a comparison of runs leaves behind: tables, a report, pictures, and what else it finds."""
+"""``medfed compare``: finished runs in one table, with the verdicts and pictures of a report.
+
+A method is a column and a metric of a client a line. `FINDINGS` names the modules that add
+sentences, tables and pictures about how the runs differ.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Table as Printed
 
-from medfed.common.console import cell, say, shown, wide_console
+from medfed.common.console import cell, say, shown, size, wide_console
 from medfed.common.errors import ConfigError
 from medfed.common.figures import FORMATS, save_figures
-from medfed.common.files import write_text, writing
-from medfed.reports.methods import Comparison, Finding, compare
-from medfed.reports.rows import STATISTICS, Row, said, shown_rows, texts, to_csv
+from medfed.common.files import csv_text, write_text, writing
+from medfed.common.scores import interval, number, smaller_is_better
+from medfed.reports.methods import Cell, Comparison, Finding, compare
 from medfed.reports.runs import common_folder, find_runs
+from medfed.reports.tables import Table
 
-# What a comparison looks for, in the order of the report: modules of this folder with a function
-# ``find``, from the comparison to a Finding.
+# Modules of this folder with a function ``find`` from the comparison to a Finding, in the order of
+# the report.
 FINDINGS = ("lambda_path", "scores", "sweeps", "communication", "subsets")
+STATISTICS = ("mean", "sd", "worst")
 _HEAD = "# Comparison"  # the first line of a report
-_COLUMNS = 6  # methods that fit side by side
+_COLUMNS = 6  # methods that fit into the width of a terminal
+_SPENT = ("steps", "gradient_passes", "forward_passes")
 _TITLE = "Test metrics of the rounds that validation selected (* best number of a line)"
 
 
-def print_table(comparison: Comparison, console: Console | None = None) -> None:
-    """Prints the table, the best number of each line marked, and the verdict.
+class Row(NamedTuple):
+    """One line of the table: a cell per method.
 
-    Of many methods it prints a line each, without their clients; the files have all.
+    Attributes:
+        metric: ``iou``, ``bytes up``, ``steps`` and the like.
+        place: A client, or ``mean``, ``sd``, ``worst`` or ``total`` over the clients.
+        cells: One per method, then one per constant predictor.
+        best: The positions of the best cells; empty where no cell is better than another.
+        ends: The interval of each method with one seed; None where it is unknown.
+        brackets: Whether people see the intervals instead of the numbers.
+    """
+
+    metric: str
+    place: str
+    cells: tuple[Cell, ...]
+    best: frozenset[int] = frozenset()
+    ends: tuple[tuple[float, float] | None, ...] = ()
+    brackets: bool = False
+
+    def texts(self, best: str = "{}", other: str = "{}") -> list[str]:
+        """Returns the cells in their unit.
+
+        Args:
+            best: The format of the best cells.
+            other: The format of all others.
+        """
+        values = [value for value, _ in self.cells]
+        if self.brackets:
+            texts = [interval(ends) for ends in self.ends]
+        elif self.metric.startswith("bytes"):
+            texts = [size(round(value)) for value in values]
+        elif self.metric.startswith(("steps", "gradient", "forward", "selected")):
+            texts = ["–" if math.isnan(v) else f"{v:.1f}".removesuffix(".0") for v in values]
+        else:
+            several = any(sd is not None for _, sd in self.cells)
+            spreads = [number(math.nan if sd is None else sd) for _, sd in self.cells]
+            texts = [
+                number(value) + f" ± {spread}" * several
+                for value, spread in zip(values, spreads, strict=True)
+            ]
+        return [(best if i in self.best else other).format(text) for i, text in enumerate(texts)]
+
+
+def best_of(values: Sequence[float], smaller: bool = False) -> frozenset[int]:
+    """Returns the positions of the best values, ties included; none where all are equal.
+
+    Args:
+        values: One per method; a value that is not finite is never the best.
+        smaller: Whether smaller is better.
+
+    Example:
+        >>> sorted(best_of([0.5, 0.9, 0.9])), sorted(best_of([1.0, 1.0]))
+        ([1, 2], [])
+        >>> sorted(best_of([0.5, math.inf, math.nan], smaller=True))
+        [0]
+    """
+    known = [v for v in values if not math.isnan(v)]
+    finite = [v for v in known if math.isfinite(v)]
+    if not finite or min(known) == max(known):
+        return frozenset()
+    target = min(finite) if smaller else max(finite)
+    return frozenset(i for i, v in enumerate(values) if v == target)
+
+
+def rows(comparison: Comparison) -> Iterator[Row]:
+    """Yields the table: metrics of clients, mean, sd and worst; then bytes, steps and passes."""
+    methods = comparison.methods
+    for metric in (*comparison.metrics, *comparison.others):
+        for place in (*comparison.clients, *STATISTICS):
+            cells = tuple(m.score(metric, place) for m in methods)
+            best = best_of([c.value for c in cells], smaller_is_better(metric))
+            constants = tuple(methods[0].constant(n, metric, place) for n in comparison.constants)
+            ends = tuple(m.ends(metric, place) for m in methods)
+            best = frozenset[int]() if place == "sd" else best
+            yield Row(metric, place, cells + constants, best, ends)
+    for way in ("up", "down"):
+        cells = tuple(m.over_seeds(lambda s, w=way: s["bytes"][w]) for m in methods)  # type: ignore[misc]
+        yield Row(f"bytes {way}", "total", cells)
+    for name in _SPENT:
+        for client in comparison.clients:
+            cells = tuple(m.over_seeds(partial(_spent, name, (client,))) for m in methods)
+            yield Row(name.replace("_", " "), client, cells)
+    selected = tuple(m.over_seeds(lambda s: (s["selected_round"] or 0) + 1) for m in methods)
+    yield Row("selected round", "total", selected)
+
+
+def _spent(name: str, clients: Sequence[str], summary: Mapping[str, Any]) -> float:
+    """Returns the mean over clients; NaN where an older version wrote the summary."""
+    counts = summary.get(name, {})
+    return math.fsum(counts.get(c, math.nan) for c in clients) / len(clients)
+
+
+def to_csv(comparison: Comparison) -> str:
+    """Returns the table as CSV, a line per metric, place and method or constant predictor."""
+    seeds = len(comparison.methods[0].runs)
+    names = _names(comparison)
+    lines = []
+    for row in rows(comparison):
+        ends = (*row.ends, *(None for _ in row.cells))
+        for i, (name, (value, sd)) in enumerate(zip(names, row.cells, strict=False)):
+            best = int(i in row.best)
+            lines.append([*row[:2], name, seeds, value, sd, best, *(ends[i] or (None, None))])
+    head = ("metric", "place", "method", "seeds", "value", "sd_over_seeds", "best", "low", "high")
+    return csv_text(head, lines)
+
+
+def _names(comparison: Comparison) -> list[str]:
+    return [*(m.name for m in comparison.methods), *comparison.constants]
+
+
+def shown_rows(comparison: Comparison) -> Iterator[Row]:
+    """Yields the rows for people.
+
+    They list the clients for the most important metrics only; the other metrics, steps and passes
+    get one line each. The intervals follow the mean of the first metric.
+    """
+    steps: tuple[Cell, ...] = ()
+    for row in rows(comparison):
+        name = row.metric.replace(" ", "_")
+        if row.metric in comparison.others:
+            if row.place == "mean" and "/" not in row.metric:
+                yield row
+        elif name not in _SPENT:
+            yield row
+            if row.place == "mean" and row.metric == comparison.metric and any(row.ends):
+                yield row._replace(place="95% interval", best=frozenset(), brackets=True)
+        elif row.place == comparison.clients[0]:
+            read = partial(_spent, name, comparison.clients)
+            cells = tuple(m.over_seeds(read) for m in comparison.methods)
+            steps = cells if name == "steps" else steps
+            if name == "steps" or any(
+                c.value > 0 and c != s for c, s in zip(cells, steps, strict=True)
+            ):  # passes where they are not the steps
+                yield Row(f"{row.metric} per client", "total", cells)
+
+
+def said(comparison: Comparison) -> list[str]:
+    """Returns the verdict, as a report on the same runs has it, and the notes on it."""
+    report, metric, methods = comparison.report, comparison.metric, comparison.methods
+    sentences = [sentence for answer in report.answers.values() for sentence in answer]
+    sign = -1 if smaller_is_better(metric) else 1
+    for name in comparison.constants:
+        level = methods[0].constant(name, metric).value
+        low = [m.name for m in methods if sign * m.score(metric).value <= sign * level]
+        if low:
+            sentences.append(
+                f"No better than {name} ({level:.4f}) by mean {metric}: {', '.join(low)}."
+            )
+    return [*sentences, report.remark, *report.notes]
+
+
+def print_table(comparison: Comparison, console: Console | None = None) -> None:
+    """Prints the table, with a mark at the best number of each line, and the verdict.
+
+    With many methods it prints a line for each method, without the clients; the files have all.
     """
     console = console or wide_console()
     many = len(comparison.methods) > _COLUMNS
@@ -38,80 +199,73 @@ def print_table(comparison: Comparison, console: Console | None = None) -> None:
     say(console, *said(comparison))
 
 
-def _column_per_method(comparison: Comparison) -> Table:
-    table = Table(title=_TITLE)
-    table.add_column("metric")
-    table.add_column("client")
-    for name in (*(m.name for m in comparison.methods), *comparison.constants):
+def _column_per_method(comparison: Comparison) -> Printed:
+    table = Printed("metric", "client", title=_TITLE)
+    for name in _names(comparison):
         table.add_column(escape(name), justify="right")
     previous = ""
     for row in shown_rows(comparison):
-        group = "cost" if row.place == "total" else row.metric
         alone = row.metric in comparison.others
-        group = "others" if alone else group
+        group = "others" if alone else "cost" if row.place == "total" else row.metric
         if previous and (group != previous or (row.place == "mean" and not alone)):
             table.add_section()
         label = row.metric if group in ("cost", "others") or group != previous else ""
-        table.add_row(label, "" if group == "cost" else cell(row.place), *_bold(row))
+        table.add_row(label, "" if group == "cost" else cell(row.place), *_marked(row))
         previous = group
     return table
 
 
-def _line_per_method(comparison: Comparison) -> Table:
+def _line_per_method(comparison: Comparison) -> Printed:
     wanted = [
         row
         for row in shown_rows(comparison)
         if row.place in (*STATISTICS, "total") and row.metric not in comparison.others
     ]
-    table = Table(title=_TITLE)
-    table.add_column("method")
+    table = Printed("method", title=_TITLE)
     for row in wanted:
         title = row.metric if row.place == "total" else f"{row.metric} {row.place}"
         table.add_column(title.replace("_", " "), justify="right")
-    columns = [_bold(row) for row in wanted]
-    names = [*(m.name for m in comparison.methods), *comparison.constants]
-    for i, name in enumerate(names):
+    columns = [_marked(row) for row in wanted]
+    for i, name in enumerate(_names(comparison)):
         table.add_row(escape(name), *(column[i] if i < len(column) else "" for column in columns))
     return table
 
 
+def _marked(row: Row) -> list[str]:
+    return row.texts("[bold]{} *[/bold]", "{}  ")
+
+
 def to_markdown(comparison: Comparison, found: Finding) -> str:
-    """Returns the report; pictures lie beside it.
+    """Returns the report; the pictures are files in the same folder.
 
     Args:
         comparison: The methods and their numbers.
-        found: What else the comparison found.
+        found: The content that findings add.
     """
-    names = [*(m.name for m in comparison.methods), *comparison.constants]
-    lines = [
-        _HEAD,
-        "",
-        f"Test metrics of the rounds that validation selected, {len(comparison.clients)} clients; "
-        "the best number of each line is **bold**, which is no verdict; that stands below.",
-        "",
-        "| metric | client | " + " | ".join(names) + " |",
-        "|---|---|" + "---:|" * len(names),
-    ]
+    names = _names(comparison)
+    lines = []
     for row in shown_rows(comparison):
-        cells = [f"**{t}**" if i in row.best else t for i, t in enumerate(texts(row))]
-        cells += [""] * (len(names) - len(cells))
-        place = "" if row.place == "total" else shown(row.place).replace("|", r"\|")
-        lines.append(f"| {row.metric} | {place} | " + " | ".join(cells) + " |")
-    lines += ["", *(f"- {sentence}" for sentence in said(comparison)), ""]
-    lines += [line for sentence in found.sentences for line in (sentence, "")]
-    for name in found.pictures:
-        caption = found.captions[name]
-        lines += [f"![{caption}]({name}.png)", "", caption, ""]
-    lines += ["Runs:", ""]
+        texts = row.texts("**{}**")
+        place = "" if row.place == "total" else shown(row.place)
+        lines.append([row.metric, place, *texts, *[""] * (len(names) - len(texts))])
+    table = Table.of(("metric", "client", *names), lines, prose=(0, 1))
+    clients = len(comparison.clients)
+    parts = [
+        f"{_HEAD}\n",
+        f"Test metrics of the rounds that validation selected, {clients} clients. The best number "
+        "of each line is **bold**, which is no verdict; the verdict is below.\n",
+        *table.markdown(),
+        "",
+        *(f"- {sentence}" for sentence in said(comparison)),
+        "",
+        *(f"{sentence}\n" for sentence in found.sentences),
+        *(f"![{found.captions[n]}]({n}.png)\n\n{found.captions[n]}\n" for n in found.pictures),
+        "Runs:\n",
+    ]
     for method in comparison.methods:
         folders = ", ".join(f"`{r.folder}` (seed {r.seed})" for r in method.runs)
-        lines.append(f"- {method.name}: {folders}")
-    return "\n".join(lines) + "\n"
-
-
-def _bold(row: Row) -> list[str]:
-    found = enumerate(texts(row))
-    return [f"[bold]{text} *[/bold]" if i in row.best else f"{text}  " for i, text in found]
+        parts.append(f"- {method.name}: {folders}")
+    return "\n".join(parts) + "\n"
 
 
 def compare_runs(
@@ -124,9 +278,9 @@ def compare_runs(
 
     Args:
         runs: Run folders, or folders that hold runs.
-        out: Where to write; ``None`` takes the folder that holds all runs.
-        metric: The metric of the pictures; ``None`` takes the one that selected the rounds.
-        kind: Of pictures; see :func:`medfed.common.figures.save_figures`.
+        out: The folder for the files; ``None`` takes the folder that holds all runs.
+        metric: The metric of verdicts and pictures; ``None`` takes the one that selected rounds.
+        kind: The format of pictures; see :func:`medfed.common.figures.save_figures`.
 
     Returns:
         The comparison.
@@ -136,7 +290,7 @@ def compare_runs(
             files of these names that no comparison wrote.
     """
     folders = find_runs(runs)
-    comparison = compare(folders, metric)
+    comparison = compare(folders, metric, pictures=kind != "none")
     folder = common_folder(folders) if out is None else out.expanduser()
     found = Finding(tables={"comparison": to_csv(comparison)})
     for name in FINDINGS:
@@ -145,7 +299,7 @@ def compare_runs(
         found = replace(found, pictures={})
     _refuse_others_files(folder, (*found.tables, *found.pictures, "comparison"))
     with writing(folder, "choose another out=FOLDER"):
-        # First: by it, a comparison that was killed is known when it is repeated.
+        # The report comes first: it identifies the folder when a killed comparison is repeated.
         write_text(folder / "comparison.md", to_markdown(comparison, found))
         for name, text in found.tables.items():
             write_text(folder / f"{name}.csv", text)
@@ -157,7 +311,7 @@ def compare_runs(
 
 
 def _refuse_others_files(folder: Path, names: Iterable[str]) -> None:
-    """Lets a comparison replace what an earlier one wrote, and nothing else."""
+    """Lets a comparison replace the files of an earlier comparison, and no others."""
     report = folder / "comparison.md"
     if report.is_file():
         with report.open("rb") as file:

@@ -19,8 +19,8 @@ from medfed.reports.sentences import details
 from medfed.reports.tables import BRIEF, PAPER, methods_table
 from medfed.reports.task_pictures import (
     Picture,
-    colours_of,
     dial_pictures,
+    looks_of,
     pictures_of,
     ranks_picture,
 )
@@ -28,13 +28,13 @@ from medfed.reports.tasks import Task
 from medfed.reports.verdicts import Verdict
 
 COLUMNS = (
-    *("suite", "variant", "method", "metric", "splits", "mean", "low", "high"),
+    *("suite", "variant", "method", "metric", "splits", "mean", "low", "high", "half_width"),
     *("worst_client", "worst_decile"),
     *(
         f"{name}_{reference}"
         for reference in REFERENCES
         for name in (
-            *("difference", "low", "high", "patients_low", "patients_high"),
+            *("difference", "low", "high", "half_width", "patients_low", "patients_high"),
             *("p_holm", "detectable", "verdict"),
         )
     ),
@@ -48,14 +48,14 @@ def _row(report: Report, task: Any, name: str, v: Verdict) -> list[object]:
     ends = sorted((raw(v.mean.low), raw(v.mean.high)))
     cells: list[object] = [
         *(task.suite, task.variant, name, task.metric, len(v.scores.values)),
-        *(raw(v.mean.mean), *ends, raw(v.worst), raw(v.decile)),
+        *(raw(v.mean.mean), *ends, v.mean.half, raw(v.worst), raw(v.decile)),
     ]
     for reference in REFERENCES:
         if (a := v.against.get(reference)) is None:
-            cells += [""] * 8
+            cells += [""] * 9
             continue
         d = a.difference
-        cells += [d.mean, d.low, d.high, *a.patients, a.p, d.detectable, a.verdict]
+        cells += [d.mean, d.low, d.high, d.half, *a.patients, a.p, d.detectable, a.verdict]
     if v.harm is None:
         cells += [""] * 5
     else:
@@ -100,15 +100,15 @@ def write(folder: Path, report: Report, figures: bool = True) -> None:
 def _canvases(report: Report) -> Iterator[tuple[str, Canvas]]:
     """The pictures that papers show: of each suite's first task, of dials, of ranks."""
     pictures: dict[str, Picture] = {}
-    colours = colours_of(report)
+    looks = looks_of(report)
     suites: dict[str, Task] = {}
     for task, verdicts in report.tasks:
         if suites.setdefault(task.suite, task) is task:
-            drawn = pictures_of(task, verdicts, colours)
+            drawn = pictures_of(task, verdicts, looks)
             pictures |= {f"{place(task.name)}-{name}": one for name, one in drawn.items()}
-    pictures |= {f"{place(n)}-dial": one for n, one in dial_pictures(report, colours).items()}
+    pictures |= {f"{place(n)}-dial": one for n, one in dial_pictures(report, looks).items()}
     if report.ranks:
-        pictures["ranks"] = ranks_picture(report, colours)
+        pictures["ranks"] = ranks_picture(report, looks)
     return ((name, one.canvas) for name, one in pictures.items() if one.canvas is not None)
 
 

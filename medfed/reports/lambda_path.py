@@ -12,10 +12,6 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib import colormaps
-from matplotlib.colors import to_hex
-from matplotlib.figure import Figure
-from matplotlib.patheffects import withStroke
 from numpy.typing import NDArray
 
 from medfed.common.errors import CheckpointError
@@ -24,6 +20,7 @@ from medfed.common.scores import label_of
 from medfed.common.untrusted import read_checkpoint, reading
 from medfed.config.compose import build
 from medfed.records.folder import Run
+from medfed.reports.charts import Canvas, Look, curves, looks_in_order, stacked
 from medfed.reports.methods import Comparison, Finding, sweeps
 
 if TYPE_CHECKING:
@@ -31,11 +28,9 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 _STRENGTH = "algorithm.strength"
-_GROUPS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")  # Okabe and Ito
-_GROUP_MARKERS = "os^D"
 _CAPTION = (
-    "Personal models as the coupling λ grows, after their last round; the metric is that of the "
-    "selected round."
+    "Personal models after the last round as the coupling λ grows, a path for each client with its "
+    "share of positive samples; and the test metric of the selected round."
 )
 _SHORTEST = 3  # strengths that make a path
 _SLACK = 1e-6  # relative: how far a solver's tolerance may lift the coupling
@@ -101,45 +96,42 @@ class LambdaPath:
 
     def places(self) -> tuple[Floats, Floats]:
         """Returns the models (K, N, 2) in two principal components, and the variance in each."""
-        from sklearn.decomposition import PCA  # late: half a second
+        from sklearn.decomposition import PCA  # importing it takes half a second
 
         points = self.models.reshape(-1, self.models.shape[-1])
-        found = PCA(2).fit(points)
-        places = found.transform(points).reshape(*self.models.shape[:2], 2)
-        return places, found.explained_variance_ratio_
+        plane = PCA(2).fit(points)
+        places = plane.transform(points).reshape(*self.models.shape[:2], 2)
+        return places, plane.explained_variance_ratio_
 
-    def draw(self) -> Figure:
+    def draw(self) -> Canvas:
         """Draws the models in a plane, and coupling and metric against λ."""
         places, variance = self.places()
-        end = "consensus" if self.is_consensus() else "mean"
-        label = f"{end} at λ = {self.strengths[-1]:g}"
-        score = f"test {label_of(self.metric)},\nmean over clients"
-        first, last = self.strengths[0], self.strengths[-1]
-        figure = Figure(figsize=(13, 6.4), layout="constrained")
-        grid = figure.add_gridspec(2, 2, width_ratios=(1.55, 1))
-        plane = figure.add_subplot(grid[:, 0])
-        _paths(plane, self.strengths, places, self.shares)
-        end = places[-1].mean(0)
-        plane.plot(*end, "*", color="black", ms=17, mec="white", mew=1, label=label, zorder=6)
-        plane.set(
-            title=f"Personal models from λ = {first:g} (small) to {last:g} (large)",
-            xlabel=f"first principal component ({variance[0]:.0%} of the variance)",
-            ylabel=f"second principal component ({variance[1]:.0%})",
+        shares = [None] * len(self.clients) if self.shares is None else self.shares.tolist()
+        names = [
+            client if share is None else f"{client} {share:.0%}"
+            for client, share in zip(self.clients, shares, strict=True)
+        ]
+        lines = {name: [(x, y) for x, y in places[:, n].tolist()] for n, name in enumerate(names)}
+        first, last = f"{self.strengths[0]:g}", f"{self.strengths[-1]:g}"
+        below = (
+            f"first principal component ({variance[0]:.0%} of the variance), λ = {first} to {last}"
         )
-        plane.legend(
-            fontsize=9.5, loc="upper center", bbox_to_anchor=(0.5, -0.1), frameon=False, ncols=5
-        )
-        plane.margins(0.08)
-        plane.grid(alpha=0.25)
-        norm = "∞" if np.isinf(self.p) else f"{self.p:g}"
-        upper = figure.add_subplot(grid[0, 1])
-        _against(upper, self.strengths, self.coupling, rf"$\sum_E\|z_i-z_j\|_{{{norm}}}$")
-        upper.set_title("Distance of neighbours after the last round")
-        lower = figure.add_subplot(grid[1, 1])
-        _against(lower, self.strengths, self.scores, score)
-        lower.set_title("Metric of the selected round")
-        lower.set_xlabel("λ (equal spaces, not to scale)")
-        return figure
+        beside = f"second component ({variance[1]:.0%})"
+        against = {
+            f"Σ over edges of ‖z_i − z_j‖_{self.p:g}, last round": self.coupling,
+            f"test {label_of(self.metric)}, selected round": self.scores,
+        }
+        one = {"all": Look("c0")}
+        return stacked(
+            curves(lines, below, beside, looks_in_order(names)),
+            *(
+                curves(
+                    {"all": list(zip(self.strengths.tolist(), values.tolist(), strict=True))},
+                    "λ (equal steps)", label, one, evenly=True,
+                )
+                for label, values in against.items()
+            ),
+        )  # fmt: skip
 
 
 def lambda_path(comparison: Comparison) -> LambdaPath | None:
@@ -174,8 +166,8 @@ def find(comparison: Comparison) -> Finding:
     path = lambda_path(comparison)
     if path is None:
         return Finding()
-    name, told = "lambda_path", [path.describe()]
-    return Finding(told, {name: path.to_csv()}, {name: path.draw()}, {name: _CAPTION})
+    name, figure = "lambda_path", path.draw().figure()
+    return Finding([path.describe()], {name: path.to_csv()}, {name: figure}, {name: _CAPTION})
 
 
 def read_solution(run: Run) -> tuple[Tensor, float]:
@@ -187,7 +179,7 @@ def read_solution(run: Run) -> tuple[Tensor, float]:
     Raises:
         CheckpointError: If its last checkpoint is missing or torn.
     """
-    # Late: comparing runs needs neither PyTorch nor Lightning, except for this.
+    # Imported here, as no other part of a comparison needs PyTorch or Lightning.
     import torch
 
     from medfed.federation.lightning.checkpoint import last_whole
@@ -227,68 +219,3 @@ def rising_steps(strengths: Floats, coupling: Floats) -> list[tuple[float, float
     slack = _SLACK * coupling.max()
     steps = zip(pairwise(strengths), pairwise(coupling), strict=True)
     return [(float(a), float(b)) for (a, b), (c, d) in steps if d > c + slack]
-
-
-def _paths(axes: Any, strengths: Floats, places: Floats, shares: Floats | None) -> None:
-    """Draws a line per client, small points for small λ, and writes λ along one of them."""
-    count, clients, _ = places.shape
-    groups = np.zeros(clients) if shares is None else np.round(shares, 2)
-    distinct = sorted(set(groups.tolist()))
-    sizes = np.linspace(14, 52, count)
-    named: set[float] = set()
-    for i in range(clients):
-        k = distinct.index(groups[i])
-        colour = (
-            _GROUPS[k]
-            if len(distinct) <= len(_GROUPS)
-            else to_hex(colormaps["viridis"](0.92 * k / (len(distinct) - 1)))
-        )
-        x, y = places[:, i].T
-        axes.plot(x, y, color=colour, lw=1.1, alpha=0.75)
-        label = f"{groups[i]:.0%} positive" if shares is not None else "clients"
-        marker = _GROUP_MARKERS[k % len(_GROUP_MARKERS)]
-        axes.scatter(
-            x,
-            y,
-            s=sizes,
-            color=colour,
-            marker=marker,
-            edgecolor="white",
-            lw=0.5,
-            zorder=3,
-            label=None if groups[i] in named else label,
-        )
-        named.add(float(groups[i]))
-    _name_strengths(axes, strengths, places)
-
-
-def _name_strengths(axes: Any, strengths: Floats, places: Floats) -> None:
-    """Writes λ along the path that starts farthest from the end, above and below it in turn."""
-    far = int(np.linalg.norm(places[0] - places[-1].mean(0), axis=1).argmax())
-    extent = np.ptp(places.reshape(-1, 2), axis=0) * (0.14, 0.04)  # of a label
-    taken: dict[bool, Floats] = {}
-    for k, (strength, place) in enumerate(zip(strengths, places[:, far], strict=True)):
-        above = k % 2 == 0
-        last = taken.get(above)
-        if k == len(strengths) - 1 or (last is not None and (abs(place - last) < extent).all()):
-            continue  # the last one is in the legend
-        axes.annotate(
-            f"λ = {strength:g}",
-            place,
-            xytext=(-4, 8 if above else -8),
-            textcoords="offset points",
-            ha="center",
-            va="bottom" if above else "top",
-            fontsize=9,
-            zorder=5,
-            path_effects=[withStroke(linewidth=3, foreground="white")],
-        )
-        taken[above] = place
-
-
-def _against(axes: Any, strengths: Floats, values: Floats, label: str) -> None:
-    """Draws values over λ, equally spaced: 0 has no place on a logarithmic axis."""
-    axes.plot(values, "o-", color="#0072B2", lw=1.8, ms=6)
-    axes.set_xticks(range(len(strengths)), [f"{s:g}" for s in strengths], fontsize=9)
-    axes.set_ylabel(label)
-    axes.grid(alpha=0.3)

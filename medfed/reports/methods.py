@@ -159,12 +159,15 @@ class Finding:
         )
 
 
-def compare(folders: Sequence[Path], metric: str | None = None) -> Comparison:
+def compare(
+    folders: Sequence[Path], metric: str | None = None, pictures: bool = False
+) -> Comparison:
     """Reads runs, checks that they can be compared, and pools seeds.
 
     Args:
         folders: Run folders.
         metric: The metric of the pictures; ``None`` takes the one that selected the rounds.
+        pictures: Whether to read the content of pictures, too.
 
     Raises:
         CheckpointError: If a run is unfinished or runs are not on the same patients.
@@ -175,7 +178,7 @@ def compare(folders: Sequence[Path], metric: str | None = None) -> Comparison:
     runs, notes = without_repeats(runs)
     by_name, more = pool(runs)
     methods = tuple(Method(name, tuple(kept)) for name, kept in by_name.items())
-    report = report_on(by_name, chosen_metric(runs, metric))
+    report = report_on(by_name, chosen_metric(runs, metric), pictures)
     report.notes = [*notes, *more, seed_note(by_name), *report.notes]
     first = methods[0].runs[0].summary
     measured = [next(iter(r.summary["clients"].values())) for m in methods for r in m.runs]

@@ -24,7 +24,7 @@ from medfed.common.scores import (
 )
 from medfed.records.evaluations import Onboarding, Row
 from medfed.records.folder import RunFolder
-from medfed.reports.scores import method_style
+from medfed.reports.charts import Point, curves, looks_in_order, stacked
 
 
 def by_rule(found: Onboarding) -> dict[str, list[Row]]:
@@ -99,39 +99,27 @@ def write_onboarding(found: Onboarding, folder: Path) -> None:
 
 
 def onboarding_figure(rules: Mapping[str, Sequence[Row]], metric: str, others: float) -> Figure:
-    """Draws a line per rule over the onboarded clients' mean, and a point per onboarded client.
+    """Draws the metric and the CPU seconds of each rule, mean over the onboarded clients.
 
     Args:
         rules: The rows of each rule, by its name.
         metric: The metric's name.
-        others: Mean of the hospitals that took part in training.
+        others: Mean of the hospitals of the run.
     """
-    figure = Figure(figsize=(10.4, 4.4), layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=(1.7, 1))
-    counts = list(dict.fromkeys(row.k for rows in rules.values() for row in rows))
-    for i, (name, rows) in enumerate(rules.items()):
-        colour, marker = method_style(i, len(rules))
-        # Beside each other, so that points of equal height do not hide each other.
-        shift = 0.14 * (i - (len(rules) - 1) / 2)
-        x = np.array([counts.index(row.k) for row in rows]) + shift
-        value = np.array([row.metrics[metric] for row in rows])
-        seconds = np.array([row.seconds for row in rows])
-        down, up = (
-            size(round(float(np.mean([getattr(r, w) for r in rows])))) for w in ("down", "up")
+    score, seconds = dict[str, list[Point]](), dict[str, list[Point]]()
+    for name, rows in rules.items():
+        for k in dict.fromkeys(row.k for row in rows):
+            these = [row for row in rows if row.k == k]
+            value = mean_of_known(np.array([row.metrics[metric] for row in these]), 0)
+            score.setdefault(name, []).append((k, float(value)))
+            seconds.setdefault(name, []).append((k, float(np.mean([r.seconds for r in these]))))
+    counts = [k for k, _ in next(iter(score.values()))]
+    score["hospitals of the run"] = [(k, others) for k in (min(counts), max(counts))]
+    axis, looks = "training patients of the hospital that joins", looks_in_order(score)
+    labels = (f"test {label_of(metric)}", "CPU seconds")
+    return stacked(
+        *(
+            curves(lines, axis, label, looks, evenly=True)
+            for lines, label in zip((score, seconds), labels, strict=True)
         )
-        for axes, heights in ((left, value), (right, seconds)):
-            axes.plot(x, heights, marker, color=colour, ms=4.5, alpha=0.5, mew=0)
-            places = sorted(set(x.tolist()))
-            means = [float(mean_of_known(heights[x == p], 0)) for p in places]
-            label = f"{name}: {down} down, {up} up"
-            axes.plot(places, means, marker + "-", color=colour, ms=7, lw=1.6, label=label)
-    left.axhline(others, color="0.4", lw=1, ls="--", label="hospitals of the run, mean")
-    left.set(ylabel=f"test {label_of(metric)}")
-    right.set(ylabel="CPU seconds", ylim=(0, None))
-    for axes in (left, right):
-        axes.set_xticks(range(len(counts)), [str(k) for k in counts])
-        axes.set_xlabel("training patients of the hospital that joins")
-        axes.grid(axis="y", alpha=0.3)
-    handles, labels = left.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=2, fontsize=9, frameon=False)
-    return figure
+    ).figure()

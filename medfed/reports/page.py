@@ -12,15 +12,15 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from medfed.common.scores import label_of
-from medfed.reports.charts import style
+from medfed.reports.charts import Look, style
 from medfed.reports.decisions import card, undecided
 from medfed.reports.findings import Report
 from medfed.reports.sentences import details, ends_of
 from medfed.reports.tables import harmed_table, hospitals_table, methods_table, settings_table
 from medfed.reports.task_pictures import (
-    colours_of,
     dial_pictures,
     looks_of,
+    models_of,
     pictures_of,
     ranks_picture,
 )
@@ -43,16 +43,16 @@ def page(report: Report) -> str:
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
     environment.filters["place"] = place
     suites: dict[str, list[dict[str, Any]]] = {}
-    colours = colours_of(report)
+    looks = looks_of(report)
     for task, verdicts in report.tasks:
-        suites.setdefault(task.suite, []).append(_view(task, verdicts, colours))
+        suites.setdefault(task.suite, []).append(_view(task, verdicts, looks))
     return environment.get_template("report.html").render(
         report=report,
         suites=suites,
         card=card(report.tasks),
         undecided=undecided(report.tasks),
-        dials=dial_pictures(report, colours),
-        ranks=ranks_picture(report, colours) if report.ranks else None,
+        dials=dial_pictures(report, looks),
+        ranks=ranks_picture(report, looks) if report.ranks else None,
         settings=settings_table(report.tasks),
         style=style(),
         generator=GENERATOR,
@@ -69,9 +69,7 @@ def place(name: str) -> str:
     return re.sub(r"[^\w.-]+", "-", name)
 
 
-def _view(
-    task: Task, verdicts: Mapping[str, Verdict], colours: Mapping[str, str]
-) -> dict[str, Any]:
+def _view(task: Task, verdicts: Mapping[str, Verdict], looks: Mapping[str, Look]) -> dict[str, Any]:
     """What the page shows of a task."""
     better = "smaller" if task.falls else "larger"
     count = "1 split" if task.single else f"{task.splits} splits"
@@ -84,7 +82,7 @@ def _view(
         "task": task,
         "facts": f"{task.title}. {facts}" if task.title else facts,
         "details": [*details(task, verdicts), *task.notes],
-        "pictures": [*pictures_of(task, verdicts, colours).values(), *looks_of(task, verdicts)],
+        "pictures": [*pictures_of(task, verdicts, looks).values(), *models_of(task, verdicts)],
         "methods": methods_table(task, verdicts),
         "harmed": harmed_table(task, verdicts),
         "hospitals": hospitals_table(task, verdicts),

@@ -22,6 +22,7 @@ from medfed.reports.runs import (
     chosen_metric,
     common_folder,
     find_runs,
+    folders_with,
     place,
     pool,
     without_repeats,
@@ -123,9 +124,9 @@ def _unfinished(runs: str | Sequence[str], folders: Sequence[Path]) -> list[str]
     """Names the runs below the folders that have not finished, which the report has not."""
     known = {folder.resolve() for folder in folders}
     lost = sorted(
-        str(path.parent)
+        str(folder)
         for name in ([runs] if isinstance(runs, str) else runs)
-        for path in Path(name).expanduser().rglob(RunFolder.config_yaml.name)
-        if path.parent.resolve() not in known and RunFolder(path.parent).splits_json.is_file()
+        for folder in folders_with(RunFolder.config_yaml, Path(name).expanduser())
+        if folder.resolve() not in known and RunFolder(folder).splits_json.is_file()
     )
     return [f"Not finished, and left out: {few(lost, 5)}."] if lost else []

@@ -36,8 +36,40 @@ Place = tuple[int, int | None, str]
 """Seed, seed of the data, and fold."""
 
 
+_LEVELS = 6  # below a folder, within which runs are looked for
+_FOLDERS = 5_000  # in which runs are looked for
+_PARTS = {
+    place.name
+    for place in (
+        *(RunFolder.checkpoints, RunFolder.models, RunFolder.centers, RunFolder.predictions),
+        *(RunFolder.pictures_folder, RunFolder.bundles, RunFolder.bundle),
+    )
+}
+
+
+def folders_with(file: Path, root: Path) -> Iterator[Path]:
+    """Yields the folders below a folder, or itself, that hold a file, at most six levels down.
+
+    Args:
+        file: The file's name.
+        root: The folder.
+
+    Raises:
+        CheckpointError: If it holds so many folders that it is hardly a folder of runs.
+    """
+    for count, (place, inside, files) in enumerate(os.walk(root)):
+        if count == _FOLDERS:
+            raise CheckpointError(
+                f"{root} holds more than {_FOLDERS:,} folders; name the folder that holds the runs."
+            )
+        if file.name in files:
+            yield Path(place)
+        deep = len(Path(place).relative_to(root).parts) >= _LEVELS
+        inside[:] = () if deep else [name for name in inside if name not in _PARTS]
+
+
 def find_runs(runs: str | Sequence[str]) -> list[Path]:
-    """Lists run folders: those that are named, and all finished ones below a folder that is none.
+    """Lists the run folders that are named, and all finished runs below other folders.
 
     Args:
         runs: A folder or several.
@@ -50,11 +82,12 @@ def find_runs(runs: str | Sequence[str]) -> list[Path]:
     found: list[Path] = []
     for name in [runs] if isinstance(runs, str) else runs:
         folder = Path(name).expanduser()
-        inside = [p.parent for p in folder.rglob(RunFolder.summary_json.name)]
-        if RunFolder(folder).config_yaml.is_file():
-            inside = [folder]
+        one = RunFolder(folder).config_yaml.is_file()
+        inside = [folder] if one else [*folders_with(RunFolder.summary_json, folder)]
         if not inside:
-            raise CheckpointError(f"{folder} holds no finished run (no summary.json below it).")
+            raise CheckpointError(
+                f"{folder} holds no finished run (no summary.json within {_LEVELS} levels)."
+            )
         found += sorted(inside, key=lambda p: _natural(str(p)))
     return list(dict.fromkeys(found))
 

@@ -12,12 +12,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from medfed.common.files import csv_text
-from medfed.common.scores import smaller_is_better
+from medfed.common.scores import label_of, smaller_is_better
+from medfed.reports.charts import Canvas, curves, looks_in_order, stacked
 from medfed.reports.methods import Cell, Comparison, Finding, Method, sweeps
-from medfed.reports.scores import number_curves
 
 _SHORTEST = 2  # values of the number that make a path
 
@@ -155,22 +154,30 @@ class Sweep:
 
     def draw(
         self, paths: Sequence[Path], others: Mapping[str, Sequence[float]] | None = None
-    ) -> Figure:
-        """Draws the test metric, and how well what was planted is recovered, against the number.
+    ) -> Canvas:
+        """Draws the test metric, and the recovery of planted groups, against the number.
 
         Args:
-            paths: A path per method; a point is a run, a line the mean over seeds.
+            paths: A path per method, drawn as the mean over seeds.
             others: Mean and worst client of methods without the number, for comparison.
         """
-        titles = {"mean": "mean over clients", "worst": "worst client"}
+        metric = f"test {label_of(paths[0].metric)}"
+        titles = {"mean": f"{metric}, mean over clients", "worst": f"{metric}, worst client"}
         titles |= {
             score: title
             for score, title in self.recovery.items()
             if title and all(p.scores[score] is not None for path in paths for p in path.points)
         }
-        lines = {path.name: [(p.x, p.scores) for p in path.points] for path in paths}
-        metric, planted = paths[0].metric, paths[0].planted
-        return number_curves(lines, titles, metric, self.axis, planted, others or {})
+        ends = [pick(v for path in paths for v in path.values) for pick in (min, max)]
+        levels = {n: dict(zip(titles, v, strict=False)) for n, v in (others or {}).items()}
+        axis = f"{self.axis} ({paths[0].planted:g} planted)" if paths[0].planted else self.axis
+        lines = {
+            score: {p.name: list(zip(p.values, p.over_seeds(score), strict=True)) for p in paths}
+            | {n: [(x, v[score]) for x in ends] for n, v in levels.items() if score in v}
+            for score in titles
+        }
+        looks = looks_in_order(lines["mean"])
+        return stacked(*(curves(lines[s], axis, y, looks, evenly=True) for s, y in titles.items()))
 
     def find(self, comparison: Comparison) -> Finding:
         """Finds what the number changes."""
@@ -181,7 +188,7 @@ class Sweep:
             for m in comparison.methods
             if not self.applies(m)
         }
-        table, figure = self.to_csv(paths), self.draw(paths, others)
+        table, figure = self.to_csv(paths), self.draw(paths, others).figure()
         told = [self.describe(path) for path in paths]
         return Finding(told, {self.name: table}, {self.name: figure}, {self.name: self.caption})
 
@@ -193,7 +200,7 @@ BITS = Sweep(
     heading="Bits per weight",
     value="{:g}",
     axis="bits per quantised weight, mean over clients",
-    caption="Test metric against the bits per quantised weight, a point per seed.",
+    caption="Test metric against the bits per quantised weight, mean over seeds.",
     applies=lambda method: method.setting("algorithm.bits") is not None,
 )
 COUNT = Sweep(
@@ -203,7 +210,7 @@ COUNT = Sweep(
     heading="Canonical models",
     value="K = {:g}",
     axis="K, canonical models",
-    caption="Test metric against the number of canonical models, a point per seed.",
+    caption="Test metric against the number of canonical models, mean over seeds.",
     applies=lambda method: "memberships" in method.runs[0].summary,
     recovery={
         "leading": None,

@@ -6,19 +6,22 @@ import base64
 import io
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from medfed.common.console import evenly
 from medfed.common.scores import label_of
 from medfed.federation.card import CEILINGS, REFERENCES
 from medfed.reports.charts import (
     SERIES,
+    SHAPES,
+    SOFT,
     Canvas,
+    Look,
     Point,
     Row,
     curves,
     forest,
-    gains,
+    hospitals,
     scatter,
     shares,
 )
@@ -34,16 +37,19 @@ from medfed.reports.verdicts import (
     in_one_place,
 )
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 _LINES = 7  # curves that a reader can follow
-_HOSPITALS = 40  # that have a line each
+_HOSPITALS = 40  # hospitals with a line each
 
 
 class Picture(NamedTuple):
-    """A picture and what stands below it.
+    """A picture and its caption.
 
     Attributes:
-        canvas: The picture, or None where it is an image.
-        caption: The words.
+        canvas: The picture, or None for an image.
+        caption: The words below it.
         source: Of an image, its content as an address.
     """
 
@@ -52,28 +58,28 @@ class Picture(NamedTuple):
     source: str = ""
 
 
-Colours = Mapping[str, str]
+Looks = Mapping[str, Look]
 
 
-def pictures_of(task: Task, verdicts: Verdicts, colours: Colours) -> dict[str, Picture]:
+def pictures_of(task: Task, verdicts: Verdicts, looks: Looks) -> dict[str, Picture]:
     """Draws a task.
 
     Args:
         task: The task.
         verdicts: By method.
-        colours: By method, see :func:`colours_of`.
+        looks: By method, see :func:`looks_of`.
 
     Returns:
-        Pictures by their names, those for which there is something to draw.
+        Pictures by name, without those that would be empty.
     """
     best = best_of(verdicts)
-    found = {
-        "forest": _forest(task, verdicts, colours),
-        "bytes": _bytes(task, verdicts, best, colours),
+    pictures = {
+        "forest": _forest(task, verdicts, looks),
+        "bytes": _bytes(task, verdicts, best, looks),
     }
-    if picture := _gains(task, verdicts, best, colours):
-        found["gains"] = picture
-    return {**found, **_courses(task, verdicts, best, colours)}
+    if picture := _gains(task, verdicts, best, looks):
+        pictures["gains"] = picture
+    return {**pictures, **_courses(task, verdicts, looks)}
 
 
 def _word(verdict: Verdict) -> str:
@@ -81,34 +87,34 @@ def _word(verdict: Verdict) -> str:
     return "worse" if "worse" in words else "better" if "better" in words else ""
 
 
-def _forest(task: Task, verdicts: Verdicts, colours: Colours) -> Picture:
+def _forest(task: Task, verdicts: Verdicts, looks: Looks) -> Picture:
     rows = []
     for name in by_mean(verdicts):
         mean = verdicts[name].mean
         low, high = sorted((task.raw(mean.low), task.raw(mean.high)))
-        colour = colours.get(name, "soft")
-        rows.append(Row(name, task.raw(mean.mean), low, high, colour, _word(verdicts[name])))
+        look = looks.get(name, SOFT)
+        rows.append(Row(name, task.raw(mean.mean), low, high, look, _word(verdicts[name])))
     lines = {
         "a constant": task.raw(floor_of(task)[1]),
         "in one place": task.raw(in_one_place(verdicts)[1].mean),
     }
-    over = "patients drawn anew" if task.single else "splits"
+    over = "resampled patients" if task.single else "splits"
     return Picture(
         forest(rows, lines, label_of(task.metric)),
         f"Mean over hospitals with its 95 % interval over {over}. ▲: better than local "
         "training or FedAvg, and worse than neither; ▼: worse than one of them. "
-        "Lines: the best constant prediction, and training on all patients in one place.",
+        "The lines show the best constant prediction and training on all patients in one place.",
     )
 
 
-def _bytes(task: Task, verdicts: Verdicts, best: str, colours: Colours) -> Picture:
+def _bytes(task: Task, verdicts: Verdicts, best: str, looks: Looks) -> Picture:
     points = _points(task, verdicts)
     front = _front(task, points)
-    named = {n: colours.get(n, "soft") for n in (*front, best, *REFERENCES) if n in points}
+    named = [n for n in dict.fromkeys((*front, best, *REFERENCES)) if n in points]
     return Picture(
-        scatter(points, named, front, label_of(task.metric)),
-        "What was reached on test patients for what travelled in the whole run. The line joins "
-        "those that no other method beats with fewer bytes.",
+        scatter(points, named, front, label_of(task.metric), looks),
+        "Mean on test patients against the bytes of the whole run. The line joins the methods that "
+        "no other method beats with as few bytes.",
     )
 
 
@@ -122,31 +128,31 @@ def _points(task: Task, verdicts: Verdicts) -> dict[str, Point]:
 
 def _front(task: Task, points: Mapping[str, Point]) -> list[str]:
     """The methods that none beats with as few bytes, by bytes."""
-    found: list[str] = []
+    front: list[str] = []
     top = -math.inf
     for name in sorted(points, key=lambda n: (points[n][0], -task.raw(points[n][1]))):
         if (score := task.raw(points[name][1])) > top:
-            found.append(name)
+            front.append(name)
             top = score
-    return found
+    return front
 
 
-def _gains(task: Task, verdicts: Verdicts, best: str, colours: Colours) -> Picture | None:
+def _gains(task: Task, verdicts: Verdicts, best: str, looks: Looks) -> Picture | None:
     names = [n for n in dict.fromkeys((best, "fedavg")) if n in verdicts]
     if best == "local":  # what the best of the others would have given
         names += [n for n in by_mean(verdicts) if n not in (*CEILINGS, *REFERENCES)][:1]
     harms = {n: h for n in names if (h := verdicts[n].harm) is not None and h.gains}
     if not harms or len(task.clients) > _HOSPITALS:
         return None
-    # By what they gain from the first, the most harmed hospital last.
+    # By the gains of the first method, the most harmed hospital last.
     first = next(iter(harms.values())).gains
     means = {c: gain.difference.mean for c, gain in first.items()}
     order = sorted(task.clients, key=lambda c: 0.0 if math.isnan(means[c]) else -means[c])
     series = {n: [h.gains[c].difference[:3] for c in order] for n, h in harms.items()}
     return Picture(
-        gains(order, series, f"gain of {label_of(task.metric)} over training alone", colours),
-        "What each hospital gains over training alone, with its 95 % interval; left of the line it "
-        "would be better off alone.",
+        hospitals(order, series, f"gain of {label_of(task.metric)} over training alone", looks),
+        "The gain of each hospital over training alone, with its 95 % interval. Left of the line, "
+        "the hospital would be better off alone.",
     )
 
 
@@ -156,14 +162,14 @@ def _leading(verdicts: Verdicts) -> list[str]:
     return [n for n in dict.fromkeys(names) if n in verdicts and n not in CEILINGS][:_LINES]
 
 
-def _courses(task: Task, verdicts: Verdicts, best: str, colours: Colours) -> dict[str, Picture]:
+def _courses(task: Task, verdicts: Verdicts, looks: Looks) -> dict[str, Picture]:
     """Validation over rounds, gradient passes and bytes, of a few methods."""
     courses = {n: verdicts[n].scores.course for n in _leading(verdicts)}
     courses = {n: course for n, course in courses.items() if len(course) > 1}
     if not courses:
         return {}
     label = f"validation {label_of(task.metric)}"
-    found = {}
+    pictures = {}
     for name, what, index in (
         ("rounds", "rounds", 0),
         ("passes", "gradient passes of a hospital", 3),
@@ -179,32 +185,29 @@ def _courses(task: Task, verdicts: Verdicts, best: str, colours: Colours) -> dic
         if lines:
             caption = f"Mean over hospitals and splits on validation patients, against {what}."
             if log and len(lines) < len(courses):
-                caption += " What sends nothing is left out."
-            drawn = curves(lines, what, label, log=log, colours=colours)
-            found[name] = Picture(drawn, caption)
-    return found
+                caption += " Methods that send nothing are left out."
+            pictures[name] = Picture(curves(lines, what, label, looks, log=log), caption)
+    return pictures
 
 
 _GRAPHS, _CLIENTS = 2, 3
 
 
-def looks_of(task: Task, verdicts: Verdicts) -> list[Picture]:
+def models_of(task: Task, verdicts: Verdicts) -> list[Picture]:
     """Returns pictures of the first split's models.
 
     Args:
         task: The task.
         verdicts: By method.
     """
-    parts = [_contours(task, verdicts), *_graphs(verdicts), memberships(verdicts)]
-    return [part for part in parts if part is not None]
+    contours = contours_of(task, verdicts, _CLIENTS)
+    parts = [_webp(contours)] if contours else []
+    memberships = _memberships(verdicts)
+    return [*parts, *_graphs(verdicts), *([memberships] if memberships else [])]
 
 
-def memberships(verdicts: Verdicts) -> Picture | None:
-    """Draws the memberships of the best method that has some, beside the truth if it is known.
-
-    Args:
-        verdicts: By method.
-    """
+def _memberships(verdicts: Verdicts) -> Picture | None:
+    """Draws the memberships of the best method that has some, and the truth if it is known."""
     for name in by_mean(verdicts):
         kept = verdicts[name].scores.looks.get("memberships")
         if not kept:
@@ -212,25 +215,33 @@ def memberships(verdicts: Verdicts) -> Picture | None:
         blocks = {f"{name}": kept["rows"]}
         if kept.get("truth"):
             blocks["truth"] = kept["truth"]
-        told = "Memberships of hospitals in the canonical models of the selected round, first split"
+        caption = "Memberships of hospitals in the canonical models of the selected round, split 1"
         if kept.get("truth"):
-            told += ", beside the mixtures by which the data were made"
-        return Picture(shares(kept["clients"], blocks, told), f"{told}.")
+            caption += ", and the mixtures that generated the data"
+        return Picture(shares(kept["clients"], blocks, caption), f"{caption}.")
     return None
 
 
 def _graphs(verdicts: Verdicts) -> list[Picture]:
-    found = []
-    for name in by_mean(verdicts):
-        for title, svg in verdicts[name].scores.looks.get("pictures", {}).items():
-            told = (
-                f"{name}: {title.replace('_', ' ')}, as the server has it at the end; first split."
-            )
-            found.append(_image(svg.encode(), "svg+xml", told))
-    return found[:_GRAPHS]
+    return [
+        _image(
+            svg.encode(),
+            "svg+xml",
+            f"{name}: {title.replace('_', ' ')} at the server after the last round of split 1.",
+        )
+        for name in by_mean(verdicts)
+        for title, svg in verdicts[name].scores.looks.get("pictures", {}).items()
+    ][:_GRAPHS]
 
 
-def _contours(task: Task, verdicts: Verdicts) -> Picture | None:
+def contours_of(task: Task, verdicts: Verdicts, most: int) -> Figure | None:
+    """Draws true and predicted contours of a few methods; None without stored slices.
+
+    Args:
+        task: The task.
+        verdicts: By method.
+        most: How many hospitals.
+    """
     best, (pooled, _) = best_of(verdicts), in_one_place(verdicts)
     names = [n for n in ("local", "fedavg", best, pooled) if n in verdicts]
     if best in ("local", "fedavg"):
@@ -247,25 +258,29 @@ def _contours(task: Task, verdicts: Verdicts) -> Picture | None:
         for client, case in own.items():
             known = cases.setdefault(client, case)
             known.probabilities[name] = case.probabilities[name]  # type: ignore[index]
-    cases = {c: cases[c] for c in evenly([*cases], _CLIENTS)}
+    cases = {c: cases[c] for c in evenly([*cases], most)}
     first = next(iter(kept.values()))
-    figure = contour_grid(
+    return contour_grid(
         cases, first["regions"], threshold=first["threshold"], exclusive=first["exclusive"]
     )
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format="webp", dpi=90, pil_kwargs={"quality": 75, "method": 6})
-    told = "A tested slice of some hospitals in the first split: true and predicted contours."
-    return _image(drawn.getvalue(), "webp", told)
 
 
-def _image(content: bytes, kind: str, told: str) -> Picture:
-    return Picture(None, told, f"data:image/{kind};base64,{base64.b64encode(content).decode()}")
+def _webp(figure: Figure) -> Picture:
+    content = io.BytesIO()
+    figure.savefig(content, format="webp", dpi=90, pil_kwargs={"quality": 75, "method": 6})
+    caption = "True and predicted contours in a test slice of some hospitals, split 1."
+    return _image(content.getvalue(), "webp", caption)
 
 
-def colours_of(report: Report) -> dict[str, str]:
-    """Returns a colour for each method that a curve, a front or a dial shows, on all pictures.
+def _image(content: bytes, kind: str, caption: str) -> Picture:
+    return Picture(None, caption, f"data:image/{kind};base64,{base64.b64encode(content).decode()}")
 
-    Methods of one picture have different colours as long as there are any.
+
+def looks_of(report: Report) -> dict[str, Look]:
+    """Returns a colour and a marker for each method, the same on all pictures.
+
+    No two methods have the same pair. The methods of a picture with curves, a front or a dial have
+    different colours while there are enough of them.
 
     Args:
         report: The report.
@@ -273,24 +288,27 @@ def colours_of(report: Report) -> dict[str, str]:
     groups = [list(REFERENCES), *(list(dial["curves"]) for dial in report.dials.values())]
     for task, verdicts in report.tasks:
         groups.append([*_leading(verdicts), *_front(task, _points(task, verdicts))])
-    found: dict[str, str] = {}
-    for name in dict.fromkeys(n for group in groups for n in group):
-        near = [found[n] for group in groups if name in group for n in group if n in found]
-        found[name] = min(SERIES, key=near.count)
-    return found
+    names = [*groups, *(verdicts for _, verdicts in report.tasks)]
+    looks: dict[str, Look] = {}
+    for name in dict.fromkeys(n for group in names for n in group):
+        near = [looks[n].colour for group in groups if name in group for n in group if n in looks]
+        every = [look.colour for look in looks.values()]
+        colour = min(SERIES, key=lambda c: (near.count(c), every.count(c)))
+        looks[name] = Look(colour, [*SHAPES][every.count(colour) % len(SHAPES)])
+    return looks
 
 
-def dial_pictures(report: Report, colours: Colours) -> dict[str, Picture]:
+def dial_pictures(report: Report, looks: Looks) -> dict[str, Picture]:
     """Draws the dials.
 
     Args:
         report: The report.
-        colours: By method.
+        looks: By method.
 
     Returns:
         By suite.
     """
-    found = {}
+    pictures = {}
     for suite, dial in report.dials.items():
         metric = next(task.metric for task, _ in report.tasks if task.suite == suite)
         lines = {n: list(zip(dial["at"], c, strict=True)) for n, c in dial["curves"].items()}
@@ -301,20 +319,19 @@ def dial_pictures(report: Report, colours: Colours) -> dict[str, Picture]:
             if where
             else "No curve crosses that of local training or of FedAvg."
         )
-        canvas = curves(
-            lines, dial["dial"], label_of(metric), evenly=True, crossed=crossed, colours=colours
-        )
-        found[suite] = Picture(canvas, caption)
-    return found
+        canvas = curves(lines, dial["dial"], label_of(metric), looks, evenly=True, crossed=crossed)
+        pictures[suite] = Picture(canvas, caption)
+    return pictures
 
 
-def ranks_picture(report: Report, colours: Colours) -> Picture:
+def ranks_picture(report: Report, looks: Looks) -> Picture:
     """Draws mean ranks, each with half of the critical difference to both sides."""
     ordered = sorted(report.ranks["ranks"].items(), key=lambda item: float(item[1]))
     half = report.ranks["critical_difference"] / 2
-    rows = [Row(n, r, r - half, r + half, colours.get(n, "soft")) for n, r in ordered]
+    rows = [Row(n, r, r - half, r + half, looks.get(n, SOFT)) for n, r in ordered]
     return Picture(
         forest(rows, {}, "mean rank"),
-        f"Mean ranks over {report.ranks['blocks']} blocks of suite and split; intervals that do "
-        f"not overlap differ by more than the critical difference. {report.ranks['remark']}",
+        f"Mean ranks over {report.ranks['blocks']} blocks of suite and split. Where two intervals "
+        f"do not overlap, the ranks differ by more than the critical difference. "
+        f"{report.ranks['remark']}",
     )

@@ -1,6 +1,7 @@
-"""Verdicts: which methods are better than local training and FedAvg, and whom they would harm.
+"""Verdicts: which methods are better than local training and FedAvg, and whom they harm.
 
-:func:`verdict` alone decides when a difference counts.
+With several splits, an interval covers other training and test patients. With one split, it covers
+the test patients alone. :func:`verdict` alone decides whether a difference is shown.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import norm
 
 from medfed.common.scores import mean_of_known
 from medfed.federation.card import CEILINGS, REFERENCES
@@ -24,10 +27,60 @@ from medfed.functional.statistics import (
     mean_ranks,
     percentiles,
 )
-from medfed.reports.intervals import mean_drawn, over_splits, paired
 from medfed.reports.tasks import Scores, Task
 
+Floats = NDArray[np.float64]
 UNDECIDED = "undecided"
+
+
+def over_splits(values: Floats, drawn: Floats, overlap: float, comparisons: int = 1) -> Difference:
+    """Returns a mean with its interval: over splits; of a single one over its patients.
+
+    Args:
+        values: (S,) one per split.
+        drawn: (W,) their mean, of patients drawn anew; NaN or empty where that is unknown.
+        overlap: Test patients per training patient, see :func:`difference`.
+        comparisons: How many are made, for what is detectable.
+
+    Example:
+        >>> found = over_splits(np.array([0.5]), np.array([0.4, 0.5, 0.6]), 0.0)
+        >>> round(found.low, 3), round(found.high, 3)
+        (0.405, 0.595)
+    """
+    if len(values) > 1 or not np.isfinite(drawn).any():
+        return difference(values.tolist(), overlap, LEVEL, comparisons=comparisons)
+    mean, (low, high) = float(values[0]), percentiles(drawn, LEVEL)
+    error = float(np.nanstd(drawn, ddof=1))
+    p = 2 * float(norm.sf(abs(mean) / error)) if error else float(mean == 0)
+    critical = float(norm.ppf(1 - (1 - LEVEL) / comparisons / 2) + norm.ppf(0.8))
+    return Difference(mean, low, high, p, error, critical * error)
+
+
+def paired(one: Scores, other: Scores) -> tuple[Floats, Floats]:
+    """Returns (S, C) differences, and (S, W, C) those of the same patients drawn anew."""
+    width = min(one.drawn.shape[1], other.drawn.shape[1])
+    return one.values - other.values, one.drawn[:, :width] - other.drawn[:, :width]
+
+
+def mean_drawn(values: Floats, drawn: Floats) -> Floats:
+    """Returns (W,) means over clients and splits of patients drawn anew.
+
+    A mean over clients of which one cannot be drawn anew is unknown, as is its interval: that of
+    the other clients is the interval of another mean.
+
+    Args:
+        values: (S, C) as they were measured.
+        drawn: (S, W, C).
+
+    Example:
+        >>> mean_drawn(np.array([[0.5, 0.7]]), np.array([[[0.4, 0.8], [0.6, 0.8]]])).tolist()
+        [0.6000000000000001, 0.7]
+        >>> mean_drawn(np.array([[0.5, 0.7]]), np.array([[[0.4, math.nan]]])).tolist()
+        [nan]
+    """
+    lacking = np.isnan(drawn).all(axis=1) & ~np.isnan(values)
+    means = mean_of_known(mean_of_known(drawn, axis=2), axis=0)
+    return np.full_like(means, math.nan) if lacking.any() else means
 
 
 @dataclass(frozen=True)

@@ -280,7 +280,7 @@ def test_a_folder_may_be_named_from_here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for kind, name in ((NnunetReader, "n"), (DatalistReader, "l")):
         reader = kind(Path(name))
-        assert {tuple(reader.read(p)) for p in reader.patients()} == {("image", "label")}
+        assert {tuple(reader.read(p)) for p in reader.patients()} == {("image", "label", "spacing")}
 
 
 def test_nnunet_lacks_a_channel(tmp_path):

@@ -140,8 +140,8 @@ def test_only_its_own_images_are_read(make_brats, monkeypatch):
     sites = list(whole.clients)
     data = make_brats(partition=OwnData(inner, sites[1], sites))
     read, reader = [], type(data.scans)
-    plain = reader.read
-    monkeypatch.setattr(reader, "read", lambda self, p: read.append(p.id) or plain(self, p))
+    plain = reader.raw
+    monkeypatch.setattr(reader, "raw", lambda self, p: read.append(p.id) or plain(self, p))
     assert list(setup_alone(data, sites[1])) == []
     own = whole.clients[sites[1]]
     same(data.clients[sites[1]], own)

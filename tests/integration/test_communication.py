@@ -93,12 +93,11 @@ def test_the_report_says_what_cer_saves(sweep, report):
     assert up[1] == sums[ROUNDS // 2]
 
 
-def test_pictures_are_drawn_and_named(report):
+def test_the_picture_is_drawn_and_named(report):
     text = (report / "comparison.md").read_text()
-    for name in ("gamma", "curves", "clients", "front"):
-        picture = report / f"communication_{name}.png"
-        assert picture.stat().st_size > 10_000
-        assert f"({picture.name})" in text
+    for name in ("communication.png", "bytes.png"):
+        assert (report / name).stat().st_size > 10_000
+        assert f"({name})" in text
 
 
 def test_a_torn_ledger_is_named(sweep, tmp_path):

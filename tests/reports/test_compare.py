@@ -85,8 +85,8 @@ def test_the_tables_have_the_numbers_of_the_summaries(runs, tmp_path):
         assert float(sent["value"]) == sum(s["bytes"]["up"] for s in summaries) / 2
     report = (tmp_path / "comparison.md").read_text()
     assert "Equal budgets: 2 gradient steps per client." in report
-    for name in ("clients.png", "validation.png", "bytes.png"):
-        assert (tmp_path / name).stat().st_size > 5000
+    for name in ("clients.png", "forest.png", "bytes.png", "gains.png"):
+        assert (tmp_path / name).stat().st_size > 1000
         assert f"({name})" in report
 
 
@@ -290,10 +290,15 @@ def test_a_run_of_an_older_version_is_told(runs, tmp_path):
     assert any(n.startswith("Written by an older version: ") for n in comparison.report.notes)
 
 
-def test_unknown_metric_and_missing_runs(runs, tmp_path):
+def test_unknown_metric_and_missing_runs(runs, tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"has no metric=acuracy \(did you mean accuracy"):
         compare([runs / "fedavg_0"], "acuracy")
     with pytest.raises(CheckpointError, match="holds no finished run"):
+        find_runs(str(tmp_path))
+    monkeypatch.setattr("medfed.reports.runs._FOLDERS", 3)
+    for name in "abc":
+        (tmp_path / name).mkdir()
+    with pytest.raises(CheckpointError, match="holds more than 3 folders; name the folder that"):
         find_runs(str(tmp_path))
     (tmp_path / "config.yaml").write_text("")
     with pytest.raises(CheckpointError, match="has not finished"):

@@ -108,8 +108,12 @@ def test_the_picture_spaces_the_bits_equally():
     scores = [{"mean": 0.8 + s / 10, "worst": 0.7} for s in (0, 1)]
     points = [Point(b, s, scores[s]) for b in (1, 2.5, 32) for s in (0, 1)]
     drawn = BITS.draw([Path("qupel", "accuracy", tuple(points))], {"fedavg": (0.6, 0.2)})
-    assert [t.get_text() for t in drawn.axes[0].get_xticklabels()] == ["1", "2.5", "32"]
-    lines = drawn.axes[0].get_lines()
-    assert lines[0].get_xdata() == pytest.approx([0, 1, 2])
-    assert lines[0].get_ydata() == pytest.approx([0.85] * 3)
-    assert drawn.axes[1].get_lines()[-1].get_ydata()[0] == 0.2
+    words = {mark.text: mark.points[0] for mark in drawn.marks if mark.shape == "text"}
+    one, two, many = (words[bits][0] for bits in ("1", "2.5", "32"))
+    assert many - two == pytest.approx(two - one)
+    dots = [mark.text for mark in drawn.marks if mark.shape == "dot"]
+    assert dots[:5] == [
+        *(f"qupel: 0.8500 at {bits}" for bits in ("1", "2.5", "32")),
+        *(f"fedavg: 0.6000 at {bits}" for bits in ("1", "32")),
+    ]
+    assert dots[-1] == "fedavg: 0.2000 at 32"

@@ -10,8 +10,10 @@ from html import escape
 
 import pytest
 
+from medfed.reports.charts import COLOURS
 from medfed.reports.findings import judged
 from medfed.reports.page import page
+from medfed.reports.task_pictures import looks_of
 from tests.reports.test_verdicts import many_methods
 
 BROWSER = next(
@@ -30,6 +32,23 @@ dark:getComputedStyle(d.body).backgroundColor,nav:d.querySelector("nav").getBoun
 outside:[...d.querySelectorAll("table")].filter(t=>box(t).right>f.clientWidth+1).length})}
 document.title=JSON.stringify(told)}</script>
 """
+
+
+def test_each_method_has_one_pair_of_colour_and_marker():
+    """Beyond eight methods, too; each colour is legible on paper and in the dark."""
+    looks = looks_of(judged([many_methods()]))
+    assert len(looks) == len(set(looks.values())) == 12
+    for n in (0, 1):
+        paper = luminance(COLOURS["paper"][n])
+        for look in looks.values():
+            ends = sorted((paper, luminance(COLOURS[look.colour][n])))
+            assert (ends[1] + 0.05) / (ends[0] + 0.05) >= 3  # WCAG 2.1, graphical objects
+
+
+def luminance(colour: str) -> float:
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return sum(w * p for w, p in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")

@@ -27,9 +27,9 @@ from medfed.datamodules.base import FederatedDataModule
 from medfed.datamodules.cache.store import Arrays, Recipe, Store, build, find
 from medfed.datamodules.generated.cohort import Cohort, ScanCohort
 from medfed.datamodules.patches import bounding_box
-from medfed.datamodules.preparation import Preparation, prepared_case
+from medfed.datamodules.preparation import Preparation
 from medfed.datamodules.readers.base import Patient, Reader, VolumeReader, expanded, given_path
-from medfed.datamodules.readers.volumes import files_of
+from medfed.datamodules.readers.volumes import files_of_case
 
 
 def read_volume(
@@ -40,24 +40,19 @@ def read_volume(
     Args:
         reader: Reads the case.
         case: A patient, or one of its cases.
-        preparation: See `preparation.prepared_case`.
+        preparation: See `VolumeReader.prepared`.
 
     Returns:
         See `encode`; ``grid`` (4, 4) if image and label have different voxels; and ``sha256`` (F,
         32) uint8 of the case's files, so that the record of a run need not read them again.
     """
-    hashes = [bytes.fromhex(sha256(path)) for path in case_files(case)]
+    hashes = [bytes.fromhex(sha256(path)) for path in files_of_case(case.files.values())]
     with one_thread():
-        sample = prepared_case(reader, case, preparation)
+        sample = reader.prepared(case, preparation)
         arrays = encode(sample["image"].numpy(), sample["label"].numpy())
     if "grid" in sample:
         arrays["grid"] = sample["grid"].numpy()
     return {**arrays, "sha256": np.array([list(h) for h in hashes], dtype=np.uint8)}
-
-
-def case_files(case: Patient) -> list[Path]:
-    """Lists all files that a case is read from: a DICOM series has many."""
-    return [file for path in case.files.values() for file in files_of(path)]
 
 
 def cached_volume(store: Store, patient: str) -> dict[str, Tensor]:
@@ -68,7 +63,7 @@ def cached_volume(store: Store, patient: str) -> dict[str, Tensor]:
         patient: The patient's id.
 
     Returns:
-        The result of `preparation.prepared_case`.
+        The result of `VolumeReader.prepared`.
     """
     arrays = store.arrays(patient)
     image, label = decode(arrays)
@@ -83,7 +78,7 @@ def cached_volume(store: Store, patient: str) -> dict[str, Tensor]:
 def cached_hashes(store: Store, patient: Patient) -> dict[str, str]:
     """Returns the SHA-256 of a patient's files as they were when the cache was made, by path."""
     digests = store.arrays(patient.id)["sha256"]
-    pairs = zip(case_files(patient), digests, strict=True)
+    pairs = zip(files_of_case(patient.files.values()), digests, strict=True)
     return {str(path): digest.tobytes().hex() for path, digest in pairs}
 
 

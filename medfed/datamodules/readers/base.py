@@ -24,6 +24,7 @@ from medfed.common.errors import ConfigError, did_you_mean
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from medfed.datamodules.preparation import Preparation
     from medfed.datamodules.splits import Split
 
 
@@ -128,16 +129,18 @@ class VolumeReader(Reader):
             DataError: Naming the unusable file, and what to do.
         """
 
-    def raw(self, patient: Patient) -> dict[str, Tensor]:
-        """Reads one case as `read` does, but with the grey values of its files.
+    def prepared(self, patient: Patient, preparation: Preparation | None) -> dict[str, Tensor]:
+        """Reads one case, prepared in another way than by `read`.
 
-        Raises:
-            ConfigError: If this reader always normalises itself.
+        Args:
+            patient: As for `read`.
+            preparation: Always None if `normalize` is ``"own"``.
+
+        Returns:
+            As `read`; if image and label then have different voxels also ``grid`` (4, 4), from the
+            label's to the image's; and ``spacing`` (3,) float64, as `spacing`, if it is known now.
         """
-        raise ConfigError(
-            f"{type(self).__name__} prepares its images itself; leave data.normalize and "
-            "data.spacing at null, and data.crop_foreground at false."
-        )
+        return self.read(patient)
 
     def cases_of(self, patient: Patient) -> list[Patient]:
         """Lists the cases of a patient, which are read one by one; often the patient itself."""

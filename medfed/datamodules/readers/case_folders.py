@@ -17,9 +17,9 @@ from pathlib import Path
 
 from medfed.common.errors import ConfigError, DataError
 from medfed.datamodules.readers.base import Patient, check_names
+from medfed.datamodules.readers.cases import CaseReader
 from medfed.datamodules.readers.csv_files import institutions
 from medfed.datamodules.readers.datalist import DatalistReader, Regions
-from medfed.datamodules.readers.volumes import CaseReader
 
 Pattern = str | Sequence[str]  # alternatives: the first that matches a file is taken
 

@@ -17,9 +17,10 @@ from typing import Any
 
 from medfed.common.errors import ConfigError, DataError
 from medfed.datamodules.readers.base import Patient, check_names, few
+from medfed.datamodules.readers.cases import CaseReader
 from medfed.datamodules.readers.csv_files import read_json
 from medfed.datamodules.readers.image_folder import search_name
-from medfed.datamodules.readers.volumes import CaseReader, read_geometry, stem_of
+from medfed.datamodules.readers.volumes import read_geometry, stem_of
 from medfed.datamodules.splits import Split
 
 Regions = dict[str, tuple[int, ...]]
@@ -183,17 +184,12 @@ class DatalistReader(CaseReader):
             patients.append(
                 Patient(name, files, None if centre is None else str(centre), split=split)
             )
-        self._persons_of = {
-            name: str(entry[self._patient])
-            for name, (entry, _) in zip(ids, self._entries, strict=True)
-            if self._patient in entry
-        }
+        if self._pattern is not None:
+            self._person = {n: search_name("patient", self._pattern, n, self._file) for n in ids}
+        else:
+            named = zip(ids, (entry.get(self._patient) for entry, _ in self._entries), strict=True)
+            self._person = {n: str(patient) for n, patient in named if patient is not None}
         return patients
-
-    def person(self, case: Patient) -> str:
-        """See `CaseReader.person`."""
-        patient = search_name("patient", self._pattern, case.id, self._file)
-        return patient or self._persons_of.get(case.id, case.id)
 
     def layout(self) -> dict[str, object]:
         """See `VolumeReader.layout`."""

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from medfed.common.errors import DataError
-from medfed.datamodules.readers.nifti import corrupt, missing
+from medfed.datamodules.readers.metaimage import corrupt, missing
 from medfed.datamodules.readers.nrrd import affine_of, itk_header, reason
 
 _SERIES = "0020|000e"

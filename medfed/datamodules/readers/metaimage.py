@@ -94,7 +94,7 @@ class Storage:
             if self.compressed:
                 data = inflated(data, self.length)
         except (OSError, zlib.error) as error:
-            raise unreadable(self.file, error) from error
+            raise corrupt(self.file, error, "scan") from error
         if len(data) != self.length:
             raise _other_length(self.file, len(data), self.header, self.length)
         return np.frombuffer(data, self.dtype).reshape(self.size[::-1])
@@ -245,7 +245,7 @@ def _fields(header: Path) -> tuple[dict[str, str], int]:
         with header.open("rb") as file:
             text = file.read(_HEADER_BYTES)
     except OSError as error:
-        raise unreadable(header, error) from error
+        raise corrupt(header, error, "scan") from error
     fields: dict[str, str] = {}
     end = 0
     for line in text.splitlines(keepends=True):
@@ -270,17 +270,27 @@ def _other_length(file: Path, size: int, header: Path, wanted: int) -> DataError
     )
 
 
-def unreadable(file: Path, error: Exception) -> DataError:
-    """The sentence about a file that cannot be read.
+def corrupt(file: Path, error: Exception, what: str = "patient") -> DataError:
+    """The sentence about a file that cannot be read, and what to leave out.
 
     Example:
-        >>> str(unreadable(Path("a.raw"), OSError("it ends too early")))
-        'a.raw is truncated or corrupt (it ends too early); copy it again or leave the scan out.'
+        >>> str(corrupt(Path("a.nii"), ValueError("it ends too early")))
+        'a.nii is truncated or corrupt (it ends too early); copy it again or leave the patient out.'
     """
     return DataError(
-        f"{file} is truncated or corrupt ({first_line(error)}); copy it again or leave the scan "
+        f"{file} is truncated or corrupt ({first_line(error)}); copy it again or leave the {what} "
         "out."
     )
+
+
+def missing(path: Path) -> DataError:
+    """The sentence about a missing file.
+
+    Example:
+        >>> str(missing(Path("a.nii")))
+        'a.nii is missing; copy it there or leave the patient out.'
+    """
+    return DataError(f"{path} is missing; copy it there or leave the patient out.")
 
 
 def header(path: Path) -> tuple[tuple[int, ...], int, NDArray[np.float64]]:
@@ -355,7 +365,7 @@ class Scan:
                     stored.file, stored.dtype, "r", shape=stored.size[::-1]
                 )
             except (OSError, ValueError) as error:
-                raise unreadable(stored.file, error) from error
+                raise corrupt(stored.file, error, "scan") from error
         else:
             voxels = stored.voxels()
             if not np.isfinite(voxels).all():

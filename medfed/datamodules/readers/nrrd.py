@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from medfed.common.errors import DataError
-from medfed.datamodules.readers.metaimage import inflated
-from medfed.datamodules.readers.nifti import corrupt, missing
+from medfed.datamodules.readers.metaimage import corrupt, inflated, missing
 
 _LINE = 256  # characters of a field; only user-defined pairs may be longer
 _HEADER_BYTES = 1 << 16  # longer than any header; in a .nrrd the voxels follow

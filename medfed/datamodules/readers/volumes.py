@@ -9,16 +9,14 @@ of the file, so that a mask lies on its scan in any viewer.
 SimpleITK reads NRRD and DICOM. NIfTI is read by nibabel, as SimpleITK gives other voxels without a
 word where a packed file is torn; MetaImage by :mod:`~medfed.datamodules.readers.metaimage`, for the
 same reason.
-
-The readers of cases share their base class here: label values make up regions.
 """
 
 from __future__ import annotations
 
-import logging
-from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import gzip
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,14 +27,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from medfed.common.errors import DataError
-from medfed.datamodules.preparation import zscore
-from medfed.datamodules.readers import dicom, metaimage, nifti, nrrd
-from medfed.datamodules.readers.base import Patient, VolumeReader, are_exclusive, with_hospitals
-from medfed.datamodules.readers.csv_files import named_centres
+from medfed.datamodules.readers import dicom, metaimage, nrrd
+from medfed.datamodules.readers.metaimage import corrupt, missing
 
 SUFFIXES = (".nii.gz", ".nii", ".nrrd", ".nhdr", ".mha", ".mhd")
 _SHEAR = 0.01  # cosine between two axes, about half a degree
 _APART = 0.1  # voxels by which the corners of two grids may differ
+_INFLATION = 1032  # the most bytes that deflate unpacks from one
+_PADDING = 1 << 20  # zeros that may follow the voxels
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,6 +119,11 @@ def files_of(path: Path) -> list[Path]:
     return [path]
 
 
+def files_of_case(files: Iterable[Path]) -> list[Path]:
+    """Lists all files that the volumes of a case are made of."""
+    return [file for path in files for file in files_of(path)]
+
+
 def read_geometry(path: Path) -> Geometry:
     """Reads the header of a volume, and no voxel.
 
@@ -136,7 +139,8 @@ def read_geometry(path: Path) -> Geometry:
     """
     from nibabel.orientations import inv_ornt_aff, io_orientation
 
-    shape, channels, stored = _format(path).header(path)
+    module = _format(path)
+    shape, channels, stored = module.header(path) if module else _nifti_header(path)
     if not np.isfinite(stored).all() or abs(np.linalg.det(stored[:3, :3])) < 1e-9:
         raise DataError(f"{path} has no valid affine; its orientation is unknown: convert it anew.")
     axes = stored[:3, :3] / np.linalg.norm(stored[:3, :3], axis=0)
@@ -156,12 +160,15 @@ def read_geometry(path: Path) -> Geometry:
     return Geometry((size[0], size[1], size[2]), affine, channels, stored, turn)
 
 
-def read_volume(path: Path, channels: Sequence[int] | None = None) -> Volume:
+def read_volume(
+    path: Path, channels: Sequence[int] | None = None, geometry: Geometry | None = None
+) -> Volume:
     """Reads a volume.
 
     Args:
         path: A NIfTI, NRRD or MetaImage file, or the folder of one DICOM series.
         channels: Which of several values per voxel to return, in this order; None returns all.
+        geometry: What :func:`read_geometry` returned; None reads the header here.
 
     Returns:
         Voxels (C, H, W, D) float32, with slope and intercept applied, and where they lie.
@@ -172,8 +179,9 @@ def read_volume(path: Path, channels: Sequence[int] | None = None) -> Volume:
     """
     from nibabel.orientations import apply_orientation
 
-    geometry = read_geometry(path)
-    array = _format(path).voxels(path)
+    geometry = geometry or read_geometry(path)
+    module = _format(path)
+    array = module.voxels(path) if module else _nifti_voxels(path)
     if array.dtype.kind not in "buif":
         raise DataError(f"{path} has voxels of type {array.dtype}; write real numbers.")
     array = apply_orientation(array.reshape(*array.shape[:3], -1), geometry.turn)
@@ -205,7 +213,7 @@ def as_stored(array: NDArray[Any], geometry: Geometry) -> NDArray[Any]:
     return np.ascontiguousarray(apply_orientation(array, back))
 
 
-def check_same_grid(paths: Sequence[Path]) -> Geometry:
+def check_same_grid(paths: Sequence[Path]) -> list[Geometry]:
     """Checks, from the headers alone, that all volumes of a patient lie on one grid.
 
     Formats and the order of the stored axes may differ.
@@ -214,13 +222,14 @@ def check_same_grid(paths: Sequence[Path]) -> Geometry:
         paths: Images and mask.
 
     Returns:
-        Where the voxels of the first one lie.
+        Where the voxels of each one lie.
 
     Raises:
         DataError: Naming the first one that cannot be read, or lies on another grid.
     """
-    (first, geometry), *others = [(path, read_geometry(path)) for path in paths]
-    for path, other in others:
+    geometries = [read_geometry(path) for path in paths]
+    first, geometry = paths[0], geometries[0]
+    for path, other in zip(paths[1:], geometries[1:], strict=True):
         if other.shape != geometry.shape:
             raise DataError(
                 f"{path} has shape {other.shape}, but {first} has {geometry.shape}; images and "
@@ -234,7 +243,24 @@ def check_same_grid(paths: Sequence[Path]) -> Geometry:
                 f"{path} has another affine than {first}; resample images and mask of the "
                 "patient to one grid."
             )
-    return geometry
+    return geometries
+
+
+def read_together(paths: Sequence[Path], channels: Sequence[int] | None = None) -> list[Volume]:
+    """Reads all volumes of a patient, which must lie on one grid.
+
+    Args:
+        paths: Images and mask.
+        channels: As for :func:`read_volume`, of the first one.
+
+    Raises:
+        DataError: See :func:`check_same_grid` and :func:`read_volume`.
+    """
+    geometries = check_same_grid(paths)
+    return [
+        read_volume(path, None if n else channels, geometry)
+        for n, (path, geometry) in enumerate(zip(paths, geometries, strict=True))
+    ]
 
 
 def check_finite(image: Tensor, channels: Sequence[str], paths: Sequence[Path]) -> None:
@@ -258,208 +284,89 @@ def check_finite(image: Tensor, channels: Sequence[str], paths: Sequence[Path]) 
 
 
 def _format(path: Path) -> Any:
-    """The module that reads a file: ``header`` gives shape, channels and affine."""
-    if path.is_dir():
-        return dicom
-    suffix = suffix_of(path)
-    if suffix in (".mha", ".mhd"):
-        return metaimage
-    return nrrd if suffix in (".nrrd", ".nhdr") else nifti
+    """The module that reads a file by its ``header`` and ``voxels``; None for NIfTI, read here."""
+    modules = {".mha": metaimage, ".mhd": metaimage, ".nrrd": nrrd, ".nhdr": nrrd}
+    return dicom if path.is_dir() else modules.get(suffix_of(path))
 
 
-log = logging.getLogger(__name__)
-
-
-class CaseReader(VolumeReader):
-    """Base of the readers of volumes, of any format; a subclass finds the files of every case.
-
-    A case's files are its images in channel order (one file with all channels, or one each), and
-    its mask under the role ``"label"``. A patient is a case; where several cases are one patient's,
-    see `person`, they come to the same client and split.
+def _nifti_header(path: Path) -> tuple[tuple[int, ...], int, NDArray[np.float64]]:
+    """Reads the header only.
 
     Args:
-        path: The data. A ``centres.json`` or ``centres.csv`` there names the hospitals, see
-            `readers.csv_files.named_centres`.
-        channels: Channel names.
-        regions: Label values of every region, by region name, in the order of the output.
-        known_labels: Label values that may occur beside 0; another one stops the run.
-        hospitals: Where no hospital is named: into how many contiguous blocks of cases to cut.
+        path: ``.nii`` or ``.nii.gz`` of shape (i, j, k) or (i, j, k, C).
+
+    Returns:
+        The three spatial sizes as they are stored, C, and the affine (4, 4) to mm in RAS.
+
+    Raises:
+        DataError: If the file is missing, unreadable, or has another number of axes.
     """
-
-    normalize: object = "zscore_nonzero"
-
-    def __init__(
-        self,
-        path: Path,
-        channels: Sequence[str],
-        regions: Mapping[str, Sequence[int]],
-        known_labels: Sequence[int],
-        hospitals: int | None,
-    ) -> None:
-        self.path = path
-        self.hospitals = hospitals
-        self.channels = tuple(channels)
-        self.regions = tuple(regions)
-        self._region_labels = {name: tuple(values) for name, values in regions.items()}
-        self._known_labels = (0, *known_labels)
-        self._select: list[int] | None = None  # which of the file's channels, where not all
-        self._cases: dict[str, list[Patient]] = {}  # of patients with several
-
-    @abstractmethod
-    def cases(self) -> list[Patient]:
-        """Finds the files of all cases.
-
-        Raises:
-            DataError: If there are none.
-        """
-
-    def centres(self, cases: Sequence[str]) -> Mapping[str, str]:
-        """Returns the hospital of each case that is known to come from one."""
-        return named_centres(self.path, cases)
-
-    def person(self, case: Patient) -> str:
-        """Returns whose case it is: by itself, a patient of its own."""
-        return case.id
-
-    def patients(self) -> list[Patient]:
-        """See `Reader.patients`."""
-        cases = sorted(self.cases(), key=lambda case: case.id)
-        centres = self.centres([case.id for case in cases])
-        placed = [replace(case, centre=centres.get(case.id, case.centre)) for case in cases]
-        return with_hospitals(self._persons(placed), self.hospitals)
-
-    def _persons(self, cases: Sequence[Patient]) -> list[Patient]:
-        """Joins the cases of each patient that has several."""
-        by_person: dict[str, list[Patient]] = {}
-        for case in cases:
-            by_person.setdefault(self.person(case), []).append(case)
-        self._cases = {n: held for n, held in by_person.items() if [c.id for c in held] != [n]}
-        return [_joined(name, by_person[name]) for name in sorted(by_person)]
-
-    def cases_of(self, patient: Patient) -> list[Patient]:
-        """See `VolumeReader.cases_of`."""
-        return self._cases.get(patient.id, [patient])
-
-    def read(self, patient: Patient) -> dict[str, Tensor]:
-        """See `VolumeReader.read`.
-
-        Returns:
-            ``image`` (C, H, W, D) float32 in RAS, each channel z-scored over its non-zero voxels
-            (0 stays 0); ``label`` (R, H, W, D) uint8.
-
-        Raises:
-            DataError: See `raw`.
-        """
-        raw = self.raw(patient)
-        return {**raw, "image": zscore(raw["image"])}
-
-    def raw(self, patient: Patient) -> dict[str, Tensor]:
-        """See `VolumeReader.raw`.
-
-        Raises:
-            DataError: For a file that is missing, torn, of another shape or affine, or that holds
-                NaN, infinity or an unknown label value.
-        """
-        images = [path for role, path in patient.files.items() if role != "label"]
-        mask = patient.files["label"]
-        check_same_grid([*images, mask])
-        image = self._load_images(images, whole="image" in patient.files)
-        check_finite(image, self.channels, images)
-        self._check_varied(image, images)
-        label = self._to_regions(read_volume(mask).voxels, mask)
-        return {"image": image, "label": label}
-
-    def shape(self, patient: Patient) -> tuple[int, ...]:
-        """See `VolumeReader.shape`."""
-        return read_geometry(patient.files["label"]).shape
-
-    def spacing(self, patient: Patient) -> tuple[float, ...]:
-        """See `Reader.spacing`."""
-        return read_geometry(next(iter(patient.files.values()))).spacing
-
-    @property
-    def exclusive(self) -> bool:
-        """See `VolumeReader.exclusive`."""
-        return are_exclusive(self._region_labels)
-
-    def layout(self) -> dict[str, object]:
-        """See `VolumeReader.layout`."""
-        return {"files": None, "file_channels": list(self.channels), **self._labels()}
-
-    def record(self) -> dict[str, object]:
-        """See `Reader.record`."""
-        return {"channels": list(self.channels), **self._labels()}
-
-    def _labels(self) -> dict[str, object]:
-        return {"regions": {name: list(values) for name, values in self._region_labels.items()}}
-
-    def _load_images(self, paths: Sequence[Path], whole: bool) -> Tensor:
-        """(C, H, W, D) float32, the chosen channels; `whole` says that a file has all of them."""
-        if whole and self._select is not None:
-            return read_volume(paths[0], self._select).voxels
-        loaded = [read_volume(path).voxels for path in paths]
-        for path, image in zip(paths, loaded, strict=True):
-            if len(image) > 1:
-                raise DataError(
-                    f"{path} has {len(image)} channels, but needs 1; use the layout of MSD for "
-                    "files that hold all modalities."
-                )
-        return torch.cat(loaded) if len(loaded) > 1 else loaded[0]
-
-    def _check_varied(self, image: Tensor, paths: Sequence[Path]) -> None:
-        """Refuses a channel of one value; zeros stand for a missing scan, and are said."""
-        for channel, (name, voxels) in enumerate(zip(self.channels, image, strict=True)):
-            first = voxels.view(-1)[0].item()
-            if voxels.numel() == 1 or voxels.view(-1)[-1] != first or not (voxels == first).all():
-                continue
-            path = paths[channel] if len(paths) > 1 else paths[0]
-            if first:
-                raise DataError(
-                    f"{path}: channel {name} has the value {first:g} in every voxel; copy the file "
-                    "again or leave the patient out."
-                )
-            log.warning("%s: channel %s is 0 in every voxel, as if it were missing.", path, name)
-
-    def _to_regions(self, label: Tensor, path: Path) -> Tensor:
-        """(1, H, W, D) label values to (R, H, W, D) uint8."""
-        if len(label) > 1:
-            raise DataError(f"{path} holds {len(label)} masks; a patient has one, of label values.")
-        values = label[0]
-        codes = values.to(torch.uint8)
-        strange = (codes != values) | ~_is_one_of(codes, self._known_labels)
-        if strange.any():
-            raise DataError(
-                f"{path}: unknown label value {values[strange][0].item():g}; known: "
-                f"{', '.join(map(str, self._known_labels))}. Check the mask, or name the values in "
-                "data.reader."
-            )
-        masks = [_is_one_of(codes, values) for values in self._region_labels.values()]
-        return torch.stack(masks).to(torch.uint8)
+    image = _opened(path)
+    shape = image.shape
+    if len(shape) < 3:
+        raise DataError(f"{path} has shape {shape}; a volume needs three dimensions.")
+    if len(shape) > 4:
+        raise DataError(f"{path} has shape {shape}; a volume has three axes, or four.")
+    return tuple(shape[:3]), shape[3] if len(shape) == 4 else 1, image.affine
 
 
-def _joined(name: str, cases: Sequence[Patient]) -> Patient:
-    """One patient of all its cases, at one hospital and in one split."""
-    first = cases[0]
-    for case in cases[1:]:
-        if case.centre != first.centre:
-            raise DataError(
-                f"Patient {name} is at {first.centre} (case {first.id}) and at {case.centre} (case "
-                f"{case.id}); a patient belongs to one hospital: give different people different "
-                "ids."
-            )
-        if case.split != first.split:
-            raise DataError(
-                f"Patient {name} is in {first.split} (case {first.id}) and in {case.split} (case "
-                f"{case.id}); a patient belongs to one split: mend the lists."
-            )
-    if len(cases) == 1:
-        return replace(first, id=name)
-    files = {f"{case.id} {role}": file for case in cases for role, file in case.files.items()}
-    return replace(first, id=name, files=files)
+def _nifti_voxels(path: Path) -> NDArray[Any]:
+    """Reads all voxels, with slope and intercept applied.
+
+    A compressed file is unpacked as a whole, so that its checksum is verified: nibabel stops at the
+    last voxel and would accept flipped bits. No memory is allocated for a size that a file of this
+    length cannot hold.
+
+    Args:
+        path: See `_nifti_header`.
+
+    Returns:
+        (i, j, k) or (i, j, k, C).
+
+    Raises:
+        DataError: If the file is truncated or corrupt.
+    """
+    image = _opened(path)
+    try:
+        length = _check_length(path, image)
+        if path.suffix == ".gz":
+            with gzip.open(path) as file:
+                data = file.read(length + _PADDING)
+                if file.read(1):
+                    raise ValueError(f"it unpacks to more than the {length} bytes of its header")
+            if len(data) < length or any(data[length:]):
+                raise ValueError(f"{len(data)} bytes are packed in it; its header says {length}")
+            image = type(image).from_bytes(data)
+        return np.asanyarray(image.dataobj)
+    except DataError:
+        raise
+    except Exception as error:  # all errors that a library raises on bad bytes
+        raise corrupt(path, error) from error
 
 
-def _is_one_of(codes: Tensor, values: Sequence[int]) -> Tensor:
-    """As torch.isin, several times faster for uint8: by a table of all 256 values."""
-    table = np.zeros(256, dtype=bool)
-    table[list(values)] = True
-    return torch.from_numpy(table.take(codes.numpy()))
+def _check_length(path: Path, image: Any) -> int:
+    """The number of bytes that the header states, which the file must be able to hold."""
+    if not image.shape or min(image.shape) < 1:
+        raise DataError(f"{path} has shape {image.shape}, which holds no voxels; write it again.")
+    stored = image.dataobj
+    wanted: int = int(stored.offset) + math.prod(image.shape) * int(stored.dtype.itemsize)
+    size = path.stat().st_size
+    most = size * _INFLATION if path.suffix == ".gz" else size
+    if path.suffix in (".gz", ".nii") and (wanted > most or wanted < 0):
+        raise DataError(
+            f"{path} is truncated or corrupt ({size} bytes cannot hold the {wanted} of its "
+            "header); copy it again or leave the patient out."
+        )
+    return wanted
+
+
+def _opened(path: Path) -> Any:
+    """A file whose header has been read."""
+    from nibabel import load  # imported here, as it takes a while
+
+    try:
+        return load(path)
+    except FileNotFoundError:
+        raise missing(path) from None
+    except Exception as error:  # all errors that a library raises on bad bytes
+        raise corrupt(path, error) from error

@@ -194,7 +194,7 @@ def read_scan(scan: ScanFiles, facts: Mapping[str, Any], tolerance: float | None
     if scan.path.is_dir() and not dicom.is_series(scan.path):
         files = {c: find_file(scan.path, c, pattern) for c, pattern in _patterns(facts).items()}
         names, paths = list(files), list(files.values())
-        geometry = check_same_grid(paths)
+        geometry = check_same_grid(paths)[0]
     else:
         geometry = read_geometry(scan.path)
         names, paths = channels_of(scan.path, geometry.channels, facts), [scan.path]

@@ -347,7 +347,11 @@ def cohort_record(data: FederatedDataModule) -> CohortRecord:
     of: dict[str | None, list[Patient]] = {}
     for patient in data.patients.values():
         of.setdefault(patient.centre, []).append(patient)
-    had = {name: _had(data, clients[name], plan, kind, of) for name, plan in data.plans.items()}
+    classes = data.num_classes
+    had = {
+        name: _had(data, clients[name], plan, kind, of, classes)
+        for name, plan in data.plans.items()
+    }
     what, samples = data.contents()
     duplicates = find_duplicates(what, {n: p.patients for n, p in data.plans.items()}, samples)
     if duplicates.groups and getattr(data, "duplicates", "warn") == "error":
@@ -356,7 +360,7 @@ def cohort_record(data: FederatedDataModule) -> CohortRecord:
         clients=had,
         kind=kind,
         names=list(data.class_names),
-        whole=_shares(_counted(list(data.patients.values()), data.num_classes)),
+        whole=_shares(_counted(list(data.patients.values()), classes)),
         used=sum(h.patients for h in had.values()),
         patients=len(data.patients),
         remarks=list(data.remarks),
@@ -376,17 +380,19 @@ def _had(
     plan: ClientPlan,
     kind: str,
     of: Mapping[str | None, Sequence[Patient]],
+    classes: int,
 ) -> Had:
     """What one client has; ``of`` are the patients of each centre."""
-    own = [data.patients[i] for ids in plan.patients.values() for i in ids]
-    centres = {p.centre for p in own}
+    patients = data.patients
+    clients_patients = [patients[i] for ids in plan.patients.values() for i in ids]
+    centres = {p.centre for p in clients_patients}
     pool = (
         of[next(iter(centres))]
         if len(centres) == 1 and None not in centres
-        else [p for p in data.patients.values() if None in centres or p.centre in centres]
+        else [p for p in patients.values() if None in centres or p.centre in centres]
     )
     blocks: dict[Split, Sequence[Block]] = {"train": [client.train], **client.evaluation}
-    counts = {s: _label_counts(client, s, blocks[s], kind, data.num_classes) for s in SPLITS}
+    counts = {s: _label_counts(client, s, blocks[s], kind, classes) for s in SPLITS}
     if plan.label_order is not None:  # back to the order of the data
         counts = {
             s: split_counts[list(plan.label_order)]
@@ -404,13 +410,13 @@ def _had(
         sum(b["image"].shape[0] for s in SPLITS for b in blocks[s]) if kind != "regions" else None
     )
     return Had(
-        patients=len(own),
+        patients=len(clients_patients),
         of=len(pool),
         samples=samples,
-        samples_of=int(sum(_counted(own, data.num_classes))) or None,
+        samples_of=int(sum(_counted(clients_patients, classes))) or None,
         splits={split: len(plan.patients[split]) for split in SPLITS},
         removed=[n for n, has in zip(data.plan_names, plan.channels, strict=True) if not has],
-        before=_shares(_counted(pool, data.num_classes)),
+        before=_shares(_counted(pool, classes)),
         after=after,
         missing={
             split: [n for n, count in zip(data.class_names, split_counts, strict=True) if not count]

@@ -1,0 +1,209 @@
+"""The base of the readers of cases: images and a mask whose label values make up regions."""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from medfed.common.errors import DataError
+from medfed.datamodules.preparation import Preparation, zscore
+from medfed.datamodules.readers.base import Patient, VolumeReader, are_exclusive, with_hospitals
+from medfed.datamodules.readers.csv_files import named_centres
+from medfed.datamodules.readers.volumes import check_finite, read_geometry, read_together
+
+log = logging.getLogger(__name__)
+
+
+class CaseReader(VolumeReader):
+    """Base of the readers of volumes, of any format; a subclass finds the files of every case.
+
+    A case's files are its images in channel order (one file with all channels, or one each), and
+    its mask under the role ``"label"``. A patient is a case; where several cases are one patient's,
+    they come to the same client and split.
+
+    Args:
+        path: The data. A ``centres.json`` or ``centres.csv`` there names the hospitals, see
+            `readers.csv_files.named_centres`.
+        channels: Channel names.
+        regions: Label values of every region, by region name, in the order of the output.
+        known_labels: Label values that may occur beside 0; another one stops the run.
+        hospitals: Where no hospital is named: into how many contiguous blocks of cases to cut.
+    """
+
+    normalize: object = "zscore_nonzero"
+
+    def __init__(
+        self,
+        path: Path,
+        channels: Sequence[str],
+        regions: Mapping[str, Sequence[int]],
+        known_labels: Sequence[int],
+        hospitals: int | None,
+    ) -> None:
+        self.path = path
+        self.hospitals = hospitals
+        self.channels = tuple(channels)
+        self.regions = tuple(regions)
+        self._region_labels = {name: tuple(values) for name, values in regions.items()}
+        self._known_labels = (0, *known_labels)
+        self._select: list[int] | None = None  # which of the file's channels, where not all
+        self._cases: dict[str, list[Patient]] = {}  # of patients with several
+        self._person: dict[str, str] = {}  # by case, where a subclass knows whose it is
+
+    @abstractmethod
+    def cases(self) -> list[Patient]:
+        """Finds the files of all cases.
+
+        Raises:
+            DataError: If there are none.
+        """
+
+    def centres(self, cases: Sequence[str]) -> Mapping[str, str]:
+        """Returns the hospital of each case that is known to come from one."""
+        return named_centres(self.path, cases)
+
+    def patients(self) -> list[Patient]:
+        """See `Reader.patients`."""
+        cases = sorted(self.cases(), key=lambda case: case.id)
+        centres = self.centres([case.id for case in cases])
+        placed = [replace(case, centre=centres.get(case.id, case.centre)) for case in cases]
+        return with_hospitals(self._persons(placed), self.hospitals)
+
+    def _persons(self, cases: Sequence[Patient]) -> list[Patient]:
+        """Joins the cases of each patient that has several."""
+        by_person: dict[str, list[Patient]] = {}
+        for case in cases:
+            by_person.setdefault(self._person.get(case.id, case.id), []).append(case)
+        self._cases = {n: held for n, held in by_person.items() if [c.id for c in held] != [n]}
+        return [_joined(name, by_person[name]) for name in sorted(by_person)]
+
+    def cases_of(self, patient: Patient) -> list[Patient]:
+        """See `VolumeReader.cases_of`."""
+        return self._cases.get(patient.id, [patient])
+
+    def read(self, patient: Patient) -> dict[str, Tensor]:
+        """See `VolumeReader.read`: in RAS, each channel z-scored over its non-zero voxels."""
+        return self.prepared(patient, None)
+
+    def prepared(self, patient: Patient, preparation: Preparation | None) -> dict[str, Tensor]:
+        """See `VolumeReader.prepared`."""
+        raw = self.raw(patient)
+        if preparation is None:
+            return {**raw, "image": zscore(raw["image"])}
+        image, grid = preparation.apply(raw["image"], raw["spacing"].tolist())
+        prepared = {**raw, "image": image}
+        return prepared if preparation.keeps_grid else {**prepared, "grid": grid}
+
+    def raw(self, patient: Patient) -> dict[str, Tensor]:
+        """Reads one case as `read` does, but with the grey values of its files, and its spacing.
+
+        Raises:
+            DataError: For a file that is missing, torn, of another shape or affine, or that holds
+                NaN, infinity or an unknown label value.
+        """
+        images = [path for role, path in patient.files.items() if role != "label"]
+        mask = patient.files["label"]
+        select = self._select if "image" in patient.files else None
+        *loaded, label = read_together([*images, mask], select)
+        spacing = torch.tensor(loaded[0].geometry.spacing, dtype=torch.float64)
+        for path, volume in zip(images, loaded, strict=True):
+            if select is None and len(volume.voxels) > 1:
+                raise DataError(
+                    f"{path} has {len(volume.voxels)} channels, but needs 1; use the layout of MSD "
+                    "for files that hold all modalities."
+                )
+        image = loaded[0].voxels
+        if len(loaded) > 1:
+            image = torch.cat([volume.voxels for volume in loaded])
+        check_finite(image, self.channels, images)
+        self._check_varied(image, images)
+        return {"image": image, "label": self._to_regions(label.voxels, mask), "spacing": spacing}
+
+    def shape(self, patient: Patient) -> tuple[int, ...]:
+        """See `VolumeReader.shape`."""
+        return read_geometry(patient.files["label"]).shape
+
+    def spacing(self, patient: Patient) -> tuple[float, ...]:
+        """See `Reader.spacing`."""
+        return read_geometry(next(iter(patient.files.values()))).spacing
+
+    @property
+    def exclusive(self) -> bool:
+        """See `VolumeReader.exclusive`."""
+        return are_exclusive(self._region_labels)
+
+    def layout(self) -> dict[str, object]:
+        """See `VolumeReader.layout`."""
+        return {"files": None, "file_channels": list(self.channels), **self._labels()}
+
+    def record(self) -> dict[str, object]:
+        """See `Reader.record`."""
+        return {"channels": list(self.channels), **self._labels()}
+
+    def _labels(self) -> dict[str, object]:
+        return {"regions": {name: list(values) for name, values in self._region_labels.items()}}
+
+    def _check_varied(self, image: Tensor, paths: Sequence[Path]) -> None:
+        """Refuses a channel of one value; zeros stand for a missing scan, and are said."""
+        for channel, (name, voxels) in enumerate(zip(self.channels, image, strict=True)):
+            first = voxels.view(-1)[0].item()
+            if voxels.numel() == 1 or voxels.view(-1)[-1] != first or not (voxels == first).all():
+                continue
+            path = paths[channel] if len(paths) > 1 else paths[0]
+            if first:
+                raise DataError(
+                    f"{path}: channel {name} has the value {first:g} in every voxel; copy the file "
+                    "again or leave the patient out."
+                )
+            log.warning("%s: channel %s is 0 in every voxel, as if it were missing.", path, name)
+
+    def _to_regions(self, label: Tensor, path: Path) -> Tensor:
+        """(1, H, W, D) label values to (R, H, W, D) uint8."""
+        if len(label) > 1:
+            raise DataError(f"{path} holds {len(label)} masks; a patient has one, of label values.")
+        values = label[0]
+        codes = values.to(torch.uint8)
+        strange = (codes != values) | ~_is_one_of(codes, self._known_labels)
+        if strange.any():
+            raise DataError(
+                f"{path}: unknown label value {values[strange][0].item():g}; known: "
+                f"{', '.join(map(str, self._known_labels))}. Check the mask, or name the values in "
+                "data.reader."
+            )
+        masks = [_is_one_of(codes, values) for values in self._region_labels.values()]
+        return torch.stack(masks).to(torch.uint8)
+
+
+def _joined(name: str, cases: Sequence[Patient]) -> Patient:
+    """One patient of all its cases, at one hospital and in one split."""
+    first = cases[0]
+    for case in cases[1:]:
+        if case.centre != first.centre:
+            raise DataError(
+                f"Patient {name} is at {first.centre} (case {first.id}) and at {case.centre} (case "
+                f"{case.id}); a patient belongs to one hospital: give different people different "
+                "ids."
+            )
+        if case.split != first.split:
+            raise DataError(
+                f"Patient {name} is in {first.split} (case {first.id}) and in {case.split} (case "
+                f"{case.id}); a patient belongs to one split: mend the lists."
+            )
+    if len(cases) == 1:
+        return replace(first, id=name)
+    files = {f"{case.id} {role}": file for case in cases for role, file in case.files.items()}
+    return replace(first, id=name, files=files)
+
+
+def _is_one_of(codes: Tensor, values: Sequence[int]) -> Tensor:
+    """As torch.isin, several times faster for uint8: by a table of all 256 values."""
+    table = np.zeros(256, dtype=bool)
+    table[list(values)] = True
+    return torch.from_numpy(table.take(codes.numpy()))
