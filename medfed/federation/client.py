@@ -67,10 +67,10 @@ class How(TypedDict, total=False):
         rates: Step sizes of the parts; by default the round's for both.
         penalty: A differentiable term added to the loss, of the trained parameters.
         batch_penalty: Another one, which also sees each batch and its forward passes.
-        outputs: What becomes of the network's outputs before each step's loss; gradients that the
-            method asks for beside the steps are without.
-        direction: Gives what stands for the gradient of each step, of the live trained parameters
-            and the function that gives gradients; without penalties, which it may add itself.
+        outputs: Changes the network's outputs before each step's loss; not applied to gradients
+            that the method requests separately.
+        direction: Replaces the gradient of each step; gets the live trained parameters and the
+            function that gives gradients; without penalties, which it may add itself.
         after_step: Called after each step with the live trained parameters, which it may change in
             place, and the function that gives gradients.
         statistics: Whether running statistics that stay with the client follow the batches, too,

@@ -193,7 +193,7 @@ class ParameterSplit:
     """The names of a model's entries, in a shared part, a personal part and a frozen base.
 
     Attributes:
-        shared: Names that travel, parameters and averaged buffers.
+        shared: Names that are sent: parameters and averaged buffers.
         personal: Names that stay with the client, including buffers.
         buffers: Names (of either part) that are buffers and not parameters.
         policy: The policy of buffers: ``averaged`` (they belong to the part of their pattern),
@@ -245,7 +245,7 @@ class ParameterSplit:
                 f"The personal part {', '.join(personal)} is all frozen; let some of it train by "
                 "adapters.train, or choose adapters.part=personal."
             )
-        # Neither local nor frozen statistics travel.
+        # Neither local nor frozen statistics are sent.
         if policy != "averaged":
             kept |= buffers
         return cls(

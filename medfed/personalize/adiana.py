@@ -25,7 +25,7 @@ eta / (2 (theta1 + eta mu)), beta = 1 - gamma mu, q = min(1, max(1, sqrt(N / (32
 L-smooth, mu-convex f_i; in our experiments four times this step size and more worked, too.
 
 Deviations:
-- The server sends a random number that determines which entries travel, so no positions are sent.
+- The server sends a random number that determines which entries are sent, so no positions are.
   The theory does not cover a lossy codec on top: leave ``codec.up=fp32``. DIANA itself is
   ``channel.up.shift``.
 - A gradient covers an epoch, and both gradients use the same batches. BatchNorm's statistics follow
@@ -67,10 +67,10 @@ class ADIANA(GradientMethod):
     """One model, with a momentum and an anchor.
 
     Attributes:
-        keep: The share of the entries that travel, in (0, 1].
+        keep: The share of the entries that a client sends, in (0, 1].
         convexity: mu > 0, of the clients' losses.
         lr: eta > 0.
-        seed: The run's seed: it determines the coin and the entries that travel.
+        seed: The run's seed: it determines the coin and the entries that are sent.
 
     Raises:
         ConfigError: If a value is out of range.
@@ -99,7 +99,7 @@ class ADIANA(GradientMethod):
         check_share("algorithm.keep", self.keep, "(0, 1]")
 
     def vectors(self, split: ParameterSplit, weights: Tensors) -> dict[str, int]:
-        """Adds ``kept``, the entries that travel."""
+        """Adds ``kept``, the entries that are sent."""
         lengths = super().vectors(split, weights)
         return {**lengths, "kept": number_kept(lengths["weights"], self.keep)}
 
@@ -132,7 +132,7 @@ class ADIANA(GradientMethod):
         """The mean of what clients sent, with zeros where they sent nothing."""
         total, sizes = torch.zeros_like(flatten(server["shift"])), self.weights(server, replies)
         for (client, reply), weight in zip(replies.items(), sizes, strict=True):
-            # The client's number gives the same entries again, so their positions need not travel.
+            # The client's number gives the same entries again, so their positions are not sent.
             where = random_entries(total, self.keep, torch_rng(draws[client], part))
             total[where] += weight / sum(sizes) * reply.parts[part]["entries"]
         return cut(total, layout_of(server["shift"]))

@@ -79,7 +79,7 @@ class CanonicalMethod(OnboardingRules, FedAvg):
         server, client = super().init({**weights, MEMBERSHIP: start}, split, clients)
         if start.numel() > len(clients) and rank() == 0:
             _log.warning(
-                "There are %d canonical models for %d clients, more than they can tell apart.",
+                "%d canonical models are more than the data of %d clients can distinguish.",
                 start.numel(),
                 len(clients),
             )

@@ -1,4 +1,4 @@
-"""Clustered FL: one model for all, until its clients pull apart; then two, and so on.
+"""Clustered FL: one model for all, until its clients' updates disagree; then two, and so on.
 
 Sattler, Mueller, Samek: Clustered federated learning: Model-agnostic distributed multitask
 optimization under privacy constraints, IEEE TNNLS 2020, Algorithms 1 to 3. FedAvg within every
@@ -20,8 +20,8 @@ The cut is found by single linkage: the most similar pair is joined until two gr
 is optimal for this criterion (complete linkage is not).
 
 Deviations:
-- Both epsilons are multiples of the largest |Delta_i| of the first round, which stands for the
-  paper's rule of thumb (epsilon_1 about a tenth of it) without a number that fits one network only.
+- Both epsilons are multiples of the largest |Delta_i| of the first round, so that one value fits
+  networks of any size; the paper's rule of thumb is epsilon_1 of about a tenth of it.
 - The paper's optional test of how pure a split is, which needs the gradients' noise, is left out.
 - Every split keeps its model and the difference of both parts' mean directions, not every
   displacement. One that joins later trains at the model of each split that it meets, and goes with
@@ -104,9 +104,9 @@ class ClusteredFL(OnboardingRules, FedAvg):
         return flatten(select(moved, server["compared"]))
 
     def _split_if_torn(self, server: State, cluster: int, mean: Tensors, rows: Tensors) -> None:
-        """Cuts a cluster that has come to rest and its clients have not.
+        """Splits a cluster whose mean has converged while its clients' updates are large.
 
-        The part that leaves gets a number of its own; what tells it from the other is kept.
+        The part that leaves gets a new number; the split between the two is kept.
         """
         unit = float(server["first"]["length"])
         far = any(float(row.norm()) > self.epsilon_2 * unit for row in rows.values())

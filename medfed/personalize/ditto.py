@@ -1,4 +1,4 @@
-"""Ditto: FedAvg for a global model, and a personal model that is tied to it.
+"""Ditto: FedAvg for a global model, and a personal model that stays close to it.
 
 Li, Hu, Beirami, Smith: Ditto: Fair and robust federated learning through personalization,
 ICML 2021, Algorithm 1.

@@ -1,4 +1,4 @@
-"""EASGD: clients' own models and a centre between them, joined by springs.
+"""EASGD: clients' models and a central model attract each other.
 
 Zhang, Choromanska, LeCun: Deep learning with elastic averaging SGD, NeurIPS 2015, Section 3,
 Equations 5 and 6, and Algorithm 1. After every tau local steps, all at the old values:
@@ -19,7 +19,7 @@ What is evaluated is the centre, as in the paper. A client that was away is pull
 when it comes back: the method was made for clients out of step.
 
 Deviations:
-- alpha is a key of its own unless it is null: with many clients beta / N hardly pulls any of them.
+- alpha is a separate key: with many clients the paper's beta / N (alpha=null) hardly moves one.
 - With p_i, which need not be 1/N, the centre is that of sum p_i (f_i + (rho / 2) |x_i - c|^2).
 - Steps are those of the run's optimizer. (The paper's own momentum is Nesterov's: EAMSGD.)
 - Averaged statistics of the centre move towards the clients' as its parameters do; each client's
@@ -82,7 +82,7 @@ class EASGD(OnboardingRules, FedAvg):
         return server, {"model": weights, "gap": zero}
 
     def round(self, server: State, cohort: Sequence[str], round: int) -> ServerRound:
-        """C <- c + beta sum_S p_i e_i; clients are told alpha."""
+        """C <- c + beta sum_S p_i e_i; clients receive alpha."""
         everyone = server["num_samples"]
         message = Message("fit", {"shared": server["shared"]}, self.pull(server))
         replies = yield dict.fromkeys(cohort, message)
@@ -91,7 +91,7 @@ class EASGD(OnboardingRules, FedAvg):
         return {**server, "shared": add(server["shared"], mean, self.beta * part)}
 
     def pull(self, server: State) -> dict[str, float]:
-        """What clients are told: alpha."""
+        """What clients receive: alpha."""
         alpha = self.beta / len(server["num_samples"]) if self.alpha is None else self.alpha
         return {"alpha": alpha}
 

@@ -1,4 +1,4 @@
-"""FedDyn: every client's loss gets a linear term under which all agree on the joint optimum.
+"""FedDyn: a linear term in each client's loss makes all agree on the joint optimum.
 
 Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama: Federated learning based on dynamic
 regularization, ICLR 2021, Algorithm 1:

@@ -1,4 +1,4 @@
-"""FedMGDA+: the server takes a step that helps every client, whichever way their models went.
+"""FedMGDA+: the server looks for a step that lowers every client's loss.
 
 Hu, Shaloudegi, Zhang, Yu: Federated learning meets multi-objective optimization, IEEE Transactions
 on Network Science and Engineering 2022, Algorithm 1 with Equation 11 (FedMGDA+):

@@ -1,4 +1,4 @@
-"""FedProx: FedAvg whose local loss is tied to the server's weights.
+"""FedProx: FedAvg with a proximal term that keeps clients close to the server's weights.
 
 Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated optimization in heterogeneous networks,
 MLSys 2020, Algorithm 2.

@@ -79,7 +79,7 @@ class FineTune(TrainsOn, FedAvg):
         return {**server, "copied": {**server["copied"], **dict.fromkeys(cohort, torch.ones(1))}}
 
     def _go(self, server: State, client: str) -> Message:
-        # All clients start from the initial model, which need not travel.
+        # All clients start from the initial model, which is not sent.
         if client in server["copied"] or self.first_local == 0:
             return Message("fit")
         return Message("fit", {"shared": server["shared"]}, {"keep": 1.0})

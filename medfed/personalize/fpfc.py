@@ -11,7 +11,7 @@ Sciences 2024, Algorithm 1 (an ADMM):
     v_ij <- v_ij + rho (w_i - w_j - theta_ij)
 
 P_a is SCAD: linear up to lambda, constant from a lambda on, so that distant models do not pull each
-other. theta_ij = -theta_ji stands for w_i - w_j, v_ij = -v_ji is its dual.
+other. theta_ij = -theta_ji approximates w_i - w_j, v_ij = -v_ji is its dual.
 
 | symbol | here |
 |---|---|
@@ -66,7 +66,7 @@ class FPFC(AnchoredMethod):
     Attributes:
         strength: lambda >= 0, the largest force between two clients (0 is local training).
         rho: The ADMM's penalty, above 1 / (a - 1).
-        a: Models farther apart than a lambda do not pull each other; above 2.
+        a: Models farther apart than a lambda do not attract each other; above 2.
         smoothing: xi > 0; a pair whose theta is no longer than xi is fused.
 
     Raises:

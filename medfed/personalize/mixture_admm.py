@@ -27,7 +27,7 @@ This method requires rho >= lambda.
 Deviations:
 - The quadratic terms are combined into one around (lambda z + rho r + rho_i x_i) / (lambda +
 rho_i).
-- lambda z + rho r travels as one vector.
+- lambda z + rho r is sent as one vector.
 - The round's steps of the run's optimizer from x_i approximate the minimum.
 - z and r cover shared parameters.
 """

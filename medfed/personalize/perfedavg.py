@@ -19,7 +19,7 @@ The finite difference is at w, not at w~. ``variant=fo`` costs two gradients a s
 
 Deviations:
 - The evaluated model takes its step of alpha in a separate phase, from the round's mean, on one
-  batch. The next round starts from this mean, which need not travel again. An absent client keeps
+  batch. The next round starts from this mean, which is not sent again. An absent client keeps
   the model of its last round.
 - Running statistics come from the batches at w.
 """

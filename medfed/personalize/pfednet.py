@@ -16,7 +16,7 @@ pFedNet (the first of the project's source papers), objective Eq. 1, Z step Eq. 
 Deviations, each because the printed form is incorrect or slow:
 - the proximal maps for p = 1 and ∞ are the true ones (printed Eq. 8 is right for p = 2 only);
 - V = Z_t − Δ_n is taken at Z_t and held through all ADMM iterations; the displacement Δ_n of E
-  local steps stands for the printed η∇;
+  local steps replaces the printed η∇;
 - the step of z is Nη by default, so that λ = 0 is local training of z; ``z_step=literal`` is the
   printed η, which moves z N times slower;
 - the coupling grows with the displacement: the printed λη_z would make λ weaker with more local
@@ -274,7 +274,7 @@ class PFedNet(OnboardingRules, Algorithm):
         part: Update = "shared" if message.phase == "shared" else "personal"
         # If no personal phase follows, nothing else updates the statistics that stay here.
         end = client.train(model, update=part, steps=steps, statistics=not self.personal_rounds)
-        # Buffers of the personal part never travel; parameters wait for the server.
+        # Buffers of the personal part are never sent; parameters wait for the server.
         kept = {n: end[n] for n in client.split.personal if n in client.split.buffers}
         client.state["model"] = {**model, **kept}
         names, scalars = client.split.shared, {}

@@ -155,7 +155,7 @@ def check_bits(value: object, key: str, fractional: bool = False) -> None:
     )
 
 
-def deal_bits(
+def assign_bits(
     bits: float, clients: Sequence[str], given: Mapping[str, int] | None = None
 ) -> dict[str, int]:
     """Assigns whole numbers of bits whose mean is ``bits``, or as close as possible.
@@ -172,9 +172,9 @@ def deal_bits(
         ConfigError: If a named client is unknown.
 
     Example:
-        >>> deal_bits(2.75, ["a", "b", "c", "d"])
+        >>> assign_bits(2.75, ["a", "b", "c", "d"])
         {'a': 3, 'b': 3, 'c': 2, 'd': 3}
-        >>> deal_bits(2.5, ["a", "b", "c"], {"a": 8})
+        >>> assign_bits(2.5, ["a", "b", "c"], {"a": 8})
         {'a': 8, 'b': 3, 'c': 2}
     """
     given = given or {}
@@ -182,11 +182,11 @@ def deal_bits(
         if client not in clients:
             hint = did_you_mean(client, clients) or f"; the clients are {', '.join(clients)}"
             raise ConfigError(f"algorithm.client_bits names no client {client!r}{hint}.")
-    low, dealt = math.floor(bits), dict(given)
+    low, assigned = math.floor(bits), dict(given)
     for i, client in enumerate(c for c in clients if c not in given):
         above = math.floor((i + 1) * (bits - low) + 0.5) - math.floor(i * (bits - low) + 0.5)
-        dealt[client] = low + above
-    return {c: dealt[c] for c in clients}
+        assigned[client] = low + above
+    return {c: assigned[c] for c in clients}
 
 
 @contextmanager
@@ -399,8 +399,8 @@ class QuantizedMethod(OnboardingRules, Algorithm):
 
     def init(self, weights: Tensors, split: ParameterSplit, clients: Sequence[ClientInfo]) -> Start:
         """The server knows the bits of each client; every client starts from the same weights."""
-        dealt = deal_bits(self.bits, [c.id for c in clients], self.client_bits)
-        bits = {c: torch.tensor(float(b)) for c, b in dealt.items()}
+        assigned = assign_bits(self.bits, [c.id for c in clients], self.client_bits)
+        bits = {c: torch.tensor(float(b)) for c, b in assigned.items()}
         return {"bits": bits}, {"model": weights, "centers": {}, "codes": {}}
 
     def scalars(self, round: int) -> dict[str, float]:

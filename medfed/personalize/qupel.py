@@ -24,8 +24,8 @@ Deviations:
 - Statistics of BatchNorm that are averaged are those of x_i; they go with w, and x_i keeps its own.
 - The weights p_i of the mean may be ``samples`` (n_i / n) instead of the paper's 1 / N.
 
-In the fine-tuning rounds at the end only numbers travel, no tensors: each client trains the free
-parameters of its quantised model; w does not change.
+In the fine-tuning rounds at the end clients send only numbers, no tensors: each client trains the
+free parameters of its quantised model; w does not change.
 """
 
 from __future__ import annotations

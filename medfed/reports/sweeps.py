@@ -281,11 +281,11 @@ def partners(comparison: Comparison) -> list[Partners]:
 
 
 def _bits_of_clients(method: Method, clients: Sequence[str]) -> dict[str, int]:
-    from medfed.personalize.quantized_base import deal_bits  # late: it needs PyTorch
+    from medfed.personalize.quantized_base import assign_bits  # late: it needs PyTorch
 
     config = method.runs[0].config.algorithm
     given = {str(c): int(b) for c, b in (config.client_bits or {}).items()}
-    return deal_bits(float(config.bits), list(clients), given)
+    return assign_bits(float(config.bits), list(clients), given)
 
 
 def _partners(mixed: Method, uniform: Method, bits: Mapping[str, int], metric: str) -> Partners:

@@ -21,7 +21,7 @@ from medfed.models.networks.small import SmallCNN
 from medfed.models.networks.unet import unet
 from medfed.personalize.proxquant import ProxQuant
 from medfed.personalize.quantized import Quantized
-from medfed.personalize.quantized_base import deal_bits, layer_weights
+from medfed.personalize.quantized_base import assign_bits, layer_weights
 from medfed.personalize.qupel import QuPeL
 from tests.references.test_quantized import QUANTIZED, deep_task
 from tests.references.test_quantized import build as deep_federation
@@ -114,7 +114,7 @@ def test_soft_steps_descend_the_printed_objective():
 
 @sweep("bits", [1, 2, 2.25, 2.5, 2.75, 3, 7.6, 32])
 def test_dealt_bits_have_the_mean(bits):
-    dealt = list(deal_bits(bits, [f"c{i}" for i in range(20)]).values())
+    dealt = list(assign_bits(bits, [f"c{i}" for i in range(20)]).values())
     assert np.mean(dealt) == pytest.approx(bits)
     assert set(dealt) <= {int(np.floor(bits)), int(np.ceil(bits))}
     for quarter in range(0, 20, 5):  # even turns: no stretch of clients gets more than its share

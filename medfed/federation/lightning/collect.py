@@ -97,7 +97,7 @@ def gather_named(items: Mapping[str, bytes], device: torch.device) -> dict[str, 
 class Gathering:
     """Gathers named byte strings of all ranks while the ranks make further ones.
 
-    Each rank adds byte strings one by one. The k-th of all ranks travel together once the slowest
+    Each rank adds byte strings one by one. The k-th of all ranks are sent together once the slowest
     rank has its k-th, in a separate thread and process group (gloo: bytes need no GPU).
 
     Args:

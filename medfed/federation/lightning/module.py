@@ -312,7 +312,7 @@ class FederatedModule(pl.LightningModule):
         )
 
     def training_step(self, batch: Task, batch_idx: int) -> None:
-        """Runs the clients of a task; their encoded replies travel or wait for the phase's end."""
+        """Runs the clients of a task; sends their encoded replies now or at the phase's end."""
         current = self.open_round
         if current is None:
             return
